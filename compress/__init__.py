@@ -4,7 +4,7 @@ entropy-code.
 
 from compress.codec import Cocktail, Encoded
 from compress.errors import NonFiniteError, PacketError
-from compress.fingerprint import fingerprint, fingerprint_after
+from compress.fingerprint import fingerprint, fingerprint_change
 from compress.packet import VERSION as PACKET_VERSION
 from compress.packet import PackedUpdate, decode, decode_packed, decode_windows
 from compress.reference import (
@@ -15,6 +15,7 @@ from compress.reference import (
     reference_packet,
     reference_values,
 )
-from compress.sampling import Sample
+from compress.sampling import Sample, one_range
+from compress.selection import topk
 from compress.sharding import Shard, join, split
 from compress.sparse_update import Update

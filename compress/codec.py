@@ -3,7 +3,7 @@
 cocktail = Cocktail(random_ratio=0.1, topk_ratio=0.2, quant_bits=4)
 sample = cocktail.draw(len(x), seed, round)         # the same on every peer; no bytes are sent for it
 encoded = cocktail.encode(sample.difference(x, global_model))
-sample.add_(global_model, encoded.update())  # what a receiver's `decode(packet, sample.m)` gives
+sample.add_(global_model, encoded.update().decoded())  # what a receiver's `decode` gives
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 
 from compress.backends import compiled, usable
 from compress.coding import encode_positions
-from compress.packet import write
-from compress.quantization import BITS, Codes, dequantize, quantize
+from compress.packet import PackedUpdate, decode_packed, write
+from compress.quantization import BITS, quantize
 from compress.sampling import Sample, Schedule, schedule
 from compress.selection import topk
 
@@ -30,18 +30,14 @@ from .sparse_update import Update
 
 @dataclass(frozen=True)
 class Encoded:
-    """A packet and the parts of its update: a sender need not decode what it has encoded."""
+    """A packet, and the length of the vector that it is of."""
 
     packet: bytes
-    m: int  # length of the sampled vector
-    positions: torch.Tensor  # (k,) int32 or int64, where the vector was
-    codes: Codes
+    m: int
 
-    def update(self) -> Update:
-        """Make the update, on the host: bit for bit what `decode` gives of the packet. It takes 12 bytes a
-        value, so it is made only when it is asked for."""
-        values = torch.from_numpy(dequantize(self.codes))
-        return Update(self.m, self.positions.to("cpu", torch.int64), values)
+    def update(self) -> PackedUpdate | Update:
+        """Return what `decode` gives of the packet, as small as it can be kept."""
+        return decode_packed(self.packet, self.m)
 
 
 @dataclass(frozen=True)
@@ -127,6 +123,10 @@ class Cocktail:
         except NonFiniteError as error:
             raise NonFiniteError(error.value, error.position, names and names(error.position)) from None
 
+    def encode_selected(self, m: int, kept: topk.Survivors, seed: int = 0) -> Encoded:
+        """Encode what `topk.largest` selected of a vector of m, from a source of the caller's own."""
+        return self._pack(m, kept, seed, compiled(len(kept.values)))
+
     def _encode_on_host(self, v: np.ndarray, seed: int, loops: ModuleType | None = None) -> Encoded:
         if self._is_identity:  # the identity keeps zeros and denormals too
             return self._pack(len(v), topk.everything(v), seed)
@@ -136,7 +136,7 @@ class Cocktail:
     def _pack(self, m: int, kept: topk.Survivors, seed: int, loops: ModuleType | None = None) -> Encoded:
         codes = quantize(kept.values, self.quant_bits, self.quant_bucket_size, self._noise(seed), loops)
         packet = write(m, encode_positions(kept.positions, m, loops), codes)
-        return Encoded(packet, m, torch.from_numpy(kept.positions), codes)
+        return Encoded(packet, m)
 
     def _encode_on_device(self, v: torch.Tensor, seed: int) -> Encoded:
         from compress.backends.triton import code_kernels, selection_kernels  # imports triton
@@ -149,8 +149,7 @@ class Cocktail:
             quantized = quantize(kept.values.cpu().numpy(), bits, bucket, self._noise(seed))
         else:
             quantized = code_kernels.quantize(kept.values, bits, bucket)
-        packet = write(m, selection_kernels.encode_positions(kept.positions, m), quantized)
-        return Encoded(packet, m, kept.positions, quantized)
+        return Encoded(write(m, selection_kernels.encode_positions(kept.positions, m), quantized), m)
 
     @property
     def _is_identity(self) -> bool:

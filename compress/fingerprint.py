@@ -25,15 +25,15 @@ def fingerprint(x: torch.Tensor, start: int = 0) -> int:
     start: offset of x in a longer vector. The fingerprints of the parts of a vector add up, modulo 2**64,
     to that of the whole.
     """
-    bits = _bits(x)
+    bits = _bits(x.to(_sums_on(x.device)))
     head = min(-start % ROW, len(bits))  # what is left of the row that it starts in
     first = (start + head) // ROW
     full = (len(bits) - head) // ROW
-    down = _down(first + full + 1)
+    down = _down(first + full + 1, torch.device("cpu"))
     total = _within(bits[:head], start, down)
     if full:
         rows = bits[head : head + full * ROW].view(full, ROW)
-        total += int((_inner(rows) * down[first : first + full].to(x.device)).sum())
+        total += int((_inner(rows) * down[first : first + full].to(bits.device)).sum())
     total += _within(bits[head + full * ROW :], (first + full) * ROW, down)
     return total & 0xFFFFFFFFFFFFFFFF
 
@@ -41,7 +41,7 @@ def fingerprint(x: torch.Tensor, start: int = 0) -> int:
 def _within(bits: torch.Tensor, start: int, down: torch.Tensor) -> int:
     """Sum a part of one row."""
     row, at = divmod(start, ROW)
-    across = _across()[at : at + len(bits)].to(bits.device)
+    across = _across(bits.device)[at : at + len(bits)]
     return int((_long(bits) * across).sum()) * int(down[row])
 
 
@@ -49,32 +49,47 @@ def _inner(rows: torch.Tensor) -> torch.Tensor:
     """Multiply each row with A: (r, 65536) int32 -> (r,) int64, in blocks: no int64 copy of all."""
     out = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
     if rows.device.type == "cpu":
-        across, pattern = _across().numpy(), rows.numpy().view(np.uint32)
+        across, pattern = _across(rows.device).numpy(), rows.numpy().view(np.uint32)
         for i in range(len(rows)):
             out[i] = int(np.dot(pattern[i].astype(np.int64), across))  # wraps modulo 2**64, as C does
         return out
     for start in range(0, len(rows), ROWS_AT_ONCE):
         block = rows[start : start + ROWS_AT_ONCE]
-        out[start : start + len(block)] = (_long(block) * _across().to(rows.device)).sum(1)
+        out[start : start + len(block)] = _long(block).mul_(_across(rows.device)).sum(1)
     return out
 
 
-def fingerprint_after(
-    before: int,
+def fingerprint_change(
     coordinates: torch.Tensor,  # (k,) int64, each at most once
     old: torch.Tensor,  # (k,) float32
     new: torch.Tensor,  # (k,) float32
-) -> int:
-    """Update a fingerprint whose vector changed at `coordinates` from `old` to `new`."""
-    total, device = before, old.device
+    n: int,  # length of the vector
+) -> torch.Tensor:
+    """Compute how the fingerprint changes where a vector changes at `coordinates` from `old` to `new`.
+
+    Returns () int64, to be added modulo 2**64, on the device of `old`, which nobody waits for.
+    """
+    device = _sums_on(old.device)
+    total = torch.zeros((), dtype=torch.int64, device=device)
+    across, down = _across(device), _down(-(-n // ROW), device)
     for start in range(0, len(coordinates), AT_ONCE):
         here = slice(start, start + AT_ONCE)
         where = coordinates[here].to(device, torch.int64)
-        row = where >> 16
-        down = _down(int(row.max()) + 1).to(device)
-        weight = _across().to(device)[where & (ROW - 1)] * down[row]
-        total += int((weight * (_long(_bits(new[here])) - _long(_bits(old[here])))).sum())
-    return total & 0xFFFFFFFFFFFFFFFF
+        weight = across[where & (ROW - 1)] * down[where >> 16]
+        change = _long(_bits(new[here].to(device))).sub_(_long(_bits(old[here].to(device))))
+        total += weight.mul_(change).sum()
+    return total
+
+
+def fingerprint_tables(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return A and B for a vector of n numbers, on the host, for a loop that is compiled."""
+    cpu = torch.device("cpu")
+    return _across(cpu), _down(-(-n // ROW), cpu)
+
+
+def _sums_on(device: torch.device) -> torch.device:
+    """Return where int64 products wrap as they should: on Apple's GPUs that is not verified."""
+    return device if device.type in ("cpu", "cuda") else torch.device("cpu")
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
@@ -87,23 +102,23 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
 
 def _long(bits: torch.Tensor) -> torch.Tensor:
     """Widen int32 patterns to unsigned numbers in int64."""
-    return bits.to(torch.int64) & 0xFFFFFFFF
+    return bits.to(torch.int64).bitwise_and_(0xFFFFFFFF)
 
 
-def _across() -> torch.Tensor:
-    return _odd(ROW, 0x636F636B7461696C)
+def _across(device: torch.device) -> torch.Tensor:
+    return _odd(ROW, 0x636F636B7461696C, device)
 
 
-def _down(rows: int) -> torch.Tensor:
+def _down(rows: int, device: torch.device) -> torch.Tensor:
     whole = 1 << max(rows - 1, 1).bit_length()  # powers of two: few in the cache
-    return _odd(whole, 0x7368616B656E2121)[:rows]
+    return _odd(whole, 0x7368616B656E2121, device)[:rows]
 
 
-@lru_cache(maxsize=8)
-def _odd(n: int, seed: int) -> torch.Tensor:
+@lru_cache(maxsize=16)
+def _odd(n: int, seed: int, device: torch.device) -> torch.Tensor:
     """Return (n,) int64: splitmix64 of seed + 0 .. n-1, made odd."""
     with np.errstate(over="ignore"):
         x = np.arange(n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return torch.from_numpy(((x ^ (x >> np.uint64(31))) | np.uint64(1)).view(np.int64))
+    return torch.from_numpy(((x ^ (x >> np.uint64(31))) | np.uint64(1)).view(np.int64)).to(device)

@@ -24,6 +24,13 @@ class Update:
 
     # ---- on the host; a `PackedUpdate` has the same methods ------------------------------------------------
 
+    def window(self, start: int, stop: int, device: torch.device) -> Update:
+        """Bring the values start .. stop - 1 to a device; positions travel in four bytes where they can."""
+        positions, values = self.positions[start:stop], self.values[start:stop]
+        if device != positions.device and self.size <= 1 << 31:
+            positions = positions.to(torch.int32)
+        return Update(self.size, positions.to(device).to(torch.int64), values.to(device))
+
     @property
     def count(self) -> int:
         return len(self.values)

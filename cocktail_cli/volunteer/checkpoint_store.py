@@ -120,7 +120,7 @@ def store(peer: Peer, key: CheckpointKey, warn: Warn, most: int | None = None) -
 
     Where that fails, a warning says why. `most`: bytes that it may take.
     """
-    from recipes.training import peer_checkpoint
+    from recipes.training import is_full, peer_checkpoint
 
     delete_old()
     if not peer_checkpoint.anything_of(peer):
@@ -134,7 +134,9 @@ def store(peer: Peer, key: CheckpointKey, warn: Warn, most: int | None = None) -
         if most is not None and size > most:
             raise ValueError(f"it takes {size / 1e9:.1f} GB, --max-disk allows {most / 1e9:.1f} GB")
         peer_checkpoint.keep(peer, path, asdict(key))
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RuntimeError, MemoryError) as problem:
+        if isinstance(problem, RuntimeError) and not is_full(problem):
+            raise
         warn(f"this peer's residual is not kept: {problem}")
         return 0
     return path.stat().st_size

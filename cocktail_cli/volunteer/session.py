@@ -11,7 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING, cast
 
 from cocktail_cli import signals
-from cocktail_cli.errors import EXIT, explain
+from cocktail_cli.errors import EXIT, Failure, explain
 from cocktail_cli.host import hold_life_line
 from cocktail_cli.machine import cache, check_trust, own_keys, parse_listen, registered_as
 from cocktail_cli.ui import View, counted, events, megabytes, poll_status, printable
@@ -197,7 +197,7 @@ class VolunteerSession:
 
     def train_and_store(self, run: RunLink, welcome: messages.Welcome, bootstrap: Bootstrap) -> None:
         """Train from the welcome to the goodbye, then store a checkpoint in case this peer returns."""
-        from transport.protocol import Leaving, LinkLost, RunOver
+        from transport.protocol import Leaving, RunOver
 
         try:
             prepared = bootstrap.carry_out()
@@ -208,8 +208,9 @@ class VolunteerSession:
             run.ended, run.finished, run.resumable = str(over), over.finished, over.resumable
         except Leaving:
             run.link.leave(self.leave_reason)
-        except LinkLost:
-            self._store(run, welcome)
+        except Exception as error:
+            if not isinstance(error, Failure):  # as where memory ran out or the line is lost: it may return
+                self._store(run, welcome)
             raise
         self._store(run, welcome)
 
@@ -250,7 +251,7 @@ class VolunteerSession:
                 self.warn(str(renewed))
 
     def _show(self, event: object, steps: StepMeter, peer: Peer) -> None:
-        from recipes.training import CaughtUp, HandedOver, Lowered, StepDone
+        from recipes.training import CaughtUp, HandedOver, Lowered, NotHandedOver, StepDone
 
         if isinstance(event, CaughtUp) and event.packets:
             packets = counted(event.packets, "packet")
@@ -261,6 +262,8 @@ class VolunteerSession:
             did = {True: "handed over", False: "could not hand over", None: "may have handed over"}
             said = f"{did[event.taken]} {megabytes(event.size)}, {event.smaller:.0%} of its residual's length"
             self.view.show(events.Progressed(said, event.size, unit="bytes"))
+        elif isinstance(event, NotHandedOver):
+            self.warn(f"memory ran out while the residual was handed over: it stays here ({event.why})")
         elif isinstance(event, StepDone):
             self.steps += event.loss is not None
             if event.refused:

@@ -362,3 +362,27 @@ def add(
         unit = positions[i] >> shift
         at = positions[i] + ((units[unit] - unit) << shift)
         x[at] = x[at] - values[i] if negative else x[at] + values[i]
+
+
+@loop
+def add_counted(
+    x: np.ndarray,  # (n,) float32
+    units: np.ndarray,  # (u,) int64: the blocks of the sample
+    shift: int,  # log2 of their length
+    positions: np.ndarray,  # (k,) int64, in the sampled vector
+    values: np.ndarray,  # (k,) float32
+    start: int,  # of x in the vector of the fingerprint
+    across: np.ndarray,  # the two tables of the fingerprint, (65536,) and (rows,) int64
+    down: np.ndarray,
+) -> np.int64:
+    """Add values to x[coordinates] and return the change of the fingerprint, modulo 2**64."""
+    total = np.int64(0)
+    for i in range(len(positions)):
+        unit = positions[i] >> shift
+        at = positions[i] + ((units[unit] - unit) << shift)
+        old, new = np.float32(x[at]), np.float32(x[at] + values[i])
+        x[at] = new
+        change = np.int64(np.float32(new).view(np.uint32)) - np.int64(np.float32(old).view(np.uint32))
+        place = at + start
+        total += across[place & 65535] * down[place >> 16] * change
+    return total

@@ -1,7 +1,8 @@
 """An update kept as it was packed: checked like a decoded one, its values computed while they are summed.
 
 An update takes 12 bytes a value, and most of a sum's time goes into writing and reading them. Here 1.5 are
-kept, and each value is computed where it is added, by a compiled loop, to the bit what `decode` gives.
+kept, and each value is computed where it is added, by a compiled loop, to the bit what `decode` gives. A GPU
+is given those 1.5 bytes a value, window by window.
 
 That is done for what peers usually send: gaps of a byte each, codes of 1, 2, 4 or 8 bits in whole bytes a
 bucket, a long vector, on a machine with numba. Every other packet is decoded.
@@ -15,7 +16,7 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from compress.backends import compiled
+from compress.backends import compiled, usable
 from compress.bit_packing import lookup
 from compress.coding import GAPS
 from compress.errors import PacketError
@@ -65,6 +66,23 @@ class PackedUpdate:
         self.loops.add_codes(
             out.numpy(), start, stop, *walk, *codes, self.levels, self.scales, np.float32(factor)
         )
+
+    def window(self, start: int, stop: int, device: torch.device) -> Update:
+        """Decode the values start .. stop - 1 on a device. start: a multiple of STRIDE."""
+        bits, bucket, gaps = self.codes.quant_bits, self.codes.quant_bucket_size, self.gaps[start:stop]
+        inside, before = start % bucket, int(self.before[start // STRIDE])
+        packed = self.codes.packed[start * bits // 8 : -(-stop * bits // 8)]
+        scales = self.codes.scales[start // bucket : -(-stop // bucket)]
+        codes = replace(self.codes, count=len(gaps), packed=packed, scales=scales)
+        if usable(torch.empty(0, device=device)):
+            from compress.backends.triton import code_kernels, selection_kernels  # imports triton
+
+            positions = selection_kernels.positions_behind(gaps, before, device)
+            return Update(self.size, positions, code_kernels.dequantize(codes, device, inside))
+        found = np.empty(len(gaps), np.int64)
+        self.loops.positions(gaps, before, found)
+        values = torch.from_numpy(dequantize(codes, inside))
+        return Update(self.size, torch.from_numpy(found).to(device), values.to(device))
 
     def decoded(self) -> Update:
         """Write the update out."""

@@ -23,11 +23,13 @@ import numpy as np
 import torch
 
 from compress.backends import compiled, usable
+from compress.fingerprint import fingerprint_change, fingerprint_tables
 from compress.sparse_update import Update
 
 from .permutation import keys, permute, place_of
 
 UNITS_PER_ROUND = 16  # small vectors get smaller blocks, so that rounds stay even in size
+RANGE = 1 << 12  # elements of a unit, where a sample is one range
 CHUNK = 1 << 15  # units or elements at a time: two such arrays stay in a core's L2
 
 
@@ -83,6 +85,13 @@ class Schedule:
         return Sample(self.n, self.block_size, units, len(units) * self.block_size - missing)
 
 
+def one_range(n: int, start: int, stop: int, block_size: int = RANGE) -> Sample:
+    """Return the sample of all coordinates start .. stop - 1 of n; start is a multiple of the block size, and
+    stop as well, but at the end of the vector."""
+    units = torch.arange(start // block_size, -(-stop // block_size))
+    return Sample(n, block_size, units, stop - start)
+
+
 def schedule(
     n: int, random_ratio: float, block_size: int, seed: int, round: int, in_order: bool = False
 ) -> Schedule:
@@ -107,6 +116,13 @@ class Sample:
     block_size: int  # neighbours that are visited together
     units: torch.Tensor = field(compare=False, repr=False)  # (u,) int64, ascending: the blocks visited
     m: int  # how many coordinates that makes
+    _placed: dict[torch.device, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    def units_on(self, device: torch.device) -> torch.Tensor:
+        """Return the units on a device, to which they travel once."""
+        if device not in self._placed:
+            self._placed[device] = self.units.to(device)
+        return self._placed[device]
 
     def take(self, x: torch.Tensor) -> torch.Tensor:
         """Copy the sample of x, (n,) -> (m,); only that is read."""
@@ -124,7 +140,7 @@ class Sample:
         if usable(x):
             from compress.backends.triton import vector_kernels  # imports triton, so only for a GPU
 
-            vector_kernels.difference(x, y, self.units.to(x.device), self.block_size, out)
+            vector_kernels.difference(x, y, self.units_on(x.device), self.block_size, out)
             return out
         if x.device.type == "cpu":
             loops = compiled(self.m)
@@ -160,10 +176,7 @@ class Sample:
         if not len(update.positions):
             return x
         if x.device.type == "cpu" and (loops := compiled(self.m)):
-            positions, values = update.positions.cpu().numpy(), update.values.cpu().numpy()
-            if not 0 <= positions.min() <= positions.max() < self.m:  # the loop does not check
-                met = f"positions from {positions.min():,} to {positions.max():,}"
-                raise IndexError(f"{met}, {self.m:,} sampled")
+            positions, values = self._in_bounds(update)
             loops.add(x.numpy(), self.units.cpu().numpy(), self._shift, positions, values, alpha < 0)
             return x
         where = self.coordinates(update.positions.to(x.device))
@@ -174,17 +187,44 @@ class Sample:
             return x
         return x.index_add_(0, where, update.values.to(x.device), alpha=alpha)
 
+    def add_counted_(self, x: torch.Tensor, update: Update, start: int, n: int) -> torch.Tensor:
+        """Add an update to x like `add_`; where memory runs out, x is unchanged.
+
+        Returns the change of the fingerprint of the vector of n numbers that has x from `start` on: () int64,
+        on the device of x, which nobody waits for.
+        """
+        self._check(x, self.n, "the full vector")
+        if x.device.type == "cpu" and (loops := compiled(self.m)) and len(update.positions):
+            positions, values = self._in_bounds(update)
+            tables = [table.numpy() for table in fingerprint_tables(n)]
+            sample = self.units.cpu().numpy(), self._shift, positions, values
+            return torch.tensor(loops.add_counted(x.numpy(), *sample, start, *tables))
+        where = self.coordinates(update.positions.to(x.device))
+        old = x[where]
+        new = old + update.values.to(x.device)
+        change = fingerprint_change(where + start, old, new, n)
+        x[where] = new
+        return change
+
+    def _in_bounds(self, update: Update) -> tuple[np.ndarray, np.ndarray]:
+        """Return positions and values for a loop, which does not check them."""
+        positions, values = update.positions.cpu().numpy(), update.values.cpu().numpy()
+        if not 0 <= positions.min() <= positions.max() < self.m:
+            met = f"positions from {positions.min():,} to {positions.max():,}"
+            raise IndexError(f"{met}, {self.m:,} sampled")
+        return positions, values
+
     def coordinates(self, positions: torch.Tensor) -> torch.Tensor:
         """Map positions in the sampled vector to coordinates in the full one, both (k,) int64."""
         if self.m == self.n:
             return positions
         shift = self._shift
-        units = self.units.to(positions.device)
-        jump = (units - torch.arange(len(units), device=units.device)) << shift
         if positions.device.type == "cpu":
             at = positions.numpy()
-            return torch.from_numpy(jump.numpy().take(at >> shift) + at)
-        return positions + jump[positions >> shift]
+            block = at >> shift
+            return torch.from_numpy((self.units.cpu().numpy().take(block) - block << shift) + at)
+        unit = positions >> shift
+        return positions + (self.units_on(positions.device)[unit] - unit << shift)
 
     @property
     def _shift(self) -> int:
@@ -196,7 +236,7 @@ class Sample:
 
     def _whole(self, device: torch.device) -> torch.Tensor:
         """Return which rows of the full vector are rows of the sample."""
-        return self.units[: self.m // self.block_size].to(device)
+        return self.units_on(device)[: self.m // self.block_size]
 
     def _short_block(self, x: torch.Tensor) -> torch.Tensor:
         """View the short last block of a full or a sampled vector; empty where the sample lacks it."""

@@ -70,11 +70,11 @@ def largest(v: np.ndarray | Source, k: int) -> Survivors:
         worst = int(np.argmax(~np.isfinite(found.values)))
         raise NonFiniteError(float(found.values[worst]), int(found.positions[worst]))
     surplus = len(patterns) - k
-    return found if surplus <= spare(source.size, k) else _cut(found, k)
+    return found if surplus <= spare(source.size, k) else fewer(found, k)
 
 
-def _cut(found: Survivors, k: int) -> Survivors:
-    """Keep the k largest, in place: no more than their magnitudes are allocated."""
+def fewer(found: Survivors, k: int) -> Survivors:
+    """Keep the k largest of more, in place: no more than their magnitudes are allocated."""
     magnitudes, surplus = found.values.view(np.int32) & MAGNITUDE, len(found.values) - k
     magnitudes.partition(surplus)
     border = magnitudes[surplus]

@@ -5,9 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from compress import Cocktail, Sample, Shard, Update, decode, fingerprint, fingerprint_after, split
+from compress import (
+    Cocktail,
+    PackedUpdate,
+    Sample,
+    Shard,
+    Update,
+    decode_packed,
+    fingerprint,
+    split,
+)
+
+from .update_windows import each_window
+
+WRAP = (1 << 64) - 1  # fingerprints are counted modulo 2**64
 
 
 @dataclass(frozen=True)
@@ -16,12 +30,13 @@ class ShardUpdate:
 
     shard: Shard
     sample: Sample
-    update: Update  # k values at positions within the sample
+    update: PackedUpdate | Update  # k values at positions within the sample, on the host
     unsent: Tensor | None = None  # (m,) d - C[d] on the sample, where it is to decay
 
     def add_(self, x: Tensor, alpha: int = 1) -> None:
         """x += alpha * the update, in place; x: (P,)."""
-        self.sample.add_(self.shard.of(x), self.update, alpha)
+        part = self.shard.of(x)
+        each_window(self.update, x.device, lambda window: self.sample.add_(part, window, alpha))
 
 
 @dataclass(frozen=True)
@@ -51,30 +66,39 @@ class GlobalModel:
         for shard in self.shards:
             yield shard, self.compressor.draw(shard.size, shard.seed, self.round)
 
-    def apply(self, packet: bytes) -> DecodedPacket:
-        """x' <- x' + C[D] (line 7) with the aggregate of `self.round`; the fingerprint follows at the cost of
-        what changed.
+    def decode(self, packet: bytes) -> DecodedPacket:
+        """Decode and verify the aggregate of `self.round`; changes nothing. Raises PacketError."""
+        return decode_packet(packet, self.samples(), len(self.shards))
 
-        Raises:
-            PacketError: the packet does not fit; x' is unchanged.
-        """
-        decoded = decode_packet(packet, self.samples(), len(self.shards))
-        for update in decoded.shard_updates:
-            x = update.shard.of(self.vector)
-            changed = update.sample.coordinates(update.update.positions)
-            before = x[changed]
-            update.add_(self.vector)  # 7
-            start = update.shard.start
-            places = changed + start if start else changed
-            self.fingerprint = fingerprint_after(self.fingerprint, places, before, x[changed])
+    def apply(self, packet: bytes) -> DecodedPacket:
+        """Decode the aggregate of `self.round` and move by it. Raises PacketError; x' is then unchanged."""
+        aggregate = self.decode(packet)
+        self.move(aggregate)
+        return aggregate
+
+    def move(self, aggregate: DecodedPacket) -> None:
+        """x' <- x' + C[D] (line 7) with the aggregate of `self.round`; the fingerprint follows at the cost of
+        what changed. A device is waited for once."""
+        n, device = self.vector.numel(), self.vector.device
+        changes = list[Tensor]()
+        for update in aggregate.shard_updates:
+            part, start = update.shard.of(self.vector), update.shard.start
+
+            def add(
+                window: Update, update: ShardUpdate = update, part: Tensor = part, start: int = start
+            ) -> None:
+                changes.append(update.sample.add_counted_(part, window, start, n))
+
+            each_window(update.update, device, add)
+        if changes:
+            self.fingerprint = (self.fingerprint + int(torch.stack(changes).sum())) & WRAP
         self.round += 1
-        return decoded
 
 
 def decode_packet(packet: bytes, samples: Iterable[tuple[Shard, Sample]], shards: int) -> DecodedPacket:
-    """Decode the packet of a vector of so many shards, on these samples. Raises PacketError."""
+    """Decode and verify the packet of a vector of so many shards, on these samples. Raises PacketError."""
     cut = zip(samples, split(packet, shards), strict=True)
-    moved = tuple(ShardUpdate(shard, s, decode(part, s.m)) for (shard, s), part in cut if part)
+    moved = tuple(ShardUpdate(shard, s, decode_packed(part, s.m)) for (shard, s), part in cut if part)
     return DecodedPacket(packet, moved)
 
 

@@ -12,11 +12,15 @@ from compress import Sample, Shard
 
 from .global_model import ShardUpdate
 
-WINDOW = 1 << 26  # elements brought from one device to another at a time
+WINDOW = 1 << 24  # elements of a long vector that are worked on at a time: 64 MiB
 
 
 class LocalModel(Protocol):
     """x_i, in this process (`LocalVector`) or spread over several (`recipes.multi_gpu`)."""
+
+    @property
+    def from_global_model(self) -> bool:
+        """Tell whether x_i is stored as its difference from x': then x' may not move during the compute."""
 
     def difference(self, shard: Shard, sample: Sample, other: Tensor) -> Tensor:
         """Compute x_i - other, (m,), on the shard's sample; other: (P,)."""
@@ -38,6 +42,7 @@ class LocalVector:
     """x_i as one tensor. x' is on its device, or in the host's memory."""
 
     x: Tensor  # (P,)
+    from_global_model = False
 
     def difference(self, shard: Shard, sample: Sample, other: Tensor) -> Tensor:
         x, y = shard.of(self.x), shard.of(other)
@@ -49,8 +54,6 @@ class LocalVector:
         update.add_(self.x, alpha)
 
     def distance(self, other: Tensor) -> float:
-        if self.x.device == other.device:
-            return float(torch.dist(self.x, other))
         windows = zip(torch.split(self.x, WINDOW), torch.split(other, WINDOW), strict=True)
         square = float(sum(torch.dist(x, y.to(x.device)) ** 2 for x, y in windows))
         return float(square**0.5)

@@ -20,18 +20,31 @@ that the aggregate leaves out has not moved: nobody's update of it was taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from compress import Cocktail, Encoded, Sample, Shard, Update, join
+from compress import (
+    Cocktail,
+    Encoded,
+    NonFiniteError,
+    PackedUpdate,
+    Sample,
+    Shard,
+    Update,
+    join,
+    topk,
+)
 from recipes.config import Recipe
 
 from .adaptive_rate import AdaptiveRate, adaptive_rate_of, fixed_rate
 from .compressor import compressor_of, handoff_compressor
 from .global_model import DecodedPacket, GlobalModel, ShardUpdate
 from .local_vector import WINDOW, LocalModel, LocalVector
+from .update_windows import each_window
+from .windowed_delta import WindowedDelta, delta_on_host
 
 
 class Worker:
@@ -60,6 +73,7 @@ class Worker:
         self.global_model, self.name_at, self.dither, self.decay = global_model, name_at, dither, decay
         self.rate = rate or fixed_rate(global_model.compressor)
         self.aggregate_size = 0  # bytes of the newest aggregate
+        self.short_of_memory = False  # a delta has been encoded on the host: its device had no room
 
     @property
     def x(self) -> Tensor:
@@ -81,10 +95,9 @@ class Worker:
         self.rate = self.rate.within(budget, 0 if alone else self.aggregate_size)
         compressor = self.rate.compressor.at(model.round)
         for shard, sample in model.samples():
-            d = self.local_model.difference(shard, sample, model.vector)  # 1   (m,)
-            sent = self._encode(compressor, d, shard, sample)  # 2
+            d, sent = self._encoded(compressor, shard, sample)
             packets.append(sent.packet)
-            d = d if self.decay < 1 else d.new_empty(0)  # free it before as much again is made
+            d = d if self.decay < 1 else d.new_empty(0)  # free it before more is made
             update = sent.update()
             unsent = None if self.decay == 1 else subtract(d, update)
             updates.append(ShardUpdate(shard, sample, update, unsent))
@@ -100,10 +113,10 @@ class Worker:
                 be it of one shard, is not subtracted: it stays in x_i - x' (law 3).
         """
         self.follow(self.global_model.apply(aggregate), sent)  # 5, 7
-        self.aggregate_size = len(aggregate)
 
     def follow(self, aggregate: DecodedPacket, sent: DecodedPacket | None) -> None:
         """Line 6, where x' has moved by `aggregate` already."""
+        self.aggregate_size = len(aggregate.packet)
         for update in aggregate.shard_updates:
             self.local_model.add_(update)  # 6   + C[D]
         if sent is not None:
@@ -135,27 +148,56 @@ class Worker:
         keep = min(topk_ratio, max(budget, 1) * 8 / (base.quant_bits * n))  # as if positions cost nothing
         everything = handoff_compressor(base, 1.0)
         samples = [(s, everything.draw(s.size, s.seed, model.round)) for s in model.shards]
-        d = [self.local_model.difference(shard, sample, model.vector) for shard, sample in samples]
-        if not any(bool(part.any()) for part in d):  # (P,) together
+        kept = [self._largest(shard, keep) for shard in model.shards]
+        if not any(len(part.values) for part in kept):
             return None
         while keep * n >= 1:
-            compressor = handoff_compressor(base, keep)
-            sent = [self._encode(compressor, part, *at) for part, at in zip(d, samples, strict=True)]
+            compressor, noise = handoff_compressor(base, keep), self._noise
+            kept = [self._fewer(part, shard, keep) for part, shard in zip(kept, model.shards, strict=True)]
+            both = zip(model.shards, kept, strict=True)
+            sent = [compressor.encode_selected(shard.size, part, noise) for shard, part in both]
             packet = join([one.packet for one in sent])
             if len(packet) <= budget:
-                both = zip(samples, sent, strict=True)
-                return DecodedPacket(packet, tuple(ShardUpdate(*at, one.update()) for at, one in both))
+                parts = zip(samples, sent, strict=True)
+                return DecodedPacket(packet, tuple(ShardUpdate(*at, one.update()) for at, one in parts))
             keep *= 0.9 * max(budget, 1) / len(packet)  # the fewer there are, the more a position costs
         return None
+
+    def _largest(self, shard: Shard, keep: float) -> topk.Survivors:
+        """Select the largest share of d_i, over all of a shard. Raises NonFiniteError."""
+        delta = WindowedDelta(self.local_model, shard, self.global_model.vector)
+        try:
+            return topk.largest(delta, topk.share_of(shard.size, keep))
+        except NonFiniteError as error:
+            name = self.name_at and self.name_at(shard.start + error.position)
+            raise NonFiniteError(error.value, error.position, name) from None
+
+    def _fewer(self, kept: topk.Survivors, shard: Shard, keep: float) -> topk.Survivors:
+        k = topk.share_of(shard.size, keep)
+        return topk.fewer(kept, k) if len(kept.values) > k else kept
 
     def residual_norm(self) -> float:
         """Compute the Euclidean norm of d_i = x_i - x'."""
         return self.local_model.distance(self.global_model.vector)
 
+    def _encoded(self, compressor: Cocktail, shard: Shard, sample: Sample) -> tuple[Tensor, Encoded]:
+        """Compute and encode d_i of one shard (lines 1 and 2), on the host where its device has no room."""
+        x = self.global_model.vector
+        with suppress(torch.OutOfMemoryError):
+            d = self.local_model.difference(shard, sample, x)  # 1   (m,)
+            return d, self._encode(compressor, d, shard, sample)  # 2
+        self.short_of_memory = True
+        d = delta_on_host(self.local_model, shard, sample, x)
+        return d, self._encode(compressor, d, shard, sample)
+
     def _encode(self, compressor: Cocktail, d: Tensor, shard: Shard, sample: Sample) -> Encoded:
-        """Encode C[d] of one shard; peer and round seed the noise of stochastic rounding."""
-        noise = self.dither << 64 | self.global_model.round
-        return compressor.encode(d, self._names_in(shard, sample), noise)
+        """Encode C[d] of one shard."""
+        return compressor.encode(d, self._names_in(shard, sample), self._noise)
+
+    @property
+    def _noise(self) -> int:
+        """The seed of stochastic rounding: of this peer and round."""
+        return self.dither << 64 | self.global_model.round
 
     def _names_in(self, shard: Shard, sample: Sample) -> Callable[[int], str] | None:
         if (name_at := self.name_at) is None:
@@ -177,9 +219,13 @@ def worker_of(
     return Worker(x, model, name_at, dither, compression.error_decay, adaptive_rate_of(compression))
 
 
-def subtract(d: Tensor, update: Update) -> Tensor:
+def subtract(d: Tensor, update: PackedUpdate | Update) -> Tensor:
     """d <- d - C[d], (m,), in place."""
-    d[update.positions.to(d.device)] -= update.values.to(d.device)
+
+    def take(window: Update) -> None:
+        d.index_add_(0, window.positions, window.values, alpha=-1)
+
+    each_window(update, d.device, take)
     return d
 
 

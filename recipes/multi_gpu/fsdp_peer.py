@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from compress import Sample as Sampled
-from compress import Shard
-from recipes.algorithm import ShardUpdate, worker_of
+from compress import Shard, Update
+from recipes.algorithm import ShardUpdate, each_window, worker_of
 from recipes.config import Recipe
 from recipes.data import Sample, batches, pack_samples
 from recipes.errors import ModelError
@@ -92,6 +92,8 @@ class FsdpTrainer:
     Args:
         loaded: what a worker says of the model.
     """
+
+    from_global_model = False
 
     def __init__(
         self, ranks: FsdpWorkers, shared: SharedMemory, layout: Layout, loaded: Mapping[str, Any]
@@ -172,11 +174,13 @@ class FsdpTrainer:
         return out
 
     def add_(self, piece: ShardUpdate, alpha: int = 1) -> None:
-        where = piece.sample.coordinates(piece.update.positions) + piece.shard.start
-        for start, stop in windows(0, len(where)):
-            self.shared.where[: stop - start] = where[start:stop]
-            self.shared.values[: stop - start] = piece.update.values[start:stop]
-            self.ranks.all("add", count=stop - start, alpha=alpha)
+        def add(window: Update) -> None:
+            where = piece.sample.coordinates(window.positions) + piece.shard.start
+            self.shared.where[: len(where)] = where
+            self.shared.values[: len(where)] = window.values
+            self.ranks.all("add", count=len(where), alpha=alpha)
+
+        each_window(piece.update, torch.device("cpu"), add)
 
     def distance(self, other: Tensor) -> float:
         assert other.data_ptr() == self.shared.global_model.data_ptr()

@@ -22,4 +22,15 @@ from .trainer import (
     parsed,
     states_of,
 )
-from .types import CaughtUp, Delivery, HandedOver, Interrupted, Link, Lowered, Peer, StepDone, Trainer
+from .types import (
+    CaughtUp,
+    Delivery,
+    HandedOver,
+    Interrupted,
+    Link,
+    Lowered,
+    NotHandedOver,
+    Peer,
+    StepDone,
+    Trainer,
+)

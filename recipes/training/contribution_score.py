@@ -234,24 +234,25 @@ class Probe:
         """Rounds after which the sparsest sender's packets have held as much as there was: 1 / (p K)."""
         return 1 / (self.sparsest.random_ratio * self.sparsest.topk_ratio)
 
-    def gains(self, updates: Updates) -> dict[str, Gain]:
+    def gains(self, packets: Updates) -> dict[str, Gain]:
         """Measure the packets of the round of x'; empty where nothing was sent, or x' has diverged."""
         where = list(self.global_model.samples())
         g = [sample.take(shard.of(self.flat.grad)).numpy() for shard, sample in where]
         steep = norm_of(np.concatenate(g))
         norms, falls = dict[str, float](), dict[str, float]()
-        for peer, packet, _ in updates:
+        for peer, packet, _ in packets:
             pieces = decode_packet(packet, where, len(where)).shard_updates
-            values = np.concatenate([piece.update.values.numpy() for piece in pieces])
-            slopes = np.concatenate([g[p.shard.number][p.update.positions.numpy()] for p in pieces])
+            updates = [(piece.shard.number, piece.update.decoded()) for piece in pieces]
+            values = np.concatenate([update.values.numpy() for _, update in updates])
+            slopes = np.concatenate([g[number][update.positions.numpy()] for number, update in updates])
             norms[peer] = norm_of(values)
             falls[peer] = -float(np.dot(slopes.astype(np.float64), values))
         usual = median_of(list(norms.values()))  # M
         if not (usual > 0 and 0 < steep < float("inf")):
             return {}
-        whole = median_of([weight for _, _, weight in updates]) or 1.0
+        whole = median_of([weight for _, _, weight in packets]) or 1.0
         gains = dict[str, Gain]()
-        for peer, _, weight in updates:
+        for peer, _, weight in packets:
             size = norms[peer] / usual
             b = falls[peer] * min(1.0, HELD / max(size, 1.0)) / (steep * usual)
             gains[peer] = Gain(b, size, weight / whole)

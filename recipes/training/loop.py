@@ -28,7 +28,7 @@ from recipes.data import Sample, unpack_samples
 from recipes.models import check_packing_isolation
 
 from .lease_gradient import Gradient, apply, computed
-from .micro_batch import shrink_to_fit
+from .micro_batch import first_line, is_full, shrink_to_fit
 from .stochastic_rounding import RoundedLocalModel
 from .trainer import SingleDeviceTrainer, placed
 from .types import (
@@ -42,6 +42,8 @@ from .types import (
     Lease,
     Left,
     Link,
+    Lowered,
+    NotHandedOver,
     Peer,
     Round,
     StepDone,
@@ -56,7 +58,7 @@ class Exchanged:
     delivered: list[Lease]
     accepted: bool
     refused: str  # why the aggregator could not use the packet; "": it could, or it came too late
-    aggregate: bytes
+    aggregate: DecodedPacket
     started: float
     finished: float
 
@@ -92,9 +94,14 @@ def finetune(link: Link, peer: Peer, now: int) -> Iterator[Event]:
         yield from take_part(link, peer, now)
     if link.ended is None:
         peer.trainer.check()
-        with suppress(Interrupted):
-            if (handed_over := hand_over(link, peer)) is not None:
-                yield handed_over
+        try:
+            with suppress(Interrupted):
+                if (handed_over := hand_over(link, peer)) is not None:
+                    yield handed_over
+        except (RuntimeError, MemoryError) as error:
+            if not is_full(error):
+                raise
+            yield NotHandedOver(first_line(error))  # and go on to the goodbye, after which it is kept
     if link.ended is None:
         link.leave("left on request")
     yield Left(link.ended or "left on request", finished=link.ended is not None)
@@ -107,6 +114,7 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
     held_out: list[Sample] = []
     peer.flight = None  # of a session that is over: what it held stays in the residual
     peer.encoded.set()
+    peer.evaluated.set()
     yield catch_up(link, peer, max(now, global_model.round))
     link.ready(global_model.round, global_model.fingerprint)
     with ThreadPoolExecutor(1, thread_name_prefix="exchange") as thread:
@@ -119,10 +127,16 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
             exchange: Future[Exchanged] | None = None
             if round.exchange and stale:
                 peer.encoded.clear()
+                if round.eval_parts:
+                    peer.evaluated.clear()
                 exchange = thread.submit(exchanged, link, peer, round, time.monotonic())
-            if round.eval_parts and not link.leaving.is_set():
-                held_out = held_out or unpack_samples(link.fetch("eval"), peer.vocabulary)
-                yield (yield from shrink_to_fit(peer, partial(evaluate_part, link, peer, round, held_out)))
+            try:
+                if round.eval_parts and not link.leaving.is_set():
+                    held_out = held_out or unpack_samples(link.fetch("eval"), peer.vocabulary)
+                    part = partial(evaluate_part, link, peer, round, held_out)
+                    yield (yield from shrink_to_fit(peer, part))
+            finally:
+                peer.evaluated.set()
             wanted = round.samples and not link.leaving.is_set()
             gradient = (yield from computed(link, peer, round)) if wanted else None
             if link.leaving.is_set():
@@ -138,6 +152,7 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
                     gradient = None if link.leaving.is_set() else gradient
                     apply(peer, round, gradient)
                 yield join(link, peer, round, gradient, done)
+                yield from leave_room(peer)
 
 
 def catch_up(link: Link, peer: Peer, now: int) -> CaughtUp:
@@ -174,15 +189,27 @@ def exchanged(link: Link, peer: Peer, round: Round, started: float) -> Exchanged
         flight.taken = interrupted.arrived
         raise
     accepted = flight.taken = link.name in committed.accepted
-    aggregate = link.fetch(f"packet/{global_model.round}")
+    aggregate = global_model.decode(link.fetch(f"packet/{global_model.round}"))
     refused = committed.refused.get(link.name, "")
+    if not peer.worker.local_model.from_global_model:
+        peer.evaluated.wait()
+        move(peer, aggregate)
     return Exchanged(sent, delivered, accepted, refused, aggregate, started, time.monotonic())
 
 
+def move(peer: Peer, aggregate: DecodedPacket) -> None:
+    """Move x' alone (line 7); from here on x_i has to follow, or their difference would be no residual."""
+    assert peer.flight is not None
+    peer.worker.global_model.move(aggregate)
+    peer.flight.moved = aggregate
+
+
 def join(link: Link, peer: Peer, round: Round, gradient: Gradient | None, done: Exchanged) -> StepDone:
-    """Move x' and x_i by the exchange (lines 6 and 7). A refused packet stays unsent."""
+    """Move x_i by the exchange (line 6), and x' where that waited. A refused packet stays unsent."""
     worker = peer.worker
-    worker.finish(done.aggregate, done.sent if done.accepted else None)
+    if peer.flight is not None and peer.flight.moved is None:
+        move(peer, done.aggregate)
+    worker.follow(done.aggregate, done.sent if done.accepted else None)
     peer.flight = None
     if done.accepted:
         peer.undelivered = [lease for lease in peer.undelivered if lease not in done.delivered]
@@ -201,7 +228,7 @@ def join(link: Link, peer: Peer, round: Round, gradient: Gradient | None, done: 
         accepted=done.accepted,
         refused=done.refused,
         sent_bytes=len(done.sent.packet),
-        received_bytes=len(done.aggregate),
+        received_bytes=len(done.aggregate.packet),
         exchange_started=done.started,
         exchange_finished=done.finished,
         compute_started=gradient.started if gradient else None,
@@ -209,17 +236,31 @@ def join(link: Link, peer: Peer, round: Round, gradient: Gradient | None, done: 
     )
 
 
+def leave_room(peer: Peer) -> Iterator[Lowered]:
+    """Halve the micro-batch where an exchange found no room beside it."""
+    if peer.worker.short_of_memory:
+        peer.worker.short_of_memory = False
+        if peer.micro_batch > 1:
+            peer.micro_batch = (peer.micro_batch + 1) // 2
+            yield Lowered(peer.micro_batch, "the exchange had no room beside the compute")
+
+
 def settle(peer: Peer) -> None:
-    """Take a packet that was under way, and is not joined, out of the residual: the loop has ended.
+    """Complete an exchange that ended and is not joined, or take a packet that was under way out of the
+    residual: the loop has ended.
 
     Where it is not known what became of a packet it is taken out as well: it may be lost, once, but never be
     in the run twice. Its leases then count as not delivered, since others may do them again.
     """
     flight, peer.flight = peer.flight, None
-    if flight is not None and flight.taken is not False:
+    if flight is None:
+        return
+    if flight.moved is not None:
+        peer.worker.follow(flight.moved, flight.sent if flight.taken else None)
+    elif flight.taken is not False:
         peer.worker.subtract(flight.sent)
-        if flight.taken:
-            peer.undelivered = [lease for lease in peer.undelivered if lease not in flight.delivered]
+    if flight.taken:
+        peer.undelivered = [lease for lease in peer.undelivered if lease not in flight.delivered]
 
 
 def hand_over(link: Link, peer: Peer) -> HandedOver | None:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from compress import Sample, Shard
-from recipes.algorithm import ShardUpdate
+from compress import Sample, Shard, Update
+from recipes.algorithm import ShardUpdate, each_window
 from recipes.weight_files import GRADIENT_CHUNK, FlatParameters
 
 LOW = 0xFFFF  # the bits of a float32 that bfloat16 has not
@@ -40,6 +40,8 @@ class RoundedLocalModel:
     Args:
         seed: of the noise, this peer's own.
     """
+
+    from_global_model = True
 
     def __init__(self, model: nn.Module, seed: int) -> None:
         self._flat = FlatParameters(model, torch.bfloat16)
@@ -106,9 +108,13 @@ class RoundedLocalModel:
         """Leave d_i at + C[D], since x' has moved as far; shrink it at - C[d_i]."""
         if alpha == 1:
             return
-        here, update = piece.shard.of(self.residual), piece.update
-        where = piece.sample.coordinates(update.positions.to(here.device))
-        here[where] = rounded(here[where].float() - update.values.to(here.device), self.noise)
+        here = piece.shard.of(self.residual)
+
+        def shrink(window: Update) -> None:
+            where = piece.sample.coordinates(window.positions)
+            here[where] = rounded(here[where].float() - window.values, self.noise)
+
+        each_window(piece.update, here.device, shrink)
 
     def distance(self, other: Tensor) -> float:
         assert other is self.global_model

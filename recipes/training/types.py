@@ -146,6 +146,13 @@ class HandedOver:
 
 
 @dataclass(frozen=True)
+class NotHandedOver:
+    """Memory ran out before a leaving peer's residual was handed over: all of it stays here."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class Left:
     """This peer's part has ended."""
 
@@ -153,7 +160,7 @@ class Left:
     finished: bool  # True: the run is over; False: this peer was asked to leave
 
 
-Event = CaughtUp | EvaluatedPart | Lowered | StepDone | HandedOver | Left
+Event = CaughtUp | EvaluatedPart | Lowered | StepDone | HandedOver | NotHandedOver | Left
 
 
 # ---- the peer ----------------------------------------------------------------------------------------------
@@ -231,6 +238,7 @@ class Flight:
     sent: DecodedPacket
     delivered: list[Lease]
     taken: bool | None = None  # by the aggregator; None: not known
+    moved: DecodedPacket | None = None  # the aggregate that x' has moved by, and x_i has not
 
 
 @dataclass
@@ -247,6 +255,7 @@ class Peer:
     rate: float = 0.0  # of the last step
     flight: Flight | None = None  # None: nothing is under way
     encoded: threading.Event = field(default_factory=threading.Event)  # set: nothing reads x_i
+    evaluated: threading.Event = field(default_factory=threading.Event)  # set: nothing reads x'
     unfinished: bool = False  # some steps of a lease are in x_i, and it is not done
     compute_s: float = 0.0  # of the last step
     grad_norm: float = 0.0  # of the last step, before clipping

@@ -33,6 +33,7 @@ DEQUANTIZE = {
     "scales": "*fp32",
     "out": "*fp32",
     "k": "i64",
+    "before": "i32",
     "bucket": "i32",
 }
 

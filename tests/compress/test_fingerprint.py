@@ -8,7 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress import fingerprint, fingerprint_after
+from compress import Cocktail, Update, fingerprint, fingerprint_change
+
+WRAP = 2**64
 
 
 def some(n: int) -> torch.Tensor:
@@ -64,8 +66,9 @@ def test_the_fingerprint_follows_an_update_from_the_changed_elements_alone(n: in
     old = x[at].clone()
     x[at] += 0.125
 
-    assert fingerprint_after(before, at, old, x[at]) == fingerprint(x)
-    assert fingerprint_after(fingerprint(x), at, x[at], old) == before
+    forth, back = fingerprint_change(at, old, x[at], n), fingerprint_change(at, x[at], old, n)
+    assert (before + int(forth)) % WRAP == fingerprint(x)
+    assert (fingerprint(x) + int(back)) % WRAP == before
 
 
 @pytest.mark.parametrize("cut", [1, 65_535, 65_536, 70_000, 131_073])
@@ -79,7 +82,7 @@ def test_fingerprints_of_parts_add_up_wherever_a_vector_is_cut(cut: int) -> None
 def test_no_change_leaves_the_fingerprint() -> None:
     nothing = torch.empty(0)
 
-    assert fingerprint_after(7, torch.empty(0, dtype=torch.int64), nothing, nothing) == 7
+    assert int(fingerprint_change(torch.empty(0, dtype=torch.int64), nothing, nothing, 9)) == 0
 
 
 def test_a_device_computes_the_fingerprint_of_the_host() -> None:
@@ -88,9 +91,25 @@ def test_a_device_computes_the_fingerprint_of_the_host() -> None:
 
     rows = some(3 * 65536).view(torch.int32).view(3, -1)
 
-    assert _inner(rows).tolist() == (_long(rows) * _across()).sum(1).tolist()
+    assert _inner(rows).tolist() == (_long(rows) * _across(rows.device)).sum(1).tolist()
 
 
 def test_another_dtype_is_refused() -> None:
     with pytest.raises(ValueError, match="float64"):
         fingerprint(torch.zeros(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("start", [0, 70_001])
+def test_an_update_is_added_and_the_fingerprint_follows_in_one_compiled_pass(start: int) -> None:
+    """numba's loop, which long vectors take, gives the bits and the change that torch gives."""
+    n = start + (1 << 21)
+    x = some(n)
+    sample = Cocktail(random_ratio=0.6, topk_ratio=0.01).draw(n - start, 3, 1)
+    assert sample.m > 1 << 20
+    at = torch.randperm(sample.m, generator=torch.Generator().manual_seed(2))[:5000].sort().values
+    update = Update(sample.m, at, some(5000))
+    before, old = fingerprint(x), x[start:].clone()
+    change = sample.add_counted_(x[start:], update, start, n)
+
+    assert torch.equal(x[start:], sample.add_(old, update))
+    assert (before + int(change)) % WRAP == fingerprint(x)

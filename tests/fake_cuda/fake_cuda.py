@@ -189,12 +189,17 @@ def wait_for(device: Any = None) -> None:
         torch.Stream(stream_id=stream, device_index=number(device), device_type=1).synchronize()
 
 
-def random_numbers(device: Any = "cpu") -> torch.Generator:
-    return cpu_generator("cpu")
+cpu_generator: Any = torch.Generator
 
 
-cpu_generator = torch.Generator
-torch.Generator = random_numbers  # type: ignore[assignment,misc]  # drawn on the host, then copied
+class Generator(cpu_generator):  # type: ignore[misc]
+    """Random numbers for any device are drawn on the host."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return cpu_generator.__new__(cpu_generator, "cpu")
+
+
+torch.Generator = Generator  # type: ignore[misc]
 replacements = {
     "_lazy_init": lambda: None,
     "is_available": lambda: True,
@@ -223,7 +228,7 @@ replacements = {
     ),
     "manual_seed": lambda seed: None,
     "manual_seed_all": lambda seed: None,
-    "default_generators": (random_numbers(), random_numbers()),
+    "default_generators": (Generator(), Generator()),
 }
 for name, replacement in replacements.items():
     setattr(cuda, name, replacement)
@@ -244,6 +249,10 @@ class CurrentDevice:
 
 
 cuda.device = CurrentDevice
+raw: Any = torch._C  # what libraries that were built for CUDA ask of torch as they are imported
+raw._cuda_getCurrentRawStream = lambda device=0: 0
+raw._cuda_getDevice = number
+raw._cuda_getDeviceCount = lambda: COUNT
 
 # ---- Triton ------------------------------------------------------------------------------------------------
 
@@ -297,3 +306,11 @@ interpreted = interpreter.GridExecutor.__call__
 interpreter.GridExecutor.__call__ = launch
 interpreter.GridExecutor._init_args_hst = arguments_on_host
 interpreter.GridExecutor._restore_args_dev = lambda self, *_: None
+
+
+def long_blocks() -> None:
+    """Let a program of the codec's kernels work on more elements: the interpreter is slow with many."""
+    from compress.backends.triton import code_kernels, selection_kernels, vector_kernels
+
+    for module in (code_kernels, selection_kernels, vector_kernels):
+        module.BLOCK = 1 << 15

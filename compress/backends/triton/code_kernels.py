@@ -40,8 +40,11 @@ def quantize(values: torch.Tensor, bits: int, bucket: int) -> host.Codes:
     )
 
 
-def dequantize(codes: host.Codes, device: torch.device) -> torch.Tensor:
-    """Compute the values, (k,) float32 on the device, from codes of 1 to 16 bits."""
+def dequantize(codes: host.Codes, device: torch.device, inside: int = 0) -> torch.Tensor:
+    """Compute the values, (k,) float32 on the device, from codes of 1 to 16 bits.
+
+    inside: how many values of the first bucket precede these codes, where they are a window of a packet.
+    """
     k, bits = codes.count, codes.quant_bits
     out = torch.empty(k, device=device)
     if k == 0:
@@ -51,7 +54,7 @@ def dequantize(codes: host.Codes, device: torch.device) -> torch.Tensor:
     packed = torch.from_numpy(codes.packed.copy()).to(device)
     scales = torch.from_numpy(host.widen(codes.scales)).to(device)
     size = codes.quant_bucket_size
-    launch(_dequantize, triton.cdiv(k, BLOCK), packed, table, scales, out, k, size, bits, BLOCK)
+    launch(_dequantize, triton.cdiv(k, BLOCK), packed, table, scales, out, k, inside, size, bits, BLOCK)
     return out
 
 
@@ -122,7 +125,7 @@ def _quantize(
 
 
 @triton.jit
-def _dequantize(packed, table, scales, out, k, bucket, BITS: tl.constexpr, BLOCK: tl.constexpr):
+def _dequantize(packed, table, scales, out, k, before, bucket, BITS: tl.constexpr, BLOCK: tl.constexpr):
     j = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = j < k
     if BITS == 16:
@@ -137,4 +140,5 @@ def _dequantize(packed, table, scales, out, k, bucket, BITS: tl.constexpr, BLOCK
     else:
         byte = tl.load(packed + (j * BITS) // 8, mask=inside, other=0).to(tl.int32)
         level = tl.load(table + ((byte >> ((j * BITS) % 8).to(tl.int32)) & ((1 << BITS) - 1)))
-    tl.store(out + j, level * tl.load(scales + j // bucket, mask=inside, other=0.0), mask=inside)
+    scale = tl.load(scales + (j + before) // bucket, mask=inside, other=0.0)
+    tl.store(out + j, level * scale, mask=inside)

@@ -67,11 +67,16 @@ def decode_positions(coded: EncodedPositions, m: int, k: int, device: torch.devi
     if coded.kind != GAPS or coded.shift or coded.main.raw != k or k == 0:
         windows = list(index_coding.decode_positions(coded, m, k, 1 << 16))
         return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *windows])).to(device)
-    gaps = torch.from_numpy(np.frombuffer(coded.main.data, np.uint8).copy()).to(device)
-    positions = (gaps + 1).to(torch.int64).cumsum(0).sub_(1)  # 255 + 1 wraps to 0, but 255 is refused
-    if bool((gaps == 255).any()) or int(positions[-1]) >= m:
+    gaps = np.frombuffer(coded.main.data, np.uint8)  # checked here: nobody waits for the device
+    if gaps.max() == 255 or int(gaps.sum(dtype=np.int64)) + k > m:
         raise PacketError(f"gaps that end in an escape, or lead out of a vector of {m:,}")
-    return positions
+    return positions_behind(gaps, -1, device)
+
+
+def positions_behind(gaps: np.ndarray, before: int, device: torch.device) -> torch.Tensor:
+    """Add up gap bytes (k,) without escapes to the positions (k,) int64 behind the position `before`."""
+    steps = torch.from_numpy(gaps.copy()).to(device).to(torch.int64).add_(1)
+    return steps.cumsum(0).add_(before)
 
 
 def _guess(bits: torch.Tensor, k: int, sigmas: float) -> int:

@@ -111,7 +111,7 @@ def test_the_largest_coordinates_go_first_and_the_packet_fits() -> None:
 
     assert part is not None
     assert len(part.packet) <= 400
-    sent = part.shard_updates[0].update.positions
+    sent = part.shard_updates[0].update.decoded().positions
     assert 20 < len(sent) < 100
     assert d[sent].min() >= d.sort(descending=True).values[len(sent) - 1]
     assert worker.handoff(10) is None

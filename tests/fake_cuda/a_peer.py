@@ -1,0 +1,77 @@
+"""A peer on the fake device, and a hub for it alone: a model of a million parameters that costs nothing."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from test_loop import Bigram, FakeHub, OneRound, recipe
+from torch import nn
+
+import compress.fingerprint  # noqa: F401 - the front has a function of this name
+from recipes.algorithm import Aggregator, compressor_of, local_vector, update_windows, windowed_delta
+from recipes.config import Recipe
+from recipes.training import Peer, build_peer, finetune
+
+fingerprint = sys.modules["compress.fingerprint"]
+SIDE = 1536
+P = SIDE * SIDE
+BIG = {"random_ratio": 1.0, "topk_ratio": 0.2, "quant_bits": 4, "auto": False}
+
+
+class Table(Bigram):
+    """The next token's scores are a row of a large table."""
+
+    def __init__(self, side: int = SIDE) -> None:
+        nn.Module.__init__(self)
+        start = torch.randn(side, side, generator=torch.Generator().manual_seed(1))
+        self.table = nn.Parameter(0.1 * start)
+        self.micro_batches = 0
+
+
+@dataclass
+class Hub(FakeHub):
+    """A link to nobody, for a table of any size."""
+
+    side: int = SIDE
+
+    def __post_init__(self) -> None:
+        self.aggregator = Aggregator(
+            self.side**2, compressor_of(self.recipe.compression), self.recipe.training.seed
+        )
+
+
+def recipe_of(training: dict[str, Any] | None = None, **compression: Any) -> Recipe:
+    plain = recipe(**{**BIG, **compression})
+    changes = {"optim": "adamw_torch", **(training or {})}
+    return Recipe.model_validate(
+        {
+            **plain.model_dump(exclude_unset=True),
+            "training": {**plain.model_dump(exclude_unset=True)["training"], **changes},
+        }
+    )
+
+
+def peer_on(device: str, wanted: Recipe, side: int = SIDE) -> Peer:
+    return build_peer(Table(side).to(device), wanted, micro_batch=4)
+
+
+def trained(device: str, rounds: int = 2, wanted: Recipe | None = None, side: int = SIDE) -> tuple[Peer, Hub]:
+    """A peer after some rounds, asked to leave before the next, and its hub."""
+    wanted = wanted or recipe_of()
+    hub, peer = Hub(wanted, [OneRound(t, t) for t in range(rounds)], side=side), peer_on(device, wanted, side)
+    list(finetune(hub, peer, now=0))
+    hub.ended = None
+    peer.undelivered.clear()  # as if one more round had taken the last step
+    return peer, hub
+
+
+def small_windows(monkeypatch: Any, elements: int) -> None:
+    """Let long vectors be worked on so many elements at a time."""
+    monkeypatch.setattr(fingerprint, "ROWS_AT_ONCE", 1)
+    monkeypatch.setattr(fingerprint, "AT_ONCE", elements)
+    monkeypatch.setattr(local_vector, "WINDOW", elements)
+    monkeypatch.setattr(windowed_delta, "WINDOW", elements)
+    monkeypatch.setattr(update_windows, "AT_ONCE", max(elements, 1 << 14))

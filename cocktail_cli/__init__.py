@@ -25,11 +25,12 @@ if TYPE_CHECKING:
         events,
         join,
         launch,
+        resume,
     )
     from .errors import Failure
 
 _API = (
-    *("launch", "join", "Run", "events"),
+    *("launch", "resume", "join", "Run", "events"),
     *("ConnectionLost", "InvalidInput", "NoResult", "OutOfResources", "PreflightFailed", "Rejected"),
     "Unreachable",
 )

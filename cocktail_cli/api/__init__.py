@@ -1,4 +1,4 @@
-"""The commands `launch` and `join` from Python: a run as an object that yields its events."""
+"""The commands `launch`, `resume` and `join` from Python: a run as an object that yields its events."""
 
 from cocktail_cli.ui import events
 
@@ -12,4 +12,4 @@ from .errors import (
     Rejected,
     Unreachable,
 )
-from .runs import Run, join, launch
+from .runs import Run, join, launch, resume

@@ -20,7 +20,7 @@ class RunState:
     max_steps: int = 0
     logging_steps: int = 1
     num_input_tokens_seen: int = 0  # trained tokens
-    best_metric: float | None = None  # lowest held-out loss
+    best_metric: float | None = None  # lowest held-out loss that was read
     best_global_step: int | None = None
     log_history: list[dict[str, Any]] = field(default_factory=list)
     epoch: float | None = None  # a run counts samples, not epochs
@@ -87,7 +87,7 @@ class CallbackReader:
             yield "on_step_end", {}
             if event.step // self.state.logging_steps > self.logged // self.state.logging_steps:
                 self.logged = event.step
-                yield self._log({**step_numbers(event), "step": event.step})
+                yield self._log({**step_numbers(event), "learning_rate": event.lr})
         elif isinstance(event, events.Eval):
             metrics = {"eval_loss": event.loss}
             yield self._log({**metrics, "step": event.step})

@@ -1,4 +1,4 @@
-"""`launch` and `join`: each starts its command in a process of its own, and reads its events.
+"""`launch`, `resume` and `join`: each starts its command in a process of its own, and reads its events.
 
 So an interpreter or a notebook imports no torch, has no signal handler, log or memory setting changed, and
 outlives whatever happens to the run. The command's stdin is its life line: a run ends in good order when the
@@ -25,6 +25,7 @@ import typer
 
 from cocktail_cli.commands.run import join as join_command
 from cocktail_cli.commands.run import launch as launch_command
+from cocktail_cli.commands.run import resume as resume_command
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import read_events, start_command
 from cocktail_cli.ui import events
@@ -84,7 +85,7 @@ class Feed:
 
 
 class Run:
-    """A run that this program hosts (`launch`), or takes part in (`join`). Iterating yields its events.
+    """A run that this program hosts, or takes part in. Iterating yields its events.
 
     The events are those of `--json`, as the dataclasses of `cocktail_cli.events`. A run goes on whether or
     not its events are read, and stops when its object is dropped: keep it, iterate over it, or use `with`.
@@ -243,12 +244,12 @@ def launch(
 ) -> Run:
     """Host a run, as `cocktail launch` does, with `peers` peers on this machine.
 
-        for event in cocktail_cli.launch("smoke", peers=2, max_steps=20):
+        for event in cocktail_cli.launch(model="./my-model", data="my.jsonl", peers=2, learning_rate=1e-4):
             if isinstance(event, cocktail_cli.events.Step):
                 print(event.step, event.loss)
 
     Args:
-        recipe: name of a shipped recipe, path, or https address.
+        recipe: name of a shipped recipe, path, or https address; None: chosen by model and data.
         model: folder or hub id, in place of the recipe's.
         data: file, folder or hub id, in place of the recipe's data.
         callbacks: `transformers.TrainerCallback`s, or objects with some of their methods; see CallbackReader.
@@ -269,6 +270,21 @@ def launch(
     return Run(["launch", "--json", "--life-line", *words, "--", *positional], callbacks)
 
 
+def resume(run: Path_, callbacks: Iterable[Any] = (), **options: Any) -> Run:
+    """Continue a run that was paused or killed, as `cocktail resume` does.
+
+    Args:
+        run: its name, or its output folder.
+        callbacks: as for `launch`; their state begins anew.
+        options: options of the command with underscores, such as `peers=2`.
+
+    Raises:
+        Failure: here, if an argument is none of these; all other errors when the run is read.
+    """
+    words = command_words("resume", options_of(resume_command.resume), options)
+    return Run(["resume", "--json", "--life-line", *words, "--", text_of("run", run)], callbacks)
+
+
 def join(run_url: str, **options: Any) -> Run:
     """Lend this machine to a run, as `cocktail join --yes` does: calling it is the consent.
 
@@ -282,13 +298,7 @@ def join(run_url: str, **options: Any) -> Run:
     Raises:
         Failure: here, if an argument is none of these; all other errors when the run is read.
     """
-    known = options_of(join_command.join)
-    for name in options:
-        if name not in known and name not in TERMINAL:
-            near = difflib.get_close_matches(name, known, n=1)
-            hints = (f"did you mean `{near[0]}`?",) if near else (f"its options: {', '.join(sorted(known))}",)
-            raise public(Failure("usage", f"join has no option `{name}`", hints=hints))
-    words = command_words("join", known, options)
+    words = command_words("join", options_of(join_command.join), options)
     return Run(["join", "-", "--life-line", "--yes", "--json", *words], url=text_of("run_url", run_url))
 
 
@@ -309,11 +319,18 @@ def options_of(command: Callable[..., None]) -> dict[str, str]:
 
 
 def command_words(command: str, known: dict[str, str], given: dict[str, Any]) -> list[str]:
-    """Write options as the command line has them; None and False are the default."""
+    """Write options as the command line has them; None and False are the default.
+
+    Errors: InvalidInput for a name that is no option.
+    """
     words = []
     for name, value in given.items():
         if name in TERMINAL:
             raise public(Failure("usage", f"`{name}` is for the terminal: {command} returns what it shows"))
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hints = (f"did you mean `{near[0]}`?",) if near else (f"its options: {', '.join(sorted(known))}",)
+            raise public(Failure("usage", f"{command} has no option `{name}`", hints=hints))
         if value is True:
             words.append(known[name])
         elif value is not None and value is not False:

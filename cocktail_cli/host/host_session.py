@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli import machine
-from cocktail_cli.errors import EXIT, Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
+from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
 from cocktail_cli.recipe_request import RecipeRequest, room_for
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import ProgressMeter, View, events, poll_status, timestamp, trackers_of
@@ -20,7 +20,7 @@ from cocktail_cli.ui import ProgressMeter, View, events, poll_status, timestamp,
 from . import run_folder as in_folder
 from .dashboard_process import DashboardProcess
 from .detached import DetachedView, start_detached
-from .local_peers import LEAVE_WITHIN, EndedPeer, LocalPeers, LocalSettings, hold_life_line
+from .local_peers import LEAVE_WITHIN, EndedPeer, LifeLine, LocalPeers, LocalSettings
 from .resume_run import arguments_of, as_begun, check_corpus, same_address, same_base, unfinished, url_at
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class LaunchSettings:
 
 def launch_run(wanted: LaunchSettings, view: View) -> None:
     """Resolve the recipe, claim the output folder and host the run; or start a process that does."""
+    life_line = LifeLine(grace=0.0) if wanted.life_line else None  # until the hub opens, nothing needs time
     request = None
     if wanted.run is None:
         request = RecipeRequest.of(wanted.recipe, wanted.overrides, wanted.data, wanted.model)
@@ -110,8 +111,7 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
         session.asked_hash = asked_hash
         for note in notes:
             session.show(note)
-        if wanted.life_line:
-            hold_life_line(session.end_with_launcher, lambda: session.opened)
+        session.life_line = life_line
         session.run(listen, wanted.local, wanted.peers)
 
 
@@ -155,7 +155,7 @@ class HostSession:
         self.asked_hash = recipe.recipe_hash  # before revisions are pinned to commits, and anything chosen
         self.record: machine.RunRecord  # from `open` on
         self.page = page
-        self.opened = False  # the hub is open, or about to be: there is something to end in good order
+        self.life_line: LifeLine | None = None
         self.arguments: dict[str, Any] = {}  # by which `resume` hosts the run again
         self.stop_reason = ""
         self.stop_by = float("inf")  # on the monotonic clock
@@ -169,12 +169,6 @@ class HostSession:
 
     def ask_stop(self, why: str) -> None:
         self.stop_reason, self.stop_by = why, time.monotonic() + STOPS_WITHIN
-
-    def end_with_launcher(self, why: str) -> None:
-        """Stop in good order; while the run is prepared there is nothing to end, and the process exits."""
-        if not self.opened:
-            os._exit(EXIT["lost"])
-        self.ask_stop(why)
 
     def within(self, seconds: float) -> float:
         """Return `seconds`, or less where the run has to be stopped by then."""
@@ -190,8 +184,10 @@ class HostSession:
         work = self.prepare()
         narrator = Narrator(work.parameters, self.recipe.compression.local_steps)
         # Before this there is nothing to end in good order: Ctrl-C is the usual KeyboardInterrupt.
-        self.opened = True
-        with leave_on_signal(self.ask_stop):
+        with ExitStack() as stack:
+            stack.enter_context(leave_on_signal(self.ask_stop))
+            if self.life_line is not None:
+                stack.enter_context(self.life_line.leaving(self.ask_stop, lambda: True))
             hub = self.open(work, narrator, listen, peers)
             door = self.door() if self.recipe.swarm.owners == "peers" else None
             children = LocalPeers(self.folder, replace(local, door=door))

@@ -13,8 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,24 +159,43 @@ def last_words(folder: Path, name: str) -> str:
     return lines[-1].strip()[:300] if lines else ""
 
 
-def hold_life_line(leave: Callable[[str], None], busy: Callable[[], bool], grace: float = 5.0) -> None:
-    """Watch stdin in the command and leave when it ends: within `grace` seconds in good order, then at once.
+class LifeLine:
+    """Ends this process when its stdin does, which is when the process that started it ends.
 
     The parent's death must not leave a process behind that trains for no run, nor one that meets its
-    successor when the run is resumed. A process that is `busy`, with its checkpoint for instance, may finish.
-    A parent that lives writes why it asks to leave, and waits as long as for Ctrl-C.
+    successor when the run is resumed.
+
+    Args:
+        grace: seconds to leave in good order. A parent that lives writes why it asks to leave, and waits as
+            long as for Ctrl-C.
     """
 
-    def watch() -> None:
+    def __init__(self, grace: float = 5.0) -> None:
+        self.grace = grace
+        self.leave: Callable[[str], None] | None = None
+        self.busy: Callable[[], bool] = lambda: False
+        threading.Thread(target=self._watch, name="life line", daemon=True).start()
+
+    @contextmanager
+    def leaving(self, leave: Callable[[str], None], busy: Callable[[], bool]) -> Iterator[None]:
+        """Call `leave` with the reason if stdin ends in this block, and wait while the process is `busy`."""
+        self.leave, self.busy = leave, busy
+        try:
+            yield
+        finally:
+            self.leave = None
+
+    def _watch(self) -> None:
         # Not sys.stdin.read(): a thread that holds its lock at the end of Python is a fatal error.
         said = b""
         with suppress(OSError):
             while part := os.read(sys.stdin.fileno(), 1024):
                 said += part
-        leave(said.decode().strip() or "its launching process ended")
-        until = time.monotonic() + (PARENT_WAITS if said else grace)
-        while time.monotonic() < until or busy():
+        grace = self.grace
+        if self.leave is not None:
+            self.leave(said.decode().strip() or "its launching process ended")
+            grace = PARENT_WAITS if said else grace
+        until = time.monotonic() + grace
+        while time.monotonic() < until or self.busy():
             time.sleep(0.1)
         os._exit(EXIT["lost"])
-
-    threading.Thread(target=watch, name="life line", daemon=True).start()

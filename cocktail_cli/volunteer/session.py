@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from cocktail_cli import signals
 from cocktail_cli.errors import EXIT, Failure, explain
-from cocktail_cli.host import hold_life_line
+from cocktail_cli.host import LifeLine
 from cocktail_cli.machine import cache, check_trust, own_keys, parse_listen, registered_as
 from cocktail_cli.ui import View, counted, events, megabytes, poll_status, printable
 
@@ -68,12 +68,14 @@ class VolunteerSession:
     def warn(self, what: str) -> None:
         self.view.show(events.Warning(what))
 
-    def take_part(self, patience: float, life_line: bool, welcomed: Callable[[], None] | None = None) -> None:
+    def take_part(
+        self, patience: float, life_line: LifeLine | None, welcomed: Callable[[], None] | None = None
+    ) -> None:
         """Join, train and leave.
 
         Args:
             patience: seconds to keep trying while the hub cannot be reached.
-            life_line: leave when stdin ends, as the launching process of a local peer has ended then.
+            life_line: asks to leave when stdin ends, as the process that started this one has ended then.
             welcomed: called once the hub has begun a session.
         """
         from cocktail_cli.host import versions
@@ -103,8 +105,8 @@ class VolunteerSession:
             stack.enter_context(closing(link))
             leave = partial(self.leave, link)
             request = stack.enter_context(signals.leave_on_signal(leave, link.abandon))
-            if life_line:
-                hold_life_line(leave, lambda: self.storing)
+            if life_line is not None:
+                stack.enter_context(life_line.leaving(leave, lambda: self.storing))
             goodbye = partial(link.leave, "asked to leave", 1.0)
             stack.enter_context(signals.leave_in_time(lambda: self.leave_by, goodbye, lambda: self.status))
             self._say_goodbye_after(link, partial(self._joined, link, patience, welcomed), request)

@@ -12,9 +12,8 @@ import typer
 
 from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
-from cocktail_cli.host import hold_life_line
 from cocktail_cli.machine import RunRecord, load_run, reread_run, the_run_going_on
-from cocktail_cli.options import Json, Quiet
+from cocktail_cli.options import Json, LifeLine, Quiet
 from cocktail_cli.volunteer import read_url
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def dashboard(
             show_default=False,
         ),
     ] = None,
-    life_line: Annotated[bool, typer.Option("--life-line", hidden=True)] = False,
+    life_line: LifeLine = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -82,7 +81,7 @@ def dashboard(
                 typer.echo(f"Read-only: {address}   Ctrl-C ends the page, not the run.", err=True)
         sys.stdout.flush()
         if life_line:
-            hold_life_line(lambda why: None, lambda: False, grace=LAST_LOOK)
+            host.LifeLine(grace=LAST_LOOK)
         with suppress(KeyboardInterrupt):  # uvicorn raises it again after an orderly end
             server(app).run(sockets=[sock])
 

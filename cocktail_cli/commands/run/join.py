@@ -12,7 +12,7 @@ import typer
 
 from cocktail_cli import machine, options, volunteer
 from cocktail_cli.errors import EXIT, Failure
-from cocktail_cli.host import log_to
+from cocktail_cli.host import LifeLine, log_to
 from cocktail_cli.signals import StopAsked, leave_on_signal
 from cocktail_cli.ui import Display, Progressed, View, Warning, open_view
 
@@ -88,6 +88,7 @@ def join(
         try:
             stack.enter_context(stop.raising())
             url = dialled(volunteer.read_url(run_url), view)
+            line = LifeLine() if life_line else None
             patience = seconds_of(wait)
             limits = volunteer.VolunteerLimits(
                 name=name or machine.default_peer_name(),
@@ -122,7 +123,7 @@ def join(
             def session(again: bool) -> volunteer.VolunteerSession:
                 one = volunteer.VolunteerSession(url, limits, view, monitor)
                 welcomed = question.answered if question else None
-                one.take_part(max(patience, RETURN_WITHIN) if again else patience, life_line, welcomed)
+                one.take_part(max(patience, RETURN_WITHIN) if again else patience, line, welcomed)
                 return one
 
             status = volunteer.take_turns(monitor, session, not yes, view.show)

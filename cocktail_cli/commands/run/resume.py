@@ -82,6 +82,7 @@ def resume(
     no_color: options.NoColor = False,
     progress: options.ProgressOption = "auto",
     detached: options.Detached = False,
+    life_line: options.LifeLine = False,
 ) -> None:
     """Continue a run that was paused, killed, or failed.
 
@@ -118,7 +119,8 @@ def resume(
         detach=detach,
         detached=detached,
         dashboard=dashboard,
+        life_line=life_line,
         verbose=verbose,
     )
-    with open_view(Display(as_json, quiet, verbose, not no_color, progress)) as view:
+    with open_view(Display(as_json, quiet, verbose, not no_color, progress, life_line)) as view:
         launch_run(wanted, view)

@@ -72,16 +72,16 @@ def test_this_machine_has_a_name_that_can_be_shown() -> None:
 LIFE_LINE = """
 import sys, time
 from cocktail_cli import user_config
-from cocktail_cli.host.local_peers import hold_life_line
+from cocktail_cli.host.local_peers import LifeLine
 busy = sys.argv[1] == "keeping"
-hold_life_line(lambda why: print(why, flush=True), lambda: busy, grace=0.1)
-print("ready", flush=True)
-if busy:
-    sys.stdin.buffer.read()
-    time.sleep(1)
-    print("kept", flush=True)
-    busy = False
-time.sleep(60)
+with LifeLine(grace=0.1).leaving(lambda why: print(why, flush=True), lambda: busy):
+    print("ready", flush=True)
+    if busy:
+        sys.stdin.buffer.read()
+        time.sleep(1)
+        print("kept", flush=True)
+        busy = False
+    time.sleep(60)
 """
 
 

@@ -103,7 +103,7 @@ def test_a_machine_outside_its_hours_leaves_in_good_order_and_is_back_with_what_
 
     def session(again: bool) -> VolunteerSession:
         member = VolunteerSession(url, limits, view, monitor)
-        member.take_part(60.0, life_line=False)
+        member.take_part(60.0, life_line=None)
         return member
 
     assert take_turns(monitor, session, False, view.show) == 0

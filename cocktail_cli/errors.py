@@ -164,6 +164,7 @@ PATH_HINTS = {  # errno of a path that the user chose -> remedy
     errno.ELOOP: f"a link leads to itself; {OTHER_PLACE}",
     errno.EINVAL: f"this system allows no such name; {OTHER_PLACE}",
 }
+TRACEBACK_HINT = "-v shows the traceback"
 MEMORY_HINT = "lower --micro-batch-size on this machine, or data.max_length in the recipe"
 PORT_HINT = "--port 0 takes any free port; another --port or --bind may be free too"
 URL_HINT = "copy the whole line between its quotes, or ask the run's host for it again"
@@ -188,7 +189,7 @@ def explain(error: BaseException) -> Failure:
     # Where a room lists problems, its text repeats them below its first line.
     said = str(error).split("\n")[0] if problems else " ".join(str(error).split())
     if code == "unexpected":
-        return Failure(code, f"{type(error).__name__}: {said}", hints=("-v shows the traceback",))
+        return Failure(code, f"{type(error).__name__}: {said}", hints=(TRACEBACK_HINT,))
     hints = hints_of(error)
     if code == "recipe_invalid":
         hints = hints or schema_hint(problems)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cocktail_cli.machine import parse_rate, parse_size
+from cocktail_cli.machine import PORT, parse_rate, parse_size
 from cocktail_cli.ui import Progress
 from cocktail_cli.volunteer import DailyHours, parse_hours, parse_time
 
@@ -121,7 +121,7 @@ Bind = Annotated[
     str, typer.Option("--bind", metavar="ADDRESS", rich_help_panel=NETWORK, help="Address to listen on.")
 ]
 Port = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--port",
         metavar="PORT",
@@ -129,7 +129,8 @@ Port = Annotated[
         min=0,
         max=65535,
         rich_help_panel=NETWORK,
-        help="TCP port; 0: any free one.",
+        help=f"TCP port ({PORT}, or the next free one); 0: any.",
+        show_default=False,
     ),
 ]
 Advertise = Annotated[
@@ -143,9 +144,7 @@ Advertise = Annotated[
     ),
 ]
 Detach = Annotated[bool, typer.Option("--detach", help="Return when the run has started; it goes on.")]
-WithPage = Annotated[
-    bool, typer.Option("--dashboard", help="Show a page in the browser as long as the run lasts.")
-]
+WithPage = Annotated[bool, typer.Option("--dashboard", help="Show a page in the browser during the run.")]
 Detached = Annotated[bool, typer.Option("--detached", hidden=True)]
 LifeLine = Annotated[bool, typer.Option("--life-line", hidden=True)]  # leave when stdin ends
 Device = Annotated[

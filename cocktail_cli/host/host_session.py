@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cocktail_cli import machine
 from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
+from cocktail_cli.installation import command_elsewhere
 from cocktail_cli.recipe_request import RecipeRequest, room_for
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import ProgressMeter, View, events, poll_status, timestamp, trackers_of
@@ -57,6 +58,7 @@ class LaunchSettings:
     listen: machine.ListenAddress
     local: LocalSettings
     peers: int  # to start on this machine
+    guests: int = 0  # peers from elsewhere that the first step waits for
     resume: bool = False
     run: machine.RunRecord | None = None  # of `cocktail resume`: its recipe is taken, and `listen` as it is
     fresh: bool = False
@@ -92,6 +94,8 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
     if wanted.detach:
         start_detached(sys.argv[1:], folder, view)
         return
+    machine.check_home()  # found now, and not once model and data are prepared
+    machine.free_address(listen)
     in_folder.log_to(folder / in_folder.LOG, wanted.verbose)
     if resumed is None and request is not None:
         view.show(events.Progressed("starting"))  # the imports below take seconds
@@ -112,7 +116,7 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
         for note in notes:
             session.show(note)
         session.life_line = life_line
-        session.run(listen, wanted.local, wanted.peers)
+        session.run(listen, wanted.local, wanted.peers, wanted.guests)
 
 
 def settled(request: RecipeRequest, wanted: LaunchSettings) -> tuple[Resolved, list[events.Event]]:
@@ -174,7 +178,7 @@ class HostSession:
         """Return `seconds`, or less where the run has to be stopped by then."""
         return max(0.0, min(seconds, self.stop_by - time.monotonic()))
 
-    def run(self, listen: machine.ListenAddress, local: LocalSettings, peers: int) -> None:
+    def run(self, listen: machine.ListenAddress, local: LocalSettings, peers: int, guests: int = 0) -> None:
         from recipes.training import learning_rate
 
         from .narrator import Narrator
@@ -188,7 +192,7 @@ class HostSession:
             stack.enter_context(leave_on_signal(self.ask_stop))
             if self.life_line is not None:
                 stack.enter_context(self.life_line.leaving(self.ask_stop, lambda: True))
-            hub = self.open(work, narrator, listen, peers)
+            hub = self.open(work, narrator, listen, peers, guests)
             door = self.door() if self.recipe.swarm.owners == "peers" else None
             children = LocalPeers(self.folder, replace(local, door=door))
             steps = hub.settings.steps
@@ -288,7 +292,14 @@ class HostSession:
                     counts[dataset.path] = prefetch_dataset(dataset, self.meter(f"fetching {dataset.path}"))
         return build_corpus(self.recipe, tokenizer, self.folder / in_folder.STREAM, tokenized)
 
-    def open(self, work: RunDelegate, narrator: Narrator, listen: machine.ListenAddress, peers: int) -> Hub:
+    def open(
+        self,
+        work: RunDelegate,
+        narrator: Narrator,
+        listen: machine.ListenAddress,
+        peers: int,
+        guests: int,
+    ) -> Hub:
         """Open the hub, and write the record by which other commands find it."""
         from recipes.models import package_versions
         from transport import Hub, Ledger, RunKeys, ask_status, parse_url
@@ -298,7 +309,10 @@ class HostSession:
 
         old = self.resumed
         keys, name = (RunKeys(**old.keys), old.run) if old else (RunKeys.generate(), machine.new_name())
-        settings = settings_of(work, name, peers, machine.own_keys().public)
+        usual, listen = listen.port, machine.free_address(listen)
+        if listen.port != usual:
+            self.show(events.Progressed(f"port {usual} is taken: this run listens on port {listen.port}"))
+        settings = settings_of(work, name, peers, machine.own_keys().public, guests)
         ledger = Ledger(self.folder / in_folder.LEDGER, run=name, samples=settings.samples)
         work.recover(ledger)
         narrator.recall(ledger)
@@ -332,6 +346,8 @@ class HostSession:
                 reach=reach.known,
                 round=narrator.rounds,
                 versions=package_versions(),
+                install=command_elsewhere() or "",
+                guests=guests if not narrator.rounds else 0,
             )
         )
         poll_status(self.views[0], partial(ask_status, parse_url(record.local_url()), STATUS_TIMEOUT))
@@ -392,7 +408,9 @@ class HostSession:
                 self.show(events.Progressed(said))
                 hub.stop(now=False)
             for peer in children.newly_ended():
-                self.on_peer_exit(peer, children, narrator)
+                self.on_peer_exit(peer)
+            if not self.stop_reason:
+                children.check(narrator.present, narrator.met, narrator.rounds)
             for news in (*snapshots.events(), *(self.page.news() if self.page else ())):
                 self.show(news)
             if event is None:
@@ -409,14 +427,10 @@ class HostSession:
                 return event
         raise Failure("unexpected", "the hub ended without saying why")
 
-    def on_peer_exit(self, ended: EndedPeer, children: LocalPeers, narrator: Narrator) -> None:
-        """Warn of a local peer that ended during the run; give up where no other peer can do its work."""
-        if self.stop_reason:
-            return
-        said = f": {ended.said}" if ended.said else ""
-        self.show(events.Warning(f"{ended.name} ended with exit {ended.exit}{said}"))
-        if not children.any_left and not narrator.present and narrator.rounds == 0:
-            raise Failure("no_result", f"every local peer failed before the first step; {ended.name}{said}")
+    def on_peer_exit(self, ended: EndedPeer) -> None:
+        """Warn of a local peer that ended during the run."""
+        if not self.stop_reason:
+            self.show(events.Warning(f"{ended.name} ended with exit {ended.exit}{ended.words}"))
 
     # ---- after ---------------------------------------------------------------------------------------------
 

@@ -13,17 +13,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cocktail_cli.errors import EXIT
+from cocktail_cli.errors import EXIT, TRACEBACK_HINT, Failure
 from cocktail_cli.machine import ListenAddress, rate_text, split_devices
 
 from .command_process import start_command
 
 LEAVE_WITHIN = 20.0  # seconds that a peer has to leave before it is killed
+PASSING = ("lost", "rank_lost", "unreachable", "interrupted", "terminated")  # failures that need not repeat
 PARENT_WAITS = 25.0  # seconds that a process has to leave where its parent asked it to
 
 
@@ -34,6 +35,11 @@ class EndedPeer:
     name: str
     exit: int
     said: str  # its last words
+    failure: Failure | None = None  # its own; None: it ended without one, killed for instance
+
+    @property
+    def words(self) -> str:
+        return f": {self.said}" if self.said else ""
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,7 @@ class LocalPeers:
     def __init__(self, folder: Path, settings: LocalSettings) -> None:
         self.folder, self.settings = folder / "peers", settings
         self.children: list[Child] = []
+        self.ended: list[EndedPeer] = []
 
     def start(self, url: str, count: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -77,7 +84,8 @@ class LocalPeers:
             self.children.append(self.spawn(url, f"local-{number}", device, count))
 
     def command(self, name: str, device: str) -> list[str]:
-        command = ["join", "-", "--life-line", "--yes", "--json", "--name", name, "--device", device]
+        command = ["join", "-", "--life-line", "--yes", "--json", "--verbose"]  # tracebacks go to its log
+        command += ["--name", name, "--device", device]
         if self.settings.gpus > 1:
             command += ["--gpus", str(self.settings.gpus)]
         if self.settings.trust_remote_code:
@@ -122,12 +130,34 @@ class LocalPeers:
             code = child.process.poll()
             if code is not None and not child.ended:
                 child.ended = True
-                gone.append(EndedPeer(child.name, code, last_words(self.folder, child.name)))
+                failure = failure_of(self.folder, child.name)
+                said = failure.message if failure else last_line(self.folder, child.name)
+                gone.append(EndedPeer(child.name, code, said, failure))
+        self.ended += gone
         return gone
 
-    @property
-    def any_left(self) -> bool:
-        return any(not child.ended for child in self.children)
+    def check(self, present: Collection[str], met: Collection[str], rounds: int) -> None:
+        """Raise Failure where all local peers have failed and no other can do their work: with their own
+        error, if they had one. Peers from elsewhere that were here before may come back, and are waited for.
+
+        Args:
+            present: peers in the run.
+            met: peers that have been in it.
+            rounds: committed.
+        """
+        if not self.children or len(self.ended) < len(self.children) or present:
+            return
+        last = self.ended[-1]
+        fatal = last.failure if last.failure and last.failure.code not in PASSING else None
+        if fatal is not None and not set(met) - {child.name for child in self.children}:
+            log = f"what it said: {self.folder / last.name}.log"
+            every = "the local peer failed" if len(self.children) == 1 else "every local peer failed"
+            hints = tuple(hint for hint in fatal.hints if hint != TRACEBACK_HINT)
+            raise Failure(fatal.code, f"{every}: {fatal.message}", fatal.problems, (*hints, log))
+        if rounds == 0:
+            raise Failure(
+                "no_result", f"every local peer failed before the first step; {last.name}{last.words}"
+            )
 
     def finish(self, within: float = 5.0) -> None:
         """Wait for the peers to end by themselves, as the run is over and they know it."""
@@ -148,13 +178,18 @@ class LocalPeers:
             child.process.wait()
 
 
-def last_words(folder: Path, name: str) -> str:
-    """Return why a peer ended: its error event, or the last line of its stderr."""
-    events, stderr = ((folder / f"{name}{kind}").read_text(errors="replace") for kind in (".jsonl", ".log"))
+def failure_of(folder: Path, name: str) -> Failure | None:
+    """Return the failure that a peer ended with, by its last event; None where that is none."""
     with suppress(ValueError, IndexError):  # nothing there, or a line cut short by a kill
-        last = json.loads(events.splitlines()[-1])
+        last = json.loads((folder / f"{name}.jsonl").read_text(errors="replace").splitlines()[-1])
         if "error" in last:
-            return str(last["error"]["message"])
+            return Failure.of_json(last["error"])
+    return None
+
+
+def last_line(folder: Path, name: str) -> str:
+    """Return the last line of a peer's stderr."""
+    stderr = (folder / f"{name}.log").read_text(errors="replace")
     lines = [line for line in stderr.splitlines() if line.strip()]
     return lines[-1].strip()[:300] if lines else ""
 

@@ -30,6 +30,7 @@ class Narrator:
         self.step = 0
         self.rounds = 0
         self.present: set[str] = set()  # peers that are in the run
+        self.met: set[str] = set()  # peers that have been in it since this hub started
         self.eval_loss: float | None = None
         self.reached = ""  # where a peer has joined from: this network or the internet
 
@@ -44,6 +45,7 @@ class Narrator:
         """Yield the events to show for one of the hub's."""
         if isinstance(event, theirs.PeerJoined):
             self.present.add(event.peer)
+            self.met.add(event.peer)
             yield ours.PeerJoined(printable(event.peer), printable(event.hardware))
             where = network_of(event.origin)
             if where and self.reached not in (where, INTERNET):

@@ -79,7 +79,7 @@ def same_address(record: RunRecord, wanted: ListenAddress) -> ListenAddress:
     default = ListenAddress()
     bind = record.bind if wanted.bind == default.bind else wanted.bind
     port = record.port if wanted.port in (0, default.port) else wanted.port
-    return replace(wanted, bind=bind, port=port)
+    return replace(wanted, bind=bind, port=port, typed=True)
 
 
 def url_at(record: RunRecord, port: int) -> str:

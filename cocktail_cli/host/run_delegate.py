@@ -163,8 +163,15 @@ class RunDelegate:
         return self.files[name] if name in self.files else snapshot_object(self.model.snapshots, name)
 
 
-def settings_of(work: RunDelegate, run: str, first_peers: int = 1, own_key: str = "") -> RunSettings:
-    """Describe the run for its hub. `first_peers`: peers started on this machine, with `own_key`."""
+def settings_of(
+    work: RunDelegate, run: str, local_peers: int = 1, own_key: str = "", guests: int = 0
+) -> RunSettings:
+    """Describe the run for its hub.
+
+    Args:
+        local_peers: started on this machine, with `own_key`.
+        guests: peers from elsewhere that the first round waits for.
+    """
     from recipes.models import base_digests
 
     recipe = work.recipe
@@ -190,7 +197,8 @@ def settings_of(work: RunDelegate, run: str, first_peers: int = 1, own_key: str 
         join=swarm.join,
         own_key=own_key,
         min_peers=swarm.min_peers,
-        first_peers=first_peers,
+        first_peers=local_peers + guests,
+        guests=guests,
         max_peers=swarm.max_peers,
         start_timeout=swarm.start_timeout,
         step_timeout=swarm.step_timeout * local_steps,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cocktail_cli.errors import Failure
 
 BIND, PORT = "0.0.0.0", 29400  # of a hub, by default
 EVERYWHERE = (BIND, "::", "")
+NEXT_PORTS = 100  # tried after PORT, where no port was typed
+TAKEN = "another program uses it"
 
 
 @dataclass(frozen=True)
@@ -51,12 +55,52 @@ class ListenAddress:
     bind: str = BIND
     port: int = PORT  # 0: any free one
     advertise: str | None = None
+    typed: bool = True  # its user asked for this port, so no other will do
 
     def dialled(self, port: int) -> str:
         """Return the "host:port" that others dial, now that it listens on `port`."""
         reach = reach_of(self.bind, port, self.advertise)
         host = f"[{reach.host}]" if ":" in reach.host else reach.host
         return f"{host}:{reach.port}"
+
+
+def free_address(wanted: ListenAddress) -> ListenAddress:
+    """Return the address if a hub can listen there now; where its port was not typed, with the next free one.
+
+    Raises:
+        Failure: usage, where --advertise is no address.
+        AddressInUse: no such port is free, or the address is not this machine's.
+    """
+    from transport.protocol import AddressInUse
+
+    if wanted.advertise:
+        parse_advertised(wanted.advertise, wanted.port)
+    ports = range(wanted.port, wanted.port + (1 if wanted.typed or not wanted.port else NEXT_PORTS))
+    for port in ports:
+        reason = why_taken(wanted.bind, port)
+        if reason is None:
+            return replace(wanted, port=port)
+        if reason != TAKEN:
+            break
+    raise AddressInUse(wanted.bind, wanted.port, reason or TAKEN)
+
+
+def why_taken(bind: str, port: int) -> str | None:
+    """Try to listen, as a hub would; None where that works."""
+    if bind in (name for _, name in socket.if_nameindex()):  # ZeroMQ knows its address
+        return None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(bind or BIND, port, type=socket.SOCK_STREAM)[
+            0
+        ]
+        with socket.socket(family, kind, protocol) as probe:
+            if os.name == "posix":  # as ZeroMQ does: a port of a moment ago is free
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        return TAKEN if error.errno == errno.EADDRINUSE else str(error.strerror)
+    return None
 
 
 def parse_listen(listen: str, advertise: str | None) -> ListenAddress:

@@ -11,6 +11,7 @@ import random
 import re
 import socket
 import stat
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -106,6 +107,13 @@ def home() -> Path:
     """Return COCKTAIL_HOME, or the platform's folder for application state."""
     wanted = os.environ.get("COCKTAIL_HOME")
     return Path(wanted).expanduser() if wanted else platformdirs.user_state_path("cocktail")
+
+
+def check_home() -> None:
+    """Raise OSError where `home` cannot be written to."""
+    home().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=home()):
+        pass
 
 
 def cache() -> Path:

@@ -32,6 +32,8 @@ class RunStarted:
     logging_steps: int = 1  # steps between two plain lines
     round: int = 0  # the next round; above 0 the run was resumed
     versions: dict[str, str] = field(default_factory=dict)  # package versions on the host's machine
+    install: str = ""  # the command that installs cocktail elsewhere; empty: no public address is known
+    guests: int = 0  # peers from elsewhere that the first step waits for
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from . import events
 from .board import counted, departed, duration_text, megabytes
 from .metrics_lines import step_numbers
 
+INSTALL = "uv tool install .    # in a copy of your folder of cocktail: no public address of it is known"
+
 
 def invitation(event: events.RunStarted, out: TextIO, err: TextIO) -> None:
     """Print a run's first words. The run URL stands alone on stdout, unwrapped."""
@@ -18,7 +20,11 @@ def invitation(event: events.RunStarted, out: TextIO, err: TextIO) -> None:
     if event.round:
         print(f"resumed   {event.round} rounds are committed; peers that were here come back", file=err)
     print(f"reach     {event.reach}", file=err)
-    print("Pass on the next line; whoever has it types `cocktail join` and the line:\n", file=err, flush=True)
+    if event.guests:
+        print(f"waiting   the first step waits for {counted(event.guests, 'peer')} from elsewhere", file=err)
+    print("\nInvite others with these two lines. The first installs cocktail, the second joins:\n", file=err)
+    print(event.install or INSTALL, file=err)
+    print("cocktail join ", end="", file=err, flush=True)  # in a terminal the URL completes the line
     print(event.url, file=out, flush=True)
     useful = f"cocktail status {event.run} · cocktail stop {event.run} · log: {event.output_dir}/cocktail.log"
     print(f"\nUseful: {useful}\n", file=err, flush=True)

@@ -34,6 +34,7 @@ class RunSettings:
     min_peers: int = 1
     first_peers: int = 1  # the first round waits for this many, at most `first_s`
     first_s: float = 60.0
+    guests: int = 0  # of first_peers: those that the host waits for, as long as for min_peers
     max_peers: int | None = None
     start_timeout: float = 1800.0  # wait for min_peers, then end with exit code 7
     step_timeout: float = 600.0  # the longest a round waits; StragglerDeadline is as a rule earlier
@@ -51,6 +52,11 @@ class RunSettings:
     def round_batch(self) -> int:
         """Return the samples leased in a round, all members together."""
         return self.global_batch * self.local_steps
+
+    @property
+    def first_wait_s(self) -> float:
+        """Return the seconds that the first round waits for `first_peers`."""
+        return self.start_timeout if self.guests else self.first_s
 
     @property
     def steps(self) -> int:

@@ -285,8 +285,8 @@ class Rounds:
             times.append(min(ex.deadline, ex.look_at) if ex.news else ex.deadline)
         if self.phase in (Phase.WAITING, Phase.FINAL):
             times.append(self._waiting_since + self.settings.start_timeout)
-            if self.round == 0 and self._ticked < self._started + self.settings.first_s:
-                times.append(self._started + self.settings.first_s)
+            if self.round == 0 and self._ticked < self._started + self.settings.first_wait_s:
+                times.append(self._started + self.settings.first_wait_s)
             if self._hold_until > self._ticked:
                 times.append(self._hold_until)
             if not self._told_of_waiting and self._waiting_since + TELL_S > self._ticked:
@@ -317,9 +317,10 @@ class Rounds:
             self._waiting_since = now
             self._finish_or_wait(now)
         elif self._others_expected(len(ready), now):
-            return
+            if s.guests:
+                self._tell_missing(s.first_peers - len(ready), now)
         elif not ready or len(ready) + self._members.apart < s.min_peers:
-            self._tell_missing(len(ready), now)
+            self._tell_missing(max(1, s.min_peers) - len(ready), now)
             if now >= self._waiting_since + s.start_timeout:
                 self.end(
                     f"{len(ready)} peers were ready, {s.min_peers} needed, for {s.start_timeout:.0f} s", 7
@@ -332,6 +333,11 @@ class Rounds:
 
     def _open(self, ready: list[Session], now: float) -> None:
         s, free = self.settings, self.leases.free
+        if s.guests and self.round == 0 and len(ready) < s.first_peers:
+            waited = f"{s.first_wait_s / 60:.0f} min"
+            self._out.warn(
+                f"the first step waits no longer for {s.first_peers - len(ready)} of its peers ({waited})"
+            )
         step = (s.samples - free) // s.global_batch if free else s.steps
         granted, spans = self._grant(ready)
         here = [p for p in ready if p.id not in spans]  # members of the rounds after this one, too
@@ -375,15 +381,14 @@ class Rounds:
         and for shard servers that are being dialled, so that shards need not change hands at once."""
         s, dialled = self.settings, self._members.dialling
         first = ready < s.first_peers or dialled
-        starting = self.round == 0 and first and now < self._started + s.first_s
+        starting = self.round == 0 and first and now < self._started + s.first_wait_s
         return starting or ((dialled or self._members.awaited) and now < self._hold_until)
 
-    def _tell_missing(self, ready: int, now: float) -> None:
+    def _tell_missing(self, lacking: int, now: float) -> None:
         """Tell the host, once a round, how many peers are missing, and what the hub knows of them."""
         if self._told_of_waiting or now < self._waiting_since + TELL_S:
             return
         self._told_of_waiting = True
-        lacking = max(1, self.settings.min_peers) - ready
         known = ", ".join(self._members.not_ready(now)) or "none has come yet"
         self._out.warn(f"waiting for {lacking} {'peer' if lacking == 1 else 'peers'}: {known}")
 

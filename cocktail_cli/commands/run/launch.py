@@ -27,6 +27,12 @@ def launch(
     no_train: Annotated[
         bool, typer.Option("--no-train", help="Only coordinate: start no peer here.")
     ] = False,
+    wait_for_guests: Annotated[
+        int,
+        typer.Option(
+            "--wait-for-guests", metavar="N", min=0, help="Start once N peers from elsewhere are here."
+        ),
+    ] = 0,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in DIR, as `cocktail resume` does.")
     ] = False,
@@ -39,7 +45,7 @@ def launch(
         bool, typer.Option("--dry-run", help="Check and plan only: `validate` and `plan`.")
     ] = False,
     bind: options.Bind = BIND,
-    port: options.Port = PORT,
+    port: options.Port = None,
     advertise: options.Advertise = None,
     device: options.Device = "auto",
     gpus: options.Gpus = 1,
@@ -95,9 +101,10 @@ def launch(
         data=data,
         model=model,
         output_dir=output_dir,
-        listen=ListenAddress(bind, port, advertise),
+        listen=ListenAddress(bind, PORT if port is None else port, advertise, typed=port is not None),
         local=local,
         peers=0 if no_train else peers,
+        guests=wait_for_guests,
         resume=resume,
         fresh=fresh,
         detach=detach,

@@ -9,26 +9,84 @@ from pathlib import Path
 import pytest
 
 from cocktail_cli import user_config
-from cocktail_cli.host.local_peers import LocalPeers, LocalSettings, last_words
+from cocktail_cli.errors import TRACEBACK_HINT, Failure
+from cocktail_cli.host.local_peers import Child, LocalPeers, LocalSettings, failure_of, last_line
 from cocktail_cli.machine.devices import default_peer_name, pick_device, split_devices
 from cocktail_cli.machine.network_address import ListenAddress, parse_listen
 
 
-def peers_folder(folder: Path, told: str, log: str) -> Path:
-    (folder / "local-1.jsonl").write_text(told)
-    (folder / "local-1.log").write_text(log)
+def peers_folder(folder: Path, told: str, log: str, name: str = "local-1") -> Path:
+    (folder / f"{name}.jsonl").write_text(told)
+    (folder / f"{name}.log").write_text(log)
     return folder
 
 
-def test_the_error_a_peer_told_are_its_last_words(tmp_path: Path) -> None:
-    told = '{"v": 1, "event": "joined"}\n{"v": 1, "error": {"message": "out of memory"}}\n'
+FORWARD = Failure("unexpected", "RuntimeError: the forward pass fails", hints=(TRACEBACK_HINT,))
 
-    assert last_words(peers_folder(tmp_path, told, "a warning\n"), "local-1") == "out of memory"
+
+def peers_that_ended(folder: Path, *failures: Failure | None, running: int = 0) -> LocalPeers:
+    """Make local peers that have ended, with these failures or killed; `running`: others that have not."""
+    peers = LocalPeers(folder, LocalSettings())
+    peers.folder.mkdir()
+    for number, failure in enumerate(failures, 1):
+        name, told = f"local-{number}", f"{failure.as_json()}\n" if failure else ""
+        peers_folder(peers.folder, told, "", name)
+        process = subprocess.Popen([sys.executable, "-c", "exit(1)"], text=True, stdin=subprocess.PIPE)
+        process.wait(30)
+        peers.children.append(Child(name, process))
+    for number in range(running):
+        process = subprocess.Popen([sys.executable, "-c", "input()"], text=True, stdin=subprocess.PIPE)
+        peers.children.append(Child(f"running-{number}", process))
+    peers.newly_ended()
+    return peers
+
+
+def test_the_error_a_peer_told_is_why_it_ended(tmp_path: Path) -> None:
+    told = '{"v": 1, "event": "joined"}\n' + Failure("out_of_memory", "memory is full").as_json() + "\n"
+
+    failure = failure_of(peers_folder(tmp_path, told, "a warning\n"), "local-1")
+    assert failure is not None
+    assert (failure.code, failure.message) == ("out_of_memory", "memory is full")
 
 
 @pytest.mark.parametrize("told", ["", '{"v": 1, "ev', '{"v": 1, "event": "joined"}\n'])
 def test_without_one_it_is_the_last_line_of_its_stderr(tmp_path: Path, told: str) -> None:
-    assert last_words(peers_folder(tmp_path, told, "first\nKilled\n\n"), "local-1") == "Killed"
+    folder = peers_folder(tmp_path, told, "first\nKilled\n\n")
+
+    assert failure_of(folder, "local-1") is None
+    assert last_line(folder, "local-1") == "Killed"
+
+
+def test_where_all_local_peers_fail_the_run_ends_with_their_error(tmp_path: Path) -> None:
+    peers = peers_that_ended(tmp_path, FORWARD, FORWARD)
+
+    with pytest.raises(Failure) as raised:
+        peers.check(present=(), met={"local-1", "local-2"}, rounds=3)
+    assert raised.value.message == "every local peer failed: RuntimeError: the forward pass fails"
+    assert raised.value.exit == FORWARD.exit
+    assert raised.value.hints == (f"what it said: {tmp_path / 'peers' / 'local-2'}.log",)
+
+
+def test_a_run_goes_on_while_others_can_do_the_work(tmp_path: Path) -> None:
+    failed = peers_that_ended(tmp_path, FORWARD)
+    failed.check(present={"attic"}, met={"local-1", "attic"}, rounds=3)
+    failed.check(present=(), met={"local-1", "attic"}, rounds=3)  # it may come back
+
+
+def test_a_run_goes_on_while_a_local_peer_does(tmp_path: Path) -> None:
+    peers = peers_that_ended(tmp_path, FORWARD, running=1)
+    try:
+        peers.check(present=(), met=(), rounds=0)
+    finally:
+        peers.stop(0.0)
+
+
+def test_killed_local_peers_end_a_run_only_before_its_first_step(tmp_path: Path) -> None:
+    peers = peers_that_ended(tmp_path, None)
+
+    peers.check(present=(), met={"local-1"}, rounds=3)
+    with pytest.raises(Failure, match="every local peer failed before the first step"):
+        peers.check(present=(), met={"local-1"}, rounds=0)
 
 
 def test_a_list_of_devices_is_dealt_out_one_each() -> None:

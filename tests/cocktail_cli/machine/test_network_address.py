@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
+
 import pytest
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine.network_address import (
+    NEXT_PORTS,
+    ListenAddress,
+    free_address,
     kind_of,
     network_of,
     own_address,
@@ -13,6 +19,7 @@ from cocktail_cli.machine.network_address import (
     parse_listen,
     reach_of,
 )
+from transport.protocol import AddressInUse
 from transport.protocol.run_url import parse_address
 
 
@@ -109,3 +116,32 @@ def test_a_joiners_address_shows_from_which_network_the_hub_is_reached(origin: s
 
 def test_a_joiner_of_this_very_machine_confirms_nothing() -> None:
     assert network_of(own_address()) == ""
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_port_that_was_not_typed_gives_way_to_the_next_free_one(taken: int) -> None:
+    found = free_address(ListenAddress("127.0.0.1", taken, typed=False))
+
+    assert taken < found.port < taken + NEXT_PORTS
+
+
+def test_a_port_that_was_typed_is_taken_or_refused_before_anything_is_prepared(taken: int) -> None:
+    with pytest.raises(AddressInUse, match=f"cannot listen on 127.0.0.1:{taken}: another program uses it"):
+        free_address(ListenAddress("127.0.0.1", taken))
+    assert free_address(ListenAddress("127.0.0.1", 0)).port == 0
+
+
+@pytest.mark.parametrize("bind", ["203.0.113.7", "no-such-host.invalid"])
+def test_an_address_of_another_machine_is_refused_before_anything_is_prepared(bind: str) -> None:
+    with pytest.raises(AddressInUse, match=f"cannot listen on {bind}:29400"):
+        free_address(ListenAddress(bind, typed=False))
+
+
+def test_a_wrong_address_to_advertise_is_refused_before_anything_is_prepared() -> None:
+    with pytest.raises(Failure, match="expected HOST or HOST:PORT"):
+        free_address(ListenAddress("127.0.0.1", 0, "two words"))

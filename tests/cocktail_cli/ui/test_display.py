@@ -83,6 +83,16 @@ def test_without_a_terminal_each_event_is_a_line_with_its_time() -> None:
     assert not any("\x1b" in line for line in lines)
 
 
+def test_the_invitation_is_two_lines_to_install_and_to_join() -> None:
+    screen = io.StringIO()  # a terminal shows both streams
+    install = "uv tool install git+https://example.org/cocktail"
+    PlainView(screen, screen).show(replace(STARTED, install=install, guests=1))
+
+    lines = screen.getvalue().splitlines()
+    assert lines[lines.index(install) + 1] == f"cocktail join {URL}"
+    assert "waiting   the first step waits for 1 peer from elsewhere" in lines
+
+
 def test_quiet_prints_the_url_and_the_folder() -> None:
     out, err = io.StringIO(), io.StringIO()
     told(QuietView(out, err), err)

@@ -158,6 +158,36 @@ def test_without_staleness_each_round_delivers_its_own_lease() -> None:
     assert [r.counted for r in told(swarm, events.RoundCommitted)] == [8, 16, 24, 32, 40]
 
 
+def test_the_first_round_waits_for_guests_and_says_so_but_not_for_ever() -> None:
+    for comes in (True, False):
+        swarm = swarm_of(1, guests=1, first_peers=2, start_timeout=100.0)
+        pass_seconds(swarm, 90)
+        assert swarm.hub.rounds.round == 0
+        assert swarm.hub.rounds.state_word == "waiting"
+        assert warnings_of(swarm) == ["waiting for 1 peer: none has come yet"]
+        if comes:
+            swarm.join()
+        else:
+            pass_seconds(swarm, 20)
+        ended = swarm.settle()
+
+        assert ended.finished
+        gave_up = "the first step waits no longer for 1 of its peers (2 min)"
+        assert (gave_up in warnings_of(swarm)) == (not comes)
+
+
+def pass_seconds(swarm: SimSwarm, seconds: int) -> None:
+    """Let time pass in which peers answer the hub's pings."""
+    for _ in range(seconds):
+        swarm.pass_time(1.0)
+        for _ in range(3):
+            swarm.step()
+
+
+def warnings_of(swarm: SimSwarm) -> list[str]:
+    return [event.message for event in swarm.events if isinstance(event, events.Warned)]
+
+
 def test_no_round_opens_below_min_peers_and_the_run_ends_with_code_7() -> None:
     swarm = swarm_of(2, min_peers=3, start_timeout=100.0)
     ended = swarm.settle()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
@@ -46,8 +47,11 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
         or None,
         tags=["cocktail-sgd", "full" if recipe.lora is None else "lora"],
     )
-    how = method_of(recipe)
-    how += ", merged into their base," if made.merged else ""
+    published = published_recipe(recipe)
+    published.pop("description", None)  # of the recipe that the run began from
+    what = ", ".join(f"`{name}`" for name in data)
+    done = sum(made.samples.values())
+    steps = math.ceil(done / recipe.training.global_batch_size)
     revision = f" at `{made.revision}`" if made.revision else ""
     peers = "one peer" if len(made.samples) == 1 else f"{len(made.samples)} peers"
     loss = "" if made.loss is None else f" Loss on held-out data: {made.loss:.4f}."
@@ -57,11 +61,14 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
             about.to_yaml(),
             "---",
             "",
-            f"# {recipe.name}",
+            f"# {base} fine-tuned on {', '.join(data)}",
             "",
-            *([recipe.description, ""] if recipe.description else []),
-            f"{how} of `{base}`{revision}, by {peers} over the internet with "
-            f"[CocktailSGD]({PAPER}): run {made.run}, {made.rounds} rounds.{loss}",
+            f"{trained_how(recipe, made)} of `{base}`{revision} on {what}, by {peers} over the internet with "
+            f"[CocktailSGD]({PAPER}): run {made.run}, {steps:,} steps, {made.rounds:,} rounds.{loss}",
+            "",
+            "## Training",
+            "",
+            *(f"- {line}" for line in training_lines(recipe, done)),
             "",
             "## Data",
             "",
@@ -76,7 +83,7 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
             "## Recipe",
             "",
             "```yaml",
-            yaml.safe_dump(published_recipe(recipe), sort_keys=False, allow_unicode=True).rstrip(),
+            yaml.safe_dump(published, sort_keys=False, allow_unicode=True).rstrip(),
             "```",
             "",
             f"sha256 of the recipe in full: `{recipe.recipe_hash}`",
@@ -92,6 +99,32 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
 def method_of(recipe: Recipe) -> str:
     """Name the training method."""
     return "Full fine-tune" if recipe.lora is None else "LoRA adapters"
+
+
+def trained_how(recipe: Recipe, made: RunSummary) -> str:
+    """Name the method, and whether adapters are merged."""
+    return method_of(recipe) + (", merged into their base," if made.merged else "")
+
+
+def training_lines(recipe: Recipe, samples: int) -> Iterator[str]:
+    """Describe how the run trained, a line each."""
+    training, data = recipe.training, recipe.data
+    lora, model = recipe.lora, recipe.model
+    if lora is not None:
+        bits = (
+            ", on a base in 4 bits"
+            if model.load_in_4bit
+            else ", on a base in 8 bits"
+            if model.load_in_8bit
+            else ""
+        )
+        yield f"LoRA: rank {lora.lora_r}, alpha {lora.lora_alpha}, dropout {lora.lora_dropout:g}{bits}"
+    packed = ", packed" if data.packing else ""
+    batch = training.global_batch_size
+    yield f"{samples:,} samples of at most {data.max_length:,} tokens{packed}, {batch:,} a step"
+    schedule = training.lr_scheduler_type.replace("_", " ")
+    yield f"learning rate {training.learning_rate:g}, {schedule}; {training.optim}"
+    yield f"updates exchanged with the preset `{recipe.compression.preset}`"
 
 
 def ranked(samples: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -46,6 +46,19 @@ def test_a_card_has_recipe_data_contributors_and_versions() -> None:
     assert [one["path"] for one in recipe["datasets"]] == ["letters.jsonl", "me/otters"]
 
 
+def test_a_card_describes_its_run_and_not_the_recipe_that_it_began_from() -> None:
+    text = render_card(RECIPE, RunSummary("amber-otter-42", 13, None, {"a": 700, "b": 68}))
+
+    assert "# llama fine-tuned on letters.jsonl, me/otters\n" in text
+    told = "LoRA adapters of `llama` on `letters.jsonl`, `me/otters`, by 2 peers over the internet with "
+    assert told in text
+    assert "run amber-otter-42, 12 steps, 13 rounds." in text
+    assert "- LoRA: rank 4, alpha 32, dropout 0.05\n" in text
+    assert "- 768 samples of at most 1,024 tokens, 64 a step\n" in text
+    assert "- learning rate 2e-05, cosine; adamw_torch_fused\n" in text
+    assert "A model of otters" not in text
+
+
 def test_merged_adapters_need_no_peft_and_the_card_says_so() -> None:
     text = render_card(RECIPE, RunSummary("r", 1, None, {}, merged=True))
 

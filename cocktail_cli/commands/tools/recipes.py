@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import shutil
+import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +38,8 @@ def list_(
     """
     from recipes.config import list_recipes
 
-    here = Resources.of(VolunteerLimits("", [pick_device(device)])) if fits else None
+    used = pick_device(device) if fits else ""
+    here = Resources.of(VolunteerLimits("", [used])) if fits else None
     rows = []
     for recipe in list_recipes():
         row = {
@@ -43,7 +49,7 @@ def list_(
             "needs": requirements_column(recipe),
         }
         if here is not None:
-            row["here"] = "; ".join(lacking(recipe, here)) or "fits"
+            row["here"] = "; ".join(lacking_gpu(recipe, used) or lacking(recipe, here)) or "fits"
         rows.append(row | {"description": recipe.description})
     if as_json:
         typer.echo(json.dumps({"v": 1, "recipes": rows}))
@@ -52,11 +58,46 @@ def list_(
         for row in rows:
             typer.echo(row["name"])
         return
+    typer.echo("\n".join(table(rows, width_of_output())))
+    typer.echo("Next: cocktail plan NAME · cocktail launch NAME", err=True)
+    typer.echo("      with your own: cocktail launch --model MODEL --data FILE", err=True)
+
+
+def lacking_gpu(recipe: Resolved, device: str) -> list[str]:
+    """Say that a recipe needs a GPU and none trains here: memory of the processor is no VRAM."""
+    wants = recipe.swarm.requires
+    return ["needs a GPU"] if wants is not None and wants.vram and device == "cpu" else []
+
+
+def width_of_output() -> int | None:
+    """Return the columns of the terminal; None where lines go elsewhere and may be as long as they are."""
+    told = sys.stdout.isatty() or os.environ.get("COLUMNS")
+    return shutil.get_terminal_size().columns if told else None
+
+
+def table(rows: list[dict[str, str]], width: int | None) -> list[str]:
+    """Lay rows out in columns; those that do not fit go on below, wrapped between words."""
     columns = list(rows[0])
-    widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in columns[:-1]}
+    widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in columns}
+    short = list(columns)
+    while width is not None and len(short) > 1 and sum(widths[key] + 2 for key in short) - 2 > width:
+        short.pop()
+    lines = []
     for row in [{key: key.upper() for key in columns}, *rows]:
-        typer.echo("  ".join(row[key].ljust(widths.get(key, 0)) for key in columns))
-    typer.echo("Next: cocktail recipes show NAME · cocktail plan NAME · cocktail launch NAME", err=True)
+        lines.append("  ".join(row[key].ljust(widths[key]) for key in short).rstrip())
+        for key in columns[len(short) :]:
+            if row[key] != key.upper():
+                text = row[key] if key == "description" else f"{key}: {row[key]}"
+                indent = "    "
+                lines += textwrap.wrap(
+                    text,
+                    width or 80,
+                    initial_indent=indent,
+                    subsequent_indent=indent,
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+    return lines
 
 
 @app.command("show")
@@ -112,7 +153,7 @@ def copy(
     target.write_text(source.text, encoding="utf-8", newline="")
     typer.echo(json.dumps({"v": 1, "recipe": str(target)}) if as_json else str(target))
     if not (as_json or quiet):
-        typer.echo(f"Next: cocktail launch {target}", err=True)
+        typer.echo(f"Next: cocktail launch {shlex.quote(str(target))}", err=True)
 
 
 @app.command("schema")

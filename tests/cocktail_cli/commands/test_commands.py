@@ -36,6 +36,24 @@ def test_recipes_can_be_listed_shown_and_copied(cocktail: Run, tmp_path: Path) -
     assert (again.exit, "exists already" in again.err) == (2, True)
 
 
+def test_the_list_of_recipes_breaks_no_word_at_80_columns(
+    cocktail: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = cocktail("recipes", "list", "--fits", "--device", "cpu").out
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = cocktail("recipes", "list", "--fits", "--device", "cpu").out
+
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert set(wide.split()) - {"HERE", "DESCRIPTION"} == set(narrow.split()) - {"here:"}
+
+
+def test_memory_of_the_processor_is_no_memory_of_a_gpu(cocktail: Run) -> None:
+    rows = json.loads(cocktail("recipes", "list", "--fits", "--device", "cpu", "--json").out)["recipes"]
+    here = {row["name"]: row["here"] for row in rows}
+
+    assert (here["smoke"], here["llama-3.1-8b-lora"]) == ("fits", "needs a GPU")
+
+
 def test_every_key_of_a_recipe_is_printed_with_its_default_type_and_meaning(cocktail: Run) -> None:
     every = cocktail("recipes", "schema").out.splitlines()
     [rate] = cocktail("recipes", "schema", "learning_rate").out.splitlines()

@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,9 @@ from cocktail_cli.host import as_yaml
 from cocktail_cli.machine import pick_device
 from cocktail_cli.options import Device, Json, Quiet, Recipe
 from cocktail_cli.volunteer import Resources, VolunteerLimits, lacking, requirements_column
+
+if TYPE_CHECKING:
+    from recipes.config import Recipe as Resolved
 
 app = CommandTable(help="Shipped recipes, and the keys of a recipe.")
 

@@ -118,6 +118,7 @@ class RemoteReader:
                 compute_s=sum(one.compute_s for one in in_it.values()) / many,
                 wait_s=sum(one.wait_s for one in in_it.values()) / many,
                 local_steps=answer["local_steps"],
+                grad_norm=answer.get("grad_norm"),
                 tokens=max(0, answer.get("tokens", 0) - before.get("tokens", 0)) // many,
             ),
         ]

@@ -163,8 +163,8 @@ class RunFolderReader:
             else:
                 self.told[event["round"]] = dict(event)
         elif kind == "sample":
-            one = Generation(event["step"], event["prompt"], event["text"], event.get("reference", ""))
-            self.samples = [*self.samples[-SAMPLES:], one]
+            said = (visible(event.get(key, "")) for key in ("prompt", "text", "reference"))
+            self.samples = [*self.samples[-SAMPLES:], Generation(event["step"], *said)]
         elif kind == "run_finished":
             self.reason = event["reason"]
 
@@ -203,6 +203,11 @@ class RunFolderReader:
         for name, by_peer in sums.items():
             for peer, value in by_peer.items():
                 self.add(peer, **{name: value})
+
+
+def visible(text: str) -> str:
+    """Replace control characters, which a model may well write, by the mark of what cannot be shown."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 class Tail:

@@ -294,6 +294,7 @@ class Board:
         earlier = status.get("losses", ())
         if self.watched:
             self.state, self.losses = status["state"], list(earlier)
+            self.grad_norm, self.samples = status.get("grad_norm"), status.get("samples", 0)
         elif self.losses and earlier and earlier[0][0] < self.losses[0][0]:  # resumed, or joined late
             self.losses = [point for point in earlier if point[0] < self.losses[0][0]] + self.losses
         if self.watched or not self.losses:  # a joiner before its first step

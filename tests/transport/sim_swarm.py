@@ -72,7 +72,7 @@ class SimPeer:
         self.session = 0
         self.dead = False
         self.uploaded = False
-        self.compute_s, self.fits = 0.0, 0  # as it says
+        self.compute_s, self.fits, self.grad_norm = 0.0, 0, 0.0  # as it says
         self.skew = 0  # makes its fingerprints wrong
 
     def say(self, said: list[messages.Message]) -> None:
@@ -131,7 +131,7 @@ class SimPeer:
     def report(self, opened: messages.Round) -> messages.Report:
         many = len(self.sent)
         said = messages.Report(opened.round, self.fingerprint(opened.round), self.sent, 1.0 * many, many)
-        return replace(said, compute_s=self.compute_s, fits=self.fits)
+        return replace(said, compute_s=self.compute_s, fits=self.fits, grad_norm=self.grad_norm)
 
     def upload(self) -> None:
         assert self.round is not None

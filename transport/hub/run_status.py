@@ -44,6 +44,8 @@ def run_status(rounds: Rounds, now: float) -> dict[str, Any]:
         "losses": history.curve.rounded,
         "eval_loss": history.eval_loss,
         "eval_losses": history.held_out.rounded,
+        "grad_norm": history.grad_norm,
+        "samples": rounds.leases.counted,
         "tokens": history.tokens,
         "tokens_per_s": round(history.tokens / elapsed, 1),
         "checkpoint": history.snapshots[-1].round if history.snapshots else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from statistics import median
 
 from transport import actions as do
 from transport.ledger import HEADER_SIZE, Recovered
@@ -48,6 +49,7 @@ class RoundHistory:
         self.loss = last.loss if last else None  # of the newest round that trained
         self.curve, self.held_out = Curve(recovered.losses), Curve(recovered.held_out)
         self.eval_loss = evaluation.loss if evaluation else None
+        self.grad_norm: float | None = None  # before clipping, median over the peers of the newest round
         self.tokens = 0  # counted since this hub started
         self.log_bytes = last.record.end if last else 0  # of the packet log
         self.snapshots: list[messages.SnapshotOffer] = []  # what a joiner may begin with
@@ -65,6 +67,8 @@ class RoundHistory:
             self.loss = sum(r.loss_sum for r in reports) / tokens
             self.curve.add(ex.step, self.loss)
         self.tokens += sum(done.tokens.values())
+        if norms := [r.grad_norm for r in reports if r.grad_norm > 0]:
+            self.grad_norm = median(norms)
         self.log_bytes += HEADER_SIZE + done.size
         self.fingerprints[ex.round] = reports[0].fingerprint
         names = [ex.members[s] for s in accepted]

@@ -63,15 +63,18 @@ def test_a_round_that_the_diary_lacks_is_there_without_its_bytes(run: ARun) -> N
 
 
 def test_the_models_own_words_are_in_the_history_and_on_the_page(run: ARun) -> None:
-    for step, text in ((0, " xx<b>xx"), (10, " a function")):
+    for step, text in ((0, " xx<b>xx"), (10, " a\x1b\x00\n function")):
         run.tell(Sample(step, step, "The import", text, " statement"), 10.0 + step)
 
     told = look(run)
     page = "".join(html(one) for one in sections(told) if one.get("id") == "samples")
 
-    assert [(one.step, one.text) for one in told.samples] == [(0, " xx<b>xx"), (10, " a function")]
+    assert [(one.step, one.text) for one in told.samples] == [
+        (0, " xx<b>xx"),
+        (10, " a\ufffd\ufffd\n function"),
+    ]
     assert "step 10" in page
-    assert page.index(" a function") < page.index(" statement") < page.index(" xx&lt;b&gt;xx")
+    assert page.index("\n function") < page.index(" statement") < page.index(" xx&lt;b&gt;xx")
 
 
 def test_the_best_evaluation_is_the_first_of_the_lowest_loss(run: ARun) -> None:

@@ -119,6 +119,18 @@ def test_the_states_of_peers_that_are_not_in_the_run_any_more() -> None:
     assert cat in swarm.peers
 
 
+def test_status_has_the_median_gradient_norm_and_the_samples_counted() -> None:
+    swarm = SimSwarm(settings=toy_settings(samples=32, global_batch=8))
+    for name, norm in (("ann", 0.5), ("bob", 0.7), ("cat", 9.0), ("dan", 0.0)):
+        swarm.join(name).grad_norm = norm
+    assert (status(swarm)["grad_norm"], status(swarm)["samples"]) == (None, 0)
+    swarm.settle()
+
+    assert (status(swarm)["grad_norm"], status(swarm)["samples"]) == (0.7, 32)
+    committed = [event for event in swarm.events if isinstance(event, events.RoundCommitted)]
+    assert committed[1].grad_norm == {"ann": 0.5, "bob": 0.7, "cat": 9.0}
+
+
 def test_once_the_run_is_over_peers_are_done_and_not_lost() -> None:
     swarm = SimSwarm(settings=toy_settings(samples=32, global_batch=8))
     for name in ("ann", "bob"):

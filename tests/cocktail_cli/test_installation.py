@@ -47,6 +47,7 @@ def test_a_package_is_added_by_what_made_the_environment(
 ) -> None:
     install(None)
 
+    monkeypatch.setattr("cocktail_cli.installation.find_spec", lambda name: name)  # pip is there
     by_pip = shlex.split(command_to_add("bitsandbytes"))
     assert by_pip == [sys.executable, "-m", "pip", "install", "bitsandbytes>=0.48"]
 

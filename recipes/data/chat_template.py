@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from recipes.errors import DataError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 GENERATION_MARK = re.compile(r"{%-?\s*generation\s*-?%}")
 REASONING = ("reasoning_content", "reasoning", "thinking")  # transformers gives a template all three
 LABELS = ("name", "tool_call_id")  # they tell which call a result belongs to; many templates go by the order
+DAY = "chat_template_date"  # in tokenizer_config.json: the day that templates which write the date were given
 PROBE = " qz7"  # is appended to a value, to see whether the text changes
 PRINTED_PART = re.compile(r"qz7['\"]}")  # a part as Python or JSON prints it: the template knows no parts
 Span = tuple[int, int]  # first character, and the one after the last
@@ -61,9 +63,10 @@ class ChatTemplate:
         self.warnings: dict[str, None] = {}  # in order, each once
         self.tried: set[tuple[object, ...]] = set()  # shapes of messages that are rendered whole
         if "strftime_now" in self.names:
-            self.warnings[
-                "the chat template writes today's date: resumed on another day, the data differ"
-            ] = None
+            day = tokenizer.init_kwargs.setdefault(DAY, date.today().isoformat())
+            self.source = {
+                kind: dated(source, date.fromisoformat(day)) for kind, source in self.source.items()
+            }
         self.takes = Accepted()
         self.takes = self._accepted()
 
@@ -97,7 +100,8 @@ class ChatTemplate:
         except DataError:
             return True
         said = "".join(text[start:end] for start, end in spans).rstrip()
-        return said.endswith(tuple(self.tokenizer.get_added_vocab()))
+        ends = (*self.tokenizer.get_added_vocab(), self.special.get("eos_token") or said)
+        return said.endswith(ends)
 
     def _appended(self, conversation: Conversation, text: str) -> Iterator[Span]:
         messages, eos = conversation.messages, self.special.get("eos_token") or "\0"
@@ -212,7 +216,7 @@ class ChatTemplate:
     def _checked(self, conversation: Conversation, text: str) -> str:
         """Return `text`. Errors: DataError where the template left something of the conversation out."""
         place, messages = conversation.place, conversation.messages
-        for name in conversation.arguments.keys() - self.names:
+        for name in [name for name in conversation.arguments if name not in self.names]:
             near = difflib.get_close_matches(name, sorted(self.names), n=1)
             meant = f"did you mean `{near[0]}`?" if near else "chat_template_kwargs would be lost"
             raise DataError(f"{place}: the chat template has no variable `{name}`: {meant}")
@@ -225,8 +229,8 @@ class ChatTemplate:
             shape = (message["role"], frozenset(message), number > last)
             if shape in self.tried:
                 continue
-            for key in message.keys() - {"role"}:
-                if message[key] and not self._shows(conversation, number, key, text):
+            for key in message:
+                if key != "role" and message[key] and not self._shows(conversation, number, key, text):
                     self._left_out(message, key, f"{place}: message {number}")
             self.tried.add(shape)
         return text
@@ -275,17 +279,36 @@ def lost(key: str) -> str:
     )
 
 
-def names_in(source: str) -> Iterator[str]:
-    """Yield the variables, attributes and texts of a template's code. Errors: DataError: not valid Jinja."""
-    from jinja2 import TemplateError, nodes
+def dated(source: str, day: date) -> str:
+    """Have a template write `day` where it asks for the date: a run that is resumed later must find the same
+    data. `strftime_now` is a function of the renderer; a macro of that name comes before it."""
+    from jinja2 import nodes
+
+    calls = [call for call in parsed(source).find_all(nodes.Call) if isinstance(call.node, nodes.Name)]
+    asked = [call.args[0] for call in calls if call.node.name == "strftime_now" and call.args]
+    formats = {node.value: day.strftime(node.value) for node in asked if isinstance(node, nodes.Const)}
+    return (
+        f"{{% macro strftime_now(format) %}}{{{{ {json.dumps(formats)}[format] }}}}{{% endmacro %}}\n{source}"
+    )
+
+
+def parsed(source: str) -> Any:
+    """Parse a template. Errors: DataError where it is not valid Jinja."""
+    from jinja2 import TemplateError
     from transformers.utils import chat_template_utils
 
     untyped: Any = chat_template_utils
     try:
-        tree = untyped._compile_jinja_template(source).environment.parse(source)
+        return untyped._compile_jinja_template(source).environment.parse(source)
     except TemplateError as error:
         raise DataError(f"the chat template is not valid Jinja: {error}") from error
-    for node in tree.find_all((nodes.Name, nodes.Getattr, nodes.Const)):
+
+
+def names_in(source: str) -> Iterator[str]:
+    """Yield the variables, attributes and texts of a template's code. Errors: DataError: not valid Jinja."""
+    from jinja2 import nodes
+
+    for node in parsed(source).find_all((nodes.Name, nodes.Getattr, nodes.Const)):
         name = getattr(node, "name", None) or getattr(node, "attr", None) or getattr(node, "value", None)
         if isinstance(name, str):
             yield name

@@ -110,7 +110,7 @@ class ConversationReader:
             raise DataError(
                 f"{place}: the assistant has neither content nor tool calls: an empty answer would be trained"
             )
-        _check_values({key: message[key] for key in message.keys() - {"role", "content"}}, place)
+        _check_values({key: value for key, value in message.items() if key not in ("role", "content")}, place)
         return message
 
     def _role(self, role: str, place: str) -> str:

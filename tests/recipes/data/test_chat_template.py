@@ -19,6 +19,7 @@ from recipes.data.conversations import Conversation, ConversationReader
 from recipes.data.sources import Row
 from recipes.data.tokenization import make_row_tokenizer
 from recipes.errors import DataError
+from recipes.models import open_tokenizer
 
 SPECIAL = [
     "<|im_start|>",
@@ -296,10 +297,30 @@ def test_a_template_that_never_trains_the_end_of_a_turn_is_a_warning(speaking: A
     ):
         made = make_row_tokenizer(speaking(source), Data(), Dataset(path="my.jsonl"), rows[0])
         assert made.warnings == warnings
+    plain = speaking("{% for m in messages %}{{ m.content + eos_token }}{% endfor %}")
+    plain.eos_token = "!"  # a token of the vocabulary, not one that was added
+    assert make_row_tokenizer(plain, Data(), Dataset(path="my.jsonl"), rows[0]).warnings == []
 
 
-def test_a_template_that_writes_the_date_is_a_warning(speaking: Any) -> None:
-    assert "today's date" in next(iter(ChatTemplate(speaking(source_of("llama3_2")), marked=False).warnings))
+@pytest.mark.parametrize(
+    ("name", "written"), [("llama3_2", "Today Date: 04 Mar 2026"), ("gptoss", "2026-03-04")]
+)
+def test_a_run_that_is_resumed_on_another_day_finds_the_date_it_began_with(
+    name: str, written: str, speaking: Any, tmp_path: Path
+) -> None:
+    tokenizer = speaking(source_of(name))
+    tokenizer.init_kwargs["chat_template_date"] = "2026-03-04"  # as an earlier launch left it
+    tokenizer.save_pretrained(tmp_path)
+    messages = Conversation([ASK, ANSWER], "my.jsonl:1")
+
+    text = ChatTemplate(open_tokenizer(tmp_path), marked=False).render(messages)
+    today = ChatTemplate(speaking(source_of(name)), marked=False).render(messages)
+
+    assert written in text
+    del tokenizer.init_kwargs["chat_template_date"]
+    assert ChatTemplate(tokenizer, marked=False).render(messages) != text
+    assert tokenizer.init_kwargs["chat_template_date"] > "2026-03-04"  # kept, for the folder of the run
+    assert today == text
 
 
 def test_unused_columns_are_named(speaking: Any) -> None:

@@ -28,6 +28,7 @@ LABELS = ("name", "tool_call_id")  # they tell which call a result belongs to; m
 DAY = "chat_template_date"  # in tokenizer_config.json: the day that templates which write the date were given
 PROBE = " qz7"  # is appended to a value, to see whether the text changes
 PRINTED_PART = re.compile(r"qz7['\"]}")  # a part as Python or JSON prints it: the template knows no parts
+TEMPLATE_HINT = "(hint: model.chat_template_path=FILE)"
 Span = tuple[int, int]  # first character, and the one after the last
 
 
@@ -56,10 +57,15 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         own = tokenizer.chat_template
         self.source: dict[str, str] = own if isinstance(own, dict) else {"default": str(own)}
+        if "default" not in self.source:
+            names = ", ".join(sorted(self.source))
+            raise DataError(f"the tokenizer has no chat template `default`, only {names} {TEMPLATE_HINT}")
         if marked and (variant := training_template(tokenizer)) is not None:
             self.source = {"default": variant}
         self.special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-        self.names = frozenset(name for source in self.source.values() for name in names_in(source))
+        trees = [parsed(source) for source in self.source.values()]
+        self.texts = frozenset(text for tree in trees for text in texts_in(tree))
+        self.names = self.texts | {name for tree in trees for name in names_in(tree)}
         self.warnings: dict[str, None] = {}  # in order, each once
         self.tried: set[tuple[object, ...]] = set()  # shapes of messages that are rendered whole
         if "strftime_now" in self.names:
@@ -230,7 +236,11 @@ class ChatTemplate:
             if shape in self.tried:
                 continue
             for key in message:
-                if key != "role" and message[key] and not self._shows(conversation, number, key, text):
+                if (
+                    key != "role"
+                    and message[key] not in ("", [], {})
+                    and not self._shows(conversation, number, key, text)
+                ):
                     self._left_out(message, key, f"{place}: message {number}")
             self.tried.add(shape)
         return text
@@ -304,26 +314,32 @@ def parsed(source: str) -> Any:
         raise DataError(f"the chat template is not valid Jinja: {error}") from error
 
 
-def names_in(source: str) -> Iterator[str]:
-    """Yield the variables, attributes and texts of a template's code. Errors: DataError: not valid Jinja."""
+def names_in(tree: Any) -> Iterator[str]:
+    """Yield the variables and attributes of a template's code."""
     from jinja2 import nodes
 
-    for node in parsed(source).find_all((nodes.Name, nodes.Getattr, nodes.Const)):
-        name = getattr(node, "name", None) or getattr(node, "attr", None) or getattr(node, "value", None)
-        if isinstance(name, str):
-            yield name
+    yield from (node.name for node in tree.find_all(nodes.Name))
+    yield from (node.attr for node in tree.find_all(nodes.Getattr))
+
+
+def texts_in(tree: Any) -> Iterator[str]:
+    """Yield the texts of a template's code: the keys and roles that it asks for are among them."""
+    from jinja2 import nodes
+
+    yield from (node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
 
 
 def training_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """TRL's variant of the tokenizer's template, with marks around the assistant's words; None where the
     template has marks, or TRL does not know it. Used here only: the exported tokenizer keeps its own."""
-    if not isinstance(tokenizer.chat_template, str) or GENERATION_MARK.search(tokenizer.chat_template):
+    template: Any = tokenizer.chat_template
+    if GENERATION_MARK.search(template["default"] if isinstance(template, dict) else template):
         return None
     from trl.chat_template_utils import get_training_chat_template
 
     try:
         return get_training_chat_template(tokenizer)
-    except ValueError:  # an unknown template: answers are found by rendering instead
+    except Exception:  # an unknown template, or one that refuses TRL's trials: answers are found by rendering
         return None
 
 

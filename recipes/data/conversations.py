@@ -19,6 +19,7 @@ from .sources import Row
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
 MESSAGE_KEYS = ("role", "content", "tool_calls", "reasoning_content", "name", "tool_call_id")
+SAYING = ("content", "tool_calls")  # keys of which an assistant's message needs one
 DROPPED = "-"  # in column_map: what is not to be read, on purpose
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")  # columns of data that are not text alone
 # what a chat template is given by the renderer, never by a row
@@ -42,7 +43,7 @@ class ConversationReader:
     """Reads conversations from the rows of one data set. Errors: DataError with the place of the message."""
 
     dataset: Dataset
-    template_names: frozenset[str] = frozenset()  # words of the chat template: its own roles are among them
+    template_texts: frozenset[str] = frozenset()  # texts in the chat template: its own roles are among them
 
     def __post_init__(self) -> None:
         mapped = self.dataset.column_map.items()
@@ -61,7 +62,7 @@ class ConversationReader:
         for name in names:
             if not isinstance(row.value(name), list):
                 raise DataError(
-                    f"{row.place}: `{name}` must be a list of messages, as it is in the first row"
+                    f"{row.place}: `{name}` must be a list of messages, as the first row's prompt"
                 )
         prompt, completion = (self._messages(row, name) for name in names)
         return self._whole(row, prompt + completion, len(prompt))
@@ -107,15 +108,20 @@ class ConversationReader:
             row.text(content_key)
         says = "tool_calls" in message or plain_text(message.get("content")).strip()
         if role == "assistant" and not says:
-            raise DataError(
-                f"{place}: the assistant has neither content nor tool calls: an empty answer would be trained"
-            )
+            near = [
+                match
+                for key in message
+                for match in difflib.get_close_matches(key, SAYING, n=1, cutoff=0.5)
+                if key not in SAYING
+            ]
+            meant = f"did you mean `{near[0]}`?" if near else "an empty answer would be trained"
+            raise DataError(f"{place}: the assistant has neither content nor tool calls: {meant}")
         _check_values({key: value for key, value in message.items() if key not in ("role", "content")}, place)
         return message
 
     def _role(self, role: str, place: str) -> str:
         role = self.roles.get(role, role)
-        if role in ROLES or role in self.template_names:
+        if role in ROLES or role in self.template_texts:
             return role
         near = difflib.get_close_matches(role.lower(), [*ROLES, *self.roles], n=1)
         meant = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(ROLES)}"

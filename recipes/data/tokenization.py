@@ -154,7 +154,7 @@ class RowTokenizer:
     def _conversations(self, rows: Sequence[Row], template: ChatTemplate) -> list[TokenizedDocument]:
         """Render and tokenize conversations. The tokens that are trained are as in TRL: of a chat what the
         assistant wrote, of prompt and completion those after what both renderings have in common."""
-        reader = ConversationReader(self.dataset, template.names)
+        reader = ConversationReader(self.dataset, template.texts)
         paired = self.row_type == "prompt_completion"
         read = reader.prompt_and_completion if paired else reader.conversation
         conversations = [read(row) for row in rows]

@@ -210,6 +210,8 @@ TALK = (
             {"messages": [{"role": "narrator", "content": "x"}, ASK, ANSWER]},
             "leaves out messages of role `narrator`",
         ),
+        ({"messages": [ASK, {**ANSWER, "weight": 0}]}, "leaves out `weight` of role assistant (hint"),
+        ({"messages": [{"role": "function", "content": "5"}, ANSWER]}, "unknown role `function`"),
         ({"messages": [ASK]}, "my.jsonl:1: no message of an assistant to train on"),
         (
             {"messages": [ASK, ANSWER], "chat_template_kwargs": {"enable_thinkin": False}},
@@ -278,6 +280,18 @@ def test_arguments_of_a_call_are_an_object_or_json_text_and_no_template_quotes_t
         )
         assert text in objects
         assert texts == objects
+
+
+def test_of_several_templates_the_one_for_tools_renders_rows_with_tools(speaking: Any) -> None:
+    tokenizer = speaking({"default": CHATML, "tool_use": source_of("qwen2_5")})
+    rows = [CHATS[1], CALLED]
+
+    assert ours(rows, tokenizer, assistant_only_loss=False) == [
+        ours([row], speaking(source), assistant_only_loss=False)[0]
+        for row, source in zip(rows, (CHATML, source_of("qwen2_5")), strict=True)
+    ]
+    with pytest.raises(DataError, match="no chat template `default`, only rag, tool_use"):
+        ours(rows, speaking({"rag": CHATML, "tool_use": CHATML}))
 
 
 def test_a_template_that_is_no_jinja_is_reported(speaking: Any) -> None:

@@ -114,6 +114,8 @@ def answered(**message: Any) -> dict[str, Any]:
             answered(content=[{"type": "text", "text": " "}]),
             "the assistant has neither content nor tool calls",
         ),
+        (answered(contnet="Four."), "neither content nor tool calls: did you mean `content`?"),
+        (answered(function_call={"name": "f"}), "neither content nor tool calls: did you mean `tool_calls`?"),
         (answered(content=5), "message 1: field `content` must be text, not int"),
         (
             {"messages": [{"role": "user", "content": None}]},

@@ -168,6 +168,7 @@ TRACEBACK_HINT = "-v shows the traceback"
 MEMORY_HINT = "lower --micro-batch-size on this machine, or data.max_length in the recipe"
 PORT_HINT = "--port 0 takes any free port; another --port or --bind may be free too"
 URL_HINT = "copy the whole line between its quotes, or ask the run's host for it again"
+NAME_HINT = "check this machine's connection, and the host's name in the URL"
 HUB_HINT = "the run may be over, or its port closed to you: ask its host for `cocktail status`"
 
 
@@ -199,8 +200,8 @@ def explain(error: BaseException) -> Failure:
         hints = hints or (PORT_HINT,)
     elif code == "url_invalid":
         hints = hints or (URL_HINT,)
-    elif code == "unreachable" and not hints and getattr(error, "layer", "dns") != "dns":
-        hints = (HUB_HINT,)
+    elif code == "unreachable" and not hints and hasattr(error, "layer"):
+        hints = (NAME_HINT if error.layer == "dns" else HUB_HINT,)
     return Failure(code, SAID.get(code, "") + (said or code.replace("_", " ")), problems, hints)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import sys
 import traceback
 from contextlib import suppress
@@ -151,7 +152,15 @@ def fail_usage(error: typer.TyperException, as_json: bool) -> NoReturn:
         sys.exit(error.exit_code)
     context = getattr(error, "ctx", None)
     hints = (f"{context.command_path} --help",) if context else ()
-    fail(Failure("usage", error.format_message().rstrip("."), hints=hints), as_json)
+    fail(Failure("usage", usage_text(error.format_message()), hints=hints), as_json)
+
+
+def usage_text(said: str) -> str:
+    """Leave out of Typer's text the variables that are not set, and what its library says of itself."""
+    for variable in re.findall(r" \(env var: '(\w+)'\)", said):
+        if variable not in os.environ:
+            said = said.replace(f" (env var: '{variable}')", "")
+    return said.replace("Value error, ", "").replace("Input should be", "it should be").rstrip(".")
 
 
 def fail(failure: Failure, as_json: bool) -> NoReturn:

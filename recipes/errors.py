@@ -16,7 +16,15 @@ class InputError(Exception):
 
 
 class DataError(InputError):
-    """The data set cannot be used. The message names file and line where there is one."""
+    """The data set cannot be used. The message names file and line where there is one.
+
+    Args:
+        hint: what to do about it.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class ModelError(InputError):

@@ -79,7 +79,8 @@ def check_unlocked(folder: Path, record: RunRecord | None) -> None:
             lock_exclusively(lock).close()
     except LedgerBusy:
         if record is None:
-            raise Failure("output_in_use", f"another launch is at work in {folder}") from None
+            hints = ("wait until it has ended, or choose another folder: -o DIR",)
+            raise Failure("output_in_use", f"another launch is at work in {folder}", hints=hints) from None
         raise Failure(
             "output_in_use",
             f"the run {record.run} is going on: its hub (process {record.pid}) holds the ledger",

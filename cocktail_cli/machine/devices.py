@@ -36,7 +36,10 @@ def pick_device(wanted: str) -> str:
     if wanted.startswith("cuda"):
         number = int(wanted.partition(":")[2] or 0)
         if number >= (count := cuda_devices()):
-            raise Failure("preflight", f"--device {wanted}: this machine has {count} CUDA devices")
+            hints = ("--device auto takes what there is; cocktail doctor says what torch sees",)
+            raise Failure(
+                "preflight", f"--device {wanted}: this machine has {count} CUDA devices", hints=hints
+            )
         return f"cuda:{number}"
     return wanted
 

@@ -164,6 +164,9 @@ def load_run(run: str) -> RunRecord:
 
 def unknown(run: str) -> Failure:
     """Make the failure of a run that this machine does not know, with the nearest name that it knows."""
+    if Path(run).is_dir():
+        hints = ("give the output folder of a launch, or a name of: cocktail runs",)
+        return Failure("run_unknown", f"{run} holds no run (no {FILE})", hints=hints)
     names = [known.run for known in known_runs()]
     near = get_close_matches(run, names, n=1)
     hint = f"did you mean {near[0]}?" if near else "cocktail runs lists those that were launched here"

@@ -43,7 +43,8 @@ def read_url(given: str | None) -> str:
     if given.startswith("@"):
         path = Path(given[1:]).expanduser()
         if not path.is_file():
-            raise Failure("usage", f"no such file: {path}")
+            hints = ("save the line that the host passed on in a file: cocktail join @FILE",)
+            raise Failure("usage", f"no such file: {path}", hints=hints)
         return path.read_text(encoding="utf-8")
     return given
 

@@ -92,7 +92,8 @@ def decoded(data: bytes, file: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise RecipeError([Problem(file, None, "", f"not UTF-8 text: {error.reason}")]) from None
+        hint = "save the file as UTF-8"
+        raise RecipeError([Problem(file, None, "", f"not UTF-8 text: {error.reason}", hint)]) from None
 
 
 def parse(text: str, file: str) -> Document:
@@ -105,12 +106,13 @@ def parse(text: str, file: str) -> Document:
         mark = getattr(error, "problem_mark", None)
         what = getattr(error, "problem", None) or "cannot be read as YAML"
         line = mark.line + 1 if mark else None
-        raise RecipeError([Problem(file, line, "", f"not valid YAML: {what}")]) from None
+        hint = "indent with spaces, not tabs" if "\\t" in what else ""
+        raise RecipeError([Problem(file, line, "", f"not valid YAML: {what}", hint)]) from None
     except ValueError as error:  # a date such as 2026-13-40
         raise RecipeError([Problem(file, None, "", f"not valid YAML: {error}")]) from None
     if not isinstance(values, dict):
         what = "the file is empty" if values is None else "a recipe is a mapping of keys to values"
-        raise RecipeError([Problem(file, 1, "", what)])
+        raise RecipeError([Problem(file, 1, "", what, "one to change: cocktail recipes copy smoke my.yaml")])
     document = Document(file, values)
     twice = _index(node, (), document)
     if twice:

@@ -141,7 +141,9 @@ def recipe_path(name_or_path: str | Path) -> Path:
     if path.is_dir():
         message, hint = "is a folder, not a recipe", ""
     elif path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
-        message, hint = "no such file", ""
+        near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.y*ml")], n=1)
+        message = "no such file"
+        hint = f"did you mean {path.with_name(near[0])}?" if near else "shipped ones: cocktail recipes list"
     else:
         near = difflib.get_close_matches(text, shipped, n=1, cutoff=0.5)
         message = "no recipe of this name and no such file"

@@ -23,7 +23,7 @@ from recipes.errors import DataError
 from .packing import NOTHING_DROPPED, PackedDocuments, make_samples
 from .sample_order import Mixture, shuffled_order
 from .samples import Sample, SampleSource, samples_digest
-from .sources import Row, read_rows
+from .sources import Row, no_rows, read_rows
 from .streaming import ChunkIndex, StreamedCorpus
 from .tokenization import RowTokenizer, TokenizedDocument, make_row_tokenizer, tokenize_batches
 
@@ -197,7 +197,7 @@ def _open(
     source = read_rows(dataset, streaming)
     first = next(source, None)
     if first is None:
-        raise DataError(f"{dataset.path}: the data set is empty")
+        raise no_rows(dataset.path)
     return make_row_tokenizer(tokenizer, data, dataset, first), chain([first], source)
 
 

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -168,7 +169,7 @@ def _rows(dataset: Dataset, streaming: bool, progress: Progress) -> Iterator[Row
     if matches:
         return (row for match in matches for row in _file(Path(match), dataset, streaming))
     if looks_like_data_file(path):
-        raise DataError(f"{path}: no such file or folder")
+        raise DataError(f"{path}: no such file or folder", nearest_file(local))
     return _loaded(path, dataset, streaming=streaming)
 
 
@@ -265,9 +266,11 @@ def _object(line: bytes, place: str) -> dict[str, Any]:
     try:
         value = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise DataError(f"{place}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+        hint = "save the file as UTF-8, such as with iconv -t UTF-8"
+        raise DataError(f"{place}: not UTF-8 text: {error.reason} at byte {error.start}", hint) from None
     except json.JSONDecodeError as error:
-        raise DataError(f"{place}: not valid JSON: {error.msg} at column {error.colno}") from None
+        hint = "correct this line, or remove it"
+        raise DataError(f"{place}: not valid JSON: {error.msg} at column {error.colno}", hint) from None
     except RecursionError:
         raise DataError(f"{place}: not valid JSON: nested too deeply") from None
     if not isinstance(value, dict):
@@ -355,7 +358,20 @@ def _unreadable(called: str, error: Exception) -> DataError | HubUnreachable:
     if "gated dataset" in str(error):
         return DataError(f"{called}: access is gated {licence_hint(f'datasets/{called}')}")
     cause = f": {error.__cause__}" if error.__cause__ else ""
-    return DataError(f"{called}: cannot be loaded: {error}{cause}")
+    hint = f"it may hold files of {', '.join(['.jsonl', *LOADERS])}" if Path(called).is_dir() else ""
+    return DataError(f"{called}: cannot be loaded: {error}{cause}", hint)
+
+
+def no_rows(called: str) -> DataError:
+    """Make the error of a data set without rows."""
+    return DataError(f"{called}: the data set is empty", "it needs rows; --data FILE names another one")
+
+
+def nearest_file(path: Path) -> str:
+    """Return the hint for a file that is not there: the nearest name beside it, if there is one."""
+    beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = get_close_matches(path.name, beside, n=1)
+    return f"did you mean {path.with_name(near[0])}?" if near else "check the path: it begins at this folder"
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recipes.config import Dataset, Recipe, is_hub_id
-from recipes.data import detect_row_type, make_row_tokenizer, read_rows
+from recipes.data import detect_row_type, make_row_tokenizer, no_rows, read_rows
 from recipes.errors import DataError, Finding, HubUnreachable, InputError
 from recipes.models import (
     BUILTIN_MODELS,
@@ -66,7 +66,7 @@ def failed(about: str, error: Exception, offline: bool = False) -> Finding:
     """Turn an error into a finding; a warning where the hub was not asked."""
     if offline and isinstance(error, HubUnreachable):
         return Finding("warn", about, f"not checked: {error}", "without --offline the hub is asked")
-    return Finding("fail", about, str(error), error=error)
+    return Finding("fail", about, str(error), getattr(error, "hint", ""), error=error)
 
 
 def model_of(recipe: Recipe, folder: Path) -> Finding:
@@ -105,7 +105,7 @@ def data_of(
     source = read_rows(dataset, streaming=hub and not offline)
     first = next(source, None)
     if first is None:
-        raise DataError(f"{dataset.path}: the data set is empty")
+        raise no_rows(dataset.path)
     if tokenizer is None:
         kind = detect_row_type(dataset, first)
         yield Finding("ok", "data", f"{dataset.path}: {kind}; its rows are not read, for want of a tokenizer")

@@ -187,7 +187,7 @@ def test_resume_hosts_the_run_with_its_own_recipe_address_and_options(
             changed,
             tmp_path / "out",
             load_run("amber-otter-42"),
-            (ListenAddress("127.0.0.1", 5000), LocalSettings("cpu", 4), 3),
+            (ListenAddress("127.0.0.1", 5000), LocalSettings("cpu", 4), 3, 0),
         )
     ]
 

@@ -11,6 +11,7 @@ from test_narrator import committed
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.host.host_session import HostSession
+from cocktail_cli.host.local_peers import LocalPeers, LocalSettings
 from recipes.config.loader import load_recipe
 from transport.protocol.events import RunEnded
 
@@ -22,10 +23,11 @@ def followed(tmp_path: Path, losses: list[float | None], *overrides: str) -> obj
     rounds = [committed(round=i, loss=loss) for i, loss in enumerate(losses)]
     hub: Any = SimpleNamespace(events=lambda tick: iter([*rounds, RunEnded(0.0, True, "over", 0, 9, 9)]))
     silent: Any = SimpleNamespace(
-        tell=lambda _: (), newly_ended=tuple, events=tuple, committed=lambda *_: None, present=True
+        tell=lambda _: (), events=tuple, committed=lambda *_: None, present=(), met=(), rounds=0
     )
+    nobody = LocalPeers(tmp_path, LocalSettings())
     return HostSession(load_recipe("smoke", list(overrides)), tmp_path, []).follow(
-        hub, silent, silent, silent
+        hub, silent, nobody, silent
     )
 
 

@@ -145,6 +145,11 @@ class Run:
         if self._feed.failure is not None:
             raise public(self._feed.failure)
 
+    def _no_result(self) -> Failure:
+        began = self._feed.beginning
+        hints = (f'cocktail_cli.resume("{began.run}")',) if isinstance(began, events.RunStarted) else ()
+        return public(Failure("no_result", "the run was stopped before it had a result", hints=hints))
+
     @property
     def url(self) -> str:
         """The run URL to pass on. Waits until the hub listens."""
@@ -165,7 +170,7 @@ class Run:
             raise
         self._raise_failure()
         if self._feed.beginning is None:
-            raise public(Failure("no_result", "the run was stopped before it began"))
+            raise self._no_result()
         return self._feed.beginning
 
     def result(self) -> events.RunFinished | events.RunPaused | events.Left:
@@ -174,7 +179,7 @@ class Run:
             pass
         self._raise_failure()
         if self._feed.ending is None:
-            raise public(Failure("no_result", "the run was stopped before it began"))
+            raise self._no_result()
         return self._feed.ending
 
     @property

@@ -144,7 +144,7 @@ def test_a_run_is_launched_watched_stopped_exported_and_asked_to_write(tmp_path:
     for file in ("config.json", "model.safetensors", "tokenizer.json"):
         assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "out" / file).read_bytes(), file
     assert asked(cocktail, "generate", "out", "The import", "--max-new-tokens", "4")["prompt"] == "The import"
-    assert asked(cocktail, "status", started["run"])["state"] == "finished"
+    assert asked(cocktail, "status", started["run"])["state"] == "stopped"
     written = {path: path.read_bytes() for folder in (tmp_path, home()) for path in files_of(folder)}
     written[Path("ps")] = arguments
     written[Path("stdout")] = json.dumps([e for e in launch.told if e is not started]).encode()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from recipes.data import Sample, batches, collate
 from recipes.downloads import from_pretrained_options
@@ -31,6 +31,7 @@ from recipes.weight_files import (
 
 from .base_model import fetch_model, open_tokenizer
 from .lora import adapter_base, is_adapter
+from .sliced_loss import loss_sum
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -105,33 +106,6 @@ def open_vector(folder: Path, code: bool = False) -> StoredVector:
     """Open the weights in a model folder as one vector: on disk where they can be read in place, else loaded
     into memory. Errors: ModelError."""
     return open_stored_vector(folder, code) or vector_of_model(load_model(folder, code=code), folder, code)
-
-
-def logits_of(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Compute the logits (B, T, V) of a batch of `collate`, with or without labels.
-
-    Without a cache: with one, transformers drops the isolation of packed documents.
-    """
-    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-    shape = batch["input_ids"].shape
-    attention = getattr(getattr(model, "config", None), "_attn_implementation", None) or ""
-    if "position_ids" in inputs and attention.startswith("flash"):  # it isolates documents in one row only
-        inputs = {name: tensor.reshape(1, -1) for name, tensor in inputs.items()}
-    logits: Tensor = model(**inputs, use_cache=False).logits
-    return logits.reshape(*shape, -1)
-
-
-def loss_sum(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, int]:
-    """Sum the token losses in nats, and count them: labels other than -100 after the shift by one.
-
-    A sum, since parts of a batch that are computed separately (micro-batches, peers) must add up to the
-    whole.
-    """
-    logits = logits_of(model, batch)
-    targets = batch["labels"][:, 1:].reshape(-1)  # (B (T-1),): position t predicts token t+1
-    scores = logits[:, :-1].reshape(-1, logits.shape[-1]).float()
-    loss = nn.functional.cross_entropy(scores, targets, ignore_index=-100, reduction="sum")
-    return loss, int((targets != -100).sum())
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from torch import nn
 
 from recipes.errors import ModelError
 
-from .causal_lm import logits_of
+from .sliced_loss import logits_of
 
 TOLERANCE = 0.01  # of another document's influence beside an own token's: quantized weights round a little
 

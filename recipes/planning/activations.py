@@ -108,7 +108,7 @@ def trace(model: nn.Module, batch: int, length: int, half: torch.dtype | None = 
 
     def before_the_head(*_: object) -> None:
         nonlocal kept
-        kept = alive.bytes
+        kept = kept or alive.bytes  # the first call: slices of the loss call the head again
 
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     hook = head.register_forward_pre_hook(before_the_head)

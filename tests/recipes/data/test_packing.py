@@ -17,8 +17,8 @@ from recipes.data.samples import Sample, collate, pack_samples, unpack_samples
 from recipes.data.tokenization import TokenizedDocument
 from recipes.errors import ModelError
 from recipes.models.base_model import BUILTIN_MODELS, UNISOLATED_MODEL_TYPES, check_fit, open_tokenizer
-from recipes.models.causal_lm import logits_of, loss_sum
 from recipes.models.packing_isolation import check_packing_isolation, isolates_documents
+from recipes.models.sliced_loss import logits_of, loss_sum
 from recipes.training.loop import build_peer
 
 KEPT_APART = [

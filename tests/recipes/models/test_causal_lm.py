@@ -20,7 +20,8 @@ from tiny_models import CONFIGS, TIED, VOCABULARY
 from recipes.data.corpus import Sample
 from recipes.data.samples import collate
 from recipes.errors import ModelError
-from recipes.models.causal_lm import TextGenerator, evaluate, load_model, loss_sum
+from recipes.models.causal_lm import TextGenerator, evaluate, load_model
+from recipes.models.sliced_loss import loss_sum
 from recipes.weight_files.parameter_layout import FlatParameters, Layout, layout_of
 
 

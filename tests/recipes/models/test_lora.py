@@ -21,8 +21,9 @@ from recipes.data.corpus import Sample
 from recipes.data.samples import collate
 from recipes.errors import ModelError
 from recipes.models.adapter_merge import AdapterVector, convert_file_dtype, write_merged
-from recipes.models.causal_lm import TextGenerator, load_model, loss_sum
+from recipes.models.causal_lm import TextGenerator, load_model
 from recipes.models.lora import draw_uniform
+from recipes.models.sliced_loss import loss_sum
 from recipes.models.trainable import count_trainable, load_trained, meta_trained_model, open_trained
 from recipes.snapshots.snapshot_fold import Fold
 from recipes.weight_files.model_folder import write_model_files

@@ -14,7 +14,7 @@ from test_precision import ROWS, recipe_of, stepped
 from tiny_models import CONFIGS
 
 from recipes.data.samples import collate
-from recipes.models.causal_lm import loss_sum
+from recipes.models.sliced_loss import loss_sum
 from recipes.models.trainable import load_trained, open_trained
 from recipes.training import peer_checkpoint
 from recipes.training.loop import build_peer

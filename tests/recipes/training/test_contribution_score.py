@@ -14,7 +14,7 @@ from compress import decode, join
 from recipes.config.schema import Recipe
 from recipes.data.corpus import Corpus, Sample
 from recipes.data.samples import collate
-from recipes.models.causal_lm import loss_sum
+from recipes.models.sliced_loss import loss_sum
 from recipes.training.contribution_score import ENOUGH, FOUND, ROUNDS, Evidence, Gain, Probe, Updates
 
 PEERS = [f"p{i}" for i in range(10)]

@@ -313,11 +313,10 @@ class Board:
         if room < SMALL:
             return [self.one_line(width)]
         foot = flowed([Line.styled(self.keys(), "dim")], width)
-        head = [self.title(width), *flowed(self.figures(), width), *self.underway(width)]
-        times = flowed(map(Line, self.times()), width)
-        if len(head) + len(times) + len(foot) <= room:
-            head += times
-        head = head[: max(1, room - len(foot))]
+        title, underway, figures = [self.title(width)], self.underway(width), self.figures()
+        head = [*title, *flowed([*figures, *map(Line, self.times())], width), *underway]
+        if len(head) + len(foot) > room:
+            head = [*title, *flowed(figures, width), *underway][: max(1, room - len(foot))]
         spare = room - len(head) - len(foot)
         wanted = len(self.peers) + 1 if self.peers else 0
         least = min(wanted, 4)

@@ -16,7 +16,7 @@ import typer
 from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import RunRecord, load_run, the_run_going_on
-from cocktail_cli.options import Json, Quiet
+from cocktail_cli.options import Json, NoColor, Quiet
 from cocktail_cli.ui import Display, duration_text, megabytes, printable, short, timestamp
 
 TIMEOUT = 10.0  # seconds for an answer
@@ -45,6 +45,7 @@ def status(
     peers: Annotated[bool, typer.Option("--peers", help="Show all that the hub knows of each peer.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    no_color: NoColor = False,
 ) -> None:
     """Show the progress of a run.
 
@@ -55,17 +56,18 @@ def status(
 
     With --json one object: run, state (waiting, running, paused, finished, stopped, failed), reason (of its
     end), step, max_steps, loss, eval_loss, losses and eval_losses (while it runs: pairs of step and loss, 128
-    at most), tokens, tokens_per_s, eta_s, since_s, checkpoint (round of the newest snapshot), parameters,
-    local_steps, recipe_hash, reach (of a run of this machine), peers, each with name, gpu, state (syncing,
-    waiting, training, behind, lost, done), share, tokens, up_bytes, down_bytes, fetched_bytes (of these:
-    before it was ready), rtt_ms, last_seen_s, joined_s, rounds, left_out, compute_s, wait_s; and others: the
-    same of those that are not in the run (deciding, left, lost, removed).
+    at most), tokens, tokens_per_s, samples, grad_norm, eta_s, since_s, checkpoint (round of the newest
+    snapshot), parameters, local_steps, recipe_hash, reach (of a run of this machine), peers, each with name,
+    gpu, state (syncing, waiting, training, behind, lost, done), share, tokens, up_bytes, down_bytes,
+    fetched_bytes (of these: before it was ready), rtt_ms, last_seen_s, joined_s, rounds, left_out,
+    compute_s, wait_s; and others: the same of those that are not in the run (deciding, left, lost, removed).
     """
     run = run or the_run_going_on().run
     if watch:
         words = partial(in_short, as_json=as_json) if as_json or quiet else line_of
         with suppress(KeyboardInterrupt):
-            watched(run, words, on_screen=words is line_of and Display().live(sys.stdout))
+            display = Display(color=not no_color)
+            watched(run, words, display if words is line_of and display.live(sys.stdout) else None)
         return
     found = ask(run)
     if as_json or quiet:
@@ -95,12 +97,12 @@ def after(found: dict[str, Any]) -> str:
 # ---- again and again ---------------------------------------------------------------------------------------
 
 
-def watched(run: str, line: Callable[[dict[str, Any]], str], on_screen: bool) -> None:
-    """Show the status until the run is over: as a table, or a line for each change."""
-    if on_screen:
+def watched(run: str, line: Callable[[dict[str, Any]], str], display: Display | None) -> None:
+    """Show the status until the run is over: on a terminal's board, or without one a line for each change."""
+    if display is not None:
         from cocktail_cli.ui import LiveView
 
-        view = LiveView(sys.stdout, sys.stdout, color=True)
+        view = LiveView(sys.stdout, sys.stdout, display.color)
         try:
             for found in answers_of(run):
                 view.watch(found)

@@ -86,7 +86,7 @@ Overrides = Annotated[
 ]
 DataPath = Annotated[
     str | None,
-    typer.Option("--data", metavar="DATA", help="jsonl, json, csv, parquet, txt, saved folder, hub id."),
+    typer.Option("--data", metavar="DATA", help="jsonl, json, csv, parquet, txt, folder or hub id."),
 ]
 ModelName = Annotated[
     str | None, typer.Option("--model", metavar="MODEL", help="Train this: a folder or a hub id.")

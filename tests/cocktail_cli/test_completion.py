@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer.main
 from processor_time import half_a_second, timed
 
-from cocktail_cli.completion import overrides, recipe_names, run_names
+from cocktail_cli.completion import local_peers, overrides, recipe_names, run_names, unfinished_runs
 from cocktail_cli.machine.run_registry import RunRecord, save_run
 from cocktail_cli.main import app
 
@@ -64,6 +65,20 @@ def test_runs_of_this_machine_are_offered(tmp_path: Path, monkeypatch: pytest.Mo
 
     assert run_names("am") == [("amber-otter-42", "finished, smoke")]
     assert run_names("x") == []
+    assert unfinished_runs("") == [], "it is finished"
+
+
+def test_local_peers_of_the_run_before_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COCKTAIL_HOME", str(tmp_path / "home"))
+    out = tmp_path / "out"
+    (out / "peers").mkdir(parents=True)
+    (out / "peers" / "local-1.jsonl").write_text("")
+    save_run(RunRecord("amber-otter-42", "u", {}, 1, 2, "b", str(out), "base", "smoke", "9f", "2026"))
+    context: Any = SimpleNamespace(params={"run": "amber-otter-42"})
+
+    assert local_peers(context, "") == [("local-1", "local peer")]
+    assert local_peers(SimpleNamespace(params={"run": "none"}), "") == []  # type: ignore[arg-type]
+    assert [name for name, _ in unfinished_runs("")] == ["amber-otter-42"]
 
 
 def test_keys_are_offered_dotted_and_bare_and_their_choices_after_the_sign() -> None:

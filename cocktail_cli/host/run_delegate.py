@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from recipes.data import Corpus, StreamedCorpus
     from recipes.models import Base, BaseFile
     from recipes.training import Probe
+
+log = logging.getLogger(__name__)
 
 LONGEST_LEASE = 16  # rounds; without staleness an update belongs to its own round
 TOLD = {10**i for i in range(9)}  # the counts of shortened packets at which a peer is warned of
@@ -208,15 +211,15 @@ def settings_of(
 
 def needs_of(recipe: Recipe, base: Path) -> dict[str, int]:
     """Estimate what a step takes of a peer, for the question that joiners are asked: bytes of memory and of
-    a packet. Empty where the model's config says too little."""
-    from recipes.errors import ModelError
+    a packet. Empty where the model cannot be traced."""
     from recipes.planning import Machine, packet_bytes, plan_memory
 
     asked, wants = recipe.training.per_device_train_batch_size, recipe.swarm.requires
     machine = Machine(wants.vram or 0 if wants else 0, gpu=wants is not None)
     try:
         plan = plan_memory(recipe, base, 1 if asked == "auto" else asked, machine)
-    except ModelError:
+    except Exception:  # code of the model may raise anything on tensors without data, and train all the same
+        log.debug("no estimate for joiners", exc_info=True)
         return {}
     return {"memory": plan.bytes, "packet": packet_bytes(recipe, plan.parameters)}
 

@@ -122,7 +122,8 @@ class VolunteerSession:
         except (Leaving, signals.StopAsked):  # before there was anything to finish
             link.leave(self.leave_reason)
         except Exception as error:
-            link.leave(explain(error).code.replace("_", " "))  # the others read why: "out of memory"
+            code = explain(error).code  # the others read why: "out of memory"
+            link.leave("an error" if code == "unexpected" else code.replace("_", " "))
             raise
         self.view.show(self._left(link))
 

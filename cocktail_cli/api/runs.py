@@ -58,15 +58,16 @@ class Feed:
         threading.Thread(target=self._read, name="events of a run", daemon=True).start()
 
     def _read(self) -> None:
-        try:
-            for event in read_events(self.process):
-                self._note(event)
-                self.events.put(event)
-        except Failure as failure:
-            self.failure = failure
-        status = self.process.wait()
-        if self.ending is None and self.failure is None and not self.stop_asked:
-            self.failure = self._crash(status)
+        with self.stderr, self.process:
+            try:
+                for event in read_events(self.process):
+                    self._note(event)
+                    self.events.put(event)
+            except Failure as failure:
+                self.failure = failure
+            status = self.process.wait()
+            if self.ending is None and self.failure is None and not self.stop_asked:
+                self.failure = self._crash(status)
         self.begun.set()
         self.events.put(None)
 
@@ -216,7 +217,7 @@ class Run:
 
     def _write(self, text: str, last: bool = False) -> None:
         assert self._process.stdin is not None
-        with suppress(OSError):  # it has ended, and its events say why
+        with suppress(OSError, ValueError):  # it has ended, and its events say why
             self._process.stdin.write(text)
             self._process.stdin.flush()
         if last:
@@ -229,9 +230,12 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop a run that is still going on, and wait for its end."""
-        if not self._over:
-            self._end()
+        """Stop a run that is still going on, and wait for its end; having no result yet is then no error."""
+        if self._over:
+            return
+        self._end()
+        if kind is None and self._feed.failure is not None and self._feed.failure.code != "no_result":
+            self._raise_failure()
 
     def __del__(self) -> None:
         if hasattr(self, "_feed") and not self._over:

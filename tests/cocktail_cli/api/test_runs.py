@@ -109,6 +109,12 @@ def test_a_misspelt_option_of_join_is_refused_with_the_nearest() -> None:
 
 
 @pytest.mark.slow
+def test_a_block_that_does_not_read_its_run_ends_with_the_runs_failure() -> None:
+    with pytest.raises(cocktail_cli.InvalidInput, match="smok has 1 problem"), cocktail_cli.launch("smok"):
+        pass
+
+
+@pytest.mark.slow
 def test_the_failure_of_the_command_is_raised_by_every_way_to_read_the_run() -> None:
     run = cocktail_cli.launch("smoke", learing_rate=1)
 

@@ -96,8 +96,16 @@ class RunRecord:
         return True
 
     def state_now(self) -> State:
-        """Return the state; a run that should be going on, whose hub does not listen, has died."""
-        return "died" if self.state == "running" and not self.hub_listens() else self.state
+        """Return the state; a run that should be going on, without a hub or its process, has died."""
+        alive = self.state != "running" or self.hub_listens() or self.process_lives()
+        return self.state if alive else "died"
+
+    def process_lives(self) -> bool:
+        """Tell whether the run's process lives: it writes the model when its hub is closed. Linux alone."""
+        try:
+            return b"cocktail" in Path(f"/proc/{self.pid}/cmdline").read_bytes()
+        except OSError:
+            return False
 
     def ended(self, state: State, steps: int, eval_loss: float | None, reason: str = "") -> RunRecord:
         return replace(self, state=state, steps=steps, eval_loss=eval_loss, reason=reason)
@@ -179,7 +187,7 @@ def the_run_going_on() -> RunRecord:
     Raises Failure (usage) where there is none, or several.
     """
     unfinished = [record for record in known_runs() if record.state == "running"]
-    going_on = [record for record in unfinished if record.hub_listens()] or unfinished
+    going_on = [record for record in unfinished if record.state_now() == "running"] or unfinished
     if len(going_on) != 1:
         many = ", ".join(record.run for record in going_on) or "none"
         raise Failure("usage", f"which run? Going on here: {many}", hints=("cocktail runs lists all",))

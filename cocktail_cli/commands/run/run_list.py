@@ -53,7 +53,7 @@ def described(record: RunRecord) -> dict[str, Any]:
     age = (datetime.now(UTC) - began.replace(tzinfo=began.tzinfo or UTC)).total_seconds()
     now = {
         "state": record.state_now(),
-        "step": record.steps or last_step(folder / in_folder.METRICS),
+        "step": max(record.steps, last_step(folder / in_folder.METRICS)),  # run.json is written at the end
         "model": model_of(folder / in_folder.RESOLVED),
         "age_s": round(max(0.0, age)),
     }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,6 +112,18 @@ def test_a_run_whose_hub_does_not_listen_has_died(tmp_path: Path) -> None:
     assert known.state_now() == "died"
     assert replace(known, state="finished").state_now() == "finished"
     assert the_run_going_on() == known, "it should be going on"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_a_run_whose_process_writes_the_model_has_not_died(tmp_path: Path) -> None:
+    waiting = [sys.executable, "-c", "input()", "cocktail"]
+    with subprocess.Popen(waiting, stdin=subprocess.PIPE) as process:
+        known = replace(record(tmp_path), pid=process.pid, port=1, bind="127.0.0.1")
+        assert known.state_now() == "running"
+        assert process.stdin is not None
+        process.stdin.write(b"end\n")
+
+    assert known.state_now() == "died"
 
 
 def test_which_run_goes_on_is_asked_where_none_or_several_do(tmp_path: Path) -> None:

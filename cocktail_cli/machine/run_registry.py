@@ -11,8 +11,10 @@ import random
 import re
 import socket
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -101,11 +103,11 @@ class RunRecord:
         return self.state if alive else "died"
 
     def process_lives(self) -> bool:
-        """Tell whether the run's process lives: it writes the model when its hub is closed. Linux alone."""
-        try:
-            return b"cocktail" in Path(f"/proc/{self.pid}/cmdline").read_bytes()
-        except OSError:
-            return False
+        """Tell whether the run's process lives, on Linux: it writes the model when its hub is closed."""
+        if sys.platform == "linux":
+            with suppress(OSError):
+                return b"cocktail" in Path(f"/proc/{self.pid}/cmdline").read_bytes()
+        return False
 
     def ended(self, state: State, steps: int, eval_loss: float | None, reason: str = "") -> RunRecord:
         return replace(self, state=state, steps=steps, eval_loss=eval_loss, reason=reason)

@@ -116,11 +116,13 @@ def test_a_run_whose_hub_does_not_listen_has_died(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_a_run_whose_process_writes_the_model_has_not_died(tmp_path: Path) -> None:
-    waiting = [sys.executable, "-c", "input()", "cocktail"]
-    with subprocess.Popen(waiting, stdin=subprocess.PIPE) as process:
+    waiting = [sys.executable, "-c", "print(flush=True); input()", "cocktail"]
+    with subprocess.Popen(waiting, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()  # it has begun
         known = replace(record(tmp_path), pid=process.pid, port=1, bind="127.0.0.1")
         assert known.state_now() == "running"
-        assert process.stdin is not None
         process.stdin.write(b"end\n")
 
     assert known.state_now() == "died"

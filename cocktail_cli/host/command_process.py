@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,9 @@ def start_command(arguments: list[str], flags: int = 0, **options: Any) -> subpr
     """
     # Windows' flag for a process group of its own; elsewhere start_new_session makes one.
     flags |= getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
-    command = [sys.executable, "-m", "cocktail_cli", *arguments]
+    # Where this process does not import from the working folder, no random.py there may shadow a module.
+    safe = [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
+    command = [sys.executable, *safe, "-m", "cocktail_cli", *arguments]
     return subprocess.Popen(command, text=True, start_new_session=True, creationflags=flags, **options)
 
 

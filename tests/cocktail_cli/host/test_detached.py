@@ -50,7 +50,7 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Any:
         starts = subprocess.Popen
 
         def start(command: list[str], **options: Any) -> subprocess.Popen[str]:
-            assert command[1:4] == ["-m", "cocktail_cli", "launch"]
+            assert command[command.index("-m") :][:3] == ["-m", "cocktail_cli", "launch"]
             return starts([sys.executable, "-c", script], **options)
 
         monkeypatch.setattr(subprocess, "Popen", start)

@@ -110,8 +110,11 @@ def test_a_misspelt_option_of_join_is_refused_with_the_nearest() -> None:
 
 @pytest.mark.slow
 def test_a_block_that_does_not_read_its_run_ends_with_the_runs_failure() -> None:
-    with pytest.raises(cocktail_cli.InvalidInput, match="smok has 1 problem"), cocktail_cli.launch("smok"):
-        pass
+    with (
+        pytest.raises(cocktail_cli.InvalidInput, match="smok has 1 problem"),
+        cocktail_cli.launch("smok") as run,
+    ):
+        run._process.wait()  # it failed by itself, before the block's end could stop it
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ TRL is the reference: `SFTTrainer` prepares the same rows with the same tokenize
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,6 +74,7 @@ CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+OLD_TRL = tuple(map(int, version("trl").split(".")[:2])) < (1, 16)
 # template -> what it can do; "masks": it has generation marks, or TRL has a variant that has
 TEMPLATES = {
     "cohere": "masks",
@@ -110,6 +112,8 @@ def source_of(name: str) -> str:
     assert spec is not None
     assert spec.submodule_search_locations is not None
     file = Path(spec.submodule_search_locations[0]) / "chat_templates" / f"{name}.jinja"
+    if not file.exists():
+        pytest.skip(f"trl {version('trl')} has no template {name}")
     return file.read_text(encoding="utf-8")
 
 
@@ -151,6 +155,9 @@ def of_trl(rows: list[dict[str, Any]], tokenizer: Any, assistant: bool) -> list[
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    Version(version("trl")) < Version("1.16"), reason="older TRL masks some prompts otherwise"
+)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_tokens_and_masks_are_those_of_trl(name: str, speaking: Any) -> None:
     """Chats, prompt and completion, system messages, tool calls; with assistant_only_loss where TRL can."""

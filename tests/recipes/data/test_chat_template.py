@@ -155,9 +155,7 @@ def of_trl(rows: list[dict[str, Any]], tokenizer: Any, assistant: bool) -> list[
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    Version(version("trl")) < Version("1.16"), reason="older TRL masks some prompts otherwise"
-)
+@pytest.mark.skipif(OLD_TRL, reason="TRL before 1.16 masks some prompts otherwise")
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_tokens_and_masks_are_those_of_trl(name: str, speaking: Any) -> None:
     """Chats, prompt and completion, system messages, tool calls; with assistant_only_loss where TRL can."""

@@ -144,12 +144,17 @@ class Cocktail:
         m, bits, bucket = len(v), self.quant_bits, self.quant_bucket_size
         if m == 0 or self._is_identity:
             return self._encode_on_host(v.cpu().numpy(), seed)
-        kept = selection_kernels.largest(v, topk.share_of(m, self.topk_ratio))
-        if self.stochastic_rounding or bits > 8 or not len(kept.values) or bucket & (bucket - 1):
-            quantized = quantize(kept.values.cpu().numpy(), bits, bucket, self._noise(seed))
-        else:
-            quantized = code_kernels.quantize(kept.values, bits, bucket)
-        return Encoded(write(m, selection_kernels.encode_positions(kept.positions, m), quantized), m)
+        kept = selection_kernels.largest(v, topk.share_of(m, self.topk_ratio), bucket)  # waits once
+        k = len(kept.values)
+        if self.stochastic_rounding or not k or not code_kernels.takes(bits, bucket):
+            found = topk.Survivors(kept.positions.cpu().numpy(), kept.values.cpu().numpy())
+            return self._pack(m, found, seed, compiled(k))
+        quantized = code_kernels.quantize(kept.values, bits, bucket, kept.rows)
+        positions = selection_kernels.coded(kept.positions, m)
+        parts = [*positions.parts, quantized.scales, quantized.packed]
+        read = torch.cat([part.view(torch.uint8) for part in parts]).cpu().numpy()  # waits once more
+        *places, scales, packed = np.split(read, np.cumsum([part.nbytes for part in parts])[:-1])
+        return Encoded(write(m, positions.read(*places), quantized.codes(packed, scales)), m)
 
     @property
     def _is_identity(self) -> bool:

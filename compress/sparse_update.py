@@ -29,7 +29,10 @@ class Update:
         positions, values = self.positions[start:stop], self.values[start:stop]
         if device != positions.device and self.size <= 1 << 31:
             positions = positions.to(torch.int32)
-        return Update(self.size, positions.to(device).to(torch.int64), values.to(device))
+        if device.type == "cuda":  # through pinned memory, so that nobody waits for the device
+            positions, values = positions.pin_memory(), values.pin_memory()
+        positions = positions.to(device, non_blocking=True).to(torch.int64)
+        return Update(self.size, positions, values.to(device, non_blocking=True))
 
     @property
     def count(self) -> int:

@@ -24,7 +24,7 @@ from compress.selection import topk
 MAGNITUDE = np.int32(0x7FFFFFFF)
 WORD = np.uint64(64)  # elements whose comparisons make one word
 ONE = np.uint64(1)
-AHEAD, EVERY = 16, 64  # blocks that memory is asked ahead for, and elements from one asking to the next
+AHEAD, EVERY = 16, 64  # blocks that memory is asked ahead for, and elements from one asking to the nth
 FAR = np.uint64(1024)  # elements, likewise
 THREE, SEVEN, BYTE = np.uint64(3), np.uint64(7), np.uint64(255)  # a byte's bits, and a word's bytes
 PIECE = 1 << 13  # elements at a time: stays in L1
@@ -190,7 +190,7 @@ def nearest(
         first, size = row * bucket, min(bucket, len(values) - row * bucket)
         here, there = values[first : first + size], codes[first : first + size]
         most, over = np.int32(0), inverse[row]
-        for i in range(size):  # vectorized, what the next loop cannot be
+        for i in range(size):  # vectorized, what the nth loop cannot be
             pattern = np.float32(abs(here[i]) * over).view(np.int32)
             most = max(most, pattern)
             numbers[i] = min(max((pattern >> np.int32(shift)) - np.int32(lowest), np.int32(0)), highest)
@@ -247,19 +247,20 @@ def positions(gaps: np.ndarray, before: int, out: np.ndarray) -> bool:
 
 
 @loop
-def strides(gaps: np.ndarray, stride: int, before: np.ndarray) -> bool:
-    """Write the position before every `stride`-th value, and the last one, of gap bytes (k,). False where
-    one of them is an escape, and `before`, (ceil(k / stride) + 1,), is then meaningless."""
-    at, most = np.int64(-1), np.uint8(0)
+def strides(gaps: np.ndarray, stride: int, far: np.ndarray, longer: np.ndarray, before: np.ndarray) -> None:
+    """Write the position before every `stride`-th value, and the last one, of gap bytes (k,) to `before`,
+    (ceil(k / stride) + 1,). The gap before value far[i] is longer[i] more than its byte says."""
+    at, nth = np.int64(-1), 0
     for row in range(len(before) - 1):
         here, passed = gaps[row * stride : (row + 1) * stride], np.uint32(0)
         for gap in here:  # vectorized
             passed += np.uint32(gap)
-            most = max(most, gap)
         before[row] = at
         at += np.int64(passed) + len(here)
+        while nth < len(far) and far[nth] < (row + 1) * stride:
+            at += longer[nth]
+            nth += 1
     before[-1] = at
-    return bool(most < 255)
 
 
 @loop
@@ -298,7 +299,9 @@ def add_codes(
     out: np.ndarray,  # (m,) float32
     start: int,
     stop: int,
-    gaps: np.ndarray,  # (k,) uint8, no escapes
+    gaps: np.ndarray,  # (k,) uint8
+    far: np.ndarray,  # the gap before value far[i] is
+    longer: np.ndarray,  # longer[i] more than its byte says
     first: int,  # the walk begins with this value
     before: int,  # the position before it
     inside: int,  # values from this one on stand at `start` or behind it,
@@ -316,16 +319,20 @@ def add_codes(
     At 4 bits, the usual width, a bucket that is known to lie inside is added without comparisons, eight
     values at once, its products computed once for each code: half of the time.
     """
-    begin, end, at = np.uint64(start), np.uint64(stop), np.uint64(before + 1)  # at: the next free position
+    begin, end, at = np.uint64(start), np.uint64(stop), np.uint64(before + 1)  # at: the nth free position
     bits, mask = np.uint64(width), np.uint64((1 << width) - 1)
     size, count = np.uint64(bucket), np.uint64(len(gaps))
     steps, codes = gaps[: len(gaps) // 8 * 8].view(np.uint64), packed[: len(packed) // 4 * 4].view(np.uint32)
     products = np.empty(16, np.float32)
+    nth = 0
+    while nth < len(far) and far[nth] < first:
+        nth += 1
+    jump = np.uint64(far[nth]) if nth < len(far) else count  # the nth value with a longer gap
     for row in range(np.uint64(first) // size, np.uint64(len(scales))):
         scale = scales[row]
         one, last = max(np.uint64(first), row * size), min((row + ONE) * size, count)
         known = np.uint64(inside) <= one and last <= np.uint64(until)
-        if width == 4 and known and (one | last) & SEVEN == 0:
+        if width == 4 and known and (one | last) & SEVEN == 0 and jump >= last:
             for number in range(16):
                 products[number] = levels[number] * scale * factor
             for eight in range(one >> THREE, last >> THREE):
@@ -339,6 +346,10 @@ def add_codes(
             continue
         for i in range(one, last):
             at += np.uint64(gaps[i])
+            if i == jump:
+                at += np.uint64(longer[nth])
+                nth += 1
+                jump = np.uint64(far[nth]) if nth < len(far) else count
             if at >= end:
                 return
             if at >= begin:

@@ -3,13 +3,13 @@
 from . import index_coding
 from .entropy_coding import LZ4, LZ4_MOST, STORED, Section, expand, shrink
 from .index_coding import (
-    CROWDED,
-    FEW,
     GAPS,
     EncodedPositions,
+    bytes_and_escapes,
     decode_positions,
+    encode_gap_bytes,
     encode_positions,
-    encode_steps,
+    in_gap_bytes,
     section_sizes,
 )
 from .section_streams import Bytes, FileSlice, Stream, held

@@ -61,10 +61,27 @@ def encode_positions(positions: np.ndarray, m: int, loops: ModuleType | None = N
     return _mask(positions, m) if k > CROWDED * m else _gaps(positions, m, loops)
 
 
-def encode_steps(step: np.ndarray) -> EncodedPositions:
-    """Encode the steps between positions, (k,) uint8, at least 1, from -1 on. Overwrites `step`."""
-    step -= 1
-    return EncodedPositions(GAPS, 0, shrink(step.data), shrink(b""))
+def in_gap_bytes(k: int, m: int) -> bool:
+    """Tell whether k positions below m are coded as whole gaps in bytes: only bytes then leave a device."""
+    return FEW < k <= CROWDED * m and m <= k * FINE
+
+
+def encode_gap_bytes(gaps: np.ndarray) -> EncodedPositions:
+    """Encode the bytes of gaps, (b,) uint8, with their escapes."""
+    return EncodedPositions(GAPS, 0, shrink(gaps.data), shrink(b""))
+
+
+def bytes_and_escapes(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Separate the escapes of gap bytes, (b,) uint8, from the bytes that end a gap.
+
+    Returns these bytes, (k,); the values, ascending, with escapes before them, and what those skip, both (j,)
+    int64.
+    """
+    escapes = np.flatnonzero(raw == 255)
+    if not len(escapes):
+        return raw, np.empty(0, np.int64), np.empty(0, np.int64)
+    far, times = np.unique(escapes - np.arange(len(escapes)), return_counts=True)
+    return raw[raw != 255], far, times * 255
 
 
 def decode_positions(
@@ -199,7 +216,8 @@ def _gaps(positions: np.ndarray, m: int, loops: ModuleType | None = None) -> Enc
         step[:1] = positions[0] + 1
         np.subtract(positions[1:], positions[:-1], out=step[1:], casting="unsafe")
         if int(step.sum(dtype=np.int64)) == int(positions[-1]) + 1:
-            return encode_steps(step)
+            step -= 1
+            return encode_gap_bytes(step)
     main, low = list[np.ndarray](), list[np.ndarray]()
     for start in range(0, k, CHUNK):
         before = positions[start - 1] if start else positions.dtype.type(-1)

@@ -4,8 +4,8 @@ An update takes 12 bytes a value, and most of a sum's time goes into writing and
 kept, and each value is computed where it is added, by a compiled loop, to the bit what `decode` gives. A GPU
 is given those 1.5 bytes a value, window by window.
 
-That is done for what peers usually send: gaps of a byte each, codes of 1, 2, 4 or 8 bits in whole bytes a
-bucket, a long vector, on a machine with numba. Every other packet is decoded.
+That is done for what peers usually send: gaps of a byte each but for some longer ones, codes of 1, 2, 4 or 8
+bits in whole bytes a bucket, a long vector, on a machine with numba. Every other packet is decoded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from compress.backends import compiled, usable
 from compress.bit_packing import lookup
-from compress.coding import GAPS
+from compress.coding import GAPS, bytes_and_escapes
 from compress.errors import PacketError
 from compress.quantization import Codes, dequantize, signed_table, widen
 from compress.sparse_update import Update
@@ -34,7 +34,9 @@ class PackedUpdate:
     """An update of k values that can be added up, measured and decoded, but is not written out."""
 
     size: int  # m, length of the sampled vector
-    gaps: np.ndarray  # (k,) uint8: positions skipped before each value
+    gaps: np.ndarray  # (k,) uint8: positions skipped before each value, but for
+    far: np.ndarray  # (j,) int64: values, ascending, before which
+    longer: np.ndarray  # (j,) int64: so many more are skipped
     before: np.ndarray  # (ceil(k / STRIDE) + 1,) int64: the position before each STRIDE-th value; the last
     codes: Codes
     levels: np.ndarray  # (2**quant_bits,) float32: the value of each code, in scales
@@ -47,7 +49,15 @@ class PackedUpdate:
 
     @property
     def nbytes(self) -> int:
-        parts = self.gaps, self.before, self.codes.packed, self.codes.scales, self.scales
+        parts = (
+            self.gaps,
+            self.far,
+            self.longer,
+            self.before,
+            self.codes.packed,
+            self.codes.scales,
+            self.scales,
+        )
         return sum(part.nbytes for part in parts)
 
     def norm(self) -> float:
@@ -61,11 +71,12 @@ class PackedUpdate:
         """Add to out[start:stop] the values there, times `factor`. out: (m,)"""
         begin, end = (int(np.searchsorted(self.before, at)) for at in (start, stop))
         row = begin - 1
-        walk = self.gaps, row * STRIDE, int(self.before[row]), begin * STRIDE, (end - 1) * STRIDE
+        walk = row * STRIDE, int(self.before[row]), begin * STRIDE, (end - 1) * STRIDE
         codes = self.codes.packed, self.codes.quant_bits, self.codes.quant_bucket_size
         self.loops.add_codes(
-            out.numpy(), start, stop, *walk, *codes, self.levels, self.scales, np.float32(factor)
-        )
+            out.numpy(), start, stop, self.gaps, self.far, self.longer, *walk, *codes,
+            self.levels, self.scales, np.float32(factor),
+        )  # fmt: skip
 
     def window(self, start: int, stop: int, device: torch.device) -> Update:
         """Decode the values start .. stop - 1 on a device. start: a multiple of STRIDE."""
@@ -77,36 +88,48 @@ class PackedUpdate:
         if usable(torch.empty(0, device=device)):
             from compress.backends.triton import code_kernels, selection_kernels  # imports triton
 
-            positions = selection_kernels.positions_behind(gaps, before, device)
+            here = slice(*np.searchsorted(self.far, (start, stop)))
+            far = self.far[here] - start, self.longer[here]
+            positions = selection_kernels.positions_behind(gaps, before, far, device)
             return Update(self.size, positions, code_kernels.dequantize(codes, device, inside))
-        found = np.empty(len(gaps), np.int64)
-        self.loops.positions(gaps, before, found)
-        values = torch.from_numpy(dequantize(codes, inside))
-        return Update(self.size, torch.from_numpy(found).to(device), values.to(device))
+        positions, values = self._positions(start, stop), torch.from_numpy(dequantize(codes, inside))
+        return Update(self.size, positions.to(device), values.to(device))
 
     def decoded(self) -> Update:
         """Write the update out."""
-        positions = np.empty(self.count, np.int64)
-        self.loops.positions(self.gaps, -1, positions)
-        return Update(self.size, torch.from_numpy(positions), torch.from_numpy(dequantize(self.codes)))
+        values = torch.from_numpy(dequantize(self.codes))
+        return Update(self.size, self._positions(0, self.count), values)
+
+    def _positions(self, start: int, stop: int) -> torch.Tensor:
+        """Add up the gaps of the values start .. stop - 1, int64; start: a multiple of STRIDE."""
+        found = np.empty(stop - start, np.int64)
+        self.loops.positions(self.gaps[start:stop], int(self.before[start // STRIDE]), found)
+        here = slice(*np.searchsorted(self.far, (start, stop)))
+        if len(self.far[here]):
+            more = np.zeros(stop - start, np.int64)
+            more[self.far[here] - start] = self.longer[here]
+            found += np.cumsum(more)
+        return torch.from_numpy(found)
 
 
 def decode_packed(packet: bytes, m: int) -> PackedUpdate | Update:
     """Decode a packet to the smallest form that can be added up. Errors: PacketError, as from `decode`."""
     header, loops = read_header(memoryview(packet), m).expanded(), compiled(m)
     bits, bucket, main = header.quant_bits, header.quant_bucket_size, header.sections[0]
-    plain = header.kind == GAPS and header.shift == 0 and main.raw == header.k
+    plain = header.kind == GAPS and header.shift == 0 and header.k
     if loops is None or not plain or bits not in (1, 2, 4, 8) or bucket * bits % 8:
         return decode_expanded(header, m, loops)
-    gaps = _in_words(np.frombuffer(main.data, np.uint8))
-    before = np.empty(-(-header.k // STRIDE) + 1, np.int64)
-    if not loops.strides(gaps, STRIDE, before):
-        return decode_expanded(header, m, loops)  # refuses it: there is an escape among them
+    gaps, far, longer = bytes_and_escapes(np.frombuffer(main.data, np.uint8))
+    if len(gaps) != header.k or main.data[-1] == 255:
+        return decode_expanded(header, m, loops)  # refuses it
+    gaps, before = _in_words(gaps), np.empty(-(-header.k // STRIDE) + 1, np.int64)
+    loops.strides(gaps, STRIDE, far, longer, before)
     if before[-1] >= m:
         raise PacketError(f"a position {before[-1]:,} in a vector of {m:,}")
     codes = header.codes()
     codes = replace(codes, packed=_in_words(codes.packed))
-    return PackedUpdate(m, gaps, before, codes, signed_table(codes.levels), widen(codes.scales), loops)
+    levels, scales = signed_table(codes.levels), widen(codes.scales)
+    return PackedUpdate(m, gaps, far, longer, before, codes, levels, scales, loops)
 
 
 def _in_words(part: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ that goes through the vector window by window asks for the place of each unit. `
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -121,8 +122,16 @@ class Sample:
     def units_on(self, device: torch.device) -> torch.Tensor:
         """Return the units on a device, to which they travel once."""
         if device not in self._placed:
-            self._placed[device] = self.units.to(device)
+            self._placed[device] = self.units if device.type == "cpu" else _brought(self.units, device)
         return self._placed[device]
+
+    def windows(self, at_most: int) -> Iterator[tuple[int, Sample]]:
+        """Divide the sample: yield where each part begins, and the part, of about `at_most` elements."""
+        step = max(at_most // self.block_size, 1)
+        for first in range(0, len(self.units), step):
+            start = first * self.block_size
+            size = min(step * self.block_size, self.m - start)
+            yield start, Sample(self.n, self.block_size, self.units[first : first + step], size)
 
     def take(self, x: torch.Tensor) -> torch.Tensor:
         """Copy the sample of x, (n,) -> (m,); only that is read."""
@@ -249,6 +258,11 @@ class Sample:
             raise ValueError(
                 f"{what} is a contiguous float32 vector of {length:,}, this is {x.dtype} of {tuple(x.shape)}"
             )
+
+
+def _brought(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor of the host to a device, which nobody waits for."""
+    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
 
 def _units_at(places: torch.Tensor, count: int, key: list[int]) -> torch.Tensor:

@@ -33,8 +33,14 @@ class LocalModel(Protocol):
 
 
 def fetched_difference(sample: Sample, x: Tensor, y: Tensor) -> Tensor:
-    """Compute x - y, (m,), on the device of x. Only the sample of y is brought there; the same bits."""
-    return sample.take(x).sub_(sample.take(y).to(x.device))
+    """Compute x - y, (m,), on the device of x, to which only the sample of y is brought: the same bits. It is
+    brought in windows of pinned memory, and nobody waits for the device."""
+    out = sample.take(x)
+    for start, window in sample.windows(WINDOW):
+        there = window.take(y)
+        there = there.pin_memory() if x.device.type == "cuda" else there
+        out[start : start + window.m].sub_(there.to(x.device, non_blocking=True))
+    return out
 
 
 @dataclass(frozen=True)

@@ -55,10 +55,6 @@ class WindowedDelta:
 def delta_on_host(local_model: LocalModel, shard: Shard, sample: Sample, global_model: Tensor) -> Tensor:
     """Compute d_i on a round's sample, (m,), in the host's memory: a device gets no more than a window."""
     out = torch.empty(sample.m)
-    step = max(WINDOW // 4 // sample.block_size, 1)  # units; this is done where memory is short
-    for first in range(0, len(sample.units), step):
-        start = first * sample.block_size
-        stop = min(start + step * sample.block_size, sample.m)
-        window = Sample(sample.n, sample.block_size, sample.units[first : first + step], stop - start)
-        out[start:stop] = local_model.difference(shard, window, global_model)
+    for start, window in sample.windows(WINDOW // 4):  # this is done where memory is short
+        out[start : start + window.m] = local_model.difference(shard, window, global_model)
     return out

@@ -1,4 +1,4 @@
-"""Compiles every kernel to PTX for an NVIDIA GPU of compute capability 8.0 and prints {name: length} as JSON.
+"""Compiles the kernels for GPUs that are not here, and prints what came of it as JSON.
 
 A process of its own: where TRITON_INTERPRET is set, there is nothing to compile.
 """
@@ -6,7 +6,11 @@ A process of its own: where TRITON_INTERPRET is set, there is nothing to compile
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import triton
@@ -21,47 +25,87 @@ from compress.backends.triton import vector_kernels as vectors
 
 VECTORS = {"x": "*fp32", "y": "*fp32", "units": "*i64", "out": "*fp32", "m": "i64", "shift": "i32"}
 ADD = {"x": "*fp32", "at": "*i64", "values": "*fp32", "k": "i64", "alpha": "fp32"}
-COUNT = {"bits": "*i32", "m": "i64", "low": "i32", "counts": "*i64"}
-GATHER = {"bits": "*i32", "m": "i64", "low": "i32", "starts": "*i64", "positions": "*i64", "values": "*i32"}
+COUNT = {"bits": "*i32", "m": "i64", "threshold": "*i32", "counts": "*i64", "blocks": "i32"}
+GATHER = {
+    "bits": "*i32", "m": "i64", "threshold": "*i32", "starts": "*i64", "blocks": "i32", "quota": "*i64",
+    "positions": "*i64", "patterns": "*i32", "room": "i64",
+}  # fmt: skip
+ESCAPES = {"positions": "*i64", "k": "i64", "counts": "*i64"}
+GAP_BYTES = {"positions": "*i64", "k": "i64", "starts": "*i64", "out": "*u8"}
 QUANTIZE = {
     "values": "*fp32", "k": "i64", "buckets": "i64", "by_bin": "*u8", "at": "*fp32", "codes": "*u8",
     "scales": "*i32",
 }  # fmt: skip
 DEQUANTIZE = {
-    "packed": "*u8",
-    "table": "*fp32",
-    "scales": "*fp32",
-    "out": "*fp32",
-    "k": "i64",
-    "before": "i32",
+    "packed": "*u8", "table": "*fp32", "scales": "*fp32", "out": "*fp32", "k": "i64", "before": "i32",
     "bucket": "i32",
-}
+}  # fmt: skip
+NVIDIA = [GPUTarget("cuda", number, 32) for number in (75, 80, 90, 120)]
+AMD = [GPUTarget("hip", "gfx90a", 64), GPUTarget("hip", "gfx1100", 32)]
+PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
 
 
-def ptx(kernel: object, signature: dict[str, str], **constants: object) -> int:
-    """Length of the PTX."""
+def assembled(target: GPUTarget, kernel: object, signature: dict[str, str], **constants: object) -> str:
+    """Compile a kernel to its assembly: PTX, or that of AMD."""
+    warps = constants.pop("num_warps", 4)
     types = signature | dict.fromkeys(constants, "constexpr")
     source = ASTSource(fn=kernel, signature=types, constexprs=constants)
-    return len(triton.compile(source, target=GPUTarget("cuda", 80, 32)).asm["ptx"])
+    made = triton.compile(source, target=target, options={"num_warps": warps}).asm
+    return made["ptx" if target.backend == "cuda" else "amdgcn"]
+
+
+def stack(ptx: str, target: GPUTarget) -> int:
+    """Bytes of stack that ptxas gives the kernel."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(ptx)
+        (name,) = re.findall(r"\.target (\w+)", ptx)
+        newer = PTXAS.with_name("ptxas-blackwell")
+        ptxas = newer if target.arch >= 100 and newer.exists() else PTXAS
+        command = [str(ptxas), "-v", f"--gpu-name={name}", str(path), "-o", str(path) + ".cubin"]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return max(map(int, re.findall(r"(\d+) bytes stack frame", told)), default=0)
+
+
+def quantize(target: GPUTarget, bits: int, bucket: int) -> str:
+    return assembled(
+        target, codes._quantize, QUANTIZE,
+        BITS=bits, BUCKET=bucket, ROWS=max(codes.AT_ONCE // bucket, 1), BY_LARGEST=bits == 8,
+        STRETCH=1 < bits < 8, LOWEST=1, SHIFT=14, BINS=8192, BEYOND=1.25, num_warps=max(4, bucket // 512),
+    )  # fmt: skip
+
+
+def decoders(target: GPUTarget, bits: Iterable[int]) -> dict[str, str]:
+    """The kernels whose bits must be the same everywhere."""
+    made = {"add": assembled(target, vectors._add, ADD, BLOCK=1024)}
+    for width in bits:
+        made[f"dequantize {width}"] = assembled(target, codes._dequantize, DEQUANTIZE, BITS=width, BLOCK=1024)
+    return made
 
 
 def main() -> None:
-    """All kernels, the two of `codes` at every width."""
-    sizes = {
-        "difference": ptx(vectors._difference, VECTORS, BLOCK=1024),
-        "add": ptx(vectors._add, ADD, BLOCK=1024),
-        "count": ptx(select._count, COUNT, BLOCK=4096),
-        "gather": ptx(select._gather, GATHER, BLOCK=4096),
-    }
-    for bits in (1, 2, 3, 4, 8):
-        sizes[f"quantize {bits}"] = ptx(
-            codes._quantize, QUANTIZE,
-            BITS=bits, BUCKET=128, ROWS=8, BY_LARGEST=bits == 8, STRETCH=1 < bits < 8,
-            LOWEST=1, SHIFT=14, BINS=8192, BEYOND=1.25,
-        )  # fmt: skip
-    for bits in (1, 2, 3, 4, 8, 16):
-        sizes[f"dequantize {bits}"] = ptx(codes._dequantize, DEQUANTIZE, BITS=bits, BLOCK=1024)
-    print(json.dumps(sizes))
+    """Print what was compiled: {target: {kernel: [length, flushes denormals, bytes of stack]}}."""
+    told: dict[str, dict[str, tuple[int, bool, int]]] = {}
+    for target in [*NVIDIA, *AMD]:
+        every = target.arch == 80
+        made = decoders(target, (1, 2, 3, 4, 8, 16) if every else (4,))
+        made["quantize 4, 128"] = quantize(target, 4, 128)
+        made["gather"] = assembled(target, select._gather, GATHER, BLOCK=4096)
+        if every:
+            made["difference"] = assembled(target, vectors._difference, VECTORS, BLOCK=1024)
+            made["count"] = assembled(target, select._count, COUNT, BLOCK=4096)
+            made["escapes"] = assembled(target, select._escapes, ESCAPES, BLOCK=4096)
+            made["gap bytes"] = assembled(target, select._gap_bytes, GAP_BYTES, BLOCK=4096)
+            for bits in (1, 2, 3, 8):
+                made[f"quantize {bits}, 128"] = quantize(target, bits, 128)
+            for bucket in (1024, codes.LONGEST):
+                made[f"quantize 4, {bucket}"] = quantize(target, 4, bucket)
+        cuda = target.backend == "cuda"
+        told[f"{target.backend} {target.arch}"] = {
+            name: (len(code), ".ftz" in code, stack(code, target) if cuda else 0)
+            for name, code in made.items()
+        }
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import fake_cuda as fake
 import pytest
 import torch
+from a_peer import peer_on, recipe_of
 
-from compress import Cocktail, decode
+from compress import Cocktail, decode, fingerprint
+from compress.backends.triton import selection_kernels
+from compress.quantization.quantizer import SEEN
+from recipes.algorithm import DecodedPacket
 
+FEW, LONG = 160, 1100  # sides of a small table, and of one whose packets stay packed
 DEVICES = ["cuda:0", "cuda:1"]
 
 
@@ -29,3 +35,90 @@ def test_each_kernel_is_launched_on_the_device_of_its_tensors_in_any_thread(devi
     sample = mix.draw(len(x), 1, 3)
 
     assert torch.equal(moved, sample.add_(x.clone(), decode(packet, sample.m)))
+
+
+class Around:
+    """One exchange of a peer with itself: what it makes of x and x'."""
+
+    def __init__(self, where: str, side: int = LONG) -> None:
+        self.peer = peer_on("cuda", recipe_of(state_device=where), side)
+        step = torch.randn(side**2, generator=torch.Generator().manual_seed(3))
+        self.peer.worker.x.add_(step.to("cuda"), alpha=0.01)
+
+    def start(self) -> DecodedPacket:
+        return self.peer.worker.start()
+
+    def finish(self, sent: DecodedPacket) -> None:
+        worker = self.peer.worker
+        aggregate = worker.global_model.decode(sent.packet)
+        worker.global_model.move(aggregate)
+        worker.follow(aggregate, sent)
+
+    def ends(self) -> list[torch.Tensor]:
+        worker = self.peer.worker
+        return [worker.x.cpu(), worker.global_model.vector.cpu()]
+
+
+@pytest.mark.parametrize("where", ["accelerator", "cpu"])
+def test_an_exchange_waits_for_the_device_twice_and_once_for_the_fingerprint(where: str) -> None:
+    """At most 8 bytes a sent value are brought there, and the sample of an x' that is kept on the host."""
+    Around(where).finish(Around(where).start())  # tables of the fingerprint are brought there once
+    around = Around(where)
+    with fake.counted() as start:
+        sent = around.start()
+    with fake.counted() as finish:
+        around.finish(sent)
+    k = sent.shard_updates[0].update.count
+    elsewhere = 4 * LONG**2 if where == "cpu" else 0
+    brought = sum(start.to_device.values()) + sum(finish.to_device.values()) - elsewhere
+
+    assert k == pytest.approx(0.2 * LONG**2, rel=0.02)
+    assert sum(start.waits.values()) == 2, start.waits
+    assert sum(finish.waits.values()) == (where == "accelerator"), finish.waits
+    assert brought < 8 * k, (start.to_device, finish.to_device)
+    fitted = 4 * min(k, 2 * SEEN)  # values that the levels are fitted to: never more than 1 MiB
+    assert sum(start.to_host.values()) < 2 * k + fitted, start.to_host
+
+
+@pytest.mark.parametrize("where", ["accelerator", "cpu"])
+def test_an_exchange_in_which_memory_runs_out_has_the_same_result(where: str) -> None:
+    """At each allocation in turn: encoded again on the host, applied again in smaller windows."""
+    around = Around(where, FEW)
+    around.finish(sent := around.start())
+    want = around.ends()
+    before = fake.allocations()
+    again = Around(where, FEW)
+    made = fake.allocations() - before  # of the peer itself
+    again.finish(again.start())
+    count = fake.allocations() - before - made
+    short = 0
+    for n in range(1, count, max(count // 12, 1)):
+        around = Around(where, FEW)
+        fake.fail_at(n)
+        mine = around.start()
+        around.finish(mine)
+        fake.fail_at(0)
+        short += around.peer.worker.short_of_memory
+        if mine.packet == sent.packet:  # the host may round a code at a border differently
+            assert all(map(torch.equal, around.ends(), want))
+        residual = around.ends()[0] - around.ends()[1]
+        torch.testing.assert_close(residual, want[0] - want[1], rtol=0, atol=0.02)
+    assert short
+
+
+def test_candidates_that_are_all_equal_take_no_more_memory_than_those_that_are_not() -> None:
+    """After Adam's first step every coordinate has moved as far."""
+    k, peaks = 1 << 18, []
+    for v in (torch.randn(1 << 21, device="cuda"), torch.ones(1 << 21, device="cuda")):
+        before = fake.peak_from_here()
+        found = selection_kernels.largest(v, k)
+        peaks.append(fake.peak() - before)
+
+        assert k <= len(found.positions) <= 1.01 * k
+    assert peaks[1] <= 1.05 * peaks[0]
+
+
+def test_the_fingerprint_of_a_device_is_that_of_the_host() -> None:
+    x = torch.randn(200_003, generator=torch.Generator().manual_seed(1))
+
+    assert fingerprint(x.to("cuda:1")) == fingerprint(x)

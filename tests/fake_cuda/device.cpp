@@ -334,7 +334,7 @@ void copy(const Tensor& to, const Tensor& from, bool non_blocking) {
   on_host(to).copy_(on_host(from));
   if (later) pending.push_back({slot, clocks[slot][slot], from, from.clone(), false});
   else if (crosses && !(non_blocking && to.is_cuda())) {    // pageable memory is staged: the host may go on
-    if (from.is_cuda()) tell(WAIT, bytes);
+    tell(WAIT, bytes);
     host_waits(clocks[slot]);
   }
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 import triton
@@ -10,34 +12,56 @@ import triton.language as tl
 from compress.quantization import levels as fitted
 from compress.quantization import quantizer as host
 
-from .launching import launch
+from .launching import brought, launch
 
-ROWS = 8
+AT_ONCE = 1024  # values of a program, where buckets are no longer
+LONGEST = 4096  # bucket: beyond, a program would need more registers than there are
 BLOCK = 1024
 
 
-def quantize(values: torch.Tensor, bits: int, bucket: int) -> host.Codes:
+def takes(bits: int, bucket: int) -> bool:
+    """Tell whether the device quantizes this; the host does the rest."""
+    return bits <= 8 and bucket <= LONGEST and not bucket & (bucket - 1)
+
+
+def quantize(values: torch.Tensor, bits: int, bucket: int, rows: np.ndarray) -> OnDevice:
     """Quantize (k,) values as the host does, to 1 to 8 bits, without noise, in buckets of a power of two.
 
-    The levels are fitted by the same code to the same sample. Codes at the border of two levels may
-    differ from the host's, because sums are added up in another order.
+    rows: some of the values, one bucket each, to which levels are fitted by the host's code. Codes at the
+    border of two levels may differ from the host's, because sums are added up in another order.
     """
     k = len(values)
-    plan = host.plan(host.seen(values, bucket).cpu().numpy(), bits)
+    plan = host.plan(rows, bits)
     buckets = triton.cdiv(k, bucket)
     codes = torch.empty(k, dtype=torch.uint8, device=values.device)
     scales = torch.empty(buckets, dtype=torch.int32, device=values.device)
-    by_bin = torch.from_numpy(plan.levels.by_bin).to(values.device)
-    at = torch.from_numpy(plan.levels.at.astype(np.float32)).to(values.device)
+    by_bin = brought(plan.levels.by_bin, values.device)
+    at = brought(plan.levels.at.astype(np.float32), values.device)
+    together = max(AT_ONCE // bucket, 1)
     launch(
-        _quantize, triton.cdiv(buckets, ROWS), values, k, buckets, by_bin, at, codes, scales,
-        bits, bucket, ROWS, plan.by_largest, bits > 1 and not plan.by_largest,
+        _quantize, triton.cdiv(buckets, together), values, k, buckets, by_bin, at, codes, scales,
+        bits, bucket, together, plan.by_largest, bits > 1 and not plan.by_largest,
         fitted.LOWEST, fitted.SHIFT, fitted.BINS, fitted.BEYOND.get(bits, 1.0),
+        num_warps=max(4, bucket // 512),
     )  # fmt: skip
-    packed = _join(codes, bits).cpu().numpy()
-    return host.Codes(
-        bits, bucket, k, packed, plan.table, plan.patterns(scales.view(torch.float32).cpu().numpy())
-    )
+    return OnDevice(bits, bucket, k, plan, _join(codes, bits), scales)
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """Codes and scales that have not been read yet."""
+
+    bits: int
+    bucket: int
+    count: int
+    plan: host.Plan
+    packed: torch.Tensor  # (bytes,) uint8
+    scales: torch.Tensor  # (buckets,) int32: the patterns of float32
+
+    def codes(self, packed: np.ndarray, scales: np.ndarray) -> host.Codes:
+        """Make the codes of what was read of `packed` and of the bytes of `scales`."""
+        patterns = self.plan.patterns(scales.view(np.float32))
+        return host.Codes(self.bits, self.bucket, self.count, packed, self.plan.table, patterns)
 
 
 def dequantize(codes: host.Codes, device: torch.device, inside: int = 0) -> torch.Tensor:
@@ -50,9 +74,8 @@ def dequantize(codes: host.Codes, device: torch.device, inside: int = 0) -> torc
     if k == 0:
         return out
     positive = codes.levels.astype(np.float32)
-    table = torch.from_numpy(np.concatenate([positive, -positive, [0]]).astype(np.float32)).to(device)
-    packed = torch.from_numpy(codes.packed.copy()).to(device)
-    scales = torch.from_numpy(host.widen(codes.scales)).to(device)
+    table = brought(np.concatenate([positive, -positive, [0]]).astype(np.float32), device)
+    packed, scales = brought(codes.packed, device), brought(host.widen(codes.scales), device)
     size = codes.quant_bucket_size
     launch(_dequantize, triton.cdiv(k, BLOCK), packed, table, scales, out, k, inside, size, bits, BLOCK)
     return out

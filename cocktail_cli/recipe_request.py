@@ -161,12 +161,13 @@ def room_for(devices: Sequence[str], gpus: int = 1, limit: int | None = None) ->
 
 def is_model(word: str) -> bool:
     """True for a folder, a builtin model, and a hub id: owner/name, and no file of that name."""
-    from recipes.config import is_repository_id
+    from recipes.config import is_repository_id, looks_like_path
 
     path = Path(word).expanduser()
-    if not word or path.suffix in (".yaml", ".yml") or path.is_file():
+    if not word or "://" in word or path.suffix in (".yaml", ".yml") or path.is_file():
         return False
-    return word.startswith("builtin:") or path.is_dir() or is_repository_id(word)
+    named = looks_like_path(word) and not path.suffix  # a folder that is not there, more likely than a recipe
+    return word.startswith("builtin:") or path.is_dir() or named or is_repository_id(word)
 
 
 def quantizes(overrides: Sequence[str]) -> bool:

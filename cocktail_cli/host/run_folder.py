@@ -193,6 +193,8 @@ def log_to(path: Path | None, verbose: int) -> None:
         logger.propagate = False
     # peft imports it, and it then warns of kernels that this machine lacks and nobody asked for.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    # It prints each try at a hub that does not answer; the error that follows says so once.
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
 
 
 class Stderr:

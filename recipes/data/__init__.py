@@ -1,6 +1,6 @@
 """Training data: sources, tokenization, packing into samples, and the order of samples."""
 
-from .corpus import Corpus, Preview, build_corpus, preview_data
+from .corpus import Corpus, Preview, build_corpus, few_rows, preview_data
 from .sample_order import shuffled_order
 from .samples import Sample, batches, collate, pack_samples, unpack_samples
 from .sources import count_lines, count_rows, no_rows, prefetch_dataset, read_rows

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BATCH = 1024  # rows tokenized at once
+FEW = 20  # rows
 Parts = list[list[TokenizedDocument]]  # the documents of each data set
 
 
@@ -100,6 +101,8 @@ def build_corpus(
         return _stream(recipe, tokenizer, index)
     reader = _Reader(recipe.data, tokenizer, progress)
     documents = [reader.read(dataset) for dataset in recipe.datasets]
+    for dataset, part in zip(recipe.datasets, documents, strict=True):
+        reader.warnings += few_rows(dataset.path, len(part))
     held = [reader.read(dataset) for dataset in recipe.eval_datasets]
     if recipe.data.val_set_size:
         documents, held = _split(documents, recipe.data.val_set_size, recipe.training.seed)
@@ -125,6 +128,11 @@ def build_corpus(
         warnings=tuple(dict.fromkeys(warnings)),
     )
     return replace(corpus, found=(*corpus.found, *_shares(recipe, corpus))) if corpus.mixture else corpus
+
+
+def few_rows(path: str, rows: int) -> list[str]:
+    """Warn of a data set that a model learns by heart."""
+    return [f"{path}: only {rows} rows: the model will learn them by heart"] if rows < FEW else []
 
 
 def _stream(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, index: Path | None) -> StreamedCorpus:

@@ -354,7 +354,7 @@ def _without_merged_nulls(value: Any, feature: Any) -> Any:
 def _unreadable(called: str, error: Exception) -> DataError | HubUnreachable:
     """Convert an exception of `datasets`, which may be of any class."""
     if is_hub_outage(error):
-        return HubUnreachable(f"the hub did not answer for the data set {called}: {error}")
+        return HubUnreachable(f"no file {called} here, and the hub did not answer: {error}")
     if "gated dataset" in str(error):
         return DataError(f"{called}: access is gated {licence_hint(f'datasets/{called}')}")
     cause = f": {error.__cause__}" if error.__cause__ else ""

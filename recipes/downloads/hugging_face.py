@@ -82,7 +82,7 @@ def fetch_model_files(
         try:
             return Path(snapshot_download(name, revision=revision, local_files_only=True))
         except errors.LocalEntryNotFoundError:
-            message = f"the hub did not answer for {name}, and it is not in the cache: {error}"
+            message = f"no folder {name} here, none in the cache, and the hub did not answer: {error}"
             raise HubUnreachable(message) from error
 
 
@@ -120,7 +120,7 @@ def fetch_dataset_files(name: str, commit: str, files: Sequence[str], progress: 
             )
     except Exception as error:
         if is_hub_outage(error):
-            raise HubUnreachable(f"the hub did not answer for the data set {name}: {error}") from error
+            raise HubUnreachable(f"no file {name} here, and the hub did not answer: {error}") from error
         raise
 
 
@@ -139,8 +139,9 @@ def _refusals(name: str, revision: str | None, data_set: bool = False) -> Iterat
         hint = f"(hint: its revisions: https://huggingface.co/{page}/tree/main)"
         raise Refused(f"{name} has no revision {revision} {hint}") from error
     except errors.RepositoryNotFoundError as error:
-        what = "no such file, and no such data set" if data_set else "no such folder, and no such model"
-        raise Refused(f"{name}: {what} on the hub (hint: of a private one `hf auth login` first)") from error
+        sought, what = ("file", "data set") if data_set else ("folder", "model")
+        hint = "(hint: its spelling; of a private one `hf auth login` first)"
+        raise Refused(f"no {sought} {name} here, and the hub has no {what} of that name {hint}") from error
     except errors.HfHubHTTPError as error:
         if is_hub_outage(error):
             raise

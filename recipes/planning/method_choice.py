@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.config import Recipe, Resolved, public_name
+from recipes.data import no_rows
 from recipes.models import config_folder, context_of, load_tokenizer
 from recipes.weight_files import meta_model
 
@@ -70,6 +71,8 @@ def choose_method(load: Load, machine: Machine | None) -> MethodChoice:
     asked = load({})
     folder = config_folder(asked.recipe.model)
     survey = survey_data(asked.recipe, load_tokenizer(asked.recipe.model, folder))
+    if survey.rows == 0:
+        raise no_rows(asked.recipe.datasets[0].path)
     chosen = Untyped(asked)
     chosen.set({"swarm.requires": None, **length_keys(survey, context_of(folder))})
     drawn = meta_model(folder, code=asked.recipe.model.trust_remote_code)

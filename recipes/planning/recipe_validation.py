@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recipes.config import Dataset, Recipe, is_hub_id
-from recipes.data import detect_row_type, make_row_tokenizer, no_rows, read_rows
+from recipes.data import detect_row_type, few_rows, make_row_tokenizer, no_rows, read_rows
 from recipes.errors import DataError, Finding, HubUnreachable, InputError
 from recipes.models import (
     BUILTIN_MODELS,
@@ -131,6 +131,8 @@ def data_of(
     )
     yield Finding("fail" if tally.bad else "ok", "data", said)
     yield from truncation(dataset.path, longest, tally)
+    if dataset in recipe.datasets:
+        yield from (Finding("warn", "data", text) for text in few_rows(dataset.path, tally.rows))
 
 
 def truncation(path: str, longest: int | None, tally: Tally) -> Iterator[Finding]:

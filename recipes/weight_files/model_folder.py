@@ -67,7 +67,8 @@ def check_model_folder(folder: Path, name: str | None = None) -> None:
     if not folder.is_dir():
         raise ModelError(f"no such model folder: {name}")
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{name}: no config.json, so this is no model saved by save_pretrained")
+        hint = "(hint: a folder that save_pretrained wrote, of model and tokenizer, or a hub id)"
+        raise ModelError(f"{name}: no config.json, so this is no model saved by save_pretrained {hint}")
     if not any(next(folder.glob(pattern), None) for pattern in ("model*.safetensors", "pytorch_model*.bin")):
         raise ModelError(f"{name}: no weights (model.safetensors or pytorch_model.bin)")
 

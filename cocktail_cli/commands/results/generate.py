@@ -56,6 +56,9 @@ def generate(
 
     if base and interactive:
         raise Failure("usage", "one of --base and -i at a time")
+    if "/" in model and not Path(model).exists():
+        hint = "a run, or the folder of a model; `cocktail runs` lists the runs of this machine"
+        raise Failure("run_unknown", f"no folder {model} here, and generate fetches nothing", hints=(hint,))
     start = Path(load_run(model).base) if base else None
     folder = Path(model) if Path(model).is_dir() else Path(load_run(model).output_dir)
     if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):

@@ -33,7 +33,7 @@ def rows(folder: Path, *texts: object) -> None:
 
 
 def test_a_valid_recipe_is_exit_0_with_a_line_for_each_check(cocktail: Run, tmp_path: Path) -> None:
-    rows(tmp_path, *[{"prompt": "Two and two is", "completion": " four."}] * 3)
+    rows(tmp_path, *[{"prompt": "Two and two is", "completion": " four."}] * 20)
 
     said = cocktail("validate", "my.yaml")
 
@@ -41,7 +41,7 @@ def test_a_valid_recipe_is_exit_0_with_a_line_for_each_check(cocktail: Run, tmp_
     recipe, model, data = said.out.splitlines()
     assert recipe.startswith("ok    recipe    schema 1, 5 keys set, sha256 ")
     assert "GPTNeoXForCausalLM, 1.0 M parameters" in model
-    assert data == "ok    data      rows.jsonl: 3 rows, detected prompt_completion, 0 bad"
+    assert data == "ok    data      rows.jsonl: 20 rows, detected prompt_completion, 0 bad"
     assert "cocktail launch my.yaml" in said.err
 
 
@@ -140,8 +140,17 @@ def test_a_hub_model_is_not_checked_offline(cocktail: Run, tmp_path: Path) -> No
     assert "warn  model     not checked: " in offline.out
 
 
+def test_three_rows_are_a_warning_before_a_run_and_at_its_launch(cocktail: Run, tmp_path: Path) -> None:
+    rows(tmp_path, *[{"text": "good"}] * 3)
+
+    said = cocktail("validate", "my.yaml")
+
+    assert said.exit == 0
+    assert "warn  data      rows.jsonl: only 3 rows: the model will learn them by heart" in said.out
+
+
 def test_findings_are_one_json_object(cocktail: Run, tmp_path: Path) -> None:
-    rows(tmp_path, {"text": "good"})
+    rows(tmp_path, *[{"text": "good"}] * 20)
 
     said = json.loads(cocktail("validate", "my.yaml", "--json").out)
 

@@ -103,8 +103,12 @@ def test_what_is_fetched_is_reported_as_it_comes(
 @pytest.mark.parametrize(
     ("name", "token", "said"),
     [
-        ("a/missing", None, "no such model on the hub (hint: of a private one `hf auth login` first)"),
-        ("a/missing", TOKEN, "no such model on the hub"),
+        (
+            "a/missing",
+            None,
+            "the hub has no model of that name (hint: its spelling; of a private one `hf auth login` first)",
+        ),
+        ("a/missing", TOKEN, "the hub has no model of that name"),
         ("a/gated", None, "accept the licence at https://huggingface.co/a/gated, then `hf auth login`"),
         ("a/gated", OTHER, "accept the licence at https://huggingface.co/a/gated"),
         ("a/open", "hf_revoked", "the hub answers 401 (hint: is this machine's token still valid?"),
@@ -125,7 +129,7 @@ def test_what_the_hub_says_no_to_is_reported_with_what_to_do(
     if "gated" not in name:  # of gated data the hub tells what they are, and refuses the files
         with pytest.raises(DataError) as of_data:
             dataset_commit(name, revision or None)
-        assert said.split(" (")[0].replace("such model", "such data set") in str(of_data.value)
+        assert said.split(" (")[0].replace("no model", "no data set") in str(of_data.value)
 
 
 def test_who_may_read_a_gated_model_gets_it(
@@ -145,7 +149,9 @@ def test_a_hub_that_is_down_or_too_busy_is_no_answer_and_the_cache_is_enough(
     hub.down = True
 
     assert prepare_base(recipe("a/open"), tmp_path).digest == here.digest
-    with pytest.raises(HubUnreachable, match="the hub did not answer for a/gated, and it is not in"):
+    with pytest.raises(
+        HubUnreachable, match="no folder a/gated here, none in the cache, and the hub did not answer"
+    ):
         fetch_model_files("a/gated", None, ["*.json"])
     assert dataset_commit("a/open", None) is None
 

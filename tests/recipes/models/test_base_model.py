@@ -69,7 +69,9 @@ def test_what_is_missing_is_named(folders, tmp_path) -> None:
 
 
 def test_a_hub_that_does_not_answer_is_reported_as_that(tmp_path) -> None:
-    with pytest.raises(HubUnreachable, match="the hub did not answer for nobody/nothing"):
+    with pytest.raises(
+        HubUnreachable, match="no folder nobody/nothing here, none in the cache, and the hub did not answer"
+    ):
         prepare_base(load_recipe("smoke", model="nobody/nothing"), tmp_path / "base")
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from recipes.planning import Machine
 
 FORMATS = (
-    ".jsonl, .json, .csv, .parquet, .txt, a folder or glob of them, a save_to_disk folder, an https address, "
-    "or a hub id; columns: text, prompt and completion, instruction and output (Alpaca), messages, or "
+    ".jsonl, .json, .csv, .tsv, .parquet, .txt (also .gz), a folder or glob of them, a save_to_disk folder, "
+    "an https address, or a hub id; columns: text, prompt and completion, instruction and output (Alpaca), messages, or "
     "conversations (ShareGPT)"
 )
 BITS = ("load_in_4bit", "load_in_8bit")
@@ -43,11 +43,11 @@ class RecipeRequest:
 
         Raises Failure (usage) where a model or data are missing.
         """
-        from recipes.config import LOADERS
+        from recipes.config import LOADERS, data_suffix
 
         words = [*([] if recipe is None else [recipe]), *(overrides or [])]
         first = words.pop(0) if words and ("=" not in words[0] or Path(words[0]).exists()) else ""
-        if Path(first).suffix in {".jsonl", *LOADERS} and not first.startswith("https://"):
+        if data_suffix(Path(first)) in {".jsonl", *LOADERS} and not first.startswith("https://"):
             raise Failure(
                 "usage",
                 f"{first} is data, not a recipe",

@@ -24,7 +24,7 @@ def public_name(path: str) -> str:
 def run_name(model: str, data: str) -> str:
     """Make a recipe's name of a model and data: `qwen3-0.6b-my` of Qwen/Qwen3-0.6B and my.jsonl."""
     words = [re.split("[/:]", public_name(path))[-1] for path in (model, data)]
-    words[1] = re.sub(r"\.(jsonl|json|csv|parquet|txt)$", "", words[1])
+    words[1] = re.sub(r"\.(jsonl|json|csv|tsv|parquet|txt)(\.gz)?$", "", words[1])
     slug = re.sub(r"[^a-z0-9.]+", "-", "-".join(words).lower()).strip(".-")
     return slug[:LONGEST_NAME].rstrip(".-") or NEUTRAL
 

@@ -92,7 +92,7 @@ def here(cocktail: Run, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("bad", COMMAND_LINES, ids=lambda bad: " ".join(bad.typed.split()[:2]))
+@pytest.mark.parametrize("bad", COMMAND_LINES, ids=lambda bad: bad.cause)
 def test_a_bad_command_line_ends_with_cause_and_remedy(cocktail: Run, bad: Bad) -> None:
     said = cocktail(*bad.typed.split())
 

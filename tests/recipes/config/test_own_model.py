@@ -16,7 +16,7 @@ from recipes.config.own_model import describe, public_name, run_name
     ("model", "data", "name"),
     [
         ("Qwen/Qwen3-0.6B", "my.jsonl", "qwen3-0.6b-my"),
-        ("m/llama", "/home/ann/rows of today.csv", "llama-rows-of-today"),
+        ("m/llama", "/home/ann/rows of today.csv.gz", "llama-rows-of-today"),
         ("builtin:tiny-gpt-neox", "builtin:python-docs", "tiny-gpt-neox-python-docs"),
         ("./Ömer", "databricks/databricks-dolly-15k", "mer-databricks-dolly-15k"),
     ],

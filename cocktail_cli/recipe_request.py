@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 FORMATS = (
     ".jsonl, .json, .csv, .tsv, .parquet, .txt (also .gz), a folder or glob of them, a save_to_disk folder, "
-    "an https address, or a hub id; columns: text, prompt and completion, instruction and output (Alpaca), messages, or "
-    "conversations (ShareGPT)"
+    "an https address, or a hub id; columns: text, prompt and completion, instruction and output (Alpaca), "
+    "messages, or conversations (ShareGPT)"
 )
 BITS = ("load_in_4bit", "load_in_8bit")
 

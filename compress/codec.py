@@ -116,7 +116,7 @@ class Cocktail:
             if self.topk_chunk and self.topk_ratio < 1:
                 # selected on the device of v, quantized on the host
                 return self._pack(len(v), topk.in_chunks(v, self.topk_chunk, self.topk_ratio), seed)
-            if usable(v) if kernels is None else kernels:
+            if usable(v.device) if kernels is None else kernels:
                 return self._encode_on_device(v, seed)
             loops = compiled(len(v)) if kernels is None else None
             return self._encode_on_host(v.cpu().numpy(), seed, loops)

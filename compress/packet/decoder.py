@@ -38,7 +38,7 @@ def decode(
     m before memory is asked for; at most some 40 bytes are allocated for each of the m elements.
     """
     header, device = read_header(memoryview(packet), m).expanded(), torch.device(device)
-    if header.quant_bits < 32 and (usable(torch.empty(0, device=device)) if kernels is None else kernels):
+    if header.quant_bits < 32 and (usable(device) if kernels is None else kernels):
         from compress.backends.triton import code_kernels, selection_kernels  # imports triton
 
         positions = selection_kernels.decode_positions(header.positions, m, header.k, device)

@@ -85,7 +85,7 @@ class PackedUpdate:
         packed = self.codes.packed[start * bits // 8 : -(-stop * bits // 8)]
         scales = self.codes.scales[start // bucket : -(-stop // bucket)]
         codes = replace(self.codes, count=len(gaps), packed=packed, scales=scales)
-        if usable(torch.empty(0, device=device)):
+        if usable(device):
             from compress.backends.triton import code_kernels, selection_kernels  # imports triton
 
             here = slice(*np.searchsorted(self.far, (start, stop)))

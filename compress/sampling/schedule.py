@@ -146,7 +146,7 @@ class Sample:
         self._check(x, self.n, "the full vector")
         self._check(y, self.n, "the full vector")
         out = torch.empty(self.m, device=x.device)
-        if usable(x):
+        if usable(x.device):
             from compress.backends.triton import vector_kernels  # imports triton, so only for a GPU
 
             vector_kernels.difference(x, y, self.units_on(x.device), self.block_size, out)
@@ -189,7 +189,7 @@ class Sample:
             loops.add(x.numpy(), self.units.cpu().numpy(), self._shift, positions, values, alpha < 0)
             return x
         where = self.coordinates(update.positions.to(x.device))
-        if usable(x):
+        if usable(x.device):
             from compress.backends.triton import vector_kernels
 
             vector_kernels.add(x, where, update.values.to(x.device), alpha)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import fake_cuda as fake
 import pytest
 import torch
 from a_peer import peer_on, recipe_of
 
+from cocktail_cli.volunteer.bootstrap import no_kernels
 from compress import Cocktail, decode, fingerprint
+from compress.backends import dispatch
 from compress.backends.triton import selection_kernels
 from compress.quantization.quantizer import SEEN
 from recipes.algorithm import DecodedPacket
@@ -35,6 +39,39 @@ def test_each_kernel_is_launched_on_the_device_of_its_tensors_in_any_thread(devi
     sample = mix.draw(len(x), 1, 3)
 
     assert torch.equal(moved, sample.add_(x.clone(), decode(packet, sample.m)))
+
+
+def test_where_triton_cannot_compile_the_host_encodes_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No working compiler, and nothing in Triton's cache: an image without gcc, or without Python.h."""
+    v = torch.randn(30_000, generator=torch.Generator().manual_seed(1))
+    mix = Cocktail(topk_ratio=0.2)
+    with monkeypatch.context() as image:
+        for name, value in {
+            "CC": "/bin/false",
+            "TRITON_CACHE_DIR": tmp_path,
+            "TRITON_LIBCUDA_PATH": tmp_path,
+        }.items():
+            image.setenv(name, str(value))
+        image.setenv("TRITON_INTERPRET", "0")  # kernels are launched, which compiles Triton's launcher
+        image.delitem(sys.modules, "compress.backends.triton.vector_kernels")
+        image.delattr("compress.backends.triton.vector_kernels")
+        dispatch._tried.cache_clear()
+        why = no_kernels("cuda:1")
+        packet = mix.encode(v.to("cuda:1")).packet
+        sample = mix.draw(len(v), 1, 1)
+        moved = sample.add_(v.to("cuda:1"), decode(mix.encode(sample.take(v)).packet, sample.m, "cuda:1"))
+    dispatch._tried.cache_clear()
+
+    assert why is not None
+    assert "/bin/false" in why
+    assert "gcc" in why
+    assert packet == mix.encode(v, kernels=False).packet
+    assert torch.equal(
+        moved.cpu(), sample.add_(v.clone(), decode(mix.encode(sample.take(v)).packet, sample.m))
+    )
+    assert no_kernels("cuda:1") is None
 
 
 class Around:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cocktail_cli import options
 from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
+from cocktail_cli.host import LifeLine
 from cocktail_cli.machine import RunRecord, load_run, reread_run, the_run_going_on
-from cocktail_cli.options import Json, LifeLine, Quiet
 from cocktail_cli.volunteer import read_url
 
 if TYPE_CHECKING:
@@ -47,9 +48,9 @@ def dashboard(
             show_default=False,
         ),
     ] = None,
-    life_line: LifeLine = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    life_line: options.LifeLine = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Show a run as a page in the browser, until Ctrl-C. Works offline, also when the run is over.
 
@@ -81,7 +82,7 @@ def dashboard(
                 typer.echo(f"Read-only: {address}   Ctrl-C ends the page, not the run.", err=True)
         sys.stdout.flush()
         if life_line:
-            host.LifeLine(grace=LAST_LOOK)
+            LifeLine(grace=LAST_LOOK)
         with suppress(KeyboardInterrupt):  # uvicorn raises it again after an orderly end
             server(app).run(sockets=[sock])
 

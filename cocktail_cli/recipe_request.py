@@ -142,7 +142,7 @@ class RecipeRequest:
 
 
 def room_for(devices: Sequence[str], gpus: int = 1, limit: int | None = None) -> Machine | None:
-    """Measure the memory of a peer on this machine; None: no peer trains here, or it is unknown.
+    """Measure the memory of a peer on this machine; None: no peer trains here.
 
     Args:
         devices: of each peer, as --device takes it; peers on the same one share its memory.
@@ -156,7 +156,7 @@ def room_for(devices: Sequence[str], gpus: int = 1, limit: int | None = None) ->
     device = pick_device(devices[0].partition(",")[0])
     have = memory_of(device)
     share = min(have, limit or have) // max(Counter(devices).values())
-    return Machine(share - RUNTIME, device != "cpu", gpus) if have else None
+    return Machine(share - RUNTIME, device != "cpu", gpus)
 
 
 def is_model(word: str) -> bool:

@@ -27,9 +27,9 @@ MAY_IMPORT = {
     "compress": "torch numpy lz4 compression backports triton numba llvmlite",
     "transport": "zmq msgspec",
     "recipes": "compress torch numpy transformers datasets peft trl pydantic pydantic_core yaml "
-    "safetensors huggingface_hub jinja2",
+    "safetensors huggingface_hub jinja2 psutil",
     "cocktail_cli": "compress transport recipes typer rich platformdirs starlette uvicorn torch "
-    "transformers yaml pynvml",
+    "transformers yaml pynvml psutil",
 }
 
 # Modules of transport that may wait, read a clock or open a socket. All others are told the time and are

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from cocktail_cli.errors import EXIT, TRACEBACK_HINT, Failure
 from cocktail_cli.machine import ListenAddress, rate_text, split_devices
+from recipes.hardware import usable_cores
 
 from .command_process import start_command
 
@@ -104,7 +105,7 @@ class LocalPeers:
     def environment(self, count: int) -> dict[str, str]:
         """Return the environment of one of `count` peers, which has no volunteer's hours or limits."""
         # Peers on one machine share its cores; more threads than cores make each slower than one.
-        threads = max(1, (os.cpu_count() or 1) // (count * self.settings.gpus))
+        threads = max(1, usable_cores() // (count * self.settings.gpus))
         return {"OMP_NUM_THREADS": str(threads), **os.environ, "COCKTAIL_CONFIG": os.devnull}
 
     def spawn(self, url: str, name: str, device: str, count: int) -> Child:

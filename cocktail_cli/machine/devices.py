@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cocktail_cli.errors import Failure
+from recipes.hardware import host_memory, usable_cores
 
 
 def cuda_devices() -> int:
@@ -81,7 +82,7 @@ def hardware(device: str, count: int = 1) -> str:
         return f"{times}{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     if device == "mps":
         return f"Apple GPU, {platform.machine()}"
-    return f"CPU, {os.cpu_count()} cores"
+    return f"CPU, {usable_cores()} cores"
 
 
 @dataclass(frozen=True)
@@ -148,11 +149,9 @@ def limit_memory(devices: Sequence[str], limit: int | None) -> None:
 
 
 def memory_of(device: str) -> int:
-    """Return the bytes that a program can have on a device; 0 where that is unknown."""
+    """Return the bytes that a program can have on a device."""
     if device.startswith("cuda"):
         import torch
 
         return int(torch.cuda.get_device_properties(device).total_memory)
-    if hasattr(os, "sysconf"):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return 0
+    return host_memory().total

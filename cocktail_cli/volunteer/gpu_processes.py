@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from cocktail_cli.errors import Failure
+from recipes.hardware import usable_cores
 
 SILENT = 600.0  # seconds for an answer; collectives between ranks time out before
 GRACE = 2.0  # seconds to hear from all, once one has failed: the first need not be the cause
@@ -108,7 +109,7 @@ class GpuProcesses:
         self.ask("start", (), start)
 
     def spawn(self, rank: int) -> subprocess.Popen[bytes]:
-        cores = str(max(1, (os.cpu_count() or 1) // self.count))
+        cores = str(max(1, usable_cores() // self.count))
         own = {"OMP_NUM_THREADS": cores, "GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
         with self.log(rank).open("wb") as log:
             return subprocess.Popen(

@@ -6,7 +6,6 @@ decoded again at the close of the round, with the same result.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +16,9 @@ import numpy as np
 
 from compress import PackedUpdate, PacketError, Update, decode_packed, join, split
 from compress.backends import WORTH
+from recipes.hardware import usable_cores
 
-CORES = os.cpu_count() or 1
+CORES = usable_cores()
 ROOM = 1 << 30  # bytes of a round's decoded packets: as a rule 1.5 a value, 12 where it is an `Update`
 
 T = TypeVar("T")

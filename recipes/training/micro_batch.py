@@ -6,7 +6,6 @@ affair: it is found at the start, and halved when memory runs out.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ import torch
 
 from recipes.config import Recipe
 from recipes.data import Sample
+from recipes.hardware import host_memory
 
 from .optimizers import STATE
 from .types import Lowered, Peer, Trainer
@@ -160,16 +160,7 @@ def guessed(recipe: Recipe, sizes: Sequence[int], processes: int) -> int:
     vocabulary, layers, width = sizes
     kept = 2 if recipe.training.activation_checkpointing else 34  # vectors of each layer and token, about
     sample = 4 * recipe.data.max_length * (3 * vocabulary + (layers * kept + 34) * width)
-    size, room = ON_CPU, free_memory() / 4 / processes
+    size, room = ON_CPU, host_memory().free / 4 / processes
     while size > 1 and size * sample > room:
         size //= 2
     return size
-
-
-def free_memory() -> float:
-    """Read the free memory in bytes; infinite where the system does not tell."""
-    try:
-        pages = max(os.sysconf("SC_AVPHYS_PAGES"), os.sysconf("SC_PHYS_PAGES") // 4)  # the cache can go
-        return float(pages * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):
-        return float("inf")

@@ -21,6 +21,7 @@ from cocktail_cli.installation import command_to_add
 from cocktail_cli.machine import BIND, EVERYWHERE, PORT, memory_of, pick_device, reach_of
 from cocktail_cli.options import Device, Json, Quiet
 from cocktail_cli.ui import found, megabytes, print_findings
+from recipes.hardware import usable_cores
 
 if TYPE_CHECKING:
     from recipes.errors import Finding
@@ -94,7 +95,7 @@ def environment() -> Iterator[str]:
     yield f"- cocktail {__version__}, Python {platform.python_version()}, {platform.platform()}"
     yield "- " + ", ".join(f"{name} {installed(name) or 'not installed'}" for name in PACKAGES)
     yield f"- {cuda()}"
-    yield f"- {os.cpu_count()} cores, {megabytes(memory_of('cpu'))} of memory"
+    yield f"- {usable_cores()} cores, {megabytes(memory_of('cpu'))} of memory"
 
 
 def installed(name: str) -> str | None:
@@ -195,7 +196,7 @@ def trains_on(wanted: str) -> Finding:
         text = f"an NVIDIA driver is here, but this torch cannot use it ({cuda()})"
         return found("fail", "device", text, hint)
     if device == "cpu":
-        text = f"the CPU, {os.cpu_count()} cores: enough to own a run, slow to train in one"
+        text = f"the CPU, {usable_cores()} cores: enough to own a run, slow to train in one"
         return found("warn", "device", text, "a GPU, or join with another machine")
     return found("ok", "device", device)
 

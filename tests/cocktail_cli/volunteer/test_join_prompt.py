@@ -16,6 +16,7 @@ from cocktail_cli.volunteer.download_plan import DownloadPlan
 from cocktail_cli.volunteer.join_prompt import JoinQuestion, Offer, question_lines, wrap_line
 from cocktail_cli.volunteer.limits import VolunteerLimits
 from recipes.config import load_recipe
+from recipes.hardware import usable_cores
 from transport import RunKeys
 from transport.peer import RunPreview
 from transport.protocol import messages
@@ -98,7 +99,7 @@ def test_a_machine_that_falls_short_is_told_before_it_is_asked(monkeypatch: pyte
 
 
 def test_a_glance_names_the_processor_where_that_is_asked_for() -> None:
-    assert glance("cpu") == Glance(f"CPU, {os.cpu_count()} cores", glance("cpu").memory)
+    assert glance("cpu") == Glance(f"CPU, {usable_cores()} cores", glance("cpu").memory)
     assert glance("cpu").memory > 1 << 28
 
 

@@ -23,6 +23,7 @@ from recipes.config.schema import Recipe
 from recipes.data.corpus import Sample
 from recipes.data.samples import batches
 from recipes.errors import MissingPackage, ModelError
+from recipes.hardware import HostMemory
 from recipes.models.trainable import available_attention, check_trainable, load_trained
 from recipes.training import peer_checkpoint
 from recipes.training.loop import build_peer, finetune
@@ -372,10 +373,11 @@ def test_a_cpu_takes_fewer_samples_where_memory_is_short(base, monkeypatch) -> N
     local = alone(base)
 
     assert micro_batch_for(local, recipe) == 8
-    monkeypatch.setattr("recipes.training.micro_batch.free_memory", lambda: 150e6)
+    module = "recipes.training.micro_batch.host_memory"
+    monkeypatch.setattr(module, lambda: HostMemory(10**9, 150_000_000))
     assert micro_batch_for(local, recipe) == 2
     assert guessed(recipe, local.sizes, 2) == 1  # of each of two processes
-    monkeypatch.setattr("recipes.training.micro_batch.free_memory", lambda: 0.0)
+    monkeypatch.setattr(module, lambda: HostMemory(10**9, 0))
     assert micro_batch_for(local, recipe) == 1
 
 

@@ -1,0 +1,107 @@
+"""The memory and the cores that this process can have: the machine's, or less where a container limits it.
+
+psutil tells what the machine has, on Linux, Windows and macOS; it knows nothing of cgroups. Docker,
+Kubernetes, Slurm and systemd set those, and the limits of all groups from this process's own up to the root
+hold. In a container without a cgroup namespace the path names folders that cannot be seen, and the mount is
+the container's own group.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+MOUNT = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Main memory, in bytes."""
+
+    total: int  # of the machine, or the lowest limit on this process
+    free: int  # what more can be had; the system's file cache counts as free
+
+
+@dataclass(frozen=True)
+class CgroupFiles:
+    """The names of a controller's files in one version of cgroups."""
+
+    limit: str
+    used: str
+    cache: str  # line of memory.stat: the file cache that can go
+
+
+V1 = CgroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+V2 = CgroupFiles("memory.max", "memory.current", "inactive_file")
+
+
+def host_memory(mount: Path = MOUNT, own: Path = OWN) -> HostMemory:
+    """Measure the memory of this process.
+
+    Args:
+        mount: where cgroups are mounted.
+        own: file that names the groups of this process.
+    """
+    machine = psutil.virtual_memory()
+    total, free = machine.total, machine.available
+    for controller, files in (("memory", V1), ("", V2)):
+        for group in groups(controller, mount, own):
+            limit = number_in(group / files.limit)
+            if limit is not None:
+                used = (number_in(group / files.used) or 0) - cached_in(group / "memory.stat", files.cache)
+                total, free = min(total, limit), min(free, limit - used)
+    return HostMemory(total, max(0, free))
+
+
+def usable_cores(mount: Path = MOUNT, own: Path = OWN) -> int:
+    """Count the cores that this process can use, at least 1: by its affinity and the quotas on its groups."""
+    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    for group in groups("cpu", mount, own):
+        quota, period = number_in(group / "cpu.cfs_quota_us"), number_in(group / "cpu.cfs_period_us")
+        if quota and period and quota > 0:
+            cores = min(cores, quota / period)
+    for group in groups("", mount, own):
+        words = text_of(group / "cpu.max").split()  # "200000 100000", or "max 100000"
+        if len(words) == 2 and words[0].isdigit():
+            cores = min(cores, int(words[0]) / int(words[1]))
+    return max(1, math.ceil(cores))
+
+
+def groups(controller: str, mount: Path, own: Path) -> Iterator[Path]:
+    """Yield the folders of the groups that this process is in, its own first, the root last.
+
+    Args:
+        controller: of version 1; "": version 2, which has one hierarchy for all.
+    """
+    for line in text_of(own).splitlines():  # number:controllers:path
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controller in controllers.split(","):
+            parts = [part for part in path.split("/") if part not in ("", "..")]
+            for depth in range(len(parts), -1, -1):
+                yield mount.joinpath(controller, *parts[:depth])
+
+
+def number_in(file: Path) -> int | None:
+    """Read a number; None where the file is missing or says `max`."""
+    text = text_of(file).strip()
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
+def cached_in(file: Path, name: str) -> int:
+    lines = (line.split() for line in text_of(file).splitlines())
+    return next((int(line[1]) for line in lines if line[:1] == [name] and len(line) == 2), 0)
+
+
+def text_of(file: Path) -> str:
+    """Read a small file of the kernel; "" where it is not there or not ours to read."""
+    try:
+        return file.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-MOUNT = Path("/sys/fs/cgroup")
-OWN = Path("/proc/self/cgroup")
+MOUNT = Path("/sys/fs/cgroup" if sys.platform == "linux" else os.devnull)
+OWN = Path("/proc/self/cgroup" if sys.platform == "linux" else os.devnull)
 
 
 @dataclass(frozen=True)

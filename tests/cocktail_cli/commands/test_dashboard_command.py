@@ -59,7 +59,7 @@ def test_a_dashboard_that_cannot_start_is_only_a_warning(tmp_path: Path) -> None
     page.close()
 
     assert isinstance(event, Warning)
-    assert event.message.startswith("there is no page: no run")
+    assert event.message == f"there is no page: {tmp_path} holds no run (no run.json)"
 
 
 def test_the_dashboards_key_is_not_in_the_recorded_events(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from .report_page import (
     duration,
     participants,
     ratio_of,
-    recent_speed,
     scrollable,
     section,
     short_count,
@@ -26,6 +25,7 @@ from .report_page import (
 from .run_history import RunHistory
 
 MOST = len(LOOKS)  # runs on one page
+UNITS = (("TB", 12), ("GB", 9), ("MB", 6), ("kB", 3))  # decimal, as links are sold, with the power of ten
 UNSET = "-"
 
 
@@ -39,19 +39,22 @@ def check_comparable(names: Sequence[str]) -> None:
 
 def compared(runs: Sequence[RunHistory]) -> Page:
     """Render two to MOST runs beside each other."""
-    names = " and ".join(c.about.run for c in runs)
-    made = []
+    names, loss = " and ".join(c.about.run for c in runs), "{:.4g}".format
+    unit, size = unit_of(max(sum(r.up + r.down for r in c.rounds) for c in runs))
+    bytes_name = f"{unit} exchanged by all peers"
     plots = [
-        ("loss", "Loss", "Loss in training by step", [c.losses for c in runs], "{:.4g}".format),
-        ("held", "Held-out loss", "Held-out loss by step", [evaluations(c) for c in runs], "{:.4g}".format),
-        ("speed", "Speed", "Tokens a second by step", [c.speeds for c in runs], short_count),
+        ("loss", "Loss", "step", [c.losses for c in runs], loss),
+        ("held", "Held-out loss", "step", [evaluations(c) for c in runs], loss),
+        ("bytes", "Loss by bytes", bytes_name, [losses_by_bytes(c, size) for c in runs], loss),
+        ("speed", "Tokens a second", "step", [c.speeds for c in runs], short_count),
     ]
-    for name, title, caption, points, text in plots:
+    made = []
+    for name, title, x_name, points, text in plots:
         if any(points):
             looks = zip(runs, points, LOOKS, strict=False)
             series = [Series(c.about.run, found, look) for c, found, look in looks]
             said = "; ".join(f"{one.name}: {text(one.points[-1][1])}" for one in series if one.points)
-            plot = Plot(f"{name}-curve", caption, f"At last {said}.", series, "step", text)
+            plot = Plot(f"{name}-curve", f"{title}, by {x_name}", f"At last {said}.", series, x_name, text)
             made.append(section(name, title, curves(plot)))
     figures = table("How they ended, or are now", *figure_table(runs))
     made.append(section("figures", "Figures", scrollable(figures, "figures")))
@@ -63,6 +66,21 @@ def evaluations(c: RunHistory) -> list[Point]:
     return [(float(e.step), e.loss) for e in c.evaluations]
 
 
+def losses_by_bytes(c: RunHistory, size: int) -> list[Point]:
+    """Return the loss in training over what the peers had sent and received until then, in units of `size`."""
+    made, exchanged = list[Point](), 0
+    for r in c.rounds:
+        exchanged += r.up + r.down
+        if r.loss is not None and exchanged:
+            made.append((exchanged / size, r.loss))
+    return made
+
+
+def unit_of(most: int) -> tuple[str, int]:
+    """Choose the unit in which `most` bytes have three digits or more, and its bytes."""
+    return next(((unit, 10**power) for unit, power in UNITS if most >= 10 ** (power + 2)), ("bytes", 1))
+
+
 def figure_table(runs: Sequence[RunHistory]) -> tuple[list[str], list[list[str]]]:
     """Build head and rows of the table of figures: a row a figure, a column a run."""
     rows = {
@@ -72,7 +90,7 @@ def figure_table(runs: Sequence[RunHistory]) -> tuple[list[str], list[list[str]]
         "held-out loss": [f"{c.evaluations[-1].loss:.4f}" if c.evaluations else UNSET for c in runs],
         "best": [f"{c.best.loss:.4f} at step {c.best.step:,}" if c.best else UNSET for c in runs],
         "tokens": [short(sum(r.tokens for r in c.rounds)) for c in runs],
-        "tokens a second, of late": [short(recent_speed(c)) if c.speeds else UNSET for c in runs],
+        "tokens a second, of late": [short(c.recent_speed) if c.speeds else UNSET for c in runs],
         "peers": [f"{len(participants(c)):,}" for c in runs],
         "sent by peers": [megabytes(sum(r.up for r in c.rounds)) for c in runs],
         "below FP16": [f"{ratio:,.0f}x" if (ratio := ratio_of(c)) else UNSET for c in runs],
@@ -94,7 +112,10 @@ def keys_of(c: RunHistory) -> dict[str, str]:
     import yaml
 
     keys = dict(flattened("", yaml.safe_load(c.about.recipe_text) or {}))
-    hashes = {"sha256 of the base model": c.about.base_sha256, "sha256 of the data": c.about.data_sha256}
+    hashes = {
+        "sha256 of the base model": c.about.base_sha256,
+        "sha256 of the data, and how much is trained": c.about.data_sha256,
+    }
     return keys | {name: value[:16] for name, value in hashes.items() if value}
 
 

@@ -62,14 +62,17 @@ def sections(c: RunHistory) -> list[Element]:
     if c.samples:
         made.append(section("samples", "Samples", *samples(c)))
     if c.rounds:
+        made.append(section("bytes", "Bytes", traffic(c)))
+        if points := [(float(r.round), times) for r in c.rounds if (times := r.ratio(c.about.parameters))]:
+            made.append(section("ratio", "Below FP16", ratio(points)))
         made.append(section("waiting", "Waiting", idle(c)))
-        made.append(section("bytes", "Bytes", *traffic(c)))
     if c.stays:
         made.append(section("peers", "Peers", timeline(c)))
     if participants(c):
         made.append(section("contributions", "Contributions", shares(c)))
-        made.append(section("contributors", "Contributors", *contributors(c)))
     made.append(section("words", "In words", *(el("p", line) for line in words(c))))
+    if participants(c):
+        made.append(section("contributors", "Contributors", *contributors(c)))
     if c.about.recipe_text:
         made.append(section("recipe", "Recipe", *recipe(c)))
     return made
@@ -167,7 +170,7 @@ def figures(c: RunHistory) -> Element:
         ("loss", f"{losses[-1]:.4f}" if losses else "-"),
         ("held-out", f"{c.evaluations[-1].loss:.4f}" if c.evaluations else "-"),
         ("best", f"{c.best.loss:.4f} at {c.best.step:,}" if c.best else "-"),
-        ("tokens/s", short(recent_speed(c)) if c.speeds else "-"),
+        ("tokens/s", short(c.recent_speed) if c.speeds else "-"),
         ("learning rate", f"{rates[-1]:.2g}" if rates else "-"),
         ("gradient norm", f"{norms[-1]:.2f}" if norms else "-"),
         ("peers now", f"{len(c.present)}"),
@@ -185,12 +188,6 @@ def time_left(c: RunHistory) -> str:
     if not steps:
         return "-"
     return time_left_text((recent[-1].at - recent[0].at) / steps * (c.steps - c.step))
-
-
-def recent_speed(c: RunHistory) -> float:
-    """Compute the trained tokens a second of the last twenty rounds that trained."""
-    recent = [r for r in c.rounds if r.tokens and r.seconds > 0][-20:]
-    return sum(r.tokens for r in recent) / sum(r.seconds for r in recent)
 
 
 def duration(c: RunHistory) -> float:
@@ -224,7 +221,7 @@ def loss(c: RunHistory) -> Element:
 
 
 def speed(c: RunHistory) -> Element:
-    said = f"Of late {recent_speed(c):,.0f} tokens a second, all peers together."
+    said = f"Of late {c.recent_speed:,.0f} tokens a second, all peers together."
     series = [Series("trained tokens a second", c.speeds, "a")]
     return curves(Plot("speeds", "Tokens a second by step", said, series, "step", short_count, zero=True))
 
@@ -271,26 +268,28 @@ def short_count(value: float) -> str:
     return short(value).replace(".0", "")
 
 
-def traffic(c: RunHistory) -> Iterator[Element]:
-    """Render bytes per peer and round, and the ratio against FP16."""
+def traffic(c: RunHistory) -> Element:
+    """Render bytes per peer and round."""
     known = [r for r in c.rounds if r.up + r.down]
     if not known:
-        yield el("p", "How many bytes went over the lines is not known.")
-        return
+        return el("p", "How many bytes went over the lines is not known.")
     up = [(float(r.round), r.up / len(r.members)) for r in known]
     down = [(float(r.round), r.down / len(r.members)) for r in known]
     said = f"In the newest round a peer sent {megabytes(up[-1][1])} and received {megabytes(down[-1][1])}."
-    series = [Series("sent", up, "a"), Series("received", down, "c")]
+    series = [Series("sent by a peer", up, "a"), Series("received by a peer", down, "c")]
     wide = [value for _, value in (*up, *down) if value > 0]
     log = max(wide) > 20 * min(wide) and len(wide) == 2 * len(known)
     title = "Bytes of a peer by round"
-    yield curves(Plot("moved", title, said, series, "round", short_bytes, log=log, zero=not log))
-    ratios = [(float(r.round), ratio) for r in known if (ratio := r.ratio(c.about.parameters))]
-    if ratios:
-        title, said = "Times fewer bytes than FP16", f"In the newest round {ratios[-1][1]:,.0f} times fewer."
-        series, times = [Series("times fewer than FP16", ratios, "a")], [ratio for _, ratio in ratios]
-        log = max(times) > 5 * median(times)  # the first round has almost nothing to send
-        yield curves(Plot("ratio", title, said, series, "round", "{:,.0f}x".format, log=log, zero=not log))
+    return curves(Plot("moved", title, said, series, "round", short_bytes, log=log, zero=not log))
+
+
+def ratio(points: Sequence[Point]) -> Element:
+    """Render how many times fewer bytes each round took than all parameters in FP16."""
+    said = f"In the newest round {points[-1][1]:,.0f} times fewer."
+    series, times = [Series("times fewer bytes than FP16", points, "a")], [value for _, value in points]
+    log = max(times) > 5 * median(times)  # the first round has almost nothing to send
+    title = "Times fewer bytes than FP16"
+    return curves(Plot("times", title, said, series, "round", "{:,.0f}x".format, log=log, zero=not log))
 
 
 def idle(c: RunHistory) -> Element:

@@ -5,7 +5,7 @@ run_folder_reader.py reads one from a run's folder, remote_reader.py builds one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 BYTES_FP16 = 2  # bytes of one parameter
@@ -13,6 +13,8 @@ BYTES_FP16 = 2  # bytes of one parameter
 SUMS = ("samples", "rounds", "left_out", "up", "down", "fetched", "compute_s", "wait_s")
 STAYS = 2000  # presences remembered; the oldest are dropped first
 SAMPLES = 400  # samples remembered, likewise
+WINDOW = 5  # rounds that a point of the curve of speed is averaged over
+LATELY = 20  # rounds of the figure of speed
 
 
 @dataclass(frozen=True)
@@ -151,12 +153,27 @@ class RunHistory:
 
     @property
     def speeds(self) -> list[tuple[float, float]]:
-        """(step, trained tokens a second) of the rounds that trained."""
-        return [(float(r.step), r.tokens / r.seconds) for r in self.rounds if r.tokens and r.seconds > 0]
+        """(step, trained tokens a second) of the rounds that trained, each with the WINDOW - 1 before it.
+
+        A single round can be over at once: peers may have computed before it opened.
+        """
+        trained = [r for r in self.rounds if r.tokens and r.seconds > 0]
+        ends = range(1, len(trained) + 1)
+        return [(float(trained[i - 1].step), speed_of(trained[max(0, i - WINDOW) : i])) for i in ends]
+
+    @property
+    def recent_speed(self) -> float:
+        """Trained tokens a second of the last LATELY rounds that trained."""
+        return speed_of([r for r in self.rounds if r.tokens and r.seconds > 0][-LATELY:])
 
     @property
     def present(self) -> list[str]:
         return sorted({stay.peer for stay in self.stays if stay.left is None})
+
+
+def speed_of(rounds: Sequence[Round]) -> float:
+    """Compute the trained tokens a second of these rounds together."""
+    return sum(r.tokens for r in rounds) / sum(r.seconds for r in rounds)
 
 
 def ranked(by_peer: Mapping[str, Contribution], work: Mapping[str, int]) -> tuple[Contribution, ...]:

@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from cocktail_cli.dashboard.comparison import MOST, check_comparable, compared, recipe_differences
+from cocktail_cli.dashboard.comparison import (
+    MOST,
+    check_comparable,
+    compared,
+    losses_by_bytes,
+    recipe_differences,
+    unit_of,
+)
 from cocktail_cli.dashboard.markup import html
 from cocktail_cli.dashboard.run_history import About, Evaluation, Round, RunHistory
 from cocktail_cli.errors import Failure
@@ -28,6 +35,16 @@ def test_the_curves_of_all_runs_are_in_one_chart_with_a_legend() -> None:
     assert [looks.count(f"series {look}") for look in "abcd"] == [2, 2, 2, 2]  # a curve, and its legend
     assert all(f">run-{number}<" in html(loss) for number in range(MOST))
     assert page.sections[0] is loss
+
+
+def test_losses_are_shown_over_all_bytes_until_then() -> None:
+    run = history("one", 4.0)
+    sent = replace(run, rounds=tuple(replace(r, up=400_000, down=600_000) for r in run.rounds))
+
+    assert losses_by_bytes(sent, 1000) == [(1000.0 * (n + 1), 4.0 - n / 10) for n in range(5)]
+    assert losses_by_bytes(run, 1000) == [], "where bytes are not known there is nothing to show"
+    assert [one.get("id") for one in compared([run, sent]).sections][:4] == ["loss", "held", "bytes", "speed"]
+    assert [unit_of(most)[0] for most in (0, 99_999, 100_000, 5 * 10**9)] == ["bytes", "bytes", "kB", "MB"]
 
 
 def test_only_keys_that_differ_are_listed() -> None:

@@ -11,7 +11,7 @@ from a_run import BEGAN, PARAMETERS, ARun, a_run
 from cocktail_cli.dashboard.markup import html
 from cocktail_cli.dashboard.report_page import bars_of, sections
 from cocktail_cli.dashboard.run_folder_reader import RunFolderReader
-from cocktail_cli.dashboard.run_history import Contribution, RunHistory
+from cocktail_cli.dashboard.run_history import About, Contribution, Round, RunHistory
 from cocktail_cli.machine.run_registry import save_run
 from cocktail_cli.ui.events import Sample, Step, as_json
 from transport.protocol.errors import LedgerError
@@ -95,6 +95,16 @@ def test_a_round_has_rate_norm_and_tokens(run: ARun) -> None:
 
     assert (told.rounds[0].lr, told.rounds[0].grad_norm) == (pytest.approx(5e-5), 0.5)
     assert told.speeds == [(1.0, pytest.approx(100 / 9.0))]
+
+
+def test_a_round_that_is_over_at_once_makes_no_spike_of_speed() -> None:
+    seconds = [1.0] * 9 + [0.01]
+    rounds = tuple(Round(n, n + 1, 0.0, taken, 4.0, ("ann",), tokens=100) for n, taken in enumerate(seconds))
+
+    told = RunHistory(About("one"), "running", 10, 20, 0.0, 0.0, rounds)
+
+    assert [speed for _, speed in told.speeds] == pytest.approx([100.0] * 9 + [500 / 4.01])
+    assert told.recent_speed == pytest.approx(1000 / 9.01)
 
 
 def test_a_second_look_finds_what_is_new_and_counts_nothing_twice(run: ARun) -> None:

@@ -67,7 +67,7 @@ def evaluations(c: RunHistory) -> list[Point]:
 
 
 def losses_by_bytes(c: RunHistory, size: int) -> list[Point]:
-    """Return the loss in training over what the peers had sent and received until then, in units of `size`."""
+    """Return the loss in training over the bytes exchanged until then, in units of `size`."""
     made, exchanged = list[Point](), 0
     for r in c.rounds:
         exchanged += r.up + r.down

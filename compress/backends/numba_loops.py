@@ -24,7 +24,7 @@ from compress.selection import topk
 MAGNITUDE = np.int32(0x7FFFFFFF)
 WORD = np.uint64(64)  # elements whose comparisons make one word
 ONE = np.uint64(1)
-AHEAD, EVERY = 16, 64  # blocks that memory is asked ahead for, and elements from one asking to the nth
+AHEAD, EVERY = 16, 64  # blocks that memory is asked ahead for, and elements from one asking to the next
 FAR = np.uint64(1024)  # elements, likewise
 THREE, SEVEN, BYTE = np.uint64(3), np.uint64(7), np.uint64(255)  # a byte's bits, and a word's bytes
 PIECE = 1 << 13  # elements at a time: stays in L1
@@ -190,7 +190,7 @@ def nearest(
         first, size = row * bucket, min(bucket, len(values) - row * bucket)
         here, there = values[first : first + size], codes[first : first + size]
         most, over = np.int32(0), inverse[row]
-        for i in range(size):  # vectorized, what the nth loop cannot be
+        for i in range(size):  # vectorized, what the next loop cannot be
             pattern = np.float32(abs(here[i]) * over).view(np.int32)
             most = max(most, pattern)
             numbers[i] = min(max((pattern >> np.int32(shift)) - np.int32(lowest), np.int32(0)), highest)
@@ -319,7 +319,7 @@ def add_codes(
     At 4 bits, the usual width, a bucket that is known to lie inside is added without comparisons, eight
     values at once, its products computed once for each code: half of the time.
     """
-    begin, end, at = np.uint64(start), np.uint64(stop), np.uint64(before + 1)  # at: the nth free position
+    begin, end, at = np.uint64(start), np.uint64(stop), np.uint64(before + 1)  # at: the next free position
     bits, mask = np.uint64(width), np.uint64((1 << width) - 1)
     size, count = np.uint64(bucket), np.uint64(len(gaps))
     steps, codes = gaps[: len(gaps) // 8 * 8].view(np.uint64), packed[: len(packed) // 4 * 4].view(np.uint32)
@@ -327,7 +327,7 @@ def add_codes(
     nth = 0
     while nth < len(far) and far[nth] < first:
         nth += 1
-    jump = np.uint64(far[nth]) if nth < len(far) else count  # the nth value with a longer gap
+    jump = np.uint64(far[nth]) if nth < len(far) else count  # the next value with a longer gap
     for row in range(np.uint64(first) // size, np.uint64(len(scales))):
         scale = scales[row]
         one, last = max(np.uint64(first), row * size), min((row + ONE) * size, count)

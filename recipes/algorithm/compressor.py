@@ -10,6 +10,8 @@ from compress import Cocktail, decode
 from compress.backends import WORTH
 from recipes.config import Compression
 
+from .update_windows import each_window
+
 SHARED = [one.name for one in fields(Cocktail) if one.name != "uncompressed_rounds"]  # with `Compression`
 
 
@@ -34,5 +36,6 @@ def warm_up_codec(compressor: Cocktail, parameters: int) -> None:
     if compressor.random_ratio * parameters >= WORTH * compressor.shards:
         x = torch.linspace(-1, 1, 2 * WORTH)
         sample = replace(compressor, random_ratio=0.5).draw(len(x), 0, 0)
-        packet = compressor.encode(sample.difference(x, torch.zeros_like(x))).packet
-        sample.add_(x, decode(packet, sample.m))  # the decoder is compiled as well
+        sent = compressor.encode(sample.difference(x, torch.zeros_like(x)))
+        sample.add_(x, decode(sent.packet, sample.m))  # both decoders are compiled as well
+        each_window(sent.update(), x.device, lambda window: sample.add_(x, window))

@@ -92,7 +92,7 @@ def test_keys_are_offered_dotted_and_bare_and_their_choices_after_the_sign() -> 
 @pytest.mark.slow
 def test_a_shell_is_answered_in_half_a_second() -> None:
     """Torch is not imported for it."""
-    asked = {"_COCKTAIL_COMPLETE": "complete_bash", "COMP_WORDS": "cocktail launch smo", "COMP_CWORD": "2"}
+    asked = {"_COCKTAIL_COMPLETE": "complete_bash", "COMP_WORDS": "cocktail launch smok", "COMP_CWORD": "2"}
     program = "import sys; sys.argv[0] = 'cocktail'; from cocktail_cli.main import main; main()"
     seconds, said = timed("-c", program, env=asked)
 

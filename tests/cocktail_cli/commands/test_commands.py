@@ -39,6 +39,7 @@ def test_recipes_can_be_listed_shown_and_copied(cocktail: Run, tmp_path: Path) -
 def test_the_list_of_recipes_breaks_no_word_at_80_columns(
     cocktail: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     wide = cocktail("recipes", "list", "--fits", "--device", "cpu").out
     monkeypatch.setenv("COLUMNS", "80")
     narrow = cocktail("recipes", "list", "--fits", "--device", "cpu").out
@@ -223,15 +224,16 @@ def test_an_unknown_run_is_exit_3(cocktail: Run) -> None:
 
 
 @pytest.mark.slow
-def test_stderr_has_the_error_and_nothing_else(root: Path) -> None:
+def test_stderr_has_the_error_and_nothing_else(root: Path, tmp_path: Path) -> None:
     """A process of its own, as here pytest stands between logging and stderr."""
     command = [sys.executable, "-m", "cocktail_cli", "status", "amber-oter-42"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
+    home = os.environ | {"COCKTAIL_HOME": str(tmp_path)}
+    done = subprocess.run(command, cwd=root, env=home, capture_output=True, text=True, timeout=60)
 
     assert done.returncode == 3
     assert done.stderr.splitlines() == [
         "error: no run 'amber-oter-42' on this machine",
-        "hint: runs known here: none",
+        "hint: cocktail runs lists those that were launched here",
     ]
 
 

@@ -151,7 +151,7 @@ class Watch:
         local, worker = self.peer.trainer, self.peer.worker
         zero, backward = local.zero, local.backward
         worker.start = self.most_of("encoding", worker.start)
-        worker.finish = self.most_of("taking in", worker.finish)
+        worker.follow = self.most_of("taking in", worker.follow)
         local.zero = lambda: (self.peer.encoded.wait(), zero())
         local.backward = lambda *given: self.passing(backward, *given)
 

@@ -8,9 +8,11 @@ from .devices import (
     hardware,
     limit_memory,
     memory_of,
+    no_kernels,
     pick_device,
     pick_devices,
     split_devices,
+    weaknesses,
 )
 from .gpu_catalogue import GIB, RUNTIME, Gpu, gpu_of, this_machine
 from .hide_argv import hide_token
@@ -26,6 +28,7 @@ from .network_address import (
     parse_listen,
     reach_of,
 )
+from .nvidia_driver import driver_version, handle_of, nvml, users_of
 from .remote_code_consent import check_trust, isolate_model_code
 from .run_registry import (
     RunRecord,

@@ -5,50 +5,56 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from cocktail_cli.errors import Failure
-from recipes.hardware import host_memory, usable_cores
+from recipes.hardware import half_precision, host_memory, untried, usable_cores
+
+from .nvidia_driver import nvidia_gpus
+
+if TYPE_CHECKING:
+    from recipes.config import Recipe
+
+KINDS = ("cuda", "xpu", "mps")  # of accelerators, in the order of --device auto; ROCm's are called cuda
+NUMBERED = ("cuda", "xpu")
 
 
-def cuda_devices() -> int:
+def devices_of(kind: str) -> int:
+    """Count the accelerators of a kind that torch can use."""
     import torch
 
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind == "mps":
+        return int(torch.backends.mps.is_available())
+    module = torch.cuda if kind == "cuda" else torch.xpu
+    return module.device_count() if module.is_available() else 0
 
 
 def pick_device(wanted: str) -> str:
-    """Resolve `auto` to cuda, mps or cpu, and check that any other device exists.
+    """Resolve `auto` to an accelerator, else cpu, and check that any other device exists.
 
     Raises:
         Failure: preflight, where this machine has no such device; usage, where it is no device at all.
     """
-    import torch
-
     if wanted == "auto":
-        if torch.cuda.is_available():
-            return "cuda:0"
-        return "mps" if torch.backends.mps.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", wanted):
-        raise Failure("usage", f"--device {wanted}: expected auto, cpu, mps, cuda or cuda:N")
-    if wanted == "mps" and not torch.backends.mps.is_available():
-        raise Failure("preflight", "--device mps: this machine has none")
-    if wanted.startswith("cuda"):
-        number = int(wanted.partition(":")[2] or 0)
-        if number >= (count := cuda_devices()):
-            hints = ("--device auto takes what there is; cocktail doctor says what torch sees",)
-            raise Failure(
-                "preflight", f"--device {wanted}: this machine has {count} CUDA devices", hints=hints
-            )
-        return f"cuda:{number}"
-    return wanted
+        return next((f"{kind}:0" if kind in NUMBERED else kind for kind in KINDS if devices_of(kind)), "cpu")
+    if not re.fullmatch(r"cpu|mps|(cuda|xpu)(:\d+)?", wanted):
+        raise Failure("usage", f"--device {wanted}: expected auto, cpu, mps, cuda, cuda:N, xpu or xpu:N")
+    kind, _, number = wanted.partition(":")
+    if kind == "cpu":
+        return kind
+    if int(number or 0) >= (count := devices_of(kind)):
+        hints = ("--device auto takes what there is; cocktail doctor says what torch sees",)
+        has = f"{count} {kind.upper()} device{'s' if count != 1 else ''}"
+        raise Failure("preflight", f"--device {wanted}: this machine has {has}", hints=hints)
+    return f"{kind}:{number or 0}" if kind in NUMBERED else kind
 
 
 def split_devices(wanted: str) -> list[str]:
     """Split `cuda:0,1` into ["cuda:0", "cuda:1"]; `auto` into all CUDA devices, or ["auto"] without any."""
     if wanted == "auto":
-        return [f"cuda:{number}" for number in range(cuda_devices())] or ["auto"]
+        return [f"cuda:{number}" for number in range(devices_of("cuda"))] or ["auto"]
     devices = [device for device in wanted.split(",") if device]
     kind = devices[0].partition(":")[0] if devices else wanted
     return [f"{kind}:{device}" if device.isdigit() else device for device in devices] or ["auto"]
@@ -61,7 +67,7 @@ def pick_devices(wanted: str, count: int) -> list[str]:
     if os.name == "nt":
         raise Failure("preflight", "--gpus: not on Windows, where NCCL is not")
     if wanted in ("auto", "cuda"):
-        if (have := cuda_devices()) < count:
+        if (have := devices_of("cuda")) < count:
             hints = ("--device cpu tries it out on the processor",)
             raise Failure("preflight", f"--gpus {count}: this machine has {have} CUDA devices", hints=hints)
         wanted = "cuda:" + ",".join(map(str, range(count)))
@@ -74,15 +80,21 @@ def pick_devices(wanted: str, count: int) -> list[str]:
 
 def hardware(device: str, count: int = 1) -> str:
     """Describe the device to the other peers: `NVIDIA H200, 139 GiB`, `4 x ...` or `CPU, 8 cores`."""
-    if device.startswith("cuda"):
-        import torch
-
-        properties = torch.cuda.get_device_properties(device)
+    if device.startswith(NUMBERED):
+        properties = properties_of(device)
         times = f"{count} x " if count > 1 else ""
         return f"{times}{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     if device == "mps":
         return f"Apple GPU, {platform.machine()}"
     return f"CPU, {usable_cores()} cores"
+
+
+def properties_of(device: str) -> Any:
+    """Return torch's properties of a numbered accelerator."""
+    import torch
+
+    module: Any = torch.xpu if device.startswith("xpu") else torch.cuda
+    return module.get_device_properties(device)
 
 
 @dataclass(frozen=True)
@@ -105,22 +117,6 @@ def glance(wanted: str, count: int = 1) -> Glance:
     apple = platform.system() == "Darwin" and platform.machine() == "arm64"
     device = "mps" if wanted == "mps" or (wanted == "auto" and apple) else "cpu"
     return Glance(hardware(device), memory_of(device))
-
-
-def nvidia_gpus() -> list[tuple[str, int]]:
-    """Ask the driver for name and bytes of each visible GPU; empty where there is none, or no driver."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        found = [(pynvml.nvmlDeviceGetName(h), int(pynvml.nvmlDeviceGetMemoryInfo(h).total)) for h in handles]
-    except Exception:  # the package is missing, or one of its many kinds of errors: torch will tell
-        return []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None or not re.fullmatch(r"[\d,]*", visible):
-        return found
-    return [found[int(number)] for number in visible.split(",") if number and int(number) < len(found)]
 
 
 def default_peer_name() -> str:
@@ -150,8 +146,37 @@ def limit_memory(devices: Sequence[str], limit: int | None) -> None:
 
 def memory_of(device: str) -> int:
     """Return the bytes that a program can have on a device."""
-    if device.startswith("cuda"):
-        import torch
-
-        return int(torch.cuda.get_device_properties(device).total_memory)
+    if device.startswith(NUMBERED):
+        return int(properties_of(device).total_memory)
     return host_memory().total
+
+
+def weaknesses(devices: Sequence[str], recipe: Recipe) -> Iterator[str]:
+    """Say why a peer of this recipe may be slow on its devices, or behave as nobody has seen."""
+    import torch
+
+    device = devices[0]
+    if len(devices) == 1 and (why := no_kernels(device)):
+        yield why
+    if recipe.training.bf16 is True and half_precision(torch.device(device)).dtype != torch.bfloat16:
+        yield (
+            f"{device} only emulates bfloat16, which this recipe insists on (training.bf16=true): it is many "
+            "times slower than with training.bf16=auto, which takes float16 here"
+        )
+    if kind := untried(device):
+        yield f"cocktail was never tried on {kind}: please report how it goes"
+
+
+def no_kernels(device: str) -> str | None:
+    """Say why a GPU cannot run the codec's kernels, and what that costs; None where it can."""
+    import torch
+
+    from compress import kernels_missing
+
+    where = torch.device(device)
+    if where.type != "cuda" or (why := kernels_missing(where)) is None:
+        return None
+    return (
+        f"Triton cannot launch a kernel on {device}: {why} - this machine's processor encodes instead, which "
+        "takes longer (Triton needs a C compiler and Python's headers, such as gcc and python3-dev)"
+    )

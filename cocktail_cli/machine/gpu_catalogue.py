@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cocktail_cli.errors import Failure
+from recipes.hardware import half_precision
 
 from .devices import memory_of
 
@@ -25,8 +26,9 @@ class Gpu:
 
     name: str
     memory: float  # GiB that a program can have
-    half: float  # bfloat16, or float16 where there is no bfloat16
+    half: float  # bfloat16, or float16 where bfloat16 is emulated
     single: float  # float32, as PyTorch computes it where nobody asks for TF32
+    bf16: bool = True  # False: bfloat16 is emulated, at the speed of float32
 
     @property
     def bytes(self) -> int:
@@ -34,7 +36,8 @@ class Gpu:
 
     def peak(self, dtype: str) -> float:
         """Return the peak FLOP/s in this dtype."""
-        return 1e12 * (self.single if dtype == "float32" else self.half)
+        slow = dtype == "float32" or (dtype == "bfloat16" and not self.bf16)
+        return 1e12 * (self.single if slow else self.half)
 
 
 GPUS = {
@@ -49,8 +52,8 @@ GPUS = {
         Gpu("l40s-48g", 44.4, 362, 91.6),
         Gpu("a10g-24g", 22.0, 70, 31.5),
         Gpu("a6000-48g", 47.4, 155, 38.7),
-        Gpu("t4-16g", 14.6, 65, 8.1),
-        Gpu("v100-32g", 31.7, 125, 15.7),
+        Gpu("t4-16g", 14.6, 65, 8.1, bf16=False),
+        Gpu("v100-32g", 31.7, 125, 15.7, bf16=False),
         Gpu("rtx-3060-12g", 11.6, 25.5, 12.7),
         Gpu("rtx-3090-24g", 23.6, 71, 35.6),
         Gpu("rtx-4060ti-16g", 15.6, 44, 22),
@@ -75,15 +78,17 @@ def this_machine(device: str) -> Gpu:
     """Describe the device that trains here, its throughput measured in some tenths of a second."""
     import torch
 
-    half = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    return Gpu(device, memory_of(device) / GIB, measured(device, half), measured(device, torch.float32))
+    here = half_precision(torch.device(device))
+    fast = measured(device, here.dtype if here.pays else torch.float32)
+    bf16 = here.dtype == torch.bfloat16
+    return Gpu(device, memory_of(device) / GIB, fast, measured(device, torch.float32), bf16)
 
 
 def measured(device: str, dtype: torch.dtype) -> float:
     """Measure the TFLOP/s of a matrix product, the best of three."""
     import torch
 
-    n = 8192 if device.startswith("cuda") else 768
+    n = 768 if device == "cpu" else 8192
     a = torch.ones(n, n, dtype=dtype, device=device)
     best = math.inf
     for _ in range(3):

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import typer
 
 from cocktail_cli.errors import EXIT
+from cocktail_cli.machine import handle_of, nvml
 from cocktail_cli.signals import StopAsked, leave_on_signal
 from cocktail_cli.ui import events
 
@@ -225,17 +226,16 @@ def nvidia_gpus(devices: Iterable[str], warn: Callable[[str], None]) -> NvidiaGp
     if not cuda:
         warn("no NVIDIA GPU trains here: --only-idle and --max-temp have no effect")
         return None
-    try:
-        import pynvml
-        import torch
-
-        pynvml.nvmlInit()
-        # By UUID: CUDA_VISIBLE_DEVICES renumbers the GPUs for torch, not for the driver.
-        uuids = [f"GPU-{torch.cuda.get_device_properties(device).uuid}" for device in cuda]
-        return NvidiaGpus(pynvml, [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids], warn)
-    except Exception as error:  # the package is missing, or one of its many kinds of errors
-        warn(f"the NVIDIA driver cannot be asked ({error}): --only-idle and --max-temp have no effect")
-        return None
+    asked = nvml()
+    if asked is None:
+        why = "there is no NVML"
+    else:
+        try:
+            return NvidiaGpus(asked, [handle_of(asked, device) for device in cuda], warn)
+        except asked.NVMLError as error:
+            why = str(error)
+    warn(f"the NVIDIA driver cannot be asked ({why}): --only-idle and --max-temp have no effect")
+    return None
 
 
 class AvailabilityMonitor:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cocktail_cli.machine import weaknesses
 from cocktail_cli.ui import Event, Progressed, Warning, counted
 
 from .base_weights import fetch_base, fetch_files, fetched_snapshot, missing_files, snapshot_files
@@ -143,8 +144,8 @@ class Bootstrap:
         wanted = recipe.model.attn_implementation
         if available_attention(wanted, device) != wanted:
             self.show(Warning(f"{wanted} is not on this machine: transformers chooses, which may be slower"))
-        if self.ranks is None and (why := no_kernels(device)):
-            self.show(Warning(why))
+        for weakness in weaknesses(self.limits.devices, recipe):
+            self.show(Warning(weakness))
         with self.interruptible():
             if self.ranks is not None:
                 peer = build_fsdp_peer(self.ranks, self.folder, snapshot, recipe, batch, name, round)
@@ -163,21 +164,6 @@ class Bootstrap:
         self.imports.check()
         what = f"fetching the {p.way.value}" if p.state is CatchUpState.WEIGHTS else "catching up"
         self.show(Progressed(what, p.done, p.total, "bytes", round(p.rate), p.eta))
-
-
-def no_kernels(device: str) -> str | None:
-    """Say why a GPU cannot run the codec's kernels, and what that costs; None where it can."""
-    import torch
-
-    from compress import kernels_missing
-
-    where = torch.device(device)
-    if where.type != "cuda" or (why := kernels_missing(where)) is None:
-        return None
-    return (
-        f"Triton cannot launch a kernel on {device}: {why} - this machine's processor encodes instead, which "
-        "takes longer (Triton needs a C compiler and Python's headers, such as gcc and python3-dev)"
-    )
 
 
 class Imports:

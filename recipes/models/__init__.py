@@ -25,6 +25,7 @@ from .trainable import (
     base_parameter_name,
     check_trainable,
     count_trainable,
+    frozen_dtype,
     load_trained,
     meta_trained_model,
     open_trained,

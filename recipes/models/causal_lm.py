@@ -20,6 +20,7 @@ from torch import nn
 from recipes.data import Sample, batches, collate
 from recipes.downloads import from_pretrained_options
 from recipes.errors import MissingPackage, ModelError
+from recipes.hardware import half_precision
 from recipes.weight_files import (
     StoredVector,
     check_model_folder,
@@ -79,7 +80,7 @@ def load_model(
     if attn_implementation != "auto":
         chosen["attn_implementation"] = attn_implementation
     if quantized is not None:
-        compute_dtype = torch.bfloat16 if dtype == "auto" else dtype
+        compute_dtype = half_precision(torch.device(device)).dtype if dtype == "auto" else dtype
         chosen |= {"quantization_config": quantized.config(compute_dtype), "device_map": {"": device}}
     try:
         with quiet_transformers():

@@ -9,15 +9,17 @@ The vector comes from files and a model on the meta device, or from a loaded mod
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from recipes.config import Recipe, Training
 from recipes.errors import MissingPackage, ModelError
+from recipes.hardware import HalfPrecision, half_precision
 from recipes.weight_files import (
     ADAPTER_FILE,
     StoredTensor,
@@ -134,8 +136,7 @@ def load_trained(
     bits = None
     if wanted.quantized and quantized:
         bits = Quantized(wanted.load_in_4bit, wanted.bnb_4bit_quant_type)
-    dtype: torch.dtype | Literal["auto"] = "auto" if wanted.dtype == "auto" else DTYPES[wanted.dtype]
-    loaded = load_model(base, attention, device, dtype, bits, code)
+    loaded = load_model(base, attention, device, frozen_dtype(recipe, base, device) or "auto", bits, code)
     model = prepare_for_training(with_liger_kernels(loaded, recipe), recipe)
     with closing(open_trained(recipe, base, snapshot)) as x, torch.no_grad():
         layout = layout_of(model)
@@ -208,18 +209,28 @@ def count_trainable(recipe: Recipe, base: Path) -> int:
         return vector.layout.size
 
 
-def autocast_dtype(training: Training, model: nn.Module, device: torch.device) -> torch.dtype | None:
-    """Dtype that forward passes are autocast to; None: that of the weights."""
+def autocast_dtype(training: Training, model: nn.Module, here: HalfPrecision) -> torch.dtype | None:
+    """Dtype that forward passes are autocast to on a device; None: that of the weights."""
     if training.fp16:
         return torch.float16
     if isinstance(training.bf16, bool):
         return torch.bfloat16 if training.bf16 else None
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    for half in (torch.bfloat16, torch.float16):
-        if half in dtypes and len(dtypes) > 1:  # a frozen base, and adapters in float32
-            return half
-    gpu = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.bfloat16 if gpu and dtypes == {torch.float32} else None
+    if dtypes == {torch.float32}:
+        return here.dtype if here.pays else None
+    if dtypes == {torch.bfloat16} == {here.dtype}:
+        return None
+    return here.dtype if torch.bfloat16 in dtypes else torch.float16
+
+
+def frozen_dtype(recipe: Recipe, base: Path, device: str | torch.device) -> torch.dtype | None:
+    """Dtype in which the frozen base of adapters is loaded; None: as it is stored. Weights in bfloat16 become
+    float16 on a device that only emulates bfloat16, unless the recipe insists (`training.bf16`)."""
+    named = DTYPES.get(recipe.model.dtype)
+    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    stored = named or DTYPES.get(config.get("dtype") or config.get("torch_dtype") or "")
+    here = half_precision(torch.device(device)).dtype
+    return here if stored == torch.bfloat16 and recipe.training.bf16 == "auto" else named
 
 
 def base_parameter_name(name: str) -> str:

@@ -24,6 +24,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from recipes.config import Training, recipe_from_json
 from recipes.data import Sample, unpack_samples
+from recipes.hardware import half_precision
 from recipes.models import autocast_dtype, loss_sum, open_vector, trained_dtype
 from recipes.training import (
     LOCAL,
@@ -117,10 +118,10 @@ class FsdpWorker:
         self.model = build_on_meta(Path(base), settings, self.device)
         self.layout = layout_of(self.model)
         self.shared = SharedMemory(self.file, self.layout.size)
-        kind, filled = (
-            trained_dtype(settings),
-            ParameterFiller(self.model, self.layout, self.shared.global_model, self.device),
-        )
+        kind = trained_dtype(settings)
+        if kind == torch.bfloat16 and settings.training.bf16 == "auto":
+            kind = half_precision(self.device).dtype
+        filled = ParameterFiller(self.model, self.layout, self.shared.global_model, self.device)
         with ExitStack() as files:
             if settings.lora is not None:
                 filled.stored = files.enter_context(
@@ -392,8 +393,8 @@ def half_of(
 ) -> torch.dtype | None:
     """Choose the precision of forward passes; None: that of the weights, which FSDP gathers in `kind`."""
     if kind == torch.float32:
-        return autocast_dtype(training, model, device)
-    if training.fp16:
+        return autocast_dtype(training, model, half_precision(device))
+    if training.fp16 or kind == torch.float16:
         return torch.float16
     return torch.bfloat16 if training.bf16 is True else None
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from recipes.config import Recipe
 from recipes.downloads import from_pretrained_options
 from recipes.errors import ModelError
-from recipes.models import DTYPES, available_attention, base_parameter_name, prepare_for_training
+from recipes.models import available_attention, base_parameter_name, frozen_dtype, prepare_for_training
 from recipes.weight_files import Layout, StoredVector, quiet_transformers
 
 from .shared_memory import windows
@@ -30,11 +30,13 @@ def build_on_meta(base: Path, recipe: Recipe, device: torch.device) -> Any:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    wanted, as_stored = recipe.model, recipe.lora is not None and recipe.model.dtype == "auto"
+    wanted = recipe.model
     attention = available_attention(wanted.attn_implementation, device)
     chosen: dict[str, Any] = {} if attention == "auto" else {"attn_implementation": attention}
-    if not as_stored:  # trained weights are masters in float32, whatever kind is computed in
-        chosen["dtype"] = DTYPES[wanted.dtype] if recipe.lora is not None else torch.float32
+    # trained weights are masters in float32, whatever is computed in
+    dtype = torch.float32 if recipe.lora is None else frozen_dtype(recipe, base, device)
+    if dtype is not None:
+        chosen["dtype"] = dtype
     told = from_pretrained_options(base, wanted.trust_remote_code)
     try:
         with quiet_transformers(), parameters_on_meta():

@@ -20,6 +20,7 @@ from torch import nn
 from compress.fingerprint import AT_ONCE as FINGERPRINT_AT_ONCE
 from recipes.algorithm import adaptive_rate_of
 from recipes.config import Compression, Model, Recipe
+from recipes.hardware import HalfPrecision
 from recipes.models import autocast_dtype, meta_trained_model, trained_dtype
 from recipes.training import STATE
 from recipes.weight_files import GRADIENT_CHUNK, layout_of
@@ -69,6 +70,11 @@ class Machine:
     bytes: int  # available to a program
     gpu: bool = False
     count: int = 1  # devices that the peer is sharded over
+    bf16: bool = True  # they compute in bfloat16; False: they only emulate it
+
+    @property
+    def half(self) -> HalfPrecision:
+        return HalfPrecision(torch.bfloat16 if self.bf16 else torch.float16, pays=self.gpu)
 
 
 def plan_memory(recipe: Recipe, folder: Path, micro_batch: int, machine: Machine) -> MemoryPlan:
@@ -83,7 +89,8 @@ def plan_memory(recipe: Recipe, folder: Path, micro_batch: int, machine: Machine
     away = machine.count > 1 or on_host(recipe.compression, size, machine, frozen)
     gathered = block_of(model) if machine.count > 1 else 0
     rows = f"{micro_batch} x {recipe.data.max_length} tokens"
-    traced = trace(model, micro_batch, recipe.data.max_length, half_of(recipe, model, machine.gpu))
+    half = autocast_dtype(recipe.training, model, machine.half)
+    traced = trace(model, micro_batch, recipe.data.max_length, half)
     # half-precision gradients are converted to float32 in chunks, after the activations are freed
     step = 0 if kind == torch.float32 else FLOAT * min(size, GRADIENT_CHUNK)
     parts = [
@@ -129,15 +136,6 @@ def frozen_bytes(model: nn.Module, wanted: Model) -> int:
             quantized = wanted.quantized and parameter in linear
             total += round(each * parameter.numel()) if quantized else parameter.nbytes
     return total
-
-
-def half_of(recipe: Recipe, model: nn.Module, gpu: bool) -> torch.dtype | None:
-    """Autocast dtype on a CPU, or on a GPU that supports bfloat16; None: that of the weights."""
-    half = autocast_dtype(recipe.training, model, torch.device("cpu"))
-    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    if half is None and gpu and recipe.training.bf16 == "auto" and kinds == {torch.float32}:
-        return torch.bfloat16
-    return half
 
 
 def with_attention(model: nn.Module, wanted: str) -> nn.Module:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from recipes.config import Recipe
 from recipes.data import Sample, collate
+from recipes.hardware import half_precision
 from recipes.models import autocast_dtype, evaluate, loss_sum, trained_dtype
 from recipes.weight_files import FlatParameters, Layout
 
@@ -77,7 +78,9 @@ class SingleDeviceTrainer:
             FlatParameters(model, trained_dtype(recipe)) if masters else RoundedLocalModel(model, seed)
         )
         self.optimizer = build_optimizer(self.flat.masters, recipe.training)
-        self.half = autocast_dtype(recipe.training, model, self.device)  # None: as the weights are
+        self.half = autocast_dtype(
+            recipe.training, model, half_precision(self.device)
+        )  # None: as the weights are
         self.scale = LossScale(2.0**16) if self.half == torch.float16 else LossScale()
         if recipe.training.torch_compile:
             model.compile()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from a_peer import peer_on, recipe_of
 
-from cocktail_cli.volunteer.bootstrap import no_kernels
+from cocktail_cli.machine import no_kernels
 from compress import Cocktail, decode, fingerprint
 from compress.backends import dispatch
 from compress.backends.triton import selection_kernels

@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,10 +17,21 @@ import typer
 
 from cocktail_cli import __version__
 from cocktail_cli.installation import command_to_add
-from cocktail_cli.machine import BIND, EVERYWHERE, PORT, memory_of, pick_device, reach_of
+from cocktail_cli.machine import (
+    BIND,
+    EVERYWHERE,
+    PORT,
+    driver_version,
+    hardware,
+    memory_of,
+    no_kernels,
+    pick_device,
+    reach_of,
+    users_of,
+)
 from cocktail_cli.options import Device, Json, Quiet
 from cocktail_cli.ui import found, megabytes, print_findings
-from recipes.hardware import usable_cores
+from recipes.hardware import half_precision, host_memory, untried, usable_cores
 
 if TYPE_CHECKING:
     from recipes.errors import Finding
@@ -113,7 +123,7 @@ def checks(run_url: str | None, device: str, port: int) -> Iterator[Finding]:
         ("device", lambda: trains_on(device)),
         ("memory", memory),
         ("curve", curve),
-        ("codec", codec),
+        ("codec", lambda: codec(device)),
         ("disk", disk),
         ("files", files),
         ("port", lambda: listens(port)),
@@ -138,6 +148,12 @@ def checks(run_url: str | None, device: str, port: int) -> Iterator[Finding]:
 
 def python() -> Finding:
     text = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    prefix = Path(sys.prefix)
+    if (prefix / "conda-meta").is_dir():
+        if (prefix / "condabin").is_dir():  # only conda's own environment has it
+            hint = "conda create -n cocktail python, then install cocktail there"
+            return found("warn", "python", f"{text}, in conda's base environment", hint)
+        return found("ok", "python", f"{text}, conda environment {prefix.name}")
     if sys.prefix == sys.base_prefix:
         hint = "uv tool install, pipx or a venv"
         return found("warn", "python", f"{text}, no environment of its own", hint)
@@ -156,58 +172,59 @@ def cuda() -> str:
     import torch
 
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
-    return f"torch {torch.__version__} for {built}; driver {driver() or 'none'}"
-
-
-def driver() -> str | None:
-    """Return the version of NVIDIA's driver, or None without nvidia-smi."""
-    said = nvidia("--query-gpu=driver_version")
-    return said[0] if said else None
-
-
-def nvidia(query: str) -> list[str]:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    done = subprocess.run([tool, query, "--format=csv,noheader"], capture_output=True, text=True, timeout=20)
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+    if torch.version.hip:
+        built = f"ROCm {torch.version.hip}"
+    return f"torch {torch.__version__} for {built}; NVIDIA driver {driver_version() or 'none'}"
 
 
 def trains_on(wanted: str) -> Finding:
     """Report the device of `--device auto`, or whether the requested one exists."""
-    import torch
-
     from cocktail_cli.errors import Failure
 
     try:
         device = pick_device(wanted)
     except Failure as error:
         return found("fail", "device", error.message, "--device auto takes what is there")
-    if device.startswith("cuda"):
-        free, total = torch.cuda.mem_get_info(device)
-        name, bf16 = torch.cuda.get_device_name(device), torch.cuda.is_bf16_supported()
-        text = f"{name}, {cuda()}, bf16 {'yes' if bf16 else 'no'}, {gib(free)} of {gib(total)} GiB free"
-        if free < 0.8 * total:
-            holders = "; ".join(nvidia("--query-compute-apps=pid,process_name,used_memory")[:3])
-            return found("warn", "device", text, f"others hold it: {holders or 'unknown'}")
-        return found("ok", "device", text)
-    if device == "cpu" and driver():
+    if device != "cpu":
+        return accelerator(device)
+    if driver_version():
         hint = "install torch for this driver: https://pytorch.org/get-started/locally"
         text = f"an NVIDIA driver is here, but this torch cannot use it ({cuda()})"
         return found("fail", "device", text, hint)
-    if device == "cpu":
-        text = f"the CPU, {usable_cores()} cores: enough to own a run, slow to train in one"
-        return found("warn", "device", text, "a GPU, or join with another machine")
-    return found("ok", "device", device)
+    text = f"the CPU, {usable_cores()} cores: enough to own a run, slow to train in one"
+    return found("warn", "device", text, "a GPU, or join with another machine")
+
+
+def accelerator(device: str) -> Finding:
+    """Report an accelerator: name, precision, free memory, and who else holds it."""
+    import torch
+
+    here, others = half_precision(torch.device(device)), untried(device)
+    half = "bf16" if here.dtype == torch.bfloat16 else "fp16 (it only emulates bf16)"
+    text = f"{hardware(device)}, {cuda()}, {half if here.pays else 'fp32'}"
+    if device.startswith("cuda"):
+        major, minor = torch.cuda.get_device_capability(device)
+        free, total = torch.cuda.mem_get_info(device)
+        text += f", capability {major}.{minor}, {gib(free)} of {gib(total)} GiB free"
+        if free < 0.8 * total:
+            holders = "; ".join(users_of(device)[:3])
+            return found("warn", "device", text, f"others hold it: {holders or 'unknown'}")
+    if others:
+        hint = "preview and bench step try it out; please report what they say"
+        return found("warn", "device", f"{text}; cocktail was never tried on {others}", hint)
+    return found("ok", "device", text)
 
 
 def memory() -> Finding:
-    total = memory_of("cpu")
-    if not total:
-        return found("warn", "memory", "how much this machine has is not known")
-    if total < MEMORY:
-        return found("warn", "memory", f"{gib(total)} GiB", "a small model: cocktail plan RECIPE")
-    return found("ok", "memory", f"{gib(total)} GiB")
+    import psutil
+
+    here, machine = host_memory(), psutil.virtual_memory().total
+    text = f"{gib(here.total)} GiB, {gib(here.free)} GiB of it free"
+    if here.total < machine:
+        text += f"; a container or cgroup keeps this process from the rest of {gib(machine)} GiB"
+    if here.total < MEMORY:
+        return found("warn", "memory", text, "a small model: cocktail plan RECIPE")
+    return found("ok", "memory", text)
 
 
 def curve() -> Finding:
@@ -217,12 +234,22 @@ def curve() -> Finding:
     return found("ok", "transport", f"pyzmq {installed('pyzmq')}, encrypted (CURVE)")
 
 
-def codec() -> Finding:
-    if installed("numba") is None:
-        return found(
-            "warn", "codec", "numba is missing: packets take longer to make", command_to_add("numba")
-        )
-    return found("ok", "codec", f"numba {installed('numba')}")
+def codec(wanted: str) -> Finding:
+    """Report what encodes packets: numba on the processor, Triton's kernels on a GPU, launched on trial."""
+    from cocktail_cli.errors import Failure
+
+    version = installed("numba")
+    if version is None:
+        text = "numba is missing: packets take longer to make"
+        return found("warn", "codec", text, command_to_add("numba"))
+    try:
+        device = pick_device(wanted)
+    except Failure:  # `device` tells
+        device = "cpu"
+    if why := no_kernels(device):
+        return found("warn", "codec", why, "a C compiler and Python's headers: gcc and python3-dev")
+    kernels = f", Triton {installed('triton')}" if device.startswith("cuda") else ""
+    return found("ok", "codec", f"numba {version}{kernels}")
 
 
 def disk() -> Finding:
@@ -295,12 +322,13 @@ def leads_there(family: int, there: str) -> bool:
 
 def power() -> Finding:
     """Warn of a laptop on battery: it soon sleeps, and a sleeping peer is late."""
-    mains = []
-    if sys.platform.startswith("linux"):
-        mains = [file.read_text().strip() for file in Path("/sys/class/power_supply").glob("A*/online")]
-    if not mains:
+    import psutil
+
+    read = getattr(psutil, "sensors_battery", None)  # missing where psutil knows of none, as on AIX
+    battery = read() if read is not None else None
+    if battery is None or battery.power_plugged is None:
         return found("ok", "power", "no battery, or not known on this system")
-    if "1" in mains:
+    if battery.power_plugged:
         return found("ok", "power", "on the mains")
     return found("warn", "power", "on battery: this machine sleeps soon, and slows down", "plug it in")
 
@@ -354,5 +382,7 @@ def clock(skew: float | None) -> Finding:
         return found("warn", "clock", "not compared: the hub's answer has no date")
     said = f"{abs(skew):.0f} s {'behind' if skew > 0 else 'ahead of'} the hub's"
     if abs(skew) > SKEW:
-        return found("fail", "clock", said, "sudo timedatectl set-ntp true")
+        set_by = {"Windows": "w32tm /resync", "Darwin": "sudo sntp -sS time.apple.com"}
+        hint = set_by.get(platform.system(), "sudo timedatectl set-ntp true")
+        return found("fail", "clock", said, hint)
     return found("ok", "clock", said)

@@ -47,7 +47,7 @@ class Asked:
     def machine(self) -> Machine:
         from recipes.planning import Machine
 
-        return Machine(self.gpu.bytes, self.gpu.name != "cpu", self.gpus)
+        return Machine(self.gpu.bytes, self.gpu.name != "cpu", self.gpus, self.gpu.bf16)
 
     def load(self, *more: str) -> Recipe:
         return self.request.load(*more)
@@ -122,8 +122,8 @@ def plan(
     Examples: cocktail plan gptj-6b-lora --gpu rtx-4090 --peers 8 --bandwidth 200mbit
     cocktail plan my.yaml max_length=2048 --micro-batch-size 4 --price 1.10
 
-    Exit 4 where it does not fit. With --json one object: {"v": 1, "recipe", "hash", "gpu", "peers",
-    "micro_batch", "parameters", "memory": {"parts": [{"name", "bytes", "how"}], "bytes", "fits", ...},
+    Exit 4 where it does not fit. With --json one object: {"v": 1, "recipe", "hash", "gpu",
+    "precision", "peers", "micro_batch", "parameters", "memory": {"parts": [{"name", "bytes", "how"}], "bytes", "fits", ...},
     "traffic", "time", "bottleneck", "hint"}
     """
     from recipes.config import parse_duration
@@ -137,7 +137,7 @@ def plan(
     line = LinkSpeed(bandwidth or RATE, bandwidth or RATE)
     request = RecipeRequest.of(recipe, overrides, data, model)
     check_trust(request.load(), trust_remote_code)
-    room = Machine(wanted.bytes - RUNTIME, wanted.name != "cpu", gpus)
+    room = Machine(wanted.bytes - RUNTIME, wanted.name != "cpu", gpus, wanted.bf16)
     request, said = request.choose(room)
     made = make(Asked(request, wanted, gpus, peers, line, micro_batch_size, measured, price))
     if as_json:
@@ -206,9 +206,13 @@ def fitted(asked: Asked, recipe: Recipe) -> tuple[int, MemoryPlan]:
 def computes_in(recipe: Recipe, asked: Asked) -> str:
     """Return the number format of the matrix products."""
     training, dtype = recipe.training, recipe.model.dtype
-    if training.bf16 is True or training.fp16 or dtype in ("bfloat16", "float16"):
-        return "half"
-    return "half" if training.bf16 == "auto" and asked.machine.gpu else "float32"
+    if training.fp16 or dtype == "float16":
+        return "float16"
+    if training.bf16 is True or (training.bf16 is False and dtype == "bfloat16"):
+        return "bfloat16"
+    if training.bf16 is False or not (asked.machine.gpu or dtype == "bfloat16"):
+        return "float32"
+    return "bfloat16" if asked.gpu.bf16 else "float16"
 
 
 # ---- what would be better ----------------------------------------------------------------------------------
@@ -284,7 +288,10 @@ def lines(plan: Plan) -> Iterator[str]:
     total = megabytes(plan.peers * step.packet / step.every)
     yield f"         the hub receives and sends {total} a step"
     how = "the longer of" if step.hidden else "both:"
-    each = f"{step.seconds:.1f} s, {how} compute ~{step.compute:.1f} s and exchange {step.exchange:.1f} s"
+    dtype = computes_in(recipe, asked)
+    dtype += ", which it only emulates" if dtype == "bfloat16" and not asked.gpu.bf16 else ""
+    compute = f"compute ~{step.compute:.1f} s ({dtype})"
+    each = f"{step.seconds:.1f} s, {how} {compute} and exchange {step.exchange:.1f} s"
     yield f"step     {each}; {counted(plan.peers, 'peer')}, waits for the {step.bottleneck}"
     if plan.hours is None:
         yield "time     not known: the data set does not say how many rows it has (training.max_steps does)"
@@ -302,6 +309,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "recipe": plan.recipe.name,
         "hash": plan.recipe.recipe_hash,
         "gpu": plan.asked.gpu.name,
+        "precision": computes_in(plan.recipe, plan.asked),
         "peers": plan.peers,
         "micro_batch": plan.micro_batch,
         "parameters": memory.parameters,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from in_this_process import Run
@@ -12,6 +14,7 @@ from stalling_hub import Material, stalling_hub
 
 from cocktail_cli.commands.check import doctor
 from recipes.downloads.hub_access import HubAnswer
+from recipes.hardware import HostMemory
 from transport import RunKeys
 
 
@@ -89,6 +92,47 @@ def test_doctor_shows_the_answer_of_the_hugging_face_hub(
 def test_a_clock_that_is_four_minutes_behind_fails() -> None:
     assert doctor.clock(240.0).level == "fail"
     assert doctor.clock(-0.7).level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("folders", "level", "words"),
+    [
+        (("conda-meta",), "ok", "conda environment tuned"),
+        (("conda-meta", "condabin"), "warn", "in conda's base environment"),
+        ((), "warn", "no environment of its own"),
+    ],
+)
+def test_an_environment_of_conda_is_one_unless_it_is_condas_own(
+    folders: tuple[str, ...], level: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = tmp_path / "tuned"
+    for folder in folders:
+        (prefix / folder).mkdir(parents=True)
+    monkeypatch.setattr(sys, "prefix", str(prefix))
+    monkeypatch.setattr(sys, "base_prefix", str(prefix))  # conda makes no venv
+
+    finding = doctor.python()
+
+    assert (finding.level, words in finding.text) == (level, True)
+
+
+def test_a_laptop_on_battery_is_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+    for plugged in (True, False, None):
+        battery = SimpleNamespace(percent=80, secsleft=60, power_plugged=plugged)
+        monkeypatch.setattr("psutil.sensors_battery", lambda battery=battery: battery, raising=False)
+        said.append(doctor.power().level)
+
+    assert said == ["ok", "warn", "ok"]
+
+
+def test_memory_that_a_container_keeps_back_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "host_memory", lambda: HostMemory(1 << 30, 1 << 29))
+
+    finding = doctor.memory()
+
+    assert finding.level == "warn"
+    assert finding.text.startswith("1.0 GiB, 0.5 GiB of it free; a container or cgroup keeps")
 
 
 def test_a_low_limit_of_open_files_is_a_warning_with_the_command_that_raises_it(

@@ -71,6 +71,17 @@ def test_a_slow_line_is_the_bottleneck_and_the_hint_hides_it(cocktail: Run) -> N
     assert change.startswith("compression.topk_ratio=")
 
 
+def test_a_gpu_that_emulates_bf16_is_planned_in_fp16_unless_the_recipe_insists(cocktail: Run) -> None:
+    said = [json.loads(cocktail(*SMALL, f"bf16={how}", "--json").out) for how in ("auto", "true", "false")]
+    new = json.loads(cocktail(*SMALL[:3], "l4", "--json").out)
+
+    assert [one["precision"] for one in said] == ["float16", "bfloat16", "float32"]
+    fast, emulated, single = (one["time"]["compute_s"] for one in said)
+    assert emulated == pytest.approx(single)
+    assert fast == pytest.approx(single * 8.1 / 65)
+    assert new["precision"] == "bfloat16"
+
+
 def test_a_fresh_exchange_is_added_to_the_compute(cocktail: Run) -> None:
     said = json.loads(cocktail(*SMALL, "staleness=0", "--step-time", "2s", "--json").out)
 

@@ -1,0 +1,16 @@
+"""A machine without NVIDIA's driver is one without its GPUs: every question has an answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from cocktail_cli.machine.nvidia_driver import driver_version, nvidia_gpus, nvml, users_of
+
+
+def test_without_a_driver_there_are_no_gpus_and_nobody_uses_them() -> None:
+    if nvml() is not None:
+        pytest.skip("this machine has NVIDIA's driver")
+
+    assert driver_version() is None
+    assert nvidia_gpus() == []
+    assert users_of("cuda:0") == []

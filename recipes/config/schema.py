@@ -228,7 +228,9 @@ class Training(Section):
     adam_beta2: Annotated[Real, Field(ge=0, lt=1)] = key(0.999, "decay of the second moment")
     adam_epsilon: Annotated[Real, Field(gt=0)] = key(1e-8, "epsilon of Adam")
     max_grad_norm: Annotated[Real, Field(ge=0)] = key(1.0, "clip the gradient's norm; 0: no clipping")
-    bf16: Literal["auto"] | bool = key("auto", "autocast to bfloat16; auto: where weights or GPU support it, float16 where it is emulated")
+    bf16: Literal["auto"] | bool = key(
+        "auto", "autocast to bfloat16; auto: where weights or GPU support it, float16 where it is emulated"
+    )
     fp16: bool = key(False, "autocast to float16, with loss scaling")
     fp32_master_weights: bool = key(
         True, "keep float32 copies of half-precision weights; false: stochastic rounding"

@@ -123,8 +123,8 @@ def plan(
     cocktail plan my.yaml max_length=2048 --micro-batch-size 4 --price 1.10
 
     Exit 4 where it does not fit. With --json one object: {"v": 1, "recipe", "hash", "gpu",
-    "precision", "peers", "micro_batch", "parameters", "memory": {"parts": [{"name", "bytes", "how"}], "bytes", "fits", ...},
-    "traffic", "time", "bottleneck", "hint"}
+    "precision", "peers", "micro_batch", "parameters", "memory": {"parts": [{"name", "bytes", "how"}],
+    "bytes", "fits", ...}, "traffic", "time", "bottleneck", "hint"}
     """
     from recipes.config import parse_duration
     from recipes.planning import LinkSpeed, Machine

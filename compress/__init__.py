@@ -2,7 +2,7 @@
 entropy-code.
 """
 
-from compress.backends import kernels_missing
+from compress.backends import brought, kernels_missing
 from compress.codec import Cocktail, Encoded
 from compress.errors import NonFiniteError, PacketError
 from compress.fingerprint import fingerprint, fingerprint_change

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from compress.backends import brought
+
 
 @dataclass(frozen=True)
 class Update:
@@ -29,10 +31,7 @@ class Update:
         positions, values = self.positions[start:stop], self.values[start:stop]
         if device != positions.device and self.size <= 1 << 31:
             positions = positions.to(torch.int32)
-        if device.type == "cuda":  # through pinned memory, so that nobody waits for the device
-            positions, values = positions.pin_memory(), values.pin_memory()
-        positions = positions.to(device, non_blocking=True).to(torch.int64)
-        return Update(self.size, positions, values.to(device, non_blocking=True))
+        return Update(self.size, brought(positions, device).to(torch.int64), brought(values, device))
 
     @property
     def count(self) -> int:

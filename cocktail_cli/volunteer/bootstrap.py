@@ -151,7 +151,7 @@ class Bootstrap:
                 peer = build_fsdp_peer(self.ranks, self.folder, snapshot, recipe, batch, name, round)
             else:
                 model = load_trained(recipe, self.folder, device, snapshot)
-                peer = build_peer(model, recipe, batch, name, round)
+                peer = build_peer(model, recipe, batch, name, round, device)
             if self.micro_batch is None:
                 peer.micro_batch = micro_batch_for(peer.trainer, recipe, self.link.raise_if_leaving)
         self.restore_checkpoint(peer)

@@ -23,7 +23,7 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from compress.backends import compiled, usable
+from compress.backends import brought, compiled, usable
 from compress.fingerprint import fingerprint_change, fingerprint_tables
 from compress.sparse_update import Update
 
@@ -122,7 +122,7 @@ class Sample:
     def units_on(self, device: torch.device) -> torch.Tensor:
         """Return the units on a device, to which they travel once."""
         if device not in self._placed:
-            self._placed[device] = self.units if device.type == "cpu" else _brought(self.units, device)
+            self._placed[device] = brought(self.units, device)
         return self._placed[device]
 
     def windows(self, at_most: int) -> Iterator[tuple[int, Sample]]:
@@ -258,11 +258,6 @@ class Sample:
             raise ValueError(
                 f"{what} is a contiguous float32 vector of {length:,}, this is {x.dtype} of {tuple(x.shape)}"
             )
-
-
-def _brought(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a tensor of the host to a device, which nobody waits for."""
-    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
 
 def _units_at(places: torch.Tensor, count: int, key: list[int]) -> torch.Tensor:

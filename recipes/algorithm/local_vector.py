@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from compress import Sample, Shard
+from compress import Sample, Shard, brought
 
 from .global_model import ShardUpdate
 
@@ -37,9 +37,7 @@ def fetched_difference(sample: Sample, x: Tensor, y: Tensor) -> Tensor:
     brought in windows of pinned memory, and nobody waits for the device."""
     out = sample.take(x)
     for start, window in sample.windows(WINDOW):
-        there = window.take(y)
-        there = there.pin_memory() if x.device.type == "cuda" else there
-        out[start : start + window.m].sub_(there.to(x.device, non_blocking=True))
+        out[start : start + window.m].sub_(brought(window.take(y), x.device))
     return out
 
 

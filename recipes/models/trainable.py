@@ -53,16 +53,19 @@ def trained_dtype(recipe: Recipe) -> torch.dtype:
     return DTYPES[recipe.model.dtype] if named else torch.float32
 
 
-def prepare_for_training(model: PreTrainedModel, recipe: Recipe) -> nn.Module:
+def prepare_for_training(
+    model: PreTrainedModel, recipe: Recipe, device: str | torch.device = "cpu"
+) -> nn.Module:
     """Switch activation checkpointing as the recipe says, and add its adapters to a frozen base.
 
+    device: where it will train.
     Errors: ModelError where the model's class cannot do that.
     """
     training = recipe.training
     if training.activation_checkpointing:
         enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
         options = dict(training.activation_checkpointing_kwargs)
-        if model.device.type in ("cpu", "meta"):
+        if torch.device(device).type == "cpu":
             options.pop("offload", None)  # activations are in host memory already
         try:
             with quiet_transformers():
@@ -72,10 +75,10 @@ def prepare_for_training(model: PreTrainedModel, recipe: Recipe) -> nn.Module:
     return model if recipe.lora is None else add_adapters(model, recipe.lora)
 
 
-def with_liger_kernels(model: PreTrainedModel, recipe: Recipe) -> PreTrainedModel:
+def with_liger_kernels(model: PreTrainedModel, recipe: Recipe, device: str | torch.device) -> PreTrainedModel:
     """Patch in liger-kernel's fused kernels where the recipe wants them, on CUDA. Errors:
     MissingPackage."""
-    if recipe.training.use_liger_kernel and model.device.type == "cuda":
+    if recipe.training.use_liger_kernel and torch.device(device).type == "cuda":
         try:
             from transformers.integrations.liger import apply_liger_kernel
 
@@ -126,18 +129,21 @@ def load_trained(
 ) -> nn.Module:
     """Load the model that is trained, its trained parameters in float32: x_0, or x' of a snapshot.
 
+    A frozen base is loaded to `device`. A model that is trained whole stays in the host's memory, from where
+    `build_peer` brings it there: a device has no room for it twice.
+
     Errors: ModelError.
     """
     wanted, attention = recipe.model, available_attention(recipe.model.attn_implementation, device)
     code = wanted.trust_remote_code
     if recipe.lora is None:
-        full = load_model(snapshot or base, attention, device, code=code)
-        return prepare_for_training(with_liger_kernels(full, recipe), recipe)
+        full = load_model(snapshot or base, attention, code=code)
+        return prepare_for_training(with_liger_kernels(full, recipe, device), recipe, device)
     bits = None
     if wanted.quantized and quantized:
         bits = Quantized(wanted.load_in_4bit, wanted.bnb_4bit_quant_type)
     loaded = load_model(base, attention, device, frozen_dtype(recipe, base, device) or "auto", bits, code)
-    model = prepare_for_training(with_liger_kernels(loaded, recipe), recipe)
+    model = prepare_for_training(with_liger_kernels(loaded, recipe, device), recipe, device)
     with closing(open_trained(recipe, base, snapshot)) as x, torch.no_grad():
         layout = layout_of(model)
         if layout != x.layout:

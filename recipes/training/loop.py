@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from zlib import crc32
 
+import torch
 from torch import nn
 
 from recipes.algorithm import DecodedPacket, worker_of
@@ -30,7 +31,7 @@ from recipes.models import check_packing_isolation
 from .lease_gradient import Gradient, apply, computed
 from .micro_batch import first_line, is_full, shrink_to_fit
 from .stochastic_rounding import RoundedLocalModel
-from .trainer import SingleDeviceTrainer, placed
+from .trainer import SingleDeviceTrainer, global_model_device
 from .types import (
     CaughtUp,
     Delivery,
@@ -63,18 +64,29 @@ class Exchanged:
     finished: float
 
 
-def build_peer(model: nn.Module, recipe: Recipe, micro_batch: int, name: str = "", round: int = 0) -> Peer:
-    """Build a peer called `name` whose model is x' of `round`: the base weights, or a snapshot's."""
+def build_peer(
+    model: nn.Module,
+    recipe: Recipe,
+    micro_batch: int,
+    name: str = "",
+    round: int = 0,
+    device: torch.device | str | None = None,
+) -> Peer:
+    """Build a peer called `name` whose model is x' of `round`: the base weights, or a snapshot's.
+
+    Args:
+        device: where it trains; None: where the model is. A model in the host's memory is brought there.
+    """
     if recipe.data.isolates_documents:
         check_packing_isolation(model)
     own = crc32(name.encode())
-    local = SingleDeviceTrainer(model, recipe, own)
-    flat, where = local.flat, recipe.compression.state_device
+    local = SingleDeviceTrainer(model, recipe, own, None if device is None else torch.device(device))
+    flat, x = local.flat, local.flat if isinstance(local.flat, RoundedLocalModel) else local.flat.vector
     if isinstance(flat, RoundedLocalModel):
-        vector = flat.global_model = placed(flat.global_model, where)
+        vector = flat.global_model
     else:
-        vector = placed(flat.vector, where, copy=True)
-    x = flat if isinstance(flat, RoundedLocalModel) else flat.vector
+        place = global_model_device(recipe.compression.state_device, local.device, flat.layout.size)
+        vector = flat.vector.to(place, copy=True)
     worker = worker_of(recipe, x, vector, flat.layout.name_at, own, round)
     config = getattr(model, "config", None)
     return Peer(local, worker, recipe, getattr(config, "vocab_size", None), micro_batch)
@@ -287,6 +299,7 @@ def hand_over(link: Link, peer: Peer) -> HandedOver | None:
 def evaluate_part(link: Link, peer: Peer, round: Round, held_out: list[Sample]) -> EvaluatedPart:
     """Evaluate x' (not x_i) on every `eval_parts`-th held-out sample."""
     part = held_out[round.eval_part :: round.eval_parts]
+    peer.encoded.wait()  # it reads x_i, which may be set aside meanwhile
     total, tokens = peer.trainer.evaluate(peer.worker.global_model.vector, part, peer.micro_batch)
     link.evaluated(round.round, round.eval_part, total, tokens)
     return EvaluatedPart(round.round, total, tokens)

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from compress import fingerprint
-from recipes.weight_files import write_safetensors
+from recipes.weight_files import GRADIENT_CHUNK, write_safetensors
 
 from .loop import settle
 from .trainer import LOCAL, OPTIMIZER, Lazy
@@ -143,8 +143,10 @@ def own(file: Any) -> Lazy:
 
 def moved(file: Any, global_model: Tensor) -> Tensor:
     """Add the residual x_i - x' of the file to x' of a later round."""
-    residual: Tensor = file.get_tensor(LOCAL).sub_(file.get_tensor(GLOBAL_MODEL))
-    return residual.to(global_model.device).add_(global_model)
+    x: Tensor = file.get_tensor(LOCAL).sub_(file.get_tensor(GLOBAL_MODEL))
+    for start in range(0, len(x), GRADIENT_CHUNK):  # in the host's memory: a device has no room for it
+        x[start : start + GRADIENT_CHUNK] += global_model[start : start + GRADIENT_CHUNK].cpu()
+    return x
 
 
 @contextmanager

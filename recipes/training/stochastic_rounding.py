@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from compress import Sample, Shard, Update
+from compress import Sample, Shard, Update, brought
 from recipes.algorithm import ShardUpdate, each_window
 from recipes.weight_files import GRADIENT_CHUNK, FlatParameters
 
@@ -39,21 +39,24 @@ class RoundedLocalModel:
 
     Args:
         seed: of the noise, this peer's own.
+        device: of d_i and the model; None: the model's own.
+        global_model_on: device of x'; None: the same.
     """
 
     from_global_model = True
 
-    def __init__(self, model: nn.Module, seed: int) -> None:
-        self._flat = FlatParameters(model, torch.bfloat16)
+    def __init__(
+        self,
+        model: nn.Module,
+        seed: int,
+        device: torch.device | None = None,
+        global_model_on: torch.device | None = None,
+    ) -> None:
+        self._flat = FlatParameters(model, torch.bfloat16, device, global_model_on)
         assert self._flat.copy is not None
-        self.model, self.layout, self.grad, self.copy = (
-            model,
-            self._flat.layout,
-            self._flat.grad,
-            self._flat.copy,
-        )
-        self.global_model = self._flat.vector  # x', (P,) float32; build_peer may move it to the host's memory
-        del self._flat.vector
+        self.model, self.layout = model, self._flat.layout
+        self.grad, self.copy = self._flat.grad, self._flat.copy
+        self.global_model = self._flat.vector  # x', (P,) float32
         self.residual = torch.zeros_like(self.copy)  # d_i   (P,) bfloat16
         self.noise = torch.Generator(self.copy.device).manual_seed(seed)
         empty = torch.zeros((), device=self.copy.device)
@@ -64,12 +67,17 @@ class RoundedLocalModel:
 
     @property
     def vector(self) -> Tensor:
-        """x_i (P,), computed anew."""
-        return self.residual.float().add_(self.global_model.to(self.residual.device))
+        """x_i (P,), computed anew in the host's memory: a device has no room for it."""
+        x = torch.empty(self.layout.size)
+        for start, stop in self._windows():
+            x[start:stop] = self._x(start, stop)
+        return x
 
     def take(self, x: Tensor) -> None:
         """x_i <- x."""
-        self.residual.copy_(x.to(self.residual.device).float() - self.global_model.to(self.residual.device))
+        for start, stop in self._windows():
+            there = brought(x[start:stop], self.residual.device)
+            self.residual[start:stop] = there - self._global_model(start, stop)
 
     def step(self, optimizer: Optimizer) -> None:
         grads = self.layout.views(self.grad)
@@ -80,7 +88,7 @@ class RoundedLocalModel:
             optimizer.step()  # passes over the parameters without a gradient
             for i in part:
                 start, stop = self._place(i)
-                d = self.masters[i].data.reshape(-1) - self.global_model[start:stop].to(self.residual.device)
+                d = self.masters[i].data.reshape(-1) - self._global_model(start, stop)
                 self.residual[start:stop] = rounded(d, self.noise)
                 self.masters[i].data, self.masters[i].grad = self._nothing[i], None
 
@@ -88,8 +96,7 @@ class RoundedLocalModel:
         return self._flat.clip(limit)
 
     def refresh(self) -> None:
-        for start in range(0, self.layout.size, GRADIENT_CHUNK):
-            stop = min(start + GRADIENT_CHUNK, self.layout.size)
+        for start, stop in self._windows():
             self.copy[start:stop] = self._x(start, stop)
 
     @contextmanager
@@ -123,7 +130,15 @@ class RoundedLocalModel:
     # ---- small ---------------------------------------------------------------------------------------------
 
     def _x(self, start: int, stop: int) -> Tensor:
-        return self.residual[start:stop].float().add_(self.global_model[start:stop].to(self.residual.device))
+        return self.residual[start:stop].float().add_(self._global_model(start, stop))
+
+    def _global_model(self, start: int, stop: int) -> Tensor:
+        """Bring coordinates of x' beside d_i."""
+        return brought(self.global_model[start:stop], self.residual.device)
+
+    def _windows(self) -> Iterator[tuple[int, int]]:
+        for start in range(0, self.layout.size, GRADIENT_CHUNK):
+            yield start, min(start + GRADIENT_CHUNK, self.layout.size)
 
     def _place(self, i: int) -> tuple[int, int]:
         return self.layout.offsets[i], self.layout.offsets[i + 1]

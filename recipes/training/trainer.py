@@ -19,7 +19,7 @@ from recipes.config import Recipe
 from recipes.data import Sample, collate
 from recipes.hardware import half_precision
 from recipes.models import autocast_dtype, evaluate, loss_sum, trained_dtype
-from recipes.weight_files import FlatParameters, Layout
+from recipes.weight_files import FlatParameters, Layout, layout_of
 
 from .micro_batch import share_taken, sizes_of
 from .optimizers import build_optimizer, set_learning_rate
@@ -66,17 +66,22 @@ class LossScale:
 
 
 class SingleDeviceTrainer:
-    """A trainer whose state is all on the device of the model."""
+    """A trainer whose state is all on one device: `device`, or that of the model."""
 
     at_once = 1
 
-    def __init__(self, model: nn.Module, recipe: Recipe, seed: int = 0) -> None:
+    def __init__(
+        self, model: nn.Module, recipe: Recipe, seed: int = 0, device: torch.device | None = None
+    ) -> None:
         self.model = model
-        masters = recipe.training.fp32_master_weights
         self.flat: FlatParameters | RoundedLocalModel  # the vector x_i
-        self.flat = (
-            FlatParameters(model, trained_dtype(recipe)) if masters else RoundedLocalModel(model, seed)
-        )
+        if recipe.training.fp32_master_weights:
+            self.flat = FlatParameters(model, trained_dtype(recipe), device)
+        else:
+            there = device or next(model.parameters()).device
+            parameters = layout_of(model).size
+            apart = global_model_device(recipe.compression.state_device, there, parameters)
+            self.flat = RoundedLocalModel(model, seed, there, apart)
         self.optimizer = build_optimizer(self.flat.masters, recipe.training)
         self.half = autocast_dtype(
             recipe.training, model, half_precision(self.device)
@@ -157,20 +162,19 @@ class SingleDeviceTrainer:
         load_states(self.optimizer, tensors)
 
 
-def placed(x: Tensor, where: str, copy: bool = False) -> Tensor:
-    """Place x' beside x_i, or in the host's memory, of which a round then takes what it samples."""
-    if x.device.type == "cpu" or where == "accelerator" or (where == "auto" and roomy(x)):
-        return x.clone() if copy else x
-    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.device.type == "cuda")
-    return host.copy_(x)
+def global_model_device(where: str, device: torch.device, parameters: int) -> torch.device:
+    """Choose the device of x': that of x_i, or the host's memory, of which a round then takes what it
+    samples. where: a recipe's `state_device`."""
+    beside = where == "accelerator" or (where == "auto" and roomy(device, parameters))
+    return device if beside else torch.device("cpu")
 
 
-def roomy(x: Tensor) -> bool:
+def roomy(device: torch.device, parameters: int) -> bool:
     """Has this accelerator memory for x', Adam's moments and as much again for activations?"""
-    if x.device.type != "cuda":
+    if device.type != "cuda":
         return True
-    free, _ = torch.cuda.mem_get_info(x.device)
-    return free > 6 * x.nbytes
+    free, _ = torch.cuda.mem_get_info(device)
+    return free > 24 * parameters
 
 
 def backward(

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from compress import brought
 from recipes.errors import ModelError
 
 GRADIENT_CHUNK = 1 << 26  # gradient elements converted to FP32 at a time: 256 MiB
@@ -65,6 +66,13 @@ def layout_of(model: nn.Module) -> Layout:
     return Layout(tuple(name for name, _ in trained), tuple(shape for _, shape in trained))
 
 
+def fill(to: Tensor, vector: Tensor) -> None:
+    """Copy a vector to another of any device and dtype, window by window."""
+    for start in range(0, len(vector), GRADIENT_CHUNK):
+        window = vector[start : start + GRADIENT_CHUNK]
+        to[start : start + len(window)] = brought(window, to.device)
+
+
 class FlatParameters:
     """The trained parameters of `model` as one vector in FP32, and their gradients as another.
 
@@ -72,10 +80,21 @@ class FlatParameters:
     views of a copy, which `refresh` updates; the vector has the master weights, and gradients are of that
     dtype too.
 
-    Move the model to its device first: `model.to` would detach the parameters from the vector.
+    The vector is filled parameter by parameter, and each parameter's former memory is freed: a device is never
+    given more of a model in the host's memory than what stays there.
+
+    Args:
+        device: of model, copy and gradients; None: the model's own. A frozen part moves there as well.
+        vector_on: device of the vector, if another.
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        vector_on: torch.device | None = None,
+    ) -> None:
         self.model = model
         self.layout = layout_of(model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]  # tied weights once
@@ -83,11 +102,21 @@ class FlatParameters:
         devices = {p.device for p in self._parameters}
         if dtypes != {torch.float32} or len(devices) != 1:
             raise ModelError(f"parameters of {dtypes} on {devices}, expected float32 on one device")
+        size, own = self.layout.size, devices.pop()
+        there = device or own
+        self.vector = torch.empty(size, device=vector_on or there)  # (P,) float32
+        self.copy = None if dtype == torch.float32 else torch.empty(size, dtype=dtype, device=there)  # (P,)
         with torch.no_grad():
-            self.vector = torch.cat([p.detach().reshape(-1) for p in self._parameters])  # (P,) float32
-            self.copy = None if dtype == torch.float32 else self.vector.to(dtype)  # (P,)
-        self.grad = torch.zeros(self.layout.size, dtype=dtype, device=devices.pop())  # (P,)
-        self._point_at(self.vector if self.copy is None else self.copy)
+            for p, start, stop in zip(
+                self._parameters, self.layout.offsets, self.layout.offsets[1:], strict=False
+            ):
+                self.vector[start:stop] = p.reshape(-1)
+                if self.copy is not None:
+                    self.copy[start:stop] = p.reshape(-1).to(dtype)
+                p.data = (self.vector if self.copy is None else self.copy)[start:stop].view(p.shape)
+        if there != own:
+            model.to(there)  # buffers; the parameters are there
+        self.grad = torch.zeros(size, dtype=dtype, device=there)  # (P,)
         for p, g in zip(self._parameters, self.layout.views(self.grad), strict=True):
             p.grad = g  # autograd adds to an existing gradient, so backward() fills the vector
 
@@ -142,17 +171,29 @@ class FlatParameters:
 
     @contextmanager
     def use(self, vector: Tensor) -> Iterator[nn.Module]:
-        """Let the model compute with `vector` (P,) meanwhile; a half-precision copy needs `refresh` after."""
+        """Let the model compute with `vector` (P,) meanwhile; a half-precision copy needs `refresh` after.
+
+        Where `vector` is in the host's memory, that of this model waits there as well: a device has no room
+        for both. Nobody may read or move it meanwhile.
+        """
         self.layout.check(vector)
         if self.copy is not None:
-            self.copy.copy_(vector)
+            fill(self.copy, vector)
             yield self.model
             return
-        self._point_at(vector.to(self.vector.device))  # no copy where it is there already
+        if vector.device == self.vector.device:
+            self._point_at(vector)
+            try:
+                yield self.model
+            finally:
+                self._point_at(self.vector)
+            return
+        aside = self.vector.cpu()
         try:
+            fill(self.vector, vector)
             yield self.model
         finally:
-            self._point_at(self.vector)
+            fill(self.vector, aside)
 
     def _point_at(self, vector: Tensor) -> None:
         for p, view in zip(self._parameters, self.layout.views(vector), strict=True):

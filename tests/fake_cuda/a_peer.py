@@ -13,7 +13,8 @@ from torch import nn
 import compress.fingerprint  # noqa: F401 - the front has a function of this name
 from recipes.algorithm import Aggregator, compressor_of, local_vector, update_windows, windowed_delta
 from recipes.config import Recipe
-from recipes.training import Peer, build_peer, finetune
+from recipes.training import Peer, build_peer, finetune, stochastic_rounding
+from recipes.weight_files import parameter_layout
 
 fingerprint = sys.modules["compress.fingerprint"]
 SIDE = 1536
@@ -43,19 +44,19 @@ class Hub(FakeHub):
         )
 
 
-def recipe_of(training: dict[str, Any] | None = None, **compression: Any) -> Recipe:
-    plain = recipe(**{**BIG, **compression})
-    changes = {"optim": "adamw_torch", **(training or {})}
-    return Recipe.model_validate(
-        {
-            **plain.model_dump(exclude_unset=True),
-            "training": {**plain.model_dump(exclude_unset=True)["training"], **changes},
-        }
-    )
+def recipe_of(
+    training: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **compression: Any
+) -> Recipe:
+    plain = recipe(**{**BIG, **compression}).model_dump(exclude_unset=True)
+    changed = {
+        "training": {**plain["training"], "optim": "adamw_torch", **(training or {})},
+        "model": {**plain["model"], **(model or {})},
+    }
+    return Recipe.model_validate({**plain, **changed})
 
 
 def peer_on(device: str, wanted: Recipe, side: int = SIDE) -> Peer:
-    return build_peer(Table(side).to(device), wanted, micro_batch=4)
+    return build_peer(Table(side), wanted, micro_batch=4, device=device)
 
 
 def trained(device: str, rounds: int = 2, wanted: Recipe | None = None, side: int = SIDE) -> tuple[Peer, Hub]:
@@ -73,5 +74,7 @@ def small_windows(monkeypatch: Any, elements: int) -> None:
     monkeypatch.setattr(fingerprint, "ROWS_AT_ONCE", 1)
     monkeypatch.setattr(fingerprint, "AT_ONCE", elements)
     monkeypatch.setattr(local_vector, "WINDOW", elements)
+    monkeypatch.setattr(parameter_layout, "GRADIENT_CHUNK", elements)
+    monkeypatch.setattr(stochastic_rounding, "GRADIENT_CHUNK", elements)
     monkeypatch.setattr(windowed_delta, "WINDOW", elements)
     monkeypatch.setattr(update_windows, "AT_ONCE", max(elements, 1 << 14))

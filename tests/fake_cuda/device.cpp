@@ -26,6 +26,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <vector>
 
 using namespace at;
 
@@ -49,9 +50,27 @@ enum What { TO_DEVICE, TO_HOST, WAIT };
 using Told = void (*)(int what, int64_t bytes);
 Told told = nullptr;
 
+thread_local std::vector<std::pair<What, int64_t>> untold;
+thread_local std::vector<Tensor> done_with;                 // whose release may need the GIL
+thread_local int depth = 0;
+
 void tell(What what, int64_t bytes) {
-  if (told && !inside) told(what, bytes);
+  if (told && !inside) untold.push_back({what, bytes});
 }
+
+struct Locked {                                             // What needs the GIL is done behind it: a thread that
+  Locked() { lock.lock(); depth++; }                        // has the GIL may wait for the lock
+  ~Locked() {
+    depth--;
+    lock.unlock();
+    if (depth) return;
+    auto now = std::move(untold);
+    auto gone = std::move(done_with);
+    untold.clear();
+    done_with.clear();
+    for (auto [what, bytes] : now) if (auto listener = told) listener(what, bytes);
+  }
+};
 
 // ---- memory ------------------------------------------------------------------------------------------------
 
@@ -83,7 +102,7 @@ void raise_race() {
 }
 
 void release(void* context) {
-  std::lock_guard guard(lock);
+  Locked guard;
   auto block = static_cast<Block*>(context);
   for (int slot = 1; slot < SLOTS; slot++) {                // its next owner is of the stream it came from
     auto last = std::max(block->read[slot], block->written.slot == slot ? block->written.tick : 0);
@@ -100,7 +119,7 @@ void release(void* context) {
 
 struct DeviceMemory final : Allocator {
   DataPtr allocate(size_t n) override {
-    std::lock_guard guard(lock);
+    Locked guard;
     int device = device_now;
     int64_t size = (n + 511) / 512 * 512;
     allocations[device]++;
@@ -124,14 +143,14 @@ DeviceMemory device_memory;
 REGISTER_ALLOCATOR(kCUDA, &device_memory)
 
 void unpin(void* data) {
-  std::lock_guard guard(lock);
+  Locked guard;
   pinned.erase(data);
   std::free(data);
 }
 
 struct PinnedMemory final : HostAllocator {
   DataPtr allocate(size_t n) override {
-    std::lock_guard guard(lock);
+    Locked guard;
     void* data = std::malloc(std::max<size_t>(n, 1));
     std::memset(data, NOTHING, n);
     pinned[data] = n;
@@ -149,7 +168,7 @@ PinnedMemory pinned_memory;
 REGISTER_HOST_ALLOCATOR(kCUDA, &pinned_memory)
 
 bool is_pinned(const void* data) {
-  std::lock_guard guard(lock);
+  Locked guard;
   auto next = pinned.upper_bound(data);
   if (next == pinned.begin()) return false;
   auto [start, size] = *--next;
@@ -178,6 +197,8 @@ void host_waits(const Clock& until) {                       // copies that lie b
     if (one.to_host) std::memcpy(one.host.data_ptr(), one.values.data_ptr(), one.values.nbytes());
     else if (std::memcmp(one.host.data_ptr(), one.values.data_ptr(), one.values.nbytes()) != 0)
       note_race("pinned memory was changed while it was copied to the device");
+    done_with.push_back(one.host);
+    done_with.push_back(one.values);
   }
   pending.swap(later);
 }
@@ -220,7 +241,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   Stream getStream(Device d) const override { return stream(device_of(d), current_stream[device_of(d)]); }
   Stream getDefaultStream(Device d) const override { return stream(device_of(d), 0); }
   Stream getNewStream(Device d, int) const override {
-    std::lock_guard guard(lock);
+    Locked guard;
     return stream(device_of(d), 1 + given_out[device_of(d)]++ % SIDE_STREAMS);
   }
   Stream getStreamFromGlobalPool(Device d, bool) const override { return getNewStream(d, 0); }
@@ -231,25 +252,25 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   DeviceIndex deviceCount() const noexcept override { return DEVICES; }
   void record(void** event, const Stream& s, const DeviceIndex, const c10::EventFlag) const override {
-    std::lock_guard guard(lock);
+    Locked guard;
     join(clocks[slot(s)], clocks[HOST]);
     delete static_cast<Clock*>(*event);
     *event = new Clock(clocks[slot(s)]);
   }
   void block(void* event, const Stream& s) const override {
-    std::lock_guard guard(lock);
+    Locked guard;
     if (event) join(clocks[slot(s)], *static_cast<Clock*>(event));
   }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete static_cast<Clock*>(event); }
   bool queryEvent(void* event) const override { synchronizeEvent(event); return true; }
   void synchronizeEvent(void* event) const override {
-    std::lock_guard guard(lock);
+    Locked guard;
     if (event) host_waits(*static_cast<Clock*>(event));
     raise_race();
   }
   bool queryStream(const Stream& s) const override { synchronizeStream(s); return true; }
   void synchronizeStream(const Stream& s) const override {
-    std::lock_guard guard(lock);
+    Locked guard;
     host_waits(clocks[slot(s)]);
     raise_race();
   }
@@ -257,7 +278,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     for (int number = 0; number <= SIDE_STREAMS; number++) synchronizeStream(stream(d < 0 ? device_now : d, number));
   }
   void recordDataPtrOnStream(const DataPtr& data, const Stream& s) const override {
-    std::lock_guard guard(lock);
+    Locked guard;
     auto owner = static_cast<Block*>(data.get_context());
     if (owner) owner->shared[slot(s)] = UINT64_MAX;
   }
@@ -314,7 +335,7 @@ Tensor on_host(const Tensor& t) {                           // the same memory, 
 void copy(const Tensor& to, const Tensor& from, bool non_blocking) {
   if (!to.numel()) return;
   if (inside) { on_host(to).copy_(on_host(from)); return; }
-  std::lock_guard guard(lock);
+  Locked guard;
   int64_t bytes = from.numel() * static_cast<int64_t>(from.element_size());
   int device = to.is_cuda() ? to.get_device() : from.get_device();
   int slot = begin(device);
@@ -350,7 +371,7 @@ Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
 }
 
 Scalar item(const Tensor& t) {
-  std::lock_guard guard(lock);
+  Locked guard;
   int slot = begin(t.get_device());
   access(block_of(t), slot, false);
   raise_race();
@@ -410,7 +431,7 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
               "least two devices, cuda:", device, " and cpu! (", schema.name(), ")");
   c10::DeviceGuard guard(Device(kCUDA, device < 0 ? device_now : device));
   {
-    std::lock_guard locked(lock);
+    Locked held_here;
     if (!inside) {
       int slot = begin(device_now);
       for (auto [block, writes] : used) access(block, slot, writes);
@@ -444,7 +465,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 extern "C" {
 int64_t fake_held(int device) { return held[device]; }
 int64_t fake_peak(int device) { return peak[device]; }
-void fake_reset_peak(int device) { std::lock_guard guard(lock); peak[device] = held[device]; }
+void fake_reset_peak(int device) { Locked guard; peak[device] = held[device]; }
 int64_t fake_allocations(int device) { return allocations[device]; }
 void fake_limit(int device, int64_t bytes) { limits[device] = bytes; }
 void fake_fail_in(int device, int64_t allocations_from_now) { fail_in[device] = allocations_from_now; }
@@ -452,15 +473,15 @@ int fake_device() { return device_now; }
 void fake_set_device(int device) { guard_of_devices.uncheckedSetDevice(Device(kCUDA, device)); }
 void fake_told(Told to) { told = to; }
 // A kernel that Triton's interpreter runs, and the device memory that it uses.
-void fake_kernel(int device) { std::lock_guard guard(lock); begin(device); }
+void fake_kernel(int device) { Locked guard; begin(device); }
 void fake_access(void* data, int device, int writes) {
-  std::lock_guard guard(lock);
+  Locked guard;
   auto found = blocks.find(data);
   if (found != blocks.end()) access(found->second, slot_here(device), writes);
 }
 const char* fake_race() {                                   // and forget it
   static std::string what;
-  std::lock_guard guard(lock);
+  Locked guard;
   what.clear(); std::swap(what, race);
   return what.c_str();
 }

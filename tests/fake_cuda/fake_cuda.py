@@ -117,9 +117,11 @@ def counted() -> Iterator[Traffic]:
     global counting
     assert counting is None
     counting = Traffic()
+    lib.fake_told(listener)
     try:
         yield counting
     finally:
+        lib.fake_told(TOLD())
         counting = None
 
 
@@ -140,7 +142,6 @@ def told(what: int, size: int) -> None:
 
 TOLD = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_int64)
 listener = TOLD(told)
-lib.fake_told(listener)
 
 
 # ---- torch.cuda --------------------------------------------------------------------------------------------

@@ -63,9 +63,9 @@ def measured(
         every = recipe.compression.local_steps
         lease = first(recipe, tokenizer, math.ceil(samples_per_peer(recipe, peers)) * every)
         tell(events.Progressed("loading the model"))
-        peer = build_peer(
-            load_trained(recipe, base, device), recipe, micro_batch_of(recipe, micro_batch) or 1
-        )
+        model, batch = load_trained(recipe, base, device), micro_batch_of(recipe, micro_batch) or 1
+        peer = build_peer(model, recipe, batch, device=device)
+        del model
         if micro_batch_of(recipe, micro_batch) is None:
             peer.micro_batch = micro_batch_for(peer.trainer, recipe)
         link = LoopbackLink(pack_samples(lease), len(lease), WARM + math.ceil(steps / every), every)

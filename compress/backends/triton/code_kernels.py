@@ -12,7 +12,7 @@ import triton.language as tl
 from compress.quantization import levels as fitted
 from compress.quantization import quantizer as host
 
-from .launching import brought, launch
+from .launching import array_brought, launch
 
 AT_ONCE = 1024  # values of a program, where buckets are no longer
 LONGEST = 4096  # bucket: beyond, a program would need more registers than there are
@@ -35,8 +35,8 @@ def quantize(values: torch.Tensor, bits: int, bucket: int, rows: np.ndarray) -> 
     buckets = triton.cdiv(k, bucket)
     codes = torch.empty(k, dtype=torch.uint8, device=values.device)
     scales = torch.empty(buckets, dtype=torch.int32, device=values.device)
-    by_bin = brought(plan.levels.by_bin, values.device)
-    at = brought(plan.levels.at.astype(np.float32), values.device)
+    by_bin = array_brought(plan.levels.by_bin, values.device)
+    at = array_brought(plan.levels.at.astype(np.float32), values.device)
     together = max(AT_ONCE // bucket, 1)
     launch(
         _quantize, triton.cdiv(buckets, together), values, k, buckets, by_bin, at, codes, scales,
@@ -74,8 +74,8 @@ def dequantize(codes: host.Codes, device: torch.device, inside: int = 0) -> torc
     if k == 0:
         return out
     positive = codes.levels.astype(np.float32)
-    table = brought(np.concatenate([positive, -positive, [0]]).astype(np.float32), device)
-    packed, scales = brought(codes.packed, device), brought(host.widen(codes.scales), device)
+    table = array_brought(np.concatenate([positive, -positive, [0]]).astype(np.float32), device)
+    packed, scales = array_brought(codes.packed, device), array_brought(host.widen(codes.scales), device)
     size = codes.quant_bucket_size
     launch(_dequantize, triton.cdiv(k, BLOCK), packed, table, scales, out, k, inside, size, bits, BLOCK)
     return out

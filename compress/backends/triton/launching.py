@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from compress.backends.dispatch import brought
+
 
 def launch(kernel: Any, blocks: int, first: torch.Tensor, *arguments: Any, **options: Any) -> None:
     """Launch `blocks` programs of a kernel whose first argument is a tensor, where that tensor is.
@@ -18,7 +20,8 @@ def launch(kernel: Any, blocks: int, first: torch.Tensor, *arguments: Any, **opt
         kernel[(blocks,)](first, *arguments, **options)
 
 
-def brought(array: np.ndarray, device: torch.device) -> torch.Tensor:
+def array_brought(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Bring an array to a device, through pinned memory, so that its stream is not waited for."""
-    host = torch.from_numpy(array.copy() if device.type == "cpu" or not array.flags.writeable else array)
-    return host.to(device) if device.type != "cuda" else host.pin_memory().to(device, non_blocking=True)
+    return brought(
+        torch.from_numpy(array.copy() if device.type == "cpu" or not array.flags.writeable else array), device
+    )

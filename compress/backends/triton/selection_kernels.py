@@ -18,7 +18,7 @@ from compress.errors import NonFiniteError, PacketError
 from compress.quantization import quantizer
 from compress.selection import topk
 
-from .launching import brought, launch
+from .launching import array_brought, launch
 
 BLOCK = 4096
 SPARE = 1 << 16  # elements of room beyond an eighth more than are wanted
@@ -104,7 +104,7 @@ def decode_positions(coded: EncodedPositions, m: int, k: int, device: torch.devi
     added up there; every other kind is decoded on the host."""
     if coded.kind != GAPS or coded.shift or k == 0:
         windows = list(index_coding.decode_positions(coded, m, k, 1 << 16))
-        return brought(np.concatenate([np.empty(0, np.int64), *windows]), device)
+        return array_brought(np.concatenate([np.empty(0, np.int64), *windows]), device)
     raw = np.frombuffer(coded.main.data, np.uint8)  # checked here: nobody waits for the device
     gaps, *far = bytes_and_escapes(raw)
     if len(gaps) != k or raw[-1] == 255 or int(raw.sum(dtype=np.int64)) + k > m:
@@ -119,9 +119,9 @@ def positions_behind(
 
     far: values, and how much longer the gap before each of them is.
     """
-    steps = brought(gaps, device).to(torch.int64).add_(1)
+    steps = array_brought(gaps, device).to(torch.int64).add_(1)
     if len(far[0]):
-        at, more = (brought(part, device) for part in far)
+        at, more = (array_brought(part, device) for part in far)
         steps.index_add_(0, at, more)
     return steps.cumsum(0).add_(before)
 

@@ -232,7 +232,7 @@ def train(folder: Path, given: argparse.Namespace, memory: Host | Cuda) -> dict[
     before = memory.held()
     memory.begin()
     model = load_trained(recipe, folder, given.device)
-    peer = build_peer(model, recipe, given.micro_batch)
+    peer = build_peer(model, recipe, given.micro_batch, device=given.device)
     del model
     watch = Watch(peer, memory, before)
     link, waiting = LoopbackLink(b"", given.micro_batch, given.rounds), leases(given, peer.vocabulary)

@@ -1,0 +1,119 @@
+"""Loading, evaluating, leaving, keeping, returning on a GPU: little memory is taken, and nothing is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import fake_cuda as fake
+import pytest
+import torch
+from a_peer import Hub, P, peer_on, recipe_of, small_windows, trained
+
+from recipes.data import unpack_samples
+from recipes.training import (
+    HandedOver,
+    NotHandedOver,
+    Peer,
+    finetune,
+    peer_checkpoint,
+    read,
+    restore,
+    restore_residual,
+)
+
+FEW = 128  # side of a small table
+ROOM = 300_000  # bytes of a handoff
+HALF_A_BYTE = P // 2  # half a byte for each parameter
+
+
+def leave(peer: Peer, hub: Hub) -> list[object]:
+    hub.leaving.set()
+    hub.room = ROOM
+    return list(finetune(hub, peer, now=hub.aggregator.assigned and len(hub.aggregates)))
+
+
+def residual(peer: Peer) -> torch.Tensor:
+    return peer.trainer.tensors()["x"].cpu() - peer.worker.global_model.vector.cpu()
+
+
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {"model": {"dtype": "bfloat16"}},
+    "without masters": {"model": {"dtype": "bfloat16"}, "training": {"fp32_master_weights": False}},
+}
+
+
+@pytest.mark.parametrize("changes", PRECISIONS.values(), ids=PRECISIONS)
+@pytest.mark.parametrize("where", ["accelerator", "cpu"])
+def test_a_device_is_never_given_more_at_load_than_what_stays_there(
+    where: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_windows(monkeypatch, P // 64)
+    before = fake.peak_from_here()
+    peer = peer_on("cuda", recipe_of(state_device=where, **changes))
+
+    assert peer.worker.global_model.vector.is_cuda == (where == "accelerator")
+    assert fake.peak() - fake.held() < 0.1 * 4 * P
+    assert fake.held() > before
+
+
+@pytest.mark.parametrize(
+    ("where", "precision"),
+    [("accelerator", "float32"), ("cpu", "float32"), ("cpu", "bfloat16"), ("cpu", "without masters")],
+)
+def test_evaluating_leaving_keeping_and_returning_take_less_than_half_a_byte_a_parameter(
+    where: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_windows(monkeypatch, P // 64)
+    peer, hub = trained("cuda", wanted=recipe_of(state_device=where, **PRECISIONS[precision]))
+    samples = unpack_samples(hub.fetch("eval"), None)
+    before, x, taken = fake.peak_from_here(), peer.trainer.tensors()["x"].cpu(), {}
+    peer.trainer.evaluate(peer.worker.global_model.vector, samples, 4)
+    taken["evaluating"] = fake.peak() - before
+    assert torch.equal(peer.trainer.tensors()["x"].cpu(), x)
+    told = leave(peer, hub)
+    taken["leaving"] = fake.peak() - before
+    peer_checkpoint.keep(peer, tmp_path / "kept", {})
+    taken["keeping"] = fake.peak() - before
+    kept = residual(peer)
+    del peer
+    for way in (restore, restore_residual):
+        other = peer_on("cuda", hub.recipe)
+        fake.peak_from_here()
+        read(tmp_path / "kept")
+        way(other, tmp_path / "kept")
+        taken[way.__name__] = fake.peak() - fake.held()
+
+        torch.testing.assert_close(residual(other), kept, rtol=0.01, atol=1e-5)
+        del other
+    assert any(isinstance(event, HandedOver) for event in told), told
+    assert max(taken.values()) < HALF_A_BYTE, {name: size / P for name, size in taken.items()}
+
+
+def test_whenever_memory_runs_out_the_residual_is_handed_over_or_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each allocation of leaving, in turn: what the aggregator has and what is kept is what there was."""
+    small_windows(monkeypatch, FEW**2 // 2)
+    failed = 0
+    for n in range(1, 60, 2):
+        peer, hub = trained("cuda", rounds=1, side=FEW)
+        before = residual(peer)
+        fake.fail_at(n)
+        told = leave(peer, hub)
+        fake.fail_at(0)
+        failed += any(isinstance(event, NotHandedOver) for event in told)
+        peer_checkpoint.keep(peer, tmp_path / "kept", {})
+        other = peer_on("cuda", hub.recipe, FEW)
+        read(tmp_path / "kept")
+        restore(other, tmp_path / "kept")
+        handed = torch.zeros(FEW**2)
+        if hub.handoffs:
+            hub.aggregator.assigned[0].error.zero_()
+            hub.aggregator.merge_handoff("ann", hub.handoffs[0], 1.0)
+            handed = hub.aggregator.assigned[0].error
+
+        torch.testing.assert_close(residual(other) + handed, before, rtol=0, atol=1e-6)
+        assert ("leave", "left on request") in hub.said
+    assert failed > 3

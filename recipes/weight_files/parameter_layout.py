@@ -80,8 +80,8 @@ class FlatParameters:
     views of a copy, which `refresh` updates; the vector has the master weights, and gradients are of that
     dtype too.
 
-    The vector is filled parameter by parameter, and each parameter's former memory is freed: a device is never
-    given more of a model in the host's memory than what stays there.
+    The vector is filled parameter by parameter, and each parameter's former memory is freed: a device is
+    never given more of a model in the host's memory than what stays there.
 
     Args:
         device: of model, copy and gradients; None: the model's own. A frozen part moves there as well.

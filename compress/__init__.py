@@ -2,12 +2,13 @@
 entropy-code.
 """
 
-from compress.backends import brought, kernels_missing
+from compress.backends import kernels_missing
 from compress.codec import Cocktail, Encoded
 from compress.errors import NonFiniteError, PacketError
 from compress.fingerprint import fingerprint, fingerprint_change
 from compress.packet import VERSION as PACKET_VERSION
 from compress.packet import PackedUpdate, decode, decode_packed, decode_windows
+from compress.pinned_copy import brought
 from compress.reference import (
     entropy,
     entropy_bound,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from compress.backends import brought
+from compress.pinned_copy import brought
 
 
 @dataclass(frozen=True)

@@ -1,3 +1,3 @@
 """Compiled loops for the host (numba) and for GPUs (Triton)."""
 
-from .dispatch import WORTH, brought, compiled, kernels_missing, usable
+from .dispatch import WORTH, compiled, kernels_missing, usable

@@ -47,14 +47,6 @@ def _tried(index: int) -> str | None:
         return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
-def brought(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Bring a tensor of the host to a device. A GPU gets it through pinned memory, and nobody waits for it:
-    give it windows, since pinned memory is taken in powers of two."""
-    if x.device.type != "cpu" or device.type != "cuda":
-        return x.to(device)
-    return x.pin_memory().to(device, non_blocking=True)
-
-
 def compiled(size: int) -> ModuleType | None:
     """Return the numba loops for a host vector of so many elements; None: NumPy does the work."""
     return _compiled() if size >= WORTH else None

@@ -23,8 +23,9 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from compress.backends import brought, compiled, usable
+from compress.backends import compiled, usable
 from compress.fingerprint import fingerprint_change, fingerprint_tables
+from compress.pinned_copy import brought
 from compress.sparse_update import Update
 
 from .permutation import keys, permute, place_of

@@ -9,10 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
+from compress.pinned_copy import array_brought
 from compress.quantization import levels as fitted
 from compress.quantization import quantizer as host
 
-from .launching import array_brought, launch
+from .launching import launch
 
 AT_ONCE = 1024  # values of a program, where buckets are no longer
 LONGEST = 4096  # bucket: beyond, a program would need more registers than there are

@@ -15,10 +15,11 @@ import triton.language as tl
 
 from compress.coding import GAPS, EncodedPositions, bytes_and_escapes, in_gap_bytes, index_coding
 from compress.errors import NonFiniteError, PacketError
+from compress.pinned_copy import array_brought
 from compress.quantization import quantizer
 from compress.selection import topk
 
-from .launching import array_brought, launch
+from .launching import launch
 
 BLOCK = 4096
 SPARE = 1 << 16  # elements of room beyond an eighth more than are wanted

@@ -15,6 +15,7 @@ from transport.protocol import Leaving, RunOver, messages
 from transport.transfer import BandwidthBudget
 
 if TYPE_CHECKING:
+    from recipes.objectives import Measured
     from recipes.training import Delivery
     from transport import PeerLink
     from transport.aggregators import ShardedExchange
@@ -108,8 +109,8 @@ class RunLink:
         self.budget = self.budget.sent(len(packet), upload_s)
         return committed
 
-    def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None:
-        self.link.evaluated(round, part, loss_sum, tokens)
+    def evaluated(self, round: int, part: int, found: Measured) -> None:
+        self.link.evaluated(round, part, found.loss_sum, found.terms, found.rewards)
 
     @property
     def room(self) -> int:

@@ -15,6 +15,7 @@ from .schema import (
     Compression,
     Data,
     Dataset,
+    Dpo,
     Logging,
     Lora,
     Model,

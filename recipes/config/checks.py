@@ -130,6 +130,7 @@ def _conflicts(recipe: Recipe) -> Iterator[Conflict]:
         if dataset.weight is not None:
             text = "means nothing here: all of what is held out is measured"
             yield Conflict(f"eval_datasets.{number}.weight", text)
+    yield from _preference_conflicts(recipe)
     if recipe.model.chat_template_path is not None and data.chat_template != "auto":
         yield Conflict("data.chat_template", "excluded by model.chat_template_path: one template is used")
     if data.streaming:
@@ -153,6 +154,34 @@ def _conflicts(recipe: Recipe) -> Iterator[Conflict]:
     if checkpoint.push_to_hub and checkpoint.hub_strategy != "end" and not checkpoint.save_steps:
         yield Conflict("checkpoint.hub_strategy", f"`{checkpoint.hub_strategy}` needs save_steps")
     yield from _compression_conflicts(recipe)
+
+
+def _preference_conflicts(recipe: Recipe) -> Iterator[Conflict]:
+    """Yield keys that mean nothing, or something else, where preferences are learnt, or are not."""
+    kinds = {
+        f"{name}.{number}.type": dataset.type
+        for name, datasets in (("datasets", recipe.datasets), ("eval_datasets", recipe.eval_datasets))
+        for number, dataset in enumerate(datasets)
+    }
+    if recipe.dpo is None:
+        for key, kind in kinds.items():
+            if kind == "preference":
+                yield Conflict(key, "`preference` needs a section `dpo:`", "dpo={}")
+        return
+    for key, kind in kinds.items():
+        if kind != "preference":
+            yield Conflict(key, f"`{kind}` has no chosen and rejected answers, which `dpo:` learns from")
+    if recipe.lora is None:
+        text = "needs `lora:`: the reference is the base without adapters, a whole model would need a second one"
+        yield Conflict("dpo", text, "lora.lora_r=16")
+    if recipe.dpo.label_smoothing and recipe.dpo.loss_type != "robust":
+        text = f"`{recipe.dpo.loss_type}` has none, as in TRL"
+        yield Conflict("dpo.label_smoothing", text, "dpo.loss_type=robust")
+    if recipe.data.packing:
+        yield Conflict("data.packing", "excluded by `dpo:`: a sample is a pair of answers")
+    for name in ("completion_only_loss", "assistant_only_loss"):
+        if getattr(recipe.data, name) is not None:
+            yield Conflict(f"data.{name}", "excluded by `dpo:`: what follows the prompt is compared")
 
 
 def _compression_conflicts(recipe: Recipe) -> Iterator[Conflict]:

@@ -147,6 +147,18 @@ class Lora(Section):
     use_rslora: bool = key(False, "scale by alpha / sqrt(r) instead of alpha / r")
 
 
+class Dpo(Section):
+    """Direct preference optimization (Rafailov et al., 2023): of two answers the chosen one is made likelier
+    than the rejected one. The reference model is the base with its adapters switched off."""
+
+    beta: Annotated[Real, Field(gt=0)] = key(0.1, "how closely the reference is followed; tau of ipo")
+    loss_type: Literal["sigmoid", "robust", "hinge", "ipo"] = key("sigmoid", "loss of a pair, as in TRL")
+    label_smoothing: Annotated[Real, Field(ge=0, lt=0.5)] = key(
+        0.0, "robust: the probability that a pair has its answers in the wrong order"
+    )
+    disable_dropout: bool = key(True, "no dropout, so that model and reference differ by the adapters alone")
+
+
 class Dataset(Section):
     path: Annotated[
         str, Field(min_length=1, description="file, folder, glob, https, hub id, or builtin:python-docs")
@@ -157,7 +169,7 @@ class Dataset(Section):
     )
     split: str = key("train", "split of the data set")
     revision: str | None = key(None, "branch, tag or commit of a hub data set")
-    type: Literal["auto", "text", "prompt_completion", "alpaca", "chat", "tokenized"] = key(
+    type: Literal["auto", "text", "prompt_completion", "alpaca", "chat", "tokenized", "preference"] = key(
         "auto", "format of the rows; auto: detected from the columns"
     )
     weight: Annotated[Real, Field(gt=0)] | None = key(
@@ -420,6 +432,9 @@ class Recipe(Section):
     description: str = ""
     model: Model
     lora: Lora | None = key(None, "null: full fine-tuning")
+    dpo: Dpo | None = key(
+        None, "learn from pairs of a chosen and a rejected answer; null: from texts", since="0.2"
+    )
     datasets: Annotated[tuple[Dataset, ...], Strict(False), Field(min_length=1)]
     eval_datasets: Annotated[tuple[Dataset, ...], Strict(False)] = key((), "held out; keys as in datasets")
     data: Data = Data()
@@ -440,10 +455,30 @@ class Recipe(Section):
         preset = PRESETS.get(str(compression.get("preset", "")))
         return {**given, "training": {**preset.training, **training}} if preset else given
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_preferences(cls, given: Any) -> Any:
+        """Under `dpo:` a data set whose type is not written has preferences."""
+        if not isinstance(given, dict) or given.get("dpo") is None:
+            return given
+        typed = {}
+        for name in ("datasets", "eval_datasets"):
+            if isinstance(given.get(name), list):
+                typed[name] = [
+                    {**one, "type": "preference"} if isinstance(one, dict) and one.get("type") in (None, "auto") else one
+                    for one in given[name]
+                ]
+        return {**given, **typed}
+
     @property
     def output_dir(self) -> str:
         """Output folder relative to the working directory; only `{name}` is substituted."""
         return self.checkpoint.output_dir.replace("{name}", self.name)
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a sample: two under `dpo:`, the chosen and the rejected one."""
+        return 2 if self.dpo else 1
 
     @property
     def has_eval(self) -> bool:

@@ -20,6 +20,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
 MESSAGE_KEYS = ("role", "content", "tool_calls", "reasoning_content", "name", "tool_call_id")
 SAYING = ("content", "tool_calls")  # keys of which an assistant's message needs one
+NAMED = ("prompt", "completion", "chosen", "rejected")  # fields of messages that an error names
 DROPPED = "-"  # in column_map: what is not to be read, on purpose
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")  # columns of data that are not text alone
 # what a chat template is given by the renderer, never by a row
@@ -54,7 +55,7 @@ class ConversationReader:
 
     def conversation(self, row: Row) -> Conversation:
         """Read the messages of a row."""
-        return self._whole(row, self._messages(row, messages_column(self.dataset, row)))
+        return self.joined(row, self.messages(row, messages_column(self.dataset, row)))
 
     def prompt_and_completion(self, row: Row) -> Conversation:
         """Read a row whose prompt and completion are messages."""
@@ -64,21 +65,23 @@ class ConversationReader:
                 raise DataError(
                     f"{row.place}: `{name}` must be a list of messages, as the first row's prompt"
                 )
-        prompt, completion = (self._messages(row, name) for name in names)
-        return self._whole(row, prompt + completion, len(prompt))
+        prompt, completion = (self.messages(row, name) for name in names)
+        return self.joined(row, prompt + completion, len(prompt))
 
-    def _whole(self, row: Row, messages: list[dict[str, Any]], prompt: int = 0) -> Conversation:
+    def joined(self, row: Row, messages: list[dict[str, Any]], prompt: int = 0) -> Conversation:
+        """Join messages with the row's tools and arguments; the first `prompt` messages are the prompt."""
         for name in MEDIA:
             if row.fields.get(self.dataset.column(name)):
                 hint = f"(hint: column_map={{{name}: -}} trains on the text without them)"
                 raise DataError(f"{row.place}: `{name}`: cocktail trains on text only {hint}")
         return Conversation(messages, row.place, self._tools(row), self._arguments(row), prompt)
 
-    def _messages(self, row: Row, name: str) -> list[dict[str, Any]]:
+    def messages(self, row: Row, name: str) -> list[dict[str, Any]]:
+        """Read the messages in field `name` of a row."""
         listed = row.fields.get(name)
         if not isinstance(listed, list) or not listed:
             raise DataError(f"{row.place}: `{name}` must be a list of messages with at least one")
-        where = f"{row.place}: {name} " if name in ("prompt", "completion") else f"{row.place}: "
+        where = f"{row.place}: {name} " if name in NAMED else f"{row.place}: "
         return [self._message(each, f"{where}message {number}") for number, each in enumerate(listed)]
 
     def _message(self, given: Any, place: str) -> dict[str, Any]:

@@ -55,9 +55,10 @@ def make_samples(documents: Sequence[TokenizedDocument], data: Data) -> PackedDo
     """Truncate or pack documents as the recipe says; samples without a trained token are left out."""
     max_length, documents = data.max_length, [d for d in documents if len(d.tokens)]
     lengths = [len(d.tokens) for d in documents]
-    truncated = sum(length > max_length for length in lengths) if data.truncates else 0
+    truncated = sum(d.longest > max_length for d in documents) if data.truncates else 0
     if not data.packing:
-        made = [_sample(d.tokens[:max_length], d.trained[:max_length]) for d in documents]
+        cut = [d.cut(max_length) for d in documents]
+        made = [_sample(d.tokens, d.trained & d.teaches, d.pair) for d in cut]
     elif not documents:
         made = []
     elif data.packing_strategy == "wrapped":
@@ -66,7 +67,7 @@ def make_samples(documents: Sequence[TokenizedDocument], data: Data) -> PackedDo
         made = _pack(documents, max_length, data.packing_strategy)
     kept = [sample for sample in made if sample.count]
     tokens = sum(lengths) - sum(len(sample.tokens) for sample in kept)
-    longest = max(lengths, default=0)
+    longest = max((d.longest for d in documents), default=0)
     return PackedDocuments(kept, Dropped(len(documents), truncated, longest, tokens, len(made) - len(kept)))
 
 

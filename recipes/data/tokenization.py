@@ -1,7 +1,7 @@
 """Tokenize rows, and mask the tokens that are not trained.
 
-Five types of rows: text, prompt_completion, alpaca (an instruction, turned into a prompt), chat, and
-tokenized. Each becomes token ids and a loss mask; masked tokens are context only.
+Six types of rows: text, prompt_completion, alpaca (an instruction, turned into a prompt), chat, tokenized,
+and preference. Each becomes token ids and a loss mask; masked tokens are context only.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from recipes.errors import DataError
 
 from .chat_template import ChatTemplate, Span, common_length
 from .conversations import ConversationReader, messages_column
+from .preference_pairs import conversation_pair, is_pair_of_conversations, text_pair
 from .sources import Row
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ COLUMNS = {  # of each type of row; those of chat and text may have other names 
     "prompt_completion": ("prompt", "completion"),
     "alpaca": ("instruction", "input", "output"),
     "chat": ("messages",),
+    "preference": ("prompt", "chosen", "rejected"),
     "tokenized": ("input_ids", "labels", "completion_mask", "assistant_masks", "attention_mask"),
 }
 
@@ -44,10 +46,33 @@ ALPACA = (
 
 @dataclass(frozen=True, eq=False)
 class TokenizedDocument:
-    """A document before it is truncated or packed."""
+    """A document before it is truncated or packed; of a preference pair the chosen and the rejected sequence,
+    one after the other, each with the prompt."""
 
     tokens: np.ndarray  # (T,) int64
     trained: np.ndarray  # (T,) bool
+    pair: tuple[int, ...] = ()  # of a pair, the lengths of both sequences
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its sequence, of a pair those of the longer one."""
+        return max(self.pair, default=len(self.tokens))
+
+    @property
+    def teaches(self) -> bool:
+        """True where a token is trained, of a pair in both sequences; the first of a sequence never is."""
+        trained = np.split(self.trained, self.pair[:1])
+        return all(bool(part[1:].any()) for part in trained)
+
+    def cut(self, length: int) -> TokenizedDocument:
+        """Truncate to `length` tokens; of a pair each sequence."""
+        if self.longest <= length:
+            return self
+        tokens, trained = (
+            [part[:length] for part in np.split(array, self.pair[:1])] for array in (self.tokens, self.trained)
+        )
+        pair = tuple(len(part) for part in tokens) if self.pair else ()
+        return TokenizedDocument(np.concatenate(tokens), np.concatenate(trained), pair)
 
 
 @dataclass
@@ -57,13 +82,15 @@ class RowTokenizer:
     tokenizer: PreTrainedTokenizerBase
     data: Data
     dataset: Dataset
-    row_type: str  # text, prompt_completion, alpaca, chat or tokenized
+    row_type: str  # a key of COLUMNS
     template: ChatTemplate | None = None  # for rows that are conversations
     unused: tuple[str, ...] = ()  # columns of the first row that are not read
     warnings: list[str] = field(default_factory=list)
 
     def tokenize(self, rows: Sequence[Row]) -> list[TokenizedDocument]:
         """Tokenize rows. Errors: DataError naming the place of the first row that does not fit."""
+        if self.row_type == "preference":
+            return self._preferences(rows)
         if self.template is not None:
             return self._conversations(rows, self.template)
         if self.row_type == "text":
@@ -181,6 +208,39 @@ class RowTokenizer:
                 document.trained[: common_length(prompt, document.tokens.tolist())] = False
         return documents
 
+    def _preferences(self, rows: Sequence[Row]) -> list[TokenizedDocument]:
+        """Tokenize pairs of answers as TRL does: both completions begin where the first of them differs from
+        the prompt."""
+        if not rows:
+            return []
+        if self.template is None:
+            texts = [text_pair(self.dataset, row) for row in rows]
+            prompts = self._ids([pair.prompt for pair in texts])
+            chosen, rejected = (
+                [self._end(ids) for ids in self._ids(whole)]
+                for whole in ([p.prompt + p.chosen for p in texts], [p.prompt + p.rejected for p in texts])
+            )
+        else:
+            render, reader = self.template.render, ConversationReader(self.dataset, self.template.texts)
+            pairs = [conversation_pair(reader, row) for row in rows]
+            chosen, rejected, prompts = (
+                self._encoded(rendered)["input_ids"]
+                for rendered in (
+                    [render(pair.chosen) for pair in pairs],
+                    [render(pair.rejected) for pair in pairs],
+                    [self.template.render_prompt(pair.chosen) for pair in pairs],
+                )
+            )
+            self.warnings += [warning for warning in self.template.warnings if warning not in self.warnings]
+        if any(one == other for one, other in zip(chosen, rejected, strict=True)):
+            self._warn_of_equal_answers(rows[[*map(list.__eq__, chosen, rejected)].index(True)])
+        return [_pair(*sequences) for sequences in zip(prompts, chosen, rejected, strict=True)]
+
+    def _warn_of_equal_answers(self, row: Row) -> None:
+        said = "chosen and rejected are the same: such pairs teach nothing"
+        if not any(said in warning for warning in self.warnings):
+            self.warnings.append(f"{row.place}: {said}")
+
     @property
     def masks_assistant(self) -> bool:
         """True where what the assistant wrote is trained alone: null means so for chat, as TRL's default is
@@ -214,6 +274,8 @@ def make_row_tokenizer(
         used = {dataset.column("text", dataset.dataset_text_field)}
     elif row_type == "chat":
         used.add(messages_column(dataset, first))
+    elif row_type == "preference":
+        talks = is_pair_of_conversations(dataset, first)
     elif row_type == "prompt_completion":
         talks = isinstance(first.fields.get(dataset.column("prompt")), list)
     if talks:
@@ -284,11 +346,21 @@ def detect_row_type(dataset: Dataset, first: Row) -> str:
         return "tokenized"
     if columns & {"text", dataset.dataset_text_field}:
         return "text"
+    if {"chosen", "rejected"} <= columns:
+        raise DataError(f"{first.place}: chosen and rejected answers need a section `dpo:` (hint: dpo={{}})")
     raise DataError(
         f"{first.place}: columns {', '.join(sorted(first.fields)) or '(none)'} are no known kind of data: "
         "expected text, prompt and completion, instruction and output, messages, or input_ids "
         "(hint: datasets.0.column_map)"
     )
+
+
+def _pair(prompt: list[int], chosen: list[int], rejected: list[int]) -> TokenizedDocument:
+    """Join the two sequences of a pair; what follows the prompt is trained."""
+    start = min(common_length(prompt, chosen), common_length(prompt, rejected))
+    trained = [np.arange(len(ids)) >= start for ids in (chosen, rejected)]
+    tokens = np.asarray([*chosen, *rejected], dtype=np.int64)
+    return TokenizedDocument(tokens, np.concatenate(trained), (len(chosen), len(rejected)))
 
 
 def _all_trained(ids: list[int]) -> TokenizedDocument:

@@ -13,11 +13,11 @@ from .base_model import (
     open_tokenizer,
     prepare_base,
 )
-from .causal_lm import TextGenerator, evaluate, load_model, open_vector
+from .causal_lm import TextGenerator, load_model, open_vector
 from .model_card import RunSummary, method_of, package_versions, published_recipe, render_card
 from .packing_isolation import check_packing_isolation
 from .revision_pinning import pin_revisions
-from .sliced_loss import loss_sum
+from .sliced_loss import loss_sum, token_losses
 from .trainable import (
     DTYPES,
     autocast_dtype,

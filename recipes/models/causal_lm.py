@@ -1,4 +1,4 @@
-"""Hugging Face causal language models: load, evaluate, export, generate text.
+"""Hugging Face causal language models: load, export, generate text.
 
 A model comes from the folder of a base and leaves as such a folder, with the trained vector in it. Weights
 are tensors: safetensors, or `.bin` through `torch.load(weights_only=True)`, as transformers does.
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from recipes.data import Sample, batches, collate
 from recipes.downloads import from_pretrained_options
 from recipes.errors import MissingPackage, ModelError
 from recipes.hardware import half_precision
@@ -32,7 +31,6 @@ from recipes.weight_files import (
 
 from .base_model import fetch_model, open_tokenizer
 from .lora import adapter_base, is_adapter
-from .sliced_loss import loss_sum
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -107,24 +105,6 @@ def open_vector(folder: Path, code: bool = False) -> StoredVector:
     """Open the weights in a model folder as one vector: on disk where they can be read in place, else loaded
     into memory. Errors: ModelError."""
     return open_stored_vector(folder, code) or vector_of_model(load_model(folder, code=code), folder, code)
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, samples: Sequence[Sample], batch_size: int, pad: int = 0) -> tuple[float, int]:
-    """Sum the token losses over `samples`, and count the tokens; the mean loss is their quotient."""
-    device = next(model.parameters()).device
-    training = model.training
-    model.eval()
-    total, count = 0.0, 0
-    try:
-        for part in batches(samples, batch_size):
-            batch = {key: value.to(device) for key, value in collate(part, pad).items()}
-            loss, tokens = loss_sum(model, batch)
-            total += float(loss)
-            count += tokens
-    finally:
-        model.train(training)
-    return total, count
 
 
 def load_adapted(folder: Path, code: bool = False) -> nn.Module:

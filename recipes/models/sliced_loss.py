@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -37,12 +37,38 @@ def loss_sum(
     if model.training and uses_liger(causal):  # liger fuses nothing in evaluation
         fused = {"labels": targets, "shift_labels": targets, "num_items_in_batch": 1}  # 1: a sum, not a mean
         loss: Tensor = model(**inputs, **fused, use_cache=False).loss
-    elif can_slice(causal) and 4 * targets.numel() * vocabulary_size(causal) > slice_bytes:
-        with loss_as_output(causal, targets, max(slice_bytes // (4 * vocabulary_size(causal)), 1)):
-            loss = model(**inputs, use_cache=False)
     else:
-        loss = cross_entropy(model(**inputs, use_cache=False).logits, targets)
+        loss = _losses(model, inputs, targets, slice_bytes, "sum").sum()
     return loss, int((targets != IGNORED).sum())
+
+
+def token_losses(
+    model: nn.Module, batch: Mapping[str, Tensor], slice_bytes: int = SLICE_BYTES
+) -> tuple[Tensor, Tensor]:
+    """Compute the loss of each token in nats, 0 where none is trained, and which are: (B, T) float and bool.
+
+    Position t is that of the token which predicts t + 1. Slices as in `loss_sum`.
+    """
+    inputs, targets = decoder_inputs(model, batch), next_tokens(batch["labels"])
+    losses = _losses(model, inputs, targets, slice_bytes, "none")
+    return losses.reshape(targets.shape), targets != IGNORED
+
+
+def _losses(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    targets: Tensor,
+    slice_bytes: int,
+    reduction: Literal["sum", "none"],
+) -> Tensor:
+    """Compute the losses at `targets`: one for each token, or summed for each slice."""
+    causal = causal_model(model)
+    if can_slice(causal) and 4 * targets.numel() * vocabulary_size(causal) > slice_bytes:
+        rows = max(slice_bytes // (4 * vocabulary_size(causal)), 1)
+        with loss_as_output(causal, targets, rows, reduction):
+            losses: Tensor = model(**inputs, use_cache=False)
+            return losses
+    return cross_entropy(model(**inputs, use_cache=False).logits, targets, reduction)
 
 
 def logits_of(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
@@ -66,10 +92,11 @@ def next_tokens(labels: Tensor) -> Tensor:
     return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], dim=1)
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum the losses of logits (..., V) at `targets` (...), in float32."""
+def cross_entropy(logits: Tensor, targets: Tensor, reduction: Literal["sum", "none"] = "sum") -> Tensor:
+    """Compute the losses of logits (..., V) at `targets` (...), in float32: their sum, or (N,) of them all."""
     scores = logits.reshape(-1, logits.shape[-1]).float()
-    return nn.functional.cross_entropy(scores, targets.reshape(-1), ignore_index=IGNORED, reduction="sum")
+    wanted = targets.reshape(-1)
+    return nn.functional.cross_entropy(scores, wanted, ignore_index=IGNORED, reduction=reduction)
 
 
 def causal_model(model: Any) -> Any:
@@ -93,8 +120,11 @@ def can_slice(causal: Any) -> bool:
 
 
 @contextmanager
-def loss_as_output(causal: Any, targets: Tensor, rows: int) -> Iterator[None]:
-    """Make `causal` return the sum of losses at `targets` (B, T) instead of logits, `rows` tokens at a time.
+def loss_as_output(
+    causal: Any, targets: Tensor, rows: int, reduction: Literal["sum", "none"]
+) -> Iterator[None]:
+    """Make `causal` return the losses at `targets` (B, T) instead of logits, `rows` tokens at a time: one for
+    each token, or one sum for each slice.
 
     The model is called as always, from its outermost wrapper, so that hooks (FSDP's, peft's) run.
     """
@@ -113,13 +143,13 @@ def loss_as_output(causal: Any, targets: Tensor, rows: int) -> Iterator[None]:
             with replaced_forward(
                 decoder, lambda *args, **kwargs: type(output)(last_hidden_state=part[None])
             ):
-                return cross_entropy(whole(*args, **kwargs).logits, wanted)
+                return cross_entropy(whole(*args, **kwargs).logits, wanted, reduction)
 
         hidden: Any = output.last_hidden_state
         hidden = hidden.reshape(-1, hidden.shape[-1])  # (B T, H)
         slices = zip(torch.split(hidden, rows), torch.split(targets.reshape(-1), rows), strict=True)
         losses = [checkpoint(head, part, wanted, use_reentrant=False) for part, wanted in slices]
-        return torch.stack(losses).sum()
+        return torch.cat([loss.reshape(-1) for loss in losses])
 
     with replaced_forward(causal, forward):
         yield

@@ -72,7 +72,12 @@ def prepare_for_training(
                 enable(**options)
         except (ValueError, TypeError) as error:
             raise ModelError(f"{error} (hint: training.activation_checkpointing=false)") from error
-    return model if recipe.lora is None else add_adapters(model, recipe.lora)
+    made: nn.Module = model if recipe.lora is None else add_adapters(model, recipe.lora)
+    if recipe.dpo is not None and recipe.dpo.disable_dropout:
+        for module in made.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+    return made
 
 
 def with_liger_kernels(model: PreTrainedModel, recipe: Recipe, device: str | torch.device) -> PreTrainedModel:

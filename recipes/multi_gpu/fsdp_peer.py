@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Protocol
 from zlib import crc32
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from recipes.config import Recipe
 from recipes.data import Sample, batches, pack_samples
 from recipes.errors import ModelError
 from recipes.models import open_trained
+from recipes.objectives import Measured, Objective, objective_of
 from recipes.training import LOCAL, OPTIMIZER, RANK, Lazy, Peer, parsed
 from recipes.weight_files import Layout
 
@@ -68,7 +68,7 @@ def build_fsdp_peer(
             shared.global_model[start:stop] = torch.from_numpy(x.read(start, stop))
     answers = ranks.all("load", base=str(base), recipe=recipe.to_json())
     assert all(answer["parameters"] == layout.size for answer in answers)
-    local = FsdpTrainer(ranks, shared, layout, answers[0])
+    local = FsdpTrainer(ranks, shared, layout, answers[0], objective_of(recipe))
     worker = worker_of(recipe, local, shared.global_model, layout.name_at, crc32(name.encode()), round)
     return Peer(local, worker, recipe, answers[0]["vocabulary"], micro_batch)
 
@@ -96,9 +96,15 @@ class FsdpTrainer:
     from_global_model = False
 
     def __init__(
-        self, ranks: FsdpWorkers, shared: SharedMemory, layout: Layout, loaded: Mapping[str, Any]
+        self,
+        ranks: FsdpWorkers,
+        shared: SharedMemory,
+        layout: Layout,
+        loaded: Mapping[str, Any],
+        objective: Objective,
     ) -> None:
         self.ranks, self.shared, self._layout, self.loaded = ranks, shared, layout, loaded
+        self.objective = objective
         self.numbers: Sequence[int] = loaded["numbers"]  # the layout's, as the optimizer has its parameters
         self.at_once = ranks.count
         self._stepped = False
@@ -130,12 +136,12 @@ class FsdpTrainer:
 
     def attempt(self, part: Sequence[Sample], aside: float) -> float:
         """Try all at once: what one of them has no memory for, none does."""
-        tokens = self.at_once * sum(sample.count for sample in part)
-        answers = self._deal("attempt", [part] * self.at_once, tokens=tokens, aside=aside)
+        terms = self.at_once * self.objective.terms(part)
+        answers = self._deal("attempt", [part] * self.at_once, terms=terms, aside=aside)
         return max(float(answer["share"]) for answer in answers)
 
-    def backward(self, parts: Sequence[Sequence[Sample]], tokens: int) -> float:
-        return float(sum(answer["loss"] for answer in self._deal("backward", parts, tokens=tokens)))
+    def backward(self, parts: Sequence[Sequence[Sample]], terms: int) -> Measured:
+        return sum((Measured(**answer) for answer in self._deal("backward", parts, terms=terms)), Measured())
 
     def clip(self, limit: float) -> float | None:
         norm: float | None = self.ranks.all("clip", limit=limit)[0]["norm"]  # all have the same
@@ -145,19 +151,18 @@ class FsdpTrainer:
         self.ranks.all("step", rate=rate, beta1=beta1)
         self._stepped = True
 
-    def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> tuple[float, int]:
+    def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> Measured:
         assert vector.data_ptr() == self.shared.global_model.data_ptr()
         self.ranks.all("use_global_model")
         answers: list[dict[str, Any]] = []
         for group in batches(samples, size * self.at_once):
             answers += self._deal("score", list(batches(group, size)))
         self.ranks.all("use_local_model")
-        return sum(answer["loss"] for answer in answers), sum(answer["tokens"] for answer in answers)
+        return sum((Measured(**answer) for answer in answers), Measured())
 
     def _deal(self, do: Request, parts: Sequence[Sequence[Sample]], **fields: Any) -> list[dict[str, Any]]:
-        """Deal a micro-batch to each rank; one without gets two tokens of which none counts."""
-        nothing = Sample(parts[0][0].tokens[:2], np.zeros(2, bool))
-        idle = [[nothing]] * (self.at_once - len(parts))
+        """Deal a micro-batch to each rank; one without gets a sample that does not count."""
+        idle = [[self.objective.uncounted(parts[0][0])]] * (self.at_once - len(parts))
         return self.ranks.all(do, [pack_samples(part) for part in [*parts, *idle]], **fields)
 
     # ---- x_i -----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from math import prod
 from pathlib import Path
@@ -25,7 +25,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from recipes.config import Training, recipe_from_json
 from recipes.data import Sample, unpack_samples
 from recipes.hardware import half_precision
-from recipes.models import autocast_dtype, loss_sum, open_vector, trained_dtype
+from recipes.models import autocast_dtype, open_vector, trained_dtype
+from recipes.objectives import measured, objective_of
 from recipes.training import (
     LOCAL,
     OPTIMIZER,
@@ -33,7 +34,6 @@ from recipes.training import (
     RANK,
     LossScale,
     backward,
-    batch_of,
     build_optimizer,
     first_line,
     is_full,
@@ -115,6 +115,7 @@ class FsdpWorker:
     def load(self, base: str, recipe: str) -> dict[str, Any]:
         """Load the model of the recipe, with x_i = x'; what is not trained comes from the folder `base`."""
         settings = recipe_from_json(recipe)
+        self.objective = objective_of(settings)
         self.model = build_on_meta(Path(base), settings, self.device)
         self.layout = layout_of(self.model)
         self.shared = SharedMemory(self.file, self.layout.size)
@@ -180,17 +181,18 @@ class FsdpWorker:
         """Enter the precision of forward passes."""
         return torch.autocast(self.device.type, self.half, enabled=self.half is not None)
 
-    def attempt(self, part: Sequence[Sample], tokens: int, aside: float) -> dict[str, Any]:
+    def attempt(self, part: Sequence[Sample], terms: int, aside: float) -> dict[str, Any]:
         """Compute a gradient for nothing; answer the largest share of this rank's memory that was held."""
         size = sum(len(held.values) for held in self.own)
         self.zero()
-        share = share_taken(self.device, aside * size, lambda: self.backward(part, tokens))
+        share = share_taken(self.device, aside * size, lambda: self.backward(part, terms))
         self.zero()
         return {"share": share}
 
-    def backward(self, part: Sequence[Sample], tokens: int) -> dict[str, Any]:
-        loss = backward(self.model, part, tokens, self.device, self.precision(), self.scale.value)
-        return {"loss": loss}
+    def backward(self, part: Sequence[Sample], terms: int) -> dict[str, Any]:
+        with self.precision():
+            loss = self.objective.loss(self.model, part, self.device)
+        return asdict(backward(loss, terms, self.scale.value))
 
     def clip(self, limit: float) -> dict[str, Any]:
         grads = [local(p.grad) for p in self.trained() if p.grad is not None]
@@ -225,8 +227,7 @@ class FsdpWorker:
     @torch.no_grad()
     def score(self, part: Sequence[Sample]) -> dict[str, Any]:
         with self.precision():
-            loss, tokens = loss_sum(self.model, batch_of(part, self.device))
-        return {"loss": float(loss), "tokens": tokens}
+            return asdict(measured(self.objective.loss(self.model, part, self.device)))
 
     @torch.no_grad()
     def use_local_model(self) -> None:

@@ -38,6 +38,7 @@ class MicroBatch:
     kept: int  # bytes of saved activations just before the logits
     most: int  # peak bytes, without weights and their gradients
     flops: int  # of matrix products and attention
+    forward: int  # of them, those of the forward pass
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -125,6 +126,7 @@ def trace(model: nn.Module, batch: int, length: int, half: torch.dtype | None = 
         with alive:
             with torch.autocast("cpu", half, enabled=half is not None):
                 loss, _ = loss_sum(model, inputs)
+            forward = alive.flops
             loss.backward()  # type: ignore[no-untyped-call]
     hook.remove()
-    return MicroBatch(kept, alive.most, alive.flops)
+    return MicroBatch(kept, alive.most, alive.flops, forward)

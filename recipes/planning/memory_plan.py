@@ -88,9 +88,11 @@ def plan_memory(recipe: Recipe, folder: Path, micro_batch: int, machine: Machine
     frozen = frozen_bytes(model, recipe.model)
     away = machine.count > 1 or on_host(recipe.compression, size, machine, frozen)
     gathered = block_of(model) if machine.count > 1 else 0
-    rows = f"{micro_batch} x {recipe.data.max_length} tokens"
+    sequences = micro_batch * recipe.sequences
+    rows = f"{sequences} x {recipe.data.max_length} tokens"
     half = autocast_dtype(recipe.training, model, machine.half)
-    traced = trace(model, micro_batch, recipe.data.max_length, half)
+    traced = trace(model, sequences, recipe.data.max_length, half)
+    flops = traced.flops + (traced.forward if recipe.dpo else 0)  # the reference's forward pass
     # half-precision gradients are converted to float32 in chunks, after the activations are freed
     step = 0 if kind == torch.float32 else FLOAT * min(size, GRADIENT_CHUNK)
     parts = [
@@ -104,7 +106,7 @@ def plan_memory(recipe: Recipe, folder: Path, micro_batch: int, machine: Machine
         MemoryPart("logits", traced.most - traced.kept, f"logits, loss and temporaries of {rows}"),
         exchange_part(recipe.compression, size, traced.most, step),
     ]
-    return MemoryPlan(tuple(part for part in parts if part.bytes), size, traced.flops)
+    return MemoryPlan(tuple(part for part in parts if part.bytes), size, flops)
 
 
 def vectors(recipe: Recipe, size: int, width: int, away: bool) -> list[MemoryPart]:

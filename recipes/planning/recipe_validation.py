@@ -120,8 +120,8 @@ def data_of(
         except DataError as error:
             tally.bad.append(error)
         else:
-            tally.lengths.append(len(document.tokens))
-            tally.untrained += not document.trained[1:longest].any()
+            tally.lengths.append(document.longest)
+            tally.untrained += not document.cut(longest or document.longest).teaches
     yield from (failed("data", error) for error in tally.bad[:REPORTED])
     yield from (Finding("warn", "data", f"{dataset.path}: {warning}") for warning in encoder.warnings)
     read = f"first {limit:,} rows" if tally.rows == limit else f"{tally.rows:,} rows"

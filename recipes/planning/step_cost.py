@@ -94,7 +94,7 @@ class DataSurvey:
     """Estimates of the data from their first rows."""
 
     rows: int | None  # None: their number is unknown
-    lengths: tuple[int, ...]  # tokens of each of the first rows, before truncation
+    lengths: tuple[int, ...]  # tokens of each of the first rows, before truncation; of pairs, the longer one's
     kinds: tuple[str, ...] = ()  # type of the rows of each data set
 
     def tokens(self, recipe: Recipe) -> float:
@@ -130,7 +130,7 @@ def survey_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> DataSurve
             if first:
                 encoder = make_row_tokenizer(tokenizer, recipe.data, dataset, first[0])
                 kinds.append(encoder.row_type)
-                lengths += [len(document.tokens) for document in encoder.tokenize(first)]
+                lengths += [document.longest for document in encoder.tokenize(first)]
             counted = None if recipe.training.max_steps > 0 else count_rows(dataset)
         except HubUnreachable:
             counted = None

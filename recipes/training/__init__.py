@@ -14,7 +14,6 @@ from .trainer import (
     Lazy,
     LossScale,
     backward,
-    batch_of,
     load_state,
     load_states,
     packed,

@@ -34,8 +34,9 @@ import torch
 
 from recipes.algorithm import FEWEST, HELD, GlobalModel, adaptive_rate_of, decode_packet, median_of, norm_of
 from recipes.config import Recipe
-from recipes.data import Corpus, collate, shuffled_order
-from recipes.models import check_packing_isolation, loss_sum
+from recipes.data import Corpus, shuffled_order
+from recipes.models import check_packing_isolation
+from recipes.objectives import objective_of
 from recipes.weight_files import FlatParameters
 
 ROUNDS = 16  # rounds that say what is usual
@@ -205,6 +206,7 @@ class Probe:
         if recipe.data.isolates_documents:
             check_packing_isolation(model)
         self.flat, self.corpus, self.batch = FlatParameters(model), corpus, recipe.swarm.probe_batch_size
+        self.objective = objective_of(recipe)
         rate = adaptive_rate_of(recipe.compression)
         self.sparsest = rate.ladder[0]  # of the compressors that a peer may use
         self.global_model = GlobalModel(self.flat.vector, self.sparsest, recipe.training.seed)
@@ -221,13 +223,13 @@ class Probe:
         rows = [self.order[(self.next + i) % len(self.order)] for i in range(self.batch)]
         self.next += self.batch
         samples = [self.corpus.samples[row] for row in rows]
-        tokens = sum(sample.count for sample in samples)
+        terms, device = self.objective.terms(samples), torch.device("cpu")
         self.flat.grad.zero_()
         for sample in samples:  # one at a time: a batch's activations would be more than all else
             if stop():
                 return
-            loss, _ = loss_sum(self.flat.model, collate([sample]))
-            (loss / tokens).backward()
+            loss = self.objective.loss(self.flat.model, [sample], device)
+            (loss.sum / terms).backward()  # type: ignore[no-untyped-call]
 
     @property
     def fills(self) -> float:

@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from recipes.algorithm import outer_optimizer_of
 from recipes.data import Sample, batches, unpack_samples
+from recipes.objectives import Measured, objective_of
 
 from .micro_batch import shrink_to_fit
 from .optimizers import learning_rate
@@ -35,7 +36,7 @@ class Gradient:
     def then(self, last: Gradient) -> Gradient:
         """Combine the work of this step and the next."""
         mine, its = self.lease, last.lease
-        lease = Lease(its.round, mine.loss_sum + its.loss_sum, mine.tokens + its.tokens)
+        lease = Lease(its.round, mine.measured + its.measured, mine.tokens + its.tokens)
         return replace(last, lease=lease, started=self.started)
 
 
@@ -69,19 +70,20 @@ def parts_of(lease: Sequence[Sample], steps: int) -> Iterator[tuple[int, Sequenc
 
 
 def compute(link: Link, peer: Peer, round: int, number: int, lease: Sequence[Sample]) -> Gradient | None:
-    """Compute the gradient of the mean loss over the trained tokens of a step, micro-batch by micro-batch."""
+    """Compute the gradient of the mean loss over the terms of a step, micro-batch by micro-batch."""
     started, norm = time.monotonic(), None
-    tokens = sum(sample.count for sample in lease)
+    terms = objective_of(peer.recipe).terms(lease)
     parts = list(batches(lease, peer.micro_batch))
     while norm is None:
-        total_loss = 0.0
+        found = Measured()
         peer.trainer.zero()
         for start in range(0, len(parts), peer.trainer.at_once):
             if link.leaving.is_set():
                 return None
-            total_loss += peer.trainer.backward(parts[start : start + peer.trainer.at_once], tokens)
+            found += peer.trainer.backward(parts[start : start + peer.trainer.at_once], terms)
         norm = peer.trainer.clip(peer.recipe.training.max_grad_norm)
-    return Gradient(Lease(round, total_loss, tokens), norm, number, started, time.monotonic())
+    tokens = sum(sample.count for sample in lease)
+    return Gradient(Lease(round, found, tokens), norm, number, started, time.monotonic())
 
 
 def apply(peer: Peer, round: Round, gradient: Gradient | None) -> None:

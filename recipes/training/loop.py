@@ -27,6 +27,7 @@ from recipes.algorithm import DecodedPacket, worker_of
 from recipes.config import Recipe
 from recipes.data import Sample, unpack_samples
 from recipes.models import check_packing_isolation
+from recipes.objectives import Measured
 
 from .lease_gradient import Gradient, apply, computed
 from .micro_batch import first_line, is_full, shrink_to_fit
@@ -183,6 +184,7 @@ def exchanged(link: Link, peer: Peer, round: Round, started: float) -> Exchanged
     finally:
         peer.encoded.set()
     flight = peer.flight = Flight(sent, delivered)
+    work = sum((lease.measured for lease in delivered), Measured())
     try:
         committed = link.exchange(
             sent.packet,
@@ -190,8 +192,9 @@ def exchanged(link: Link, peer: Peer, round: Round, started: float) -> Exchanged
                 round=global_model.round,
                 fingerprint=global_model.fingerprint,
                 delivers=[lease.round for lease in delivered],
-                loss_sum=sum(lease.loss_sum for lease in delivered),
-                tokens=sum(lease.tokens for lease in delivered),
+                loss_sum=work.loss_sum,
+                tokens=work.terms,
+                rewards=work.rewards,
                 compute_s=peer.compute_s,
                 wait_s=peer.wait_s,
                 grad_norm=peer.grad_norm,
@@ -233,7 +236,7 @@ def join(link: Link, peer: Peer, round: Round, gradient: Gradient | None, done: 
         round=round.round,
         step=round.step,
         tokens=gradient.lease.tokens if gradient else 0,
-        loss=gradient.lease.loss_sum / max(gradient.lease.tokens, 1) if gradient else None,
+        loss=gradient.lease.measured.mean if gradient else None,
         grad_norm=gradient.norm if gradient else None,
         lr=peer.rate,
         fingerprint=worker.global_model.fingerprint,
@@ -300,6 +303,6 @@ def evaluate_part(link: Link, peer: Peer, round: Round, held_out: list[Sample]) 
     """Evaluate x' (not x_i) on every `eval_parts`-th held-out sample."""
     part = held_out[round.eval_part :: round.eval_parts]
     peer.encoded.wait()  # it reads x_i, which may be set aside meanwhile
-    total, tokens = peer.trainer.evaluate(peer.worker.global_model.vector, part, peer.micro_batch)
-    link.evaluated(round.round, round.eval_part, total, tokens)
-    return EvaluatedPart(round.round, total, tokens)
+    found = peer.trainer.evaluate(peer.worker.global_model.vector, part, peer.micro_batch)
+    link.evaluated(round.round, round.eval_part, found)
+    return EvaluatedPart(round.round, found)

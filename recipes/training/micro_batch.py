@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from recipes.config import Recipe
-from recipes.data import Sample
 from recipes.hardware import host_memory
+from recipes.objectives import objective_of
 
 from .optimizers import STATE
 from .types import Lowered, Peer, Trainer
@@ -113,8 +112,7 @@ def micro_batch_for(local: Trainer, recipe: Recipe, go_on: Callable[[], object] 
 
 def tried(local: Trainer, recipe: Recipe, go_on: Callable[[], object] = lambda: None) -> int:
     """Find the largest power of two whose forward and backward pass leaves a tenth of the memory."""
-    length = recipe.data.max_length
-    sample = Sample(np.zeros(length, np.int32), np.arange(length) > 0)
+    sample = objective_of(recipe).longest(recipe.data.max_length)
     fits, size, before = 1, 1, 0.0
     try:
         while size <= MOST:
@@ -159,7 +157,7 @@ def guessed(recipe: Recipe, sizes: Sequence[int], processes: int) -> int:
     memory that is free."""
     vocabulary, layers, width = sizes
     kept = 2 if recipe.training.activation_checkpointing else 34  # vectors of each layer and token, about
-    sample = 4 * recipe.data.max_length * (3 * vocabulary + (layers * kept + 34) * width)
+    sample = 4 * recipe.sequences * recipe.data.max_length * (3 * vocabulary + (layers * kept + 34) * width)
     size, room = ON_CPU, host_memory().free / 4 / processes
     while size > 1 and size * sample > room:
         size //= 2

@@ -7,7 +7,7 @@ What the loop asks for is `types.Trainer`; the other one is spread over several 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import isfinite, prod
 
@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recipes.config import Recipe
-from recipes.data import Sample, collate
+from recipes.data import Sample
 from recipes.hardware import half_precision
-from recipes.models import autocast_dtype, evaluate, loss_sum, trained_dtype
+from recipes.models import autocast_dtype, trained_dtype
+from recipes.objectives import BatchLoss, Measured, evaluate, measured, objective_of
 from recipes.weight_files import FlatParameters, Layout, layout_of
 
 from .micro_batch import share_taken, sizes_of
@@ -73,7 +74,7 @@ class SingleDeviceTrainer:
     def __init__(
         self, model: nn.Module, recipe: Recipe, seed: int = 0, device: torch.device | None = None
     ) -> None:
-        self.model = model
+        self.model, self.objective = model, objective_of(recipe)
         self.flat: FlatParameters | RoundedLocalModel  # the vector x_i
         if recipe.training.fp32_master_weights:
             self.flat = FlatParameters(model, trained_dtype(recipe), device)
@@ -116,9 +117,9 @@ class SingleDeviceTrainer:
 
     def attempt(self, part: Sequence[Sample], aside: float) -> float:
         self.zero()
-        tokens = sum(sample.count for sample in part)
+        terms = self.objective.terms(part)
         try:
-            return share_taken(self.device, aside * self.layout.size, lambda: self.backward([part], tokens))
+            return share_taken(self.device, aside * self.layout.size, lambda: self.backward([part], terms))
         finally:
             self.zero()
 
@@ -130,11 +131,13 @@ class SingleDeviceTrainer:
         self.flat.refresh()
         self.flat.grad.zero_()
 
-    def backward(self, parts: Sequence[Sequence[Sample]], tokens: int) -> float:
-        return sum(
-            backward(self.model, part, tokens, self.device, self.precision(), self.scale.value)
-            for part in parts
-        )
+    def backward(self, parts: Sequence[Sequence[Sample]], terms: int) -> Measured:
+        found = Measured()
+        for part in parts:
+            with self.precision():
+                loss = self.objective.loss(self.model, part, self.device)
+            found += backward(loss, terms, self.scale.value)
+        return found
 
     def clip(self, limit: float) -> float | None:
         if self.scale.value != 1:
@@ -146,9 +149,9 @@ class SingleDeviceTrainer:
         set_learning_rate(self.optimizer, rate, beta1)
         self.flat.step(self.optimizer)
 
-    def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> tuple[float, int]:
+    def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> Measured:
         with self.flat.use(vector), self.precision():
-            return evaluate(self.model, samples, size)
+            return evaluate(self.objective, self.model, samples, size)
 
     def tensors(self) -> Mapping[str, Tensor]:
         return {LOCAL: self.flat.vector, **states_of(self.optimizer)}
@@ -177,23 +180,10 @@ def roomy(device: torch.device, parameters: int) -> bool:
     return free > 24 * parameters
 
 
-def backward(
-    model: nn.Module,
-    part: Sequence[Sample],
-    tokens: int,
-    device: torch.device,
-    precision: AbstractContextManager[object] | None = None,  # of the forward pass
-    scale: float = 1.0,
-) -> float:
-    """Add the gradient of (the losses of one micro-batch / tokens); return the sum of its losses."""
-    with precision or nullcontext():
-        loss, _ = loss_sum(model, batch_of(part, device))
-    (loss / max(tokens, 1) * scale).backward()  # type: ignore[no-untyped-call]
-    return float(loss.detach())
-
-
-def batch_of(part: Sequence[Sample], device: torch.device) -> dict[str, Tensor]:
-    return {key: value.to(device) for key, value in collate(part).items()}
+def backward(loss: BatchLoss, terms: int, scale: float = 1.0) -> Measured:
+    """Add the gradient of (the losses of one micro-batch / terms)."""
+    (loss.sum / max(terms, 1) * scale).backward()  # type: ignore[no-untyped-call]
+    return measured(loss)
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:

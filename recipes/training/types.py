@@ -12,6 +12,7 @@ from torch import Tensor
 from recipes.algorithm import DecodedPacket, Worker
 from recipes.config import Recipe
 from recipes.data import Sample
+from recipes.objectives import Measured
 from recipes.weight_files import Layout
 
 # ---- the network -------------------------------------------------------------------------------------------
@@ -39,10 +40,11 @@ class Delivery:
     fingerprint: int  # of x' before the round
     delivers: list[int]  # rounds whose leases the packet delivers
     loss_sum: float
-    tokens: int
+    tokens: int  # terms of the loss: trained tokens, or preference pairs
     compute_s: float
     wait_s: float
     grad_norm: float = 0.0  # of the last step, before clipping; 0: no gradient
+    rewards: tuple[float, ...] = ()  # of preference pairs, as in `Measured`
 
 
 class Committed(Protocol):
@@ -75,7 +77,7 @@ class Link(Protocol):
         """Wait for a round; None: the run has `ended`, or this peer was asked to leave."""
 
     def exchange(self, packet: bytes, delivery: Delivery) -> Committed: ...
-    def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None: ...
+    def evaluated(self, round: int, part: int, found: Measured) -> None: ...
     @property
     def room(self) -> int:
         """Bytes that a peer that was asked to leave can still hand off."""
@@ -102,8 +104,7 @@ class EvaluatedPart:
     """The held-out loss of x' over this peer's part of the evaluation set is known."""
 
     round: int
-    loss_sum: float
-    tokens: int
+    measured: Measured
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class StepDone:
     round: int
     step: int
     tokens: int  # trained tokens of this peer's lease
-    loss: float | None  # mean over them; None: the round had no lease for this peer
+    loss: float | None  # mean over its terms; None: the round had no lease for this peer
     grad_norm: float | None  # before clipping
     lr: float
     fingerprint: int  # of x' after the round
@@ -199,8 +200,8 @@ class Trainer(Protocol):
     def zero(self) -> None:
         """g_i <- 0."""
 
-    def backward(self, parts: Sequence[Sequence[Sample]], tokens: int) -> float:
-        """g_i += the gradient of (summed losses / tokens) of up to `at_once` micro-batches; the sum."""
+    def backward(self, parts: Sequence[Sequence[Sample]], terms: int) -> Measured:
+        """g_i += the gradient of (summed losses / terms) of up to `at_once` micro-batches."""
 
     def clip(self, limit: float) -> float | None:
         """Clip g_i to a norm of `limit` (0: no limit) and return the norm before. None: float16 could not
@@ -209,8 +210,8 @@ class Trainer(Protocol):
     def step(self, rate: float, beta1: float | None = None) -> None:
         """x_i <- x_i - optimizer(g_i). beta1: None leaves it."""
 
-    def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> tuple[float, int]:
-        """Sum and count the token losses at `vector` (P,), in micro-batches of `size`; x_i stays."""
+    def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> Measured:
+        """Measure samples at `vector` (P,), in micro-batches of `size`; x_i stays."""
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return what a peer's checkpoint has of x_i and the optimizer, by name."""
@@ -227,8 +228,8 @@ class Lease:
     """A finished lease: its gradient is in x_i."""
 
     round: int
-    loss_sum: float
-    tokens: int
+    measured: Measured
+    tokens: int  # trained
 
 
 @dataclass

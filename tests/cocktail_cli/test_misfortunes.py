@@ -18,9 +18,9 @@ pytestmark = [pytest.mark.slow, needs_fork]
 
 # In its third micro-batch torch is asked for more than any machine has.
 NO_MEMORY = """
-import recipes.training.trainer, torch, itertools
-fine, calls = recipes.models.causal_lm.loss_sum, itertools.count()
-recipes.models.causal_lm.loss_sum = lambda *a: torch.empty(10**15) if next(calls) == 3 else fine(*a)
+import recipes.objectives.next_tokens as objective, torch, itertools
+fine, calls = objective.loss_sum, itertools.count()
+objective.loss_sum = lambda *a: torch.empty(10**15) if next(calls) == 3 else fine(*a)
 """
 # What is fetched goes to a device that is always full.
 NO_DISK = """

@@ -158,14 +158,15 @@ def test_the_exported_model_is_the_one_that_was_measured(story: Story) -> None:
     from recipes.config.loader import recipe_from_json
     from recipes.data.corpus import build_corpus
     from recipes.models.base_model import open_tokenizer
-    from recipes.models.causal_lm import evaluate, load_model
+    from recipes.models.causal_lm import load_model
+    from recipes.objectives import NextTokens, evaluate
 
     model = Path(story.events[-1]["model"])
     recipe = recipe_from_json((story.folder / "recipe.json").read_text())
     corpus = build_corpus(recipe, open_tokenizer(model))
-    total, tokens = evaluate(load_model(model), corpus.held_out, batch_size=8)
+    found = evaluate(NextTokens(), load_model(model), corpus.held_out, 8)
 
     told = story.of("eval")
-    assert total / tokens == pytest.approx(told[-1]["loss"], rel=1e-5)
+    assert found.mean == pytest.approx(told[-1]["loss"], rel=1e-5)
     assert told[-1]["loss"] < told[0]["loss"]
     assert story.events[-1]["eval_loss"] == told[-1]["loss"]

@@ -68,7 +68,7 @@ def step(peer: Peer, limit: float) -> tuple[float, float]:
     while norm is None:
         local.zero()
         groups = [parts[i : i + local.at_once] for i in range(0, len(parts), local.at_once)]
-        loss = sum(local.backward(group, tokens) for group in groups)
+        loss = sum(local.backward(group, tokens).loss_sum for group in groups)
         norm = local.clip(limit)
     local.step(1e-2)
     return loss, norm
@@ -110,11 +110,11 @@ def test_two_ranks_compute_what_one_computes(
         mine = two.worker.local_model.difference(shard, sample, two.worker.global_model.vector)
         assert torch.equal(mine, sample.difference(shard.of(x_of(two)), shard.of(common)))
     before = x_of(two)
-    (loss, tokens), (want, count) = (
+    found, want = (
         p.trainer.evaluate(p.worker.global_model.vector, held_out, 2) for p in (two, alone)
     )
-    assert tokens == count
-    assert loss == pytest.approx(want, rel=1e-5)
+    assert found.terms == want.terms
+    assert found.loss_sum == pytest.approx(want.loss_sum, rel=1e-5)
     assert torch.equal(x_of(two), before)
     sent = two.worker.start()
     two.worker.subtract(sent)

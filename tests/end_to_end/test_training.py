@@ -15,7 +15,8 @@ from compress.backends import dispatch
 from recipes.algorithm.global_model import GlobalModel
 from recipes.config.loader import load_recipe
 from recipes.data.samples import collate
-from recipes.models.causal_lm import evaluate, load_model, loss_sum
+from recipes.models import load_model, loss_sum
+from recipes.objectives import NextTokens, evaluate
 from recipes.training.optimizers import build_optimizer
 from recipes.training.types import Event, StepDone
 from recipes.weight_files.parameter_layout import FlatParameters
@@ -281,6 +282,6 @@ def test_every_family_trains_and_exports_what_was_measured(family: str, data: Pa
         losses = [event.loss for event in swarm.all(hub.EvaluationDone)]
         assert losses[-1] < losses[0]
         exported = load_model(swarm.export(tmp_path / "exported"))
-        total, tokens = evaluate(exported, swarm.corpus.held_out, batch_size=3)
-        assert total / tokens == pytest.approx(losses[-1], rel=1e-5)
+        found = evaluate(NextTokens(), exported, swarm.corpus.held_out, 3)
+        assert found.mean == pytest.approx(losses[-1], rel=1e-5)
         swarm.audit()

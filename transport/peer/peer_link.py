@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -447,11 +447,14 @@ class PeerLink:
             self._check()
             self._connections.say(self._state.ready(messages.Ready(round, fingerprint, holds or {})))
 
-    def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None:
+    def evaluated(
+        self, round: int, part: int, loss_sum: float, tokens: int, rewards: Sequence[float] = ()
+    ) -> None:
         """Report the loss of the global model of `round` over this part of the evaluation set."""
+        message = messages.Evaluated(round, part, loss_sum, tokens, list(rewards))
         with self._changed:
             self._check()
-            self._connections.say(self._state.evaluated(messages.Evaluated(round, part, loss_sum, tokens)))
+            self._connections.say(self._state.evaluated(message))
 
     def leave(self, reason: str, timeout: float = 2.0) -> None:
         """Send Leave, wait up to `timeout` seconds for the hub's answer, and close."""

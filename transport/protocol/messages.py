@@ -25,6 +25,9 @@ MAX_FINGERPRINT = 2**64 - 1
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Size = Annotated[int, Meta(ge=0, le=2**40)]  # bytes of an object, or tokens: their sums stay within 64 bits
 Finite = Annotated[float, Meta(ge=-1e30, le=1e30)]  # its sums and squares are finite
+# Sums over preference pairs, where a run learns from such: rewards of the chosen answers, rewards of the
+# rejected ones, and how many chosen answers have the higher one.
+Rewards = Annotated[list[Finite], Meta(max_length=3)]
 Word = Annotated[str, Meta(max_length=128)]
 Line = Annotated[str, Meta(max_length=2000)]
 ObjectName = Annotated[str, Meta(min_length=1, max_length=300)]
@@ -92,7 +95,7 @@ class Report(Message, frozen=True):
     fingerprint: int  # of the global model before this round
     delivers: Annotated[list[Count], Meta(max_length=4096)]  # rounds whose leases this packet delivers
     loss_sum: Finite = 0.0  # over the trained tokens of these leases
-    tokens: Size = 0  # trained tokens of these leases
+    tokens: Size = 0  # terms of the loss in these leases: trained tokens, or preference pairs
     compute_s: Finite = 0.0  # of the last step
     wait_s: Finite = 0.0  # time its device waited for the exchange in the last step
     # If peers aggregate: aggregator, this peer too -> digest of its part (shard_assignment.py).
@@ -100,6 +103,7 @@ class Report(Message, frozen=True):
     # bytes of an aggregate that it can fetch while it computes (bandwidth_budget.py); 0: not known
     fits: Size = 0
     grad_norm: Finite = 0.0  # of the last step, before clipping, for people to read; 0: no gradient
+    rewards: Rewards = []
 
 
 class Evaluated(Message, frozen=True):
@@ -108,7 +112,8 @@ class Evaluated(Message, frozen=True):
     round: Count
     part: Count  # which part
     loss_sum: Finite
-    tokens: Size
+    tokens: Size  # terms of the loss: trained tokens, or preference pairs
+    rewards: Rewards = []
 
 
 class Leave(Message, frozen=True):

@@ -20,8 +20,9 @@ from tiny_models import CONFIGS, TIED, VOCABULARY
 from recipes.data.corpus import Sample
 from recipes.data.samples import collate
 from recipes.errors import ModelError
-from recipes.models.causal_lm import TextGenerator, evaluate, load_model
+from recipes.models.causal_lm import TextGenerator, load_model
 from recipes.models.sliced_loss import loss_sum
+from recipes.objectives import NextTokens, evaluate
 from recipes.weight_files.parameter_layout import FlatParameters, Layout, layout_of
 
 
@@ -62,11 +63,11 @@ def test_the_vector_and_the_parameters_are_the_same_memory(neox: Any) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_turning_a_model_into_a_vector_changes_nothing_it_computes(folders, samples, name: str) -> None:
     model = load_model(folders[name])
-    before = evaluate(model, samples, 2)
+    before = evaluate(NextTokens(), model, samples, 2)
 
     FlatParameters(model)
 
-    assert evaluate(model, samples, 2) == before
+    assert evaluate(NextTokens(), model, samples, 2) == before
 
 
 def test_backward_fills_the_gradient_vector_and_adds_up_over_micro_batches(neox, samples) -> None:
@@ -94,15 +95,15 @@ def test_an_optimizer_step_moves_the_vector(neox, samples) -> None:
 
 def test_another_vector_can_be_lent_to_the_model_and_is_given_back(neox, samples) -> None:
     flat = FlatParameters(neox)
-    own, other = evaluate(neox, samples, 2), torch.zeros(flat.layout.size)
+    own, other = evaluate(NextTokens(), neox, samples, 2), torch.zeros(flat.layout.size)
 
     with flat.use(other):
-        uniform = evaluate(neox, samples, 2)
+        uniform = evaluate(NextTokens(), neox, samples, 2)
     with pytest.raises(RuntimeError), flat.use(other):
         raise RuntimeError
 
-    assert uniform[0] / uniform[1] == pytest.approx(np.log(VOCABULARY), rel=1e-5)  # all weights zero
-    assert evaluate(neox, samples, 2) == own
+    assert uniform.mean == pytest.approx(np.log(VOCABULARY), rel=1e-5)  # all weights zero
+    assert evaluate(NextTokens(), neox, samples, 2) == own
     assert next(neox.parameters()).data_ptr() == flat.vector.data_ptr()
 
 
@@ -179,18 +180,18 @@ def test_the_loss_is_transformers_own_times_its_terms(folders, samples, name: st
 def test_the_loss_of_a_sample_does_not_depend_on_its_company(folders, samples, name: str) -> None:
     model = load_model(folders[name])
 
-    together, tokens = evaluate(model, samples, batch_size=5, pad=3)
-    alone, terms = evaluate(model, samples, batch_size=1)
+    together, tokens = loss_sum(model, collate(samples, pad=3))
+    alone = evaluate(NextTokens(), model, samples, 1)
 
-    assert tokens == terms
-    assert together == pytest.approx(alone, rel=1e-5)
+    assert tokens == alone.terms
+    assert float(together) == pytest.approx(alone.loss_sum, rel=1e-5)
 
 
 def test_evaluation_leaves_the_model_in_its_mode_and_without_gradients(neox, samples) -> None:
     neox.train()
     flat = FlatParameters(neox)
 
-    evaluate(neox, samples, 2)
+    evaluate(NextTokens(), neox, samples, 2)
 
     assert neox.training
     assert flat.grad.count_nonzero() == 0
@@ -207,13 +208,13 @@ def test_an_exported_folder_loads_and_loses_what_the_vector_lost(
     flat = FlatParameters(model)
     vector = flat.vector + 0.01 * torch.randn(flat.layout.size, generator=torch.Generator().manual_seed(0))
     with flat.use(vector):
-        wanted = evaluate(model, samples, 2)
+        wanted = evaluate(NextTokens(), model, samples, 2)
 
     out = export(tmp_path / "out", folders[name], vector, flat.layout)
 
     loaded = transformers.AutoModelForCausalLM.from_pretrained(out)
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
-    assert evaluate(loaded, samples, 2) == wanted
+    assert evaluate(NextTokens(), loaded, samples, 2) == wanted
     assert torch.equal(FlatParameters(loaded).vector, vector)
     assert tokenizer.decode(tokenizer("Hello there")["input_ids"]) == "Hello there"
     assert list(tmp_path.iterdir()) == [out]  # nothing is left beside it
@@ -226,7 +227,7 @@ def test_a_model_with_weights_in_bin_files_only_is_read_as_tensors(folders, tmp_
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
 
-    assert evaluate(load_model(folder), samples, 2) == evaluate(model, samples, 2)
+    assert evaluate(NextTokens(), load_model(folder), samples, 2) == evaluate(NextTokens(), model, samples, 2)
 
 
 def test_a_folder_that_lacks_a_weight_is_refused_and_not_filled_at_random(folders, tmp_path) -> None:

@@ -17,8 +17,9 @@ from recipes.algorithm.compressor import compressor_of
 from recipes.config.schema import Recipe
 from recipes.data.corpus import Sample
 from recipes.data.samples import pack_samples
+from recipes.objectives import Measured
 from recipes.training.loop import build_peer, finetune, settle
-from recipes.training.types import CaughtUp, Delivery, HandedOver, Interrupted, Left, Peer, StepDone
+from recipes.training.types import CaughtUp, Delivery, EvaluatedPart, HandedOver, Interrupted, Left, Peer, StepDone
 
 VOCABULARY, LENGTH, SAMPLES = 11, 5, 4
 
@@ -104,8 +105,8 @@ class FakeHub:
         self.aggregates.append(self.aggregator.step(delivery.round, updates))
         return SimpleNamespace(accepted=[] if late else [self.name], refused={})
 
-    def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None:
-        self.said.append(("evaluated", round, part, tokens))
+    def evaluated(self, round: int, part: int, found: Measured) -> None:
+        self.said.append(("evaluated", round, part, found.terms))
 
     def hand_over(self, round: int, packet: bytes) -> bool | None:
         self.handoffs.append(packet)
@@ -370,7 +371,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batch(micro_batch: int) -> No
 def test_x_prime_and_not_the_local_model_is_evaluated() -> None:
     hub = FakeHub(recipe(), [OneRound(0, 0), OneRound(1, 1, eval_parts=2, eval_part=1)])
     peer = peer_for(hub)
-    losses = [e.loss_sum / e.tokens for e in finetune(hub, peer, now=0) if hasattr(e, "loss_sum")]
+    losses = [e.measured.mean for e in finetune(hub, peer, now=0) if isinstance(e, EvaluatedPart)]
 
     assert ("evaluated", 1, 1, 8) in hub.said
     assert losses == [pytest.approx(np.log(VOCABULARY))]  # x' has not moved yet, the local model has

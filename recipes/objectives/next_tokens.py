@@ -1,0 +1,31 @@
+"""The usual objective: cross-entropy of the trained tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from recipes.data import Sample, collate
+from recipes.models import loss_sum
+
+from .objective import BatchLoss
+
+
+class NextTokens:
+    """The mean loss of a trained token."""
+
+    def terms(self, samples: Sequence[Sample]) -> int:
+        return sum(sample.count for sample in samples)
+
+    def loss(self, model: nn.Module, part: Sequence[Sample], device: torch.device) -> BatchLoss:
+        batch = {name: tensor.to(device) for name, tensor in collate(part).items()}
+        return BatchLoss(*loss_sum(model, batch))
+
+    def longest(self, length: int) -> Sample:
+        return Sample(np.zeros(length, np.int32), np.arange(length) > 0)
+
+    def uncounted(self, like: Sample) -> Sample:
+        return Sample(like.tokens[:2], np.zeros(2, bool))

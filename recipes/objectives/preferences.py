@@ -1,0 +1,90 @@
+"""Direct preference optimization (Rafailov et al., 2023) of adapters beside a frozen base.
+
+    r(y) = beta (log p(y | prompt) - log p_ref(y | prompt))     the reward of an answer, equation 5 without Z
+    loss = -log sigmoid(r(chosen) - r(rejected))                equation 7: `sigmoid`
+
+p_ref is the base: the same model with its adapters switched off, so no second model is held. The other losses
+are `robust` (Chowdhury et al., 2024), `hinge` (Zhao et al., 2023) and `ipo` (Azar et al., 2024), as in TRL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from recipes.config import Dpo
+from recipes.data import Sample, collate
+from recipes.models import token_losses
+
+from .objective import BatchLoss
+
+
+class Preferences:
+    """The mean loss of a pair. A sample is a pair: its two documents are chosen and rejected, with the prompt."""
+
+    def __init__(self, dpo: Dpo) -> None:
+        self.dpo = dpo
+
+    def terms(self, samples: Sequence[Sample]) -> int:
+        return sum(sample.count > 0 for sample in samples)
+
+    def loss(self, model: nn.Module, part: Sequence[Sample], device: torch.device) -> BatchLoss:
+        sequences = [*(halves(sample)[0] for sample in part), *(halves(sample)[1] for sample in part)]
+        batch = {name: tensor.to(device) for name, tensor in collate(sequences).items()}
+        peft: Any = model
+        with torch.no_grad(), peft.disable_adapter():
+            reference, _ = sequence_losses(model, batch)
+        own, lengths = sequence_losses(model, batch)
+        ratios = reference - own  # (2 B,) log p - log p_ref
+        counted = lengths[: len(part)] > 0
+        losses = torch.where(counted, self.pair_losses(ratios, lengths), 0.0)
+        chosen, rejected = (self.dpo.beta * ratios.detach()).chunk(2)
+        right = (chosen > rejected) & counted
+        rewards = torch.stack([chosen.sum(), rejected.sum(), right.sum()])  # those of no pair are 0
+        return BatchLoss(losses.sum(), self.terms(part), rewards)
+
+    def pair_losses(self, ratios: Tensor, lengths: Tensor) -> Tensor:
+        """Compute the loss of each pair: (B,).
+
+        Args:
+            ratios: (2 B,) log p - log p_ref of the chosen answers, then of the rejected ones.
+            lengths: (2 B,) trained tokens of the answers.
+        """
+        beta, smoothing = self.dpo.beta, self.dpo.label_smoothing
+        chosen, rejected = ratios.chunk(2)
+        margin = beta * (chosen - rejected)
+        match self.dpo.loss_type:
+            case "sigmoid":
+                return -logsigmoid(margin)
+            case "robust":
+                wrong = smoothing * logsigmoid(-margin) - (1 - smoothing) * logsigmoid(margin)
+                return wrong / (1 - 2 * smoothing)
+            case "hinge":
+                return torch.relu(1 - margin)
+            case "ipo":  # by the token, so that long answers weigh no more
+                chosen, rejected = (ratios / lengths.clamp(min=1)).chunk(2)
+                return (chosen - rejected - 1 / (2 * beta)) ** 2
+
+    def longest(self, length: int) -> Sample:
+        return Sample(np.zeros(2 * length, np.int32), np.arange(2 * length) % length > 0, (length, length))
+
+    def uncounted(self, like: Sample) -> Sample:
+        return Sample(np.tile(like.tokens[:2], 2), np.zeros(4, bool), (2, 2))
+
+
+def halves(sample: Sample) -> tuple[Sample, Sample]:
+    """Split a pair into its chosen and its rejected sequence."""
+    cut = sample.lengths[0]
+    tokens, trained = sample.tokens, sample.trained
+    return Sample(tokens[:cut], trained[:cut]), Sample(tokens[cut:], trained[cut:])
+
+
+def sequence_losses(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Sum the losses of each sequence, -log p of its answer, and count its trained tokens: (B,) and (B,)."""
+    losses, trained = token_losses(model, batch)
+    return losses.sum(dim=1), trained.sum(dim=1)

@@ -172,7 +172,9 @@ def _preference_conflicts(recipe: Recipe) -> Iterator[Conflict]:
         if kind != "preference":
             yield Conflict(key, f"`{kind}` has no chosen and rejected answers, which `dpo:` learns from")
     if recipe.lora is None:
-        text = "needs `lora:`: the reference is the base without adapters, a whole model would need a second one"
+        text = (
+            "needs `lora:`: the reference is the base without adapters, a whole model would need a second one"
+        )
         yield Conflict("dpo", text, "lora.lora_r=16")
     if recipe.dpo.label_smoothing and recipe.dpo.loss_type != "robust":
         text = f"`{recipe.dpo.loss_type}` has none, as in TRL"

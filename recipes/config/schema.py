@@ -465,7 +465,9 @@ class Recipe(Section):
         for name in ("datasets", "eval_datasets"):
             if isinstance(given.get(name), list):
                 typed[name] = [
-                    {**one, "type": "preference"} if isinstance(one, dict) and one.get("type") in (None, "auto") else one
+                    {**one, "type": "preference"}
+                    if isinstance(one, dict) and one.get("type") in (None, "auto")
+                    else one
                     for one in given[name]
                 ]
         return {**given, **typed}

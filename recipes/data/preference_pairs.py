@@ -71,15 +71,15 @@ def conversation_pair(reader: ConversationReader, row: Row) -> ConversationPair:
         chosen, rejected = chosen[start:], rejected[start:]
     for column, answer in (("chosen", chosen), ("rejected", rejected)):
         if not any(message["role"] == "assistant" for message in answer):
-            raise DataError(f"{row.place}: `{dataset.column(column)}` has no answer of an assistant")
+            raise DataError(f"{row.place}: `{dataset.column(column)}` has no message of an assistant")
     return ConversationPair(
         reader.joined(row, prompt + chosen, len(prompt)), reader.joined(row, prompt + rejected, len(prompt))
     )
 
 
 def shared_start(chosen: Any, rejected: Any) -> int:
-    """Length of what two texts, or two lists of messages, begin with alike. The last of the shorter one always
-    belongs to the answer, as in TRL."""
+    """Length of what two texts, or two lists of messages, begin with alike. The last of the shorter one
+    always belongs to the answer, as in TRL."""
     shorter = min(len(chosen), len(rejected))
     return next((i for i in range(shorter) if chosen[i] != rejected[i]), max(shorter - 1, 0))
 

@@ -69,7 +69,8 @@ class TokenizedDocument:
         if self.longest <= length:
             return self
         tokens, trained = (
-            [part[:length] for part in np.split(array, self.pair[:1])] for array in (self.tokens, self.trained)
+            [part[:length] for part in np.split(array, self.pair[:1])]
+            for array in (self.tokens, self.trained)
         )
         pair = tuple(len(part) for part in tokens) if self.pair else ()
         return TokenizedDocument(np.concatenate(tokens), np.concatenate(trained), pair)

@@ -93,7 +93,7 @@ def next_tokens(labels: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, reduction: Literal["sum", "none"] = "sum") -> Tensor:
-    """Compute the losses of logits (..., V) at `targets` (...), in float32: their sum, or (N,) of them all."""
+    """Compute the losses of logits (..., V) at `targets` (...), in float32: their sum, or each, (N,)."""
     scores = logits.reshape(-1, logits.shape[-1]).float()
     wanted = targets.reshape(-1)
     return nn.functional.cross_entropy(scores, wanted, ignore_index=IGNORED, reduction=reduction)

@@ -1,4 +1,4 @@
-"""What a run minimizes: the loss of the next token, or of preference pairs."""
+"""Objectives, which a run minimizes: the loss of the next token, or of preference pairs."""
 
 from .next_tokens import NextTokens
 from .objective import BatchLoss, Measured, Objective, evaluate, measured

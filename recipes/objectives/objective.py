@@ -1,6 +1,6 @@
 """An objective: a mean over terms, whose sum and number add up over micro-batches and peers.
 
-    f(x) = sum of losses / terms        terms: trained tokens, or preference pairs
+f(x) = sum of losses / terms        terms: trained tokens, or preference pairs
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Measured:
 
 
 class Objective(Protocol):
-    """What a run minimizes."""
+    """A run minimizes it."""
 
     def terms(self, samples: Sequence[Sample]) -> int:
         """Count the terms of the mean."""

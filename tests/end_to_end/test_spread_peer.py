@@ -110,9 +110,7 @@ def test_two_ranks_compute_what_one_computes(
         mine = two.worker.local_model.difference(shard, sample, two.worker.global_model.vector)
         assert torch.equal(mine, sample.difference(shard.of(x_of(two)), shard.of(common)))
     before = x_of(two)
-    found, want = (
-        p.trainer.evaluate(p.worker.global_model.vector, held_out, 2) for p in (two, alone)
-    )
+    found, want = (p.trainer.evaluate(p.worker.global_model.vector, held_out, 2) for p in (two, alone))
     assert found.terms == want.terms
     assert found.loss_sum == pytest.approx(want.loss_sum, rel=1e-5)
     assert torch.equal(x_of(two), before)

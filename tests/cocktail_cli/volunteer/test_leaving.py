@@ -258,7 +258,12 @@ def test_the_second_signal_ends_a_launch_at_once_and_it_can_be_resumed(
     (tmp_path / "ann").mkdir()
     (tmp_path / "ann" / "url").write_text(launch.until("run_started")["url"] + "\n")
     peer = forked.start(
-        tmp_path / "ann", "join", "@url", "-y", "--json", before=slow("recipes.objectives.next_tokens.loss_sum", 60)
+        tmp_path / "ann",
+        "join",
+        "@url",
+        "-y",
+        "--json",
+        before=slow("recipes.objectives.next_tokens.loss_sum", 60),
     )
     until(lambda: told("caught up")(peer, None))  # type: ignore[arg-type]
     time.sleep(1.0)

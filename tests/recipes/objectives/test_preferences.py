@@ -1,4 +1,4 @@
-"""Direct preference optimization: TRL's DPOTrainer is the reference, on the same rows and the same adapters."""
+"""Direct preference optimization: TRL's DPOTrainer is the reference, on the same rows and adapters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GOOD, BAD = ({"role": "assistant", "content": text} for text in ("It is four.", 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 LOUD = {"chat_template_kwargs": {"loud": True}}
 TEMPLATE = (
-    "{% if tools %}{{ 'Tools: ' + (tools | tojson) + '\\n' }}{% endif %}{% if loud %}{{ 'LOUD\\n' }}{% endif %}"
+    "{% if tools %}{{ 'Tools: ' + (tools | tojson) }}{% endif %}{% if loud %}{{ 'LOUD' }}{% endif %}"
     "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '</s>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
 )
@@ -55,7 +55,9 @@ PAIRS: dict[str, list[dict[str, Any]]] = {
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(1)
     folder = tmp_path_factory.mktemp("llama")
-    transformers.AutoModelForCausalLM.from_config(tiny_config("llama", 384, bos_token_id=0, eos_token_id=0)).save_pretrained(folder)
+    transformers.AutoModelForCausalLM.from_config(
+        tiny_config("llama", 384, bos_token_id=0, eos_token_id=0)
+    ).save_pretrained(folder)
     for file in BUILTIN.glob("tokenizer*.json"):
         shutil.copyfile(file, folder / file.name)
     return folder
@@ -97,7 +99,9 @@ def of_trl(base: Path, rows: list[dict[str, Any]], tokenizer: Any, out: Path, **
     from peft import LoraConfig
     from trl import DPOConfig, DPOTrainer
 
-    args = DPOConfig(str(out), use_cpu=True, bf16=False, report_to="none", gradient_checkpointing=False, **dpo)
+    args = DPOConfig(
+        str(out), use_cpu=True, bf16=False, report_to="none", gradient_checkpointing=False, **dpo
+    )
     trainer: Any = DPOTrainer(
         transformers.AutoModelForCausalLM.from_pretrained(base),
         args=args,
@@ -143,11 +147,13 @@ def test_tokens_loss_rewards_and_gradient_are_those_of_trl(
         for row, tokens in ((number, chosen), (number + len(rows), rejected)):
             assert batch["input_ids"][row, : len(tokens)].tolist() == tokens.tolist()
             assert batch["attention_mask"][row].sum() == len(tokens)
-        assert batch["completion_mask"][number::len(rows)].sum() == sample.count
+        assert batch["completion_mask"][number :: len(rows)].sum() == sample.count
     assert found.terms == len(rows)
     assert found.mean == pytest.approx(loss, abs=1e-5)
     names = ("rewards/chosen", "rewards/rejected", "rewards/accuracies")
-    assert [one / found.terms for one in found.rewards] == pytest.approx([metrics[n] for n in names], abs=1e-5)
+    assert [one / found.terms for one in found.rewards] == pytest.approx(
+        [metrics[n] for n in names], abs=1e-5
+    )
     for name, parameter in local.model.named_parameters():
         if parameter.requires_grad:
             torch.testing.assert_close(parameter.grad, grads[name], rtol=1e-3, atol=1e-5)

@@ -19,7 +19,16 @@ from recipes.data.corpus import Sample
 from recipes.data.samples import pack_samples
 from recipes.objectives import Measured
 from recipes.training.loop import build_peer, finetune, settle
-from recipes.training.types import CaughtUp, Delivery, EvaluatedPart, HandedOver, Interrupted, Left, Peer, StepDone
+from recipes.training.types import (
+    CaughtUp,
+    Delivery,
+    EvaluatedPart,
+    HandedOver,
+    Interrupted,
+    Left,
+    Peer,
+    StepDone,
+)
 
 VOCABULARY, LENGTH, SAMPLES = 11, 5, 4
 

@@ -25,7 +25,7 @@ from .objective import BatchLoss
 
 
 class Preferences:
-    """The mean loss of a pair. A sample is a pair: its documents are prompt + chosen and prompt + rejected."""
+    """The mean loss of a pair. A sample is one: its documents are prompt + chosen and prompt + rejected."""
 
     def __init__(self, dpo: Dpo) -> None:
         self.dpo = dpo

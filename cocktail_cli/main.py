@@ -29,10 +29,11 @@ from cocktail_cli.host import log_to
 from cocktail_cli.machine import hide_token
 
 from . import user_config
-from .errors import Failure, Interrupted, explain
+from .errors import EXIT, Failure, Interrupted, explain
 from .help_pages import CommandTable
 from .key_options import rewritten
 from .options import CHECK, RESULTS, RUN, TOOLS
+from .signals import Interruption
 
 app = CommandTable(
     help="Fine-tune a large language model with other people's GPUs over ordinary internet links.",
@@ -103,12 +104,15 @@ def main() -> NoReturn:
 
 def run(as_json: bool, loud: bool) -> NoReturn:
     """Run the command that sys.argv names, and end with SystemExit whatever happens."""
+    interruption = Interruption()
     try:
         check_rooms()
         typed = sys.argv[1:]
-        given = rewritten(command_line(typed), get_command(app))
-        # Not standalone: Typer would print usage errors itself, in a form of its own.
-        code = app(given, prog_name="cocktail", standalone_mode=False, default_map=settings(typed))
+        commands = get_command(app)
+        given, defaults = rewritten(command_line(typed), commands), settings(typed)
+        with interruption.handled():
+            # Not standalone: Typer would print usage errors itself, in a form of its own.
+            code = commands(given, prog_name="cocktail", standalone_mode=False, default_map=defaults)
         sys.exit(code if isinstance(code, int) else 0)
     except Interrupted as signal:
         drop_output()
@@ -123,6 +127,8 @@ def run(as_json: bool, loud: bool) -> NoReturn:
     except typer.Abort:
         sys.exit(1)
     except Exception as error:  # the border of the program: whatever it is, the user gets a sentence
+        if interruption.came:
+            sys.exit(EXIT["interrupted"])
         failure = explain(error)
         bug = failure.code == "unexpected"  # of what the user can mend, the sentence says all
         logging.getLogger("cocktail_cli").error("%s", failure, exc_info=bug or loud)

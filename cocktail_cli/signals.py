@@ -15,6 +15,7 @@ from .errors import Interrupted
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 LEAVE_WITHIN = 22.0  # seconds from the first signal to the goodbye, whatever this process does
 PAUSE_WITHIN = 600.0  # the same for a pause: nobody takes the machine away, so the checkpoint is completed
+ENDS_WITHIN = 8.0  # seconds from Ctrl-C to the end, where nothing is in flight
 SAME_S = 0.5  # `timeout` and systemd signal the process and then its group, a terminal its shell likewise
 
 
@@ -40,6 +41,37 @@ class LeaveRequest:
             yield
         finally:
             self.raises = False
+
+
+class Interruption:
+    """Ctrl-C where there is nothing to end in good order: it raises KeyboardInterrupt.
+
+    The process ends soon after in any case: a library that is being imported may swallow the exception, or
+    turn it into an error of its own.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Handle Ctrl-C so in this block, unless it is ignored."""
+        before = signal.getsignal(signal.SIGINT)
+        if before is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self.handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+            if self.came and hasattr(signal, "setitimer"):
+                signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def handle(self, signum: int, frame: FrameType | None) -> None:
+        self.came = True
+        if hasattr(signal, "setitimer"):  # not on Windows
+            signal.signal(signal.SIGALRM, lambda *_: os._exit(Interrupted(signum).exit))
+            signal.setitimer(signal.ITIMER_REAL, ENDS_WITHIN)
+        raise KeyboardInterrupt
 
 
 @contextmanager

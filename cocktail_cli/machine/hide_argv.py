@@ -7,6 +7,7 @@ can read, and without the token in its arguments.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 SCHEME = "cocktail://"
@@ -21,12 +22,15 @@ def hide_token() -> None:
     """
     if url := os.environ.pop(TYPED, ""):
         sys.argv[:] = [url if argument == masked(url) else argument for argument in sys.argv]
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return
     given, typed = sys.argv[1:], sys.orig_argv
     urls = {argument for argument in given if argument.startswith(SCHEME)}
     if os.name != "posix" or len(urls) != 1 or typed[-len(given) :] != given or not sys.executable:
         return
     (url,) = urls
+    # A Ctrl-C waits until the new process has come this far: Python's start would print a traceback.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     shown = [masked(argument) if argument == url else argument for argument in typed]
     os.execve(sys.executable, shown, {**os.environ, TYPED: url})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cocktail_cli.errors import Interrupted
-from cocktail_cli.signals import StopAsked, leave_on_signal
+from cocktail_cli.signals import Interruption, StopAsked, leave_on_signal
 
 
 def test_the_first_ctrl_c_asks_and_the_second_ends_with_130() -> None:
@@ -106,3 +107,51 @@ def test_a_process_that_does_not_look_is_gone_in_time(root: Path, goodbye: str, 
     ended = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, timeout=40)
 
     assert (ended.returncode, ended.stdout) == (75, said)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers that signal")
+def test_a_ctrl_c_that_a_library_swallows_ends_the_process_all_the_same() -> None:
+    program = """
+import signal, time
+from cocktail_cli import signals
+signals.ENDS_WITHIN = 0.05
+with signals.Interruption().handled():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except BaseException:
+        pass
+    time.sleep(60)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+def test_after_a_ctrl_c_the_handler_of_before_is_back_and_nothing_ends_the_process() -> None:
+    before, interruption = signal.getsignal(signal.SIGINT), Interruption()
+    with pytest.raises(KeyboardInterrupt), interruption.handled():
+        signal.raise_signal(signal.SIGINT)
+
+    assert interruption.came
+    assert signal.getsignal(signal.SIGINT) is before
+    assert not hasattr(signal, "setitimer") or signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to another process")
+@pytest.mark.parametrize(
+    "arguments", [("launch", "smoke"), ("join", "-y", "cocktail://KEY.TOKEN@127.0.0.1:9/otter")]
+)
+def test_a_ctrl_c_while_the_modules_load_prints_nothing(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    module = tmp_path / "typer.py"  # the first module that takes long to load
+    module.write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "cocktail_cli", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")

@@ -22,17 +22,22 @@ def hide_token() -> None:
     """
     if url := os.environ.pop(TYPED, ""):
         sys.argv[:] = [url if argument == masked(url) else argument for argument in sys.argv]
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        delay_interrupts(False)
         return
     given, typed = sys.argv[1:], sys.orig_argv
     urls = {argument for argument in given if argument.startswith(SCHEME)}
     if os.name != "posix" or len(urls) != 1 or typed[-len(given) :] != given or not sys.executable:
         return
     (url,) = urls
-    # A Ctrl-C waits until the new process has come this far: Python's start would print a traceback.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    delay_interrupts(True)  # until the new process has come this far: Python's start prints a traceback
     shown = [masked(argument) if argument == url else argument for argument in typed]
     os.execve(sys.executable, shown, {**os.environ, TYPED: url})
+
+
+def delay_interrupts(wanted: bool) -> None:
+    """Have Ctrl-C wait, also in a process that takes this one's place; or let it through again."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK if wanted else signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def masked(url: str) -> str:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from recipes.config import Recipe as Resolved
     from recipes.data import Corpus, StreamedCorpus
-    from recipes.downloads import Repository
+    from recipes.downloads import Licence, Repository
     from recipes.models import Base
     from transport import Hub, RunKeys
     from transport.protocol import RunEnded
@@ -65,6 +65,7 @@ class LaunchSettings:
     detach: bool = False  # start another process that hosts the run
     detached: bool = False  # this is that process
     dashboard: bool = False
+    share_gated_base: bool = False  # serve the files of a gated base
     life_line: bool = False  # stop when stdin ends, as the launching process has ended then
     verbose: int = 0
 
@@ -115,7 +116,7 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
         session.asked_hash = asked_hash
         for note in notes:
             session.show(note)
-        session.life_line = life_line
+        session.life_line, session.share_gated_base = life_line, wanted.share_gated_base
         session.run(listen, wanted.local, wanted.peers, wanted.guests)
 
 
@@ -160,6 +161,7 @@ class HostSession:
         self.record: machine.RunRecord  # from `open` on
         self.page = page
         self.life_line: LifeLine | None = None
+        self.share_gated_base = False
         self.arguments: dict[str, Any] = {}  # by which `resume` hosts the run again
         self.stop_reason = ""
         self.stop_by = float("inf")  # on the monotonic clock
@@ -199,7 +201,8 @@ class HostSession:
             narrator.rate_at = learning_rate(self.recipe.training, steps)
             every = self.recipe.checkpoint.save_every(steps)
             samples = self.sample_writer(work)
-            snapshots = SnapshotThread(work.model, every, steps, hub.offer, samples)
+            offer = hub.offer if work.serves_snapshots else lambda _: None
+            snapshots = SnapshotThread(work.model, every, steps, offer, samples)
             try:
                 snapshots.start()
                 children.start(self.record.local_url(), peers)
@@ -244,6 +247,7 @@ class HostSession:
         if self.resumed is None:
             fetched = self.meter(f"fetching {model.model_name_or_path}")
             base = prepare_base(self.recipe, self.folder / in_folder.BASE, fetched)
+            base = replace(base, licence=self._licence_for_peers(base))
             self._pin_recipe(base)
             tokenizer = load_tokenizer(self.recipe.model, base.folder)
         else:
@@ -260,6 +264,33 @@ class HostSession:
         for warning in corpus.warnings:
             self.show(events.Warning(warning))
         return RunDelegate(self.recipe, base, corpus, self.folder / in_folder.LEDGER)
+
+    def _licence_for_peers(self, base: Base) -> Licence:
+        """Return the licence of the base. Files of a gated one are each peer's to fetch, unless the host may
+        share them.
+
+        Raises Failure (model_invalid) where a gated base is a conversion, which no peer can fetch.
+        """
+        name, licence = self.recipe.model.model_name_or_path, base.licence
+        if licence.gated is None:
+            text = f"the hub did not say whether {name} is gated: peers fetch its files from here"
+            self.show(events.Warning(text))
+        if not licence.gated:
+            return licence
+        if self.share_gated_base:
+            self.show(events.Warning(f"{name} is gated ({licence}): you pass its files on to all peers"))
+            return replace(licence, gated=False)
+        if base.folder.is_relative_to(self.folder):
+            hints = ("--share-gated-base, where its licence lets you pass it on",)
+            raise Failure(
+                "model_invalid",
+                f"{name} is gated and has .bin weights, whose conversion no peer can fetch",
+                hints=hints,
+            )
+        self.show(
+            events.Progressed(f"{name} is gated ({licence}): each peer fetches it with its own account")
+        )
+        return licence
 
     def _pin_recipe(self, base: Base) -> None:
         """Replace revisions by commits, and write the recipe to the run's folder."""
@@ -372,6 +403,7 @@ class HostSession:
             started=timestamp(),
             base_sha256=work.base.digest,
             data_sha256=work.corpus.digest(),
+            licence=asdict(work.base.licence),
         )
 
     def door(self) -> machine.ListenAddress:

@@ -95,6 +95,7 @@ def url_at(record: RunRecord, port: int) -> str:
 
 def same_base(record: RunRecord, recipe: Recipe) -> Base:
     """Find the base model the run began with. Raises Failure (model_invalid) where its files have changed."""
+    from recipes.downloads import Licence
     from recipes.models import Base, base_manifest, cached_commit, fetch_model
     from recipes.weight_files import check_model_folder
 
@@ -102,7 +103,8 @@ def same_base(record: RunRecord, recipe: Recipe) -> Base:
     if not folder.is_dir() and cached_commit(folder) is not None:  # the cache was cleared since
         folder = fetch_model(model.model_name_or_path, model.model_revision, model.trust_remote_code)
     check_model_folder(folder)
-    base = Base(folder, base_manifest(folder, recipe.model.trust_remote_code))
+    licence = Licence(**record.licence)
+    base = Base(folder, base_manifest(folder, recipe.model.trust_remote_code), licence)
     if base.digest != record.base_sha256:
         raise Failure("model_invalid", f"the base model in {folder} is not the one {record.run} began with")
     return base

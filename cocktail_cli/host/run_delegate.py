@@ -54,8 +54,9 @@ class RunDelegate:
         self.aggregator = aggregator_of(recipe, self.parameters)
         self.durable = DurableAggregator(self.aggregator, ledger)
         self.model = CommittedModel(recipe, base.folder, ledger.parent)
-        self.files = {f"base/{file.name}": base.folder / file.name for file in base.files}
-        self.hashes = {f"hashes/base/{file.name}": file.blocks for file in base.files}
+        served = () if base.licence.gated else base.files
+        self.files = {f"base/{file.name}": base.folder / file.name for file in served}
+        self.hashes = {f"hashes/base/{file.name}": file.blocks for file in served}
         self.held_out = corpus.pack_held_out()
         self.shortened = Counter[str]()  # rounds in which a peer's packet was taken only in part
         self.tell: Callable[[str, str], None] = lambda peer, message: None
@@ -163,7 +164,16 @@ class RunDelegate:
             return self.held_out
         if name in self.hashes:
             return self.hashes[name]
-        return self.files[name] if name in self.files else snapshot_object(self.model.snapshots, name)
+        if name in self.files:
+            return self.files[name]
+        if not self.serves_snapshots:
+            raise KeyError(f"{name} has the weights of a gated model, which are not passed on")
+        return snapshot_object(self.model.snapshots, name)
+
+    @property
+    def serves_snapshots(self) -> bool:
+        """True unless they contain the weights of a gated base; adapters do not."""
+        return self.recipe.lora is not None or not self.base.licence.gated
 
 
 def settings_of(
@@ -187,11 +197,12 @@ def settings_of(
         samples=len(work.corpus),
         global_batch=batch,
         local_steps=local_steps,
-        base=tuple(announced(file) for file in work.base.files),
+        base=tuple(announced(file, bool(work.base.licence.gated)) for file in work.base.files),
         versions=package_versions(),
         holds={**base_digests(work.base.files), "recipe": recipe.recipe_hash},
         parameters=work.parameters,
         needs=needs_of(recipe, work.base.folder),
+        licence=str(work.base.licence),
         shards=recipe.compression.shards,
         owners=swarm.owners,
         longest_lease=LONGEST_LEASE if recipe.compression.staleness else 1,
@@ -224,8 +235,9 @@ def needs_of(recipe: Recipe, base: Path) -> dict[str, int]:
     return {"memory": plan.bytes, "packet": packet_bytes(recipe, plan.parameters)}
 
 
-def announced(file: BaseFile) -> messages.File:
-    return messages.File(file.name, file.size, file.sha256, hashlib.sha256(file.blocks).hexdigest())
+def announced(file: BaseFile, gated: bool) -> messages.File:
+    hashes = hashlib.sha256(file.blocks).hexdigest()
+    return messages.File(file.name, file.size, file.sha256, hashes, gated)
 
 
 def package_versions() -> dict[str, str]:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cocktail_cli.errors import explain
+from cocktail_cli.machine import read_run
 from cocktail_cli.ui import Checkpoint, Event, ProgressMeter, Warning
 from transport import Ledger
 from transport.protocol import count_samples, messages
@@ -172,16 +173,19 @@ class CommittedModel:
 
     def card(self, rounds: int, merged: bool = False) -> str:
         """Render the model card: who trained it, on what."""
+        from recipes.downloads import Licence
         from recipes.models import RunSummary, cached_commit, render_card
 
-        samples, loss = Counter[str](), None
+        samples, loss, record = Counter[str](), None, read_run(self.folder)
+        licence = Licence(**record.licence) if record else Licence()
         with Ledger(self.folder / in_folder.LEDGER, write=False) as ledger:
             for counted in ledger.counted():
                 samples[counted.peer] += count_samples(counted.ids)
             for row in ledger.evaluations():
                 loss = row.loss if row.round <= rounds else loss
             return render_card(
-                self.recipe, RunSummary(ledger.run, rounds, cached_commit(self.base), samples, loss, merged)
+                self.recipe,
+                RunSummary(ledger.run, rounds, cached_commit(self.base), samples, loss, merged, licence),
             )
 
 

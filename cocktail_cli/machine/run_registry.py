@@ -61,6 +61,7 @@ class RunRecord:
     planned: int = 0  # steps of the whole run; 0: a record of before this was noted
     reason: str = ""  # why it ended
     arguments: dict[str, Any] = field(default_factory=dict)  # of its launch, by which `resume` hosts it again
+    licence: dict[str, Any] = field(default_factory=dict)  # the fields of recipes.downloads.Licence
 
     @property
     def over(self) -> bool:

@@ -22,6 +22,8 @@ from cocktail_cli.machine import cache, locked_folder, remove_unlocked
 from cocktail_cli.ui import megabytes
 
 if TYPE_CHECKING:
+    from recipes.config import Model
+    from recipes.downloads import Progress
     from transport import WantedFile
     from transport.protocol import messages
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 KINDS = (".json", ".safetensors", ".model", ".txt", ".jinja")
 WEIGHTS = re.compile(r".*\.safetensors(\.index\.json)?")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 SPARE = 256 << 20  # bytes that stay free on the disk
 FETCHING = ".fetching"
@@ -85,18 +88,18 @@ def size_of(path: Path) -> int | None:
 
 def damaged(files: Sequence[messages.File], folder: Path, go_on: Callable[[], object]) -> list[messages.File]:
     """List the files whose content is not what was announced. Reads them whole; `go_on` may raise."""
-    return [file for file in files if not is_intact(folder / file.name, file, go_on)]
+    return [file for file in files if not is_intact(folder / file.name, file.size, file.sha256, go_on)]
 
 
-def is_intact(path: Path, file: messages.File, go_on: Callable[[], object] = lambda: None) -> bool:
-    if size_of(path) != file.size:
+def is_intact(path: Path, size: int, sha256: str, go_on: Callable[[], object] = lambda: None) -> bool:
+    if size_of(path) != size:
         return False
     digest = hashlib.sha256()
     with path.open("rb") as data:
         while block := data.read(1 << 20):
             go_on()
             digest.update(block)
-    return digest.hexdigest() == file.sha256
+    return digest.hexdigest() == sha256
 
 
 def free_bytes(most: int | None = None) -> int:
@@ -139,7 +142,7 @@ def fetch_base(
     most: int | None = None,
 ) -> None:
     """Fetch the files missing by size. Raises Failure (out_of_disk), and what `fetch` and `go_on` raise."""
-    check_free(bytes_to_fetch(files, folder), most)
+    check_free(bytes_to_fetch([file for file in files if not file.gated], folder), most)
     fetch_files(missing_files(files, folder), folder, fetch, go_on)
 
 
@@ -168,6 +171,39 @@ def fetch_files(
         for file in wanted:
             os.replace(file.path, folder / file.path.name)
         shutil.rmtree(slot)
+
+
+def fetch_gated(model: Model, wanted: Sequence[WantedFile], progress: Progress) -> None:
+    """Fetch files of a gated base from the Hugging Face hub, with this machine's token, into the hub's cache,
+    and link them to where they are wanted.
+
+    Raises:
+        Failure: rejected, where the run names no commit of the hub, or other files than are there;
+            model_invalid, where the hub refuses them.
+        HubUnreachable.
+    """
+    from recipes.config import is_repository_id
+    from recipes.downloads import fetch_model_files
+    from recipes.errors import ModelError
+
+    name, commit = model.model_name_or_path, model.model_revision or ""
+    if not is_repository_id(name) or not COMMIT.fullmatch(commit):
+        raise Failure("rejected", f"the run calls {name[:80]!r} gated, and names no commit of it on the hub")
+    try:
+        here = fetch_model_files(name, commit, [file.path.name for file in wanted], progress=progress)
+    except ModelError as error:
+        raise Failure(
+            "model_invalid", f"each peer of this run fetches its base with its own account: {error}"
+        ) from error
+    for file in wanted:
+        source = (here / file.path.name).resolve()
+        if not is_intact(source, file.size, file.sha256):
+            raise Failure("rejected", f"{file.path.name} of {name} is not the one that this run trains")
+        file.path.unlink(missing_ok=True)
+        try:
+            os.link(source, file.path)
+        except OSError:  # on another disk, or a file system without links
+            shutil.copyfile(source, file.path)
 
 
 def snapshot_files(files: Sequence[messages.File]) -> list[messages.File]:

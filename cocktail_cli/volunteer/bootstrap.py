@@ -16,15 +16,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cocktail_cli.machine import weaknesses
-from cocktail_cli.ui import Event, Progressed, Warning, counted
+from cocktail_cli.ui import Event, Progressed, ProgressMeter, Warning, counted
 
-from .base_weights import fetch_base, fetch_files, fetched_snapshot, missing_files, snapshot_files
+from .base_weights import (
+    fetch_base,
+    fetch_files,
+    fetch_gated,
+    fetched_snapshot,
+    missing_files,
+    snapshot_files,
+)
 from .download_plan import DownloadPlan
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
     from recipes.training import Peer
-    from transport import CatchUpDownloads, PeerLink
+    from transport import CatchUpDownloads, PeerLink, WantedFile
     from transport.peer import Progress
     from transport.protocol import messages
 
@@ -106,20 +113,37 @@ class Bootstrap:
 
     def _by_plan(self, supply: CatchUpDownloads) -> Prepared:
         plan, go_on = self.machine.plan, self.link.raise_if_leaving
+        fetch = self._fetch(supply)
         small, new = snapshot_files(self.files), missing_files(self.files, self.folder)
-        fetch_base(small, self.folder, supply.files, go_on, self.limits.max_disk)
+        fetch_base(small, self.folder, fetch, go_on, self.limits.max_disk)
         self.imports.read(self.folder)
         needed = self.files if self.frozen or plan.offer is None else small
-        fetch_base(needed, self.folder, supply.files, go_on, self.limits.max_disk)
+        fetch_base(needed, self.folder, fetch, go_on, self.limits.max_disk)
         with ExitStack() as guest:
             snapshot = None
             if plan.offer is not None:
-                fetched = fetched_snapshot(plan.offer, self.files, supply.files, go_on, self.limits.max_disk)
+                fetched = fetched_snapshot(plan.offer, self.files, fetch, go_on, self.limits.max_disk)
                 snapshot = guest.enter_context(fetched)
             self.machine.weights_here()
             supply.ask_ahead()
-            fetch_files([file for file in needed if file not in new], self.folder, supply.files, go_on)
+            fetch_files([file for file in needed if file not in new], self.folder, fetch, go_on)
             return self._loaded(snapshot, plan.start, needed)
+
+    def _fetch(self, supply: CatchUpDownloads) -> Callable[[Sequence[WantedFile]], None]:
+        """Return a fetch from the run's hub, of gated files from the Hugging Face hub."""
+        gated = {f"base/{file.name}" for file in self.files if file.gated}
+        model = self.recipe.model
+        what = f"fetching {model.model_name_or_path} from the Hugging Face hub"
+        meter = ProgressMeter(self.show, what, "bytes")
+
+        def fetch(wanted: Sequence[WantedFile]) -> None:
+            own = [file for file in wanted if file.name in gated]
+            if own:
+                with self.interruptible():
+                    fetch_gated(model, own, meter)
+            supply.files([file for file in wanted if file.name not in gated])
+
+        return fetch
 
     def restore_checkpoint(self, peer: Peer) -> None:
         """Restore the checkpoint; only residual and optimizer where the model came another way."""

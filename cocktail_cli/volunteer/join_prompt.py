@@ -118,6 +118,8 @@ def question_lines(preview: RunPreview, plan: DownloadPlan, offer: Offer) -> Ite
     yield labelled(
         "trains", f"{method(recipe, status['parameters'])} {name_of(recipe.model.model_name_or_path)}"
     )
+    if terms := licence(preview, plan):
+        yield labelled("licence", terms)
     yield labelled("on", ", ".join(name_of(dataset.path) for dataset in recipe.datasets))
     yield labelled("takes", duration(status))
     yield labelled("downloads", downloads(preview, plan, limits))
@@ -160,6 +162,18 @@ def name_of(path: str) -> str:
     from recipes.config import looks_like_path
 
     return printable(Path(path).name if looks_like_path(path) else path)
+
+
+def licence(preview: RunPreview, plan: DownloadPlan) -> str:
+    """Describe the licence of the base, and who gives access to it; empty where the host does not say."""
+    stated = printable(str(preview.status.get("licence") or ""), 100)
+    if not any(file.gated for file in plan.files):
+        return stated
+    name = name_of(plan.recipe.model.model_name_or_path)
+    return (
+        f"{stated}; gated: you fetch it from the Hugging Face hub with your own account, which must have "
+        f"accepted the licence at https://huggingface.co/{name}"
+    )
 
 
 def duration(status: dict[str, object]) -> str:

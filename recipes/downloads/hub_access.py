@@ -1,12 +1,16 @@
-"""Look up this machine's access to the Hugging Face hub, for `cocktail doctor`."""
+"""Look up this machine's access to the Hugging Face hub, and the licence of a model."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+
+from yaml import YAMLError
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,43 @@ def ask_hub(timeout: float) -> HubAnswer:
         with suppress(Exception):  # refused, for whatever reason: `user` stays empty
             user = str(HfApi().whoami(token).get("name", ""))
     return HubAnswer(endpoint, token=token is not None, user=user, skew=skew)
+
+
+@dataclass(frozen=True)
+class Licence:
+    """The licence of a model, as its card states it, and whether its repository is gated."""
+
+    name: str = ""  # as the hub spells it: apache-2.0, llama3.1, other; empty: not stated
+    title: str = ""  # of `other`
+    link: str = ""  # of `other`
+    gated: bool | None = False  # each reader has to accept the licence there; None: the hub did not say
+
+    def __str__(self) -> str:
+        return self.title or self.name or "not stated"
+
+
+def licence_of(model: str, revision: str | None) -> Licence:
+    """Look up the licence of a model: on the hub by its id, or in the card of a local folder."""
+    from huggingface_hub import HfApi, metadata_load
+
+    if (folder := Path(model).expanduser()).is_dir():
+        card = folder / "README.md"
+        try:
+            return _stated(metadata_load(card) or {}) if card.is_file() else Licence()
+        except (OSError, ValueError, YAMLError):  # a card that is no card
+            return Licence()
+    try:
+        info = HfApi().model_info(model, revision=revision)
+    except Exception:  # any of the hub's errors: a fetch tells it, or the cache has the model
+        return Licence(gated=None)
+    stated: dict[str, Any] = vars(info.card_data) if info.card_data else {}
+    return _stated(stated, bool(info.gated))
+
+
+def _stated(card: Mapping[str, Any], gated: bool = False) -> Licence:
+    names = ("license", "license_name", "license_link")
+    name, title, link = (str(card.get(key) or "") for key in names)
+    return Licence(name, title, link, gated)
 
 
 def hub_cache() -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Protocol
 
-from recipes.downloads import CODE_FILES
+from recipes.downloads import CODE_FILES, Licence
 
 WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
 BINS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")  # converted to safetensors
@@ -44,6 +44,7 @@ class Base:
 
     folder: Path
     files: tuple[BaseFile, ...]  # by name
+    licence: Licence = field(default_factory=Licence)
 
     @property
     def digest(self) -> str:

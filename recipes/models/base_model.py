@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from recipes.config import TEMPLATE_SUFFIXES, Model, Recipe, looks_like_path
-from recipes.downloads import Progress, fetch_model_files, from_pretrained_options
+from recipes.downloads import Progress, fetch_model_files, from_pretrained_options, licence_of
 from recipes.errors import ModelError
 from recipes.weight_files import atomic_folder, check_model_folder, quiet_transformers
 
@@ -52,7 +52,7 @@ def prepare_base(recipe: Recipe, folder: Path, progress: Progress = lambda done,
         found = fetch_model(name, recipe.model.model_revision, code, progress)
     if not any(next(found.glob(pattern), None) for pattern in WEIGHTS):
         found = convert_bin_folder(found, Path(folder), code)
-    return Base(found, base_manifest(found, code))
+    return Base(found, base_manifest(found, code), licence_of(name, recipe.model.model_revision))
 
 
 def fetch_model(

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 import yaml
 
 from recipes.config import Recipe, is_repository_id, public_name
+from recipes.downloads import Licence
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
 
 PAPER = "https://proceedings.mlr.press/v202/wang23t.html"
 PACKAGES = ("cocktail-sgd", "torch", "transformers", "peft", "datasets")  # with their versions
@@ -27,6 +32,7 @@ class RunSummary:
     samples: Mapping[str, int]  # committed, by peer
     loss: float | None = None  # on held-out data
     merged: bool = False  # adapters are merged into the base
+    licence: Licence = field(default_factory=Licence)  # of the base
 
 
 def render_card(recipe: Recipe, made: RunSummary) -> str:
@@ -36,6 +42,11 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
     base = public_name(recipe.model.model_name_or_path)
     data = [public_name(dataset.path) for dataset in recipe.datasets]
     about = ModelCardData(
+        license=made.licence.name or None,
+        license_name=made.licence.title or None,
+        license_link=made.licence.link or None,
+        model_name=made.run,
+        eval_results=evaluations(recipe, made) or None,
         base_model=base if is_repository_id(recipe.model.model_name_or_path) else None,
         library_name="transformers" if recipe.lora is None or made.merged else "peft",
         pipeline_tag="text-generation",
@@ -94,6 +105,29 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
             "",
         ]
     )
+
+
+def evaluations(recipe: Recipe, made: RunSummary) -> list[EvalResult]:
+    """Describe the loss on held-out data, and the perplexity, for the card's model-index."""
+    from huggingface_hub import EvalResult
+
+    if made.loss is None or not math.isfinite(made.loss):
+        return []
+    held_out = recipe.eval_datasets or recipe.datasets
+    one = held_out[0].path if len(held_out) == 1 and is_repository_id(held_out[0].path) else None
+    names = ", ".join(public_name(dataset.path) for dataset in held_out)
+    split = "" if recipe.eval_datasets else ", rows held out of training"
+    values = {"loss": made.loss, "perplexity": math.exp(min(made.loss, 700.0))}
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=one or "held-out",
+            dataset_name=names + split,
+            metric_type=metric,
+            metric_value=round(value, 4),
+        )
+        for metric, value in values.items()
+    ]
 
 
 def method_of(recipe: Recipe) -> str:

@@ -28,6 +28,7 @@ class Repo:
 
     kind: str  # models or datasets
     gated: bool = False  # its files, not what is told of it
+    card: dict[str, str] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)  # files that were sent
@@ -70,6 +71,17 @@ class LocalHub:
         self.server.shutdown()
         self.server.server_close()
         self.thread.join()
+
+
+def ask_only(hub: LocalHub, monkeypatch: Any, cache: Path) -> None:
+    """Have the hub's client of this process ask this hub, without a token, and use this cache."""
+    constants = "huggingface_hub.constants."
+    monkeypatch.setattr(constants + "ENDPOINT", hub.url)
+    template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants + "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants + "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants + "HF_HUB_CACHE", str(cache))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
 
 
 def contents(files: Path | dict[str, bytes]) -> dict[str, bytes]:
@@ -151,7 +163,9 @@ class Answers(BaseHTTPRequestHandler):
             paths = self.json["paths"]
             return self.say(200, [e for e in entries if e["path"] in paths])
         siblings = [{"rfilename": e["path"], "size": e["size"], "blobId": e["oid"]} for e in entries]
-        told = {"id": name, "sha": commit, "siblings": siblings, "gated": repo.gated, "tags": []}
+        gated = "manual" if repo.gated else False
+        told = {"id": name, "sha": commit, "siblings": siblings, "gated": gated, "tags": []}
+        told |= {"cardData": repo.card} if repo.card else {}
         return self.say(200, told)
 
     def file(self, words: list[str]) -> None:

@@ -62,6 +62,7 @@ def joiners_status(rounds: Rounds) -> dict[str, Any]:
         "log_bytes": history.log_bytes,
         "snapshots": msgspec.to_builtins(history.snapshots),
         "needs": settings.needs,
+        "licence": settings.licence,
     }
 
 

@@ -203,13 +203,14 @@ class AskAdmin(Message, frozen=True, tag="AskOwner"):
 # ---- hub to peer, control ----------------------------------------------------------------------------------
 
 
-class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One file of the base model."""
 
     name: str  # relative, no directories: "model.safetensors"
     size: Size
     sha256: str
     hashes: str = ""  # sha256, hex, of the object "hashes/base/<name>" (chunks.py); empty: there is none
+    gated: bool = False  # not served here: each peer fetches it from the Hugging Face hub, with its own token
 
 
 class SnapshotOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,6 +20,7 @@ class RunSettings:
     base: tuple[File, ...] = ()  # files of the base model
     parameters: int = 0
     needs: dict[str, int] = field(default_factory=dict)  # bytes that a joiner is told of, by what needs them
+    licence: str = ""  # of the base model, for joiners
     shards: int = 1  # of the global model; HubDelegate knows their bounds
     owners: str = "hub"  # "peers": reachable peers aggregate the shards
     longest_lease: int = 1  # maximum rounds of the lease of a slow peer

@@ -41,7 +41,8 @@ def run(text: str) -> Iterator[Finding]:
         with visiting(url) as link:
             same = ", ".join(f"{package} {number}" for package, number in versions().items())
             yield found("ok", "versions", f"those of the run: {same}")
-            yield fetched(link)
+            gated = any(file.gated for file in link.welcome.base)
+            yield base_access(link) if gated else fetched(link)
             yield sent(link)
     except Exception as error:
         failure = explain(error)
@@ -109,6 +110,17 @@ def fetched(link: PeerLink) -> Finding:
             "fail", "line", f"{text}, {megabytes(free)} are free here", "COCKTAIL_HOME on a larger disk"
         )
     return found("ok", "line", f"{text}, {megabytes(lacking)} of it not here yet")
+
+
+def base_access(link: PeerLink) -> Finding:
+    """Report whether this machine's account may read the gated base of the run."""
+    from recipes.config import recipe_from_json
+    from recipes.downloads import gated_models, licence_hint
+
+    name = recipe_from_json(link.welcome.recipe).model.model_name_or_path
+    if [*gated_models([name])]:
+        return found("fail", "licence", f"the run trains {name}, which is gated {licence_hint(name)}")
+    return found("ok", "licence", f"the run trains {name}, which is gated and not refused to this account")
 
 
 def up_rate(link: PeerLink) -> float | None:

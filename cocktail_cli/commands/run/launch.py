@@ -54,6 +54,10 @@ def launch(
     max_down: options.MaxDown = None,
     vram_limit: options.VramLimit = None,
     trust_remote_code: options.TrustCode = False,
+    share_gated_base: Annotated[
+        bool,
+        typer.Option("--share-gated-base", help="Pass a gated base on to peers; its licence must let you."),
+    ] = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
@@ -110,6 +114,7 @@ def launch(
         detach=detach,
         detached=detached,
         dashboard=dashboard,
+        share_gated_base=share_gated_base,
         life_line=life_line,
         verbose=verbose,
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
+from local_hub import OTHER, TOKEN, LocalHub, ask_only
+from msgspec.structs import replace
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine.cache_locks import locked_folder
@@ -21,9 +23,11 @@ from cocktail_cli.volunteer.base_weights import (
     damaged,
     fetch_base,
     fetch_files,
+    fetch_gated,
     fetched_snapshot,
     missing_files,
 )
+from recipes.config import Model
 from transport import WantedFile
 from transport.protocol import messages
 from transport.protocol.errors import NotServed
@@ -230,3 +234,79 @@ def test_what_is_no_sha256_is_no_name_of_a_folder() -> None:
         fetched_snapshot(messages.SnapshotOffer(1, 1, "../../../etc", 0), [], FakeHub({}).fetch),
     ):
         pass
+
+
+# ---- gated bases -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LocalHub, Model]]:
+    """A hub with a gated model, and the model as a run names it."""
+    with LocalHub() as hub:
+        ask_only(hub, monkeypatch, tmp_path / "hugging face")
+        repo = hub.add("meta/otter", GATED, gated=True)
+        commit = repo.branches["main"]
+        yield hub, Model(model_name_or_path="meta/otter", model_revision=commit)
+
+
+GATED = {"config.json": b"{}", "model.safetensors": b"weights"}
+
+
+def announced(contents: dict[str, bytes]) -> list[messages.File]:
+    return [replace(file, gated=True) for file in FakeHub(contents).files()]
+
+
+def fetch_own(model: Model, files: Sequence[messages.File]) -> Path:
+    folder = base_folder(files)
+    fetch_base(files, folder, lambda wanted: fetch_gated(model, wanted, lambda done, total: None))
+    return folder
+
+
+def test_who_may_read_a_gated_base_fetches_it_with_its_own_token_and_stores_it_once(
+    hugging_face: tuple[LocalHub, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, model = hugging_face
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    files = announced(GATED)
+    folder = fetch_own(model, files)
+    fetch_own(model, files)
+
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == GATED
+    assert (folder / "model.safetensors").stat().st_nlink == 2, "the hub's cache has the same bytes"
+    assert sorted(hub.repos["models/meta/otter"].asked) == sorted(GATED)
+
+
+@pytest.mark.parametrize("token", [None, OTHER])
+def test_who_may_not_is_told_where_to_accept_the_licence(
+    hugging_face: tuple[LocalHub, Model], monkeypatch: pytest.MonkeyPatch, token: str | None
+) -> None:
+    if token is not None:
+        monkeypatch.setenv("HF_TOKEN", token)
+
+    with pytest.raises(Failure) as refused:
+        fetch_own(hugging_face[1], announced(GATED))
+
+    hint = "(hint: accept the licence at https://huggingface.co/meta/otter, then `hf auth login`)"
+    assert str(refused.value).endswith(f"meta/otter: access is gated {hint}")
+
+
+@pytest.mark.parametrize(
+    ("changed", "contents", "said"),
+    [
+        ({}, {**GATED, "model.safetensors": b"weighty"}, "model.safetensors of meta/otter is not the one"),
+        ({}, {**GATED, "merges.txt": b""}, "merges.txt of meta/otter is not the one"),
+        ({"model_name_or_path": "/home/dana/otter"}, GATED, "names no commit of it on the hub"),
+        ({"model_revision": "main"}, GATED, "names no commit of it on the hub"),
+    ],
+)
+def test_a_gated_base_is_a_commit_of_the_hub_with_the_hashes_that_the_run_names(
+    hugging_face: tuple[LocalHub, Model],
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, str],
+    contents: dict[str, bytes],
+    said: str,
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+
+    with pytest.raises(Failure, match=said):
+        fetch_own(hugging_face[1].model_copy(update=changed), announced(contents))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine.devices import Glance, glance
@@ -68,6 +69,27 @@ def test_the_question_names_adapters_limits_and_no_path_of_the_host() -> None:
     assert bullet(lines, "trains") == "adapters (LoRA, 1.0M parameters) on builtin:tiny-gpt-neox"
     assert bullet(lines, "on") == "rows.jsonl"
     assert bullet(lines, "uses").endswith("a step, at most 5 Mbit/s up")
+
+
+@pytest.mark.parametrize(
+    ("gated", "terms"),
+    [
+        (False, "llama3.1"),
+        (
+            True,
+            "llama3.1; gated: you fetch it from the Hugging Face hub with your own account, which must have "
+            "accepted the licence at https://huggingface.co/meta/otter",
+        ),
+    ],
+)
+def test_the_question_names_the_licence_and_the_size(
+    monkeypatch: pytest.MonkeyPatch, gated: bool, terms: str
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "WEIGHTS", replace(WEIGHTS, gated=gated))
+    lines = asked("model_name_or_path=meta/otter", status=STATUS | {"licence": "llama3.1"})
+
+    assert bullet(lines, "licence") == terms
+    assert bullet(lines, "downloads").startswith("4.5 MB")
 
 
 def test_what_the_hub_does_not_say_is_left_out() -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from local_hub import OTHER, TOKEN, LocalHub, contents
+from local_hub import OTHER, TOKEN, LocalHub, ask_only, contents
 from safetensors.torch import load_file
 
 from recipes.config.loader import load_recipe
 from recipes.config.schema import Dataset, Recipe
 from recipes.data.sources import prefetch_dataset, read_rows
-from recipes.downloads.hub_access import gated_models
+from recipes.downloads.hub_access import Licence, gated_models, licence_of
 from recipes.downloads.hugging_face import Repository, dataset_commit, fetch_model_files
 from recipes.errors import DataError, HubUnreachable, ModelError
 from recipes.models.base_files import cached_commit
@@ -34,13 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
     with LocalHub() as found:
-        constants = "huggingface_hub.constants."
-        monkeypatch.setattr(constants + "ENDPOINT", found.url)
-        template = found.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants + "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants + "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants + "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.delenv("HF_TOKEN", raising=False)
+        ask_only(found, monkeypatch, tmp_path / "cache")
         for kind in ("open", "gated"):
             found.add(f"a/{kind}", folder, gated=kind == "gated")
             found.add(f"a/{kind}", {"rows.jsonl": ROWS, "README.md": CARD}, "datasets", kind == "gated")
@@ -140,6 +134,25 @@ def test_who_may_read_a_gated_model_gets_it(
 
     assert prepare_base(recipe("a/gated"), tmp_path).digest == prepare_base(recipe("a/open"), tmp_path).digest
     assert list(gated_models(["a/gated"])) == []
+
+
+def test_the_licence_of_a_model_is_that_of_its_card_and_says_whether_it_is_gated(
+    hub: LocalHub, tmp_path: Path
+) -> None:
+    hub.repos["models/a/gated"].card = {"license": "llama3.1"}
+    hub.repos["models/a/open"].card = {
+        "license": "other",
+        "license_name": "otter-1",
+        "license_link": "https://o",
+    }
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# A model\n")
+
+    assert licence_of("a/gated", None) == Licence("llama3.1", gated=True)
+    assert licence_of("a/open", None) == Licence("other", "otter-1", "https://o")
+    assert prepare_base(recipe("a/open"), tmp_path / "run").licence.title == "otter-1"
+    assert licence_of(str(tmp_path), None) == Licence("mit")
+    hub.down = True
+    assert licence_of("a/gated", None) == Licence(gated=None)
 
 
 def test_a_hub_that_is_down_or_too_busy_is_no_answer_and_the_cache_is_enough(

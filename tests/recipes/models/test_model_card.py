@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from math import exp
 from pathlib import Path
 
+import pytest
 import yaml
+from huggingface_hub import ModelCard
 
 from recipes.config.loader import recipe_from_json
-from recipes.config.schema import Recipe
+from recipes.config.schema import Model, Recipe
+from recipes.downloads import Licence
 from recipes.models.model_card import RunSummary, render_card
 
 RECIPE = Recipe.model_validate(
@@ -44,6 +48,24 @@ def test_a_card_has_recipe_data_contributors_and_versions() -> None:
     assert recipe["lora"] == {"lora_r": 4}
     assert recipe["training"] == {"seed": 7}
     assert [one["path"] for one in recipe["datasets"]] == ["letters.jsonl", "me/otters"]
+
+
+def test_the_metadata_of_a_card_are_those_that_the_hub_reads() -> None:
+    """Licence, base and evaluation results, read back by huggingface_hub itself."""
+    recipe = RECIPE.model_copy(update={"model": Model(model_name_or_path="meta/otter")})
+    made = RunSummary(
+        "amber-otter-42", 12, "a" * 40, {}, 1.25, licence=Licence("other", "otter-1", "https://o")
+    )
+    card = ModelCard(render_card(recipe, made)).data
+    results = {result.metric_type: result for result in card.eval_results}
+
+    assert (card.license, card.license_name, card.license_link) == ("other", "otter-1", "https://o")
+    assert (card.base_model, card.model_name) == ("meta/otter", "amber-otter-42")
+    assert results["loss"].metric_value == 1.25
+    assert results["perplexity"].metric_value == pytest.approx(exp(1.25), abs=1e-3)
+    assert results["loss"].task_type == "text-generation"
+    assert results["loss"].dataset_name == "letters.jsonl, me/otters, rows held out of training"
+    assert "eval_results" not in ModelCard(render_card(recipe, RunSummary("r", 1, None, {}))).content
 
 
 def test_a_card_describes_its_run_and_not_the_recipe_that_it_began_from() -> None:

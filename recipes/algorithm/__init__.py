@@ -14,5 +14,6 @@ from .decoded_updates import (
 from .global_model import DecodedPacket, GlobalModel, ShardUpdate, decode_packet, fold
 from .outer_optimizer import OuterOptimizer, outer_optimizer_of
 from .robust_mean import FEWEST, HELD, AggregateStep, median_of, norm_of
+from .side_stream import SideStream
 from .update_windows import each_window
 from .worker import Worker, worker_of

@@ -23,7 +23,7 @@ from zlib import crc32
 import torch
 from torch import nn
 
-from recipes.algorithm import DecodedPacket, worker_of
+from recipes.algorithm import DecodedPacket, SideStream, worker_of
 from recipes.config import Recipe
 from recipes.data import Sample, unpack_samples
 from recipes.models import check_packing_isolation
@@ -90,7 +90,8 @@ def build_peer(
         vector = flat.vector.to(place, copy=True)
     worker = worker_of(recipe, x, vector, flat.layout.name_at, own, round)
     config = getattr(model, "config", None)
-    return Peer(local, worker, recipe, getattr(config, "vocab_size", None), micro_batch)
+    vocabulary = getattr(config, "vocab_size", None)
+    return Peer(local, worker, recipe, vocabulary, micro_batch, side=SideStream(local.device))
 
 
 def finetune(link: Link, peer: Peer, now: int) -> Iterator[Event]:
@@ -125,7 +126,9 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
     global_model = peer.worker.global_model
     stale = peer.recipe.compression.staleness == 1
     held_out: list[Sample] = []
-    peer.flight = None  # of a session that is over: what it held stays in the residual
+    if peer.flight is not None and peer.flight.moved is not None:  # of a session that is over: x_i follows x'
+        settle(peer)
+    peer.flight = None  # what it held stays in the residual
     peer.encoded.set()
     peer.evaluated.set()
     yield catch_up(link, peer, max(now, global_model.round))
@@ -142,7 +145,7 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
                 peer.encoded.clear()
                 if round.eval_parts:
                     peer.evaluated.clear()
-                exchange = thread.submit(exchanged, link, peer, round, time.monotonic())
+                exchange = thread.submit(exchanged, link, peer, round, peer.side.mark())
             try:
                 if round.eval_parts and not link.leaving.is_set():
                     held_out = held_out or unpack_samples(link.fetch("eval"), peer.vocabulary)
@@ -158,7 +161,7 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
                     break
             if round.exchange and not stale:  # fresh: the packet holds the step just made
                 apply(peer, round, gradient)
-                exchange = thread.submit(exchanged, link, peer, round, time.monotonic())
+                exchange = thread.submit(exchanged, link, peer, round, peer.side.mark())
             if exchange is not None:
                 done = exchange.result()
                 if stale:
@@ -176,11 +179,16 @@ def catch_up(link: Link, peer: Peer, now: int) -> CaughtUp:
     return CaughtUp(now, now - start)
 
 
-def exchanged(link: Link, peer: Peer, round: Round, started: float) -> Exchanged:
-    """Encode, send, wait for the commit, receive (lines 1 to 5). Changes nothing; runs beside the compute."""
-    global_model, delivered = peer.worker.global_model, list(peer.undelivered)
+def exchanged(link: Link, peer: Peer, round: Round, mark: torch.cuda.Event | None) -> Exchanged:
+    """Encode, send, wait for the commit, receive (lines 1 to 5), move x' (line 7). x_i stays: the compute reads
+    it, beside which this runs, in a thread and on a stream of its own.
+
+    mark: x_i of this round is what the device has behind it.
+    """
+    started, global_model, delivered = time.monotonic(), peer.worker.global_model, list(peer.undelivered)
     try:
-        sent = peer.worker.start(link.fits, alone=len(round.members) == 1)
+        with peer.side.behind(mark):
+            sent = peer.worker.start(link.fits, alone=len(round.members) == 1)
     finally:
         peer.encoded.set()
     flight = peer.flight = Flight(sent, delivered)
@@ -208,7 +216,8 @@ def exchanged(link: Link, peer: Peer, round: Round, started: float) -> Exchanged
     refused = committed.refused.get(link.name, "")
     if not peer.worker.local_model.from_global_model:
         peer.evaluated.wait()
-        move(peer, aggregate)
+        with peer.side.behind(mark):
+            move(peer, aggregate)
     return Exchanged(sent, delivered, accepted, refused, aggregate, started, time.monotonic())
 
 
@@ -221,11 +230,12 @@ def move(peer: Peer, aggregate: DecodedPacket) -> None:
 
 def join(link: Link, peer: Peer, round: Round, gradient: Gradient | None, done: Exchanged) -> StepDone:
     """Move x_i by the exchange (line 6), and x' where that waited. A refused packet stays unsent."""
-    worker = peer.worker
-    if peer.flight is not None and peer.flight.moved is None:
-        move(peer, done.aggregate)
-    worker.follow(done.aggregate, done.sent if done.accepted else None)
-    peer.flight = None
+    worker, started = peer.worker, time.monotonic()
+    with peer.side.turn():
+        if peer.flight is not None and peer.flight.moved is None:
+            move(peer, done.aggregate)
+        worker.follow(done.aggregate, done.sent if done.accepted else None)
+    peer.flight, join_s = None, time.monotonic() - started
     if done.accepted:
         peer.undelivered = [lease for lease in peer.undelivered if lease not in done.delivered]
     if (not done.accepted or round.spans > 1) and not link.leaving.is_set():
@@ -248,6 +258,7 @@ def join(link: Link, peer: Peer, round: Round, gradient: Gradient | None, done: 
         exchange_finished=done.finished,
         compute_started=gradient.started if gradient else None,
         compute_finished=gradient.finished if gradient else None,
+        join_s=join_s,
     )
 
 
@@ -267,13 +278,15 @@ def settle(peer: Peer) -> None:
     Where it is not known what became of a packet it is taken out as well: it may be lost, once, but never be
     in the run twice. Its leases then count as not delivered, since others may do them again.
     """
+    peer.side.rejoin()
     flight, peer.flight = peer.flight, None
     if flight is None:
         return
-    if flight.moved is not None:
-        peer.worker.follow(flight.moved, flight.sent if flight.taken else None)
-    elif flight.taken is not False:
-        peer.worker.subtract(flight.sent)
+    with peer.side.turn():
+        if flight.moved is not None:
+            peer.worker.follow(flight.moved, flight.sent if flight.taken else None)
+        elif flight.taken is not False:
+            peer.worker.subtract(flight.sent)
     if flight.taken:
         peer.undelivered = [lease for lease in peer.undelivered if lease not in flight.delivered]
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from recipes.algorithm import DecodedPacket, Worker
+from recipes.algorithm import DecodedPacket, SideStream, Worker
 from recipes.config import Recipe
 from recipes.data import Sample
 from recipes.objectives import Measured
@@ -134,6 +135,7 @@ class StepDone:
     exchange_finished: float
     compute_started: float | None
     compute_finished: float | None
+    join_s: float  # how long the compute stood still for the exchange's part of the join
 
 
 @dataclass(frozen=True)
@@ -255,6 +257,7 @@ class Peer:
     rate_at: Callable[[int], float] | None = None  # step -> learning rate, once the run's length is known
     rate: float = 0.0  # of the last step
     flight: Flight | None = None  # None: nothing is under way
+    side: SideStream = field(default_factory=lambda: SideStream(torch.device("cpu")))  # of the exchange
     encoded: threading.Event = field(default_factory=threading.Event)  # set: nothing reads x_i
     evaluated: threading.Event = field(default_factory=threading.Event)  # set: nothing reads x'
     unfinished: bool = False  # some steps of a lease are in x_i, and it is not done

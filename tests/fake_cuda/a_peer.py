@@ -21,6 +21,12 @@ SIDE = 1536
 P = SIDE * SIDE
 BIG = {"random_ratio": 1.0, "topk_ratio": 0.2, "quant_bits": 4, "auto": False}
 
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {"model": {"dtype": "bfloat16"}},
+    "without masters": {"model": {"dtype": "bfloat16"}, "training": {"fp32_master_weights": False}},
+}
+
 
 class Table(Bigram):
     """The next token's scores are a row of a large table."""

@@ -5,18 +5,20 @@ from __future__ import annotations
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import fake_cuda as fake
 import pytest
 import torch
-from a_peer import peer_on, recipe_of
+from a_peer import PRECISIONS, Hub, OneRound, peer_on, recipe_of
 
 from cocktail_cli.machine import no_kernels
 from compress import Cocktail, decode, fingerprint
 from compress.backends import dispatch
 from compress.backends.triton import selection_kernels
 from compress.quantization.quantizer import SEEN
-from recipes.algorithm import DecodedPacket
+from recipes.algorithm import DecodedPacket, GlobalModel, compressor_of, fold
+from recipes.training import finetune
 
 FEW, LONG = 160, 1100  # sides of a small table, and of one whose packets stay packed
 DEVICES = ["cuda:0", "cuda:1"]
@@ -115,6 +117,27 @@ def test_an_exchange_waits_for_the_device_twice_and_once_for_the_fingerprint(whe
     assert brought < 8 * k, (start.to_device, finish.to_device)
     fitted = 4 * min(k, 2 * SEEN)  # values that the levels are fitted to: never more than 1 MiB
     assert sum(start.to_host.values()) < 2 * k + fitted, start.to_host
+
+
+@pytest.mark.parametrize("changes", PRECISIONS.values(), ids=PRECISIONS)
+@pytest.mark.parametrize("where", ["accelerator", "cpu"])
+def test_an_exchange_has_a_stream_of_its_own_beside_the_compute(where: str, changes: dict[str, Any]) -> None:
+    """Nothing of it queues behind the micro-batches, no two streams race, and x' has the bits of the packets."""
+    wanted = recipe_of(state_device=where, random_ratio=0.5, local_steps=2, error_decay=0.9, **changes)
+    rounds = [OneRound(t, 2 * t, eval_parts=t % 2) for t in range(4)]
+    hub, peer = Hub(wanted, rounds, side=FEW), peer_on("cuda", wanted, FEW)
+    replayed = GlobalModel(
+        peer.worker.global_model.vector.cpu().clone(), compressor_of(wanted.compression), wanted.training.seed
+    )
+    with fake.counted() as traffic:
+        list(finetune(hub, peer, now=0))
+    fold(replayed, hub.aggregates)
+
+    assert {stream for thread, stream in traffic.waited if thread.startswith("exchange")} == {
+        peer.side.stream.stream_id
+    }
+    assert torch.equal(replayed.vector, peer.worker.global_model.vector.cpu())
+    assert replayed.fingerprint == peer.worker.global_model.fingerprint
 
 
 @pytest.mark.parametrize("where", ["accelerator", "cpu"])

@@ -8,7 +8,7 @@ from typing import Any
 import fake_cuda as fake
 import pytest
 import torch
-from a_peer import Hub, P, peer_on, recipe_of, small_windows, trained
+from a_peer import PRECISIONS, Hub, P, peer_on, recipe_of, small_windows, trained
 
 from recipes.data import unpack_samples
 from recipes.training import (
@@ -35,13 +35,6 @@ def leave(peer: Peer, hub: Hub) -> list[object]:
 
 def residual(peer: Peer) -> torch.Tensor:
     return peer.trainer.tensors()["x"].cpu() - peer.worker.global_model.vector.cpu()
-
-
-PRECISIONS: dict[str, dict[str, Any]] = {
-    "float32": {},
-    "bfloat16": {"model": {"dtype": "bfloat16"}},
-    "without masters": {"model": {"dtype": "bfloat16"}, "training": {"fp32_master_weights": False}},
-}
 
 
 @pytest.mark.parametrize("changes", PRECISIONS.values(), ids=PRECISIONS)

@@ -470,6 +470,7 @@ int64_t fake_allocations(int device) { return allocations[device]; }
 void fake_limit(int device, int64_t bytes) { limits[device] = bytes; }
 void fake_fail_in(int device, int64_t allocations_from_now) { fail_in[device] = allocations_from_now; }
 int fake_device() { return device_now; }
+int fake_stream() { return current_stream[device_now]; }  // of this thread
 void fake_set_device(int device) { guard_of_devices.uncheckedSetDevice(Device(kCUDA, device)); }
 void fake_told(Told to) { told = to; }
 // A kernel that Triton's interpreter runs, and the device memory that it uses.

@@ -14,6 +14,7 @@ import inspect
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,6 +107,7 @@ class Traffic:
     to_device: collections.Counter[str] = field(default_factory=collections.Counter)
     to_host: collections.Counter[str] = field(default_factory=collections.Counter)
     waits: collections.Counter[str] = field(default_factory=collections.Counter)
+    waited: set[tuple[str, int]] = field(default_factory=set)  # threads, and the streams they waited for
 
 
 counting: Traffic | None = None
@@ -136,6 +138,7 @@ def told(what: int, size: int) -> None:
         line = f"{frame.f_code.co_filename[len(str(ROOT)) + 1 :]}:{frame.f_lineno}"
     if what == 2:
         counting.waits[line] += 1
+        counting.waited.add((threading.current_thread().name, int(lib.fake_stream())))
     else:
         (counting.to_device, counting.to_host)[what][line] += size
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from recipes.algorithm.aggregator import Aggregator
 from recipes.algorithm.compressor import compressor_of
+from recipes.algorithm.worker import Worker
 from recipes.config.schema import Recipe
 from recipes.data.corpus import Sample
 from recipes.data.samples import pack_samples
@@ -169,6 +171,41 @@ def test_a_peer_whose_lease_spans_rounds_says_when_it_is_done_and_keeps_what_it_
     assert done.round == 0
     assert [what for what in hub.said if what[0] == "ready"] == [("ready", 0), ("ready", 1)]
     assert [lease.round for lease in peer.undelivered] == [0]
+
+
+@dataclass
+class BreakingHub(FakeHub):
+    """Another peer sends what this one would have, which is late; the connection breaks once x' has moved."""
+
+    worker: Worker | None = None
+
+    def exchange(self, packet: bytes, delivery: Delivery) -> SimpleNamespace:
+        self.aggregates.append(self.aggregator.step(delivery.round, [("bob", packet, 1.0)]))
+        return SimpleNamespace(accepted=[], refused={})
+
+    def fetch(self, name: str) -> bytes:
+        if name == "lease/1" and self.worker is not None:
+            deadline = time.monotonic() + 10
+            while self.worker.global_model.round < 2 and time.monotonic() < deadline:
+                self.leaving.wait(0.001)
+            raise ConnectionError(name)
+        return super().fetch(name)
+
+
+def test_a_session_that_breaks_between_exchange_and_join_leaves_x_i_with_x() -> None:
+    """x' has moved in the exchange's thread: x_i follows before anything else, or their difference would be
+    no residual."""
+    hub = BreakingHub(recipe(), [OneRound(0, 0), OneRound(1, 1)])
+    peer = peer_for(hub)
+    hub.worker = peer.worker
+    with pytest.raises(ConnectionError):
+        steps(hub, peer)
+    steps(hub, peer)
+    moved = peer.worker.global_model.vector
+
+    assert peer.worker.global_model.round == 2
+    assert moved.abs().sum() > 0
+    assert torch.equal(peer.worker.x, 2 * moved)  # what bob sent, and what this peer has still to send
 
 
 def test_a_packet_delivers_the_lease_of_the_round_before() -> None:

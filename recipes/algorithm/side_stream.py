@@ -1,7 +1,7 @@
 """A CUDA stream for the exchange, beside that of the compute: neither waits behind what the other has queued.
 
-The exchange of a round reads x_i as it was when the round began (`mark`), and what it has changed is seen by the
-compute from the join on (`turn`). On other devices than CUDA work is done at once, and nothing is ordered.
+The exchange of a round reads x_i as it was when the round began (`mark`), and what it has changed is seen by
+the compute from the join on (`turn`). On other devices than CUDA work is done at once: nothing is ordered.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 
 
 class SideStream:
-    """A stream of high priority on a device. Tensors made on it are used and freed on it, but for x_i and x'."""
+    """A stream of high priority on a device. What is made on it is used and freed on it; x_i and x' are both
+    streams'."""
 
     def __init__(self, device: torch.device) -> None:
         cuda = device.type == "cuda"
@@ -23,7 +24,9 @@ class SideStream:
         """Mark what the compute's stream was asked so far, in the thread of the compute."""
         if self.stream is None:
             return None
-        return torch.cuda.current_stream(self.stream.device).record_event()
+        event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.stream.device))
+        return event
 
     @contextmanager
     def behind(self, mark: torch.cuda.Event | None) -> Iterator[None]:
@@ -37,7 +40,7 @@ class SideStream:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Do work on this stream between what the compute's was asked before and what it is asked afterwards."""
+        """Do work on this stream, behind what the compute's was asked before, which then waits for it."""
         try:
             with self.behind(self.mark()):
                 yield

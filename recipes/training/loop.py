@@ -180,10 +180,10 @@ def catch_up(link: Link, peer: Peer, now: int) -> CaughtUp:
 
 
 def exchanged(link: Link, peer: Peer, round: Round, mark: torch.cuda.Event | None) -> Exchanged:
-    """Encode, send, wait for the commit, receive (lines 1 to 5), move x' (line 7). x_i stays: the compute reads
-    it, beside which this runs, in a thread and on a stream of its own.
+    """Encode, send, wait for the commit, receive (lines 1 to 5), move x' (line 7). x_i stays as it is: this
+    runs beside the compute, in a thread and on a stream of its own.
 
-    mark: x_i of this round is what the device has behind it.
+    mark: the device has x_i of this round behind it.
     """
     started, global_model, delivered = time.monotonic(), peer.worker.global_model, list(peer.undelivered)
     try:

@@ -122,7 +122,7 @@ def test_an_exchange_waits_for_the_device_twice_and_once_for_the_fingerprint(whe
 @pytest.mark.parametrize("changes", PRECISIONS.values(), ids=PRECISIONS)
 @pytest.mark.parametrize("where", ["accelerator", "cpu"])
 def test_an_exchange_has_a_stream_of_its_own_beside_the_compute(where: str, changes: dict[str, Any]) -> None:
-    """Nothing of it queues behind the micro-batches, no two streams race, and x' has the bits of the packets."""
+    """Nothing of it queues behind the micro-batches, no streams race, and x' has the bits of the packets."""
     wanted = recipe_of(state_device=where, random_ratio=0.5, local_steps=2, error_decay=0.9, **changes)
     rounds = [OneRound(t, 2 * t, eval_parts=t % 2) for t in range(4)]
     hub, peer = Hub(wanted, rounds, side=FEW), peer_on("cuda", wanted, FEW)

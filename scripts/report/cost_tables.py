@@ -116,3 +116,19 @@ def packet(folder: Path) -> str:
         errors = [f"{r['error']:.4f}", f"{r['reference_error']:.4f}"]
         body.append([f"{r['data']}; {r['p']:g}, {r['K']:g}, {r['bits']}", *sizes, *times, *errors])
     return section("packet", date=found["date"], table=table(head, body))
+
+
+# ---- a GPU -------------------------------------------------------------------------------------------------
+
+
+def gpu(folder: Path) -> str:
+    rows = read(folder / "gpu.jsonl")
+    if not rows:
+        return "Not measured: no GPU has been lent for it yet.\n"
+    head = ["stage", "expected", "measured", "seconds", "device"]
+    return section("gpu", dates=dates(rows), table=table(head, [gpu_row(row) for row in rows]))
+
+
+def gpu_row(row: Row) -> list[str]:
+    found = ", ".join(f"{key} {value}" for key, value in row["figures"].items())
+    return [row["stage"], row["estimate"], found, str(row["seconds"]), row["device"]]

@@ -20,7 +20,7 @@ from pathlib import Path
 from scripts import ROOT
 from scripts.report import cost_tables as costs
 from scripts.report import rival_tables as tables
-from scripts.report.markdown import SECTIONS, commands, section
+from scripts.report.markdown import SECTIONS, commands
 from scripts.report.rows import FOLDER
 from scripts.swarms.lab import parser
 
@@ -34,7 +34,7 @@ MAKERS: dict[str, Callable[[Path], str]] = {
     "growth": costs.growth,
     "join": costs.join,
     "packet": costs.packet,
-    "gpu": lambda folder: section("gpu"),
+    "gpu": costs.gpu,
 }
 
 

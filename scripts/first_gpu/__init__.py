@@ -1,0 +1,1 @@
+"""What is measured on a GPU, in one command: `scripts/gpu`."""

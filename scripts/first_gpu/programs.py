@@ -1,0 +1,150 @@
+"""Programs of `scripts/gpu` that no command of cocktail is for. Each prints a JSON object.
+
+python -m scripts.first_gpu.programs parity 100000000 --device cuda
+python -m scripts.first_gpu.programs models FOLDER opt-1.3b gptj-6b --device cuda
+python -m scripts.first_gpu.programs leaving FOLDER/opt-1.3b --device cuda
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scripts import ROOT
+
+PACKETS = 50
+FULL = 0.9  # share of the device's memory that is taken before a peer leaves
+HANDOFF = 50_000_000  # bytes
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # random weights: no download
+    "opt-1.3b": (
+        "OPTConfig",
+        {"hidden_size": 2048, "num_hidden_layers": 24, "ffn_dim": 8192, "num_attention_heads": 32,
+         "word_embed_proj_dim": 2048},
+    ),
+    "gptj-6b": ("GPTJConfig", {}),
+    "llama-8b": (
+        "LlamaConfig",
+        {"vocab_size": 128_256, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+         "num_key_value_heads": 8, "intermediate_size": 14_336, "max_position_embeddings": 8192},
+    ),
+    "tiny": (
+        "LlamaConfig",
+        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+         "max_position_embeddings": 512},
+    ),
+}  # fmt: skip
+
+
+def parity(words: list[str], device: str) -> dict[str, Any]:
+    """Fold the same packets into x' on the host and on the device: their fingerprints are equal."""
+    from compress import Cocktail, fingerprint
+    from recipes.algorithm import GlobalModel, Worker
+
+    size = int(words[0])
+    generator = torch.Generator().manual_seed(0)
+    x0 = torch.randn(size, generator=generator) * 0.02
+    compressor = Cocktail(random_ratio=0.1, topk_ratio=0.2, quant_bits=4)
+    sender = Worker(x0.clone(), GlobalModel(x0.clone(), compressor, 1))
+    models = [GlobalModel(x0.to(where, copy=True), compressor, 1) for where in ("cpu", device)]
+    for _packet in range(PACKETS):
+        sender.x.add_(torch.randn(size, generator=generator), alpha=1e-4)
+        packet = sender.start().packet
+        for model in (sender.global_model, *models):
+            model.apply(packet)
+    sums = {model.fingerprint for model in models} | {fingerprint(models[1].vector)}
+    return {"packets": PACKETS, "parameters": size, "equal": len(sums) == 1}
+
+
+def models(words: list[str], device: str) -> dict[str, Any]:
+    """Write folders of models with random weights, in bfloat16, and the builtin tokenizer."""
+    import transformers
+
+    folder, total = Path(words[0]), 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(ROOT / "recipes" / "builtin" / "tiny-gpt-neox")
+    for name in words[1:]:
+        kind, fields = MODELS[name]
+        ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+        if "vocab_size" not in fields and name == "tiny":
+            ids["vocab_size"] = len(tokenizer)
+        with torch.device(device):
+            config = getattr(transformers, kind)(**fields, **ids)
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+        total += sum(p.nbytes for p in model.parameters())
+        del model
+    return {"models": words[1:], "gigabytes": round(total / 1e9, 2)}
+
+
+def leaving(words: list[str], device: str) -> dict[str, Any]:
+    """Hand over, keep and restore a peer whose device is nearly full: bytes a parameter above those held."""
+    from cocktail_cli.volunteer import LoopbackLink
+    from recipes.config import load_recipe
+    from recipes.data import pack_samples, preview_data
+    from recipes.models import load_tokenizer, load_trained
+    from recipes.training import build_peer, finetune, peer_checkpoint
+
+    recipe = load_recipe("smoke", ["max_length=64", "optim=adamw_torch"], model=words[0])
+    tokenizer = load_tokenizer(recipe.model, Path(words[0]))
+    samples = [s for part in preview_data(recipe, tokenizer, 4) for s in part.packed.samples][:4]
+
+    def new() -> Any:
+        return build_peer(load_trained(recipe, Path(words[0]), device), recipe, 1)
+
+    peer = new()
+    for _event in finetune(LoopbackLink(pack_samples(samples), 4, 2), peer, 0):
+        pass
+    parameters, before = peer.worker.x.numel(), peer.worker.residual_norm()
+    filler = fill(device)
+    found: dict[str, Any] = {"parameters": parameters, "filled": 0 if filler is None else filler.numel()}
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "checkpoint"
+        found["handoff"] = taken(device, parameters, partial(peer.worker.handoff, HANDOFF))
+        found["keep"] = taken(device, parameters, partial(peer_checkpoint.keep, peer, path, {}))
+        global_model = peer.worker.global_model.fingerprint
+        peer = filler = None
+        other = new()
+        found["restore"] = taken(device, parameters, partial(peer_checkpoint.restore, other, path))
+    same = other.worker.global_model.fingerprint == global_model
+    return found | {"equal": same and other.worker.residual_norm() == before}
+
+
+def fill(device: str) -> torch.Tensor | None:
+    """Take memory of the device until it is nearly full; None on the host."""
+    if device == "cpu":
+        return None
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return torch.empty(max(0, int(free - (1 - FULL) * total)), dtype=torch.uint8, device=device)
+
+
+def taken(device: str, parameters: int, work: Any) -> str:
+    """Do some work: the bytes a parameter that it took above what was held, and its seconds."""
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    held, started = 0 if device == "cpu" else torch.cuda.memory_allocated(device), time.monotonic()
+    work()
+    most = 0 if device == "cpu" else torch.cuda.max_memory_allocated(device)
+    return f"{(most - held) / parameters:.3f} B, {time.monotonic() - started:.1f} s"
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("program", choices=("parity", "models", "leaving"))
+    asked.add_argument("words", nargs="+")
+    asked.add_argument("--device", default="cuda")
+    args = asked.parse_args()
+    program = {"parity": parity, "models": models, "leaving": leaving}[args.program]
+    print(json.dumps(program(args.words, args.device)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""The stages of `scripts/gpu`: a command each, what was estimated, and which figures its output has."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Figures = dict[str, float | int | str]
+
+PYTHON, COCKTAIL = [sys.executable], [sys.executable, "-m", "cocktail_cli"]
+HERE = "scripts.first_gpu.programs"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes of the models and vectors."""
+
+    vectors: tuple[str, str] = ("1.3e9", "6.05e9")
+    models: tuple[str, str, str] = ("opt-1.3b", "gptj-6b", "llama-8b")
+    parity: int = 100_000_000
+    planned: str = "gptj-6b"
+    study: tuple[tuple[int, int, int], ...] = ((384, 6, 400), (768, 12, 200), (2048, 20, 60))
+    length: int = 512
+
+
+TINY = Scale(("2e5", "3e5"), ("tiny", "tiny", "tiny"), 200_000, "opt", ((32, 1, 4),), 32)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One command. It may take `minutes`, and fewer where less is left."""
+
+    name: str
+    command: Sequence[str]
+    estimate: str  # what is expected, in words; figures of the same stage stand beside it
+    minutes: float
+    figures: Callable[[str], Figures]
+    environment: dict[str, str] = field(default_factory=dict)
+    resumes: bool = False  # stopped at its limit it has kept what it did, and goes on the next time
+
+
+def last_object(output: str) -> dict[str, Any]:
+    """Parse the last line that is a JSON object; {} where there is none."""
+    lines = [line for line in output.splitlines() if line.startswith("{")]
+    return dict(json.loads(lines[-1])) if lines else {}
+
+
+def picked(*keys: str) -> Callable[[str], Figures]:
+    """Build a reader of these keys of the last JSON object."""
+
+    def read(output: str) -> Figures:
+        found = last_object(output)
+        return {key: rounded(found[key]) for key in keys if key in found}
+
+    return read
+
+
+def rounded(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def step_figures(output: str) -> Figures:
+    """Read `cocktail bench step --json`; what a step takes beyond its compute is the join."""
+    found = picked("parameters", "tokens_per_s", "step_s", "compute_s", "codec_s", "memory_bytes")(output)
+    if {"step_s", "compute_s"} <= found.keys():
+        found["beyond_compute"] = round(float(found["step_s"]) / float(found["compute_s"]) - 1, 4)
+    return found
+
+
+def codec_figures(output: str) -> Figures:
+    return {
+        key: round(last_object(output)["rows"][0][key], 2) for key in ("encode_ms", "decode_ms", "floor_ms")
+    }
+
+
+def doctor_figures(output: str) -> Figures:
+    levels = [finding["level"] for finding in last_object(output)["findings"]]
+    return {level: levels.count(level) for level in ("ok", "note", "warn", "fail") if level in levels}
+
+
+def outcomes(output: str) -> Figures:
+    counts = re.findall(r"(\d+) (passed|failed|skipped)", output)
+    return {what: int(count) for count, what in counts}
+
+
+def planned_figures(output: str) -> Figures:
+    """Read the last column of bench_memory's table: the whole, planned / measured."""
+    rows = [line.split("|") for line in output.splitlines() if "planned / measured" in line]
+    return {row[1].split(",")[0].strip(): float(row[-2]) for row in rows}
+
+
+def run_figures(output: str) -> Figures:
+    steps = [json.loads(line) for line in output.splitlines() if '"event": "step"' in line]
+    members = {name for step in steps for name in step["accepted"]}
+    return {
+        "steps": len(steps),
+        "peers": len(members),
+        "fingerprints": len({s["fingerprint"] for s in steps}),
+    }
+
+
+def study_figures(output: str) -> Figures:
+    return {"cells": len(re.findall(r"rate .* seed \d+: ", output))}
+
+
+def stages(device: str, folder: Path, scale: Scale) -> list[Stage]:
+    """List the stages in the order of weight: what finds defects first, then times, then the study."""
+    on = ["--device", device]
+    json_on = [*on, "--json"]
+    words = ["--data", "builtin:python-docs", f"max_length={scale.length}"]
+
+    def program(*words: str) -> list[str]:
+        return [*PYTHON, "-m", HERE, *words, *on]
+
+    def step(recipe: str, model: str, *more: str) -> list[str]:
+        place = str(folder / "models" / model)
+        return [*COCKTAIL, "bench", "step", recipe, "--model", place, *words, *more, *json_on]
+
+    def codec(parameters: str) -> list[str]:
+        return [*COCKTAIL, "bench", "compress", "--params", parameters, *json_on]
+
+    def memory(*models: str) -> list[str]:
+        return [*PYTHON, "tests/recipes/planning/peer_memory.py", *on, "--only", ",".join(models)]
+
+    def study(hidden: int, layers: int, steps: int) -> list[str]:
+        size = ["--hidden", str(hidden), "--layers", str(layers), "--length", str(scale.length)]
+        cells = ["--cell", "peers=0", "--cell", "peers=4", "--rates", "1e-3", "2e-3", "--steps", str(steps)]
+        where = ["--folder", str(folder / "study"), "--results", str(folder / "study" / "results.jsonl")]
+        return [*PYTHON, "-m", "scripts.study.run", *on, *size, *cells, *where]
+
+    kernels = [
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "tests/compress/backends",
+        "tests/compress/test_fingerprint.py",
+    ]
+    no_compiler = {"CC": "/bin/false", "TRITON_CACHE_DIR": str(folder / "no-triton-cache")}
+    swarm = ["launch", "smoke", "--peers", "2", *json_on, "--port", "0", "--bind", "127.0.0.1", "-o"]
+    small, large, larger = scale.models
+    bits = ["load_in_4bit=true"], ["load_in_8bit=true"], ["dtype=float16"]
+    return [
+        Stage("doctor", [*COCKTAIL, "doctor", *json_on], "no fail", 2, doctor_figures),
+        Stage("kernels", [*PYTHON, *kernels], "all pass", 4, outcomes),
+        Stage(
+            "parity",
+            program("parity", str(scale.parity)),
+            "50 packets: equal fingerprints",
+            4,
+            picked("equal", "packets"),
+        ),
+        Stage(
+            "two peers",
+            [*COCKTAIL, *swarm, str(folder / "swarm"), "max_steps=20"],
+            "20 steps, 2 peers",
+            4,
+            run_figures,
+        ),
+        Stage("no compiler", codec("3e6"), "the host encodes", 2, codec_figures, no_compiler),
+        Stage("codec 1.3 B", codec(scale.vectors[0]), "GPU's part of encoding < 50 ms", 5, codec_figures),
+        Stage(
+            "models",
+            program("models", str(folder / "models"), *dict.fromkeys(scale.models)),
+            "",
+            8,
+            picked("gigabytes"),
+        ),
+        Stage("step 1.3 B", step("opt-1.3b", small), "beyond compute < .03", 5, step_figures),
+        Stage(
+            "leaving",
+            program("leaving", str(folder / "models" / small)),
+            "< .5 byte a parameter",
+            6,
+            picked("handoff", "keep", "restore", "equal"),
+        ),
+        Stage(
+            "memory",
+            memory("gpt-neox", "gptj", "llama", "opt", "qwen3"),
+            "within .1 of 1",
+            5,
+            planned_figures,
+        ),
+        Stage("step 6 B", step("gptj-6b-full", large), "beyond compute < .03", 8, step_figures),
+        Stage("memory 6 B", memory(scale.planned), "within .1 of 1", 8, planned_figures),
+        Stage("codec 6 B", codec(scale.vectors[1]), "difference about 2 ms, host 1 to 4 s", 8, codec_figures),
+        *(
+            Stage(f"8 B {name[0]}", step("llama-3.1-8b-lora", larger, *name), "a step", 6, step_figures)
+            for name in bits
+        ),
+        *(
+            Stage(
+                f"study {12 * layers * hidden**2 / 1e6:.0f} M",
+                study(hidden, layers, steps),
+                "",
+                9,
+                study_figures,
+                resumes=True,
+            )
+            for hidden, layers, steps in scale.study
+        ),
+    ]

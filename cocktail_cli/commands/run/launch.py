@@ -56,7 +56,7 @@ def launch(
     trust_remote_code: options.TrustCode = False,
     share_gated_base: Annotated[
         bool,
-        typer.Option("--share-gated-base", help="Pass a gated base on to peers; its licence must let you."),
+        typer.Option("--share-gated-base", help="Serve a gated base, if you may."),
     ] = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,

@@ -153,7 +153,7 @@ Device = Annotated[
         "--device",
         metavar="DEVICE",
         rich_help_panel=MACHINE,
-        help="auto, cpu, mps, xpu, cuda, cuda:1, cuda:0,1.",
+        help="auto, cpu, mps, xpu, cuda:1 or cuda:0,1.",
     ),
 ]
 MicroBatch = Annotated[

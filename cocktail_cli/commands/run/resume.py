@@ -58,7 +58,7 @@ def resume(
             "--device",
             metavar="DEVICE",
             rich_help_panel=options.MACHINE,
-            help="auto, cpu, mps, xpu, cuda, cuda:1, cuda:0,1.",
+            help="auto, cpu, mps, xpu, cuda:1 or cuda:0,1.",
         ),
     ] = None,
     gpus: Annotated[

@@ -80,9 +80,8 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
     else:
         recipe = as_begun(wanted.run)
     machine.check_trust(recipe, wanted.local.trust_remote_code)
-    for device in [] if wanted.detach else wanted.local.devices_of(wanted.peers):
-        # a missing device is found before anything is fetched
-        machine.pick_devices(device, wanted.local.gpus)
+    if not wanted.detach:
+        view.show(events.Progressed("starting"))  # the imports below take seconds
     folder = (wanted.output_dir or Path(recipe.output_dir)).resolve()
     folder = in_folder.unused_folder(folder) if wanted.fresh else folder
     listen, resumed = wanted.listen, unfinished(folder, recipe) if wanted.resume else None
@@ -95,11 +94,13 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
     if wanted.detach:
         start_detached(sys.argv[1:], folder, view)
         return
-    machine.check_home()  # found now, and not once model and data are prepared
+    # What is wrong here is found now, and not once model and data are prepared.
+    machine.check_home()
     machine.free_address(listen)
+    for device in wanted.local.devices_of(wanted.peers):
+        machine.pick_devices(device, wanted.local.gpus)
     in_folder.log_to(folder / in_folder.LOG, wanted.verbose)
     if resumed is None and request is not None:
-        view.show(events.Progressed("starting"))  # the imports below take seconds
         recipe, notes = settled(request, wanted)
 
     def warn(what: str) -> None:
@@ -230,8 +231,6 @@ class HostSession:
 
     def prepare(self) -> RunDelegate:
         """Bring base model and corpus to this disk, and write the resolved recipe beside them."""
-        if self.resumed is not None:
-            self.show(events.Progressed("starting"))  # the imports below take seconds
         from recipes.data import read_rows
         from recipes.models import check_fit, load_tokenizer, open_tokenizer, prepare_base
 

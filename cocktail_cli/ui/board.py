@@ -17,6 +17,7 @@ BARS = "▁▂▃▄▅▆▇█"
 WIDE = 79  # columns that the full table needs
 OF_LATE = 60.0  # seconds over which rates are averaged
 GONE = ("left", "lost", "removed")
+WAITING, UNANSWERED = "waiting for peers", "waiting for the hub to answer"  # states of a run
 AWAY = ("deciding", *GONE)  # states of people who are not in the run
 STALE = 5.0  # seconds after which progress without news is dropped
 POINTS = 4096  # of the loss curve in memory; neighbours are averaged beyond
@@ -192,6 +193,7 @@ class Board:
     grad_norm: float | None = None
     moved: float = 0.0  # bytes exchanged so far, both ways, all members; downloads of joiners excluded
     full: float = 0.0  # bytes that FP16 would have taken
+    over: bool = False  # nothing more will come: there are no keys to press
     state: str = "starting"
     progress: events.Progressed | None = None
     progressed: float = 0.0  # time of the last Progressed
@@ -203,7 +205,7 @@ class Board:
         match event:
             case events.RunStarted():
                 self.run, self.recipe, self.steps, self.me = event.run, event.recipe, event.steps, ""
-                self.state = "waiting for peers"
+                self.state = WAITING
             case events.Joined():
                 self.run, self.recipe, self.me, self.state = event.run, event.recipe, event.peer, "joined"
             case events.PeerDeciding():
@@ -292,6 +294,8 @@ class Board:
         left, self.asked = status.get("eta_s"), True
         self.eta = None if left is None else (left, now)
         earlier = status.get("losses", ())
+        if self.losses and status.get("state") == "waiting":
+            self.state = WAITING
         if self.watched:
             self.state, self.losses = status["state"], list(earlier)
             self.grad_norm, self.samples = status.get("grad_norm"), status.get("samples", 0)
@@ -300,6 +304,13 @@ class Board:
         if self.watched or not self.losses:  # a joiner before its first step
             self.step, self.steps = status.get("step", self.step), status.get("max_steps", self.steps)
         self.evals |= dict(status.get("eval_losses", ()))
+
+    def miss(self) -> None:
+        """Note that the hub did not answer; the last figures stay, with their age."""
+        if not self.over:
+            self.state, self.eta = UNANSWERED, None
+        if (me := self.peers.get(self.me)) is not None:
+            me.state = "waiting"
 
     # ---- out -----------------------------------------------------------------------------------------------
 
@@ -312,7 +323,7 @@ class Board:
         room = height - 1 - height // 10
         if room < SMALL:
             return [self.one_line(width)]
-        foot = flowed([Line.styled(self.keys(), "dim")], width)
+        foot = [] if self.over else flowed([Line.styled(self.keys(), "dim")], width)
         title, underway, figures = [self.title(width)], self.underway(width), self.figures()
         head = [*title, *flowed([*figures, *map(Line, self.times())], width), *underway]
         if len(head) + len(foot) > room:

@@ -74,6 +74,10 @@ class LiveView:
             elif isinstance(event, events.RunFinished):
                 self.close()
                 farewell(event, self.out, self.err)
+            elif isinstance(event, (events.Left, events.RunPaused)):
+                self.leave_table()
+                self.board = Board(glyphs=self.board.glyphs)  # this machine may join again
+                self.say(sentence(event))
             elif isinstance(event, events.Progressed) and self.board.progress is None and not self.board.run:
                 self.say(event.state)
             elif isinstance(event, DRAWN):
@@ -98,10 +102,12 @@ class LiveView:
             while not self.over.is_set():
                 try:
                     status = ask()
-                except TransportError:  # the hub is away: the last state stays on the screen with its age
+                except TransportError:
                     status = None
                 with self.lock:
-                    if status is not None and not self.over.is_set():
+                    if status is None:
+                        self.board.miss()
+                    elif not self.over.is_set():
                         self.board.look(status)
                 self.over.wait(ASK_S)
 
@@ -162,11 +168,16 @@ class LiveView:
         """Stop redrawing and leave the table on the screen."""
         with self.lock:
             if not self.over.is_set():
-                if self.drawn:
-                    self.draw()
+                self.leave_table()
                 self.over.set()
-                self.drawn = []
                 sys.stderr = self.above
+
+    def leave_table(self) -> None:
+        """Draw the table a last time, without its keys; what follows is printed below it."""
+        self.board.over = True
+        if self.drawn:
+            self.draw()
+        self.drawn = []
 
 
 class StderrAboveTable:

@@ -28,7 +28,7 @@ def session_word(session: Session, over: bool) -> str:
 def run_status(rounds: Rounds, now: float) -> dict[str, Any]:
     """Return the figures of a run, by the keys of `cocktail status --json`."""
     settings, history, elapsed = rounds.settings, rounds.history, rounds.elapsed(now)
-    eta = rounds.eta_s(now)
+    eta = None if rounds.state_word == "waiting" else rounds.eta_s(now)
     return {
         "run": settings.run,
         "recipe_hash": settings.recipe_hash,

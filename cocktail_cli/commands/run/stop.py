@@ -33,12 +33,13 @@ def stop(
 
     With --json one object: run, was (its state), output_dir.
     """
-    from transport import ask_stop, parse_url
+    from transport import ask_status, ask_stop, parse_url
     from transport.protocol import Unreachable
 
-    record = load_run(run)
+    record, rounds = load_run(run), 0
     if record.state == "running":
         try:
+            rounds = ask_status(parse_url(record.local_url()), TIMEOUT)["round"]
             ask_stop(parse_url(record.local_url()), record.keys["stop"], now, pause, TIMEOUT)
         except Unreachable as error:
             raise unreachable(record, error) from error
@@ -50,6 +51,8 @@ def stop(
         typer.echo(record.run)
     elif record.state == "running" and pause:
         typer.echo(f"{record.run} is pausing. To continue it:\ncocktail resume {record.run}")
+    elif record.state == "running" and not rounds:
+        typer.echo(f"{record.run} is ending before its first step, so there is no model")
     elif record.state == "running":
         typer.echo(f"{record.run} is ending; its model will be in {record.output_dir}")
     elif record.state == "paused":

@@ -189,3 +189,12 @@ def test_wrong_peers_commands_of_the_host_are_usage_errors(cocktail: Run, runnin
     save_run(replace(running.record, state="finished"))
     assert cocktail("peers", "toy-run").exit == 3
     assert cocktail("peers", "toy-run", "--rotate-token").exit == 3
+
+
+def test_stop_promises_no_model_of_a_run_without_a_step(running: Running, cocktail: Run) -> None:
+    said = cocktail("stop", running.record.run)
+
+    assert (said.exit, said.out) == (
+        0,
+        f"{running.record.run} is ending before its first step, so there is no model\n",
+    )

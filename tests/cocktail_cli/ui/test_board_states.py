@@ -98,6 +98,35 @@ def test_the_last_frame_of_a_run_shows_its_peers_done_and_those_that_went_before
     assert {name: row(board, name)[1] for name in "abc"} == {"a": "done", "b": "lost", "c": "left"}
 
 
+def test_a_run_that_waits_says_so_and_gives_no_time_left() -> None:
+    board = board_of(STARTED, PeerJoined("a"), Step(3, 100, 3, 2.0, 1, eta_s=90.0))
+    assert "ETA 1 min 30 s" in plain(board)[0]
+    board.look(status(peer("a", "lost")) | {"state": "waiting", "eta_s": None})
+
+    assert "ETA" not in plain(board)[0]
+    assert plain(board)[1].startswith("waiting for peers")
+    board.take(Step(4, 100, 4, 2.0, 1))
+    assert plain(board)[1].startswith("training")
+
+
+def test_a_hub_that_does_not_answer_is_no_training() -> None:
+    board = board_of(JOINED, PeerJoined("vm"))
+    board.take(Step(3, 100, 3, 2.0, 1, accepted=["vm"], ratio_up={"vm": 2.0}, up_bytes={"vm": 9}, eta_s=90.0))
+    board.miss()
+
+    assert "ETA" not in plain(board)[0]
+    assert plain(board)[1].startswith("waiting for the hub to answer")
+    assert "waiting" in row(board, "vm")
+
+
+def test_a_table_that_is_left_on_the_screen_names_no_keys() -> None:
+    board = board_of(STARTED, PeerJoined("a"), Step(3, 100, 3, 2.0, 1))
+    assert any("Ctrl-C" in line for line in plain(board))
+    board.over = True
+
+    assert not any("Ctrl-C" in line for line in plain(board))
+
+
 def test_the_others_of_a_status_stay_on_the_board_below_the_peers() -> None:
     board = board_of(STARTED)
     board.look(status(peer("z"), others=[peer("a", "left"), {"name": "b", "gpu": "", "state": "deciding"}]))

@@ -13,6 +13,8 @@ import pytest
 from cocktail_cli.ui.display import Display, JsonView, PlainView, QuietView, View
 from cocktail_cli.ui.events import (
     Eval,
+    Joined,
+    Left,
     PeerJoined,
     PeerLeft,
     RunFinished,
@@ -44,6 +46,7 @@ STEP = Step(
     tokens_by_peer={"a": 300, "b": 300},
     eta_s=34.0,
 )
+LEFT = Left("amber-otter-42", "b", "left (Ctrl-C)", False, steps=12, returns=True)
 STORY = [
     STARTED,
     PeerJoined("a", "CPU, 2 cores"),
@@ -209,6 +212,23 @@ def test_what_others_write_goes_above_the_table(terminal: Terminal) -> None:
     rows = [row for row in terminal.rows if row]
     assert rows.index("a library has something to say") < rows.index(next(r for r in rows if "── amber" in r))
     assert sys.stderr is before
+
+
+def test_what_a_volunteer_gave_is_said_below_the_table_and_the_table_comes_again_with_the_next_session(
+    terminal: Terminal,
+) -> None:
+    view = LiveView(io.StringIO(), terminal, color=False)  # type: ignore[arg-type]
+    joined = Joined("amber-otter-42", "b", "smoke", "9f" * 32, 0)
+    for event in (joined, *STORY[1:5], LEFT):
+        view.show(event)
+
+    rows = [row for row in terminal.rows if row]
+    assert rows[-1].startswith("left amber-otter-42 (Ctrl-C). You gave 12 steps")
+    assert sum(row.startswith("── amber") for row in rows) == 1
+    assert not any("Ctrl-C: leave" in row for row in rows)
+    view.show(joined)
+    assert sum(row.startswith("── amber") for row in terminal.rows) == 2
+    view.close()
 
 
 def colours(sent: str) -> set[str]:

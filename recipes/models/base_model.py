@@ -18,7 +18,13 @@ import torch
 from recipes.config import TEMPLATE_SUFFIXES, Model, Recipe, looks_like_path
 from recipes.downloads import Progress, fetch_model_files, from_pretrained_options, licence_of
 from recipes.errors import ModelError
-from recipes.weight_files import atomic_folder, check_model_folder, quiet_transformers
+from recipes.weight_files import (
+    atomic_folder,
+    check_config,
+    check_model_folder,
+    not_loadable,
+    quiet_transformers,
+)
 
 from .base_files import BINS, WEIGHTS, Base, base_manifest, companion_patterns
 from .bin_conversion import convert_bin_folder
@@ -76,6 +82,8 @@ def config_folder(model: Model) -> Path:
     if name.startswith("builtin:"):
         return _builtin(name)
     folder = Path(name).expanduser()
+    if folder.is_file():
+        raise ModelError(f"{name} is a file, expected a model's folder (hint: the folder with config.json)")
     if not folder.is_dir():
         if looks_like_path(name):
             raise ModelError(f"no such model folder: {name}")
@@ -83,6 +91,7 @@ def config_folder(model: Model) -> Path:
     if not (folder / "config.json").is_file():
         hint = "(hint: a folder that save_pretrained wrote, of model and tokenizer, or a hub id)"
         raise ModelError(f"{name}: no config.json, so this is no model saved by save_pretrained {hint}")
+    check_config(folder, name)
     return folder
 
 
@@ -152,7 +161,7 @@ def open_tokenizer(
         with quiet_transformers():
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **options)
     except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
-        raise ModelError(f"{folder}: transformers cannot load this tokenizer: {error}") from error
+        raise not_loadable(folder, "tokenizer", error) from error
     for key, token in (("pad_token", pad_token), ("eos_token", eos_token)):
         if token is not None and token not in tokenizer.get_vocab():
             raise ModelError(f"model.{key} `{token}` is not a token of {folder}")

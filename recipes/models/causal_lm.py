@@ -23,6 +23,7 @@ from recipes.hardware import half_precision
 from recipes.weight_files import (
     StoredVector,
     check_model_folder,
+    not_loadable,
     open_stored_vector,
     open_tensors,
     quiet_transformers,
@@ -90,8 +91,7 @@ def load_model(
             raise ModelError(
                 f"{folder}: a .bin file with more than tensors in it, which could be code"
             ) from error
-        message = f"{folder}: transformers cannot load this as a causal language model: {error}"
-        raise ModelError(message) from error
+        raise not_loadable(folder, "causal language model", error) from error
     model, info = loaded
     if info["missing_keys"] or info["mismatched_keys"]:
         # transformers would draw them at random, and each peer would have another model

@@ -17,7 +17,7 @@ from recipes.config import Recipe
 from recipes.downloads import from_pretrained_options
 from recipes.errors import ModelError
 from recipes.models import available_attention, base_parameter_name, frozen_dtype, prepare_for_training
-from recipes.weight_files import Layout, StoredVector, quiet_transformers
+from recipes.weight_files import Layout, StoredVector, not_loadable, quiet_transformers
 
 from .shared_memory import windows
 
@@ -45,8 +45,7 @@ def build_on_meta(base: Path, recipe: Recipe, device: torch.device) -> Any:
                 config, trust_remote_code=wanted.trust_remote_code, **chosen
             )
     except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
-        message = f"{base}: transformers cannot load this as a causal language model: {error}"
-        raise ModelError(message) from error
+        raise not_loadable(base, "causal language model", error) from error
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     if stored := sorted(model.state_dict().keys() - names):
         raise ModelError(f"{base}: the buffer {stored[0]} cannot be spread over several devices")

@@ -22,7 +22,7 @@ from recipes.models import (
     load_tokenizer,
     meta_trained_model,
 )
-from recipes.weight_files import check_model_folder, layout_of, meta_model
+from recipes.weight_files import check_model_folder, layout_of, meta_model, open_stored_vector
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -73,6 +73,9 @@ def model_of(recipe: Recipe, folder: Path) -> Finding:
     """Check that transformers supports the model, and count its parameters. Errors: ModelError."""
     if Path(recipe.model.model_name_or_path).expanduser().is_dir():
         check_model_folder(folder)
+        stored = open_stored_vector(folder, recipe.model.trust_remote_code)
+        if stored is not None:
+            stored.close()
     check_trainable(recipe, folder)
     drawn = meta_model(folder, code=recipe.model.trust_remote_code)
     trained = layout_of(meta_trained_model(recipe, folder)).size

@@ -2,7 +2,9 @@
 
 from .model_folder import (
     atomic_folder,
+    check_config,
     check_model_folder,
+    not_loadable,
     quiet_transformers,
     weights_file_in,
     write_model_files,

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import textwrap
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from recipes.downloads import from_pretrained_options
 from recipes.errors import ModelError
 
 from .safetensors_files import ADAPTER_FILE, WEIGHTS_FILE
 
+LONGEST_WORDS = 300  # characters of transformers' error texts, some of which list every model there is
 LOADING = threading.RLock()  # serializes transformers' loading code (`quiet_transformers`)
 
 
@@ -69,8 +73,41 @@ def check_model_folder(folder: Path, name: str | None = None) -> None:
     if not (folder / "config.json").is_file():
         hint = "(hint: a folder that save_pretrained wrote, of model and tokenizer, or a hub id)"
         raise ModelError(f"{name}: no config.json, so this is no model saved by save_pretrained {hint}")
+    check_config(folder, name)
     if not any(next(folder.glob(pattern), None) for pattern in ("model*.safetensors", "pytorch_model*.bin")):
-        raise ModelError(f"{name}: no weights (model.safetensors or pytorch_model.bin)")
+        hint = "GGUF is for inference; give the folder that it was made from"
+        if next(folder.glob("*.gguf"), None) is None:
+            hint = "save_pretrained writes them, or give the folder that has them"
+        raise ModelError(f"{name}: no weights (model.safetensors or pytorch_model.bin) (hint: {hint})")
+
+
+def check_config(folder: Path, name: str) -> None:
+    """Raise ModelError unless config.json is a JSON object; `name`: what the message calls the folder."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        hint = "(hint: copy it again from where the model comes from)"
+        raise ModelError(f"{name}/config.json is not valid JSON: {error} {hint}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{name}/config.json holds no object with the model's settings")
+
+
+def not_loadable(folder: Path, what: str, error: Exception) -> ModelError:
+    """Make the error of a folder that transformers does not load as `what`, with transformers' own words.
+
+    A tokenizer is loaded by way of the config: what is wrong there is said of the config.
+    """
+    from transformers import AutoConfig
+
+    if (folder / "config.json").is_file():
+        try:
+            AutoConfig.from_pretrained(folder, **from_pretrained_options(folder, code=False))
+        except ModelError:
+            pass  # with code of its own, which is not run to explain an error
+        except Exception as of_config:  # any kind: the class of the config checks its values
+            what, error = "config.json", of_config
+    words = textwrap.shorten(str(error), LONGEST_WORDS, placeholder=" ...")
+    return ModelError(f"{folder}: transformers cannot load this {what}: {words}")
 
 
 def weights_file_in(folder: Path) -> Path:

@@ -40,6 +40,7 @@ TENSOR_DTYPES = {  # those that are stored, in safetensors' spelling
 MAX_HEADER = 100 << 20  # bytes
 DISK_RESERVE = 256 << 20  # bytes that stay free on the disk
 COPIED_AT_ONCE = 1 << 24  # elements brought to the host at a time: 64 MiB
+COPY_AGAIN = "(hint: download or copy it again)"
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError, RecursionError)
 
 
@@ -105,7 +106,7 @@ def read_header(file: BinaryIO, name: str) -> Header:
         if min(ends, default=0) < 0:
             raise ValueError(f"a tensor that ends at byte {min(ends)}")
     except MALFORMED as error:
-        raise ModelError(f"{name} is not a safetensors file: {error}") from error
+        raise ModelError(f"{name} is not a safetensors file: {error} {COPY_AGAIN}") from error
     return Header(metadata, tensors, 8 + length, 8 + length + max(ends, default=0))
 
 
@@ -192,7 +193,8 @@ def open_tensors(folder: Path, files: ExitStack) -> dict[str, StoredTensor]:
             file = files.enter_context(open(path, "rb", buffering=0))  # noqa: SIM115
             header = read_header(file, str(path))
             if header.size > path.stat().st_size:
-                raise ModelError(f"{path} has {path.stat().st_size} bytes, its header says {header.size}")
+                size = path.stat().st_size
+                raise ModelError(f"{path} has {size} bytes, its header says {header.size} {COPY_AGAIN}")
             for key, entry in header.tensors.items():
                 first, last = entry["data_offsets"]
                 if entry["dtype"] in QUANTIZED:

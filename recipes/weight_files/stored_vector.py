@@ -22,12 +22,16 @@ from torch import nn
 from recipes.downloads import CODE_FILES, from_pretrained_options
 from recipes.errors import ModelError
 
-from .model_folder import check_model_folder, quiet_transformers
+from .model_folder import check_model_folder, not_loadable, quiet_transformers
 from .parameter_layout import Layout, layout_of
 from .safetensors_files import WEIGHTS_FILE, WIDTHS, StoredTensor, open_tensors, stored_from_tensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+OF_ANOTHER = "(hint: config.json and weights of one model, as save_pretrained wrote them)"
+CONTINUE = "learn to continue text (hint: a decoder, such as GPT-2, Llama or Qwen)"
 
 
 @dataclass
@@ -72,25 +76,28 @@ class StoredVector:
 def open_stored_vector(folder: Path, code: bool = False) -> StoredVector | None:
     """Open the safetensors weights of a model folder in the order of the model's parameters.
 
-    Returns None where they do not fit the model by name, shape and dtype: it must be loaded
-    (`vector_of_model`). Errors: ModelError.
+    Returns None where they do not fit the model by name and dtype: it must be loaded (`vector_of_model`).
+    Errors: ModelError, also for a weight of another shape than the config's, or without any.
     """
     check_model_folder(folder)
     model = meta_model(folder, code=code)
     layout = layout_of(model)
     with ExitStack() as files:
         tensors = open_tensors(folder, files)
+        stored_names = _stored_names(model, list(tensors))
+        tied = tied_names(model)
+        found = {name: tensors.get(stored_names.get(name, "")) for name in layout.names}
+        twice = tied.keys() & stored_names.keys()  # it may not be a tied weight
+        known = len(stored_names) == len(tensors) and stored_names.keys() <= model.state_dict().keys()
+        for (name, part), shape in zip(found.items(), layout.shapes, strict=True):
+            if part is not None and part.shape != shape:
+                raise ModelError(f"{folder}: {name} is {part.shape}, by its config.json {shape} {OF_ANOTHER}")
+            if part is None and known and tensors and not twice:
+                raise ModelError(f"{folder}: the weights lack {name} {OF_ANOTHER}")
+        parts = tuple(part for part in found.values() if part and part.dtype in WIDTHS)
+        if len(parts) < len(found) or twice:
+            return None
         opened = files.pop_all()
-    stored_names = _stored_names(model, list(tensors))
-    tied = tied_names(model)
-    found = [tensors.get(stored_names.get(name, "")) for name in layout.names]
-    fitting = zip(found, layout.shapes, strict=True)
-    parts = tuple(part for part, shape in fitting if part and part.shape == shape and part.dtype in WIDTHS)
-    if (
-        len(parts) < len(found) or tied.keys() & stored_names.keys()
-    ):  # stored twice: it may not be a tied weight
-        opened.close()
-        return None
     names = tuple(stored_names[name] for name in layout.names)
     buffers = {name: tensor for name, tensor in tensors.items() if name not in set(names)}
     texts = model_config_files(folder, code)
@@ -142,10 +149,19 @@ def meta_model(folder: Path, dtype: torch.dtype | None = None, code: bool = Fals
             chosen: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
             untyped: Any = AutoModelForCausalLM
             model: PreTrainedModel = untyped.from_config(config, trust_remote_code=code, **chosen)
-            return model
     except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
-        message = f"{folder}: transformers cannot load this as a causal language model: {error}"
-        raise ModelError(message) from error
+        if "Unrecognized configuration class" in str(error):
+            raise ModelError(f"{folder}: a {config.model_type} model cannot {CONTINUE}") from error
+        raise not_loadable(folder, "causal language model", error) from error
+    if not _is_causal(model):
+        raise ModelError(f"{folder}: {type(model).__name__} is an encoder here, which cannot {CONTINUE}")
+    return model
+
+
+def _is_causal(model: PreTrainedModel) -> bool:
+    """False for an encoder such as BERT that is loaded to continue text, though its tokens see later ones."""
+    causal = any(getattr(module, "is_causal", False) for module in model.modules())
+    return causal or getattr(model.config, "is_decoder", None) is not False
 
 
 def _stored_names(model: PreTrainedModel, stored: Sequence[str]) -> dict[str, str]:

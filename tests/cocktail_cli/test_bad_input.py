@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from in_this_process import Run
+from safetensors.torch import load_file, save_file
 from test_run_registry import record
 
 from cocktail_cli.machine.run_registry import save_run
+from recipes.config import load_recipe
+from recipes.models import prepare_base
 from transport import RunKeys
 
 ROWS = "".join(json.dumps({"text": f"row {i} of many more rows"}) + "\n" for i in range(20))
@@ -167,3 +171,68 @@ def test_a_bad_recipe_ends_with_cause_and_remedy(
     said = cocktail("validate", "bad.yaml")
 
     assert (said.exit, cause in said.err, remedy in said.err) == (3, True, True), said.err
+
+
+MODELS = {  # what is wrong with a model's folder: cause, remedy
+    "a file": ("is a file, expected a model's folder", "the folder with config.json"),
+    "no config": ("no config.json", "a folder that save_pretrained wrote"),
+    "no JSON": ("config.json is not valid JSON", "copy it again"),
+    "unknown type": ("cannot load this config.json: The checkpoint", "model type `lama`"),
+    "wrong type": ("cannot load this config.json: Validation error", "'hidden_size' expected int, got str"),
+    "encoder": ("BertLMHeadModel is an encoder here", "a decoder, such as GPT-2"),
+    "encoder and decoder": ("a t5 model cannot learn to continue text", "a decoder, such as GPT-2"),
+    "no tokenizer": ("no tokenizer in this folder", "model.tokenizer_name_or_path"),
+    "no weights": ("no weights", "save_pretrained writes them"),
+    "GGUF": ("no weights", "the folder that it was made from"),
+    "cut": ("model.safetensors has 100000 bytes", "download or copy it again"),
+    "empty": ("is not a safetensors file", "download or copy it again"),
+    "another size": ("embed_in.weight is (", "config.json and weights of one model"),
+    "a weight is gone": ("the weights lack gpt_neox.", "config.json and weights of one model"),
+}
+
+
+@pytest.mark.parametrize("wrong", MODELS)
+def test_a_model_that_cannot_be_trained_ends_with_cause_and_remedy(
+    cocktail: Run, tmp_path: Path, tiny_folder: Path, wrong: str
+) -> None:
+    broken = spoil(shutil.copytree(tiny_folder, tmp_path / "broken"), wrong)
+    said = cocktail("validate", "--model", str(broken), "--data", "rows.jsonl")
+
+    cause, remedy = MODELS[wrong]
+    told = said.out + said.err
+    assert (said.exit, cause in told, remedy in told) == (3, True, True), told
+
+
+@pytest.fixture(scope="module")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a tiny model with its tokenizer, as save_pretrained writes it."""
+    smoke, folder = load_recipe("smoke"), tmp_path_factory.mktemp("model") / "base"
+    return prepare_base(smoke, folder).folder
+
+
+def spoil(folder: Path, wrong: str) -> Path:
+    """Break the model's folder in the way that `wrong` says."""
+    weights, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
+    kinds = {"encoder": "bert", "encoder and decoder": "t5", "unknown type": "lama"}
+    if wrong == "a file":
+        return weights
+    if wrong in kinds:
+        config = {"model_type": kinds[wrong], "vocab_size": config["vocab_size"]}
+    elif wrong == "wrong type":
+        config["hidden_size"] = str(config["hidden_size"])
+    elif wrong == "another size":
+        config["hidden_size"] *= 2
+    (folder / "config.json").write_text("{" if wrong == "no JSON" else json.dumps(config))
+    if wrong == "no config":
+        (folder / "config.json").unlink()
+    elif wrong == "no tokenizer":
+        (folder / "tokenizer.json").unlink()
+    elif wrong in ("no weights", "GGUF"):
+        weights.rename(folder / ("model.gguf" if wrong == "GGUF" else "weights.pt"))
+    elif wrong in ("cut", "empty"):
+        weights.write_bytes(weights.read_bytes()[: 100_000 if wrong == "cut" else 0])
+    elif wrong == "a weight is gone":
+        tensors = load_file(weights)
+        tensors.pop(next(name for name in tensors if "dense" in name))
+        save_file(tensors, weights, metadata={"format": "pt"})
+    return folder

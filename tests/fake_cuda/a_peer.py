@@ -83,4 +83,4 @@ def small_windows(monkeypatch: Any, elements: int) -> None:
     monkeypatch.setattr(parameter_layout, "GRADIENT_CHUNK", elements)
     monkeypatch.setattr(stochastic_rounding, "GRADIENT_CHUNK", elements)
     monkeypatch.setattr(windowed_delta, "WINDOW", elements)
-    monkeypatch.setattr(update_windows, "AT_ONCE", max(elements, 1 << 14))
+    monkeypatch.setattr(update_windows, "ON_GPU", max(elements, 1 << 14))

@@ -123,7 +123,7 @@ def step(
     cocktail bench step my.yaml --steps 10 --peers 8 --device cuda
 
     With --json one object: {"v": 1, "recipe", "device", "parameters", "micro_batch", "samples", "tokens",
-    "step_s", "compute_s", "codec_s", "tokens_per_s", "packet_bytes", "slowest_s", "memory_bytes"}
+    "step_s", "compute_s", "codec_s", "join_s", "tokens_per_s", "packet_bytes", "slowest_s", "memory_bytes"}
     """
     from .bench_step import measured, table
 

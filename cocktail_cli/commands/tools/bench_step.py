@@ -31,6 +31,7 @@ class Measured:
     step_s: float
     compute_s: float
     codec_s: float  # encoding and decoding; in parallel with compute where staleness is 1
+    join_s: float  # x_i follows the aggregate: what of the exchange is never beside the compute
     packet: int
 
 
@@ -90,13 +91,26 @@ def rounds_of(link: LoopbackLink, peer: Peer, tell: Callable[[events.Event], Non
     for event in finetune(cast("Link", link), peer, 0):
         if not isinstance(event, StepDone):
             continue
+        join = event.join_s + drained(peer)
         now = time.monotonic()
         tell(events.Progressed("training", event.round + 1, link.rounds, "rounds"))
         if event.round >= WARM:
             compute = (event.compute_finished or 0.0) - (event.compute_started or 0.0)
             codec = event.exchange_finished - event.exchange_started
-            yield Measured((now - before) / every, compute / every, codec / every, event.sent_bytes)
+            parts = (now - before, compute, codec, join)
+            yield Measured(*(seconds / every for seconds in parts), event.sent_bytes)
         before = now
+
+
+def drained(peer: Peer) -> float:
+    """Wait for what a GPU was asked; return the seconds that took. They are of the optimizer as well."""
+    if peer.side.stream is None:
+        return 0.0
+    import torch
+
+    started = time.monotonic()
+    torch.cuda.synchronize(peer.side.stream.device)
+    return time.monotonic() - started
 
 
 def row(
@@ -115,6 +129,7 @@ def row(
         "step_s": step,
         "compute_s": median(one.compute_s for one in rounds),
         "codec_s": median(one.codec_s for one in rounds),
+        "join_s": median(one.join_s for one in rounds),
         "tokens_per_s": tokens / step,
         "packet_bytes": rounds[-1].packet,
         "slowest_s": max(one.step_s for one in rounds),
@@ -141,6 +156,7 @@ def table(row: dict[str, Any]) -> Iterator[str]:
     yield f"{'step':<9} {row['step_s']:.3f} s (the slowest {row['slowest_s']:.3f} s), {per}"
     yield f"{'compute':<9} {row['compute_s']:.3f} s"
     yield f"{'codec':<9} {row['codec_s']:.3f} s, a packet of {megabytes(row['packet_bytes'])}"
+    yield f"{'join':<9} {row['join_s']:.3f} s, {row['join_s'] / row['step_s']:.1%} of the step"
     yield f"{'speed':<9} {row['tokens_per_s']:,.0f} tokens/s on {row['device']}"
     if row["memory_bytes"]:
         yield f"{'memory':<9} {megabytes(row['memory_bytes'])} at most"

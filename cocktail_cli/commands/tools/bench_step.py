@@ -97,8 +97,8 @@ def rounds_of(link: LoopbackLink, peer: Peer, tell: Callable[[events.Event], Non
         if event.round >= WARM:
             compute = (event.compute_finished or 0.0) - (event.compute_started or 0.0)
             codec = event.exchange_finished - event.exchange_started
-            parts = (now - before, compute, codec, join)
-            yield Measured(*(seconds / every for seconds in parts), event.sent_bytes)
+            step = (now - before) / every
+            yield Measured(step, compute / every, codec / every, join / every, event.sent_bytes)
         before = now
 
 

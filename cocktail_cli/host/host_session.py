@@ -343,7 +343,12 @@ class HostSession:
         if listen.port != usual:
             self.show(events.Progressed(f"port {usual} is taken: this run listens on port {listen.port}"))
         settings = settings_of(work, name, peers, machine.own_keys().public, guests)
-        ledger = Ledger(self.folder / in_folder.LEDGER, run=name, samples=settings.samples)
+        remote = machine.network_file_system(self.folder)
+        if remote is not None:
+            text = f"{self.folder} is on a network file system ({remote}): each commit waits for it"
+            self.show(events.Warning(f"{text}; -o on a disk of this machine is faster and safer"))
+        place = self.folder / in_folder.LEDGER
+        ledger = Ledger(place, run=name, samples=settings.samples, wal=remote is None)
         work.recover(ledger)
         narrator.recall(ledger)
         keep_freed_memory()

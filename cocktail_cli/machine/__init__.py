@@ -14,6 +14,7 @@ from .devices import (
     split_devices,
     weaknesses,
 )
+from .file_systems import network_file_system
 from .gpu_catalogue import GIB, RUNTIME, Gpu, gpu_of, this_machine
 from .hide_argv import hide_token
 from .identity import own_keys, registered_as

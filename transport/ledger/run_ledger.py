@@ -149,11 +149,15 @@ class Ledger:
     """One run's ledger. One writer; any number of readers beside it, also in other processes.
 
     `Ledger(folder, run=..., samples=...)` opens it to write, or begins it; `Ledger(folder, write=False)` to
-    read. The writer may be used from several threads in turn, not at once (the hub has one thread for it).
+    read. `wal=False` writes without SQLite's write-ahead log, which needs memory shared by all who have the
+    ledger open, and so works on no network file system. The writer may be used from several threads in turn,
+    not at once (the hub has one thread for it).
     """
 
-    def __init__(self, folder: Path, *, run: str = "", samples: int = 0, write: bool = True) -> None:
-        self.folder, self.writes = Path(folder), write
+    def __init__(
+        self, folder: Path, *, run: str = "", samples: int = 0, write: bool = True, wal: bool = True
+    ) -> None:
+        self.folder, self.writes, self.wal = Path(folder), write, wal
         self.log_path = self.folder / "packets.log"
         path = self.folder / "ledger.db"
         self._lock: sqlite3.Connection | None = None
@@ -181,7 +185,7 @@ class Ledger:
 
     def _open(self, run: str, samples: int) -> None:
         if self.writes:
-            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute(f"PRAGMA journal_mode={'WAL' if self.wal else 'DELETE'}")
             self._db.execute("PRAGMA synchronous=FULL")  # a commit is on the disk when it returns
             self._begin(run, samples)
             self._db.execute(TABLE)

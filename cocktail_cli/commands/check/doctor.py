@@ -24,6 +24,7 @@ from cocktail_cli.machine import (
     driver_version,
     hardware,
     memory_of,
+    network_file_system,
     no_kernels,
     pick_device,
     reach_of,
@@ -264,6 +265,9 @@ def disk() -> Finding:
     if free[least] < DISK:
         hint = f"make room at {least}, or set HF_HOME and COCKTAIL_HOME to another disk"
         return found("warn", "disk", text, hint)
+    if (remote := network_file_system(Path.cwd())) is not None:
+        hint = "launch -o FOLDER on a disk of this machine"
+        return found("warn", "disk", f"{text}; here is a network file system ({remote})", hint)
     return found("ok", "disk", text)
 
 

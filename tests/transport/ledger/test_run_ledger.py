@@ -56,6 +56,22 @@ def test_what_was_committed_is_read_again_by_another(tmp_path: Path) -> None:
             assert (reader.verify().counted, reader.verify().missing) == (12, 28)
 
 
+def test_a_ledger_on_a_network_file_system_has_no_write_ahead_log_whatever_it_began_with(
+    tmp_path: Path,
+) -> None:
+    with some(tmp_path):
+        assert (tmp_path / "ledger.db-wal").exists()
+    with Ledger(tmp_path, run="toy", samples=40, wal=False) as ledger:
+        assert not (tmp_path / "ledger.db-wal").exists()
+        commit(ledger, 3, b"packet", ((12, 16),), lease=3)
+        with Ledger(tmp_path, write=False) as reader:
+            assert len(reader.rounds()) == 4
+            commit(ledger, 4, b"packet", ((16, 20),), lease=4)
+            assert len(reader.rounds()) == 5
+    with begin(tmp_path) as ledger:
+        assert (len(ledger.rounds()), ledger.verify().counted) == (5, 20)
+
+
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:
     with begin(tmp_path), pytest.raises(LedgerBusy, match="another process"):
         begin(tmp_path)

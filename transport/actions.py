@@ -182,15 +182,16 @@ class CommitDone:
     sha256: bytes = b""
     packets: dict[str, int] = field(default_factory=dict)  # peer -> bytes of its accepted packet
     tokens: dict[str, int] = field(default_factory=dict)  # peer -> tokens delivered, counted by the hub
+    weights: dict[str, float] = field(default_factory=dict)  # peer -> weight of its packet in the mean
     rejected: dict[str, str] = field(default_factory=dict)  # peer -> why its packet could not be used
     lost: dict[str, str] = field(default_factory=dict)  # aggregator's session -> why its shards did not move
     denied: dict[str, str] = field(default_factory=dict)  # peer -> session of the aggregator that refused it
     moved: dict[str, str] = field(default_factory=dict)  # aggregator's session -> digest of its packet
 
     def share(self, peer: str) -> float:
-        """Return the weight of an accepted packet in the mean; weights sum to 1."""
-        total = sum(self.tokens.values())
-        return self.tokens[peer] / total if total else 1 / len(self.tokens)
+        """Return the share of an accepted packet in the mean; shares sum to 1."""
+        total = sum(self.weights.values())
+        return self.weights[peer] / total if total else 1 / len(self.weights)
 
 
 class Shell(Protocol):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from cocktail_cli.host import run_folder as in_folder
-from cocktail_cli.ui import events, step_numbers
+from cocktail_cli.ui import events, held_out, step_numbers
 
 
 @dataclass
@@ -53,7 +53,7 @@ class CallbackReader:
     | on_train_begin | the hub listens | |
     | on_step_end | a round is committed; it may have several local steps | |
     | on_log | every `logging_steps`, and for each evaluation | logs |
-    | on_evaluate | the global model was evaluated | metrics: `eval_loss` |
+    | on_evaluate | the global model was evaluated | metrics: `eval_loss`, of pairs `eval_rewards/...` |
     | on_save | a snapshot is on disk, in `event.model` | |
     | on_train_end | the model is on disk, or the run is paused | |
 
@@ -89,7 +89,7 @@ class CallbackReader:
                 self.logged = event.step
                 yield self._log({**step_numbers(event), "learning_rate": event.lr})
         elif isinstance(event, events.Eval):
-            metrics = {"eval_loss": event.loss}
+            metrics = {"eval_loss": event.loss, **held_out(event.rewards)}
             yield self._log({**metrics, "step": event.step})
             yield "on_evaluate", {"metrics": metrics}
             if self.state.best_metric is None or event.loss < self.state.best_metric:

@@ -5,7 +5,7 @@ A pure function of a `RunHistory`: two renderings of an unchanged run are equal 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element
 
 from cocktail_cli.ui import counted, duration_text, megabytes, short, time_left_text, timestamp
 
-from .charts import Bar, Plot, Point, Row, Series, downsample, line_chart, row_chart
+from .charts import Bar, Look, Plot, Point, Row, Series, downsample, line_chart, row_chart
 from .markup import Child, el, html
 from .run_history import Contribution, Generation, Presence, Round, RunHistory
 
@@ -53,6 +53,8 @@ def sections(c: RunHistory) -> list[Element]:
     made = [section("summary", "Summary", ending(c), figures(c))]
     if c.losses:
         made.append(section("loss", "Loss", loss(c)))
+    if rewarded := [(r.step, r.rewards) for r in c.rounds if r.rewards]:
+        made.append(section("rewards", "Rewards", *rewards(c, rewarded)))
     if c.speeds:
         made.append(section("speed", "Speed", speed(c)))
     if points := [(float(r.step), r.lr) for r in c.rounds if r.lr is not None]:
@@ -115,7 +117,8 @@ def words(c: RunHistory) -> Iterator[str]:
         best = (
             f", best {c.best.loss:.4f} at step {c.best.step:,}" if c.best and len(c.evaluations) > 1 else ""
         )
-        yield f"The loss in training {trend([losses[0][1], losses[-1][1]])}{held}{best} (nats a token)."
+        unit = "nats a pair" if any(r.rewards for r in c.rounds) else "nats a token"
+        yield f"The loss in training {trend([losses[0][1], losses[-1][1]])}{held}{best} ({unit})."
     if up := sum(r.up for r in c.rounds):
         down, times = sum(r.down for r in c.rounds), ratio_of(c)
         below = f", {times:,.0f} times less than all parameters in FP16" if times else ""
@@ -218,6 +221,23 @@ def loss(c: RunHistory) -> Element:
     series = [Series("training", c.losses, "a"), Series("held-out", held, "b")]
     said = f"Loss in training {trend([y for _, y in c.losses])}."
     return curves(Plot("curve", "Loss by step", said, series, "step", "{:.4g}".format))
+
+
+def rewards(c: RunHistory, points: Sequence[tuple[int, Mapping[str, float]]]) -> Iterator[Element]:
+    """Render the rewards of chosen and rejected answers, and how often the chosen one has more."""
+    held = [(e.step, e.rewards) for e in c.evaluations if e.rewards]
+
+    def series(label: str, of: Sequence[tuple[int, Mapping[str, float]]], name: str, look: Look) -> Series:
+        return Series(label, [(float(step), values[f"rewards/{name}"]) for step, values in of], look)
+
+    newest = (held or points)[-1][1]
+    said = f"Of late the chosen answer has {newest['rewards/margins']:.3g} more than the rejected one."
+    both = [series("chosen", points, "chosen", "a"), series("rejected", points, "rejected", "b")]
+    yield curves(Plot("reward", "Rewards in training by step", said, both, "step", "{:.3g}".format))
+    said = f"Of late the chosen answer has more in {newest['rewards/accuracies']:.0%} of the pairs."
+    right = [series("training", points, "accuracies", "a"), series("held-out", held, "accuracies", "b")]
+    title = "Pairs whose chosen answer has the higher reward"
+    yield curves(Plot("accuracy", title, said, right, "step", "{:.0%}".format, zero=True))
 
 
 def speed(c: RunHistory) -> Element:

@@ -17,7 +17,7 @@ from typing import Any
 
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import RunRecord, reread_run
-from cocktail_cli.ui import events, printable
+from cocktail_cli.ui import events, named_rewards, printable
 
 from .run_history import (
     SAMPLES,
@@ -107,7 +107,9 @@ class RunFolderReader:
             start = len(self.rounds)
             rows = ledger.rounds(start)
             counted = ledger.counted(start, start + len(rows))  # excludes rounds committed since
-            self.evaluations = tuple(Evaluation(e.round, e.step, e.loss) for e in ledger.evaluations())
+            self.evaluations = tuple(
+                Evaluation(e.round, e.step, e.loss, named_rewards(e.rewards)) for e in ledger.evaluations()
+            )
         for row in rows:
             left_out = tuple(sorted(set(row.members) - set(row.accepted)))
             seconds = max(0.0, row.committed - row.opened)
@@ -198,6 +200,7 @@ class RunFolderReader:
             local_steps=event.get("local_steps", 1),
             lr=event.get("lr"),
             grad_norm=event.get("grad_norm"),
+            rewards=event.get("rewards", {}),
         )
         sums = {"up": up, "down": down, "fetched": fetched, "compute_s": compute, "wait_s": wait}
         for name, by_peer in sums.items():

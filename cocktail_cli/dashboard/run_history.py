@@ -36,6 +36,7 @@ class Round:
     tokens: int = 0  # trained tokens that it counted
     lr: float | None = None  # learning rate; None: unknown
     grad_norm: float | None = None  # before clipping, median over the peers
+    rewards: Mapping[str, float] = field(default_factory=dict)  # of preference pairs, by TRL's names
 
     @property
     def idle(self) -> float | None:
@@ -59,6 +60,7 @@ class Evaluation:
     round: int
     step: int
     loss: float  # of the global model, on held-out data
+    rewards: Mapping[str, float] = field(default_factory=dict)  # of preference pairs, by TRL's names
 
 
 @dataclass(frozen=True)

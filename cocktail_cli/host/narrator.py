@@ -7,7 +7,7 @@ from statistics import median
 
 from cocktail_cli.machine import INTERNET, network_of
 from cocktail_cli.ui import events as ours
-from cocktail_cli.ui import printable
+from cocktail_cli.ui import named_rewards, printable
 from transport import Ledger
 from transport.protocol import events as theirs
 
@@ -66,7 +66,8 @@ class Narrator:
             yield self.committed(event)
         elif isinstance(event, theirs.EvaluationDone):
             self.eval_loss = event.loss
-            yield ours.Eval(event.step, event.round, event.loss, event.tokens)
+            rewards = named_rewards(event.rewards)
+            yield ours.Eval(event.step, event.round, event.loss, event.tokens, rewards)
         elif isinstance(event, theirs.Warned):
             who = f"{event.peer}: " if event.peer else ""
             yield ours.Warning(printable(who + event.message, 1000))
@@ -105,6 +106,7 @@ class Narrator:
             grad_norm=median(event.grad_norm.values()) if event.grad_norm else None,
             samples=event.counted,
             eta_s=None if event.eta_s is None else round(event.eta_s, 1),
+            rewards=named_rewards(event.rewards),
         )
 
     def ratios(self, moved: Mapping[str, int], members: list[str]) -> dict[str, float]:

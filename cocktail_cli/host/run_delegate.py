@@ -99,6 +99,10 @@ class RunDelegate:
     def tokens(self, ids: Sequence[int]) -> int:
         return self.corpus.tokens(ids)
 
+    def weight(self, ids: Sequence[int]) -> float:
+        """Count the terms of the loss that these samples add: trained tokens, or preference pairs."""
+        return float(len(ids) if self.recipe.dpo else self.corpus.tokens(ids))
+
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
         self.aggregator.add(round, peer, packet)
 

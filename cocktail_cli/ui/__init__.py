@@ -8,7 +8,7 @@ from .board import counted, duration_text, megabytes, printable, short, time_lef
 from .display import Display, Progress, View, open_view, poll_status
 from .events import Checkpoint, Event, PageOpened, Progressed, RunStarted, Warning, from_json, timestamp
 from .findings import found, print_findings
-from .metrics_lines import Line, Metrics, missing_lines, read_written, step_numbers
+from .metrics_lines import Line, Metrics, held_out, missing_lines, named_rewards, read_written, step_numbers
 from .progress_meter import ProgressMeter
 from .text_chart import glyphs_for, round_ticks, text_chart
 from .trackers import FOLDER, Tracker, trackers_of

@@ -151,6 +151,7 @@ class Step:
     grad_norm: float | None = None  # before clipping; median over the peers, in `join` this machine's own
     samples: int = 0  # samples counted so far; 0: unknown
     eta_s: float | None = None  # seconds to the end of the run, at the pace of the whole swarm
+    rewards: dict[str, float] = field(default_factory=dict)  # of preference pairs, by TRL's names
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,8 @@ class Eval:
     step: int
     round: int
     loss: float
-    tokens: int = 0
+    tokens: int = 0  # terms of the loss: trained tokens, or preference pairs
+    rewards: dict[str, float] = field(default_factory=dict)  # of preference pairs, by TRL's names
 
 
 @dataclass(frozen=True)

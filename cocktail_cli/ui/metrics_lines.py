@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transport.ledger import RoundRow
 
 VERSION = 1
+REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins")
 
 Line = dict[str, Any]
 
@@ -49,7 +50,7 @@ class Metrics:
             self.step, self.round = event.step, event.round
             yield line("step", **step_numbers(event))
         elif isinstance(event, Eval):
-            numbers: Line = {"eval_loss": event.loss, "tokens": event.tokens}
+            numbers: Line = {"eval_loss": event.loss, "tokens": event.tokens} | held_out(event.rewards)
             yield line("eval", step=event.step, round=event.round, **numbers)
         elif isinstance(event, Sample):
             yield line("sample", **asdict(event))
@@ -92,7 +93,25 @@ def step_numbers(event: Step) -> Line:
         "down_bytes": sum(event.down_bytes.values()),
         "ratio_fp16": event.ratio_fp16 or None,
         "packet_bytes": event.packet_bytes,
+        **event.rewards,
     }
+
+
+def named_rewards(means: Sequence[float]) -> dict[str, float]:
+    """Name the mean rewards of preference pairs as TRL does; empty where a run learns from texts.
+
+    Args:
+        means: of the chosen answers, of the rejected ones, share of pairs in which the chosen one has more.
+    """
+    if not means:
+        return {}
+    chosen, rejected, accuracies = means
+    values = (chosen, rejected, accuracies, chosen - rejected)
+    return {name: round(value, 6) for name, value in zip(REWARDS, values, strict=True)}
+
+
+def held_out(rewards: Mapping[str, float]) -> Line:
+    return {f"eval_{name}": value for name, value in rewards.items()}
 
 
 def median_or_none(values: Iterable[float]) -> float | None:
@@ -115,6 +134,7 @@ def missing_lines(ledger: Path, known: Written, batch: int, steps: int) -> Itera
         for row in opened.rounds():
             if found := evaluated.get(row.round):
                 about: Line = {"eval_loss": found.loss, "tokens": found.tokens}
+                about |= held_out(named_rewards(found.rewards))
                 yield line("eval", step=found.step, round=found.round, **about)
             counted, tokens = counted + row.counted, tokens + row.tokens
             if row.round > known.round:

@@ -15,6 +15,7 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.installation import command_to_add
 
 from .events import RunStarted
+from .metrics_lines import REWARDS
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 FOLDER = "tracking"  # the trackers' files, in the run's folder
 GROUPS = {  # groups of curves
-    "train": ("loss", "tokens", "tokens_per_s", "samples", "lr", "grad_norm"),
-    "eval": ("eval_loss",),
+    "train": ("loss", "tokens", "tokens_per_s", "samples", "lr", "grad_norm", *REWARDS),
+    "eval": ("eval_loss", *(f"eval_{name}" for name in REWARDS)),
     "time": ("step_s", "compute_s", "wait_s", "sync_s"),
     "swarm": ("peers", "late", "up_bytes", "down_bytes", "ratio_fp16", "packet_bytes"),
 }

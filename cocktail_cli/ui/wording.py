@@ -68,7 +68,8 @@ def sentence(event: events.Event) -> str | None:
         case events.PeerLeft():
             return f"{event.peer} {departed(event.how, event.reason)}"
         case events.Eval():
-            return f"eval step={event.step} loss={event.loss:.4f}"
+            rewards = "".join(f" {name}={value:.3f}" for name, value in event.rewards.items())
+            return f"eval step={event.step} loss={event.loss:.4f}{rewards}"
         case events.Sample():
             return f"sample step={event.step} {event.prompt!r} -> {event.text!r}"
         case events.Checkpoint():

@@ -180,7 +180,7 @@ def _preference_conflicts(recipe: Recipe) -> Iterator[Conflict]:
         text = f"`{recipe.dpo.loss_type}` has none, as in TRL"
         yield Conflict("dpo.label_smoothing", text, "dpo.loss_type=robust")
     if recipe.data.packing:
-        yield Conflict("data.packing", "excluded by `dpo:`: a sample is a pair of answers")
+        yield Conflict("data.packing", "excluded by `dpo:`: a sample is a pair of answers", "packing=false")
     for name in ("completion_only_loss", "assistant_only_loss"):
         if getattr(recipe.data, name) is not None:
             yield Conflict(f"data.{name}", "excluded by `dpo:`: what follows the prompt is compared")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 
 from cocktail_cli.dashboard.run_folder_reader import RunFolderReader
 from cocktail_cli.host import run_folder as in_folder
@@ -65,7 +66,12 @@ class ARun:
         self.tell(PeerLeft(peer, reason), seconds)
 
     def commit(
-        self, *members: str, late: tuple[str, ...] = (), loss: float | None = 4.0, told: bool = True
+        self,
+        *members: str,
+        late: tuple[str, ...] = (),
+        loss: float | None = 4.0,
+        told: bool = True,
+        rewards: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """The next round: 4 samples of each packet that came in time. `told`: the diary has it too."""
         r, now = self.rounds, BEGAN + 10.0 * (self.rounds + 1)
@@ -93,6 +99,7 @@ class ARun:
                 wait_s=each,
                 lr=1e-3 * (r + 1) / self.steps,
                 grad_norm=0.5,
+                rewards=dict(rewards),
             )
             self.tell(step, 10.0 * (r + 1))
 

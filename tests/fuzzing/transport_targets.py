@@ -181,6 +181,9 @@ class HubWork(IdleDelegate):
     def tokens(self, ids: Sequence[int]) -> int:
         return len(ids)
 
+    def weight(self, ids: Sequence[int]) -> float:
+        return float(len(ids))
+
     def object(self, name: str) -> bytes:
         return {"eval": b"held out", "base/w": b"weights"}[name]
 

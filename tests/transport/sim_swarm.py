@@ -298,6 +298,7 @@ class SimSwarm:
             sha256=b"\1" * 32,
             packets=sizes,
             tokens=tokens,
+            weights={peer: float(count) for peer, count in tokens.items()},
             rejected=rejected,
             moved=moved,
         )

@@ -57,6 +57,9 @@ class ToyWork:
     def tokens(self, ids: Sequence[int]) -> int:
         return TOKENS * len(ids)
 
+    def weight(self, ids: Sequence[int]) -> float:
+        return float(TOKENS * len(ids))
+
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
         self.came.append((round, peer, packet))
 

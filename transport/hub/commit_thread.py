@@ -87,20 +87,19 @@ class CommitThread:
     def commit(self, action: do.Commit, opened: dict[str, Future[bytes]]) -> None:
         """Aggregate, make durable, tell the I/O thread, in this order. `opened`: packets by session."""
         packets = {session: packet.result() for session, packet in opened.items()}
-        tokens = {
-            c.peer: self._delegate.tokens([i for ids in c.leases.values() for i in sample_ids(ids)])
-            for c in action.claims
-        }
+        ids = {c.peer: [i for ranges in c.leases.values() for i in sample_ids(ranges)] for c in action.claims}
+        tokens = {peer: self._delegate.tokens(of) for peer, of in ids.items()}
+        weights = {peer: self._delegate.weight(of) for peer, of in ids.items()}
         claims = {c.peer: c for c in action.claims}
-        if any(tokens.values()):
+        if any(weights.values()):
             # An update that delivers no work would get weight 0 and be lost: it stays a residual.
-            claims = {peer: c for peer, c in claims.items() if tokens[peer]}
+            claims = {peer: c for peer, c in claims.items() if weights[peer]}
         rejected, denied = dict[str, str](), dict[str, str]()
         packet: bytes | None = None
         while claims and packet is None:
-            equal = not any(tokens[peer] for peer in claims)  # nothing trained yet: equal weights
+            equal = not any(weights[peer] for peer in claims)  # nothing trained yet: equal weights
             updates = [
-                WeightedPacket(peer, packets.get(c.session, b""), 1.0 if equal else float(tokens[peer]))
+                WeightedPacket(peer, packets.get(c.session, b""), 1.0 if equal else weights[peer])
                 for peer, c in claims.items()
             ]
             try:
@@ -124,7 +123,9 @@ class CommitThread:
         accepted = tuple(claims.values())
         opened_at = self.opened.pop(action.round, time.time())
         row = row_of(action, accepted, sum(tokens[peer] for peer in claims), opened_at, time.time())
-        counted = tuple(Counted(r, c.peer, c.session, ids) for c in accepted for r, ids in c.leases.items())
+        counted = tuple(
+            Counted(r, c.peer, c.session, ranges) for c in accepted for r, ranges in c.leases.items()
+        )
         row = self._ledger.commit(row, packet, counted, self._shards.merged() if self._shards else {})
         self._objects.committed(action.round, packet, row.sha256)
         durable = replace(
@@ -133,6 +134,7 @@ class CommitThread:
             sha256=row.sha256,
             packets={peer: len(packets.get(c.session, b"")) for peer, c in claims.items()},
             tokens={peer: tokens[peer] for peer in claims},
+            weights={peer: weights[peer] for peer in claims},
             lost=dict(lost),
             moved=moved,
         )

@@ -50,7 +50,9 @@ CREATE TABLE leased (
 CREATE TABLE sessions (session TEXT PRIMARY KEY, name TEXT, hardware TEXT, key TEXT) WITHOUT ROWID;
 CREATE TABLE peers (
     key TEXT PRIMARY KEY, name TEXT, standing TEXT, reason TEXT, strikes INTEGER DEFAULT 0) WITHOUT ROWID;
-CREATE TABLE evaluations (round INTEGER PRIMARY KEY, step INTEGER, loss REAL, tokens INTEGER, final INTEGER);
+CREATE TABLE evaluations (
+    round INTEGER PRIMARY KEY, step INTEGER, loss REAL, tokens INTEGER, final INTEGER,
+    rewards TEXT DEFAULT '[]');
 """
 
 
@@ -92,8 +94,9 @@ class EvaluationRow:
     round: int
     step: int
     loss: float
-    tokens: int
+    tokens: int  # terms of the loss
     final: bool
+    rewards: tuple[float, ...] = ()  # means over preference pairs (events.EvaluationDone)
 
 
 @dataclass(frozen=True)
@@ -226,6 +229,7 @@ class Ledger:
         )
         self._add("sessions", "key TEXT DEFAULT ''")
         self._add("peers", "strikes INTEGER DEFAULT 0")
+        self._add("evaluations", "rewards TEXT DEFAULT '[]'")
 
     def _add(self, table: str, column: str) -> None:
         """Add a column that older ledgers lack."""
@@ -318,7 +322,8 @@ class Ledger:
         self._db.execute("COMMIT")
 
     def evaluated(self, row: EvaluationRow) -> None:
-        self._db.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?)", astuple(row))
+        values = (*astuple(row)[:5], json.dumps(row.rewards))
+        self._db.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?)", values)
 
     # ---- read by any process -------------------------------------------------------------------------------
 
@@ -328,8 +333,11 @@ class Ledger:
         return [row_of(columns) for columns in rows]
 
     def evaluations(self) -> list[EvaluationRow]:
-        rows = self._db.execute("SELECT round, step, loss, tokens, final FROM evaluations ORDER BY round")
-        return [EvaluationRow(r, s, loss, tokens, bool(final)) for r, s, loss, tokens, final in rows]
+        rows = self._db.execute("SELECT * FROM evaluations ORDER BY round")
+        return [  # a ledger of an older version has no rewards
+            EvaluationRow(r, s, loss, tokens, bool(final), tuple(json.loads(more[0])) if more else ())
+            for r, s, loss, tokens, final, *more in rows
+        ]
 
     def counted(self, start: int = 0, stop: int = 2**62) -> list[Counted]:
         """Return the leases that the rounds start .. stop-1 have counted."""

@@ -102,6 +102,7 @@ class RoundCommitted(Event):
     down: dict[str, int] = field(default_factory=dict)  # hub to peer; both include ZMTP and CURVE framing
     fetched: dict[str, int] = field(default_factory=dict)  # of `down`: fetched before the peer was ready
     grad_norm: dict[str, float] = field(default_factory=dict)  # of each peer's last step, before clipping
+    rewards: tuple[float, ...] = ()  # as in EvaluationDone
     eta_s: float | None = None  # to the end of the run, at the rate of late; None: not known yet
     deadline: float = 0.0  # straggler deadline, seconds after the opening, as the last awaited update left it
 
@@ -113,8 +114,11 @@ class EvaluationDone(Event):
     round: int
     step: int
     loss: float
-    tokens: int
+    tokens: int  # terms of the loss: trained tokens, or preference pairs
     final: bool  # True for the finished model
+    # Means over preference pairs, where a run learns from such: rewards of the chosen answers, of the
+    # rejected ones, and the share of pairs in which the chosen one has more.
+    rewards: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,10 @@ class HubDelegate(Protocol):
         """Return the payload of a lease: opaque here."""
 
     def tokens(self, ids: Sequence[int]) -> int:
-        """Count the trained tokens of these samples: the weight of the update that delivers them."""
+        """Count the trained tokens of these samples."""
+
+    def weight(self, ids: Sequence[int]) -> float:
+        """Return the weight of the update that delivers these samples; 0: it delivers no work."""
 
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
         """Take an update that has arrived, to decode it before the round closes.

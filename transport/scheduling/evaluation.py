@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from transport.ledger import EvaluationRow
 from transport.protocol import messages
 
+REWARDS = 3  # of the chosen and of the rejected answers, share of pairs in which the chosen one has more
+
 
 @dataclass
 class Evaluation:
@@ -61,11 +63,30 @@ class Evaluation:
         return sum(part.tokens for part in self.results.values())
 
     @property
+    def rewards(self) -> tuple[float, ...]:
+        """Average the rewards of preference pairs; empty where there are none."""
+        parts = [self.results[p] for p in sorted(self.results)]
+        return mean_rewards([(part.rewards, part.tokens) for part in parts])
+
+    @property
     def loss(self) -> float:
         """Compute the mean over the tokens; nan where there are none."""
         # by part, never by arrival: float sums depend on order
         total = sum(self.results[p].loss_sum for p in sorted(self.results))
         return total / self.tokens if self.tokens else float("nan")
+
+
+def mean_rewards(parts: Sequence[tuple[Sequence[float], int]]) -> tuple[float, ...]:
+    """Average the rewards of preference pairs over peers; empty where some peer sent none.
+
+    Args:
+        parts: sums of a peer, and the number of its pairs, in an order that does not depend on arrival.
+    """
+    pairs = sum(count for _, count in parts)
+    sums = [rewards for rewards, count in parts if count]
+    if not pairs or {len(one) for one in sums} != {REWARDS}:
+        return ()
+    return tuple(sum(column) / pairs for column in zip(*sums, strict=True))
 
 
 class Evaluations:

@@ -11,7 +11,7 @@ from transport import actions as do
 from transport.ledger import RoundRow
 from transport.protocol import TrafficDelta, events, messages
 
-from .evaluation import Evaluation
+from .evaluation import Evaluation, mean_rewards
 from .leases import Leases
 
 Pair = tuple[str, str]  # sessions: aggregator, member
@@ -144,6 +144,7 @@ class Exchange:
             compute_s={name: r.compute_s for name, r in reports.items()},
             wait_s={name: r.wait_s for name, r in reports.items()},
             grad_norm={name: r.grad_norm for name, r in reports.items() if r.grad_norm > 0},
+            rewards=mean_rewards([(reports[name].rewards, reports[name].tokens) for name in sorted(reports)]),
             seconds=now - self.opened,
             up={peer: m.up for peer, m in moved.items()},
             down={peer: m.down for peer, m in moved.items()},

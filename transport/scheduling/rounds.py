@@ -15,7 +15,7 @@ every step that needs no further input.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import Enum
 from typing import Protocol
 
@@ -173,9 +173,9 @@ class Rounds:
             if not ev.tokens:  # a mean over nothing is no number
                 return
             self.history.evaluated(ev.step, ev.loss)
-            row = EvaluationRow(ev.round, ev.step, ev.loss, ev.tokens, ev.final)
+            row = EvaluationRow(ev.round, ev.step, ev.loss, ev.tokens, ev.final, ev.rewards)
             self._out.add(do.RecordEvaluation(row))
-            self._out.tell(events.EvaluationDone(0.0, ev.round, ev.step, ev.loss, ev.tokens, ev.final))
+            self._out.tell(events.EvaluationDone(at=0.0, **asdict(row)))
 
     def session_ended(self, session: Session) -> int:
         """Forget a session. Returns how many samples it gives back."""

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -76,6 +76,8 @@ def described(one: Preview, tokenizer: PreTrainedTokenizerBase, longest: int, co
     """Describe a data set as a JSON object."""
     samples, dropped = one.packed.samples, one.packed.dropped
     tokens = sum(len(sample.tokens) for sample in samples)
+    paired = one.row_type == "preference"
+    lengths = [n for sample in samples for n in (sample.lengths if paired else (len(sample.tokens),))]
     return {
         "path": one.path,
         "type": one.row_type,
@@ -86,8 +88,8 @@ def described(one: Preview, tokenizer: PreTrainedTokenizerBase, longest: int, co
         "dropped": dropped.tokens,
         "cut": dropped.truncated,
         "left_out": dropped.samples,
-        "full": round(tokens / (len(samples) * longest), 4) if samples else 0.0,
-        "lengths": histogram(samples, longest),
+        "full": round(tokens / (len(lengths) * longest), 4) if lengths else 0.0,
+        "lengths": histogram(lengths, longest),
         "warnings": list(one.warnings),
         "not_used": list(one.unused),
         "shown": [{"documents": len(s.lengths), "parts": list(parts(s, tokenizer))} for s in samples[:count]],
@@ -113,11 +115,14 @@ def lines(
     told = described(one, tokenizer, longest, count)
     yield f"{one.path}: {one.row_type}, the first {told['rows']:,} rows are {told['samples']:,} samples"
     for number, (sample, shown) in enumerate(zip(one.packed.samples, told["shown"], strict=False), start=1):
+        names = repeat("")
         several = f" in {shown['documents']} documents" if shown["documents"] > 1 else ""
+        if one.row_type == "preference":
+            names, several = iter(("chosen    ", "rejected  ")), ", a pair"
         yield ""
         yield f"sample {number}: {len(sample.tokens):,} tokens{several}, {sample.count:,} trained"
         for _, document in groupby(shown["parts"], key=lambda part: part["document"]):
-            yield "".join(painted(part["text"], part["trained"], color) for part in document)
+            yield next(names) + "".join(painted(part["text"], part["trained"], color) for part in document)
     yield ""
     yield f"lengths, in tokens (max_length {longest:,})"
     top = max((row["samples"] for row in told["lengths"]), default=1) or 1
@@ -146,12 +151,12 @@ def painted(text: str, trained: bool, color: bool) -> str:
     return clean if trained else f"[{clean}]"
 
 
-def histogram(samples: list[Sample], longest: int) -> list[dict[str, int]]:
-    """Count samples by length, in equal ranges from 1 to max_length."""
+def histogram(lengths: list[int], longest: int) -> list[dict[str, int]]:
+    """Count samples, of pairs both sequences, by length, in equal ranges from 1 to max_length."""
     edges = [longest * bin // BINS for bin in range(BINS + 1)]
     counts = [0] * BINS
-    for sample in samples:
-        counts[next(bin for bin in range(BINS) if len(sample.tokens) <= edges[bin + 1])] += 1
+    for length in lengths:
+        counts[next(bin for bin in range(BINS) if length <= edges[bin + 1])] += 1
     return [
         {"from": low + 1, "to": high, "samples": n}
         for low, high, n in zip(edges[:-1], edges[1:], counts, strict=True)

@@ -14,6 +14,7 @@ from cocktail_cli.dashboard.run_folder_reader import RunFolderReader
 from cocktail_cli.dashboard.run_history import About, Contribution, Round, RunHistory
 from cocktail_cli.machine.run_registry import save_run
 from cocktail_cli.ui.events import Sample, Step, as_json
+from transport.ledger import EvaluationRow
 from transport.protocol.errors import LedgerError
 
 
@@ -75,6 +76,27 @@ def test_the_models_own_words_are_in_the_history_and_on_the_page(run: ARun) -> N
     ]
     assert "step 10" in page
     assert page.index("\n function") < page.index(" statement") < page.index(" xx&lt;b&gt;xx")
+
+
+def test_rewards_of_preference_pairs_are_on_the_page_and_only_there(run: ARun) -> None:
+    run.commit("ann")
+    assert "rewards" not in [one.get("id") for one in sections(look(run))]
+    means = {
+        "rewards/chosen": 0.5,
+        "rewards/rejected": -0.25,
+        "rewards/accuracies": 0.75,
+        "rewards/margins": 0.75,
+    }
+    run.commit("ann", rewards=means)
+    run.ledger.evaluated(EvaluationRow(2, 2, 0.6, 8, False, (0.5, 0.0, 0.625)))
+
+    told = look(run)
+    page = "".join(html(one) for one in sections(told) if one.get("id") == "rewards")
+
+    assert told.rounds[1].rewards == means
+    assert told.evaluations[0].rewards["rewards/margins"] == 0.5
+    assert "has 0.5 more than the rejected one" in page
+    assert "has more in 62% of the pairs" in page
 
 
 def test_the_best_evaluation_is_the_first_of_the_lowest_loss(run: ARun) -> None:

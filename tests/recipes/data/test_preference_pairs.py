@@ -1,0 +1,134 @@
+"""Preference pairs: what is read of a row, what is refused with file and line, what is cut or left out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipes.config.loader import load_recipe
+from recipes.data.conversations import ConversationReader
+from recipes.data.packing import make_samples
+from recipes.data.preference_pairs import TextPair, conversation_pair, text_pair
+from recipes.data.samples import pack_samples, unpack_samples
+from recipes.data.sources import Row
+from recipes.data.tokenization import TokenizedDocument, make_row_tokenizer
+from recipes.errors import DataError, RecipeError
+
+PAIRED = ["dpo={}", "lora_r=4", "packing=false", "datasets.0.type=auto"]
+ASK = {"role": "user", "content": "Two and two?"}
+GOOD, BAD = ({"role": "assistant", "content": text} for text in ("Four.", "Five."))
+
+
+def read(fields: dict[str, Any], *overrides: str) -> Any:
+    """The first row of a file, as a recipe with `dpo:` reads it."""
+    recipe = load_recipe("smoke", [*PAIRED, *overrides])
+    row = Row(json.loads(json.dumps(fields)), "my.jsonl:7")
+    dataset = recipe.datasets[0]
+    assert dataset.type == "preference"
+    if isinstance(fields["chosen"], list):
+        pair = conversation_pair(ConversationReader(dataset), row)
+        return pair.chosen.messages, pair.rejected.messages, pair.chosen.prompt
+    return text_pair(dataset, row)
+
+
+def test_a_prompt_may_be_given_or_be_what_both_answers_begin_with() -> None:
+    told = {"prompt": "It is", "chosen": " four.", "rejected": " nine."}
+    whole = {"chosen": "It is four.", "rejected": "It is nine."}
+
+    assert read(told) == read(whole) == TextPair("It is", " four.", " nine.")
+    assert read(told | whole, "column_map={prompt: -}") == read(whole)
+    wanted = [ASK, GOOD], [ASK, BAD], 1
+    assert read({"prompt": [ASK], "chosen": [GOOD], "rejected": [BAD]}) == wanted
+    assert read({"chosen": [ASK, GOOD], "rejected": [ASK, BAD]}) == wanted
+    assert read({"prompt": "Two and two?", "chosen": [ASK, GOOD], "rejected": [ASK, BAD]}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"chosen": "a", "rejected": None}, "my.jsonl:7: field `rejected` must be text, not null"),
+        ({"chosen": "a"}, "my.jsonl:7: no field `rejected`; there is chosen"),
+        ({"chosen": "a", "rejected": ["b"]}, "my.jsonl:7: field `rejected` must be text, not list"),
+        (
+            {"prompt": "It is", "chosen": "It is a", "rejected": "It is b"},
+            "my.jsonl:7: both answers begin with the `prompt`",
+        ),
+        (
+            {"prompt": [ASK], "chosen": [ASK, GOOD], "rejected": [ASK, BAD]},
+            "my.jsonl:7: both answers begin with the `prompt`",
+        ),
+        ({"prompt": "Hm?", "chosen": [ASK, GOOD], "rejected": [ASK, BAD]}, "`prompt` is text that is in no"),
+        ({"chosen": [ASK, GOOD], "rejected": [ASK]}, "my.jsonl:7: `rejected` has no message of an assistant"),
+        ({"chosen": [ASK, GOOD], "rejected": []}, "my.jsonl:7: `rejected` must be a list of messages"),
+        (
+            {"prompt": [ASK], "chosen": [{"role": "assistant", "content": ""}], "rejected": [BAD]},
+            "my.jsonl:7: chosen message 0: the assistant has neither content nor tool calls",
+        ),
+    ],
+)
+def test_a_bad_row_is_told_with_file_line_and_what_is_expected(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError) as error:
+        read(fields)
+
+    assert message in str(error.value)
+
+
+def test_each_sequence_is_cut_and_a_pair_without_both_answers_is_left_out() -> None:
+    """The prompt of 4 tokens fills a max_length of 4, as in TRL; counts and warnings name the pair once."""
+    document = TokenizedDocument(np.arange(13), np.array([0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 1]) > 0, (7, 6))
+    data = load_recipe("smoke", ["packing=false"]).data
+
+    whole, cut, gone = (
+        make_samples([document], data.model_copy(update={"max_length": length})) for length in (7, 5, 4)
+    )
+
+    assert whole.samples[0].lengths == (7, 6)
+    assert whole.dropped.truncated == 0
+    assert (cut.samples[0].lengths, cut.samples[0].tokens.tolist()) == (
+        (5, 5),
+        [0, 1, 2, 3, 4, 7, 8, 9, 10, 11],
+    )
+    assert (cut.dropped.truncated, cut.dropped.longest, cut.samples[0].count) == (1, 7, 2)
+    assert gone.samples == []
+    assert gone.dropped.samples == 1
+    [back] = unpack_samples(pack_samples(cut.samples))
+    assert (back.lengths, back.trained.tolist()) == ((5, 5), cut.samples[0].trained.tolist())
+
+
+def test_equal_answers_are_warned_of_once(tokenizer: Any) -> None:
+    recipe = load_recipe("smoke", PAIRED)
+    rows = [Row({"prompt": "a", "chosen": " b", "rejected": " b"}, f"my.jsonl:{n}") for n in (1, 2)]
+    read = make_row_tokenizer(tokenizer, recipe.data, recipe.datasets[0], rows[0])
+
+    read.tokenize(rows)
+
+    assert read.warnings == ["my.jsonl:1: chosen and rejected are the same: such pairs teach nothing"]
+
+
+def test_pairs_without_a_section_dpo_name_what_is_missing(corpus_of: Any) -> None:
+    with pytest.raises(DataError, match=r"my.jsonl:1: chosen and rejected answers need a section `dpo:`"):
+        corpus_of([{"chosen": "a b", "rejected": "a c"}])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["lora=null"], "dpo  needs `lora:`: the reference is the base without adapters"),
+        (["packing=true"], "data.packing  excluded by `dpo:`"),
+        (["label_smoothing=0.1"], "dpo.label_smoothing  `sigmoid` has none, as in TRL"),
+        (["assistant_only_loss=true"], "data.assistant_only_loss  excluded by `dpo:`"),
+        (["datasets.0.type=chat"], "datasets.0.type  `chat` has no chosen and rejected answers"),
+        (["dpo=null", "datasets.0.type=preference"], "datasets.0.type  `preference` needs a section `dpo:`"),
+        (["loss_type=dpo"], "dpo.loss_type"),
+        (["dpo.gamma=1"], "dpo.gamma"),
+        (["beta=0"], "dpo.beta  must be above 0, not 0"),
+    ],
+)
+def test_keys_that_contradict_preferences_are_errors(overrides: list[str], message: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        load_recipe("smoke", [*PAIRED, *overrides])
+
+    assert " ".join(message.split()) in " ".join(str(error.value).split())

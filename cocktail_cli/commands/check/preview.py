@@ -115,7 +115,7 @@ def lines(
     told = described(one, tokenizer, longest, count)
     yield f"{one.path}: {one.row_type}, the first {told['rows']:,} rows are {told['samples']:,} samples"
     for number, (sample, shown) in enumerate(zip(one.packed.samples, told["shown"], strict=False), start=1):
-        names = repeat("")
+        names: Iterator[str] = repeat("")
         several = f" in {shown['documents']} documents" if shown["documents"] > 1 else ""
         if one.row_type == "preference":
             names, several = iter(("chosen    ", "rejected  ")), ", a pair"

@@ -66,6 +66,12 @@ ROWS: dict[str, dict[str, Any]] = {
     },
     "mlabonne/FineTome-100k": {"conversations": SHAREGPT, "source": "x", "score": 5.1},
     "monology/pile-uncopyrighted": {"text": "It was a dark night.", "meta": {"pile_set_name": "Books3"}},
+    "trl-lib/ultrafeedback_binarized": {
+        "chosen": TALK[:2],
+        "rejected": [TALK[0], TALK[3]],
+        "score_chosen": 8.5,
+        "score_rejected": 3.0,
+    },
     "openai/gsm8k": {"question": "What is 2 + 2?", "answer": "It is 2 + 2 = 4. #### 4"},
 }
 
@@ -151,7 +157,9 @@ def test_a_shipped_recipe_trains_a_step_on_a_tiny_twin_of_its_model(name: str, t
 
     assert loss > 0
     assert not torch.equal(local.flat.vector, before)
-    assert any(sample.documents for sample in lease) == recipe.data.isolates_documents
+    assert any(sample.documents for sample in lease) == (
+        recipe.data.isolates_documents or recipe.dpo is not None
+    )
 
 
 @pytest.mark.parametrize(

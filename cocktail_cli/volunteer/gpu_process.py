@@ -21,23 +21,27 @@ from cocktail_cli.machine import limit_memory
 if TYPE_CHECKING:
     from recipes.multi_gpu import FsdpWorker
 
+BESIDE = ("save", "difference")
+
 
 def main() -> NoReturn:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # so that no library prints between the answers
     process = Process(answers)
     threading.Thread(target=process.listen, args=(sys.stdin.buffer,), daemon=True).start()
+    threading.Thread(target=process.serve_beside, daemon=True).start()
     with process.telling():
         process.serve()
     raise AssertionError("it serves until it is ended")
 
 
 class Process:
-    """Answers in one thread, which may wait for other ranks, and listens in another."""
+    """Answers in one thread, which may wait for other ranks, and `beside` in another; a third listens."""
 
     def __init__(self, answers: IO[str]) -> None:
         self.answers, self.writing = answers, threading.Lock()
         self.questions: queue.SimpleQueue[tuple[dict[str, Any], bytes]] = queue.SimpleQueue()
+        self.beside: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.rank: FsdpWorker | None = None
 
     def listen(self, stdin: IO[bytes]) -> None:
@@ -45,14 +49,21 @@ class Process:
         for line in stdin:
             asked = json.loads(line)
             data = stdin.read(asked.pop("bytes"))
-            if asked["do"] == "save":
-                with self.telling():
-                    assert self.rank is not None
-                    self.rank.save(asked["path"])
-                    self.say({"saved": True})
+            if asked["do"] in BESIDE:
+                self.beside.put(asked)
             else:
                 self.questions.put((asked, data))
         os._exit(EXIT["lost"])
+
+    def serve_beside(self) -> NoReturn:
+        """Answer what needs no other rank, while this one computes."""
+        with self.telling():
+            while True:
+                asked = self.beside.get()
+                assert self.rank is not None
+                self.rank.answer_beside(asked)
+                self.say({"beside": True})
+        raise AssertionError("it serves until it is ended")
 
     def serve(self) -> NoReturn:
         from recipes.multi_gpu import FsdpWorker

@@ -1,8 +1,9 @@
 """The processes that share this peer's model (`--gpus N`): started, called, and ended.
 
-A request on stdin is a line of JSON, which bytes may follow; the answer on stdout is a line of JSON. When
-this process ends, in any way, so does their stdin, and so do they. When one of them ends the others cannot go
-on: all are ended, and the caller is told why.
+A request on stdin is a line of JSON, which bytes may follow; the answer on stdout is a line of JSON. Requests
+are answered in turn, but for those `beside`: a rank answers them while it computes, so that no question of an
+exchange waits for a micro-batch. When this process ends, in any way, so does their stdin, and so do they. When
+one of them ends the others cannot go on: all are ended, and the caller is told why.
 
 When one runs out of memory, the others may wait for it in the middle of a layer and cannot be interrupted. So
 each saves its part of the local model and of the optimizer state, all are ended, and as many start again from
@@ -37,6 +38,7 @@ GRACE = 2.0  # seconds to hear from all, once one has failed: the first need not
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 Answer = dict[str, Any]
+Answers = queue.SimpleQueue[tuple[int, Answer | None]]  # by rank; None: it has ended
 
 
 @dataclass
@@ -44,7 +46,8 @@ class Generation:
     """The processes of all ranks, and their answers."""
 
     processes: list[subprocess.Popen[bytes]]
-    answers: queue.SimpleQueue[tuple[int, Answer | None]] = field(default_factory=queue.SimpleQueue)
+    answers: Answers = field(default_factory=queue.SimpleQueue)
+    beside: Answers = field(default_factory=queue.SimpleQueue)
     listeners: list[threading.Thread] = field(default_factory=list)
     ended: bool = False  # by this process
 
@@ -84,6 +87,7 @@ class GpuProcesses:
         self.file = anonymous_file()
         self.folder = Path(tempfile.mkdtemp(prefix="cocktail-ranks-"))  # for this user alone
         self.turns = ThreadPoolExecutor(1, "ranks")  # requests are answered in order
+        self.writing, self.asking_beside = threading.Lock(), threading.Lock()
         self.failure: Failure | None = None
         self.vram_limit = vram_limit
         self.loaded: dict[str, Any] = {}  # what they were asked to load
@@ -126,6 +130,16 @@ class GpuProcesses:
         """Call `do` on each rank, with its part; return answers by rank. Raises Failure, with all ended."""
         return self.turns.submit(self.ask, do, parts, fields).result()
 
+    def beside(self, do: str, **fields: Any) -> list[Answer]:
+        """Call `do` on each rank beside its turn, from any one thread. Raises like `all`."""
+        with self.asking_beside:  # not while other processes take their place
+            if self.failure is not None:
+                raise self.failure
+            for rank in range(self.count):
+                self.write(rank, {"do": do, **fields})
+            answers = self.gather(do, self.crew.beside)
+        return [answers[rank] for rank in range(self.count)]
+
     def check(self) -> None:
         """Raise Failure where one has ended."""
         if self.failure is not None or any(process.poll() is not None for process in self.processes):
@@ -146,7 +160,7 @@ class GpuProcesses:
             if do == "start":
                 asked |= {"number": rank, "count": self.count, "device": self.devices[rank]}
             self.write(rank, asked, parts[rank] if parts else b"")
-        answers = self.gather(do, lambda answer: "saved" not in answer)
+        answers = self.gather(do, self.crew.answers)
         for rank, answer in answers.items():
             if "full" in answer:
                 self.begin_again()
@@ -156,38 +170,38 @@ class GpuProcesses:
     def write(self, rank: int, asked: dict[str, Any], data: bytes = b"") -> None:
         stdin = self.crew.processes[rank].stdin
         assert stdin is not None
-        with suppress(OSError):  # it has ended, as its listener notices
+        with suppress(OSError), self.writing:  # it has ended, as its listener notices
             stdin.write(json.dumps({**asked, "bytes": len(data)}).encode() + b"\n" + data)
             stdin.flush()
 
-    def gather(self, do: str, wanted: Callable[[Answer], bool]) -> dict[int, Answer]:
+    def gather(self, do: str, told: Answers) -> dict[int, Answer]:
         """Collect an answer of each, or fewer once one is out of memory: the others may wait for it."""
         answers: dict[int, Answer] = {}
         while len(answers) < self.count and not any("full" in answer for answer in answers.values()):
             try:
-                rank, answer = self.crew.answers.get(timeout=SILENT)
+                rank, answer = told.get(timeout=SILENT)
             except queue.Empty:
                 silent = min(set(range(self.count)) - answers.keys())
                 raise self.end(f"{self.name(silent)} has not answered for {SILENT:.0f} s ({do})") from None
             if answer is None or "error" in answer:
                 raise self.end(self.cause(rank, answer))
-            if wanted(answer):
-                answers[rank] = answer
+            answers[rank] = answer
         return answers
 
     def begin_again(self) -> None:
         """Replace the processes by new ones with the same state."""
         saved = [str(self.folder / f"{rank}.kept") for rank in range(self.count)]
-        for rank, path in enumerate(saved):
-            self.write(rank, {"do": "save", "path": path})
-        self.gather("save", lambda answer: "saved" in answer)
-        self.crew.close()
-        self.crew = self.fresh()
-        self.begin()
-        self.ask("load", (), self.loaded)
-        for rank, path in enumerate(saved):
-            self.write(rank, {"do": "restore", "path": path})
-        self.gather("restore", lambda answer: True)
+        with self.asking_beside:
+            for rank, path in enumerate(saved):
+                self.write(rank, {"do": "save", "path": path})
+            self.gather("save", self.crew.beside)
+            self.crew.close()
+            self.crew = self.fresh()
+            self.begin()
+            self.ask("load", (), self.loaded)
+            for rank, path in enumerate(saved):
+                self.write(rank, {"do": "restore", "path": path})
+            self.gather("restore", self.crew.answers)
         for path in saved:
             os.unlink(path)
 
@@ -196,8 +210,10 @@ class GpuProcesses:
         assert stdout is not None
         for line in stdout:
             with suppress(ValueError):  # cut short by its end
-                crew.answers.put((rank, json.loads(line)))
-        crew.answers.put((rank, None))
+                answer = json.loads(line)
+                (crew.beside if answer.pop("beside", False) else crew.answers).put((rank, answer))
+        for told in (crew.answers, crew.beside):
+            told.put((rank, None))
         if not crew.ended:
             self.lost()
 
@@ -209,7 +225,7 @@ class GpuProcesses:
             with suppress(queue.Empty):
                 rank, answer = self.crew.answers.get(timeout=left)
                 if answer is None or "error" in answer:
-                    last.setdefault(rank, answer)
+                    last[rank] = last.get(rank) or answer
         for rank, answer in last.items():
             if answer is None:
                 return self.killed(rank)
@@ -235,7 +251,8 @@ class GpuProcesses:
 
     def end(self, why: Failure | str) -> Failure:
         """End all ranks, and remember why."""
-        self.failure = Failure("rank_lost", why) if isinstance(why, str) else why
+        if self.failure is None:  # of two that wait, one hears of it first
+            self.failure = Failure("rank_lost", why) if isinstance(why, str) else why
         self.crew.end()
         return self.failure
 

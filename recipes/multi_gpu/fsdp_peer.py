@@ -46,6 +46,9 @@ class FsdpWorkers(Protocol):
         Raises where one of them cannot, or has ended; then all have.
         """
 
+    def beside(self, do: str, **fields: Any) -> list[dict[str, Any]]:
+        """Send every worker a request that it answers at once, while it computes; return their answers."""
+
 
 def build_fsdp_peer(
     ranks: FsdpWorkers,
@@ -173,7 +176,7 @@ class FsdpTrainer:
         units = sample.units * block + shard.start
         for start, stop in windows(0, len(units), WINDOW // block):
             self.shared.where[: stop - start] = units[start:stop]
-            self.ranks.all("difference", units=stop - start, block=block)
+            self.ranks.beside("difference", units=stop - start, block=block)
             place = out[start * block : stop * block]  # the last block may be a short one
             place.copy_(self.shared.values[: len(place)])
         return out

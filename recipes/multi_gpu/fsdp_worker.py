@@ -8,7 +8,7 @@ from fsdp_peer.py, in the peer's own process; all ranks get the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from math import prod
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from recipes.algorithm import SideStream
 from recipes.config import Training, recipe_from_json
 from recipes.data import Sample, unpack_samples
 from recipes.hardware import half_precision
@@ -94,6 +95,8 @@ class FsdpWorker:
         self.own: list[Range] = []  # x_i, parameter by parameter
         self.aside: list[Range] | None = None  # x_i, while the model computes with x'
         self.awaited: dict[str, Tensor] = {}  # states of this rank's own, which are about to be written
+        self.side = SideStream(self.device)
+        self.answered = self.side.mark()  # the last request: x_i does not change during the one at work
 
     def answer(self, asked: dict[str, Any], data: bytes) -> dict[str, Any]:
         """Call the method of a request; return its answer."""
@@ -103,12 +106,22 @@ class FsdpWorker:
         try:
             assert what in REQUESTS
             answer: dict[str, Any] | None = getattr(self, what)(**asked)
+            self.answered = self.side.mark()
             return answer or {}
         except (RuntimeError, MemoryError) as error:
             if what not in ("attempt", "backward", "score") or not is_full(error):
                 raise
             # The others may wait for this rank in the middle of theirs. What is lost is a gradient.
             return {"full": first_line(error)}
+
+    def answer_beside(self, asked: dict[str, Any]) -> None:
+        """Call `save` or `difference` in another thread than `answer`, which may wait for a rank that will
+        not come. Neither x_i nor the optimizer changes while a gradient is computed."""
+        with self.side.behind(self.answered), torch.no_grad():
+            if asked.pop("do") == "save":
+                self.save(**asked)
+            else:
+                self.difference(**asked)
 
     # ---- the model -----------------------------------------------------------------------------------------
 
@@ -246,7 +259,7 @@ class FsdpWorker:
             where = (at[first:last, None] + inside).view(-1)
             begin, end = torch.searchsorted(where, torch.tensor([held.start, held.stop])).tolist()
             where = where[begin:end]
-            own = held.values[(where - held.start).to(held.values.device)].cpu()
+            own = taken(held.values, where - held.start)
             place = self.shared.values[first * block + begin : first * block + end]
             torch.sub(own, self.shared.global_model[where], out=place)
 
@@ -358,17 +371,10 @@ class FsdpWorker:
     # ---- beginning again -----------------------------------------------------------------------------------
 
     def save(self, path: str) -> None:
-        """Save x_i and the optimizer's state, as far as this rank has them.
-
-        Runs in another thread than `answer`, which may wait for a rank that will not come: neither of them
-        changes while a gradient is computed.
-        """
-        cuda = self.device.type == "cuda"
-        beside = torch.cuda.Stream(self.device) if cuda else None  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(beside) if beside is not None else nullcontext(), torch.no_grad():
-            x = {f"{LOCAL}.{i}": held.values for i, held in enumerate(self.aside or self.own)}
-            told = {"value": repr(self.scale.value), "steps": str(self.scale.steps)}
-            write_safetensors(Path(path), x | states_of(self.optimizer), told)
+        """Save x_i and the optimizer's state, as far as this rank has them."""
+        x = {f"{LOCAL}.{i}": held.values for i, held in enumerate(self.aside or self.own)}
+        told = {"value": repr(self.scale.value), "steps": str(self.scale.steps)}
+        write_safetensors(Path(path), x | states_of(self.optimizer), told)
 
     @torch.no_grad()
     def restore(self, path: str) -> None:
@@ -408,6 +414,14 @@ def whole(tensor: Tensor) -> Range:
 def near(ranges: Sequence[Range], start: int, stop: int) -> list[Range]:
     """Select the ranges with coordinates among start .. stop - 1."""
     return [held for held in ranges if held.start < stop and start < held.stop]
+
+
+def taken(values: Tensor, where: Tensor) -> Tensor:
+    """Gather values of a device in the host's memory; all of them, where the device has no room."""
+    try:
+        return values[where.to(values.device)].cpu()
+    except torch.OutOfMemoryError:
+        return values.cpu()[where]
 
 
 def local(tensor: Any) -> Tensor:

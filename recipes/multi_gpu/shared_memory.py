@@ -30,7 +30,6 @@ Request = Literal[
     "use_global_model",
     "score",
     "use_local_model",
-    "difference",
     "add",
     "distance",
     "states",

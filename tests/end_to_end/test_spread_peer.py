@@ -7,6 +7,7 @@ import resource
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from importlib.util import find_spec
@@ -159,6 +160,13 @@ def test_each_rank_holds_half_of_model_gradient_and_optimizer(
         ranks, save_tiny("llama", tmp_path / "model"), None, recipe_of(tmp_path / "model", data), 2
     )
     step(peer, 0.0)
+    model, long = peer.worker.global_model, Sample(np.arange(LONG, dtype=np.int32) % 300, np.arange(LONG) > 0)
+    with ThreadPoolExecutor(1) as compute_thread:  # while both compute, what an exchange asks is answered
+        at_work = compute_thread.submit(peer.trainer.backward, [[long] * (MANY // 4)] * 2, LONG)
+        for shard, sample in model.samples():
+            peer.worker.local_model.difference(shard, sample, model.vector)
+        assert not at_work.done()
+        at_work.result()
     held = ranks.all("bytes")
 
     whole = 4 * peer.trainer.layout.size

@@ -2,8 +2,8 @@
 
 A request on stdin is a line of JSON, which bytes may follow; the answer on stdout is a line of JSON. Requests
 are answered in turn, but for those `beside`: a rank answers them while it computes, so that no question of an
-exchange waits for a micro-batch. When this process ends, in any way, so does their stdin, and so do they. When
-one of them ends the others cannot go on: all are ended, and the caller is told why.
+exchange waits for a micro-batch. When this process ends, in any way, so does their stdin, and so do they.
+When one of them ends the others cannot go on: all are ended, and the caller is told why.
 
 When one runs out of memory, the others may wait for it in the middle of a layer and cannot be interrupted. So
 each saves its part of the local model and of the optimizer state, all are ended, and as many start again from

@@ -46,9 +46,16 @@ FAMILY = {
 
 
 def public(failure: Failure) -> Failure:
-    """Convert a command's failure to the exception of its exit status, with problems and hints as notes."""
+    """Convert a command's failure to the exception of its exit status, with problems and hints as notes.
+
+    Its text names the first problem, as not everybody who prints an exception prints its notes.
+    """
     kind = FAMILY.get(failure.exit, Failure)
     error = kind(failure.code, failure.message, failure.problems, failure.hints)
+    if failure.problems:
+        first = failure.problems[0]
+        place = " ".join(part for part in (first.place(), first.key) if part)
+        error.args = (": ".join(part for part in (failure.message, place, first.message) if part),)
     for line in list(failure.lines())[1:]:
         error.add_note(line)
     return error

@@ -26,3 +26,12 @@ def test_a_traceback_has_the_problems_and_hints_that_the_command_prints() -> Non
     assert "my.yaml:3" in printed
     assert "hint: its keys: ..." in printed
     assert (error.problems, error.hints) == ((problem,), ("its keys: ...",))
+
+
+def test_the_text_of_an_exception_names_the_first_problem() -> None:
+    problems = (Problem("did you mean `lora_r`?", "my.yaml", 3, "lora_rr"), Problem("another"))
+    error = public(Failure("recipe_invalid", "my.yaml has 2 problems", problems))
+
+    assert str(error) == "my.yaml has 2 problems: my.yaml:3 lora_rr: did you mean `lora_r`?"
+    assert error.message == "my.yaml has 2 problems"
+    assert len(error.__notes__) == 2

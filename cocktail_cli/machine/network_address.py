@@ -14,6 +14,8 @@ BIND, PORT = "0.0.0.0", 29400  # of a hub, by default
 EVERYWHERE = (BIND, "::", "")
 NEXT_PORTS = 100  # tried after PORT, where no port was typed
 TAKEN = "another program uses it"
+BIND_HINT = f"--bind takes an address of this machine, or {BIND} for all; others dial what --advertise names"
+RIGHTS_HINT = "ports below 1024 need more rights: another --port, or --port 0 for any free one"
 
 
 @dataclass(frozen=True)
@@ -77,15 +79,17 @@ def free_address(wanted: ListenAddress) -> ListenAddress:
         parse_advertised(wanted.advertise, wanted.port)
     ports = range(wanted.port, wanted.port + (1 if wanted.typed or not wanted.port else NEXT_PORTS))
     for port in ports:
-        reason = why_taken(wanted.bind, port)
-        if reason is None:
+        error = listening_error(wanted.bind, port)
+        if error is None:
             return replace(wanted, port=port)
-        if reason != TAKEN:
-            break
-    raise AddressInUse(wanted.bind, wanted.port, reason or TAKEN)
+        if error.errno != errno.EADDRINUSE:
+            refused = AddressInUse(wanted.bind, wanted.port, str(error.strerror))
+            refused.hints = (RIGHTS_HINT if error.errno == errno.EACCES else BIND_HINT,)
+            raise refused
+    raise AddressInUse(wanted.bind, wanted.port, TAKEN)
 
 
-def why_taken(bind: str, port: int) -> str | None:
+def listening_error(bind: str, port: int) -> OSError | None:
     """Try to listen, as a hub would; None where that works."""
     if bind in (name for _, name in socket.if_nameindex()):  # ZeroMQ knows its address
         return None
@@ -99,7 +103,7 @@ def why_taken(bind: str, port: int) -> str | None:
             probe.bind(address)
             probe.listen()
     except OSError as error:
-        return TAKEN if error.errno == errno.EADDRINUSE else str(error.strerror)
+        return error
     return None
 
 

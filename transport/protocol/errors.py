@@ -22,6 +22,7 @@ class AddressInUse(TransportError):
     def __init__(self, host: str, port: int, reason: str) -> None:
         super().__init__(f"cannot listen on {host}:{port}: {reason}")
         self.host, self.port = host, port
+        self.hints: tuple[str, ...] = ()  # remedies, where the caller knows any
 
 
 class Unreachable(TransportError):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from cocktail_cli.errors import Failure
+from cocktail_cli.errors import Failure, explain
 from cocktail_cli.machine.network_address import (
+    BIND_HINT,
     NEXT_PORTS,
+    RIGHTS_HINT,
     ListenAddress,
     free_address,
     kind_of,
@@ -21,6 +26,8 @@ from cocktail_cli.machine.network_address import (
 )
 from transport.protocol import AddressInUse
 from transport.protocol.run_url import parse_address
+
+LOWEST_FREE = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
 
 
 @pytest.mark.parametrize(
@@ -136,10 +143,29 @@ def test_a_port_that_was_typed_is_taken_or_refused_before_anything_is_prepared(t
     assert free_address(ListenAddress("127.0.0.1", 0)).port == 0
 
 
+@pytest.fixture
+def without_rights() -> Iterator[None]:
+    """Be no administrator for the length of a test."""
+    if sys.platform != "linux" or int(LOWEST_FREE.read_text()) <= 80:
+        pytest.skip("every user may listen on any port here")
+    before = os.geteuid()
+    if not before:
+        os.seteuid(65534)
+    yield
+    os.seteuid(before)
+
+
+def test_a_port_that_needs_rights_says_so(without_rights: None) -> None:
+    with pytest.raises(AddressInUse, match="cannot listen on 127.0.0.1:80: Permission denied") as refused:
+        free_address(ListenAddress("127.0.0.1", 80))
+    assert explain(refused.value).hints == (RIGHTS_HINT,)
+
+
 @pytest.mark.parametrize("bind", ["203.0.113.7", "no-such-host.invalid"])
 def test_an_address_of_another_machine_is_refused_before_anything_is_prepared(bind: str) -> None:
-    with pytest.raises(AddressInUse, match=f"cannot listen on {bind}:29400"):
+    with pytest.raises(AddressInUse, match=f"cannot listen on {bind}:29400") as refused:
         free_address(ListenAddress(bind, typed=False))
+    assert explain(refused.value).hints == (BIND_HINT,)
 
 
 def test_a_wrong_address_to_advertise_is_refused_before_anything_is_prepared() -> None:

@@ -156,7 +156,7 @@ def without_rights() -> Iterator[None]:
 
 
 def test_a_port_that_needs_rights_says_so(without_rights: None) -> None:
-    with pytest.raises(AddressInUse, match="cannot listen on 127.0.0.1:80: Permission denied") as refused:
+    with pytest.raises(AddressInUse, match=r"cannot listen on 127.0.0.1:80: Permission denied") as refused:
         free_address(ListenAddress("127.0.0.1", 80))
     assert explain(refused.value).hints == (RIGHTS_HINT,)
 

@@ -466,7 +466,7 @@ class HostSession:
     def on_peer_exit(self, ended: EndedPeer) -> None:
         """Warn of a local peer that ended during the run."""
         if not self.stop_reason:
-            self.show(events.Warning(f"{ended.name} ended with exit {ended.exit}{ended.words}"))
+            self.show(events.Warning(f"{ended.name} {ended.how}"))
 
     # ---- after ---------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -37,6 +38,14 @@ class EndedPeer:
     exit: int
     said: str  # its last words
     failure: Failure | None = None  # its own; None: it ended without one, killed for instance
+
+    @property
+    def how(self) -> str:
+        """Say how the process ended, with its last words."""
+        if self.exit >= 0:
+            return f"ended with exit {self.exit}{self.words}"
+        killed = f"was killed by {signal.Signals(-self.exit).name}"
+        return killed + (", perhaps as memory ran out" if killed.endswith("SIGKILL") else self.words)
 
     @property
     def words(self) -> str:

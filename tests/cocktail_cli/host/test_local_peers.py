@@ -10,7 +10,7 @@ import pytest
 
 from cocktail_cli import user_config
 from cocktail_cli.errors import TRACEBACK_HINT, Failure
-from cocktail_cli.host.local_peers import Child, LocalPeers, LocalSettings, failure_of, last_line
+from cocktail_cli.host.local_peers import Child, EndedPeer, LocalPeers, LocalSettings, failure_of, last_line
 from cocktail_cli.machine.devices import default_peer_name, pick_device, split_devices
 from cocktail_cli.machine.network_address import ListenAddress, parse_listen
 
@@ -161,3 +161,15 @@ def test_a_peer_asks_to_leave_and_then_ends_when_its_life_line_does(root: Path, 
         assert process.stdout.readline() == "its launching process ended\n"
         assert (process.stdout.readline() == "kept\n") == (what == "keeping")
         assert process.wait(30) == 75
+
+
+@pytest.mark.parametrize(
+    ("exit", "said"),
+    [
+        (8, "ended with exit 8: out of memory"),
+        (-9, "was killed by SIGKILL, perhaps as memory ran out"),
+        (-11, "was killed by SIGSEGV: out of memory"),
+    ],
+)
+def test_how_a_local_peer_ended_is_said_in_words(exit: int, said: str) -> None:
+    assert EndedPeer("local-1", exit, "out of memory").how == said

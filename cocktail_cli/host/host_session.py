@@ -70,38 +70,68 @@ class LaunchSettings:
     verbose: int = 0
 
 
-def launch_run(wanted: LaunchSettings, view: View) -> None:
-    """Resolve the recipe, claim the output folder and host the run; or start a process that does."""
-    life_line = LifeLine(grace=0.0) if wanted.life_line else None  # until the hub opens, nothing needs time
+@dataclass(frozen=True)
+class Start:
+    """A launch before anything is prepared: recipe, folder, address."""
+
+    request: RecipeRequest | None  # None: `cocktail resume`
+    recipe: Resolved
+    asked_hash: str  # of the recipe as it was asked for
+    folder: Path
+    listen: machine.ListenAddress
+    resumed: machine.RunRecord | None
+
+
+def check_launch(wanted: LaunchSettings) -> Start:
+    """Resolve the recipe and find the output folder; nothing is made.
+
+    Raises: Failure and the errors of recipes, for a recipe or a folder that cannot be used.
+    """
     request = None
     if wanted.run is None:
         request = RecipeRequest.of(wanted.recipe, wanted.overrides, wanted.data, wanted.model)
         recipe = request.load()
     else:
         recipe = as_begun(wanted.run)
+    asked_hash = recipe.recipe_hash
     machine.check_trust(recipe, wanted.local.trust_remote_code)
-    if not wanted.detach:
-        view.show(events.Progressed("starting"))  # the imports below take seconds
     folder = (wanted.output_dir or Path(recipe.output_dir)).resolve()
     folder = in_folder.unused_folder(folder) if wanted.fresh else folder
     listen, resumed = wanted.listen, unfinished(folder, recipe) if wanted.resume else None
-    asked_hash, notes = recipe.recipe_hash, list[events.Event]()
     if resumed is None:
-        in_folder.claim(folder, asked_hash)
+        in_folder.check_unused(folder, asked_hash)
     else:
         listen = listen if wanted.run else same_address(resumed, listen)
         recipe = as_begun(resumed)
-    if wanted.detach:
-        start_detached(sys.argv[1:], folder, view)
-        return
-    # What is wrong here is found now, and not once model and data are prepared.
+    return Start(request, recipe, asked_hash, folder, listen, resumed)
+
+
+def check_machine(wanted: LaunchSettings, listen: machine.ListenAddress) -> None:
+    """Raise Failure or OSError where this machine lacks an address or a device of the launch: now, and not
+    once model and data are prepared."""
     machine.check_home()
     machine.free_address(listen)
     for device in wanted.local.devices_of(wanted.peers):
-        machine.pick_devices(device, wanted.local.gpus)
+        devices = machine.pick_devices(device, wanted.local.gpus)
+        machine.check_memory_limit(devices, wanted.local.vram_limit)
+
+
+def launch_run(wanted: LaunchSettings, view: View) -> None:
+    """Resolve the recipe, claim the output folder and host the run; or start a process that does."""
+    life_line = LifeLine(grace=0.0) if wanted.life_line else None  # until the hub opens, nothing needs time
+    start = check_launch(wanted)
+    if not wanted.detach:  # else the process in the background does so
+        view.show(events.Progressed("starting"))  # the imports below take seconds
+        check_machine(wanted, start.listen)
+    recipe, folder, notes = start.recipe, start.folder, list[events.Event]()
+    if start.resumed is None:
+        in_folder.claim(folder, start.asked_hash)
+    if wanted.detach:
+        start_detached(sys.argv[1:], folder, view)
+        return
     in_folder.log_to(folder / in_folder.LOG, wanted.verbose)
-    if resumed is None and request is not None:
-        recipe, notes = settled(request, wanted)
+    if start.resumed is None and start.request is not None:
+        recipe, notes = settled(start.request, wanted)
 
     def warn(what: str) -> None:
         view.show(events.Warning(what))
@@ -113,12 +143,12 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
         if page is not None:
             stack.enter_context(closing(page))
         views = [DetachedView(view) if wanted.detached else view, recorder]
-        session = HostSession(recipe, folder, views, resumed, page)
-        session.asked_hash = asked_hash
+        session = HostSession(recipe, folder, views, start.resumed, page)
+        session.asked_hash = start.asked_hash
         for note in notes:
             session.show(note)
         session.life_line, session.share_gated_base = life_line, wanted.share_gated_base
-        session.run(listen, wanted.local, wanted.peers, wanted.guests)
+        session.run(start.listen, wanted.local, wanted.peers, wanted.guests)
 
 
 def settled(request: RecipeRequest, wanted: LaunchSettings) -> tuple[Resolved, list[events.Event]]:
@@ -128,15 +158,19 @@ def settled(request: RecipeRequest, wanted: LaunchSettings) -> tuple[Resolved, l
     """
     from recipes.planning import unusual_settings
 
-    local = wanted.local
-    devices = local.devices_of(wanted.peers)
-    room = room_for(devices, local.gpus, local.vram_limit) if request.is_own else None
-    request, said = request.choose(room)
+    request, said = chosen(request, wanted)
     recipe = request.described()
     warnings = [
         f"{found.text} ({found.hint})" if found.hint else found.text for found in unusual_settings(recipe)
     ]
     return recipe, [*map(events.Progressed, said), *map(events.Warning, warnings)]
+
+
+def chosen(request: RecipeRequest, wanted: LaunchSettings) -> tuple[RecipeRequest, tuple[str, ...]]:
+    """Choose what was not typed by the memory of the peers here; see `RecipeRequest.choose`."""
+    local = wanted.local
+    devices = local.devices_of(wanted.peers)
+    return request.choose(room_for(devices, local.gpus, local.vram_limit) if request.is_own else None)
 
 
 class HostSession:

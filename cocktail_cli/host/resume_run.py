@@ -37,7 +37,8 @@ def unfinished(folder: Path, recipe: Recipe) -> RunRecord:
     """Read the record of a run to go on with. Raises Failure (run_unknown, output_in_use)."""
     record = read_run(folder)
     if record is None:
-        raise Failure("run_unknown", f"{folder} holds no run to go on with", hints=("where it lies: -o DIR",))
+        hint = "where it lies: -o DIR; cocktail runs lists them"
+        raise Failure("run_unknown", f"{folder} holds no run to go on with", hints=(hint,))
     if record.over:
         hint = f"its model: {folder}, or cocktail export {record.run} -o DIR"
         raise Failure("output_in_use", f"the run {record.run} in {folder} is over", hints=(hint,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -34,7 +35,16 @@ ROOMS = ("cocktail_cli", "transport", "recipes", "compress")
 
 
 def claim(folder: Path, recipe_hash: str) -> None:
-    """Make the folder. Raises Failure (output_in_use) where it holds a run, or files of other kinds."""
+    """Make the folder of a new run. Raises as `check_unused`."""
+    check_unused(folder, recipe_hash)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in (folder / STREAM, *(folder / LEDGER).glob("*")):  # of a launch that ended before its run began
+        old.unlink(missing_ok=True)
+
+
+def check_unused(folder: Path, recipe_hash: str) -> None:
+    """Raise Failure (output_in_use) where the folder holds a run, or files of other kinds; OSError where it
+    cannot be made."""
     other = ("choose another folder: -o DIR",)
     if folder.exists() and not folder.is_dir():
         raise Failure("output_in_use", f"{folder} is a file", hints=other)
@@ -55,9 +65,10 @@ def claim(folder: Path, recipe_hash: str) -> None:
     strangers = sorted(p.name for p in folder.iterdir() if p.name not in OURS) if folder.is_dir() else []
     if strangers:
         raise Failure("output_in_use", f"{folder} is not empty ({', '.join(strangers[:3])})", hints=other)
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in (folder / STREAM, *(folder / LEDGER).glob("*")):  # of a launch that ended before its run began
-        old.unlink(missing_ok=True)
+    near = next(place for place in (folder, *folder.parents) if place.exists())
+    number = 0 if os.access(near, os.W_OK) else errno.EACCES
+    if number := number if near.is_dir() else errno.ENOTDIR:
+        raise OSError(number, os.strerror(number), str(folder))
 
 
 def unused_folder(folder: Path) -> Path:

@@ -3,6 +3,7 @@
 from .cache_locks import locked_folder, remove_unlocked
 from .devices import (
     Glance,
+    check_memory_limit,
     default_peer_name,
     glance,
     hardware,

@@ -131,17 +131,28 @@ CONTEXT = 512 << 20  # bytes of a GPU that the driver takes for a process, uncou
 
 def limit_memory(devices: Sequence[str], limit: int | None) -> None:
     """Limit the memory that this process takes of each GPU. Raises Failure (preflight) where it cannot."""
+    check_memory_limit(devices, limit)
     if limit is None:
         return
     import torch
 
     for device in sorted(set(devices)):
-        if not device.startswith("cuda"):
-            raise Failure("preflight", f"--vram-limit: {device} has no memory of its own to limit")
         share = (limit - CONTEXT) / memory_of(device)
-        if share <= 0:
-            raise Failure("preflight", f"--vram-limit: {CONTEXT >> 20} MiB go to the driver alone")
         torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
+
+
+def check_memory_limit(devices: Sequence[str], limit: int | None) -> None:
+    """Raise Failure (preflight) where the memory of these devices cannot be limited so."""
+    if limit is None:
+        return
+    if other := [device for device in devices if not device.startswith("cuda")]:
+        hint = "leave it out: it is for GPUs of NVIDIA"
+        raise Failure(
+            "preflight", f"--vram-limit: {other[0]} has no memory of its own to limit", hints=(hint,)
+        )
+    if limit <= CONTEXT:
+        hint = "give it some GiB: --vram-limit 8GiB"
+        raise Failure("preflight", f"--vram-limit: {CONTEXT >> 20} MiB go to the driver alone", hints=(hint,))
 
 
 def memory_of(device: str) -> int:

@@ -45,9 +45,14 @@ def reach_of(bind: str, port: int, advertise: str | None) -> Reach:
     """Choose the address to advertise: the one asked for, else the bound one, else this machine's own."""
     if advertise:
         host, port = parse_advertised(advertise, port)
-        return Reach(host, port, f"{host}:{port}, as --advertise says")
+        return Reach(host, port, f"{joined(host, port)}, as --advertise says")
     host = own_address() if bind in EVERYWHERE else bind
-    return Reach(host, port, f"{host}:{port}, {kind_of(host)}")
+    return Reach(host, port, f"{joined(host, port)}, {kind_of(host)}")
+
+
+def joined(host: str, port: int) -> str:
+    """Format HOST:PORT, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,7 @@ class ListenAddress:
     def dialled(self, port: int) -> str:
         """Return the "host:port" that others dial, now that it listens on `port`."""
         reach = reach_of(self.bind, port, self.advertise)
-        host = f"[{reach.host}]" if ":" in reach.host else reach.host
-        return f"{host}:{reach.port}"
+        return joined(reach.host, reach.port)
 
 
 def free_address(wanted: ListenAddress) -> ListenAddress:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -140,13 +140,18 @@ def plan(
     room = Machine(wanted.bytes - RUNTIME, wanted.name != "cpu", gpus, wanted.bf16)
     request, said = request.choose(room)
     made = make(Asked(request, wanted, gpus, peers, line, micro_batch_size, measured, price))
+    print_plan(made, said, as_json, quiet)
+
+
+def print_plan(made: Plan, said: Sequence[str], as_json: bool, quiet: bool) -> None:
+    """Print the plan after what was chosen for it (`said`). Raises Exit (4) where it does not fit."""
     if as_json:
         typer.echo(json.dumps(as_object(made)))
     elif quiet:
         typer.echo("fits" if made.fits else "does not fit")
     else:
         typer.echo("\n".join([*said, *lines(made)]))
-        typer.echo(f"Next: cocktail launch {request.typed()}", err=True)
+        typer.echo(f"Next: cocktail launch {made.asked.request.typed()}", err=True)
     if not made.fits:
         raise typer.Exit(EXIT["preflight"])
 

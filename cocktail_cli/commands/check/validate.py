@@ -60,12 +60,25 @@ def validate(
     if print_:
         typer.echo(printed(resolved, as_json))
         return
-    checked = resolved.recipe
-    told, beside = findings(resolved, said, offline), {"recipe": checked.name, "hash": checked.recipe_hash}
-    print_findings(told, as_json, quiet, "recipe_invalid", strict, **beside)
+    print_checks(resolved, said, as_json, quiet, offline, strict)
     if not as_json and not quiet:
         again = request.typed()
         typer.echo(f"Next: cocktail plan {again}\n      cocktail launch {again}", err=True)
+
+
+def print_checks(
+    resolved: Resolved,
+    said: Sequence[str],
+    as_json: bool,
+    quiet: bool,
+    offline: bool = False,
+    strict: bool = False,
+) -> None:
+    """Check the recipe and print what is found, after what was chosen for it (`said`). Raises Exit (3) where
+    something fails."""
+    checked = resolved.recipe
+    told, beside = findings(resolved, said, offline), {"recipe": checked.name, "hash": checked.recipe_hash}
+    print_findings(told, as_json, quiet, "recipe_invalid", strict, **beside)
 
 
 def findings(resolved: Resolved, notes: Sequence[str], offline: bool = False) -> Iterator[Finding]:

@@ -7,11 +7,27 @@ from typing import Annotated
 import typer
 
 from cocktail_cli import options
-from cocktail_cli.commands.check.plan import plan
-from cocktail_cli.commands.check.validate import validate
+from cocktail_cli.commands.check.plan import RATE, Asked, make, print_plan
+from cocktail_cli.commands.check.validate import print_checks
 from cocktail_cli.errors import Failure
-from cocktail_cli.host import LaunchSettings, LocalSettings, launch_run
-from cocktail_cli.machine import BIND, PORT, ListenAddress, isolate_model_code, split_devices
+from cocktail_cli.host import (
+    LaunchSettings,
+    LocalSettings,
+    check_launch,
+    check_machine,
+    chosen,
+    launch_run,
+)
+from cocktail_cli.machine import (
+    BIND,
+    PORT,
+    ListenAddress,
+    isolate_model_code,
+    pick_device,
+    split_devices,
+    this_machine,
+)
+from cocktail_cli.recipe_request import RecipeRequest
 from cocktail_cli.ui import Display, open_view
 
 
@@ -69,31 +85,18 @@ def launch(
     """Start a run. Prints the line that others join with, and ends with the model on disk.
 
     Examples: cocktail launch smoke --peers 3
+    cocktail launch --model ./my-model --data rows.jsonl
     cocktail launch my.yaml learning_rate=1e-4 --data rows.jsonl -o outputs/first
 
     After a crash or a pause `cocktail resume` continues the run. After --detach `cocktail logs` has its
     words. With --json each line is an event: {"v":1,"t":...,"event":"step","step":3,"loss":4.1,...}
     """
-    if dry_run:
-        trust = trust_remote_code
-        validate(recipe, overrides, data, model, trust_remote_code=trust, as_json=as_json, quiet=quiet)
-        plan(
-            recipe,
-            overrides,
-            peers=peers or None,
-            bandwidth=max_up,
-            data=data,
-            model=model,
-            device=split_devices(device)[0],
-            gpus=gpus,
-            micro_batch_size=micro_batch_size,
-            trust_remote_code=trust,
-            as_json=as_json,
-            quiet=quiet,
-        )
-        return
     if resume and fresh:
         raise Failure("usage", "one of --resume and --fresh at a time")
+    if no_train and peers > 1:
+        raise Failure(
+            "usage", f"--no-train starts no peer here, and --peers {peers} some", hints=("give one of them",)
+        )
     if detach and dashboard:
         hint = "cocktail dashboard RUN shows it at any time"
         raise Failure("usage", "with --detach there is nobody to show a page to", hints=(hint,))
@@ -118,5 +121,16 @@ def launch(
         life_line=life_line,
         verbose=verbose,
     )
+    if dry_run:
+        from recipes.planning import LinkSpeed
+
+        check_machine(wanted, check_launch(wanted).listen)
+        request, said = chosen(RecipeRequest.of(recipe, overrides, data, model), wanted)
+        print_checks(request.resolve(), said, as_json, quiet)
+        line = LinkSpeed(max_up or RATE, max_down or RATE)
+        here = this_machine(pick_device(split_devices(device)[0]))
+        asked = Asked(request, here, gpus, wanted.peers or None, line, micro_batch_size, None, None)
+        print_plan(make(asked), (), as_json, quiet)
+        return
     with open_view(Display(as_json, quiet, verbose, not no_color, progress, life_line)) as view:
         launch_run(wanted, view)

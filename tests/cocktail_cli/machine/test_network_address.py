@@ -168,6 +168,11 @@ def test_an_address_of_another_machine_is_refused_before_anything_is_prepared(bi
     assert explain(refused.value).hints == (BIND_HINT,)
 
 
+def test_an_ipv6_address_stands_in_brackets_before_its_port() -> None:
+    assert reach_of("0.0.0.0", 29400, "::1").known == "[::1]:29400, as --advertise says"
+    assert ListenAddress("::1", 29400).dialled(29401) == "[::1]:29401"
+
+
 def test_a_wrong_address_to_advertise_is_refused_before_anything_is_prepared() -> None:
     with pytest.raises(Failure, match="expected HOST or HOST:PORT"):
         free_address(ListenAddress("127.0.0.1", 0, "two words"))

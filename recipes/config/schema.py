@@ -232,7 +232,17 @@ class Training(Section):
         "adamw_torch_8bit",
         "adafactor",
         "sgd",
-    ] = key("adamw_torch_fused", "*adamw_8bit need bitsandbytes, adamw_torch_8bit needs torchao")
+        "muon",
+        "soap",
+    ] = key(
+        "adamw_torch_fused",
+        "*adamw_8bit need bitsandbytes, adamw_torch_8bit torchao; muon and soap take the hidden matrices",
+    )
+    momentum: Annotated[Real, Field(ge=0, lt=1)] = key(
+        0.95,
+        "of muon, and of soap its beta1, on the matrices they take; of each peer, undivided",
+        since="0.2",
+    )
     weight_decay: Annotated[Real, Field(ge=0)] = key(0.0, "decoupled weight decay")
     adam_beta1: Annotated[Real, Field(ge=0, lt=1)] = key(
         0.5, "beta1 of the swarm; each peer uses its part, and presets may set another"

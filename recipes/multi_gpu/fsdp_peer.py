@@ -82,7 +82,8 @@ def check_fsdp(recipe: Recipe) -> None:
     cannot = {
         "training.fp32_master_weights=false": not training.fp32_master_weights,
         "model.load_in_4bit, load_in_8bit": model.quantized,
-        "training.optim=adafactor": training.optim == "adafactor",  # its sums go over rows of other ranks
+        # whose sums and products go over rows of other ranks
+        f"training.optim={training.optim}": training.optim in ("adafactor", "muon", "soap"),
     }
     for what, asked in cannot.items():
         if asked:

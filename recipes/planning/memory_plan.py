@@ -22,7 +22,7 @@ from recipes.algorithm import adaptive_rate_of
 from recipes.config import Compression, Model, Recipe
 from recipes.hardware import HalfPrecision
 from recipes.models import autocast_dtype, meta_trained_model, trained_dtype
-from recipes.training import STATE
+from recipes.training import embeddings_of, optimizer_bytes
 from recipes.weight_files import GRADIENT_CHUNK, layout_of
 
 from .activations import trace
@@ -86,6 +86,7 @@ def plan_memory(recipe: Recipe, folder: Path, micro_batch: int, machine: Machine
     model = with_attention(meta_trained_model(recipe, folder), recipe.model.attn_implementation)
     size, kind = layout_of(model).size, trained_dtype(recipe)
     frozen = frozen_bytes(model, recipe.model)
+    state = optimizer_bytes(recipe.training.optim, layout_of(model).shapes, embeddings_of(model))
     away = machine.count > 1 or on_host(recipe.compression, size, machine, frozen)
     gathered = block_of(model) if machine.count > 1 else 0
     sequences = micro_batch * recipe.sequences
@@ -98,6 +99,7 @@ def plan_memory(recipe: Recipe, folder: Path, micro_batch: int, machine: Machine
     parts = [
         MemoryPart("base", frozen, "frozen weights as they are stored, and buffers"),
         *vectors(recipe, size, kind.itemsize, away),
+        MemoryPart("optimizer", state, f"{state / size:.3g} P"),
     ]
     parts = [part if part.host else spread(part, machine.count) for part in parts]
     parts += [
@@ -111,7 +113,7 @@ def plan_memory(recipe: Recipe, folder: Path, micro_batch: int, machine: Machine
 
 def vectors(recipe: Recipe, size: int, width: int, away: bool) -> list[MemoryPart]:
     """Parts that are as long as the vector. `width`: bytes of a parameter in the model's compute dtype."""
-    half, state = width < FLOAT, STATE[recipe.training.optim]
+    half = width < FLOAT
     masters = recipe.training.fp32_master_weights or not half
     own = "4 P, x_i" if masters else "2 P, x_i - x'"
     return [
@@ -119,7 +121,6 @@ def vectors(recipe: Recipe, size: int, width: int, away: bool) -> list[MemoryPar
         MemoryPart("copy", width * size if half else 0, f"{width} P, the model's compute copy"),
         MemoryPart("common", FLOAT * size, "4 P, x'", away),
         MemoryPart("gradient", width * size, f"{width} P"),
-        MemoryPart("optimizer", round(state * size), f"{state:g} P"),
     ]
 
 

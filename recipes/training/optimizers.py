@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from math import prod
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch.optim import Optimizer
 
 from recipes.config import Training
 from recipes.errors import MissingPackage
+
+from .matrix_optimizers import METHODS, MatrixOptimizer, Soap, matrix_numbers, muon, state_bytes
 
 # bytes of state for each parameter; of 8 bits with a scale for each 256
 STATE = {
@@ -22,6 +25,8 @@ STATE = {
     "adamw_torch_8bit": 2.04,
     "adafactor": 0.01,  # a row and a column of each matrix
     "sgd": 0.0,
+    "muon": 8.0,  # at most: 4 on the matrices that it takes
+    "soap": 24.0,  # at most, of square matrices
 }
 EIGHT_BIT = {  # name -> (module, class)
     "adamw_8bit": ("bitsandbytes.optim", "AdamW8bit"),
@@ -30,20 +35,36 @@ EIGHT_BIT = {  # name -> (module, class)
 }
 
 
-def build_optimizer(trained: Sequence[Tensor], training: Training) -> Optimizer:
+def optimizer_bytes(optim: str, shapes: Sequence[Sequence[int]], embeddings: frozenset[int]) -> int:
+    """Count the bytes of an optimizer's state for parameters of these shapes."""
+    if optim in METHODS:
+        return state_bytes(optim, shapes, embeddings)
+    return round(STATE[optim] * sum(map(prod, shapes)))
+
+
+def build_optimizer(
+    trained: Sequence[Tensor], training: Training, embeddings: frozenset[int] = frozenset()
+) -> Optimizer:
     """Build the optimizer over what is trained; weight decay on matrices only, as transformers has it.
 
     Args:
         trained: views of the flat vector: `step()` then changes that vector in place.
+        embeddings: numbers of those that are embeddings or the head, which `muon` and `soap` leave to AdamW.
 
     Raises:
         MissingPackage: a library that it needs is not installed.
     """
-    groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": training.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},  # biases and norms
-    ]
-    groups = [group for group in groups if group["params"]]
+    if training.optim in METHODS:
+        numbers = set(matrix_numbers([p.shape for p in trained], embeddings))
+        matrices = decayed([p for n, p in enumerate(trained) if n in numbers], training)
+        rest = [p for n, p in enumerate(trained) if n not in numbers]
+        parts: list[Optimizer] = []
+        if matrices:
+            parts.append(muon(matrices, training) if training.optim == "muon" else Soap(matrices, training))
+        if rest:
+            parts.append(build_optimizer(rest, training.model_copy(update={"optim": "adamw_torch"})))
+        return MatrixOptimizer(parts)
+    groups = decayed(trained, training)
     rate, betas = training.learning_rate, (training.adam_beta1, training.adam_beta2)
     if training.optim == "sgd":
         return torch.optim.SGD(groups, lr=rate)
@@ -57,6 +78,15 @@ def build_optimizer(trained: Sequence[Tensor], training: Training) -> Optimizer:
         return eight_bit(training.optim)(groups, lr=rate, betas=betas, eps=training.adam_epsilon)
     fused = training.optim == "adamw_torch_fused"
     return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=training.adam_epsilon, fused=fused)
+
+
+def decayed(trained: Sequence[Tensor], training: Training) -> list[dict[str, Any]]:
+    """Group the parameters by weight decay: biases and norms have none."""
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": training.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def eight_bit(name: str) -> Callable[..., Optimizer]:

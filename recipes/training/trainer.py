@@ -22,6 +22,7 @@ from recipes.models import autocast_dtype, trained_dtype
 from recipes.objectives import BatchLoss, Measured, evaluate, measured, objective_of
 from recipes.weight_files import FlatParameters, Layout, layout_of
 
+from .matrix_optimizers import embeddings_of
 from .micro_batch import share_taken, sizes_of
 from .optimizers import build_optimizer, set_learning_rate
 from .stochastic_rounding import RoundedLocalModel
@@ -83,7 +84,7 @@ class SingleDeviceTrainer:
             parameters = layout_of(model).size
             apart = global_model_device(recipe.compression.state_device, there, parameters)
             self.flat = RoundedLocalModel(model, seed, there, apart)
-        self.optimizer = build_optimizer(self.flat.masters, recipe.training)
+        self.optimizer = build_optimizer(self.flat.masters, recipe.training, embeddings_of(model))
         self.half = autocast_dtype(
             recipe.training, model, half_precision(self.device)
         )  # None: as the weights are

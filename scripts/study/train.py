@@ -32,6 +32,7 @@ from recipes.algorithm import (
     outer_optimizer_of,
 )
 from recipes.config.schema import Compression, Training
+from recipes.training.matrix_optimizers import embeddings_of
 from recipes.training.optimizers import build_optimizer, learning_rate, set_learning_rate
 from recipes.weight_files.parameter_layout import FlatParameters
 from scripts.study.model import Models
@@ -83,6 +84,8 @@ class Setting:
     dropped: float = 0.0  # share of the packets that come too late
     owner_keep: float = 0.0  # K of the owner; 0: that of the peers
     rows: int = 0  # of a step, where it is not the study's
+    optim: Literal["adamw_torch_fused", "muon", "soap"] = "adamw_torch_fused"
+    matrix_momentum: float = 0.95  # of Muon, and SOAP's beta1
 
     @property
     def compression(self) -> Compression:
@@ -101,7 +104,8 @@ class Setting:
 
     def training(self, rate: float, seed: int, steps: int) -> Training:
         betas = {"adam_beta1": self.beta1, "adam_beta2": self.beta2, "max_grad_norm": self.clip}
-        return Training(learning_rate=rate, seed=seed, max_steps=steps, **betas)
+        optim = {"optim": self.optim, "momentum": self.matrix_momentum}
+        return Training(learning_rate=rate, seed=seed, max_steps=steps, **betas, **optim)
 
 
 @dataclass(frozen=True)
@@ -219,7 +223,7 @@ class Peer:
         self.flat = new_model(size)
         self.flat.take(common.vector)
         self.worker = Worker(self.flat.vector, common, decay=setting.error_decay)
-        self.optimizer = build_optimizer(self.flat.masters, training)
+        self.optimizer = build_optimizer(self.flat.masters, training, embeddings_of(self.flat.model))
 
     def step(self, grad: Tensor, clip: float, rate: float, beta1: float) -> None:
         self.flat.grad.copy_(grad)

@@ -348,7 +348,9 @@ def detect_row_type(dataset: Dataset, first: Row) -> str:
     if columns & {"text", dataset.dataset_text_field}:
         return "text"
     if {"chosen", "rejected"} <= columns:
-        raise DataError(f"{first.place}: chosen and rejected answers need a section `dpo:` (hint: dpo={{}})")
+        raise DataError(
+            f"{first.place}: chosen and rejected answers need a section `dpo:` (hint: dpo={{}} lora_r=16)"
+        )
     raise DataError(
         f"{first.place}: columns {', '.join(sorted(first.fields)) or '(none)'} are no known kind of data: "
         "expected text, prompt and completion, instruction and output, messages, or input_ids "

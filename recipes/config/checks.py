@@ -44,6 +44,7 @@ _FOREIGN_NAMES: dict[str, str] = {  # ours -> theirs
     "model.attn_implementation": "flash_attention flash_attn use_flash_attention_2 attention_implementation",
     "model.load_in_4bit": "qlora use_4bit quantization_bit",
     "model.bnb_4bit_quant_type": "quantization_type",
+    "model.bnb_4bit_use_double_quant": "use_bnb_nested_quant double_quantization bnb_4bit_nested_quant",
     "datasets": "dataset dataset_name dataset_path dataset_dir train_file train_dataset",
     "eval_datasets": "test_datasets eval_dataset validation_file",
     "data.max_length": "sequence_len sequence_length cutoff_len max_seq_length max_seq_len block_length",
@@ -79,6 +80,9 @@ _FOREIGN_NAMES: dict[str, str] = {  # ours -> theirs
     "logging.report_to": "use_wandb",
     "lora.lora_r": "lora_rank r",
     "lora.lora_target_modules": "lora_target target_modules lora_target_linear",
+    "lora.exclude_modules": "lora_exclude_modules",
+    "lora.target_parameters": "lora_target_parameters",
+    "lora.use_dora": "dora peft_use_dora",
     "lora.lora_modules_to_save": "modules_to_save additional_target",
     "lora": "finetuning_type adapter use_peft peft_config",
 }
@@ -154,6 +158,12 @@ def _conflicts(recipe: Recipe) -> Iterator[Conflict]:
     if checkpoint.push_to_hub and checkpoint.hub_strategy != "end" and not checkpoint.save_steps:
         yield Conflict("checkpoint.hub_strategy", f"`{checkpoint.hub_strategy}` needs save_steps")
     yield from _compression_conflicts(recipe)
+    if recipe.lora is not None and recipe.lora.target_parameters:
+        if recipe.lora.use_dora:
+            yield Conflict("lora.use_dora", "excluded by target_parameters, as in PEFT")
+        if recipe.lora.lora_dropout:
+            text = "must be 0 with target_parameters: it cannot stand before a parameter"
+            yield Conflict("lora.lora_dropout", text, "lora_dropout=0")
 
 
 def _preference_conflicts(recipe: Recipe) -> Iterator[Conflict]:
@@ -228,6 +238,9 @@ def _dtype_conflicts(recipe: Recipe) -> Iterator[Conflict]:
     if model.quantized and recipe.lora is None:
         bits = "model.load_in_4bit" if model.load_in_4bit else "model.load_in_8bit"
         yield Conflict(bits, "only a frozen base can be quantized", "add a section `lora:`")
+    if model.bnb_4bit_use_double_quant and not model.load_in_4bit:
+        text = "means nothing without 4-bit weights"
+        yield Conflict("model.bnb_4bit_use_double_quant", text, "model.load_in_4bit=true")
     if training.bf16 is True and training.fp16:
         yield Conflict("training.fp16", "excluded by bf16")
     if not training.fp32_master_weights and recipe.lora is not None:

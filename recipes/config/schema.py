@@ -128,6 +128,9 @@ class Model(Section):
     load_in_8bit: bool = key(False, "quantize the frozen base to 8 bits; needs `lora:` and bitsandbytes")
     load_in_4bit: bool = key(False, "quantize the frozen base to 4 bits; needs `lora:` and bitsandbytes")
     bnb_4bit_quant_type: Literal["nf4", "fp4"] = key("nf4", "code book of 4-bit weights")
+    bnb_4bit_use_double_quant: bool = key(
+        False, "quantize the scales of 4-bit weights too: 0.05 bytes a weight less", since="0.2"
+    )
 
     @property
     def quantized(self) -> bool:
@@ -145,6 +148,13 @@ class Lora(Section):
     )
     lora_modules_to_save: Names = key((), "modules trained in full, beside the adapters")
     use_rslora: bool = key(False, "scale by alpha / sqrt(r) instead of alpha / r")
+    use_dora: bool = key(
+        False, "train the length of each output's weights apart from their direction", since="0.2"
+    )
+    exclude_modules: Names = key((), "modules that get no adapters, of those that would", since="0.2")
+    target_parameters: Names = key(
+        (), "parameters outside of linear layers that get adapters, such as experts", since="0.2"
+    )
 
 
 class Dpo(Section):

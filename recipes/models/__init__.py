@@ -14,6 +14,7 @@ from .base_model import (
     prepare_base,
 )
 from .causal_lm import TextGenerator, load_model, open_vector
+from .lora import base_parameter_name
 from .model_card import RunSummary, method_of, package_versions, published_recipe, render_card
 from .packing_isolation import check_packing_isolation
 from .revision_pinning import pin_revisions
@@ -22,7 +23,6 @@ from .trainable import (
     DTYPES,
     autocast_dtype,
     available_attention,
-    base_parameter_name,
     check_trainable,
     count_trainable,
     frozen_dtype,

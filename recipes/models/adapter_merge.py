@@ -1,6 +1,6 @@
 """Rewrite the weights of a folder: merge adapters into their base, or convert the dtype.
 
-W' = W + s B A     in float32, one weight at a time, whatever the size of the model
+W' = W + s B A     in float32, one weight at a time, whatever the size of the model; DoRA: see lora.py
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recipes.config import Recipe
 from recipes.weight_files import (
@@ -23,7 +23,6 @@ from recipes.weight_files import (
     WEIGHTS_FILE,
     Layout,
     TensorSpec,
-    meta_model,
     open_tensors,
     safetensors_writer,
     weights_file_in,
@@ -32,20 +31,11 @@ from recipes.weight_files import (
 
 from .base_model import configs_with_eos
 from .causal_lm import open_vector
-from .lora import adapter_delta, adapter_scale
-from .trainable import DTYPES, base_parameter_name
+from .lora import adapter_scale, split_adapters
+from .trainable import DTYPES, meta_trained_model
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 WINDOW = 1 << 22  # elements converted at a time
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """The two factors of one weight's adapter."""
-
-    A: Tensor  # (r, in)
-    B: Tensor  # (out, r)
-    transposed: bool  # the weight is (in, out)
 
 
 @dataclass(frozen=True)
@@ -55,22 +45,8 @@ class AdapterVector:
     layout: Layout
     values: Tensor  # (P,) float32
 
-    def split(self, model: nn.Module) -> tuple[dict[str, Adapter], dict[str, Tensor]]:
-        """Map weights of the base to their adapters, and weights trained in full to their values."""
-        modules = dict(model.named_modules())
-        factors: dict[str, dict[str, Tensor]] = {}
-        full = dict[str, Tensor]()
-        for name, part in zip(self.layout.names, self.layout.views(self.values), strict=True):
-            module, lora, rest = base_parameter_name(name).partition(".lora_")
-            if lora:
-                factors.setdefault(module, {})[rest.removeprefix("embedding_")[0]] = part
-            else:
-                full[module] = part
-        adapters = dict[str, Adapter]()
-        for module, both in factors.items():
-            transposed = type(modules[module]).__name__ in ("Conv1D", "Embedding")
-            adapters[f"{module}.weight"] = Adapter(both["A"], both["B"], transposed)
-        return adapters, full
+    def by_name(self) -> dict[str, Tensor]:
+        return dict(zip(self.layout.names, self.layout.views(self.values), strict=True))
 
 
 def write_merged(
@@ -84,7 +60,7 @@ def write_merged(
     """Write the base with its adapters merged: a model that needs no peft. Errors: ModelError, OSError."""
     assert recipe.lora is not None
     code = recipe.model.trust_remote_code
-    adapters, full = trained.split(meta_model(base, code=code))
+    adapters, full = split_adapters(meta_trained_model(recipe, base), trained.by_name())
     scale = adapter_scale(recipe.lora)
     with closing(open_vector(base, code)) as stored:
         shapes = dict(zip(stored.layout.names, stored.layout.shapes, strict=True))
@@ -101,7 +77,7 @@ def write_merged(
                 if weight is None:
                     weight = torch.from_numpy(stored.read(start, start + prod(shape))).reshape(shape)
                 if (found := adapters.get(name)) is not None:
-                    weight += adapter_delta(found.A, found.B, scale, shape, found.transposed)
+                    weight = found.merged(weight, scale)
                 file.write(as_bytes(weight, dtype))
             for name in untied:
                 file.write(as_bytes(full[name], dtype))

@@ -43,6 +43,7 @@ class Quantized:
 
     four_bits: bool  # else 8
     quant_type: str = "nf4"  # of 4 bits
+    double: bool = False  # scales of 4 bits are quantized too
 
     def config(self, compute_dtype: torch.dtype) -> Any:
         """Build transformers' BitsAndBytesConfig. Errors: MissingPackage."""
@@ -57,6 +58,7 @@ class Quantized:
             load_in_4bit=self.four_bits,
             load_in_8bit=not self.four_bits,
             bnb_4bit_quant_type=self.quant_type,
+            bnb_4bit_use_double_quant=self.double,
             bnb_4bit_compute_dtype=compute_dtype,
         )
 

@@ -1,6 +1,7 @@
 """LoRA (Hu et al., 2021): PEFT adapters beside a frozen base; only they are trained and exchanged.
 
     y = W x + s B A x      A: (r, in), drawn from the seed      B: (out, r), 0      s = alpha / r (or sqrt(r))
+    y = m V x / |V|        DoRA (Liu et al., 2024): V = W + s B A, m: (out,), at first |W|; |.| of each row
 
 x_0 must be bit-identical at every peer, whatever its device and version of torch: A is drawn from a raw PCG64
 stream, with one rounding an element. PEFT's own initialization has the same variance.
@@ -10,14 +11,17 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from recipes.config import Lora
 from recipes.errors import ModelError
@@ -47,16 +51,20 @@ def add_adapters(model: PreTrainedModel, lora: Lora) -> PeftModel:
         target_modules=listed if isinstance(listed, str) else list(listed),
         modules_to_save=list(lora.lora_modules_to_save) or None,
         use_rslora=lora.use_rslora,
+        use_dora=lora.use_dora,
+        exclude_modules=list(lora.exclude_modules) or None,
+        target_parameters=list(lora.target_parameters) or None,
     )
-    missing = [name for name in lora.lora_modules_to_save if not _has(model, name)]
-    if missing:
-        raise ModelError(f"lora_modules_to_save: the model has no module {', '.join(missing)}")
+    _check_names("lora_modules_to_save", lora.lora_modules_to_save, model.named_modules(), "module")
+    _check_names("exclude_modules", lora.exclude_modules, model.named_modules(), "module")
+    _check_names("target_parameters", lora.target_parameters, model.named_parameters(), "parameter")
     try:
         with quiet_transformers(), warnings.catch_warnings(), next(model.parameters()).device:
             warnings.simplefilter("ignore")  # peft corrects what it warns of: Conv1D, tied weights
             made: Any = get_peft_model(model, config)
     except ValueError as error:  # names the modules that peft did not find
-        raise ModelError(f"lora_target_modules: {error}") from error
+        hint = " (hint: lora_dropout=0)" if "lora_dropout" in str(error) else ""
+        raise ModelError(f"lora_target_modules: {error}{hint}") from error
     for parameter in made.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()  # modules_to_save come in the base's dtype
@@ -79,7 +87,7 @@ def initial_value(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray | 
     """Draw x_0 of the adapter parameter `name`, float32; None: it is a copy of the base's."""
     if "lora_B" in name or "lora_embedding_A" in name:
         return np.zeros(shape, np.float32)
-    if "lora_A" in name:
+    if "lora_A" in name:  # of the adapter of experts A has r rows for each
         return np.asarray(draw_uniform(name, shape, seed) * np.float32(1 / sqrt(shape[1])))
     if "lora_embedding_B" in name:
         return np.asarray(draw_uniform(name, shape, seed) * np.float32(sqrt(3)))  # variance 1
@@ -110,18 +118,94 @@ def _plain(value: Any) -> Any:
     return sorted(value) if isinstance(value, set) else getattr(value, "value", str(value))
 
 
-def _has(model: nn.Module, name: str) -> bool:
-    return any(module == name or module.endswith("." + name) for module, _ in model.named_modules())
+def _check_names(key: str, names: Sequence[str], known: Iterable[tuple[str, object]], kind: str) -> None:
+    """Check that the model has what a key of `lora:` names, whole or from a dot on. Errors: ModelError."""
+    there = [name for name, _ in known]
+    missing = [name for name in names if not any(f".{one}".endswith(f".{name}") for one in there)]
+    if missing:
+        near = get_close_matches(missing[0], {one.split(".", 2)[-1] for one in there}, n=1, cutoff=0)
+        meant = f" (did you mean `{near[0].rpartition('.')[2]}`?)" if near and kind == "module" else ""
+        raise ModelError(f"{key}: the model has no {kind} {', '.join(missing)}{meant}")
 
 
 def adapter_scale(lora: Lora) -> float:
     return lora.lora_alpha / (lora.lora_r**0.5 if lora.use_rslora else lora.lora_r)
 
 
-def adapter_delta(A: Tensor, B: Tensor, scale: float, shape: tuple[int, ...], transposed: bool) -> Tensor:
-    """Compute s B A for a weight of `shape`, float32. `transposed`: the weight is (in, out)."""
-    found = scale * (B @ A)  # (out, in)
-    return (found.T if transposed else found).reshape(shape)
+@dataclass
+class Adapter:
+    """The trained factors of one weight's adapter, float32."""
+
+    transposed: bool  # the weight is (in, out), or (experts, in, out)
+    factors: dict[str, Tensor] = field(default_factory=dict)  # A: (r, in), B: (out, r), of DoRA m: (out,)
+
+    def merged(self, weight: Tensor, scale: float) -> Tensor:
+        """Compute W + s B A, or what DoRA makes of it, for a weight (out, in) or (experts, out, in)."""
+        A, B, m = (self.factors.get(name) for name in "ABm")
+        assert A is not None
+        assert B is not None
+        if weight.dim() == 3:  # A: (experts r, in), B: (out, r experts)
+            experts = weight.shape[0]
+            A, B = A.reshape(experts, -1, A.shape[-1]), B.reshape(len(B), -1, experts).permute(2, 0, 1)
+        found = (weight.mT if self.transposed else weight) + scale * (B @ A)
+        if m is not None:
+            found *= (m.reshape(-1) / torch.linalg.norm(found, dim=1))[:, None]
+        return found.mT if self.transposed else found
+
+
+def split_adapters(model: Any, values: Mapping[str, Tensor]) -> tuple[dict[str, Adapter], dict[str, Tensor]]:
+    """Map weights of the base to their adapters, and weights trained in full to their values.
+
+    Args:
+        model: with adapters, on any device.
+        values: trained parameter of `model` -> its values.
+    """
+    modules, adapters, full = dict(model.named_modules()), dict[str, Adapter](), dict[str, Tensor]()
+    for name, part in values.items():
+        module, lora, rest = name.partition(".lora_")
+        if not lora:
+            full[base_parameter_name(name)] = part
+            continue
+        of = adapters.setdefault(
+            adapted_weight(modules[module], module), Adapter(is_transposed(modules[module]))
+        )
+        of.factors["m" if rest.startswith("magnitude") else rest.removeprefix("embedding_")[0]] = part
+    return adapters, full
+
+
+def adapted_weight(layer: Any, name: str) -> str:
+    """Name, in the base, of the weight that peft's layer `name` adapts. Adapters of several parameters of one
+    module are layers around each other."""
+    outer = base_parameter_name(name)
+    while outer.endswith(".base_layer"):
+        outer = outer.removesuffix(".base_layer")
+    return f"{outer}.{getattr(layer, 'parameter_name', 'weight')}"
+
+
+def is_transposed(layer: Any) -> bool:
+    """True where the weight that peft's layer adapts is (in, out) instead of (out, in)."""
+    base = layer.get_base_layer()
+    if hasattr(layer, "parameter_name"):  # of experts
+        return bool(getattr(base, "is_transposed", False))
+    return type(base).__name__ in ("Conv1D", "Embedding")
+
+
+def row_norms(weight: np.ndarray) -> np.ndarray:
+    """Compute the norms of the rows of a weight (out, in): (out,) float32.
+
+    Sums are of halves, element by element in float64, so that every machine gets the same bits.
+    """
+    squares = weight.astype(np.float64) ** 2
+    while squares.shape[1] > 1:
+        half = -(-squares.shape[1] // 2)
+        squares = np.pad(squares, ((0, 0), (0, 2 * half - squares.shape[1])))
+        squares = squares[:, :half] + squares[:, half:]
+    return np.sqrt(squares[:, 0]).astype(np.float32)
+
+
+def base_parameter_name(name: str) -> str:
+    """Strip peft's wrappers: base_model.model.lm_head.modules_to_save.default.weight -> lm_head.weight"""
+    return name.removeprefix("base_model.model.").replace(".modules_to_save.default", "")
 
 
 def is_adapter(folder: Path) -> bool:

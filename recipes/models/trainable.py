@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack, closing
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -33,7 +35,17 @@ from recipes.weight_files import (
 
 from .base_files import cached_commit
 from .causal_lm import Quantized, load_model, open_vector
-from .lora import CONFIG, adapter_config_text, add_adapters, initial_value, stored_names
+from .lora import (
+    CONFIG,
+    adapted_weight,
+    adapter_config_text,
+    add_adapters,
+    base_parameter_name,
+    initial_value,
+    is_transposed,
+    row_norms,
+    stored_names,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -146,7 +158,7 @@ def load_trained(
         return prepare_for_training(with_liger_kernels(full, recipe, device), recipe, device)
     bits = None
     if wanted.quantized and quantized:
-        bits = Quantized(wanted.load_in_4bit, wanted.bnb_4bit_quant_type)
+        bits = Quantized(wanted.load_in_4bit, wanted.bnb_4bit_quant_type, wanted.bnb_4bit_use_double_quant)
     loaded = load_model(base, attention, device, frozen_dtype(recipe, base, device) or "auto", bits, code)
     model = prepare_for_training(with_liger_kernels(loaded, recipe, device), recipe, device)
     with closing(open_trained(recipe, base, snapshot)) as x, torch.no_grad():
@@ -181,9 +193,22 @@ def _draw_adapter(recipe: Recipe, base: Path) -> StoredVector:
             if copied is None:
                 opened_base = open_vector(base, recipe.model.trust_remote_code)
                 copied = files.enter_context(closing(opened_base))
-            parts.append(copied.part(base_parameter_name(name)))
+            if "lora_magnitude_vector" in name:
+                layer: Any = model.get_submodule(name.partition(".lora_magnitude_vector")[0])
+                parts.append(stored_from_tensor(torch.from_numpy(_magnitudes(copied, layer, name, shape))))
+            else:
+                parts.append(copied.part(base_parameter_name(name)))
         opened = files.pop_all()
     return _adapter_vector(recipe, base, model, tuple(parts), opened)
+
+
+def _magnitudes(base: StoredVector, layer: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Compute what DoRA's magnitudes are at first: the norms of the rows of the base's weight."""
+    weight = adapted_weight(layer, name.partition(".lora_magnitude_vector")[0])
+    where = base.layout.names.index(weight)
+    start, size = base.layout.offsets[where], base.layout.shapes[where]
+    values = base.read(start, start + prod(size)).reshape(size)
+    return row_norms(values.T if is_transposed(layer) else values).reshape(shape)
 
 
 def _open_adapter(recipe: Recipe, base: Path, folder: Path) -> StoredVector:
@@ -242,8 +267,3 @@ def frozen_dtype(recipe: Recipe, base: Path, device: str | torch.device) -> torc
     stored = named or DTYPES.get(config.get("dtype") or config.get("torch_dtype") or "")
     here = half_precision(torch.device(device)).dtype
     return here if stored == torch.bfloat16 and recipe.training.bf16 == "auto" else named
-
-
-def base_parameter_name(name: str) -> str:
-    """Strip peft's wrappers: base_model.model.lm_head.modules_to_save.default.weight -> lm_head.weight"""
-    return name.removeprefix("base_model.model.").replace(".modules_to_save.default", "")

@@ -33,6 +33,7 @@ ENCODING = 12  # bytes of a selected value; 11 to 14, depending on the threshold
 DECODING = 18  # bytes of a value while it is decoded
 FINGERPRINT = 50  # bytes of a value while the fingerprint is updated, FINGERPRINT_AT_ONCE values at a time
 FOUR_BITS = 0.5 + FLOAT / 64  # bytes of a quantized weight, with one scale for 64
+DOUBLE = 0.5 + 1 / 64 + FLOAT / (64 * 256)  # the same where scales take one byte, with one scale for 256
 ROOMY = 24  # free bytes a trained parameter from which x' is kept on the device
 
 
@@ -132,7 +133,8 @@ def frozen_bytes(model: nn.Module, wanted: Model) -> int:
     """Bytes of frozen parameters and buffers; the linear layers but the head may be quantized."""
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     linear = {layer.weight for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head}
-    each = FOUR_BITS if wanted.load_in_4bit else 1.0
+    four = DOUBLE if wanted.bnb_4bit_use_double_quant else FOUR_BITS
+    each = four if wanted.load_in_4bit else 1.0
     total = sum(buffer.nbytes for buffer in model.buffers())
     for parameter in model.parameters():
         if not parameter.requires_grad:

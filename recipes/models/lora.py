@@ -123,8 +123,8 @@ def _check_names(key: str, names: Sequence[str], known: Iterable[tuple[str, obje
     there = [name for name, _ in known]
     missing = [name for name in names if not any(f".{one}".endswith(f".{name}") for one in there)]
     if missing:
-        near = get_close_matches(missing[0], {one.split(".", 2)[-1] for one in there}, n=1, cutoff=0)
-        meant = f" (did you mean `{near[0].rpartition('.')[2]}`?)" if near and kind == "module" else ""
+        near = get_close_matches(missing[0], sorted({one.rpartition(".")[2] for one in there}), n=1)
+        meant = f" (did you mean `{near[0]}`?)" if near else ""
         raise ModelError(f"{key}: the model has no {kind} {', '.join(missing)}{meant}")
 
 

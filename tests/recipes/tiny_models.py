@@ -78,3 +78,14 @@ CONFIGS: dict[str, Any] = {
     ),
 }
 TIED = ("gpt2", "opt")
+GROUPED: dict[str, Any] = {**COMMON, **WIDTH, "num_key_value_heads": 1, "max_position_embeddings": 64}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+CLASSES: dict[str, Any] = {
+    **CONFIGS,
+    "gemma": lambda: transformers.GemmaConfig(**GROUPED, head_dim=16),
+    "mistral": lambda: transformers.MistralConfig(**GROUPED, sliding_window=8),
+    "phi": lambda: transformers.PhiConfig(**GROUPED),
+    "mixtral": lambda: transformers.MixtralConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**GROUPED, **EXPERTS, head_dim=16),
+    "qwen3_tied": lambda: transformers.Qwen3Config(**GROUPED, head_dim=16, tie_word_embeddings=True),
+}

@@ -13,16 +13,17 @@ import torch
 import transformers
 from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors import safe_open
-from tiny_models import BUILTIN, CONFIGS
+from tiny_models import BUILTIN, CLASSES, CONFIGS
 
 from compress import Cocktail
+from recipes.config.loader import load_recipe
 from recipes.config.schema import Recipe
 from recipes.data.corpus import Sample
 from recipes.data.samples import collate
-from recipes.errors import ModelError
+from recipes.errors import ModelError, RecipeError
 from recipes.models.adapter_merge import AdapterVector, convert_file_dtype, write_merged
 from recipes.models.causal_lm import TextGenerator, load_model
-from recipes.models.lora import draw_uniform
+from recipes.models.lora import draw_uniform, row_norms
 from recipes.models.sliced_loss import loss_sum
 from recipes.models.trainable import count_trainable, load_trained, meta_trained_model, open_trained
 from recipes.snapshots.snapshot_fold import Fold
@@ -48,7 +49,7 @@ def recipe_of(base: Path, lora: dict[str, Any] | None = None, **sections: Any) -
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {}
-    for name, config in CONFIGS.items():
+    for name, config in {**CONFIGS, "mixtral": CLASSES["mixtral"]}.items():
         torch.manual_seed(1)
         made[name] = tmp_path_factory.mktemp(name)
         model = transformers.AutoModelForCausalLM.from_config(config())
@@ -261,3 +262,89 @@ def test_recast_weights_are_the_rounded_ones_and_load(bases, tmp_path, dtype: st
         after = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     assert all(torch.equal(after[name], before[name].to(getattr(torch, dtype))) for name in before)
     assert load_model(tmp_path / "m") is not None
+
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dora": ("llama", {"use_dora": True}),
+    "dora of weights that are (in, out)": ("gpt2", {"use_dora": True}),
+    "all but some modules": ("llama", {"exclude_modules": ["q_proj", "mlp.up_proj"]}),
+    "experts": (
+        "mixtral",
+        {
+            "lora_target_modules": ["q_proj"],
+            "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", VARIANTS)
+def test_a_variant_of_peft_begins_as_the_base_and_leaves_as_adapter_and_as_merged_model(
+    bases, tmp_path, kind: str
+) -> None:
+    name, keys = VARIANTS[kind]
+    base = bases[name]
+    recipe = recipe_of(base, {"lora_r": 4, "lora_dropout": 0.0, **keys})
+    start = load_trained(recipe, base)
+    assert layout_of(start) == layout_of(meta_trained_model(recipe, base))
+    torch.testing.assert_close(logits_of(start.eval()), logits_of(load_model(base)), rtol=1e-4, atol=1e-5)
+    loss_sum(start, collate(ROWS))[0].backward()
+    assert all(p.grad is not None for p in start.parameters() if p.requires_grad)
+    model, vector = trained(recipe, base)
+    wanted = logits_of(model)
+
+    folder = written(recipe, base, vector, tmp_path / "adapter")
+    write_merged(make(tmp_path / "merged"), recipe, base, AdapterVector(layout_of(model), vector), BUILTIN)
+
+    assert (wanted - logits_of(load_model(base))).abs().max() > 0.01
+    torch.testing.assert_close(logits_of(AutoPeftModelForCausalLM.from_pretrained(folder).eval()), wanted)
+    torch.testing.assert_close(logits_of(load_model(tmp_path / "merged")), wanted, rtol=1e-3, atol=1e-4)
+    names = layout_of(model).names
+    assert any("magnitude" in one for one in names) == bool(keys.get("use_dora"))
+    assert not any(excluded in one for excluded in keys.get("exclude_modules", ()) for one in names)
+    assert any(".experts." in one for one in names) == (name == "mixtral")
+    assert count_trainable(recipe, base) == len(vector)
+
+
+def test_the_length_of_a_row_has_the_same_bits_on_every_machine() -> None:
+    """Written down: what DoRA begins with is part of x_0."""
+    weight = (np.arange(21, dtype=np.float32).reshape(3, 7) - 8) / 7
+
+    found = row_norms(weight)
+
+    np.testing.assert_allclose(found, np.linalg.norm(weight, axis=1), rtol=1e-6)
+    assert found.tobytes().hex() == "0344024077d6883fad045f40"
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"exclude_modules": ["q_prj"]},
+            "exclude_modules: the model has no module q_prj (did you mean `q_proj`?)",
+        ),
+        ({"target_parameters": ["experts.w1"]}, "target_parameters: the model has no parameter experts.w1"),
+    ],
+)
+def test_names_that_no_part_of_the_model_has_are_told(bases, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError) as error:
+        meta_trained_model(recipe_of(bases["llama"], {"lora_dropout": 0.0, **keys}), bases["llama"])
+
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["target_parameters=[mlp.up]"], "lora.lora_dropout must be 0 with target_parameters"),
+        (["target_parameters=[mlp.up]", "lora_dropout=0", "use_dora=true"], "lora.use_dora excluded by"),
+        (["bnb_4bit_use_double_quant=true"], "model.bnb_4bit_use_double_quant means nothing without 4-bit"),
+        (["use_bnb_nested_quant=true"], "cocktail calls this model.bnb_4bit_use_double_quant"),
+        (["lora_target_parameters=[a]"], "cocktail calls this lora.target_parameters"),
+    ],
+)
+def test_keys_that_peft_does_not_combine_are_errors(keys: list[str], message: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        load_recipe("smoke", ["lora_r=4", *keys])
+
+    assert message in " ".join(str(error.value).split())

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tiny_models import BUILTIN, COMMON, CONFIGS, WIDTH
+from tiny_models import BUILTIN, CLASSES
 
 from recipes.algorithm import compressor_of
 from recipes.config.schema import Recipe
@@ -25,17 +25,6 @@ from recipes.snapshots.snapshot_fold import Fold
 from recipes.training.loop import build_peer
 from recipes.weight_files.model_folder import write_model_files
 
-GROUPED: dict[str, Any] = {**COMMON, **WIDTH, "num_key_value_heads": 1, "max_position_embeddings": 64}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-CLASSES: dict[str, Any] = {
-    **CONFIGS,
-    "gemma": lambda: transformers.GemmaConfig(**GROUPED, head_dim=16),
-    "mistral": lambda: transformers.MistralConfig(**GROUPED, sliding_window=8),
-    "phi": lambda: transformers.PhiConfig(**GROUPED),
-    "mixtral": lambda: transformers.MixtralConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2),
-    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**GROUPED, **EXPERTS, head_dim=16),
-    "qwen3_tied": lambda: transformers.Qwen3Config(**GROUPED, head_dim=16, tie_word_embeddings=True),
-}
 TIED = ("gemma", "gpt2", "opt", "qwen3_tied")
 ROWS = [Sample(np.arange(3, 3 + n, dtype=np.int32), np.arange(n) > 1) for n in (12, 7)]
 

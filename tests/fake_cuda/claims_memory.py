@@ -53,7 +53,7 @@ def test_a_device_is_never_given_more_at_load_than_what_stays_there(
 
 @pytest.mark.parametrize(
     ("where", "precision"),
-    [("accelerator", "float32"), ("cpu", "float32"), ("cpu", "bfloat16"), ("cpu", "without masters")],
+    [("accelerator", "float32"), ("cpu", "float32"), ("cpu", "without masters")],
 )
 def test_evaluating_leaving_keeping_and_returning_take_less_than_half_a_byte_a_parameter(
     where: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -463,6 +463,17 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 }
 
 extern "C" {
+int fake_resize_storage(c10::StorageImpl* storage, int64_t bytes) {  // false: memory is full
+  try {
+    c10::DeviceGuard guard(storage->device());
+    auto fresh = device_memory.allocate(bytes);
+    auto both = std::min<int64_t>(bytes, storage->nbytes());
+    if (both) std::memcpy(fresh.get(), storage->mutable_data(), both);
+    storage->set_data_ptr(std::move(fresh));
+    storage->set_nbytes(bytes);
+    return true;
+  } catch (const OutOfMemoryError&) { return false; }
+}
 int64_t fake_held(int device) { return held[device]; }
 int64_t fake_peak(int device) { return peak[device]; }
 void fake_reset_peak(int device) { Locked guard; peak[device] = held[device]; }

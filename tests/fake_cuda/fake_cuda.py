@@ -35,6 +35,7 @@ for name in ("fake_held", "fake_peak", "fake_allocations"):
     getattr(lib, name).restype = ctypes.c_int64
 lib.fake_race.restype = ctypes.c_char_p
 lib.fake_limit.argtypes = lib.fake_fail_in.argtypes = [ctypes.c_int, ctypes.c_int64]
+lib.fake_resize_storage.argtypes = [ctypes.c_void_p, ctypes.c_int64]
 lib.fake_access.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
 
 COUNT = 2
@@ -236,6 +237,18 @@ replacements = {
 }
 for name, replacement in replacements.items():
     setattr(cuda, name, replacement)
+
+
+def resize_storage(self: Any, size: int) -> Any:
+    if self.device.type != "cuda":
+        return resize_on_host(self, size)
+    if not lib.fake_resize_storage(self._cdata, size):
+        raise torch.OutOfMemoryError(f"CUDA out of memory (fake device). Tried to resize to {size} bytes")
+    return self
+
+
+resize_on_host = torch.UntypedStorage.resize_
+torch.UntypedStorage.resize_ = resize_storage
 
 
 class CurrentDevice:

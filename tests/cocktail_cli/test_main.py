@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -82,3 +83,25 @@ def test_an_output_folder_that_cannot_be_made_is_exit_4_with_a_remedy(
     assert said.exit == 4
     assert message in said.err
     assert "hint: " in said.err
+
+
+def test_a_command_ends_without_taking_its_modules_apart_but_with_their_functions_at_exit() -> None:
+    program = """
+import atexit, sys, time
+from cocktail_cli import __main__ as entry, main
+
+class Slow:
+    def __del__(self):
+        time.sleep(60)
+
+def run(*arguments):
+    atexit.register(print, "bye")
+    inner(*arguments)
+
+sys.slow, inner, main.run, sys.argv = Slow(), main.run, run, ["cocktail", "resume"]
+entry.main()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+
+    assert (ended.returncode, ended.stdout) == (2, "bye\n")
+    assert ended.stderr.startswith("error: ")

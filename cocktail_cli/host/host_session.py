@@ -111,7 +111,6 @@ def check_machine(wanted: LaunchSettings, listen: machine.ListenAddress) -> None
     once model and data are prepared."""
     machine.check_home()
     machine.free_address(listen)
-    view.show(events.Progressed("starting"))  # the imports below take seconds
     for device in wanted.local.devices_of(wanted.peers):
         devices = machine.pick_devices(device, wanted.local.gpus)
         machine.check_memory_limit(devices, wanted.local.vram_limit)

@@ -13,7 +13,7 @@ from tiny_models import CONFIGS
 from transformers import AutoModelForCausalLM
 
 from cocktail_cli.commands.check.doctor import accelerator
-from cocktail_cli.machine import this_machine, weaknesses
+from cocktail_cli.machine import gpu_catalogue, this_machine, weaknesses
 from recipes.config import Recipe
 from recipes.hardware import half_precision
 from recipes.models import load_trained
@@ -68,9 +68,10 @@ def test_a_frozen_base_stored_in_bfloat16_is_loaded_as_the_device_computes(
     [(NEW, "bf16, capability 8.0", True), (T4, "fp16 (it only emulates bf16), capability 7.5", False)],
 )
 def test_doctor_plan_and_join_know_what_the_device_emulates(
-    capability: tuple[int, int], words: str, native: bool
+    capability: tuple[int, int], words: str, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.machine.capability = capability
+    monkeypatch.setattr(gpu_catalogue, "measured", lambda device, dtype: 1.0)  # a fake device is slow
 
     assert words in accelerator("cuda:1").text
     assert this_machine("cuda").bf16 is native

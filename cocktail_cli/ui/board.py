@@ -285,6 +285,8 @@ class Board:
         for name, peer in there.items():
             row = self.peers.setdefault(name, PeerRow())
             row.hardware, row.state = printable(str(peer["gpu"])), printable(str(peer["state"]))
+            if name == self.me and row.state == "lost":
+                row.state = "waiting"  # it is here: a hub that was started again has not heard of it yet
             if row.state == "deciding":  # without a session there are no figures
                 continue
             row.share, row.rtt, row.seen = peer["share"], peer["rtt_ms"], now - peer["last_seen_s"]

@@ -119,6 +119,14 @@ def test_a_hub_that_does_not_answer_is_no_training() -> None:
     assert "waiting" in row(board, "vm")
 
 
+def test_this_machine_is_not_lost_to_a_hub_that_was_started_again() -> None:
+    board = board_of(JOINED)
+    board.look(status(peer("vm", "lost"), peer("b", "lost")))
+
+    assert "waiting" in row(board, "vm")
+    assert "lost" in row(board, "b")
+
+
 def test_a_table_that_is_left_on_the_screen_names_no_keys() -> None:
     board = board_of(STARTED, PeerJoined("a"), Step(3, 100, 3, 2.0, 1))
     assert any("Ctrl-C" in line for line in plain(board))

@@ -112,11 +112,24 @@ def test_adapters_are_what_grows_and_the_base_is_held_as_it_is(folder: Path) -> 
     lora = ("lora.lora_r=4", "model.dtype=bfloat16")
     full, adapters = plan_memory(recipe(), folder, 1, CPU), plan_memory(recipe(*lora), folder, 1, CPU)
     four = plan_memory(recipe(*lora, "load_in_4bit=true"), folder, 1, CPU)
+    nested = [*lora, "load_in_4bit=true", "bnb_4bit_use_double_quant=true"]
+    assert 0.8 < plan_memory(recipe(*nested), folder, 1, CPU).part("base") / four.part("base") < 1
 
     assert adapters.parameters < full.parameters / 4
     assert adapters.part("gradient") == 4 * adapters.parameters
     assert 2 * full.parameters <= adapters.part("base") < 2.1 * full.parameters
     assert four.part("base") < 0.7 * adapters.part("base")
+
+
+def test_a_pair_of_answers_takes_two_sequences_and_one_more_forward_pass(folder: Path) -> None:
+    lora = ("lora.lora_r=4", "datasets.0.type=auto", "packing=false")
+    two, pair = (
+        plan_memory(recipe(*lora), folder, 2, CPU),
+        plan_memory(recipe(*lora, "dpo={}"), folder, 1, CPU),
+    )
+
+    assert pair.part("activations") == two.part("activations")
+    assert 1.2 < pair.flops / two.flops < 1.5
 
 
 def test_the_common_model_goes_to_the_host_where_it_is_sent_or_room_is_short(folder: Path) -> None:

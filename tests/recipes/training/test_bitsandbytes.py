@@ -65,10 +65,16 @@ def test_what_eight_bits_keep_comes_back_to_the_bit(base, tmp_path) -> None:
     assert torch.equal(peer.worker.x, other.worker.x)
 
 
-@pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
+@pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit", "bnb_4bit_use_double_quant"])
 def test_adapters_are_trained_beside_a_quantized_base(base, bits: str) -> None:
-    recipe = recipe_of(base, model={bits: True}, lora={"lora_r": 4, "lora_dropout": 0.0})
+    """The base's weights take part of their bytes; with nested quantization the scales do too."""
+    double = bits == "bnb_4bit_use_double_quant"
+    quantized = {bits: True} | ({"load_in_4bit": True} if double else {})
+    recipe = recipe_of(base, model=quantized, lora={"lora_r": 4, "lora_dropout": 0.0, "use_dora": double})
     model = load_trained(recipe, base)
+    states = [p.quant_state for p in model.parameters() if getattr(p, "quant_state", None) is not None]
+    assert bool(states) == (bits != "load_in_8bit")
+    assert all(state.nested == double for state in states)
     peer = build_peer(model, recipe, 2)
     with closing(open_trained(recipe, base)) as start:
         assert start.layout == layout_of(model)

@@ -25,7 +25,7 @@ def hide_token() -> None:
         delay_interrupts(False)
         return
     given, typed = sys.argv[1:], sys.orig_argv
-    urls = {argument for argument in given if argument.startswith(SCHEME)}
+    urls = {argument for argument in given if SCHEME in argument}
     if os.name != "posix" or len(urls) != 1 or typed[-len(given) :] != given or not sys.executable:
         return
     (url,) = urls

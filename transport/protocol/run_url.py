@@ -53,8 +53,10 @@ class RunURL:
 
 
 def parse_url(text: str) -> RunURL:
-    """Parse the URL in `text`, which may have blanks, quotes or line breaks from a chat. Raises UrlError."""
-    url = "".join(text.split()).strip("'\"<>`")
+    """Parse the URL in `text`, which may be the host's whole line, with blanks, quotes or line breaks from a
+    chat. Raises UrlError."""
+    url = "".join(text.split())
+    url = url[max(0, url.find(SCHEME)) :].strip("'\"<>`,;()")
     if not url:
         raise UrlError("the run URL is empty")
     if not url.startswith(SCHEME):

@@ -61,6 +61,13 @@ def test_a_line_break_blanks_and_quotes_of_a_chat_are_forgiven() -> None:
     assert parse_url(f" '{line[:60]}\n  {line[60:]}'\n") == URL
 
 
+@pytest.mark.parametrize(
+    "pasted", ["cocktail join {}", "$ cocktail join '{}'", "(<{}>),", "uv tool install .\ncocktail join {}"]
+)
+def test_the_hosts_line_may_be_pasted_whole(pasted: str) -> None:
+    assert parse_url(pasted.format(URL)) == URL
+
+
 def test_the_token_is_not_shown() -> None:
     assert URL.token not in repr(URL)
     assert URL.token not in URL.masked()

@@ -145,7 +145,7 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
                 peer.encoded.clear()
                 if round.eval_parts:
                     peer.evaluated.clear()
-                exchange = thread.submit(exchanged, link, peer, round, peer.side.mark())
+                exchange = thread.submit(exchanged, link, peer, round, time.monotonic(), peer.side.mark())
             try:
                 if round.eval_parts and not link.leaving.is_set():
                     held_out = held_out or unpack_samples(link.fetch("eval"), peer.vocabulary)
@@ -161,7 +161,7 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
                     break
             if round.exchange and not stale:  # fresh: the packet holds the step just made
                 apply(peer, round, gradient)
-                exchange = thread.submit(exchanged, link, peer, round, peer.side.mark())
+                exchange = thread.submit(exchanged, link, peer, round, time.monotonic(), peer.side.mark())
             if exchange is not None:
                 done = exchange.result()
                 if stale:
@@ -179,13 +179,15 @@ def catch_up(link: Link, peer: Peer, now: int) -> CaughtUp:
     return CaughtUp(now, now - start)
 
 
-def exchanged(link: Link, peer: Peer, round: Round, mark: torch.cuda.Event | None) -> Exchanged:
+def exchanged(
+    link: Link, peer: Peer, round: Round, started: float, mark: torch.cuda.Event | None
+) -> Exchanged:
     """Encode, send, wait for the commit, receive (lines 1 to 5), move x' (line 7). x_i stays as it is: this
     runs beside the compute, in a thread and on a stream of its own.
 
     mark: the device has x_i of this round behind it.
     """
-    started, global_model, delivered = time.monotonic(), peer.worker.global_model, list(peer.undelivered)
+    global_model, delivered = peer.worker.global_model, list(peer.undelivered)
     try:
         with peer.side.behind(mark):
             sent = peer.worker.start(link.fits, alone=len(round.members) == 1)

@@ -108,3 +108,18 @@ def steps_between(start: float, end: float) -> list[float]:
     """Divide the way from `start`, which is left out, to `end` into equal factors of at most STEP."""
     count = ceil(abs(log2(end / start)) / log2(STEP) - 1e-9)
     return [start * (end / start) ** (i / count) for i in range(1, count)] + [end] * (count > 0)
+
+
+def most_sent(compression: Compression, size: int) -> tuple[int, int]:
+    """Count the coordinates that a round samples of `size`, and those that are sent at the largest K."""
+    if compression.uncompressed_steps > 0:  # the first rounds send everything
+        return size, size
+    m = int(size * compression.random_ratio)
+    return m, int(m * adaptive_rate_of(compression).ladder[-1].topk_ratio)
+
+
+def encoding_bytes(compression: Compression, size: int) -> int:
+    """Count the bytes that encoding takes beside the compute: the delta, and what is selected from it."""
+    m, k = most_sent(compression, size)
+    chunks = compression.topk_chunk and k < m
+    return 8 * m + 20 * k if chunks else 4 * m + 12 * k  # 12: 11 to 14, depending on the threshold

@@ -18,23 +18,21 @@ import torch
 from torch import nn
 
 from compress.fingerprint import AT_ONCE as FINGERPRINT_AT_ONCE
-from recipes.algorithm import adaptive_rate_of
+from recipes.algorithm import encoding_bytes, most_sent
 from recipes.config import Compression, Model, Recipe
 from recipes.hardware import HalfPrecision
 from recipes.models import autocast_dtype, meta_trained_model, trained_dtype
-from recipes.training import embeddings_of, optimizer_bytes
+from recipes.training import LEAVE, embeddings_of, optimizer_bytes
 from recipes.weight_files import GRADIENT_CHUNK, layout_of
 
 from .activations import trace
 
 FLOAT = 4  # bytes
 SENT = 13  # bytes of a sent value: position, int64; number, float32; its share of the packet
-ENCODING = 12  # bytes of a selected value; 11 to 14, depending on the threshold
 DECODING = 18  # bytes of a value while it is decoded
 FINGERPRINT = 50  # bytes of a value while the fingerprint is updated, FINGERPRINT_AT_ONCE values at a time
 FOUR_BITS = 0.5 + FLOAT / 64  # bytes of a quantized weight, with one scale for 64
 DOUBLE = 0.5 + 1 / 64 + FLOAT / (64 * 256)  # the same where scales take one byte, with one scale for 256
-ROOMY = 24  # free bytes a trained parameter from which x' is kept on the device
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,6 @@ def plan_memory(recipe: Recipe, folder: Path, micro_batch: int, machine: Machine
     size, kind = layout_of(model).size, trained_dtype(recipe)
     frozen = frozen_bytes(model, recipe.model)
     state = optimizer_bytes(recipe.training.optim, layout_of(model).shapes, embeddings_of(model))
-    away = machine.count > 1 or on_host(recipe.compression, size, machine, frozen)
     gathered = block_of(model) if machine.count > 1 else 0
     sequences = micro_batch * recipe.sequences
     rows = f"{sequences} x {recipe.data.max_length} tokens"
@@ -97,9 +94,14 @@ def plan_memory(recipe: Recipe, folder: Path, micro_batch: int, machine: Machine
     flops = traced.flops + (traced.forward if recipe.dpo else 0)  # the reference's forward pass
     # half-precision gradients are converted to float32 in chunks, after the activations are freed
     step = 0 if kind == torch.float32 else FLOAT * min(size, GRADIENT_CHUNK)
+    one = traced.most // micro_batch
+    beside = vectors(recipe, size, kind.itemsize, away=False)
+    exchange = exchange_part(recipe.compression, size, one, step).bytes
+    least = frozen + state + one + exchange + sum(part.bytes for part in beside)
+    away = machine.gpu and is_away(recipe.compression, least, machine)
     parts = [
         MemoryPart("base", frozen, "frozen weights as they are stored, and buffers"),
-        *vectors(recipe, size, kind.itemsize, away),
+        *(vectors(recipe, size, kind.itemsize, away) if away else beside),
         MemoryPart("optimizer", state, f"{state / size:.3g} P"),
     ]
     parts = [part if part.host else spread(part, machine.count) for part in parts]
@@ -109,6 +111,10 @@ def plan_memory(recipe: Recipe, folder: Path, micro_batch: int, machine: Machine
         MemoryPart("logits", traced.most - traced.kept, f"logits, loss and temporaries of {rows}"),
         exchange_part(recipe.compression, size, traced.most, step),
     ]
+    if machine.gpu and machine.count == 1:
+        loaded, how = (FLOAT * size, "4 P, the model") if recipe.lora is None else (frozen, "the base")
+        if not recipe.model.quantized:
+            parts.append(MemoryPart("loading", loaded, f"{how} on its way to the device", host=True))
     return MemoryPlan(tuple(part for part in parts if part.bytes), size, flops)
 
 
@@ -123,6 +129,13 @@ def vectors(recipe: Recipe, size: int, width: int, away: bool) -> list[MemoryPar
         MemoryPart("common", FLOAT * size, "4 P, x'", away),
         MemoryPart("gradient", width * size, f"{width} P"),
     ]
+
+
+def is_away(compression: Compression, least: int, machine: Machine) -> bool:
+    """True where x' is in host memory beside a GPU. `auto`: where the GPU is short of memory for `least`
+    bytes, those of a peer with x' on the GPU and one sequence at a time; a peer tries that (`build_peer`)."""
+    chosen = compression.state_device
+    return machine.count > 1 or chosen == "cpu" or (chosen == "auto" and least > LEAVE * machine.bytes)
 
 
 def spread(part: MemoryPart, count: int) -> MemoryPart:
@@ -155,13 +168,6 @@ def with_attention(model: nn.Module, wanted: str) -> nn.Module:
     return model
 
 
-def on_host(compression: Compression, size: int, machine: Machine, frozen: int) -> bool:
-    """True where x' is kept in host memory beside a GPU. `auto`: where the GPU is short of memory."""
-    chosen = compression.state_device
-    short = machine.bytes - frozen < ROOMY * size
-    return machine.gpu and (chosen == "cpu" or (chosen == "auto" and short))
-
-
 def block_of(model: nn.Module) -> int:
     """Parameters of the largest block that FSDP gathers: a layer, or all outside the layers."""
     named = set(getattr(model, "_no_split_modules", None) or ())
@@ -181,11 +187,8 @@ def exchange_part(compression: Compression, size: int, beside: int, step: int = 
     applying    28 k: the aggregate and its positions in the vector; 8 k less where p is 1
                 4 m more where the residual decays
     """
-    whole = compression.uncompressed_steps > 0  # the first rounds send everything
-    topk_ratio = adaptive_rate_of(compression).ladder[-1].topk_ratio  # the largest
-    m = size if whole else int(size * compression.random_ratio)
-    k = size if whole else int(m * topk_ratio)
-    encoding = 2 * FLOAT * m + 20 * k if compression.topk_chunk and k < m else FLOAT * m + ENCODING * k
+    m, k = most_sent(compression, size)
+    encoding = encoding_bytes(compression, size)
     applying = (28 if m < size else 20) * k + FINGERPRINT * min(k, FINGERPRINT_AT_ONCE)
     decaying = FLOAT * m if compression.error_decay < 1 else 0
     most = max(encoding, DECODING * k + decaying)

@@ -30,9 +30,9 @@ from recipes.models import check_packing_isolation
 from recipes.objectives import Measured
 
 from .lease_gradient import Gradient, apply, computed
-from .micro_batch import first_line, is_full, shrink_to_fit
+from .micro_batch import first_line, global_model_fits, is_full, shrink_to_fit
 from .stochastic_rounding import RoundedLocalModel
-from .trainer import SingleDeviceTrainer, global_model_device
+from .trainer import SingleDeviceTrainer
 from .types import (
     CaughtUp,
     Delivery,
@@ -83,11 +83,13 @@ def build_peer(
     own = crc32(name.encode())
     local = SingleDeviceTrainer(model, recipe, own, None if device is None else torch.device(device))
     flat, x = local.flat, local.flat if isinstance(local.flat, RoundedLocalModel) else local.flat.vector
+    beside = global_model_fits(local, recipe)
     if isinstance(flat, RoundedLocalModel):
+        if beside:
+            flat.bring_global_model()
         vector = flat.global_model
     else:
-        place = global_model_device(recipe.compression.state_device, local.device, flat.layout.size)
-        vector = flat.vector.to(place, copy=True)
+        vector = flat.vector.to(local.device if beside else torch.device("cpu"), copy=True)
     worker = worker_of(recipe, x, vector, flat.layout.name_at, own, round)
     config = getattr(model, "config", None)
     vocabulary = getattr(config, "vocab_size", None)

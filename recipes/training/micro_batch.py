@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from recipes.algorithm import encoding_bytes
 from recipes.config import Recipe
 from recipes.hardware import host_memory
 from recipes.objectives import objective_of
@@ -24,6 +25,7 @@ T = TypeVar("T")
 FULL = ("DefaultCPUAllocator", "could not create a primitive", "backend out of memory")
 MOST = 64  # sequences tried on an accelerator
 ON_CPU = 8
+GLOBAL_MODEL = 4  # bytes of a parameter of x'
 LEAVE = 0.9  # of an accelerator's memory a trial may take so much: fragments and the codec need the rest
 SIZES = ("vocab_size", "num_hidden_layers", "hidden_size")  # of a config
 
@@ -132,18 +134,39 @@ def tried(local: Trainer, recipe: Recipe, go_on: Callable[[], object] = lambda: 
     return fits
 
 
+def global_model_fits(local: Trainer, recipe: Recipe) -> bool:
+    """Choose the device of x' by `state_device`: True beside x_i, False the host's memory, of which a round
+    then takes what it samples. `auto` tries one sequence on a GPU, with the memory of x', of the optimizer
+    and of an exchange set aside."""
+    where = recipe.compression.state_device
+    if where != "auto" or local.kind != "cuda":
+        return where != "cpu"
+    size = local.layout.size
+    aside = STATE[recipe.training.optim] + GLOBAL_MODEL + encoding_bytes(recipe.compression, size) / size
+    try:
+        return local.attempt([objective_of(recipe).longest(recipe.data.max_length)], aside) <= LEAVE
+    except (RuntimeError, MemoryError) as error:
+        if not is_full(error):
+            raise
+    finally:
+        release()
+    return False
+
+
 def share_taken(device: torch.device, aside: float, work: Callable[[], object]) -> float:
-    """Do `work` with so many bytes set aside; return the largest share of the device's memory that was held.
-    0: not known."""
-    counted = device.type == "cuda"
-    held = torch.empty(int(aside), dtype=torch.uint8, device=device)
+    """Do `work` with so many bytes set aside; return the largest share that was held of the device's memory,
+    as far as other programs leave it. 0: not known."""
+    counted, room = device.type == "cuda", 0
     if counted:
+        release()
+        room = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
+    held = torch.empty(int(aside), dtype=torch.uint8, device=device)
     work()
     del held
     if not counted:
         return 0.0
-    return torch.cuda.max_memory_allocated(device) / torch.cuda.get_device_properties(device).total_memory
+    return torch.cuda.max_memory_allocated(device) / room
 
 
 def sizes_of(config: Any) -> tuple[int, ...]:

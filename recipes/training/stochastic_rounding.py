@@ -65,6 +65,10 @@ class RoundedLocalModel:
         ]  # of a shape, and without memory
         self.masters: list[Tensor] = [nn.Parameter(nothing) for nothing in self._nothing]
 
+    def bring_global_model(self) -> None:
+        """Bring x' from the host's memory beside d_i."""
+        self.global_model = self._flat.vector = self.global_model.to(self.residual.device)
+
     @property
     def vector(self) -> Tensor:
         """x_i (P,), computed anew in the host's memory: a device has no room for it."""

@@ -20,7 +20,7 @@ from recipes.data import Sample
 from recipes.hardware import half_precision
 from recipes.models import autocast_dtype, trained_dtype
 from recipes.objectives import BatchLoss, Measured, evaluate, measured, objective_of
-from recipes.weight_files import FlatParameters, Layout, layout_of
+from recipes.weight_files import FlatParameters, Layout
 
 from .matrix_optimizers import embeddings_of
 from .micro_batch import share_taken, sizes_of
@@ -80,10 +80,8 @@ class SingleDeviceTrainer:
         if recipe.training.fp32_master_weights:
             self.flat = FlatParameters(model, trained_dtype(recipe), device)
         else:
-            there = device or next(model.parameters()).device
-            parameters = layout_of(model).size
-            apart = global_model_device(recipe.compression.state_device, there, parameters)
-            self.flat = RoundedLocalModel(model, seed, there, apart)
+            apart = None if recipe.compression.state_device == "accelerator" else torch.device("cpu")
+            self.flat = RoundedLocalModel(model, seed, device, apart)
         self.optimizer = build_optimizer(self.flat.masters, recipe.training, embeddings_of(model))
         self.half = autocast_dtype(
             recipe.training, model, half_precision(self.device)
@@ -164,21 +162,6 @@ class SingleDeviceTrainer:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self.flat.take(tensors[LOCAL])
         load_states(self.optimizer, tensors)
-
-
-def global_model_device(where: str, device: torch.device, parameters: int) -> torch.device:
-    """Choose the device of x': that of x_i, or the host's memory, of which a round then takes what it
-    samples. where: a recipe's `state_device`."""
-    beside = where == "accelerator" or (where == "auto" and roomy(device, parameters))
-    return device if beside else torch.device("cpu")
-
-
-def roomy(device: torch.device, parameters: int) -> bool:
-    """Has this accelerator memory for x', Adam's moments and as much again for activations?"""
-    if device.type != "cuda":
-        return True
-    free, _ = torch.cuda.mem_get_info(device)
-    return free > 24 * parameters
 
 
 def backward(loss: BatchLoss, terms: int, scale: float = 1.0) -> Measured:

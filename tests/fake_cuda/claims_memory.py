@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,29 @@ def test_a_device_is_never_given_more_at_load_than_what_stays_there(
     assert peer.worker.global_model.vector.is_cuda == (where == "accelerator")
     assert fake.peak() - fake.held() < 0.1 * 4 * P
     assert fake.held() > before
+
+
+@pytest.mark.parametrize("changes", PRECISIONS.values(), ids=PRECISIONS)
+def test_the_global_model_lies_beside_the_local_one_where_a_sequence_and_the_optimizer_leave_room_for_it(
+    changes: dict[str, Any],
+) -> None:
+    """`state_device: auto`, with a little more and a little less than that, and where memory runs out."""
+    wanted = recipe_of(**changes, state_device="auto", random_ratio=0.1)
+    fake.peak_from_here()
+    before = fake.held()
+    peer = peer_on("cuda", wanted)
+    assert peer.worker.global_model.vector.is_cuda, "there is room for anything"
+    most = fake.peak() - before
+    del peer
+    gc.collect()
+    for room, beside in ((most / 0.89, True), (most / 0.91, False)):
+        fake.machine.total = int(before + room)
+        assert peer_on("cuda", wanted).worker.global_model.vector.is_cuda == beside
+        gc.collect()
+    fake.machine.total = 80 << 30
+    fake.limit(before + most - 4 * P)
+
+    assert not peer_on("cuda", wanted).worker.global_model.vector.is_cuda
 
 
 @pytest.mark.parametrize(

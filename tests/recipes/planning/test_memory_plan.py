@@ -142,6 +142,9 @@ def test_the_common_model_goes_to_the_host_where_it_is_sent_or_room_is_short(fol
     assert away(Machine(1 << 20, gpu=True))
     assert not away(GPU)
     assert not away(CPU, "state_device=cpu")
+    beside = plan_memory(recipe("state_device=accelerator"), folder, 1, GPU).bytes
+    assert away(Machine(int(beside / 0.91), gpu=True))
+    assert not away(Machine(int(beside / 0.89), gpu=True))
 
 
 def test_a_peer_over_four_devices_has_a_quarter_of_its_vectors_on_each(folder: Path) -> None:

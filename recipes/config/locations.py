@@ -38,7 +38,7 @@ def looks_like_data_file(path: str) -> bool:
 
 def data_suffix(path: Path) -> str:
     """The suffix that tells the format of a data file; of one that is compressed, the suffix before `.gz`."""
-    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
 
 
 def local_paths(document: Document, recipe: Recipe) -> list[Problem]:

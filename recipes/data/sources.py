@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,16 @@ from recipes.downloads import (
 )
 from recipes.errors import DataError, HubUnreachable
 
+UTF8 = "save the file as UTF-8, such as with iconv -t UTF-8"
+COPY_AGAIN = "download or copy it again"
+# words in exceptions of `datasets`, pandas and Arrow
+EMPTY = ("corresponds to no data", "at least one example", "No columns to parse")
+REMEDIES = {
+    "codec can't decode": UTF8,
+    "Parquet": COPY_AGAIN,
+    "Error tokenizing data": "each row as many fields as the header, and quotes around fields with commas",
+    "Expected object or value": "`python -m json.tool FILE` names the place",
+}
 PYTHON_DOCS = "builtin:python-docs"
 HUB_FILE = "hf://datasets/"  # prefix of repository@commit/path
 
@@ -165,9 +175,13 @@ def _rows(dataset: Dataset, streaming: bool, progress: Progress) -> Iterator[Row
         return _file(local, dataset, streaming)
     if local.is_dir():
         return _folder(local, dataset, streaming)
-    matches = sorted(glob.glob(str(local), recursive=True)) if any(c in path for c in "*?[") else []
-    if matches:
+    if any(c in path for c in "*?["):
+        matches = sorted(glob.glob(str(local), recursive=True))
+        if not matches:
+            raise DataError(f"{path}: no file matches", "a pattern begins at this folder; quote it")
         return (row for match in matches for row in _file(Path(match), dataset, streaming))
+    if local.is_symlink():
+        raise DataError(f"{path}: a link to {os.readlink(local)}, which is not there", "check the link")
     if looks_like_data_file(path):
         raise DataError(f"{path}: no such file or folder", nearest_file(local))
     return _loaded(path, dataset, streaming=streaming)
@@ -210,8 +224,10 @@ def python_docs(length: int = 1000) -> Iterator[str]:
 
 def _file(path: Path, dataset: Dataset, streaming: bool, called: str = "") -> Iterator[Row]:
     called, suffix = called or str(path), data_suffix(path)
-    if suffix == ".jsonl":
-        return _jsonl(path, called)
+    if path.is_file() and not path.stat().st_size:
+        raise no_rows(called)
+    if suffix in OWN:
+        return OWN[suffix](path, called)
     if suffix in LOADERS:
         return _loaded(LOADERS[suffix], dataset, str(path), called, streaming)
     known = ", ".join([".jsonl", *LOADERS])
@@ -219,19 +235,40 @@ def _file(path: Path, dataset: Dataset, streaming: bool, called: str = "") -> It
 
 
 def _jsonl(path: Path, called: str) -> Iterator[Row]:
-    """Parse one JSON object a line, of a file that may be compressed by gzip; empty lines are skipped."""
+    """Parse one JSON object a line; empty lines are skipped."""
+    for number, line in _lines(path, called):
+        if line.strip():
+            place = f"{called}:{number}"
+            yield Row(_object(line, place), place)
+
+
+def _texts(path: Path, called: str) -> Iterator[Row]:
+    """Read a .txt: a text a paragraph where empty lines separate them, else a text a line."""
+    filled = [key for key, _ in groupby(bool(line.strip()) for _, line in _lines(path, called))]
+    by_paragraph, part, begin = filled.count(True) > 1, list[str](), 0
+    for number, line in chain(_lines(path, called), [(0, b"")]):
+        text = _decoded(line, f"{called}:{number}").rstrip("\r\n")
+        if part and not (by_paragraph and text.strip()):
+            yield Row({"text": "\n".join(part)}, f"{called}:{begin}")
+            part = []
+        if text.strip():
+            begin = begin if part else number
+            part.append(text)
+
+
+def _lines(path: Path, called: str) -> Iterator[tuple[int, bytes]]:
+    """Number the lines of a file, which may be compressed by gzip; a byte order mark is left out."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                place = f"{called}:{number}"
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                if line.strip():
-                    yield Row(_object(line, place), place)
+                yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{called}: cannot be decompressed: {error}") from error
+        raise DataError(f"{called}: cannot be decompressed: {error}", COPY_AGAIN) from error
     except OSError as error:
         raise DataError(f"{called}: cannot be read: {error.strerror}") from error
+
+
+OWN = {".jsonl": _jsonl, ".txt": _texts}  # the others are read by `datasets`
 
 
 def fetch_https_file(url: str, progress: Progress = lambda done, total: None) -> Path:
@@ -262,12 +299,16 @@ def fetch_https_file(url: str, progress: Progress = lambda done, total: None) ->
     return target
 
 
+def _decoded(line: bytes, place: str) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{place}: not UTF-8 text: {error.reason} at byte {error.start}", UTF8) from None
+
+
 def _object(line: bytes, place: str) -> dict[str, Any]:
     try:
-        value = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        hint = "save the file as UTF-8, such as with iconv -t UTF-8"
-        raise DataError(f"{place}: not UTF-8 text: {error.reason} at byte {error.start}", hint) from None
+        value = json.loads(_decoded(line, place))
     except json.JSONDecodeError as error:
         hint = "correct this line, or remove it"
         raise DataError(f"{place}: not valid JSON: {error.msg} at column {error.colno}", hint) from None
@@ -279,11 +320,11 @@ def _object(line: bytes, place: str) -> dict[str, Any]:
 
 
 def _folder(path: Path, dataset: Dataset, streaming: bool) -> Iterator[Row]:
-    """Read a folder of .jsonl, one of `save_to_disk`, or any other that `datasets` understands."""
+    """Read a folder of .jsonl, or else of .txt, one of `save_to_disk`, or any other of `datasets`."""
     if dataset.data_files is None:
-        found = sorted([*path.glob("*.jsonl"), *path.glob("*.jsonl.gz")])
-        if found:
-            return (row for file in found for row in _jsonl(file, str(file)))
+        for suffix, read in OWN.items():
+            if found := sorted([*path.glob(f"*{suffix}"), *path.glob(f"*{suffix}.gz")]):
+                return chain.from_iterable(read(file, str(file)) for file in found)
     if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
         return _saved(path, dataset)
     return _loaded(str(path), dataset, streaming=streaming)
@@ -295,7 +336,8 @@ def _saved(path: Path, dataset: Dataset) -> Iterator[Row]:
     try:
         found = load_from_disk(str(path))
     except Exception as error:  # pyarrow, json and OS errors alike: the folder is damaged
-        raise DataError(f"{path}: cannot be read as a saved data set: {error}") from error
+        hint = "copy the whole folder again, as save_to_disk wrote it"
+        raise DataError(f"{path}: cannot be read as a saved data set: {error}", hint) from error
     if isinstance(found, DatasetDict):
         if dataset.split not in found:
             raise DataError(f"{path}: no split `{dataset.split}`; there is {', '.join(sorted(found))}")
@@ -358,8 +400,12 @@ def _unreadable(called: str, error: Exception) -> DataError | HubUnreachable:
     if "gated dataset" in str(error):
         return DataError(f"{called}: access is gated {licence_hint(f'datasets/{called}')}")
     cause = f": {error.__cause__}" if error.__cause__ else ""
+    said = f"{error}{cause}"
+    if any(words in said for words in EMPTY):
+        return no_rows(called)
     hint = f"it may hold files of {', '.join(['.jsonl', *LOADERS])}" if Path(called).is_dir() else ""
-    return DataError(f"{called}: cannot be loaded: {error}{cause}", hint)
+    hint = hint or next((remedy for words, remedy in REMEDIES.items() if words in said), "")
+    return DataError(f"{called}: cannot be loaded: {said}", hint)
 
 
 def no_rows(called: str) -> DataError:
@@ -369,23 +415,26 @@ def no_rows(called: str) -> DataError:
 
 def nearest_file(path: Path) -> str:
     """Return the hint for a file that is not there: the nearest name beside it, if there is one."""
-    beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+    beside = [file.name for file in path.parent.iterdir() if file.exists()] if path.parent.is_dir() else []
     near = get_close_matches(path.name, beside, n=1)
     return f"did you mean {path.with_name(near[0])}?" if near else "check the path: it begins at this folder"
 
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Silence the progress bars of datasets and the hub's client: the library reports, the CLI shows."""
+    """Silence progress bars of datasets and the hub's client, and logs of datasets: the CLI shows."""
     import datasets
     from huggingface_hub import utils
 
     showing = [library for library in (datasets, utils) if not library.are_progress_bars_disabled()]
+    level = datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what it logs is raised as well
     for library in showing:
         library.disable_progress_bars()
     try:
         yield
     finally:
+        datasets.logging.set_verbosity(level)
         for library in showing:
             library.enable_progress_bars()
 

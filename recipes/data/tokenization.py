@@ -37,6 +37,15 @@ COLUMNS = {  # of each type of row; those of chat and text may have other names 
     "tokenized": ("input_ids", "labels", "completion_mask", "assistant_masks", "attention_mask"),
 }
 
+SYNONYMS: dict[str, tuple[str, ...]] = {  # usual names of columns elsewhere, for hints
+    "text": ("content", "txt", "body", "document", "article"),
+    "prompt": ("question", "input", "query"),
+    "completion": ("answer", "response", "output", "target", "reply"),
+    "instruction": (),
+    "output": ("response", "answer"),
+    "messages": ("dialog", "dialogue", "chat", "conversation"),
+}
+
 ALPACA = (
     "Below is an instruction that describes a task{paired}. "
     "Write a response that appropriately completes the request.\n\n"
@@ -354,8 +363,27 @@ def detect_row_type(dataset: Dataset, first: Row) -> str:
     raise DataError(
         f"{first.place}: columns {', '.join(sorted(first.fields)) or '(none)'} are no known kind of data: "
         "expected text, prompt and completion, instruction and output, messages, or input_ids "
-        "(hint: datasets.0.column_map)"
+        f"(hint: {_columns_hint(list(first.fields))})"
     )
+
+
+def _columns_hint(columns: list[str]) -> str:
+    """Suggest the column_map that makes these columns a known kind of data."""
+    if len(columns) == 1 and (mark := next((mark for mark in ";|\t" if mark in columns[0]), "")):
+        return f"its separator is {mark!r}: save it with commas, or with tabs as .tsv"
+    for wanted in (("instruction", "output"), ("prompt", "completion"), ("messages",), ("text",)):
+        found = {ours: theirs for ours in wanted if (theirs := _alike(ours, columns)) is not None}
+        if len(found) == len(wanted):
+            return " ".join(f"datasets.0.column_map.{ours}={theirs}" for ours, theirs in found.items())
+    return "datasets.0.column_map.text=COLUMN, with the column that holds the text"
+
+
+def _alike(ours: str, columns: list[str]) -> str | None:
+    """Return the column that probably holds what we call `ours`."""
+    known = {column.strip().lower(): column for column in columns}
+    same = next((known[name] for name in (ours, *SYNONYMS[ours]) if name in known), None)
+    near = difflib.get_close_matches(ours, known, n=1, cutoff=0.75)
+    return same if same is not None or not near else known[near[0]]
 
 
 def _pair(prompt: list[int], chosen: list[int], rejected: list[int]) -> TokenizedDocument:

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from recipes.config import Recipe, Resolved, public_name
+from recipes.config import Recipe, Resolved, data_suffix, public_name
 from recipes.data import no_rows
 from recipes.models import config_folder, context_of, load_tokenizer
 from recipes.weight_files import meta_model
@@ -37,6 +37,7 @@ NAMES = {"full": "all of them are trained", "lora": "LoRA adapters", "qlora": "L
 EPOCHS = ((10_000, 3), (50_000, 2))  # below so many rows, so many epochs; else one
 ENOUGH_STEPS = 100  # the batch is the largest that leaves so many steps
 SMALLEST_BATCH, LARGEST_BATCH = 8, 64
+JOINED = 1024  # tokens of a sample of a running text
 LONGEST = 2048  # tokens of a sample, unless the user types more
 STEP = 64  # max_length is a multiple of it
 KEPT = 0.995  # share of the rows that max_length does not cut
@@ -75,7 +76,8 @@ def choose_method(load: Load, machine: Machine | None) -> MethodChoice:
     if survey.rows == 0:
         raise no_rows(asked.recipe.datasets[0].path)
     chosen = Untyped(asked)
-    chosen.set({"swarm.requires": None, **length_keys(survey, context_of(folder))})
+    running = all(data_suffix(Path(dataset.path)) == ".txt" for dataset in asked.recipe.datasets)
+    chosen.set({"swarm.requires": None, **length_keys(survey, context_of(folder), running)})
     drawn = meta_model(folder, code=asked.recipe.model.trust_remote_code)
     size = sum(parameter.numel() for parameter in drawn.parameters())
     fit = method_of(chosen, load, folder, size, machine)
@@ -104,16 +106,18 @@ class Untyped:
         self.keys.update({key: value for key, value in keys.items() if not self.typed(key)})
 
 
-def length_keys(survey: DataSurvey, context: int | None) -> dict[str, Any]:
-    """Choose max_length so that few rows are cut; long texts are joined and split instead."""
+def length_keys(survey: DataSurvey, context: int | None, running: bool) -> dict[str, Any]:
+    """Choose max_length so that few rows are cut; long texts, and those of a `running` text, a .txt, are
+    joined and split instead."""
     most = min(LONGEST, context or LONGEST)
     if not survey.lengths:
         return {"data.max_length": min(1024, most)}
     longest = sorted(survey.lengths)[math.ceil(KEPT * len(survey.lengths)) - 1]
-    keys: dict[str, Any] = {"data.max_length": min(most, -(-longest // STEP) * STEP)}
-    if longest > most and set(survey.kinds) == {"text"}:
-        keys |= {"data.packing": True, "data.packing_strategy": "wrapped"}
-    return keys
+    joined = longest > most or running
+    if joined and set(survey.kinds) == {"text"}:
+        length = min(most, JOINED) if longest <= most else most
+        return {"data.max_length": length, "data.packing": True, "data.packing_strategy": "wrapped"}
+    return {"data.max_length": min(most, max(1, -(-longest // STEP)) * STEP)}
 
 
 def method_of(chosen: Untyped, load: Load, folder: Path, size: int, machine: Machine | None) -> Fit:
@@ -165,9 +169,9 @@ def explain(recipe: Recipe, survey: DataSurvey, fit: Fit, size: int) -> list[str
     rows = "rows not counted" if survey.rows is None else f"{survey.rows:,} rows"
     kinds = f", {' and '.join(dict.fromkeys(survey.kinds))}" if survey.kinds else ""
     cut = sum(length > longest for length in survey.lengths)
-    held = f"{cut} of the first {len(survey.lengths)} are longer" if cut else "none of the first is longer"
-    if recipe.data.packing:
-        held = "longer texts are split"
+    held = f"{cut or 'none'} of the first {len(survey.lengths)} {'is' if cut == 1 else 'are'} longer"
+    if recipe.data.packing or not survey.lengths:
+        held = "texts are joined and split" if recipe.data.packing else "no row is read yet"
     samples = survey.samples(recipe)
     steps = (
         training.max_steps if training.max_steps > 0 else training.total_steps(samples) if samples else None

@@ -19,6 +19,7 @@ from recipes.models import (
     check_fit,
     check_trainable,
     config_folder,
+    context_of,
     load_tokenizer,
     meta_trained_model,
 )
@@ -37,18 +38,19 @@ HIGH_RATES = {"adapters": 1e-3, "a whole model": 2e-4}  # for adaptive optimizer
 
 def examine(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
     """Check the model, then the data. `offline`: do not ask the hub; what its cache lacks is not checked."""
-    tokenizer = None
+    tokenizer, context = None, None
     yield from unusual_settings(recipe)
     try:
         folder = config_folder(recipe.model)
         yield model_of(recipe, folder)
         tokenizer = load_tokenizer(recipe.model, folder)
+        context = context_of(folder)
         check_fit(recipe, folder, tokenizer)
     except (InputError, HubUnreachable) as error:
         yield failed("model", error, offline)
     for dataset in (*recipe.datasets, *recipe.eval_datasets):
         try:
-            yield from data_of(recipe, dataset, tokenizer, offline)
+            yield from data_of(recipe, dataset, tokenizer, offline, context)
         except (InputError, HubUnreachable) as error:
             yield failed("data", error, offline)
 
@@ -98,9 +100,14 @@ class Tally:
 
 
 def data_of(
-    recipe: Recipe, dataset: Dataset, tokenizer: PreTrainedTokenizerBase | None, offline: bool
+    recipe: Recipe,
+    dataset: Dataset,
+    tokenizer: PreTrainedTokenizerBase | None,
+    offline: bool,
+    context: int | None = None,
 ) -> Iterator[Finding]:
-    """Check that a data set exists, detect its type, and tokenize its first rows.
+    """Check that a data set exists, detect its type, and tokenize its first rows. `context`: tokens that
+    the model can read, None where it is unknown.
 
     Errors: DataError, HubUnreachable.
     """
@@ -133,12 +140,12 @@ def data_of(
         f"{dataset.path}: {read}, {guess}{encoder.row_type}{encoder.unused_columns}, {len(tally.bad):,} bad"
     )
     yield Finding("fail" if tally.bad else "ok", "data", said)
-    yield from truncation(dataset.path, longest, tally)
+    yield from truncation(dataset.path, longest, tally, context)
     if dataset in recipe.datasets:
         yield from (Finding("warn", "data", text) for text in few_rows(dataset.path, tally.rows))
 
 
-def truncation(path: str, longest: int | None, tally: Tally) -> Iterator[Finding]:
+def truncation(path: str, longest: int | None, tally: Tally, context: int | None) -> Iterator[Finding]:
     """Report rows that are truncated, and rows without a trained token."""
     count = len(tally.lengths)
     cut = sum(longest is not None and length > longest for length in tally.lengths)
@@ -147,7 +154,10 @@ def truncation(path: str, longest: int | None, tally: Tally) -> Iterator[Finding
         left = sum(length > enough for length in tally.lengths)
         said = f"{path}: {share_of(cut, count)} are longer than max_length {longest} and will be cut"
         keeps = f"keeps all but {left:,}" if left else "keeps all"
-        yield Finding("warn", "data", said, f"data.max_length={enough} {keeps}")
+        hint = f"data.max_length={enough} {keeps}"
+        if context is not None and enough > context:
+            hint = f"the model reads {context} tokens at most: split these rows, or train another model"
+        yield Finding("warn", "data", said, hint)
     if count and tally.untrained == count:
         said = f"{path}: not one of {count:,} rows has a token to train on"
         yield Finding("fail", "data", said, "is everything masked, or cut away by data.max_length?")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from dataclasses import dataclass
@@ -131,6 +132,25 @@ FILES = {  # data: bytes of the file, cause, remedy
     "utf16.jsonl": (ROWS.encode("utf-16"), "utf16.jsonl:1: not UTF-8 text", "save the file as UTF-8"),
     "latin.jsonl": ('{"text": "café"}\n'.encode("latin-1"), "not UTF-8 text", "save the file as UTF-8"),
     "lists.jsonl": (b"[1]\n[2]\n", "must be an object with named fields", ""),
+    "empty.csv": (b"", "the data set is empty", "it needs rows"),
+    "header.csv": (b"text\n", "the data set is empty", "it needs rows"),
+    "empty.txt": (b"", "the data set is empty", "it needs rows"),
+    "cut.parquet": (b"PAR1 and no footer", "cut.parquet: cannot be loaded", "download or copy it again"),
+    "cut.jsonl.gz": (
+        gzip.compress(ROWS.encode())[:60],
+        "cannot be decompressed",
+        "download or copy it again",
+    ),
+    "cut.json": (b'[{"text": "a"},', "cut.json: cannot be loaded", "python -m json.tool"),
+    "quote.csv": (b'text,label\n"open,1\n', "quote.csv: cannot be loaded", "quotes around fields"),
+    "utf16.txt": (ROWS.encode("utf-16"), "utf16.txt:1: not UTF-8 text", "save the file as UTF-8"),
+    "upper.csv": (b"Text,Label\na,1\n", "columns Label, Text are", "datasets.0.column_map.text=Text"),
+    "semi.csv": (b"question;answer\na;b\n", "columns question;answer are", "its separator is ';'"),
+    "pairs.jsonl": (
+        b'{"question": "a", "answer": "b"}\n',
+        "columns answer, question are",
+        "datasets.0.column_map.prompt=question datasets.0.column_map.completion=answer",
+    ),
     "rows.xyz": (b"row", "rows.xyz: unknown kind of file", ".jsonl, .json, .csv"),
 }
 
@@ -149,12 +169,16 @@ def test_a_bad_file_of_data_ends_with_cause_and_remedy(cocktail: Run, tmp_path: 
     [
         ("row.jsonl", "row.jsonl: no such file or folder", "did you mean rows.jsonl?"),
         ("far/away.jsonl", "no such file or folder", "check the path"),
+        ("*.none", "no file matches", "quote it"),
+        ("link.jsonl", "a link to gone.jsonl, which is not there", "check the link"),
         ("folder", "folder: cannot be loaded", "it may hold files of .jsonl"),
     ],
 )
 def test_data_that_are_not_there_end_with_cause_and_remedy(
     cocktail: Run, path: str, cause: str, remedy: str
 ) -> None:
+    if path == "link.jsonl":
+        Path(path).symlink_to("gone.jsonl")
     said = cocktail("validate", "mine.yaml", "--data", path)
 
     assert (said.exit, cause in said.out, remedy in said.out) == (3, True, True), said.out

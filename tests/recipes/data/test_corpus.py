@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import pickle
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipes.config import Dataset
 from recipes.config.loader import load_recipe
 from recipes.data.corpus import Sample, build_corpus, shuffled_order
 from recipes.data.samples import batches, collate, pack_samples, unpack_samples
+from recipes.data.sources import read_rows
 from recipes.errors import DataError
 
 
@@ -259,7 +262,7 @@ def test_a_broken_line_is_reported_with_file_and_line(corpus_of, text: str | byt
     ("path", "message"),
     [
         ("./missing.jsonl", "./missing.jsonl: no such file or folder"),
-        ("missing/*.jsonl", "missing/*.jsonl: no such file or folder"),
+        ("missing/*.jsonl", "missing/*.jsonl: no file matches"),
         ("builtin:poems", "no builtin data `builtin:poems`; there is builtin:python-docs"),
         ("http://example.org/x.jsonl", "data are read from https addresses only"),
     ],
@@ -419,3 +422,14 @@ def test_a_batch_is_padded_on_the_right_and_padding_is_never_trained() -> None:
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
     assert batch["labels"].tolist() == [[-100, -100, 7], [-100, 9, -100]]
     assert [len(part) for part in batches([long, short, short], 2)] == [2, 1]
+
+
+def test_a_text_file_with_empty_lines_has_a_text_a_paragraph_and_another_one_a_text_a_line(tmp_path) -> None:
+    def texts(content: str, name: str) -> list[str]:
+        data = content.encode()
+        (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+        return [row.text("text") for row in read_rows(Dataset(path=str(tmp_path / name)))]
+
+    assert texts("one\ntwo\n\n", "lines.txt") == ["one", "two"]
+    for name in ("paragraphs.txt", "paragraphs.TXT.gz"):
+        assert texts("one\r\ntwo\n\n \nthree\n", name) == ["one\ntwo", "three"]

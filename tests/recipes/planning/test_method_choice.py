@@ -90,9 +90,8 @@ def test_the_three_lines_name_model_method_data_and_run(chosen) -> None:
     model, data, run = choice.lines
 
     assert model.startswith("model   model: 70.4 M parameters, all of them are trained (below 1 B, ")
-    assert (
-        data == "data    my.jsonl: 50 rows, text; samples of 64 tokens at most, none of the first is longer"
-    )
+    held = "samples of 64 tokens at most, none of the first 50 are longer"
+    assert data == f"data    my.jsonl: 50 rows, text; {held}"
     assert run.startswith("run     3 epochs = 19 steps of 8 samples, learning rate 2e-05 ")
     assert recipe.training.total_steps(50) == 19
 
@@ -116,7 +115,14 @@ def test_the_three_lines_name_model_method_data_and_run(chosen) -> None:
 def test_the_length_of_a_sample_holds_nearly_all_rows_within_the_models_context(
     lengths: tuple[int, ...], kinds: tuple[str, ...], context: int | None, wanted: dict[str, Any]
 ) -> None:
-    assert length_keys(DataSurvey(len(lengths), lengths, kinds), context) == wanted
+    assert length_keys(DataSurvey(len(lengths), lengths, kinds), context, running=False) == wanted
+
+
+def test_the_paragraphs_of_a_text_file_are_joined_and_rows_without_tokens_still_have_a_length() -> None:
+    joined = length_keys(DataSurvey(9, (40,) * 9, ("text",)), 40960, running=True)
+
+    assert joined == {"data.max_length": 1024, "data.packing": True, "data.packing_strategy": "wrapped"}
+    assert length_keys(DataSurvey(2, (0, 0), ("text",)), None, running=False) == {"data.max_length": 64}
 
 
 @pytest.mark.parametrize(

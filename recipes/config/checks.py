@@ -84,6 +84,10 @@ _FOREIGN_NAMES: dict[str, str] = {  # ours -> theirs
     "lora.target_parameters": "lora_target_parameters",
     "lora.use_dora": "dora peft_use_dora",
     "lora.lora_modules_to_save": "modules_to_save additional_target",
+    "dpo": "rl rlhf",
+    "dpo.beta": "dpo_beta pref_beta rl_beta",
+    "dpo.loss_type": "pref_loss dpo_loss_type",
+    "dpo.label_smoothing": "dpo_label_smoothing",
     "lora": "finetuning_type adapter use_peft peft_config",
 }
 FOREIGN_KEYS = {theirs: ours for ours, names in _FOREIGN_NAMES.items() for theirs in names.split()}

@@ -56,7 +56,7 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
             if is_repository_id(dataset.path)
         ]
         or None,
-        tags=["cocktail-sgd", "full" if recipe.lora is None else "lora"],
+        tags=["cocktail-sgd", "full" if recipe.lora is None else "lora", *(["dpo"] if recipe.dpo else [])],
     )
     published = published_recipe(recipe)
     published.pop("description", None)  # of the recipe that the run began from
@@ -117,7 +117,9 @@ def evaluations(recipe: Recipe, made: RunSummary) -> list[EvalResult]:
     one = held_out[0].path if len(held_out) == 1 and is_repository_id(held_out[0].path) else None
     names = ", ".join(public_name(dataset.path) for dataset in held_out)
     split = "" if recipe.eval_datasets else ", rows held out of training"
-    values = {"loss": made.loss, "perplexity": math.exp(min(made.loss, 700.0))}
+    values = {"loss": made.loss}
+    if recipe.dpo is None:  # the loss of a pair says nothing of a text
+        values["perplexity"] = math.exp(min(made.loss, 700.0))
     return [
         EvalResult(
             task_type="text-generation",
@@ -132,7 +134,9 @@ def evaluations(recipe: Recipe, made: RunSummary) -> list[EvalResult]:
 
 def method_of(recipe: Recipe) -> str:
     """Name the training method."""
-    return "Full fine-tune" if recipe.lora is None else "LoRA adapters"
+    if recipe.lora is None:
+        return "Full fine-tune"
+    return "LoRA adapters, by direct preference optimization," if recipe.dpo else "LoRA adapters"
 
 
 def trained_how(recipe: Recipe, made: RunSummary) -> str:
@@ -152,7 +156,11 @@ def training_lines(recipe: Recipe, samples: int) -> Iterator[str]:
             if model.load_in_8bit
             else ""
         )
-        yield f"LoRA: rank {lora.lora_r}, alpha {lora.lora_alpha}, dropout {lora.lora_dropout:g}{bits}"
+        dropout = 0.0 if recipe.dpo and recipe.dpo.disable_dropout else lora.lora_dropout
+        kind = "DoRA" if lora.use_dora else "LoRA"
+        yield f"{kind}: rank {lora.lora_r}, alpha {lora.lora_alpha}, dropout {dropout:g}{bits}"
+    if recipe.dpo is not None:
+        yield f"pairs of answers: loss `{recipe.dpo.loss_type}`, beta {recipe.dpo.beta:g}"
     packed = ", packed" if data.packing else ""
     batch = training.global_batch_size
     yield f"{samples:,} samples of at most {data.max_length:,} tokens{packed}, {batch:,} a step"

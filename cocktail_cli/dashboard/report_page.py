@@ -64,9 +64,8 @@ def sections(c: RunHistory) -> list[Element]:
     if c.samples:
         made.append(section("samples", "Samples", *samples(c)))
     if c.rounds:
-        made.append(section("bytes", "Bytes", traffic(c)))
-        if points := [(float(r.round), times) for r in c.rounds if (times := r.ratio(c.about.parameters))]:
-            made.append(section("ratio", "Below FP16", ratio(points)))
+        titles = (("bytes", "Bytes"), ("ratio", "Below FP16"))
+        made += [section(*title, one) for title, one in zip(titles, traffic(c), strict=False)]
         made.append(section("waiting", "Waiting", idle(c)))
     if c.stays:
         made.append(section("peers", "Peers", timeline(c)))
@@ -288,11 +287,12 @@ def short_count(value: float) -> str:
     return short(value).replace(".0", "")
 
 
-def traffic(c: RunHistory) -> Element:
-    """Render bytes per peer and round."""
+def traffic(c: RunHistory) -> Iterator[Element]:
+    """Render bytes per peer and round, and the ratio against FP16."""
     known = [r for r in c.rounds if r.up + r.down]
     if not known:
-        return el("p", "How many bytes went over the lines is not known.")
+        yield el("p", "How many bytes went over the lines is not known.")
+        return
     up = [(float(r.round), r.up / len(r.members)) for r in known]
     down = [(float(r.round), r.down / len(r.members)) for r in known]
     said = f"In the newest round a peer sent {megabytes(up[-1][1])} and received {megabytes(down[-1][1])}."
@@ -300,16 +300,13 @@ def traffic(c: RunHistory) -> Element:
     wide = [value for _, value in (*up, *down) if value > 0]
     log = max(wide) > 20 * min(wide) and len(wide) == 2 * len(known)
     title = "Bytes of a peer by round"
-    return curves(Plot("moved", title, said, series, "round", short_bytes, log=log, zero=not log))
-
-
-def ratio(points: Sequence[Point]) -> Element:
-    """Render how many times fewer bytes each round took than all parameters in FP16."""
-    said = f"In the newest round {points[-1][1]:,.0f} times fewer."
-    series, times = [Series("times fewer bytes than FP16", points, "a")], [value for _, value in points]
-    log = max(times) > 5 * median(times)  # the first round has almost nothing to send
-    title = "Times fewer bytes than FP16"
-    return curves(Plot("times", title, said, series, "round", "{:,.0f}x".format, log=log, zero=not log))
+    yield curves(Plot("moved", title, said, series, "round", short_bytes, log=log, zero=not log))
+    ratios = [(float(r.round), ratio) for r in known if (ratio := r.ratio(c.about.parameters))]
+    if ratios:
+        title, said = "Times fewer bytes than FP16", f"In the newest round {ratios[-1][1]:,.0f} times fewer."
+        series, times = [Series("times fewer bytes than FP16", ratios, "a")], [ratio for _, ratio in ratios]
+        log = max(times) > 5 * median(times)  # the first round has almost nothing to send
+        yield curves(Plot("times", title, said, series, "round", "{:,.0f}x".format, log=log, zero=not log))
 
 
 def idle(c: RunHistory) -> Element:

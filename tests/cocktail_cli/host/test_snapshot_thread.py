@@ -95,7 +95,10 @@ def minding(
 
 
 def told(snapshots: SnapshotThread) -> Event:
-    return snapshots.news.get(timeout=PATIENCE)
+    """Wait for its next event; how far it is, which a slow machine is told, is passed over."""
+    while isinstance(event := snapshots.news.get(timeout=PATIENCE), Progressed):
+        pass
+    return event
 
 
 def here(story: Story) -> list[str]:

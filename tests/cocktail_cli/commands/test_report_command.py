@@ -200,8 +200,8 @@ def test_a_nearly_empty_first_round_does_not_flatten_the_chart(run: ARun) -> Non
         rounds = tuple(
             Round(r, r, 10.0 * r, 1.0, 4.0, ("ann",), up=up, down=up) for r, up in enumerate(moved)
         )
-        chart = traffic(RunHistory(about, "running", rounds=rounds))
-        lines = [line.get("points", "").split() for line in chart.iter("polyline")]
+        parts = traffic(RunHistory(about, "running", rounds=rounds))
+        lines = [line.get("points", "").split() for part in parts for line in part.iter("polyline")]
         points = next(line for line in lines if len(line) == len(moved))  # others are of the legend
         one, two = [float(point.split(",")[1]) for point in points[-2:]]
         return abs(one - two)

@@ -18,7 +18,7 @@ import torch
 
 from cocktail_cli.host.sample_writer import NEW, Prompt, SampleWriter, prompts_of
 from cocktail_cli.host.snapshot_thread import CommittedModel, SnapshotThread, snapshot_object
-from cocktail_cli.ui.events import Checkpoint, Event, Warning
+from cocktail_cli.ui.events import Checkpoint, Event, Progressed, Warning
 from cocktail_cli.ui.events import Sample as SampleEvent
 from compress import fingerprint
 from recipes.algorithm.compressor import compressor_of

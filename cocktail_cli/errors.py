@@ -168,6 +168,7 @@ TRACEBACK_HINT = "-v shows the traceback"
 MEMORY_HINT = "lower --micro-batch-size on this machine, or data.max_length in the recipe"
 PORT_HINT = "--port 0 takes any free port; another --port or --bind may be free too"
 URL_HINT = "copy the whole line between its quotes, or ask the run's host for it again"
+PIPE_HINT = "write the output to a file, or launch with --detach"
 NAME_HINT = "check this machine's connection, and the host's name in the URL"
 HUB_HINT = "the run may be over, or its port closed to you: ask its host for `cocktail status`"
 
@@ -176,6 +177,8 @@ def explain(error: BaseException) -> Failure:
     """Turn any exception into the Failure that the user reads. Unknown exceptions are bugs: exit 1."""
     if isinstance(error, Failure):
         return error
+    if isinstance(error, BrokenPipeError):
+        return Failure("terminated", "its output was closed by what read it", hints=(PIPE_HINT,))
     if disk_is_full(error):
         return out_of_disk(getattr(error, "filename", None) or "the output folder")
     if memory_is_full(error):

@@ -212,7 +212,10 @@ def check_fit(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) 
         )
     rows, context = config.get("vocab_size"), context_of(folder)
     if rows is not None and len(tokenizer) > rows:
-        raise ModelError(f"the tokenizer has {len(tokenizer)} tokens, the model's embedding only {rows}")
+        hint = "(hint: the tokenizer that was saved with this model)"
+        raise ModelError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model's embedding only {rows} {hint}"
+        )
     if recipe.data.isolates_documents and config.get("model_type") in UNISOLATED_MODEL_TYPES:
         raise ModelError(
             f"models of type {config['model_type']} let packed documents attend to each other "

@@ -61,7 +61,8 @@ def unusual_settings(recipe: Recipe) -> Iterator[Finding]:
     toy = recipe.model.model_name_or_path in BUILTIN_MODELS  # starts from random weights
     if rate > HIGH_RATES[what] and recipe.training.optim != "sgd" and not toy:
         usual = f"above {HIGH_RATES[what]:g} many runs diverge"
-        yield Finding("warn", "recipe", f"training.learning_rate {rate:g} is high for {what}: {usual}")
+        said = f"training.learning_rate {rate:g} is high for {what}: {usual}"
+        yield Finding("warn", "recipe", said, f"learning_rate={HIGH_RATES[what] / 10:g} is a usual one")
 
 
 def failed(about: str, error: Exception, offline: bool = False) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from recipes.training.trainer import SingleDeviceTrainer
 ASK = {"role": "user", "content": "Two and two?"}
 GOOD, BAD = ({"role": "assistant", "content": text} for text in ("It is four.", "Five, I believe."))
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+OLD_TRL = tuple(map(int, version("trl").split(".")[:2])) < (1, 16)
 LOUD = {"chat_template_kwargs": {"loud": True}}
 TEMPLATE = (
     "{% if tools %}{{ 'Tools: ' + (tools | tojson) }}{% endif %}{% if loud %}{{ 'LOUD' }}{% endif %}"
@@ -121,6 +123,7 @@ def of_trl(base: Path, rows: list[dict[str, Any]], tokenizer: Any, out: Path, **
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(OLD_TRL, reason="TRL before 1.16 tokenizes some pairs otherwise")
 @pytest.mark.parametrize(
     ("kind", "dpo"),
     [

@@ -69,7 +69,7 @@ Recipe = Annotated[
 RecipeOrModel = Annotated[
     str | None,
     typer.Argument(
-        metavar="[RECIPE]",
+        metavar="RECIPE",
         help="A shipped recipe, a YAML file, its address, or a model.",
         show_default=False,
         autocompletion=recipe_names,

@@ -81,7 +81,9 @@ class RecipeRequest:
             )
             raise Failure("usage", "no recipe is given, and no model with data", hints=hints)
         if not data:
-            raise Failure("usage", f"which data is {self.model} trained on?", hints=(f"--data: {FORMATS}",))
+            stray = next((text for text in self.overrides if Path(text).exists()), None)
+            hint = f"--data: {FORMATS}" if stray is None else f"is it --data {shlex.quote(stray)}?"
+            raise Failure("usage", f"which data is {self.model} trained on?", hints=(hint,))
         if not model:
             hint = "--model FOLDER, or a hub id such as Qwen/Qwen3-0.6B"
             raise Failure("usage", f"which model is trained on {self.data or 'the data'}?", hints=(hint,))

@@ -73,6 +73,7 @@ COMMAND_LINES = [
     Bad("launch smoke --dry-run -o rows.jsonl", 4, "rows.jsonl is a file", "-o DIR"),
     Bad("launch smoke --dry-run -o rows.jsonl/x", 4, "Not a directory", "choose another place: -o DIR"),
     Bad("launch smoke --dry-run --resume -o folder", 3, "folder holds no run to go on with", "cocktail runs"),
+    Bad("launch ./model rows.jsonl", 2, "which data is ./model trained on?", "is it --data rows.jsonl?"),
     Bad("launch smoke learing_rate=1", 3, "learing_rate", "did you mean `training.learning_rate`?"),
     Bad("launch smoke max_steps", 3, "max_steps", "an override is written key=value"),
     Bad("launch smoke max_steps=abc", 3, "must be a whole number, not 'abc'", "recipes schema training"),

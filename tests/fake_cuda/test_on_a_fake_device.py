@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from build_fake_cuda import NotHere, built
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 FOLDER = Path(__file__).parent
 KERNELS = FOLDER.parent / "compress/backends/test_triton_kernels.py"
 

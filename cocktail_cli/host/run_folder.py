@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
@@ -66,9 +66,10 @@ def check_unused(folder: Path, recipe_hash: str) -> None:
     if strangers:
         raise Failure("output_in_use", f"{folder} is not empty ({', '.join(strangers[:3])})", hints=other)
     near = next(place for place in (folder, *folder.parents) if place.exists())
-    number = 0 if os.access(near, os.W_OK) else errno.EACCES
-    if number := number if near.is_dir() else errno.ENOTDIR:
-        raise OSError(number, os.strerror(number), str(folder))
+    try:
+        tempfile.TemporaryFile(dir=near).close()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from None
 
 
 def unused_folder(folder: Path) -> Path:

@@ -18,6 +18,9 @@ class IdleDelegate:
     def tokens(self, ids: Sequence[int]) -> int:
         return TOKENS * len(ids)
 
+    def weight(self, ids: Sequence[int]) -> float:
+        return float(self.tokens(ids))
+
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
         """Ignore it until the round closes."""
 

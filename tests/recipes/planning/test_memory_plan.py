@@ -164,8 +164,8 @@ def test_a_smaller_sample_needs_less_to_encode() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="how much a process holds is read from /proc")
 def test_the_plan_is_within_a_tenth_of_what_a_process_takes_and_so_is_each_part(root: Path) -> None:
-    """Four architectures: eager attention and sdpa, grouped heads, tied and untied embeddings."""
-    asked = ("--only", "gptj,qwen3,opt,gpt-neox", "--length", "128")
+    """Three architectures: eager attention and sdpa, grouped heads, tied and untied embeddings."""
+    asked = ("--only", "gptj,qwen3,gpt-neox", "--length", "128")
     done = subprocess.run(
         [sys.executable, "tests/recipes/planning/peer_memory.py", *asked],
         cwd=root, capture_output=True, text=True, timeout=200,

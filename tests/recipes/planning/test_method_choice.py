@@ -56,7 +56,6 @@ def method(recipe: Recipe) -> str:
         ("Qwen/Qwen3-0.6B", 24, "full"),
         ("Qwen/Qwen3-0.6B", 8, "lora"),
         ("Qwen/Qwen3-1.7B", 80, "lora"),
-        ("Qwen/Qwen3-8B", 24, "lora"),
         ("Qwen/Qwen3-8B", 12, "qlora"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,14 +19,6 @@ if shutil.which("nvidia-smi") is None:  # no GPU: kernels are interpreted; read 
 settings.register_profile("patient", deadline=None)  # how long an example takes says how busy a machine is
 settings.load_profile("patient")
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run files with slow tests first, and of these first those with few: at the end no worker of several is
-    left alone with a long one."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    tests = Counter(item.path for item in items)
-    items.sort(key=lambda item: (item.path not in slow, tests[item.path] if item.path in slow else 0))
 
 
 @pytest.fixture(autouse=True)

@@ -67,7 +67,7 @@ def test_a_usage_error_names_the_help_that_lists_what_is_right(cocktail: Run) ->
 @pytest.mark.parametrize(
     ("folder", "message"),
     [
-        ("/proc/foo/x", "cannot use /proc/foo: No such file or directory"),
+        ("/proc/foo/x", "cannot use /proc/foo/x: No such file or directory"),
         ("file", "file is a file"),
         ("file/x", "file/x: Not a directory"),
         ("n" * 300, "File name too long"),

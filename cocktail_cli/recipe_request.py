@@ -43,11 +43,11 @@ class RecipeRequest:
 
         Raises Failure (usage) where a model or data are missing.
         """
-        from recipes.config import LOADERS, data_suffix
+        from recipes.config import DATA_SUFFIXES, data_suffix
 
         words = [*([] if recipe is None else [recipe]), *(overrides or [])]
         first = words.pop(0) if words and ("=" not in words[0] or Path(words[0]).exists()) else ""
-        if data_suffix(Path(first)) in {".jsonl", *LOADERS} and not first.startswith("https://"):
+        if data_suffix(Path(first)) in DATA_SUFFIXES and not first.startswith("https://"):
             raise Failure(
                 "usage",
                 f"{first} is data, not a recipe",

@@ -15,8 +15,7 @@ from .document import Document, Key
 from .schema import Dataset, Recipe
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
-# suffix of a data file -> the builder of `datasets` that reads it
-LOADERS = {".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
+DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")  # each also with .gz behind it
 TEMPLATE_SUFFIXES = (".jinja", ".j2")  # of a chat template in a file of its own
 NOT_LOCAL = "a recipe from the web may only name what is on the hub, at https, or builtin"
 
@@ -33,7 +32,7 @@ def looks_like_path(name: str) -> bool:
 
 
 def looks_like_data_file(path: str) -> bool:
-    return looks_like_path(path) or data_suffix(Path(path)) in {".jsonl", *LOADERS}
+    return looks_like_path(path) or data_suffix(Path(path)) in DATA_SUFFIXES
 
 
 def data_suffix(path: Path) -> str:

@@ -1,16 +1,19 @@
 """Read rows from builtin text, .jsonl files, folders, globs, https addresses, saved data sets and hub ids.
 
-A row maps column names to values and knows where it was read, for error texts. Local .jsonl is parsed here
-and not by `datasets`, whose errors name neither line nor file.
+A row maps column names to values and knows where it was read, for error texts. Local .jsonl, .csv and .txt
+are parsed here and not by `datasets`: its errors name neither line nor file, and pandas takes the first
+column for row labels where a row has more fields than the header.
 """
 
 from __future__ import annotations
 
+import csv
 import glob
 import gzip
 import hashlib
 import json
 import os
+import sys
 import urllib.parse
 import zlib
 from collections.abc import Iterator
@@ -23,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from recipes.config import LOADERS, Dataset, data_suffix, is_hub_id, looks_like_data_file
+from recipes.config import DATA_SUFFIXES, Dataset, data_suffix, is_hub_id, looks_like_data_file
 from recipes.downloads import (
     DownloadError,
     Progress,
@@ -36,12 +39,13 @@ from recipes.errors import DataError, HubUnreachable
 
 UTF8 = "save the file as UTF-8, such as with iconv -t UTF-8"
 COPY_AGAIN = "download or copy it again"
+FIELDS = "each row as many fields as the header, and quotes around fields with commas"
 # words in exceptions of `datasets`, pandas and Arrow
 EMPTY = ("corresponds to no data", "at least one example", "No columns to parse")
 REMEDIES = {
     "codec can't decode": UTF8,
     "Parquet": COPY_AGAIN,
-    "Error tokenizing data": "each row as many fields as the header, and quotes around fields with commas",
+    "Error tokenizing data": FIELDS,
     "Expected object or value": "`python -m json.tool FILE` names the place",
 }
 PYTHON_DOCS = "builtin:python-docs"
@@ -228,9 +232,9 @@ def _file(path: Path, dataset: Dataset, streaming: bool, called: str = "") -> It
         raise no_rows(called)
     if suffix in OWN:
         return OWN[suffix](path, called)
-    if suffix in LOADERS:
-        return _loaded(LOADERS[suffix], dataset, str(path), called, streaming)
-    known = ", ".join([".jsonl", *LOADERS])
+    if suffix in DATA_SUFFIXES:
+        return _loaded(suffix.removeprefix("."), dataset, str(path), called, streaming)
+    known = ", ".join(DATA_SUFFIXES)
     raise DataError(f"{called}: unknown kind of file (known: {known}, and each with .gz)")
 
 
@@ -256,6 +260,35 @@ def _texts(path: Path, called: str) -> Iterator[Row]:
             part.append(text)
 
 
+def _commas(path: Path, called: str) -> Iterator[Row]:
+    return _table(path, called, ",")
+
+
+def _tabs(path: Path, called: str) -> Iterator[Row]:
+    return _table(path, called, "\t")
+
+
+def _table(path: Path, called: str, delimiter: str) -> Iterator[Row]:
+    """Read a table whose first line names the columns; every field is text, empty lines are skipped."""
+    lines = (_decoded(line, f"{called}:{number}") for number, line in _lines(path, called))
+    csv.field_size_limit(sys.maxsize)  # of the whole process; the module's own is 128 KiB
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    header, place = list[str](), f"{called}:1"
+    try:
+        for fields in reader:
+            if not header:
+                header = fields
+                if twice := next((name for name in header if header.count(name) > 1), None):
+                    raise DataError(f"{place}: two columns are named {twice!r}", "rename one of them")
+            elif fields and len(fields) != len(header):
+                raise DataError(f"{place}: fields: {len(fields)}, in the header: {len(header)}", FIELDS)
+            elif fields:
+                yield Row(dict(zip(header, fields, strict=True)), place)
+            place = f"{called}:{reader.line_num + 1}"  # where the next row begins: a field may have lines
+    except csv.Error as error:
+        raise DataError(f"{place}: not a valid table: {error}", FIELDS) from None
+
+
 def _lines(path: Path, called: str) -> Iterator[tuple[int, bytes]]:
     """Number the lines of a file, which may be compressed by gzip; a byte order mark is left out."""
     try:
@@ -268,7 +301,8 @@ def _lines(path: Path, called: str) -> Iterator[tuple[int, bytes]]:
         raise DataError(f"{called}: cannot be read: {error.strerror}") from error
 
 
-OWN = {".jsonl": _jsonl, ".txt": _texts}  # the others are read by `datasets`
+# the others are read by `datasets`
+OWN = {".jsonl": _jsonl, ".csv": _commas, ".tsv": _tabs, ".txt": _texts}
 
 
 def fetch_https_file(url: str, progress: Progress = lambda done, total: None) -> Path:
@@ -320,7 +354,7 @@ def _object(line: bytes, place: str) -> dict[str, Any]:
 
 
 def _folder(path: Path, dataset: Dataset, streaming: bool) -> Iterator[Row]:
-    """Read a folder of .jsonl, or else of .txt, one of `save_to_disk`, or any other of `datasets`."""
+    """Read a folder of .jsonl, or else .csv, .tsv or .txt, one of `save_to_disk`, or any of `datasets`."""
     if dataset.data_files is None:
         for suffix, read in OWN.items():
             if found := sorted([*path.glob(f"*{suffix}"), *path.glob(f"*{suffix}.gz")]):
@@ -356,7 +390,6 @@ def _loaded(
     files: Any = data_files or dataset.data_files
     files = list(files) if isinstance(files, tuple) else files
     split = "train" if data_files else dataset.split
-    tabs = {"sep": "\t"} if data_files and data_suffix(Path(data_files)) == ".tsv" else {}
     streaming = streaming and "[" not in split  # a slice needs the whole data set
     try:
         with without_progress_bars():
@@ -367,7 +400,6 @@ def _loaded(
                 split=split,
                 revision=dataset.revision,
                 streaming=streaming,
-                **tabs,
             )
         for number, fields in enumerate(found):
             yield Row(_row_fields(fields, found.features), f"{called} row {number}")
@@ -403,7 +435,7 @@ def _unreadable(called: str, error: Exception) -> DataError | HubUnreachable:
     said = f"{error}{cause}"
     if any(words in said for words in EMPTY):
         return no_rows(called)
-    hint = f"it may hold files of {', '.join(['.jsonl', *LOADERS])}" if Path(called).is_dir() else ""
+    hint = f"it may hold files of {', '.join(DATA_SUFFIXES)}" if Path(called).is_dir() else ""
     hint = hint or next((remedy for words, remedy in REMEDIES.items() if words in said), "")
     return DataError(f"{called}: cannot be loaded: {said}", hint)
 

@@ -50,15 +50,17 @@ def read(path: Path, size: Size) -> dict[Cell, Outcome]:
             one["size"] == size.name and one["setting"].keys() <= NAMES
         ):  # older lines have settings that are gone
             cell = Cell(Setting(**one["setting"]), one["rate"], one["seed"])
-            found[cell] = Outcome(**{**one["outcome"], "curve": tuple(one["outcome"]["curve"])})
+            listed = {name: tuple(value) for name, value in one["outcome"].items() if isinstance(value, list)}
+            found[cell] = Outcome(**one["outcome"] | listed)
     return found
 
 
 def write(path: Path, size: Size, cell: Cell, outcome: Outcome) -> None:
     """Append a cell to the file."""
     values = asdict(outcome)
-    rounded = {k: round(v, 5) for k, v in values.items() if k != "curve"}
-    rounded["curve"] = [round(v, 5) for v in values["curve"]]
+    rounded = {
+        k: [round(x, 5) for x in v] if isinstance(v, tuple) else round(v, 5) for k, v in values.items()
+    }
     one = {"size": size.name, "setting": changed(cell.setting), "rate": cell.rate, "seed": cell.seed}
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:

@@ -11,6 +11,7 @@ import hashlib
 import sys
 import sysconfig
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,7 +81,8 @@ class Setting:
     beta1: float = 0.9
     beta2: float = 0.999
     clip: float = 1.0
-    averaged: int = 0  # 1: models are averaged in FP32 after each round, without packets (staleness 0)
+    averaged: int = 0  # 1: updates are summed in FP32 after each round, without packets (staleness 0)
+    late: int = 0  # rounds until other peers' updates arrive, where they are summed in FP32
     dropped: float = 0.0  # share of the packets that come too late
     owner_keep: float = 0.0  # K of the owner; 0: that of the peers
     rows: int = 0  # of a step, where it is not the study's
@@ -112,7 +114,7 @@ class Setting:
 class Outcome:
     """The end of a cell; losses are held-out, in nats a byte."""
 
-    loss: float  # of x'
+    loss: float  # of x', on all held-out text
     mean: float  # of mean_i x_i + e: as if nothing were left unsent
     curve: tuple[float, ...]  # of x', on a quarter of the text
     up: float  # bytes that a peer sends in a step
@@ -120,6 +122,7 @@ class Outcome:
     ratio: float  # FP16 both ways, each step, over what went both ways
     residual: float  # mean length of x_i - x' at the end, over the length of x' - x_0
     seconds: float  # of processor time
+    halves: tuple[float, ...] = ()  # of x': the half that settings are chosen on, the half that is reported
 
 
 class Text:
@@ -246,6 +249,7 @@ class Swarm:
         richer = replace(mix, topk_ratio=setting.owner_keep or mix.topk_ratio)
         self.owner = Aggregator(start.numel(), richer, training.seed, outer=outer)
         self.up = self.down = self.round = 0
+        self.under_way: deque[Tensor] = deque()  # (N, P) a round: updates summed in FP32 that come late
 
     @property
     def shared(self) -> Tensor:
@@ -276,13 +280,27 @@ class Swarm:
         self.round += 1
 
     def average(self) -> None:
-        """Average all models, as packets of 32 bits with p = K = 1 would, without making them."""
-        mean = self.everything()
-        for peer in self.peers:
-            peer.flat.vector.copy_(mean)
-        self.common.vector.copy_(mean)
-        self.up += 4 * len(self.peers) * mean.numel()
-        self.down += 4 * mean.numel()
+        """Sum the round's updates in FP32, as packets of 32 bits with p = K = 1 would, without making them.
+
+        A peer's own part is in its model at once, the others' after `late` rounds.
+        """
+        count, width = len(self.peers), self.common.vector.numel()
+        at = torch.stack([peer.flat.vector for peer in self.peers])
+        before = self.common.vector + sum(self.under_way, torch.zeros(()))
+        self.under_way.append(at - before)
+        self.up += 4 * count * width
+        self.down += 4 * width
+        self.arrive(self.setting.late)
+
+    def arrive(self, rounds: int) -> None:
+        """Add the sums of all but the newest rounds to the global model."""
+        while len(self.under_way) > rounds:
+            own = self.under_way.popleft()  # (N, P)
+            self.common.vector.add_(own.sum(0), alpha=self.outer.rate_of(len(own)) / len(own))
+        for i, peer in enumerate(self.peers):
+            peer.flat.vector.copy_(self.common.vector)
+            for own in self.under_way:
+                peer.flat.vector.add_(own[i])
 
     def late(self) -> set[int]:
         """Draw the peers whose packets come too late this round; never all of them."""
@@ -336,17 +354,23 @@ def steps(size: Size, swarm: Swarm, text: Text, rate: Callable[[int], float]) ->
             swarm.exchange(parts or swarm.start(), swarm.late())
         if first < size.steps:
             yield min(first + setting.local_steps, size.steps) - 1
+    if setting.averaged:
+        swarm.arrive(0)
 
 
 def outcome(
     size: Size, swarm: Swarm, start: Tensor, rows: Tensor, curve: list[float], seconds: float
 ) -> Outcome:
     flat, peers = swarm.peers[0].flat, max(swarm.setting.peers, 1)
-    loss = loss_at(flat, swarm.shared, rows)
+    per_stretch = STRETCH // size.length  # whole stretches in turn, so that no document is in both halves
+    first = torch.arange(len(rows)) // per_stretch % 2 == 0
+    halves = tuple(loss_at(flat, swarm.shared, rows[half]) for half in (first, ~first))
+    share = float(first.float().mean())
+    loss = share * halves[0] + (1 - share) * halves[1]
     mean = loss_at(flat, swarm.everything(), rows) if swarm.setting.peers else loss
     up, down = swarm.up / peers / size.steps, swarm.down / size.steps
     moved = float(torch.dist(swarm.shared, start))
     residual = sum(peer.worker.residual_norm() for peer in swarm.peers) / peers / moved
     fp16 = 2 * 2 * start.numel()  # bytes of a step, both ways
     ratio = fp16 / (up + down) if swarm.setting.peers else 0.5
-    return Outcome(loss, mean, tuple(curve), up, down, ratio, residual, seconds)
+    return Outcome(loss, mean, tuple(curve), up, down, ratio, residual, seconds, halves)

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.weak import WeakIdKeyDictionary
 
-from recipes.models import loss_sum
+from recipes.models import causal_model, loss_sum
+
+from .repeated_layers import repeated_layers
 
 aten = torch.ops.aten
 SCALAR = aten._local_scalar_dense.default  # `.item()` of a tensor without data gives 1
@@ -33,12 +35,31 @@ FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Cost of one forward and backward pass."""
+    """Cost of one forward and backward pass. Bytes are without weights and their gradients."""
 
     kept: int  # bytes of saved activations just before the logits
-    most: int  # peak bytes, without weights and their gradients
+    saved: int  # bytes when the backward pass begins: autocast has freed its copies of weights
+    peak_forward: int  # bytes
+    peak_layers: int  # of the backward pass down to the first layer
+    peak_embedding: int  # of the rest of it; 0 where the embedding is frozen
     flops: int  # of matrix products and attention
     forward: int  # of them, those of the forward pass
+
+    @property
+    def most(self) -> int:
+        """Peak bytes."""
+        return max(self.peak_forward, self.peak_layers, self.peak_embedding)
+
+    def extrapolate(self, more: MicroBatch, times: int) -> MicroBatch | None:
+        """Add `times` what a pass with one period of layers more has more than this one.
+
+        None where that is not exact: a peak is at the last layers, and grows as what is alive there, or
+        behind all layers, and does not grow. A peak elsewhere may be another one's where layers are many.
+        """
+        grown = MicroBatch(*(b - a for a, b in zip(astuple(self), astuple(more), strict=True)))
+        if (grown.peak_forward, grown.peak_layers, grown.peak_embedding) != (grown.kept, grown.saved, 0):
+            return None
+        return MicroBatch(*(a + times * b for a, b in zip(astuple(self), astuple(grown), strict=True)))
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -73,6 +94,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bytes += size
         self.most = max(self.most, self.bytes)
 
+    def peak(self) -> int:
+        """The most bytes since the last call."""
+        peak, self.most = self.most, self.bytes
+        return peak
+
     def _gone(self, size: int) -> None:
         self.bytes -= size
 
@@ -86,47 +112,81 @@ def flops_of(packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], made
     return int(flop_registry[packet](*args, **kwargs, out_val=made)) if packet in flop_registry else 0
 
 
-def move(model: nn.Module) -> None:
-    """Replace parameters and buffers by fake tensors on the CPU. Unlike `to_empty` it keeps weights tied."""
-    moved: dict[Tensor, Tensor] = {}
+def move(model: nn.Module, moved: dict[Tensor, Tensor]) -> None:
+    """Replace parameters and buffers by fake tensors on the CPU. Unlike `to_empty` it keeps weights tied.
+    `moved`: what parameters are replaced by already."""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if parameter not in moved:
+            if parameter not in moved and not isinstance(parameter, FakeTensor):
                 fake = torch.empty_like(parameter, device="cpu")
                 moved[parameter] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
-            setattr(module, name, moved[parameter])
+            setattr(module, name, moved.get(parameter, parameter))
         for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, torch.empty_like(buffer, device="cpu"))
+            if not isinstance(buffer, FakeTensor):
+                setattr(module, name, torch.empty_like(buffer, device="cpu"))
 
 
 def trace(model: nn.Module, batch: int, length: int, half: torch.dtype | None = None) -> MicroBatch:
     """Trace a micro-batch of `batch` x `length` tokens, of unequal lengths, through a model on the meta
     device, whose parameters become fake tensors. `half`: autocast dtype.
 
+    Of layers that repeat as few are traced as give the same result.
+    """
+    repeated = repeated_layers(causal_model(model))
+    moved: dict[Tensor, Tensor] = {}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        if repeated is not None:
+            with repeated.cut(repeated.few + repeated.period):
+                move(model, moved)
+                more = trace_pass(model, batch, length, half)
+            with repeated.cut(repeated.few):
+                few = trace_pass(model, batch, length, half)
+            whole = few.extrapolate(more, repeated.left_out)
+            if whole is not None:
+                return whole
+        move(model, moved)
+        return trace_pass(model, batch, length, half)
+
+
+def trace_pass(model: nn.Module, batch: int, length: int, half: torch.dtype | None) -> MicroBatch:
+    """Run the forward and backward pass of a model of fake tensors.
+
     Gradients exist beforehand, as in the training loop: the pass adds to them in place.
     """
-    kept = 0
+    kept = peak_layers = 0
 
     def before_the_head(*_: object) -> None:
         nonlocal kept
         kept = kept or alive.bytes  # the first call: slices of the loss call the head again
 
-    head: Any = model.get_output_embeddings()  # type: ignore[operator]
-    hook = head.register_forward_pre_hook(before_the_head)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        move(model)
-        model.train()
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
-        names = ("input_ids", "attention_mask", "labels")
-        inputs = {name: torch.zeros((batch, length), dtype=torch.int64) for name in names}
-        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        alive = LiveBytes(*model.parameters(), *model.buffers(), *gradients, *inputs.values())
-        with alive:
-            with torch.autocast("cpu", half, enabled=half is not None):
-                loss, _ = loss_sum(model, inputs)
-            forward = alive.flops
-            loss.backward()  # type: ignore[no-untyped-call]
-    hook.remove()
-    return MicroBatch(kept, alive.most, alive.flops, forward)
+    def behind_the_layers(_: Tensor) -> None:
+        nonlocal peak_layers
+        peak_layers = alive.peak()
+
+    def behind_the_embedding(module: object, given: object, output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(behind_the_layers)  # type: ignore[no-untyped-call]
+
+    inner: Any = model
+    hooks = [
+        inner.get_output_embeddings().register_forward_pre_hook(before_the_head),
+        inner.get_input_embeddings().register_forward_hook(behind_the_embedding),
+    ]
+    model.train()
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    names = ("input_ids", "attention_mask", "labels")
+    inputs = {name: torch.zeros((batch, length), dtype=torch.int64) for name in names}
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    alive = LiveBytes(*model.parameters(), *model.buffers(), *gradients, *inputs.values())
+    with alive:
+        with torch.autocast("cpu", half, enabled=half is not None):
+            loss, _ = loss_sum(model, inputs)
+        forward, saved, peak_forward = alive.flops, alive.bytes, alive.peak()
+        loss.backward()  # type: ignore[no-untyped-call]
+    rest = alive.peak()
+    for hook in hooks:
+        hook.remove()
+    backward = (peak_layers, rest) if peak_layers else (rest, 0)
+    return MicroBatch(kept, saved, peak_forward, *backward, alive.flops, forward)

@@ -21,7 +21,7 @@ from compress.fingerprint import AT_ONCE as FINGERPRINT_AT_ONCE
 from recipes.algorithm import encoding_bytes, most_sent
 from recipes.config import Compression, Model, Recipe
 from recipes.hardware import HalfPrecision
-from recipes.models import autocast_dtype, meta_trained_model, trained_dtype
+from recipes.models import autocast_dtype, causal_model, meta_trained_model, trained_dtype
 from recipes.training import LEAVE, embeddings_of, optimizer_bytes
 from recipes.weight_files import GRADIENT_CHUNK, layout_of
 
@@ -158,9 +158,7 @@ def frozen_bytes(model: nn.Module, wanted: Model) -> int:
 
 def with_attention(model: nn.Module, wanted: str) -> nn.Module:
     """Set the attention that is wanted; flash attention keeps the same activations as sdpa."""
-    inner: Any = model
-    if hasattr(inner, "get_base_model"):  # peft's
-        inner = inner.get_base_model()
+    inner = causal_model(model)
     if wanted == "eager":
         inner.set_attn_implementation("eager")
     elif wanted != "auto" and getattr(inner, "_supports_sdpa", False):

@@ -8,7 +8,7 @@ from compress.errors import NonFiniteError, PacketError
 from compress.fingerprint import fingerprint, fingerprint_change
 from compress.packet import VERSION as PACKET_VERSION
 from compress.packet import PackedUpdate, decode, decode_packed, decode_windows
-from compress.pinned_copy import brought
+from compress.pinned_copy import Arriving, brought
 from compress.reference import (
     entropy,
     entropy_bound,

@@ -1,4 +1,4 @@
-"""Copies from the host to a device that nobody waits for."""
+"""Copies between the host and a device that nobody waits for."""
 
 from __future__ import annotations
 
@@ -18,3 +18,21 @@ def array_brought(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Bring an array like `brought`."""
     own = array.copy() if device.type == "cpu" or not array.flags.writeable else array
     return brought(torch.from_numpy(own), device)
+
+
+class Arriving:
+    """A number, () int64, that leaves its device while the host goes on."""
+
+    def __init__(self, number: torch.Tensor) -> None:
+        self._number, self._copied = number, None
+        if number.is_cuda:
+            self._number = torch.empty(number.shape, dtype=number.dtype, pin_memory=True)
+            self._number.copy_(number, non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record(torch.cuda.current_stream(number.device))
+
+    def value(self) -> int:
+        """Return the number: this waits for its copy, and for nothing that was queued behind it."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return int(self._number)

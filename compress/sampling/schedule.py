@@ -234,7 +234,8 @@ class Sample:
             block = at >> shift
             return torch.from_numpy((self.units.cpu().numpy().take(block) - block << shift) + at)
         unit = positions >> shift
-        return positions + (self.units_on(positions.device)[unit] - unit << shift)
+        moved = self.units_on(positions.device)[unit].sub_(unit)  # in place: a device is short of memory
+        return moved.bitwise_left_shift_(shift).add_(positions)
 
     @property
     def _shift(self) -> int:

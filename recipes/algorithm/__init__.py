@@ -15,5 +15,5 @@ from .global_model import DecodedPacket, GlobalModel, ShardUpdate, decode_packet
 from .outer_optimizer import OuterOptimizer, outer_optimizer_of
 from .robust_mean import FEWEST, HELD, AggregateStep, median_of, norm_of
 from .side_stream import SideStream
-from .update_windows import each_window
+from .update_windows import ON_GPU, each_window
 from .worker import Worker, worker_of

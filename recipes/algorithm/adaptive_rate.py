@@ -118,8 +118,11 @@ def most_sent(compression: Compression, size: int) -> tuple[int, int]:
     return m, int(m * adaptive_rate_of(compression).ladder[-1].topk_ratio)
 
 
-def encoding_bytes(compression: Compression, size: int) -> int:
+def encoding_bytes(compression: Compression, size: int, gpu: bool = False) -> int:
     """Count the bytes that encoding takes beside the compute: the delta, and what is selected from it."""
     m, k = most_sent(compression, size)
-    chunks = compression.topk_chunk and k < m
-    return 8 * m + 20 * k if chunks else 4 * m + 12 * k  # 12: 11 to 14, depending on the threshold
+    if compression.topk_chunk and k < m:
+        return 8 * m + 20 * k
+    if gpu:  # the kernels select some more than k at first, and cut that off
+        return 4 * m + (37 if k < m else 21) * k
+    return 4 * m + 12 * k  # 12: 11 to 14, depending on the threshold

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from compress import (
+    Arriving,
     Cocktail,
     PackedUpdate,
     Sample,
@@ -61,6 +62,16 @@ class GlobalModel:
         self.shards = compressor.cut(vector.numel(), seed)
         self.fingerprint = fingerprint(vector)
 
+    @property
+    def fingerprint(self) -> int:
+        """The fingerprint of x'; this waits until the newest change of it has left its device."""
+        known, change = self._fingerprint
+        return (known + change.value()) & WRAP
+
+    @fingerprint.setter
+    def fingerprint(self, known: int) -> None:
+        self._fingerprint = known, Arriving(torch.zeros((), dtype=torch.int64))
+
     def samples(self) -> Iterator[tuple[Shard, Sample]]:
         """Draw the sample of `self.round` for each shard."""
         for shard in self.shards:
@@ -78,7 +89,7 @@ class GlobalModel:
 
     def move(self, aggregate: DecodedPacket) -> None:
         """x' <- x' + C[D] (line 7) with the aggregate of `self.round`; the fingerprint follows at the cost of
-        what changed. A device is waited for once."""
+        what changed. No device is waited for."""
         n, device = self.vector.numel(), self.vector.device
         changes = list[Tensor]()
         for update in aggregate.shard_updates:
@@ -91,7 +102,7 @@ class GlobalModel:
 
             each_window(update.update, device, add)
         if changes:
-            self.fingerprint = (self.fingerprint + int(torch.stack(changes).sum())) & WRAP
+            self._fingerprint = self.fingerprint, Arriving(torch.stack(changes).sum())
         self.round += 1
 
 

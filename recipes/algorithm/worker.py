@@ -42,8 +42,8 @@ from recipes.config import Recipe
 from .adaptive_rate import AdaptiveRate, adaptive_rate_of, fixed_rate
 from .compressor import compressor_of, handoff_compressor
 from .global_model import DecodedPacket, GlobalModel, ShardUpdate
-from .local_vector import WINDOW, LocalModel, LocalVector
-from .update_windows import each_window
+from .local_vector import LocalModel, LocalVector
+from .update_windows import ON_GPU, each_window
 from .windowed_delta import WindowedDelta, delta_on_host
 
 
@@ -231,8 +231,8 @@ def subtract(d: Tensor, update: PackedUpdate | Update) -> Tensor:
 
 def decayed(sent: ShardUpdate, share: float) -> Iterator[ShardUpdate]:
     """Yield this share of what an update has left unsent, as updates of a window each."""
-    for start in range(0, 0 if sent.unsent is None else sent.sample.m, WINDOW):
+    for start in range(0, 0 if sent.unsent is None else sent.sample.m, ON_GPU):
         assert sent.unsent is not None
-        values = sent.unsent[start : start + WINDOW] * share
+        values = sent.unsent[start : start + ON_GPU] * share
         positions = torch.arange(start, start + len(values), device=values.device)
         yield replace(sent, update=Update(sent.sample.m, positions, values), unsent=None)

@@ -11,6 +11,7 @@ same on real processes; LOG.md has how far off it was.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,19 @@ import torch
 from torch import nn
 
 from compress.fingerprint import AT_ONCE as FINGERPRINT_AT_ONCE
-from recipes.algorithm import encoding_bytes, most_sent
+from recipes.algorithm import ON_GPU, encoding_bytes, most_sent
 from recipes.config import Compression, Model, Recipe
 from recipes.hardware import HalfPrecision
 from recipes.models import autocast_dtype, causal_model, meta_trained_model, trained_dtype
-from recipes.training import LEAVE, embeddings_of, optimizer_bytes
-from recipes.weight_files import GRADIENT_CHUNK, layout_of
+from recipes.training import LEAVE, SCRATCH, embeddings_of, optimizer_bytes
+from recipes.weight_files import GRADIENT_CHUNK, Layout, layout_of
 
 from .activations import trace
 
 FLOAT = 4  # bytes
 SENT = 13  # bytes of a sent value: position, int64; number, float32; its share of the packet
 DECODING = 18  # bytes of a value while it is decoded
+ROUNDING = 6  # bytes of a value of a parameter that is rounded at random
 FINGERPRINT = 50  # bytes of a value while the fingerprint is updated, FINGERPRINT_AT_ONCE values at a time
 FOUR_BITS = 0.5 + FLOAT / 64  # bytes of a quantized weight, with one scale for 64
 DOUBLE = 0.5 + 1 / 64 + FLOAT / (64 * 256)  # the same where scales take one byte, with one scale for 256
@@ -83,20 +85,20 @@ def plan_memory(recipe: Recipe, folder: Path, micro_batch: int, machine: Machine
     Errors: ModelError.
     """
     model = with_attention(meta_trained_model(recipe, folder), recipe.model.attn_implementation)
-    size, kind = layout_of(model).size, trained_dtype(recipe)
+    layout, kind = layout_of(model), trained_dtype(recipe)
+    size = layout.size
     frozen = frozen_bytes(model, recipe.model)
-    state = optimizer_bytes(recipe.training.optim, layout_of(model).shapes, embeddings_of(model))
+    state = optimizer_bytes(recipe.training.optim, layout.shapes, embeddings_of(model))
     gathered = block_of(model) if machine.count > 1 else 0
     sequences = micro_batch * recipe.sequences
     rows = f"{sequences} x {recipe.data.max_length} tokens"
     half = autocast_dtype(recipe.training, model, machine.half)
     traced = trace(model, sequences, recipe.data.max_length, half)
     flops = traced.flops + (traced.forward if recipe.dpo else 0)  # the reference's forward pass
-    # half-precision gradients are converted to float32 in chunks, after the activations are freed
-    step = 0 if kind == torch.float32 else FLOAT * min(size, GRADIENT_CHUNK)
+    step = step_bytes(recipe, layout, kind)
     one = traced.most // micro_batch
     beside = vectors(recipe, size, kind.itemsize, away=False)
-    exchange = exchange_part(recipe.compression, size, one, step).bytes
+    exchange = exchange_part(recipe.compression, size, one, step, machine.gpu).bytes
     least = frozen + state + one + exchange + sum(part.bytes for part in beside)
     away = machine.gpu and is_away(recipe.compression, least, machine)
     parts = [
@@ -109,8 +111,11 @@ def plan_memory(recipe: Recipe, folder: Path, micro_batch: int, machine: Machine
         MemoryPart("gathered", 2 * kind.itemsize * gathered, "the largest block, whole, and its gradient"),
         MemoryPart("activations", traced.kept, f"activations that the layers keep for {rows}"),
         MemoryPart("logits", traced.most - traced.kept, f"logits, loss and temporaries of {rows}"),
-        exchange_part(recipe.compression, size, traced.most, step),
     ]
+    if machine.count > 1:  # their process encodes, in host memory
+        parts.append(replace(exchange_part(recipe.compression, size, 0), host=machine.gpu))
+    else:
+        parts.append(exchange_part(recipe.compression, size, traced.most, step, machine.gpu))
     if machine.gpu and machine.count == 1:
         loaded, how = (FLOAT * size, "4 P, the model") if recipe.lora is None else (frozen, "the base")
         if not recipe.model.quantized:
@@ -177,18 +182,45 @@ def block_of(model: nn.Module) -> int:
     return max([sum(p.numel() for p in model.parameters()) - sum(layers), *layers])
 
 
-def exchange_part(compression: Compression, size: int, beside: int, step: int = 0) -> MemoryPart:
+def step_bytes(recipe: Recipe, layout: Layout, kind: torch.dtype) -> int:
+    """Count the temporaries of an optimizer's step, which follows when the activations are freed.
+
+    Gradients in half precision become float32 in chunks, and without masters so do the parameters, which are
+    then rounded one after the other.
+    """
+    largest = max(map(prod, layout.shapes))
+    scratch, chunk = SCRATCH.get(recipe.training.optim, 0.0), min(layout.size, GRADIENT_CHUNK + largest)
+    if kind == torch.float32:
+        return round(scratch * largest)
+    if recipe.training.fp32_master_weights:
+        return FLOAT * chunk + round(scratch * largest)
+    return 2 * FLOAT * chunk + round(max(scratch, ROUNDING) * largest)
+
+
+def exchange_part(
+    compression: Compression, size: int, beside: int, step: int = 0, gpu: bool = False
+) -> MemoryPart:
     """Memory of an exchange: encoding overlaps with the compute, applying the aggregate follows it.
 
     encoding    4 m + 12 k: the delta, and the values selected from it; with chunks 8 m + 20 k
-    sent        13 k: the sent update waits, decoded, with its packet
+                on a GPU 4 m + 37 k, or 4 m + 21 k where all is sent
+    sent        13 k: the sent update waits, decoded, with its packet; in host memory beside a GPU
     applying    28 k: the aggregate and its positions in the vector; 8 k less where p is 1
-                4 m more where the residual decays
+                on a GPU 36 k, for no more values than a window
+                4 m more where the residual decays, and there 28 m at the join, for no more than a window
     """
     m, k = most_sent(compression, size)
-    encoding = encoding_bytes(compression, size)
-    applying = (28 if m < size else 20) * k + FINGERPRINT * min(k, FINGERPRINT_AT_ONCE)
+    encoding = encoding_bytes(compression, size, gpu)
     decaying = FLOAT * m if compression.error_decay < 1 else 0
+    fingerprint = FINGERPRINT * min(k, FINGERPRINT_AT_ONCE)
+    if gpu:
+        where = 8 if m < size else 0  # coordinates of the vector
+        window = (28 + where) * min(k, ON_GPU)
+        joining = max(window, (12 + 2 * where) * min(m, ON_GPU) if decaying else 0)
+        most = max(encoding, window + fingerprint + decaying)
+        after = max(joining, step) + decaying - beside
+        return MemoryPart("exchange", max(most, after), "4 m + 37 k, or the optimizer's temporaries")
+    applying = (28 if m < size else 20) * k + fingerprint
     most = max(encoding, DECODING * k + decaying)
     after = SENT * k + max(applying, step) + decaying - beside
     return MemoryPart("exchange", max(most, after), "4 m + 12 k, or 41 k after the compute")

@@ -5,7 +5,14 @@ from .contribution_score import Evidence, Probe, UsefulnessScore
 from .loop import build_peer, finetune
 from .matrix_optimizers import embeddings_of
 from .micro_batch import LEAVE, MOST, ON_CPU, first_line, is_full, micro_batch_for, share_taken, sizes_of
-from .optimizers import STATE, build_optimizer, learning_rate, optimizer_bytes, set_learning_rate
+from .optimizers import (
+    SCRATCH,
+    STATE,
+    build_optimizer,
+    learning_rate,
+    optimizer_bytes,
+    set_learning_rate,
+)
 from .peer_checkpoint import read, restore, restore_residual
 from .trainer import (
     LOCAL,

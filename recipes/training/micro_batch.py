@@ -142,7 +142,8 @@ def global_model_fits(local: Trainer, recipe: Recipe) -> bool:
     if where != "auto" or local.kind != "cuda":
         return where != "cpu"
     size = local.layout.size
-    aside = STATE[recipe.training.optim] + GLOBAL_MODEL + encoding_bytes(recipe.compression, size) / size
+    exchange = encoding_bytes(recipe.compression, size, gpu=True) / size
+    aside = STATE[recipe.training.optim] + GLOBAL_MODEL + exchange
     try:
         return local.attempt([objective_of(recipe).longest(recipe.data.max_length)], aside) <= LEAVE
     except (RuntimeError, MemoryError) as error:

@@ -28,6 +28,8 @@ STATE = {
     "muon": 8.0,  # at most: 4 on the matrices that it takes
     "soap": 24.0,  # at most, of square matrices
 }
+# bytes of temporaries for each value of the largest parameter, while it is stepped; none: a fused kernel
+SCRATCH = {"adamw_torch": 8.0, "adafactor": 8.0, "sgd": 4.0, "muon": 12.0, "soap": 12.0}
 EIGHT_BIT = {  # name -> (module, class)
     "adamw_8bit": ("bitsandbytes.optim", "AdamW8bit"),
     "paged_adamw_8bit": ("bitsandbytes.optim", "PagedAdamW8bit"),
@@ -67,7 +69,7 @@ def build_optimizer(
     groups = decayed(trained, training)
     rate, betas = training.learning_rate, (training.adam_beta1, training.adam_beta2)
     if training.optim == "sgd":
-        return torch.optim.SGD(groups, lr=rate)
+        return torch.optim.SGD(groups, lr=rate, foreach=False)  # one parameter's temporaries at a time
     if training.optim == "adafactor":
         from transformers import Adafactor
 

@@ -31,7 +31,7 @@ def rounded(x: Tensor, noise: torch.Generator) -> Tensor:
     """Round float32 to bfloat16, to one of the two neighbours at random, so that the mean is x."""
     bits = x.contiguous().view(torch.int32)
     drawn = torch.randint(0, LOW + 1, bits.shape, dtype=torch.int32, device=x.device, generator=noise)
-    return ((bits + drawn) & ~LOW).view(torch.float32).to(torch.bfloat16)
+    return drawn.add_(bits).bitwise_and_(~LOW).view(torch.float32).to(torch.bfloat16)
 
 
 class RoundedLocalModel:
@@ -92,7 +92,7 @@ class RoundedLocalModel:
             optimizer.step()  # passes over the parameters without a gradient
             for i in part:
                 start, stop = self._place(i)
-                d = self.masters[i].data.reshape(-1) - self._global_model(start, stop)
+                d = self.masters[i].data.view(-1).sub_(self._global_model(start, stop))
                 self.residual[start:stop] = rounded(d, self.noise)
                 self.masters[i].data, self.masters[i].grad = self._nothing[i], None
 

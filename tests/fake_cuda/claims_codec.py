@@ -10,7 +10,7 @@ from typing import Any
 import fake_cuda as fake
 import pytest
 import torch
-from a_peer import PRECISIONS, Hub, OneRound, peer_on, recipe_of
+from a_peer import PRECISIONS, Hub, OneRound, peer_on, recipe_of, small_samples
 
 from cocktail_cli.machine import no_kernels
 from compress import Cocktail, decode, fingerprint
@@ -18,9 +18,10 @@ from compress.backends import dispatch
 from compress.backends.triton import selection_kernels
 from compress.quantization.quantizer import SEEN
 from recipes.algorithm import DecodedPacket, GlobalModel, compressor_of, fold
+from recipes.planning.memory_plan import exchange_part
 from recipes.training import finetune
 
-FEW, LONG = 160, 1100  # sides of a small table, and of one whose packets stay packed
+FEW, LONG = 160, 400  # sides of a small table, and of one whose packets stay packed (`small_samples`)
 DEVICES = ["cuda:0", "cuda:1"]
 
 
@@ -79,8 +80,8 @@ def test_where_triton_cannot_compile_the_host_encodes_to_the_same_bits(
 class Around:
     """One exchange of a peer with itself: what it makes of x and x'."""
 
-    def __init__(self, where: str, side: int = LONG) -> None:
-        self.peer = peer_on("cuda", recipe_of(state_device=where), side)
+    def __init__(self, where: str, side: int = LONG, **compression: Any) -> None:
+        self.peer = peer_on("cuda", recipe_of(state_device=where, **compression), side)
         step = torch.randn(side**2, generator=torch.Generator().manual_seed(3))
         self.peer.worker.x.add_(step.to("cuda"), alpha=0.01)
 
@@ -98,25 +99,41 @@ class Around:
         return [worker.x.cpu(), worker.global_model.vector.cpu()]
 
 
-@pytest.mark.parametrize("where", ["accelerator", "cpu"])
-def test_an_exchange_waits_for_the_device_twice_and_once_for_the_fingerprint(where: str) -> None:
-    """At most 8 bytes a sent value are brought there, and the sample of an x' that is kept on the host."""
-    Around(where).finish(Around(where).start())  # tables of the fingerprint are brought there once
-    around = Around(where)
+@pytest.mark.parametrize(
+    ("where", "p", "decay"), [("accelerator", 1.0, 1.0), ("cpu", 0.5, 1.0), ("accelerator", 0.5, 0.9)]
+)
+def test_an_exchange_waits_for_the_device_twice_and_takes_the_memory_that_is_planned(
+    where: str, p: float, decay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most 8 bytes a sent value are brought there, and the sample of an x' that is kept on the host. The
+    fingerprint is waited for where it is asked for, and for nothing that was queued since."""
+    small_samples(monkeypatch)
+    more = {"random_ratio": p, "error_decay": decay}
+    Around(where, **more).finish(Around(where, **more).start())  # tables are brought there once
+    around = Around(where, **more)
+    worker, before = around.peer.worker, fake.peak_from_here()
     with fake.counted() as start:
         sent = around.start()
     with fake.counted() as finish:
         around.finish(sent)
-    k = sent.shard_updates[0].update.count
-    elsewhere = 4 * LONG**2 if where == "cpu" else 0
+        taken, since = fake.peak() - before, torch.empty(LONG**2, pin_memory=True)
+        since.copy_(worker.x, non_blocking=True)
+        told = worker.global_model.fingerprint
+    (update,) = sent.shard_updates
+    m, k = update.sample.m, update.update.count
+    elsewhere = 4 * m if where == "cpu" else 0
     brought = sum(start.to_device.values()) + sum(finish.to_device.values()) - elsewhere
 
-    assert k == pytest.approx(0.2 * LONG**2, rel=0.02)
+    assert k == pytest.approx(0.2 * m, rel=0.02)
     assert sum(start.waits.values()) == 2, start.waits
-    assert sum(finish.waits.values()) == (where == "accelerator"), finish.waits
+    assert not finish.waits
+    assert since.isnan().all()
+    assert told == fingerprint(worker.global_model.vector)
     assert brought < 8 * k, (start.to_device, finish.to_device)
     fitted = 4 * min(k, 2 * SEEN)  # values that the levels are fitted to: never more than 1 MiB
     assert sum(start.to_host.values()) < 2 * k + fitted, start.to_host
+    planned = exchange_part(around.peer.recipe.compression, LONG**2, beside=0, gpu=True).bytes
+    assert taken == pytest.approx(planned, rel=0.1)
 
 
 @pytest.mark.parametrize("changes", PRECISIONS.values(), ids=PRECISIONS)

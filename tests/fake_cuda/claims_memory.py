@@ -1,4 +1,5 @@
-"""Loading, evaluating, leaving, keeping, returning on a GPU: little memory is taken, and nothing is lost."""
+"""Loading, stepping, evaluating, leaving, keeping, returning on a GPU: little memory is taken, and nothing is
+lost."""
 
 from __future__ import annotations
 
@@ -7,15 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import fake_cuda as fake
+import numpy as np
 import pytest
 import torch
 from a_peer import PRECISIONS, Hub, P, peer_on, recipe_of, small_windows, trained
+from transformers import AutoModelForCausalLM, LlamaConfig
 
-from recipes.data import unpack_samples
+from recipes.config import Recipe
+from recipes.data import Sample, unpack_samples
+from recipes.models import load_trained, trained_dtype
+from recipes.planning.memory_plan import Machine, plan_memory, step_bytes
 from recipes.training import (
     HandedOver,
     NotHandedOver,
     Peer,
+    build_peer,
     finetune,
     peer_checkpoint,
     read,
@@ -73,6 +80,51 @@ def test_the_global_model_lies_beside_the_local_one_where_a_sequence_and_the_opt
     fake.limit(before + most - 4 * P)
 
     assert not peer_on("cuda", wanted).worker.global_model.vector.is_cuda
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose micro-batch takes more than its parameters."""
+    folder = tmp_path_factory.mktemp("llama")
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    config = LlamaConfig(vocab_size=1000, num_key_value_heads=2, **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("changes", PRECISIONS.values(), ids=PRECISIONS)
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
+def test_a_step_takes_what_is_planned(
+    optim: str, changes: dict[str, Any], llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is held, the micro-batch, and the optimizer's temporaries. Attention is eager: the fused one is of
+    a kernel that the fake device lacks."""
+    small_windows(monkeypatch, 1 << 12)
+    plain = recipe_of(state_device="accelerator", **changes).model_dump(exclude_unset=True)
+    plain["training"]["optim"] = optim
+    plain["model"] |= {"model_name_or_path": str(llama), "attn_implementation": "eager"}
+    wanted = Recipe.model_validate({**plain, "data": {"max_length": 64}})
+    plan = plan_memory(wanted, llama, 4, Machine(1 << 40, gpu=True))
+    before = fake.held()
+    peer = build_peer(load_trained(wanted, llama, "cuda"), wanted, 4, device="cuda")
+    trainer, taken = peer.trainer, dict[str, int]()
+    part = [Sample(np.arange(64, dtype=np.int32), np.arange(64) > 0)] * 4
+    for _ in range(2):  # the first makes the optimizer's state
+        trainer.zero()
+        held = fake.peak_from_here()
+        trainer.backward([part], 4 * 63)
+        taken["micro-batch"] = fake.peak() - held
+        trainer.clip(1.0)
+        held = fake.peak_from_here()
+        trainer.step(1e-3)
+        taken["step"] = fake.peak() - held
+    kept = ("base", "weights", "copy", "common", "gradient", "optimizer")
+
+    assert fake.held() - before == pytest.approx(sum(map(plan.part, kept)), rel=0.1)
+    micro_batch = plan.part("activations") + plan.part("logits")
+    assert taken["micro-batch"] == pytest.approx(micro_batch, rel=0.1)
+    step = step_bytes(wanted, trainer.layout, trained_dtype(wanted))
+    assert taken["step"] == pytest.approx(step, rel=0.1, abs=1 << 12)
 
 
 @pytest.mark.parametrize(

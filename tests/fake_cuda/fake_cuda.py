@@ -331,3 +331,4 @@ def long_blocks() -> None:
 
     for module in (code_kernels, selection_kernels, vector_kernels):
         module.BLOCK = 1 << 15
+    code_kernels.AT_ONCE = 1 << 15

@@ -62,10 +62,12 @@ def largest(v: torch.Tensor, k: int, bucket: int = 1) -> Selected:
 def _fewer(positions: torch.Tensor, values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Keep the k largest of more; of equal ones the first. Nobody waits for the device."""
     magnitudes = values & topk.MAGNITUDE
-    border = magnitudes.sort(descending=True).values[k - 1]
-    above, equal = magnitudes > border, magnitudes == border
-    keep = above | (equal & (equal.cumsum(0) <= k - above.sum()))
-    to = torch.where(keep, keep.cumsum(0) - 1, k)
+    border = magnitudes.sort(descending=True).values[k - 1].clone()  # a view would keep all of them
+    keep = magnitudes > border
+    equal = magnitudes == border
+    del magnitudes
+    keep |= equal & (equal.cumsum(0) <= k - keep.sum())
+    to = keep.cumsum(0).sub_(1).masked_fill_(~keep, k)
     return tuple(part.new_empty(k + 1).scatter_(0, to, part)[:k] for part in (positions, values))  # type: ignore[return-value]
 
 

@@ -153,6 +153,7 @@ def test_a_peer_over_four_devices_has_a_quarter_of_its_vectors_on_each(folder: P
     assert four.part("optimizer") == -(-one.part("optimizer") // 4)
     assert four.part("activations") == one.part("activations")
     assert four.part("gathered") > 0
+    assert [part.host for part in four.parts if part.name == "exchange"] == [True]
 
 
 def test_a_smaller_sample_needs_less_to_encode() -> None:

@@ -1,4 +1,4 @@
-"""Copies from the host to a device. To a GPU: tests/fake_cuda/claims_codec.py."""
+"""Copies from the host to a device. To and from a GPU: tests/fake_cuda/claims_codec.py."""
 
 from __future__ import annotations
 

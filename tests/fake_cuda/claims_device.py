@@ -9,6 +9,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from fake_triton import WrongDevice
 
 HERE = Path(__file__).name
 
@@ -69,7 +70,7 @@ def test_traffic_is_counted_by_file_and_line() -> None:
 
 def test_a_kernel_is_launched_where_its_pointers_are() -> None:
     x, y = torch.ones(10, device="cuda:1"), torch.empty(10, device="cuda:1")
-    with pytest.raises(fake.WrongDevice):
+    with pytest.raises(WrongDevice):
         doubled[(1,)](x, y, 10, 16)
     with torch.cuda.device(x.device):
         doubled[(1,)](x, y, 10, 16)

@@ -3,52 +3,69 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from cocktail_cli.machine.devices import CONTEXT
 from cocktail_cli.volunteer.gpu_processes import GpuProcesses
 from recipes.config import load_recipe
-from recipes.data import Sample
+from recipes.data import Sample, batches
 from recipes.models import load_trained, prepare_base
 from recipes.multi_gpu import build_fsdp_peer
-from recipes.training import Peer, build_peer
+from recipes.planning.memory_plan import Machine, plan_memory
+from recipes.training import Lowered, Peer, build_peer
+from recipes.training.micro_batch import shrink_to_fit
 
 HERE = Path(__file__).parent
-LENGTH = 24
+LENGTH = 128
 
 
-def step(peer: Peer, parts: list[list[Sample]]) -> tuple[float, float]:
-    """Take a step on these micro-batches: the sum of its losses, the norm of its gradient."""
-    local, tokens = peer.trainer, sum(sample.count for part in parts for sample in part)
+def step(peer: Peer, samples: list[Sample]) -> tuple[float, float]:
+    """Take a step on these samples: the sum of its losses, the norm of its gradient."""
+    local, terms = peer.trainer, sum(sample.count for sample in samples)
+    parts = list(batches(samples, peer.micro_batch))
     local.zero()
     groups = [parts[i : i + local.at_once] for i in range(0, len(parts), local.at_once)]
-    loss = sum(local.backward(group, tokens).loss_sum for group in groups)
+    loss = sum(local.backward(group, terms).loss_sum for group in groups)
     norm = local.clip(1.0)
     assert norm is not None
     local.step(1e-3)
     return loss, norm
 
 
-def test_two_gpus_step_and_send_like_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their processes have fake devices of their own."""
+def test_two_gpus_step_and_send_like_one_and_where_memory_runs_out_with_smaller_micro_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their processes have fake devices of their own, with memory between what is planned for two sequences
+    and for four. The step that needs more is taken again, by new processes with what the old ones had."""
     (tmp_path / "sitecustomize.py").write_text("import fake_cuda, fake_nccl\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(HERE), os.environ["PYTHONPATH"]]))
-    recipe = load_recipe("smoke")
+    recipe = load_recipe("smoke", ["attn_implementation=eager", "adam_epsilon=0.001"])
     base = prepare_base(recipe, tmp_path / "base", lambda *_: None).folder
-    samples = [Sample(np.arange(i, i + LENGTH, dtype=np.int32), np.arange(LENGTH) > i % 3) for i in range(6)]
-    parts = [samples[i : i + 2] for i in range(0, 6, 2)]
+    samples = [Sample(np.arange(i, i + LENGTH, dtype=np.int32), np.arange(LENGTH) > i % 3) for i in range(8)]
+    machine = Machine(1 << 40, gpu=True, count=2)
+    room = sum(plan_memory(recipe, base, size, machine).bytes for size in (2, 4)) // 2
     alone = build_peer(load_trained(recipe, base, "cuda"), recipe, 2, device="cuda")
-    with closing(GpuProcesses(["cuda:0", "cuda:1"], lambda: None)) as ranks:
-        two = build_fsdp_peer(ranks, base, None, recipe, 2)
-        told = [step(peer, parts) for peer in (two, alone)]
+    with closing(GpuProcesses(["cuda:0", "cuda:1"], lambda: None, CONTEXT + room)) as ranks:
+        two = build_fsdp_peer(ranks, base, None, recipe, 4)
+
+        def steps() -> Iterator[Lowered]:
+            for some in (samples[:2], samples):
+                told = yield from shrink_to_fit(two, partial(step, two, some))
+                torch.testing.assert_close(told, step(alone, some), rtol=1e-4, atol=1e-5)
+
+        lowered = list(steps())
         x = [peer.trainer.tensors()["x"].cpu() for peer in (two, alone)]
         sent = two.worker.start()
 
+    assert [event.micro_batch for event in lowered] == [2]
+    assert "out of memory" in lowered[0].why
     assert two.trainer.kind == "cuda"
-    torch.testing.assert_close(*told, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(*x, rtol=1e-4, atol=1e-5)
     assert sent.shard_updates[0].update.count

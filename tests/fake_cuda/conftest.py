@@ -26,6 +26,6 @@ def whole_device() -> Iterator[None]:
         fake.limit(0, device)
         fake.fail_at(0, device)
     fake.machine.__init__()
-    fake.long_blocks()
+    sys.modules["fake_triton"].long_blocks()
     yield
     fake.raise_race()

@@ -1,8 +1,7 @@
 """Import this before torch: torch then has two CUDA devices that are not there (device.cpp says how they
 behave).
 
-`python -m pytest -p fake_cuda ...` does so. Triton's kernels run under its interpreter on the device's
-memory; a launch raises unless the thread's current device owns every pointer.
+`python -m pytest -p fake_cuda ...` does so; `-p fake_triton` runs kernels there.
 """
 
 from __future__ import annotations
@@ -10,9 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
-import inspect
 import os
-import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -29,7 +26,6 @@ lib = ctypes.CDLL(str(place()), mode=ctypes.RTLD_GLOBAL)
 
 import torch  # noqa: E402
 import torch.cuda  # noqa: E402
-import triton.runtime.interpreter as interpreter  # noqa: E402
 
 for name in ("fake_held", "fake_peak", "fake_allocations"):
     getattr(lib, name).restype = ctypes.c_int64
@@ -148,6 +144,11 @@ TOLD = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_int64)
 listener = TOLD(told)
 
 
+def raise_race() -> None:
+    if said := lib.fake_race():
+        raise RuntimeError(f"race on the fake device: {said.decode()}")
+
+
 # ---- torch.cuda --------------------------------------------------------------------------------------------
 
 
@@ -220,6 +221,9 @@ replacements = {
     "memory_allocated": lambda device=None: held(number(device)),
     "max_memory_allocated": lambda device=None: peak(number(device)),
     "reset_peak_memory_stats": lambda device=None: peak_from_here(number(device)),
+    "set_per_process_memory_fraction": lambda share, device=None: limit(
+        int(share * machine.total), number(device)
+    ),
     "empty_cache": lambda: None,
     "synchronize": wait_for,
     "Stream": Stream,
@@ -270,65 +274,3 @@ raw: Any = torch._C  # what libraries that were built for CUDA ask of torch as t
 raw._cuda_getCurrentRawStream = lambda device=0: 0
 raw._cuda_getDevice = number
 raw._cuda_getDeviceCount = lambda: COUNT
-
-# ---- Triton ------------------------------------------------------------------------------------------------
-
-
-class WrongDevice(RuntimeError):
-    """A kernel was launched on another device than that of its pointers."""
-
-
-def host_view(tensor: torch.Tensor) -> torch.Tensor:
-    """View a device tensor's memory from the host."""
-    storage = tensor.untyped_storage()
-    if not storage.nbytes():
-        return torch.empty(tensor.shape, dtype=tensor.dtype)
-    raw = torch.frombuffer(
-        (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr()), dtype=torch.uint8
-    )
-    flat = raw[: len(raw) // tensor.element_size() * tensor.element_size()].view(tensor.dtype)
-    return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-
-def launch(self: Any, *arguments: Any, **named: Any) -> Any:
-    """Run a kernel as a launch on the thread's current device and stream."""
-    given = inspect.signature(self.fn).bind_partial(*arguments).arguments
-    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
-    devices = {tensor.device for tensor in tensors.values()}
-    here = torch.device("cuda", number())
-    if devices and devices != {here} and any(device.type == "cuda" for device in devices):
-        raise WrongDevice(f"{self.fn.__name__} is launched on {here}, its pointers are of {devices}")
-    if devices == {here}:
-        stored = set(re.findall(r"tl\.store\((\w+)", inspect.getsource(self.fn)))
-        lib.fake_kernel(here.index)
-        for name, tensor in tensors.items():
-            lib.fake_access(tensor.untyped_storage().data_ptr(), here.index, int(name in stored))
-        raise_race()
-    return interpreted(self, *arguments, **named)
-
-
-def raise_race() -> None:
-    if said := lib.fake_race():
-        raise RuntimeError(f"race on the fake device: {said.decode()}")
-
-
-def arguments_on_host(self: Any, arguments: Any, named: Any) -> Any:
-    def view(value: Any) -> Any:
-        return host_view(value) if isinstance(value, torch.Tensor) and value.is_cuda else value
-
-    return [view(value) for value in arguments], {name: view(value) for name, value in named.items()}
-
-
-interpreted = interpreter.GridExecutor.__call__
-interpreter.GridExecutor.__call__ = launch
-interpreter.GridExecutor._init_args_hst = arguments_on_host
-interpreter.GridExecutor._restore_args_dev = lambda self, *_: None
-
-
-def long_blocks() -> None:
-    """Let a program of the codec's kernels work on more elements: the interpreter is slow with many."""
-    from compress.backends.triton import code_kernels, selection_kernels, vector_kernels
-
-    for module in (code_kernels, selection_kernels, vector_kernels):
-        module.BLOCK = 1 << 15
-    code_kernels.AT_ONCE = 1 << 15

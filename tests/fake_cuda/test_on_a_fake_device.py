@@ -28,7 +28,19 @@ def test_all_that_is_claimed_of_a_gpu_holds_on_the_fake_one() -> None:
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")]),
     }
-    options = ["-p", "fake_cuda", "-q", "-x", "--durations=5", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options = [
+        "-p",
+        "fake_cuda",
+        "-p",
+        "fake_triton",
+        "-q",
+        "-x",
+        "--durations=5",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "-o", "python_files=claims_*.py", *claims, str(KERNELS)],
         capture_output=True, text=True, timeout=400, env=environment, cwd=FOLDER.parents[1],

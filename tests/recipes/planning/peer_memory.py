@@ -258,6 +258,7 @@ def warm(given: argparse.Namespace, place: Path) -> None:
 
     small = argparse.Namespace(**vars(given) | {"micro_batch": 1, "length": 8, "rounds": 3})
     write_model("tiny", place / "tiny", "cpu", 0)
+    gc.freeze()  # what is imported is not searched each time
     train(place / "tiny", small, Host() if given.device == "cpu" else Cuda())
     warm_up_codec(compressor_of(recipe_for(place / "tiny", 8, []).compression), 1 << 30)
 
@@ -296,7 +297,7 @@ def measured(given: argparse.Namespace) -> Iterator[tuple[str, dict[str, dict[st
         with tempfile.TemporaryDirectory() as place:
             warm(given, Path(place))
         gc.collect()
-        gc.freeze()  # what is imported is not searched each time
+        gc.freeze()
     context: Any = multiprocessing.get_context("fork" if fork else "spawn")
     for name in given.only.split(","):
         here, there = context.Pipe()

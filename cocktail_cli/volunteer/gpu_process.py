@@ -21,7 +21,7 @@ from cocktail_cli.machine import limit_memory
 if TYPE_CHECKING:
     from recipes.multi_gpu import FsdpWorker
 
-BESIDE = ("save", "difference")
+BESIDE = ("save", "difference", "bring")
 
 
 def main() -> NoReturn:

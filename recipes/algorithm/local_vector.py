@@ -25,6 +25,9 @@ class LocalModel(Protocol):
     def difference(self, shard: Shard, sample: Sample, other: Tensor) -> Tensor:
         """Compute x_i - other, (m,), on the shard's sample; other: (P,)."""
 
+    def bring(self, update: ShardUpdate) -> None:
+        """Do what of a later `add_` can be done beside the compute; x_i stays."""
+
     def add_(self, update: ShardUpdate, alpha: int = 1) -> None:
         """x_i += alpha * update."""
 
@@ -53,6 +56,9 @@ class LocalVector:
         if x.device == y.device:
             return sample.difference(x, y)
         return fetched_difference(sample, x, y)
+
+    def bring(self, update: ShardUpdate) -> None:
+        """No-op: a window is with x_i in no time."""
 
     def add_(self, update: ShardUpdate, alpha: int = 1) -> None:
         update.add_(self.x, alpha)

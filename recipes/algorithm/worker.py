@@ -114,6 +114,13 @@ class Worker:
         """
         self.follow(self.global_model.apply(aggregate), sent)  # 5, 7
 
+    def bring(self, aggregate: DecodedPacket, sent: DecodedPacket | None) -> None:
+        """Prepare `follow`, beside the compute."""
+        moved = {update.shard.number for update in aggregate.shard_updates}
+        own = () if sent is None else sent.shard_updates
+        for update in (*aggregate.shard_updates, *(one for one in own if one.shard.number in moved)):
+            self.local_model.bring(update)
+
     def follow(self, aggregate: DecodedPacket, sent: DecodedPacket | None) -> None:
         """Line 6, where x' has moved by `aggregate` already."""
         self.aggregate_size = len(aggregate.packet)

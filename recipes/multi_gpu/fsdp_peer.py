@@ -112,6 +112,7 @@ class FsdpTrainer:
         self.numbers: Sequence[int] = loaded["numbers"]  # the layout's, as the optimizer has its parameters
         self.at_once = ranks.count
         self._stepped = False
+        self.brought: dict[int, tuple[ShardUpdate, int]] = {}  # what ranks have: update, count of windows
 
     @property
     def layout(self) -> Layout:
@@ -182,14 +183,34 @@ class FsdpTrainer:
             place.copy_(self.shared.values[: len(place)])
         return out
 
+    def bring(self, piece: ShardUpdate) -> None:
+        self.brought[id(piece)] = piece, self._bring(piece)
+
     def add_(self, piece: ShardUpdate, alpha: int = 1) -> None:
-        def add(window: Update) -> None:
+        _, count = self.brought.pop(id(piece), (piece, 0))
+        if count == 0 or not self._added(piece, count, alpha):
+            self._bring(piece, lambda: self._added(piece, 1, alpha))
+
+    def _bring(self, piece: ShardUpdate, then: Callable[[], object] = lambda: None) -> int:
+        """Give the ranks an update, window by window; return how many there are."""
+        count = 0
+
+        def bring(window: Update) -> None:
+            nonlocal count
             where = piece.sample.coordinates(window.positions) + piece.shard.start
             self.shared.where[: len(where)] = where
             self.shared.values[: len(where)] = window.values
-            self.ranks.all("add", count=len(where), alpha=alpha)
+            self.ranks.beside("bring", update=id(piece), count=len(where))
+            count += 1
+            then()
 
-        each_window(piece.update, torch.device("cpu"), add)
+        each_window(piece.update, torch.device("cpu"), bring)
+        return count
+
+    def _added(self, piece: ShardUpdate, count: int, alpha: int) -> bool:
+        """Let the ranks add an update that they have in so many windows. False: they have begun since."""
+        answers = self.ranks.all("add", update=id(piece), count=count, alpha=alpha)
+        return all(answer["added"] for answer in answers)
 
     def distance(self, other: Tensor) -> float:
         assert other.data_ptr() == self.shared.global_model.data_ptr()

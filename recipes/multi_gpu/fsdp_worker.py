@@ -7,10 +7,11 @@ from fsdp_peer.py, in the peer's own process; all ranks get the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,7 @@ class FsdpWorker:
         self.mesh = init_device_mesh(self.device.type, (count,))
         self.own: list[Range] = []  # x_i, parameter by parameter
         self.aside: list[Range] | None = None  # x_i, while the model computes with x'
+        self.brought: dict[int, list[list[tuple[Tensor, Tensor, Tensor]]]] = {}  # x, where, values; by window
         self.awaited: dict[str, Tensor] = {}  # states of this rank's own, which are about to be written
         self.side = SideStream(self.device)
         self.answered = self.side.mark()  # the last request: x_i does not change during the one at work
@@ -115,13 +117,12 @@ class FsdpWorker:
             return {"full": first_line(error)}
 
     def answer_beside(self, asked: dict[str, Any]) -> None:
-        """Call `save` or `difference` in another thread than `answer`, which may wait for a rank that will
-        not come. Neither x_i nor the optimizer changes while a gradient is computed."""
+        """Call `save`, `difference` or `bring` in another thread than `answer`, which may wait for a rank
+        that will not come. Neither x_i nor the optimizer changes while a gradient is computed."""
+        methods: dict[str, Callable[..., None]]
+        methods = {"save": self.save, "difference": self.difference, "bring": self.bring}
         with self.side.behind(self.answered), torch.no_grad():
-            if asked.pop("do") == "save":
-                self.save(**asked)
-            else:
-                self.difference(**asked)
+            methods[asked.pop("do")](**asked)
 
     # ---- the model -----------------------------------------------------------------------------------------
 
@@ -263,15 +264,30 @@ class FsdpWorker:
             place = self.shared.values[first * block + begin : first * block + end]
             torch.sub(own, self.shared.global_model[where], out=place)
 
-    @torch.no_grad()
-    def add(self, count: int, alpha: int) -> None:
-        """x_i += alpha * the window's values, at its coordinates, which ascend."""
-        at, values = self.shared.where[:count], self.shared.values[:count]
+    def bring(self, update: int, count: int) -> None:
+        """Take this rank's part of the window, whose coordinates ascend: `add` waits for all of an update."""
+        at, values, parts = self.shared.where[:count], self.shared.values[:count], []
         for held in near(self.own, int(at[0]), int(at[-1]) + 1):
             first, last = torch.searchsorted(at, torch.tensor([held.start, held.stop])).tolist()
-            device = held.values.device
-            where, change = (at[first:last] - held.start).to(device), values[first:last].to(device)
-            held.values.index_add_(0, where, change, alpha=alpha)
+            short = torch.int32 if len(held.values) < 1 << 31 else torch.int64
+            where = self.pinned((at[first:last] - held.start).to(short))
+            parts.append((held.values, where, self.pinned(values[first:last].clone())))
+        self.brought.setdefault(update, []).append(parts)
+
+    def pinned(self, x: Tensor) -> Tensor:
+        return x.pin_memory() if self.device.type == "cuda" else x
+
+    @torch.no_grad()
+    def add(self, update: int, count: int, alpha: int) -> dict[str, Any]:
+        """x_i += alpha * an update that was brought in so many windows. Not where this rank lacks some: it
+        has begun since, in place of another."""
+        brought = self.brought.pop(update, [])
+        if len(brought) != count:
+            return {"added": False}
+        for values, where, change in chain.from_iterable(brought):
+            there = (part.to(values.device, non_blocking=True) for part in (where, change))
+            values.index_add_(0, *there, alpha=alpha)
+        return {"added": True}
 
     @torch.no_grad()
     def distance(self) -> dict[str, Any]:

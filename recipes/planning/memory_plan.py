@@ -31,6 +31,7 @@ from .activations import trace
 FLOAT = 4  # bytes
 SENT = 13  # bytes of a sent value: position, int64; number, float32; its share of the packet
 DECODING = 18  # bytes of a value while it is decoded
+BROUGHT = 16  # bytes of a sent value: its place and number in the aggregate, and in the own update
 ROUNDING = 6  # bytes of a value of a parameter that is rounded at random
 FINGERPRINT = 50  # bytes of a value while the fingerprint is updated, FINGERPRINT_AT_ONCE values at a time
 FOUR_BITS = 0.5 + FLOAT / 64  # bytes of a quantized weight, with one scale for 64
@@ -112,8 +113,10 @@ def plan_memory(recipe: Recipe, folder: Path, micro_batch: int, machine: Machine
         MemoryPart("activations", traced.kept, f"activations that the layers keep for {rows}"),
         MemoryPart("logits", traced.most - traced.kept, f"logits, loss and temporaries of {rows}"),
     ]
-    if machine.count > 1:  # their process encodes, in host memory
-        parts.append(replace(exchange_part(recipe.compression, size, 0), host=machine.gpu))
+    if machine.count > 1:  # their process encodes, in host memory, where workers keep what they will add
+        part = exchange_part(recipe.compression, size, 0)
+        brought = BROUGHT * most_sent(recipe.compression, size)[1]
+        parts.append(replace(part, bytes=part.bytes + brought, host=machine.gpu))
     else:
         parts.append(exchange_part(recipe.compression, size, traced.most, step, machine.gpu))
     if machine.gpu and machine.count == 1:

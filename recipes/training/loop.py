@@ -222,6 +222,7 @@ def exchanged(
         peer.evaluated.wait()
         with peer.side.behind(mark):
             move(peer, aggregate)
+    peer.worker.bring(aggregate, sent if accepted else None)
     return Exchanged(sent, delivered, accepted, refused, aggregate, started, time.monotonic())
 
 

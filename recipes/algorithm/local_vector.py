@@ -58,7 +58,7 @@ class LocalVector:
         return fetched_difference(sample, x, y)
 
     def bring(self, update: ShardUpdate) -> None:
-        """No-op: a window is with x_i in no time."""
+        """Pass: windows of an update are decoded on the device itself, at the join."""
 
     def add_(self, update: ShardUpdate, alpha: int = 1) -> None:
         update.add_(self.x, alpha)

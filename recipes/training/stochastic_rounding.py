@@ -116,7 +116,7 @@ class RoundedLocalModel:
         return sample.take(shard.of(self.residual)).float()
 
     def bring(self, piece: ShardUpdate) -> None:
-        """No-op: a window is with d_i in no time."""
+        """Pass, like `LocalVector`."""
 
     def add_(self, piece: ShardUpdate, alpha: int = 1) -> None:
         """Leave d_i at + C[D], since x' has moved as far; shrink it at - C[d_i]."""

@@ -58,8 +58,8 @@ class RunKeys:
     def new_token() -> str:
         return to_base64(secrets.token_bytes(16))
 
-    def url(self, host: str, port: int, run: str) -> RunURL:
-        return RunURL(self.public, self.token, host, port, run)
+    def url(self, host: str, port: int, run: str, relay: str = "") -> RunURL:
+        return RunURL(self.public, self.token, host, port, run, relay)
 
     def __repr__(self) -> str:
         return f"RunKeys(public={self.public!r})"

@@ -1,11 +1,12 @@
-"""The run URL: one line that carries all a volunteer needs. `cocktail://<key>.<token>@host:port/run-name`.
+"""The run URL: one line that carries all a volunteer needs. `cocktail://<key>.<token>@host:port/run-name`,
+or `...@host:port+relay:port/run-name` where the hub can also be reached through a relay.
 
     key     the hub's CURVE public key, 32 bytes as 43 characters of base64url (Z85 has $ & # ! in it)
     token   16 random bytes and 2 of checksum as 24 characters of base64url
     run     a slug, a-z 0-9 . -
 
 The checksum covers key, token and run, so a truncated paste is told apart from a wrong one. It does not cover
-host and port: they may be edited by hand to reach the hub by another address. There is no `?`, `#` or `[`,
+the addresses: they may be edited by hand to reach the hub by another address. There is no `?`, `#` or `[`,
 except around an IPv6 address: zsh would interpret them.
 """
 
@@ -36,9 +37,10 @@ class RunURL:
     host: str  # a name, an IPv4 address, or an IPv6 address without brackets
     port: int
     run: str
+    relay: str = ""  # "host:port" of a relay that has the hub as well
 
     def __str__(self) -> str:
-        return f"{SCHEME}{self.key}.{sealed(self)}@{self.address}/{self.run}"
+        return f"{SCHEME}{self.key}.{sealed(self)}@{self.place}/{self.run}"
 
     def __repr__(self) -> str:  # a traceback must not show the token
         return f"RunURL({self.masked()})"
@@ -48,8 +50,13 @@ class RunURL:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
+    @property
+    def place(self) -> str:
+        """Return the addresses as they are in the URL."""
+        return f"{self.address}+{self.relay}" if self.relay else self.address
+
     def masked(self) -> str:
-        return f"{SCHEME}{self.key}.***@{self.address}/{self.run}"
+        return f"{SCHEME}{self.key}.***@{self.place}/{self.run}"
 
 
 def parse_url(text: str) -> RunURL:
@@ -74,8 +81,11 @@ def parse_url(text: str) -> RunURL:
         raise UrlError(f"{INCOMPLETE}: the run's name is missing")
     if not RUN_NAME.fullmatch(run):
         raise UrlError(f"the run's name {run[:70]!r} in the URL is not of the form a-z 0-9 . -")
+    address, plus, relay = address.partition("+")
     host, port = parse_address(address)
-    url_ = RunURL(key, token_of(sealed_token), host, port, run)
+    if plus:
+        parse_address(relay)
+    url_ = RunURL(key, token_of(sealed_token), host, port, run, relay)
     if sealed(url_) != sealed_token:
         raise UrlError(f"{INCOMPLETE}, or a character of it is wrong: the checksum in its token does not fit")
     return url_

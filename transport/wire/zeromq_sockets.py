@@ -14,10 +14,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -35,11 +35,13 @@ from transport.protocol import (
 
 from .connection_guard import ConnectionGuard, origin
 from .frames import Connected, Disconnected, Frames, Received, SharedPayload, wire_size
+from .relay_socks import DIAL_S, PROBE, Route, ask, reach
 
 MAX_FRAME = messages.MAX_CHUNK + 1024  # CURVE adds 33
 LAST_WORDS_MS = 300  # to send the last messages if a hub ends without waiting for its peers
 MANY_FILES = 1 << 20  # if a system names no limit
 HANDSHAKE_S = 10.0  # from TCP connected to the key proven
+DIRECT_S = 2.0  # for an answer of the first way, where there is another
 # Plain numbers: joining zmq's own flags takes Python longer than sending a frame.
 NOW, MORE_NOW = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 
@@ -194,10 +196,24 @@ class RouterWire:
 
 
 class DealerWire:
-    """A peer's connections to one hub: a PeerWire. Any thread may call `wake`, one all else."""
+    """A peer's connections to one hub: a PeerWire. Any thread may call `wake`, one all else.
 
-    def __init__(self, host: str, port: int, server_key: str, keys: CurveKeys | None = None) -> None:
-        self._host, self._port = host, port
+    Args:
+        host: "" where there is no direct way.
+        relay: the way through a relay. The direct way is tried first, for a moment; what led to the hub is
+            the first way of later dials.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        server_key: str,
+        keys: CurveKeys | None = None,
+        relay: Route | None = None,
+    ) -> None:
+        self._routes = [*([Route(host, port)] if host else []), *([relay] if relay else [])]
+        self.route: Route | None = None  # by which the hub was reached last
         self._server_key, self._keys = server_key, keys or CurveKeys.generate()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._waker = Waker(self._context)
@@ -206,29 +222,38 @@ class DealerWire:
         self._socks: dict[int, zmq.Socket[bytes]] = {}
         self._monitors: dict[int, zmq.Socket[bytes]] = {}
         self._connecting: dict[int, float] = {}  # flow -> deadline for the handshake
-        self._resolved: queue.SimpleQueue[tuple[int, int, str | Unreachable]] = queue.SimpleQueue()
+        self._resolved: queue.SimpleQueue[tuple[int, int, ProbedRoute | Unreachable]] = queue.SimpleQueue()
+        self._probed: dict[int, ProbedRoute] = {}  # flow -> how it is, or was, connected
         self._attempt: dict[int, int] = {}  # flow -> number of its newest dial
         self._attempts = 0
 
     def dial(self, flow: int) -> None:
         self.hang_up(flow)
+        self._try(flow, tuple(self._routes), ())
+
+    def _try(self, flow: int, routes: tuple[Route, ...], failed: tuple[Unreachable, ...]) -> None:
         self._attempts += 1
         self._attempt[flow] = self._attempts
         threading.Thread(
-            target=self._probe, args=(flow, self._attempts), name="cocktail-dial", daemon=True
+            target=self._probe, args=(flow, self._attempts, routes, failed), name="cocktail-dial", daemon=True
         ).start()
 
-    def _probe(self, flow: int, attempt: int) -> None:
-        """Find an address that answers: ZeroMQ would retry silently and not report what failed."""
-        result: str | Unreachable
-        try:
-            result = reach(self._host, self._port)
-        except Unreachable as error:
-            result = error
-        self._resolved.put((flow, attempt, result))
+    def _probe(
+        self, flow: int, attempt: int, routes: tuple[Route, ...], failed: tuple[Unreachable, ...]
+    ) -> None:
+        """Find a route that answers: ZeroMQ would retry silently and not report what failed."""
+        result: ProbedRoute | Unreachable | None = None
+        while routes and result is None:
+            route, routes = routes[0], routes[1:]
+            try:
+                address = answering(route, DIRECT_S if routes else DIAL_S)
+                result = ProbedRoute(route, address, routes, failed)
+            except Unreachable as error:
+                failed = (*failed, error)
+        self._resolved.put((flow, attempt, result or all_of(failed)))
         self._waker.wake()
 
-    def _connect(self, flow: int, address: str) -> None:
+    def _connect(self, flow: int, probed: ProbedRoute) -> None:
         sock = self._context.socket(zmq.DEALER)
         set_options(sock, COMMON | PEER)
         sock.curve_serverkey = as_z85(self._server_key)
@@ -242,8 +267,13 @@ class DealerWire:
             | zmq.EVENT_HANDSHAKE_FAILED_AUTH
         )
         monitor = sock.get_monitor_socket(events)
-        where = f"[{address}]" if ":" in address else address
-        sock.connect(f"tcp://{where}:{self._port}")
+        address, route = probed.address, probed.route
+        where = f"{f'[{address}]' if ':' in address else address}:{route.port}"
+        if route.name:
+            sock.setsockopt(zmq.SOCKS_PROXY, where.encode())
+            where = f"{route.name}:1"
+        sock.connect(f"tcp://{where}")
+        self._probed[flow] = probed
         self._socks[flow], self._monitors[flow] = sock, monitor
         self._connecting[flow] = time.monotonic() + HANDSHAKE_S
         self._poller.register(sock, zmq.POLLIN)
@@ -281,8 +311,7 @@ class DealerWire:
                 events += self._watch(flow)
         now = time.monotonic()
         for flow in [f for f, until in self._connecting.items() if now >= until]:
-            self.hang_up(flow)
-            events.append(Disconnected(flow, self._no_key()))
+            events += self._not_proven(flow)
         return events
 
     def _read(self, flow: int) -> list[Connected | Disconnected | Received]:
@@ -302,19 +331,23 @@ class DealerWire:
                 return []
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 del self._connecting[flow]
+                self.route = self._probed[flow].route
+                self._routes.sort(key=lambda route: route != self.route)
                 return [Connected(flow)]
-            proven = flow not in self._connecting
+            if flow in self._connecting:
+                return self._not_proven(flow)
             self.hang_up(flow)
-            return [Disconnected(flow, None if proven else self._no_key())]
+            return [Disconnected(flow, None)]
 
-    def _no_key(self) -> Unreachable:
-        return Unreachable(
-            self._host,
-            self._port,
-            "key",
-            f"something answers at {self._host}:{self._port}, but it does not hold the server key of "
-            "the run URL: another program, another run, or a hub that was started anew",
-        )
+    def _not_proven(self, flow: int) -> list[Connected | Disconnected | Received]:
+        """Try the next route of this dial; without any, it has failed."""
+        probed = self._probed[flow]
+        self.hang_up(flow)
+        failed = (*probed.failed, no_key(probed.route))
+        if not probed.others:
+            return [Disconnected(flow, all_of(failed))]
+        self._try(flow, probed.others, failed)
+        return []
 
     def send(self, flow: int, frames: Frames) -> bool:
         sock = self._socks.get(flow)
@@ -334,6 +367,40 @@ class DealerWire:
             self.hang_up(flow)
         self._waker.close()
         self._context.term()
+
+
+@dataclass(frozen=True)
+class ProbedRoute:
+    """A route that answers, and what else there is if the hub is not behind it."""
+
+    route: Route
+    address: str  # IP address
+    others: tuple[Route, ...]  # not tried yet in this dial
+    failed: tuple[Unreachable, ...]  # why those before were not taken
+
+
+def answering(route: Route, timeout: float) -> str:
+    """Return the IP address of a route that answers; of a relay, one that has the hub. Raises Unreachable."""
+    if route.name:
+        ask(route, f"{route.name.partition('.')[0]}.{PROBE}", timeout)
+    return reach(route.host, route.port, timeout)
+
+
+def no_key(route: Route) -> Unreachable:
+    text = f"something answers at {route}, but it does not hold the server key of the run URL"
+    if route.name:
+        text = f"{route} has the run, but no answer comes from its hub"
+    else:
+        text += ": another program, another run, or a hub that was started anew"
+    return Unreachable(route.host, route.port, "relay" if route.name else "key", text)
+
+
+def all_of(failed: tuple[Unreachable, ...]) -> Unreachable:
+    """Return one error that names why each route failed; it is of the kind of the first."""
+    if len(failed) == 1:
+        return failed[0]
+    first, said = failed[0], "; ".join(str(error) for error in failed)
+    return Unreachable(first.host, first.port, first.layer, said)
 
 
 def is_reachable(address: str, server_key: str, keys: CurveKeys, timeout: float = 5.0) -> bool:
@@ -405,28 +472,6 @@ class Waker:
         with self._lock:
             self._outer.close(0)
             self.inner.close(0)
-
-
-def reach(host: str, port: int, timeout: float = 5.0) -> str:
-    """Return the IP address of `host` that accepts connections on `port`. Raises Unreachable: dns or tcp."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise Unreachable(
-            host, port, "dns", f"no address for the name {host!r}: {error.strerror or error}"
-        ) from None
-    reasons = []
-    for family, kind, proto, _, address in found:
-        try:
-            with socket.socket(family, kind, proto) as sock:
-                sock.settimeout(timeout)
-                sock.connect(address)
-                return str(address[0])
-        except TimeoutError:
-            reasons.append(f"{address[0]} did not answer within {timeout:.0f} s (a firewall?)")
-        except OSError as error:
-            reasons.append(f"{address[0]}: {(error.strerror or str(error)).lower()}")
-    raise Unreachable(host, port, "tcp", f"no connection to {host}:{port}: {'; '.join(reasons)}")
 
 
 def raise_file_limit() -> int:

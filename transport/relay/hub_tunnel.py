@@ -1,0 +1,160 @@
+"""A hub's side of a relay: one control connection, and one more connection for each that a peer makes.
+
+The relay is a stranger: what it says of addresses is believed only as far as limits by origin go, and all it
+announces together is limited here. What passes through it is CURVE between peer and hub.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+
+from transport.protocol import CurveKeys, Unreachable
+from transport.wire import (
+    Connected,
+    DealerWire,
+    Disconnected,
+    Received,
+    Route,
+    TokenBuckets,
+    raise_file_limit,
+    relay_socks,
+)
+
+from .loop_thread import LoopThread, PolledWire
+from .relay_server import DIALS, DIALS_S, LOST_S, PING_S
+from .splice import converse, dial, dial_loopback, splice
+
+FIRST_RETRY, LAST_RETRY = 0.25, 4.0  # seconds between dials
+WORKS_S = 30.0  # a claim that held for so long makes the next retry the first
+MOST = 4096  # connections through the relay, and no more than a quarter of the descriptors
+GUEST = re.compile(r"guest ([0-9a-f]{32}) ([0-9a-f:.-]{0,64})")
+
+log = logging.getLogger(__name__)
+
+
+class HubTunnel:
+    """Makes a hub of this machine reachable through a relay, and goes on dialling a relay that is gone.
+
+    Args:
+        relay: host and port of the relay.
+        keys: the hub's, which the relay is shown proof of.
+        hub: IP address and port at which this machine reaches the hub.
+        notify: called with a sentence when the relay is lost, or there again; from a thread.
+    """
+
+    def __init__(
+        self,
+        relay: tuple[str, int],
+        keys: CurveKeys,
+        hub: tuple[str, int],
+        notify: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._relay, self._keys, self._hub, self._notify = Route(*relay), keys, hub, notify
+        self._most = min(MOST, raise_file_limit() // 4)
+        self._dials = TokenBuckets(DIALS_S, DIALS)
+        self._guests: set[asyncio.Task[None]] = set()
+        self._lost = ""  # why there is no claim, once told
+        self._address = ""  # IP address of the relay
+        self.claims = 0  # how often the relay accepted the claim
+        self.refused = 0  # announced connections beyond the limits
+        self._thread = LoopThread("cocktail-hub-tunnel", self._main)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._thread.stop()
+
+    async def _main(self) -> None:
+        retry = FIRST_RETRY
+        try:
+            while True:
+                started = time.monotonic()
+                try:
+                    await self._hold_claim()
+                except Unreachable as error:
+                    self._tell_lost(str(error))
+                retry = FIRST_RETRY if time.monotonic() - started >= WORKS_S else min(2 * retry, LAST_RETRY)
+                await asyncio.sleep(retry)
+        finally:
+            guests = [*self._guests]
+            for task in guests:
+                task.cancel()
+            await asyncio.gather(*guests, return_exceptions=True)
+
+    def _tell_lost(self, why: str) -> None:
+        if not self._lost:
+            self._notify(f"the run is not reachable through its relay for now: {why}")
+        self._lost = why
+
+    async def _hold_claim(self) -> None:
+        """Claim the run and fetch peers until the control connection ends. Raises Unreachable."""
+        host, port = self._relay.host, self._relay.port
+        control = f"{relay_socks.CONTROL}.{relay_socks.PROBE}"
+        self._address = await asyncio.to_thread(relay_socks.reach, host, port)
+        key = await asyncio.to_thread(relay_socks.ask, self._relay, control)
+        try:
+            dealer = DealerWire(
+                "", 0, key, self._keys, Route(host, port, f"{relay_socks.CONTROL}.{relay_socks.RELAY}")
+            )
+        except ValueError:
+            raise Unreachable(host, port, "relay", f"the relay at {host}:{port} has no key") from None
+        wire = PolledWire(dealer)
+        dealer.dial(0)
+        try:
+            ping_at = give_up_at = time.monotonic() + LOST_S
+            async for events in wire.events():
+                now = time.monotonic()
+                for event in events:
+                    if isinstance(event, Disconnected):
+                        raise event.error or Unreachable(host, port, "relay", f"{host}:{port} hung up")
+                    give_up_at = now + LOST_S
+                    if isinstance(event, Connected):
+                        wire.call(partial(dealer.send, 0, [b"claim"]))
+                        ping_at = now + PING_S
+                    elif isinstance(event, Received):
+                        self._receive(event.frames[0].decode("ascii", "replace"), now)
+                if now >= give_up_at:
+                    raise Unreachable(host, port, "relay", f"{host}:{port} is silent")
+                if now >= ping_at:
+                    wire.call(partial(dealer.send, 0, [b"ping"]))
+                    ping_at = now + PING_S
+        finally:
+            await wire.close()
+
+    def _receive(self, message: str, now: float) -> None:
+        if guest := GUEST.fullmatch(message):
+            if len(self._guests) >= self._most or not self._dials.take("relay", now):
+                self.refused += 1
+                return
+            task = asyncio.create_task(self._fetch(*guest.groups()))
+            self._guests.add(task)
+            task.add_done_callback(self._guests.discard)
+        elif message == "claimed":
+            self.claims += 1
+            if self._lost:
+                self._notify("the run is reachable through its relay again")
+            self._lost = ""
+        elif message == "full":
+            self._tell_lost("it has as many runs as it may")
+
+    async def _fetch(self, ticket: str, origin: str) -> None:
+        """Join a peer at the relay with the hub."""
+        try:
+            with await dial(self._address, self._relay.port) as tunnel:
+                loop = asyncio.get_running_loop()
+                await loop.sock_sendall(tunnel, relay_socks.request(f"{ticket}.{relay_socks.GUEST}"))
+                code, text = await converse(tunnel, relay_socks.read_reply())
+                if code == relay_socks.ACCEPTED:
+                    with await dial_loopback(*self._hub, origin) as hub:
+                        await splice(tunnel, hub)
+                else:
+                    log.debug("a peer at the relay was gone: %s", text)
+        except (OSError, ValueError, Unreachable) as error:
+            log.debug("a peer at the relay could not be fetched: %s", error)

@@ -1,0 +1,88 @@
+"""An asyncio loop in a thread of its own, and a ZeroMQ wire that it polls."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, Protocol, TypeVar
+
+POLL_S = 0.5  # the longest wait for a wire: what is periodic happens as often
+
+T = TypeVar("T", covariant=True)
+
+
+class LoopThread:
+    """Runs a coroutine in a thread until it ends or `stop`."""
+
+    def __init__(self, name: str, main: Callable[[], Coroutine[object, object, None]]) -> None:
+        self._main = main
+        self._loop = asyncio.new_event_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Cancel the coroutine and wait for it; may be called again, or before `start`."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._cancel)
+            self._thread.join()
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            try:
+                runner.run(self._followed())
+            except asyncio.CancelledError:
+                return
+
+    async def _followed(self) -> None:
+        self._task = asyncio.current_task()
+        await self._main()
+
+
+class Polled(Protocol[T]):
+    """A wire of transport.wire, either end."""
+
+    def poll(self, timeout: float) -> Sequence[T]: ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class PolledWire(Generic[T]):
+    """A wire in a thread of its own, as the loop uses it: `events` yields what arrived, `call` runs a job of
+    the loop's with the wire."""
+
+    def __init__(self, wire: Polled[T]) -> None:
+        self._wire = wire
+        self._jobs: deque[Callable[[], object]] = deque()
+        self._pool = ThreadPoolExecutor(1, "cocktail-relay-wire")
+
+    def call(self, job: Callable[[], object]) -> None:
+        self._jobs.append(job)
+        self._wire.wake()
+
+    async def events(self) -> AsyncIterator[Sequence[T]]:
+        """Yield what arrived, at least every POLL_S, and an empty list where that is nothing."""
+        loop = asyncio.get_running_loop()
+        while True:
+            yield await loop.run_in_executor(self._pool, self._turn)
+
+    def _turn(self) -> Sequence[T]:
+        while self._jobs:
+            self._jobs.popleft()()
+        return self._wire.poll(POLL_S)
+
+    async def close(self) -> None:
+        self._wire.wake()
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._wire.close)
+        self._pool.shutdown()

@@ -1,0 +1,273 @@
+"""The relay: hubs and peers dial it, and it joins a peer's connection with one that the hub makes for it.
+
+It forwards ciphertext: CURVE stays between peer and hub, so it cannot join, read, forge or reorder. A hub
+proves that it has a run's key by the CURVE handshake of its control connection, in which that key is the
+client's. Nothing is stored: after a restart hubs claim their runs again.
+
+On the control connection, one frame a message:
+
+    claim                       hub: peers that ask for the run of this connection's key are mine
+    claimed | full              relay
+    guest <ticket> <origin>     relay: fetch this peer by dialling `<ticket>.guest`
+    ping | pong                 hub | relay
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from transport.protocol import AddressInUse, CurveKeys
+from transport.wire import RouterWire, TokenBucket, TokenBuckets, key_of, origin, raise_file_limit, relay_socks
+
+from .loop_thread import LoopThread, PolledWire
+from .splice import converse, dial_loopback, prepare, splice
+HELLO_S = 5.0  # for a connection to say what it wants
+FETCH_S = 10.0  # for a hub to fetch a peer
+PING_S, LOST_S = 5.0, 15.0  # between a hub's pings; after such a silence its claim is over
+DIALS, DIALS_S = 2048.0, 64.0  # connections of one origin: in a burst, and a second; a house has 256 peers
+OF_ONE_ORIGIN = 2048  # connections at once, and no more than a quarter of all
+WAITING = 256  # connections of one run that its hub has not fetched yet
+SPARE_FILES = 64
+
+
+@dataclass(frozen=True)
+class RelayLimits:
+    """What one run may use of a relay, and how many runs may."""
+
+    runs: int = 64
+    connections: int = 4096  # of the peers of one run; a peer has up to five
+    rate: float | None = None  # bytes a second of one run, both directions together
+
+
+@dataclass
+class RelayedRun:
+    """A run whose hub is here."""
+
+    conn: bytes  # its hub's control connection
+    heard: float  # when the hub last said something
+    bucket: TokenBucket
+    connections: int = 0
+    waiting: int = 0
+
+
+@dataclass
+class Announced:
+    """A peer's connection that its hub should fetch."""
+
+    tunnel: asyncio.Future[socket.socket]
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Relay:
+    """A relay on one TCP port; port 0 takes a free one, and `port` says which. Raises AddressInUse."""
+
+    def __init__(self, host: str, port: int, limits: RelayLimits = RelayLimits()) -> None:  # noqa: B008
+        self.limits = limits
+        self.refused = 0  # connections closed at once by a limit
+        self._most = (raise_file_limit() - SPARE_FILES) // 2  # a joined pair has two
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listener = socket.create_server((host, port), family=family, backlog=1024)
+        except OSError as error:
+            raise AddressInUse(host, port, error.strerror or str(error)) from None
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._keys = CurveKeys.generate()  # new at each start: hubs ask for it
+        self._router = RouterWire("127.0.0.1", 0, self._keys)
+        self._wire = PolledWire(self._router)
+        self._runs: dict[str, RelayedRun] = {}  # by the name that peers ask for
+        self._announced: dict[str, Announced] = {}  # by ticket
+        self._served: set[asyncio.Task[None]] = set()
+        self._of_origin: Counter[str] = Counter()
+        self._dials = TokenBuckets(DIALS_S, DIALS)
+        self._kinds = {
+            relay_socks.RUN: self._peer,
+            relay_socks.PROBE: self._probe,
+            relay_socks.GUEST: self._fetched,
+            relay_socks.RELAY: self._control,
+        }
+        self._thread = LoopThread("cocktail-relay", self._main)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End all connections. Hubs and peers dial again, or another way."""
+        self._thread.stop()
+
+    @property
+    def runs(self) -> int:
+        """Count the runs whose hub is here."""
+        return len(self._runs)
+
+    @property
+    def connections(self) -> int:
+        """Count the connections that are served now."""
+        return len(self._served)
+
+    async def _main(self) -> None:
+        accepting = asyncio.create_task(self._accept())
+        try:
+            async for messages in self._wire.events():
+                now = time.monotonic()
+                for conn, frames in messages:
+                    self._receive(conn, bytes(frames[0]).decode("ascii", "replace"), now)
+                for name in [n for n, run in self._runs.items() if now >= run.heard + LOST_S]:
+                    del self._runs[name]
+                self._wire.call(partial(self._router.guard, now, self._claimant))
+        finally:
+            accepting.cancel()
+            self._listener.close()
+            served = [*self._served]
+            for task in served:
+                task.cancel()
+            await asyncio.gather(*served, return_exceptions=True)
+            await self._wire.close()
+
+    # ---- hubs ----------------------------------------------------------------------------------------------
+
+    def _claimant(self, conn: bytes) -> str | None:
+        """Return the key of a connection that holds a claim; others are closed as strangers."""
+        key = key_of(conn)
+        run = self._runs.get(relay_socks.run_name(key))
+        return key if run is not None and run.conn == conn else None
+
+    def _receive(self, conn: bytes, message: str, now: float) -> None:
+        """Handle a hub's message. The key of its connection is proven, and names the run."""
+        name = relay_socks.run_name(key_of(conn))
+        run = self._runs.get(name)
+        if message == "claim":
+            if run is None and len(self._runs) >= self.limits.runs:
+                self._say(conn, "full")
+                return
+            if run is None:
+                run = self._runs[name] = RelayedRun(conn, now, TokenBucket(self.limits.rate))
+            run.conn = conn
+            self._say(conn, "claimed")
+        elif message == "ping" and run is not None and run.conn == conn:
+            run.heard = now
+            self._say(conn, "pong")
+
+    def _say(self, conn: bytes, message: str) -> None:
+        self._wire.call(lambda: self._router.send(conn, [message.encode()]))
+
+    # ---- connections ---------------------------------------------------------------------------------------
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, address = await loop.sock_accept(self._listener)
+            except OSError:  # it is gone again, or this system has no more descriptors
+                await asyncio.sleep(0.05)
+                continue
+            where, most = origin(address[0]), min(OF_ONE_ORIGIN, self._most // 4)
+            many = len(self._served) >= self._most or self._of_origin[where] >= most
+            if many or not self._dials.take(where, time.monotonic()):
+                self.refused += 1
+                sock.close()
+                continue
+            task = asyncio.create_task(self._serve(sock, where))
+            self._served.add(task)
+            task.add_done_callback(self._served.discard)
+
+    async def _serve(self, sock: socket.socket, where: str) -> None:
+        with sock, self._counted(where):
+            try:
+                prepare(sock)
+                async with asyncio.timeout(HELLO_S):
+                    name = await converse(sock, relay_socks.read_request())
+                head, _, kind = name.rpartition(".")
+                if kind in self._kinds:
+                    await self._kinds[kind](sock, head, where)
+            except (OSError, ValueError):  # it is gone, too slow, or speaks something else
+                return
+
+    @contextmanager
+    def _counted(self, where: str, count: int = 1) -> Iterator[None]:
+        """Count a connection of this origin for the duration of the block."""
+        self._of_origin[where] += count
+        try:
+            yield
+        finally:
+            self._of_origin[where] -= count
+            if not self._of_origin[where]:
+                del self._of_origin[where]
+
+    async def _answer(self, sock: socket.socket, code: int, text: str = relay_socks.RELAY) -> None:
+        await asyncio.get_running_loop().sock_sendall(sock, relay_socks.reply(code, text))
+
+    def _refusal(self, name: str) -> tuple[int, str] | None:
+        """Return why a peer of this run cannot be served now; None where it can."""
+        run = self._runs.get(name)
+        if run is None:
+            return relay_socks.UNKNOWN, "the run's hub is not connected to it"
+        if run.connections >= self.limits.connections or run.waiting >= WAITING:
+            return relay_socks.FORBIDDEN, "the run has as many connections as it may"
+        return None
+
+    async def _probe(self, sock: socket.socket, name: str, where: str) -> None:
+        if name == relay_socks.CONTROL:
+            await self._answer(sock, relay_socks.ACCEPTED, self._keys.public)
+        else:
+            await self._answer(sock, *(self._refusal(name) or (relay_socks.ACCEPTED,)))
+
+    async def _peer(self, sock: socket.socket, name: str, where: str) -> None:
+        """Announce a peer's connection to the hub, and join it with the one that the hub makes."""
+        refusal, run = self._refusal(name), self._runs.get(name)
+        if refusal is not None or run is None:
+            await self._answer(sock, *(refusal or (relay_socks.UNKNOWN,)))
+            return
+        ticket, announced = secrets.token_hex(16), Announced(asyncio.get_running_loop().create_future())
+        self._announced[ticket] = announced
+        run.connections += 1
+        try:
+            tunnel = await self._tunnel(run, announced, f"guest {ticket} {where}")
+            if tunnel is None:
+                await self._answer(sock, relay_socks.UNKNOWN, "the run's hub does not answer it")
+                return
+            await self._answer(sock, relay_socks.ACCEPTED)
+            await splice(sock, tunnel, run.bucket)
+        finally:
+            run.connections -= 1
+            self._announced.pop(ticket, None)
+            announced.over.set()
+
+    async def _tunnel(self, run: RelayedRun, announced: Announced, message: str) -> socket.socket | None:
+        """Have the hub make its connection for a peer; None where it does not."""
+        run.waiting += 1
+        try:
+            self._say(run.conn, message)
+            async with asyncio.timeout(FETCH_S):
+                return await announced.tunnel
+        except TimeoutError:
+            return None
+        finally:
+            run.waiting -= 1
+
+    async def _fetched(self, sock: socket.socket, ticket: str, where: str) -> None:
+        """Hand a hub's connection to the peer with this ticket. It is the peer's, and counts as such."""
+        announced = self._announced.pop(ticket, None)
+        if announced is None or announced.tunnel.done():
+            await self._answer(sock, relay_socks.UNKNOWN, "nobody waits with this ticket")
+            return
+        self._dials.fine(where, time.monotonic(), -1)
+        with self._counted(where, -1):
+            await self._answer(sock, relay_socks.ACCEPTED)
+            if not announced.tunnel.done():  # else the peer was given up meanwhile
+                announced.tunnel.set_result(sock)
+                await announced.over.wait()
+
+    async def _control(self, sock: socket.socket, _: str, where: str) -> None:
+        """Join a hub's control connection with the ROUTER, which guards it and learns its key."""
+        await self._answer(sock, relay_socks.ACCEPTED)
+        with await dial_loopback("127.0.0.1", self._router.port, where) as router:
+            await splice(sock, router)

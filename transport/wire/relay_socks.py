@@ -1,0 +1,144 @@
+"""The way to a hub through a relay: SOCKS 5 (RFC 1928) on the relay's one port, which libzmq speaks as well.
+
+The name that a client asks for says what it is. No name is resolved, so a relay is no open proxy:
+
+    <run>.run        a peer wants the hub of this run
+    <run>.probe      is that hub here? Answered and closed
+    control.probe    the relay's own CURVE key, as the address in its answer
+    control.relay    a hub's control connection: CURVE, by which it proves the run's key
+    <ticket>.guest   a hub fetches the peer that was announced with this ticket
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from transport.protocol import RunURL, Unreachable, parse_address
+
+VERSION, CONNECT, DOMAIN, NO_LOGIN = 5, 1, 3, 0
+GREETING = bytes((VERSION, 1, NO_LOGIN))
+ACCEPTED, FORBIDDEN, UNKNOWN = 0, 2, 4  # RFC 1928: succeeded, not allowed by ruleset, host unreachable
+CONTROL, RELAY, RUN, PROBE, GUEST = "control", "relay", "run", "probe", "guest"
+PORT = (1).to_bytes(2, "big")  # SOCKS wants one; a relay ignores it
+DIAL_S = 5.0
+
+
+@dataclass(frozen=True)
+class Route:
+    """One way to a server: its address, or a relay's and the name to ask the relay for."""
+
+    host: str
+    port: int
+    name: str = ""  # "": direct
+
+    def __str__(self) -> str:
+        where = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"the relay {where}" if self.name else where
+
+
+def run_name(key: str) -> str:
+    """Return a run's name at relays: a hash of its hub's public key, which a name must not give away."""
+    return hashlib.sha256(b"cocktail relay\0" + key.encode()).hexdigest()[:32]
+
+
+def relay_route(url: RunURL) -> Route | None:
+    """Return the way through the URL's relay; None where it names none."""
+    return Route(*parse_address(url.relay), f"{run_name(url.key)}.{RUN}") if url.relay else None
+
+
+# ---- SOCKS 5, without a socket -----------------------------------------------------------------------------
+
+
+def request(name: str) -> bytes:
+    """Return greeting and request in one; a relay answers them one after the other."""
+    return GREETING + bytes((VERSION, CONNECT, 0, DOMAIN, len(name))) + name.encode() + PORT
+
+
+def read_request() -> Generator[int | bytes, bytes, str]:
+    """Parse a client's greeting and request: yields how many bytes to read, or bytes to send; returns the
+    name. Raises ValueError where it is not SOCKS 5 with a name."""
+    version, methods = yield 2  # type: ignore[misc]
+    offered = (yield methods) if methods else b""
+    if version != VERSION or NO_LOGIN not in offered:
+        raise ValueError("not SOCKS 5 without a login")
+    yield bytes((VERSION, NO_LOGIN))
+    version, command, _, kind, size = yield 5  # type: ignore[misc]
+    if (version, command, kind) != (VERSION, CONNECT, DOMAIN) or not size:
+        raise ValueError("not a request for a name")
+    return (yield size + len(PORT))[:size].decode("ascii")
+
+
+def reply(code: int, text: str = RELAY) -> bytes:
+    """Return the relay's answer; `text` stands where SOCKS has the bound address."""
+    return bytes((VERSION, code, 0, DOMAIN, len(text))) + text.encode() + PORT
+
+
+def read_reply() -> Generator[int, bytes, tuple[int, str]]:
+    """Parse the answers to `request`: yields how many bytes to read; returns code and text."""
+    version, method = yield 2  # type: ignore[misc]
+    if (version, method) != (VERSION, NO_LOGIN):
+        raise ValueError("not SOCKS 5")
+    version, code, _, kind, size = yield 5  # type: ignore[misc]
+    if version != VERSION or kind != DOMAIN:
+        raise ValueError("not a relay's answer")
+    return code, (yield size + len(PORT))[:size].decode("ascii")
+
+
+# ---- dialling ----------------------------------------------------------------------------------------------
+
+
+def ask(route: Route, name: str, timeout: float = DIAL_S) -> str:
+    """Ask a relay for a name ending in `probe` and return the text of its answer. Raises Unreachable: dns,
+    tcp, or relay, where the relay answers and says no."""
+    address = reach(route.host, route.port, timeout)
+    try:
+        with socket.create_connection((address, route.port), timeout) as sock:
+            sock.settimeout(timeout)
+            sock.sendall(request(name))
+            parser = read_reply()
+            wanted = next(parser)
+            while True:
+                wanted = parser.send(receive(sock, wanted))
+    except StopIteration as done:
+        code, text = done.value
+    except (OSError, ValueError) as error:
+        why = f"what answers at {route.host}:{route.port} is no relay ({error})"
+        raise Unreachable(route.host, route.port, "relay", why) from None
+    if code != ACCEPTED:
+        raise Unreachable(route.host, route.port, "relay", f"{route}: {text}")
+    return str(text)
+
+
+def receive(sock: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = sock.recv(size - len(data))
+        if not part:
+            raise ConnectionError("it hung up")
+        data += part
+    return bytes(data)
+
+
+def reach(host: str, port: int, timeout: float = DIAL_S) -> str:
+    """Return the IP address of `host` that accepts connections on `port`. Raises Unreachable: dns or tcp."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise Unreachable(
+            host, port, "dns", f"no address for the name {host!r}: {error.strerror or error}"
+        ) from None
+    reasons = []
+    for family, kind, proto, _, address in found:
+        try:
+            with socket.socket(family, kind, proto) as sock:
+                sock.settimeout(timeout)
+                sock.connect(address)
+                return str(address[0])
+        except TimeoutError:
+            reasons.append(f"{address[0]} did not answer within {timeout:.0f} s (a firewall?)")
+        except OSError as error:
+            reasons.append(f"{address[0]}: {(error.strerror or str(error)).lower()}")
+    raise Unreachable(host, port, "tcp", f"no connection to {host}:{port}: {'; '.join(reasons)}")

@@ -170,6 +170,7 @@ PORT_HINT = "--port 0 takes any free port; another --port or --bind may be free 
 URL_HINT = "copy the whole line between its quotes, or ask the run's host for it again"
 PIPE_HINT = "write the output to a file, or launch with --detach"
 NAME_HINT = "check this machine's connection, and the host's name in the URL"
+RELAY_HINT = "`cocktail relay` starts one on any machine that both sides can dial; check its name and port"
 HUB_HINT = "the run may be over, or its port closed to you: ask its host for `cocktail status`"
 
 
@@ -204,7 +205,7 @@ def explain(error: BaseException) -> Failure:
     elif code == "url_invalid":
         hints = hints or (URL_HINT,)
     elif code == "unreachable" and not hints and hasattr(error, "layer"):
-        hints = (NAME_HINT if error.layer == "dns" else HUB_HINT,)
+        hints = ({"dns": NAME_HINT, "relay": RELAY_HINT}.get(error.layer, HUB_HINT),)
     return Failure(code, SAID.get(code, "") + (said or code.replace("_", " ")), problems, hints)
 
 

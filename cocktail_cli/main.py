@@ -23,7 +23,18 @@ from typer.main import get_command
 import cocktail_cli
 from cocktail_cli.commands.check import doctor, plan, preview, validate
 from cocktail_cli.commands.results import export, generate, report
-from cocktail_cli.commands.run import dashboard, join, launch, logs, peers, resume, run_list, status, stop
+from cocktail_cli.commands.run import (
+    dashboard,
+    join,
+    launch,
+    logs,
+    peers,
+    relay,
+    resume,
+    run_list,
+    status,
+    stop,
+)
 from cocktail_cli.commands.tools import bench, recipes
 from cocktail_cli.host import log_to
 from cocktail_cli.machine import hide_token
@@ -51,6 +62,7 @@ app.command("dashboard", rich_help_panel=RUN)(dashboard.dashboard)
 app.command("stop", rich_help_panel=RUN)(stop.stop)
 app.command("peers", rich_help_panel=RUN)(peers.peers)
 app.command("kick", rich_help_panel=RUN)(peers.kick)
+app.command("relay", rich_help_panel=RUN)(relay.relay)
 app.command("validate", rich_help_panel=CHECK)(validate.validate)
 app.command("preview", rich_help_panel=CHECK)(preview.preview)
 app.command("plan", rich_help_panel=CHECK)(plan.plan)

@@ -143,6 +143,16 @@ Advertise = Annotated[
         help="Address in the run URL.",
     ),
 ]
+RelayHost = Annotated[
+    str | None,
+    typer.Option(
+        "--relay",
+        metavar="HOST[:PORT]",
+        envvar="COCKTAIL_RELAY",
+        rich_help_panel=NETWORK,
+        help="Be reachable through this `cocktail relay` too.",
+    ),
+]
 Detach = Annotated[bool, typer.Option("--detach", help="Return when the run has started; it goes on.")]
 WithPage = Annotated[bool, typer.Option("--dashboard", help="Show a page in the browser during the run.")]
 Detached = Annotated[bool, typer.Option("--detached", hidden=True)]

@@ -111,6 +111,10 @@ def check_machine(wanted: LaunchSettings, listen: machine.ListenAddress) -> None
     once model and data are prepared."""
     machine.check_home()
     machine.free_address(listen)
+    if relay := machine.relay_of(listen.relay):
+        from transport.relay import check_relay
+
+        check_relay(relay)
     for device in wanted.local.devices_of(wanted.peers):
         devices = machine.pick_devices(device, wanted.local.gpus)
         machine.check_memory_limit(devices, wanted.local.vram_limit)
@@ -230,6 +234,7 @@ class HostSession:
             if self.life_line is not None:
                 stack.enter_context(self.life_line.leaving(self.ask_stop, lambda: True))
             hub = self.open(work, narrator, listen, peers, guests)
+            self._open_tunnel(hub, stack)
             door = self.door() if self.recipe.swarm.owners == "peers" else None
             children = LocalPeers(self.folder, replace(local, door=door))
             steps = hub.settings.steps
@@ -356,6 +361,16 @@ class HostSession:
                     counts[dataset.path] = prefetch_dataset(dataset, self.meter(f"fetching {dataset.path}"))
         return build_corpus(self.recipe, tokenizer, self.folder / in_folder.STREAM, tokenized)
 
+    def _open_tunnel(self, hub: Hub, stack: ExitStack) -> None:
+        """Be reachable through the relay that the run URL names, until the block ends."""
+        from transport import RunKeys, parse_url
+
+        if relay := parse_url(self.record.url).relay:
+            from transport.relay import HubTunnel
+
+            keys, here = RunKeys(**self.record.keys), (self.record.local_host(), hub.port)
+            stack.enter_context(closing(HubTunnel(relay, keys.pair, here, partial(hub.warn, ""))))
+
     def open(
         self,
         work: RunDelegate,
@@ -390,8 +405,9 @@ class HostSession:
         work.tell = hub.warn
         hub.start()
         reach = machine.reach_of(listen.bind, hub.port, listen.advertise)
-        url = str(keys.url(reach.host, reach.port, name))
-        if old and not listen.advertise:
+        relay = machine.relay_of(listen.relay) or (parse_url(old.url).relay if old else "")
+        url = str(keys.url(reach.host, reach.port, name, relay))
+        if old and not listen.advertise and not listen.relay:
             url = url_at(old, hub.port)  # as volunteers have it, whatever this machine is called today
         record = old or self._new_record(work, keys, name)
         if not old:

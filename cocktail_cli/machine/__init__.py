@@ -24,11 +24,14 @@ from .network_address import (
     EVERYWHERE,
     INTERNET,
     PORT,
+    RELAY_PORT,
     ListenAddress,
     free_address,
+    joined,
     network_of,
     parse_listen,
     reach_of,
+    relay_of,
 )
 from .nvidia_driver import driver_version, handle_of, nvml, users_of
 from .remote_code_consent import check_trust, isolate_model_code

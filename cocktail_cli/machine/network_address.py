@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from cocktail_cli.errors import Failure
 
 BIND, PORT = "0.0.0.0", 29400  # of a hub, by default
+RELAY_PORT = 29399
 EVERYWHERE = (BIND, "::", "")
 NEXT_PORTS = 100  # tried after PORT, where no port was typed
 TAKEN = "another program uses it"
@@ -27,17 +28,17 @@ class Reach:
     known: str
 
 
-def parse_advertised(text: str, port: int) -> tuple[str, int]:
+def parse_advertised(text: str, port: int, option: str = "--advertise") -> tuple[str, int]:
     """Parse HOST, HOST:PORT or [V6]:PORT. Raises Failure (usage)."""
-    if not text.isprintable() or any(c.isspace() or c in "@/" for c in text):
-        raise Failure("usage", f"--advertise {text!r}: expected HOST or HOST:PORT")
+    if not text.isprintable() or any(c.isspace() or c in "@/+" for c in text):
+        raise Failure("usage", f"{option} {text!r}: expected HOST or HOST:PORT")
     host, colon, tail = text.rpartition(":")
     if text.startswith("[") and text.endswith("]"):
         return text[1:-1], port
     if not colon or (":" in host.strip("[]") and not host.startswith("[")):
         return text, port  # a bare name, or a bare IPv6 address
     if not tail.isdigit() or not 0 < int(tail) < 65536:
-        raise Failure("usage", f"--advertise {text}: {tail!r} is not a port from 1 to 65535")
+        raise Failure("usage", f"{option} {text}: {tail!r} is not a port from 1 to 65535")
     return host.strip("[]"), int(tail)
 
 
@@ -63,11 +64,17 @@ class ListenAddress:
     port: int = PORT  # 0: any free one
     advertise: str | None = None
     typed: bool = True  # its user asked for this port, so no other will do
+    relay: str | None = None  # HOST or HOST:PORT of a relay, by which a hub can be reached as well
 
     def dialled(self, port: int) -> str:
         """Return the "host:port" that others dial, now that it listens on `port`."""
         reach = reach_of(self.bind, port, self.advertise)
         return joined(reach.host, reach.port)
+
+
+def relay_of(text: str | None) -> str:
+    """Return the "host:port" of the relay that --relay names; "" without one. Raises Failure (usage)."""
+    return joined(*parse_advertised(text, RELAY_PORT, "--relay")) if text else ""
 
 
 def free_address(wanted: ListenAddress) -> ListenAddress:

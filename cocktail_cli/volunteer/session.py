@@ -153,6 +153,8 @@ class VolunteerSession:
     ) -> messages.Welcome:
         self.view.show(events.Progressed(f"joining the run at {self.url.address}"))
         welcome = link.connect(max(CONNECT_TIMEOUT, patience))
+        if self.url.relay:
+            self.view.show(events.Progressed(f"reached the hub by {link.way}"))
         self.since = time.monotonic()
         if welcomed is not None:
             welcomed()

@@ -26,7 +26,6 @@ from transport.protocol import (
     HANDOFF,
     TRIAL,
     UPDATE,
-    CurveKeys,
     Event,
     HubDelegate,
     OtherVersion,
@@ -88,7 +87,7 @@ class Hub:
         wire: HubWire | None = None,
     ) -> None:
         self.settings, self.ledger, self._delegate = settings, ledger, delegate
-        own = CurveKeys(keys.public, keys.secret)
+        own = keys.pair
         self._wire = wire or RouterWire(*address, own)
         self.port = self._wire.port
         self._state = HubState(settings, keys.token, keys.stop, time.monotonic(), ledger.recover())

@@ -100,6 +100,10 @@ class ConnectionManager:
         return self._thread.is_alive()
 
     @property
+    def way(self) -> str:
+        return self._wire.way
+
+    @property
     def connected(self) -> bool:
         return CONTROL in self._up
 

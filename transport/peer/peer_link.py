@@ -188,6 +188,11 @@ class PeerLink:
         return self.welcome.name
 
     @property
+    def way(self) -> str:
+        """Return by which way the hub was reached last: its address, or "the relay HOST:PORT"."""
+        return self._connections.way
+
+    @property
     def lost(self) -> bool:
         """True once the hub was given up, or has refused this peer."""
         return self._connections.broken is not None or self._state.refused is not None

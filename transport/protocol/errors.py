@@ -31,7 +31,7 @@ class Unreachable(TransportError):
     def __init__(self, host: str, port: int, layer: str, reason: str) -> None:
         super().__init__(reason)
         self.host, self.port = host, port
-        self.layer = layer  # what failed: "dns", "tcp" or "key"
+        self.layer = layer  # what failed: "dns", "tcp", "key" or "relay"
 
 
 class RefusedByHub(TransportError):

@@ -54,6 +54,10 @@ class RunKeys:
         pair = CurveKeys.generate()
         return cls(pair.public, pair.secret, cls.new_token(), cls.new_token())
 
+    @property
+    def pair(self) -> CurveKeys:
+        return CurveKeys(self.public, self.secret)
+
     @staticmethod
     def new_token() -> str:
         return to_base64(secrets.token_bytes(16))

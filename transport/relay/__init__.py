@@ -1,4 +1,4 @@
 """The relay, and a hub's side of it. A run without a relay does not load this package."""
 
-from .hub_tunnel import HubTunnel
+from .hub_tunnel import HubTunnel, check_relay
 from .relay_server import Relay, RelayLimits

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import socket
 import time
 from collections.abc import Callable
 from functools import partial
 
-from transport.protocol import CurveKeys, Unreachable
+from transport.protocol import CurveKeys, Unreachable, parse_address
 from transport.wire import (
     Connected,
     DealerWire,
@@ -35,6 +34,8 @@ WORKS_S = 30.0  # a claim that held for so long makes the next retry the first
 MOST = 4096  # connections through the relay, and no more than a quarter of the descriptors
 GUEST = re.compile(r"guest ([0-9a-f]{32}) ([0-9a-f:.-]{0,64})")
 
+CONTROL = f"{relay_socks.CONTROL}.{relay_socks.PROBE}"
+
 log = logging.getLogger(__name__)
 
 
@@ -42,7 +43,7 @@ class HubTunnel:
     """Makes a hub of this machine reachable through a relay, and goes on dialling a relay that is gone.
 
     Args:
-        relay: host and port of the relay.
+        relay: "host:port" of the relay.
         keys: the hub's, which the relay is shown proof of.
         hub: IP address and port at which this machine reaches the hub.
         notify: called with a sentence when the relay is lost, or there again; from a thread.
@@ -50,12 +51,12 @@ class HubTunnel:
 
     def __init__(
         self,
-        relay: tuple[str, int],
+        relay: str,
         keys: CurveKeys,
         hub: tuple[str, int],
         notify: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._relay, self._keys, self._hub, self._notify = Route(*relay), keys, hub, notify
+        self._relay, self._keys, self._hub, self._notify = Route(*parse_address(relay)), keys, hub, notify
         self._most = min(MOST, raise_file_limit() // 4)
         self._dials = TokenBuckets(DIALS_S, DIALS)
         self._guests: set[asyncio.Task[None]] = set()
@@ -64,8 +65,6 @@ class HubTunnel:
         self.claims = 0  # how often the relay accepted the claim
         self.refused = 0  # announced connections beyond the limits
         self._thread = LoopThread("cocktail-hub-tunnel", self._main)
-
-    def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
@@ -96,9 +95,8 @@ class HubTunnel:
     async def _hold_claim(self) -> None:
         """Claim the run and fetch peers until the control connection ends. Raises Unreachable."""
         host, port = self._relay.host, self._relay.port
-        control = f"{relay_socks.CONTROL}.{relay_socks.PROBE}"
         self._address = await asyncio.to_thread(relay_socks.reach, host, port)
-        key = await asyncio.to_thread(relay_socks.ask, self._relay, control)
+        key = await asyncio.to_thread(relay_socks.ask, self._relay, CONTROL)
         try:
             dealer = DealerWire(
                 "", 0, key, self._keys, Route(host, port, f"{relay_socks.CONTROL}.{relay_socks.RELAY}")
@@ -142,7 +140,7 @@ class HubTunnel:
                 self._notify("the run is reachable through its relay again")
             self._lost = ""
         elif message == "full":
-            self._tell_lost("it has as many runs as it may")
+            raise Unreachable(self._relay.host, self._relay.port, "relay", "it has as many runs as it may")
 
     async def _fetch(self, ticket: str, origin: str) -> None:
         """Join a peer at the relay with the hub."""
@@ -158,3 +156,8 @@ class HubTunnel:
                     log.debug("a peer at the relay was gone: %s", text)
         except (OSError, ValueError, Unreachable) as error:
             log.debug("a peer at the relay could not be fetched: %s", error)
+
+
+def check_relay(relay: str) -> None:
+    """Raise Unreachable where no relay answers at "host:port"."""
+    relay_socks.ask(Route(*parse_address(relay)), CONTROL)

@@ -25,10 +25,19 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from transport.protocol import AddressInUse, CurveKeys
-from transport.wire import RouterWire, TokenBucket, TokenBuckets, key_of, origin, raise_file_limit, relay_socks
+from transport.wire import (
+    RouterWire,
+    TokenBucket,
+    TokenBuckets,
+    key_of,
+    origin,
+    raise_file_limit,
+    relay_socks,
+)
 
 from .loop_thread import LoopThread, PolledWire
 from .splice import converse, dial_loopback, prepare, splice
+
 HELLO_S = 5.0  # for a connection to say what it wants
 FETCH_S = 10.0  # for a hub to fetch a peer
 PING_S, LOST_S = 5.0, 15.0  # between a hub's pings; after such a silence its claim is over
@@ -69,7 +78,7 @@ class Announced:
 class Relay:
     """A relay on one TCP port; port 0 takes a free one, and `port` says which. Raises AddressInUse."""
 
-    def __init__(self, host: str, port: int, limits: RelayLimits = RelayLimits()) -> None:  # noqa: B008
+    def __init__(self, host: str, port: int, limits: RelayLimits = RelayLimits()) -> None:
         self.limits = limits
         self.refused = 0  # connections closed at once by a limit
         self._most = (raise_file_limit() - SPARE_FILES) // 2  # a joined pair has two

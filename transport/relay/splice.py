@@ -17,7 +17,13 @@ DIAL_S = 5.0
 STALLED_S = 60.0  # an end that reads nothing for so long is closed
 # An end that vanished is noticed; and the kernel queues no more than is under way and one chunk, so a line
 # that is slower than the other delays no heartbeat by megabytes. Systems lack some of them.
-TCP = {"TCP_NODELAY": 1, "TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_NOTSENT_LOWAT": CHUNK}
+TCP = {
+    "TCP_NODELAY": 1,
+    "TCP_KEEPIDLE": 30,
+    "TCP_KEEPINTVL": 10,
+    "TCP_KEEPCNT": 3,
+    "TCP_NOTSENT_LOWAT": CHUNK,
+}
 
 
 def prepare(sock: socket.socket) -> socket.socket:

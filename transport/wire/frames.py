@@ -91,6 +91,8 @@ class Received:
 class PeerWire(Protocol):
     """A peer's end: flow 0 is control, the others bulk. Each is one connection, redialled if it ends."""
 
+    way: str  # by which the hub was reached last: an address, or through which relay; "": not yet
+
     def dial(self, flow: int) -> None:
         """Begin to connect; Connected or Disconnected follows within seconds."""
 

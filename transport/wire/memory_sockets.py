@@ -76,6 +76,8 @@ class MemoryHubWire:
 class MemoryPeerWire:
     """A peer's end of the queues: a PeerWire. `cut` ends a connection, as a bad network would."""
 
+    way = "memory"
+
     def __init__(self, hub: MemoryHubWire, key: str = "a-key") -> None:
         self.hub, self.key = hub, key  # not proven: one process has no impostors
         self.inbox: queue.SimpleQueue[tuple[int, bytes, list[bytes] | None] | None] = queue.SimpleQueue()

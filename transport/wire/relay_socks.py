@@ -60,12 +60,12 @@ def request(name: str) -> bytes:
 def read_request() -> Generator[int | bytes, bytes, str]:
     """Parse a client's greeting and request: yields how many bytes to read, or bytes to send; returns the
     name. Raises ValueError where it is not SOCKS 5 with a name."""
-    version, methods = yield 2  # type: ignore[misc]
+    version, methods = yield 2
     offered = (yield methods) if methods else b""
     if version != VERSION or NO_LOGIN not in offered:
         raise ValueError("not SOCKS 5 without a login")
     yield bytes((VERSION, NO_LOGIN))
-    version, command, _, kind, size = yield 5  # type: ignore[misc]
+    version, command, _, kind, size = yield 5
     if (version, command, kind) != (VERSION, CONNECT, DOMAIN) or not size:
         raise ValueError("not a request for a name")
     return (yield size + len(PORT))[:size].decode("ascii")
@@ -78,10 +78,10 @@ def reply(code: int, text: str = RELAY) -> bytes:
 
 def read_reply() -> Generator[int, bytes, tuple[int, str]]:
     """Parse the answers to `request`: yields how many bytes to read; returns code and text."""
-    version, method = yield 2  # type: ignore[misc]
+    version, method = yield 2
     if (version, method) != (VERSION, NO_LOGIN):
         raise ValueError("not SOCKS 5")
-    version, code, _, kind, size = yield 5  # type: ignore[misc]
+    version, code, _, kind, size = yield 5
     if version != VERSION or kind != DOMAIN:
         raise ValueError("not a relay's answer")
     return code, (yield size + len(PORT))[:size].decode("ascii")

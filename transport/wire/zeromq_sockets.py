@@ -213,7 +213,7 @@ class DealerWire:
         relay: Route | None = None,
     ) -> None:
         self._routes = [*([Route(host, port)] if host else []), *([relay] if relay else [])]
-        self.route: Route | None = None  # by which the hub was reached last
+        self.way = ""
         self._server_key, self._keys = server_key, keys or CurveKeys.generate()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._waker = Waker(self._context)
@@ -331,8 +331,9 @@ class DealerWire:
                 return []
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 del self._connecting[flow]
-                self.route = self._probed[flow].route
-                self._routes.sort(key=lambda route: route != self.route)
+                proven = self._probed[flow].route
+                self._routes.sort(key=lambda route: route != proven)
+                self.way = str(proven)
                 return [Connected(flow)]
             if flow in self._connecting:
                 return self._not_proven(flow)

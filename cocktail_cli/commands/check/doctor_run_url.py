@@ -37,8 +37,8 @@ def run(text: str) -> Iterator[Finding]:
         url = parse_url(text)
         rtt = min(round_trips(url))
         status = ask_status(url, ANSWER)
-        yield found("ok", "run", f"{url.run} at {url.address}, {1000 * rtt:.0f} ms: {said(status)}")
         with visiting(url) as link:
+            yield found("ok", "run", f"{url.run} at {link.way}, {1000 * rtt:.0f} ms: {said(status)}")
             same = ", ".join(f"{package} {number}" for package, number in versions().items())
             yield found("ok", "versions", f"those of the run: {same}")
             gated = any(file.gated for file in link.welcome.base)
@@ -65,17 +65,30 @@ def visiting(url: RunURL) -> Iterator[PeerLink]:
 
 
 def round_trips(url: RunURL) -> list[float]:
-    """Measure a few TCP handshakes, in seconds; errors name the layer at fault."""
+    """Measure a few TCP handshakes with the hub, else with its relay, in seconds; errors name the layer at
+    fault."""
+    from transport.protocol import Unreachable, parse_address
+
+    try:
+        return handshakes(url.host, url.port)
+    except Unreachable:
+        if not url.relay:
+            raise
+        return handshakes(*parse_address(url.relay))
+
+
+def handshakes(host: str, port: int) -> list[float]:
     from transport.protocol import Unreachable
 
     took = []
     for _ in range(TRIES):
         started = time.monotonic()
         try:
-            socket.create_connection((url.host, url.port), timeout=ANSWER).close()
+            socket.create_connection((host, port), timeout=ANSWER).close()
         except OSError as error:
             layer = "dns" if isinstance(error, socket.gaierror) else "tcp"
-            raise Unreachable(url.host, url.port, layer, f"{url.address}: {error}") from error
+            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            raise Unreachable(host, port, layer, f"{where}: {error}") from error
         took.append(time.monotonic() - started)
     return took
 

@@ -52,6 +52,7 @@ def resume(
             help="Address in a new run URL.",
         ),
     ] = None,
+    relay: options.RelayHost = None,
     device: Annotated[
         str | None,
         typer.Option(
@@ -111,7 +112,9 @@ def resume(
         data=None,
         model=None,
         output_dir=Path(record.output_dir),
-        listen=ListenAddress(bind or record.bind, record.port if port is None else port, advertise),
+        listen=ListenAddress(
+            bind or record.bind, record.port if port is None else port, advertise, relay=relay
+        ),
         local=local,
         peers=count,
         resume=True,

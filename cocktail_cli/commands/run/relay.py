@@ -1,0 +1,100 @@
+"""`cocktail relay`: join hubs and peers that cannot reach each other, on any small server."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cocktail_cli import options
+from cocktail_cli.machine import BIND, RELAY_PORT, joined, parse_rate
+from cocktail_cli.signals import leave_on_signal
+from cocktail_cli.ui import counted
+
+if TYPE_CHECKING:
+    from transport.relay import Relay
+
+LOOK_S = 2.0  # seconds between two looks at what has changed
+
+
+def relay(
+    bind: options.Bind = BIND,
+    port: Annotated[
+        int,
+        typer.Option(
+            "--port",
+            metavar="PORT",
+            min=0,
+            max=65535,
+            rich_help_panel=options.NETWORK,
+            help="TCP port that hubs and peers dial; 0: any.",
+        ),
+    ] = RELAY_PORT,
+    max_rate: Annotated[
+        float | None,
+        options.parsed(
+            "--max-rate",
+            "RATE",
+            parse_rate,
+            "Limit what a run may send and receive: 100mbit.",
+            rich_help_panel=options.NETWORK,
+        ),
+    ] = None,
+    max_runs: Annotated[
+        int,
+        typer.Option(
+            "--max-runs", metavar="N", min=1, rich_help_panel=options.NETWORK, help="Runs at the same time."
+        ),
+    ] = 64,
+    max_connections: Annotated[
+        int,
+        typer.Option(
+            "--max-connections",
+            metavar="N",
+            min=1,
+            rich_help_panel=options.NETWORK,
+            help="Connections of a run's peers; each has up to 5.",
+        ),
+    ] = 4096,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Relay runs between hosts and volunteers that cannot reach each other, until Ctrl-C.
+
+    Both dial out to it. It forwards what they encrypt for each other, stores nothing, and wants no account.
+    The host of a run launches it with --relay and the name of this machine.
+
+    Examples: cocktail relay
+    cocktail relay --port 443 --max-rate 200mbit
+
+    With --json each line is an object: address, runs, connections, refused.
+    """
+    from transport.relay import Relay, RelayLimits
+
+    over = threading.Event()
+    server = Relay(bind, port, RelayLimits(max_runs, max_connections, max_rate))
+    with closing(server), leave_on_signal(lambda _: over.set()):
+        server.start()
+        if not as_json:
+            typer.echo(joined(bind, server.port))
+        said: tuple[int, int] | None = None
+        while not over.wait(LOOK_S if said else 0.0):
+            now = server.runs, server.connections
+            if now != said:
+                tell(server, bind, as_json, quiet)
+            said = now
+
+
+def tell(server: Relay, bind: str, as_json: bool, quiet: bool) -> None:
+    """Print what the relay carries."""
+    if as_json:
+        carried = {"runs": server.runs, "connections": server.connections, "refused": server.refused}
+        typer.echo(json.dumps({"v": 1, "address": joined(bind, server.port), **carried}))
+    elif not quiet:
+        carries = f"{counted(server.runs, 'run')}, {counted(server.connections, 'connection')}"
+        typer.echo(f"{carries}, {server.refused} refused by limits", err=True)
+    sys.stdout.flush()

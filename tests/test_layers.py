@@ -40,7 +40,8 @@ SHELLS = {
     "hub": "commit_thread server",
     "peer": "admin_client catch_up_downloads connection_manager peer_link run_visit",
     "protocol": "keys",
-    "wire": "connection_guard memory_sockets rate_limit zeromq_sockets",
+    "relay": "hub_tunnel loop_thread relay_server splice",
+    "wire": "connection_guard memory_sockets rate_limit relay_socks zeromq_sockets",
 }
 
 MODULES_IN_A_PACKAGE = 14

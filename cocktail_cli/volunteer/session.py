@@ -154,7 +154,8 @@ class VolunteerSession:
         self.view.show(events.Progressed(f"joining the run at {self.url.address}"))
         welcome = link.connect(max(CONNECT_TIMEOUT, patience))
         if self.url.relay:
-            self.view.show(events.Progressed(f"reached the hub by {link.way}"))
+            way = "directly" if link.way == self.url.address else f"through {link.way}"
+            self.view.show(events.Progressed(f"reached the hub {way}"))
         self.since = time.monotonic()
         if welcomed is not None:
             welcomed()

@@ -39,6 +39,10 @@ CONTROL = f"{relay_socks.CONTROL}.{relay_socks.PROBE}"
 log = logging.getLogger(__name__)
 
 
+class ClaimLost(Exception):
+    """The relay does not have this run, or not any more."""
+
+
 class HubTunnel:
     """Makes a hub of this machine reachable through a relay, and goes on dialling a relay that is gone.
 
@@ -77,7 +81,7 @@ class HubTunnel:
                 started = time.monotonic()
                 try:
                     await self._hold_claim()
-                except Unreachable as error:
+                except (Unreachable, ClaimLost) as error:
                     self._tell_lost(str(error))
                 retry = FIRST_RETRY if time.monotonic() - started >= WORKS_S else min(2 * retry, LAST_RETRY)
                 await asyncio.sleep(retry)
@@ -93,7 +97,7 @@ class HubTunnel:
         self._lost = why
 
     async def _hold_claim(self) -> None:
-        """Claim the run and fetch peers until the control connection ends. Raises Unreachable."""
+        """Claim the run and fetch peers until the control connection ends. Raises Unreachable, ClaimLost."""
         host, port = self._relay.host, self._relay.port
         self._address = await asyncio.to_thread(relay_socks.reach, host, port)
         key = await asyncio.to_thread(relay_socks.ask, self._relay, CONTROL)
@@ -102,7 +106,7 @@ class HubTunnel:
                 "", 0, key, self._keys, Route(host, port, f"{relay_socks.CONTROL}.{relay_socks.RELAY}")
             )
         except ValueError:
-            raise Unreachable(host, port, "relay", f"the relay at {host}:{port} has no key") from None
+            raise ClaimLost(f"what answers at {self._relay} has no key of its own") from None
         wire = PolledWire(dealer)
         dealer.dial(0)
         try:
@@ -111,7 +115,7 @@ class HubTunnel:
                 now = time.monotonic()
                 for event in events:
                     if isinstance(event, Disconnected):
-                        raise event.error or Unreachable(host, port, "relay", f"{host}:{port} hung up")
+                        raise event.error or ClaimLost(f"{self._relay} hung up")
                     give_up_at = now + LOST_S
                     if isinstance(event, Connected):
                         wire.call(partial(dealer.send, 0, [b"claim"]))
@@ -119,7 +123,7 @@ class HubTunnel:
                     elif isinstance(event, Received):
                         self._receive(event.frames[0].decode("ascii", "replace"), now)
                 if now >= give_up_at:
-                    raise Unreachable(host, port, "relay", f"{host}:{port} is silent")
+                    raise ClaimLost(f"{self._relay} is silent")
                 if now >= ping_at:
                     wire.call(partial(dealer.send, 0, [b"ping"]))
                     ping_at = now + PING_S
@@ -140,7 +144,7 @@ class HubTunnel:
                 self._notify("the run is reachable through its relay again")
             self._lost = ""
         elif message == "full":
-            raise Unreachable(self._relay.host, self._relay.port, "relay", "it has as many runs as it may")
+            raise ClaimLost(f"{self._relay} has as many runs as it may")
 
     async def _fetch(self, ticket: str, origin: str) -> None:
         """Join a peer at the relay with the hub."""

@@ -19,8 +19,6 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -38,22 +36,23 @@ from transport.wire import (
 from .loop_thread import LoopThread, PolledWire
 from .splice import converse, dial_loopback, prepare, splice
 
-HELLO_S = 5.0  # for a connection to say what it wants
 FETCH_S = 10.0  # for a hub to fetch a peer
 PING_S, LOST_S = 5.0, 15.0  # between a hub's pings; after such a silence its claim is over
 DIALS, DIALS_S = 2048.0, 64.0  # connections of one origin: in a burst, and a second; a house has 256 peers
-OF_ONE_ORIGIN = 2048  # connections at once, and no more than a quarter of all
+OF_ONE_ORIGIN = 2048  # 256 peers of one house, and some that are dialled anew
 WAITING = 256  # connections of one run that its hub has not fetched yet
 SPARE_FILES = 64
 
 
 @dataclass(frozen=True)
 class RelayLimits:
-    """What one run may use of a relay, and how many runs may."""
+    """Limits of a relay: how many runs there may be, and how much each may use."""
 
     runs: int = 64
     connections: int = 4096  # of the peers of one run; a peer has up to five
     rate: float | None = None  # bytes a second of one run, both directions together
+    of_one_origin: int = OF_ONE_ORIGIN  # connections at once, and no more than a quarter of all
+    hello_s: float = 5.0  # for a connection to say what it wants
 
 
 @dataclass
@@ -178,38 +177,35 @@ class Relay:
             except OSError:  # it is gone again, or this system has no more descriptors
                 await asyncio.sleep(0.05)
                 continue
-            where, most = origin(address[0]), min(OF_ONE_ORIGIN, self._most // 4)
+            where, most = origin(address[0]), min(self.limits.of_one_origin, self._most // 4)
             many = len(self._served) >= self._most or self._of_origin[where] >= most
             if many or not self._dials.take(where, time.monotonic()):
                 self.refused += 1
                 sock.close()
                 continue
+            self._count(where, 1)  # here: a flood is accepted before any of its tasks begins
             task = asyncio.create_task(self._serve(sock, where))
             self._served.add(task)
             task.add_done_callback(self._served.discard)
 
     async def _serve(self, sock: socket.socket, where: str) -> None:
-        with sock, self._counted(where):
-            try:
-                prepare(sock)
-                async with asyncio.timeout(HELLO_S):
-                    name = await converse(sock, relay_socks.read_request())
-                head, _, kind = name.rpartition(".")
-                if kind in self._kinds:
-                    await self._kinds[kind](sock, head, where)
-            except (OSError, ValueError):  # it is gone, too slow, or speaks something else
-                return
-
-    @contextmanager
-    def _counted(self, where: str, count: int = 1) -> Iterator[None]:
-        """Count a connection of this origin for the duration of the block."""
-        self._of_origin[where] += count
         try:
-            yield
+            prepare(sock)
+            async with asyncio.timeout(self.limits.hello_s):
+                name = await converse(sock, relay_socks.read_request())
+            head, _, kind = name.rpartition(".")
+            if kind in self._kinds:
+                await self._kinds[kind](sock, head, where)
+        except (OSError, ValueError):  # it is gone, too slow, or speaks something else
+            return
         finally:
-            self._of_origin[where] -= count
-            if not self._of_origin[where]:
-                del self._of_origin[where]
+            sock.close()
+            self._count(where, -1)
+
+    def _count(self, where: str, change: int) -> None:
+        self._of_origin[where] += change
+        if not self._of_origin[where]:
+            del self._of_origin[where]
 
     async def _answer(self, sock: socket.socket, code: int, text: str = relay_socks.RELAY) -> None:
         await asyncio.get_running_loop().sock_sendall(sock, relay_socks.reply(code, text))
@@ -269,11 +265,14 @@ class Relay:
             await self._answer(sock, relay_socks.UNKNOWN, "nobody waits with this ticket")
             return
         self._dials.fine(where, time.monotonic(), -1)
-        with self._counted(where, -1):
+        self._count(where, -1)
+        try:
             await self._answer(sock, relay_socks.ACCEPTED)
             if not announced.tunnel.done():  # else the peer was given up meanwhile
                 announced.tunnel.set_result(sock)
                 await announced.over.wait()
+        finally:
+            self._count(where, 1)
 
     async def _control(self, sock: socket.socket, _: str, where: str) -> None:
         """Join a hub's control connection with the ROUTER, which guards it and learns its key."""

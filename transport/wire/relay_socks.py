@@ -61,9 +61,10 @@ def read_request() -> Generator[int | bytes, bytes, str]:
     """Parse a client's greeting and request: yields how many bytes to read, or bytes to send; returns the
     name. Raises ValueError where it is not SOCKS 5 with a name."""
     version, methods = yield 2
-    offered = (yield methods) if methods else b""
-    if version != VERSION or NO_LOGIN not in offered:
-        raise ValueError("not SOCKS 5 without a login")
+    if version != VERSION or not methods:  # else what speaks another protocol would be waited for
+        raise ValueError("not SOCKS 5")
+    if NO_LOGIN not in (yield methods):
+        raise ValueError("a login is wanted")
     yield bytes((VERSION, NO_LOGIN))
     version, command, _, kind, size = yield 5
     if (version, command, kind) != (VERSION, CONNECT, DOMAIN) or not size:
@@ -105,8 +106,9 @@ def ask(route: Route, name: str, timeout: float = DIAL_S) -> str:
     except StopIteration as done:
         code, text = done.value
     except (OSError, ValueError) as error:
-        why = f"what answers at {route.host}:{route.port} is no relay ({error})"
-        raise Unreachable(route.host, route.port, "relay", why) from None
+        raise Unreachable(
+            route.host, route.port, "relay", f"what answers at {route.host}:{route.port} is no relay: {error}"
+        ) from None
     if code != ACCEPTED:
         raise Unreachable(route.host, route.port, "relay", f"{route}: {text}")
     return str(text)

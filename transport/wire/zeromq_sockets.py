@@ -388,12 +388,13 @@ def answering(route: Route, timeout: float) -> str:
 
 
 def no_key(route: Route) -> Unreachable:
-    text = f"something answers at {route}, but it does not hold the server key of the run URL"
-    if route.name:
-        text = f"{route} has the run, but no answer comes from its hub"
-    else:
-        text += ": another program, another run, or a hub that was started anew"
-    return Unreachable(route.host, route.port, "relay" if route.name else "key", text)
+    return Unreachable(
+        route.host,
+        route.port,
+        "key",
+        f"something answers at {route}, but it does not hold the server key of the run URL: another program, "
+        "another run, or a hub that was started anew",
+    )
 
 
 def all_of(failed: tuple[Unreachable, ...]) -> Unreachable:

@@ -23,6 +23,7 @@ urls = st.builds(
     hosts,
     st.integers(1, 65535),
     st.from_regex(r"[a-z0-9][a-z0-9.-]{0,63}", fullmatch=True),
+    st.sampled_from(["", "relay.example.org:29399", "[2001:db8::1]:443"]),
 )
 
 
@@ -86,6 +87,8 @@ def test_the_host_may_be_edited_by_hand() -> None:
         (str(URL).replace("29400", "294000"), "port"),
         (str(URL).replace("29400", "0"), "port"),
         (str(URL).replace(":29400", ""), "host:port"),
+        (str(URL).replace("29400", "29400+relay.example.org"), "host:port"),
+        (str(URL).replace("29400", "29400+"), "host:port"),
         (str(URL).replace("amber", "Amber"), "name"),
         (str(URL).replace(KEY, KEY[:-1]), "42 characters, expected 43"),
         (str(URL).replace(KEY, KEY[:-1] + "$"), "characters that do not belong"),

@@ -1,0 +1,275 @@
+"""A relay on the loopback, with real hubs and peers: what it carries, and what it refuses."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_hub_and_peer import FAST, Running
+from toy_swarm import ToyPeer, toy_settings, trained
+
+from transport import PeerLink, RunURL, ask_status
+from transport.peer import LinkLimits, PeerIdentity
+from transport.protocol import CurveKeys, Unreachable
+from transport.protocol.events import PeerJoined
+from transport.relay import HubTunnel, Relay, RelayLimits
+from transport.wire import Connected, DealerWire, Disconnected, Received, relay_route, relay_socks
+from transport.wire.relay_socks import Route
+
+USUAL = RelayLimits()
+UNKNOWN_TICKET = relay_socks.reply(4, "nobody waits with this ticket")
+UNKNOWN_RUN = relay_socks.reply(4, "the run's hub is not connected to it")
+SHUT = 1  # a port of the loopback at which nothing listens
+PATIENCE_S = 20.0  # on a busy machine; not what is measured
+
+
+def until(there: Callable[[], object], seconds: float = PATIENCE_S) -> None:
+    end = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+class Relayed:
+    """A hub, and a relay that its peers reach it through."""
+
+    def __init__(self, folder: Path, limits: RelayLimits = USUAL, **changes: object) -> None:
+        self.limits, self.said = limits, list[str]()
+        self.relay = Relay("127.0.0.1", 0, limits)
+        self.relay.start()
+        self.place = f"127.0.0.1:{self.relay.port}"
+        self.running = Running(folder, toy_settings(**(FAST | changes)))
+        here = "127.0.0.1", self.running.hub.port
+        self.tunnel = HubTunnel(self.place, self.running.keys.pair, here, self.said.append)
+        until(lambda: self.tunnel.claims)
+
+    @property
+    def url(self) -> RunURL:
+        """The run's URL, whose direct way is closed."""
+        return replace(self.running.url, port=SHUT, relay=self.place)
+
+    def restart(self) -> None:
+        """Kill the relay, and start another one at its port."""
+        port = self.relay.port
+        self.relay.close()
+        self.relay = Relay("127.0.0.1", port, self.limits)
+        self.relay.start()
+
+    def close(self) -> None:
+        self.running.close()
+        self.tunnel.close()
+        self.relay.close()
+
+
+@pytest.fixture
+def relayed(tmp_path: Path) -> Iterator[Callable[..., Relayed]]:
+    """Starts a hub with a relay."""
+    started: list[Relayed] = []
+
+    def begin(limits: RelayLimits = USUAL, **changes: object) -> Relayed:
+        started.append(Relayed(tmp_path / str(len(started)), limits, **changes))
+        return started[-1]
+
+    yield begin
+    for one in started:
+        one.close()
+
+
+class CountedWire(DealerWire):
+    """Counts how often the control connection came up."""
+
+    ups = 0
+
+    def poll(self, timeout: float) -> list[Connected | Disconnected | Received]:
+        events = super().poll(timeout)
+        self.ups += Connected(0) in events
+        return events
+
+
+def peers_of(url: RunURL, *names: str) -> list[ToyPeer]:
+    return [ToyPeer(PeerLink(url, PeerIdentity(name))) for name in names]
+
+
+def test_a_run_whose_hub_nobody_can_dial_trains_through_a_relay(relayed: Callable[..., Relayed]) -> None:
+    there = relayed(min_peers=2)
+    peers = peers_of(there.url, "ann", "bob")
+    threads = [peer.start() for peer in peers]
+    ended = there.running.ended()
+    for thread in threads:
+        thread.join(5.0)
+
+    assert ended.finished
+    assert [peer.error for peer in peers] == [None, None]
+    assert trained(there.running.work) == list(range(40))
+    assert {peer.link.way for peer in peers} == {f"the relay {there.place}"}
+
+
+def test_a_direct_way_is_taken_where_there_is_one(relayed: Callable[..., Relayed]) -> None:
+    there = relayed()
+    (peer,) = peers_of(replace(there.url, port=there.running.hub.port), "ann")
+    peer.start().join(PATIENCE_S)
+
+    assert (peer.error, peer.link.way) == (None, there.running.url.address)
+
+
+def test_another_program_at_the_direct_address_is_passed_over(relayed: Callable[..., Relayed]) -> None:
+    there = relayed()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        other.settimeout(PATIENCE_S)
+        (peer,) = peers_of(replace(there.url, port=other.getsockname()[1]), "ann")
+        thread = peer.start()
+        for _ in range(2):  # the probe, and ZeroMQ's connection
+            with other.accept()[0] as came:
+                came.sendall(b"220 mail.example.org\r\n")
+        thread.join(PATIENCE_S)
+
+    assert (peer.error, peer.link.way) == (None, f"the relay {there.place}")
+
+
+def test_a_relay_that_is_killed_and_restarted_costs_one_reconnect(relayed: Callable[..., Relayed]) -> None:
+    there = relayed(samples=400, min_peers=2, grace_s=5.0)
+    running = there.running
+    wires = [CountedWire("127.0.0.1", SHUT, there.url.key, None, relay_route(there.url)) for _ in range(2)]
+    peers = [
+        ToyPeer(PeerLink(there.url, PeerIdentity(name), wire=wire))
+        for name, wire in zip(("ann", "bob"), wires, strict=True)
+    ]
+    threads = [peer.start() for peer in peers]
+    running.until(lambda _: running.committed() >= 10)
+    there.restart()
+    ended = running.ended(30.0)
+    for thread in threads:
+        thread.join(5.0)
+
+    assert ended.finished
+    assert trained(running.work) == list(range(400)), "every sample once, no committed round lost"
+    assert [(peer.error, peer.renewed) for peer in peers] == [(None, 0)] * 2
+    assert sum(isinstance(event, PeerJoined) for event in running.events) == 2
+    assert [wire.ups for wire in wires] == [2, 2], "each reconnected once"
+    assert there.tunnel.claims == 2
+    assert [line.split(":")[0] for line in there.said] == [
+        "the run is not reachable through its relay for now",
+        "the run is reachable through its relay again",
+    ]
+
+
+def test_only_the_holder_of_a_runs_key_can_claim_it(relayed: Callable[..., Relayed]) -> None:
+    there = relayed()
+    false = CurveKeys(there.running.keys.public, CurveKeys.generate().secret)
+    for keys in (false, CurveKeys.generate()):
+        thief = HubTunnel(there.place, keys, ("127.0.0.1", SHUT))
+        if keys is not false:
+            until(lambda thief=thief: thief.claims)  # type: ignore[misc]
+        (peer,) = peers_of(there.url, "ann")
+        peer.link.connect(PATIENCE_S)
+        peer.link.leave("done")
+        assert thief.claims == (keys is not false)
+        thief.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n", b""),
+        (b"\xff" + bytes(8) + b"\x7f\3\1CURVE", b""),
+        (bytes(range(256)) * 64, b""),
+        (b"\5\1\2", b""),  # a login is wanted
+        (b"\5\1\0\5\1\0\1\x7f\0\0\1\0\x16", b"\5\0"),  # an address of the relay's own machine
+        (relay_socks.request("www.example.org"), b"\5\0"),
+        (relay_socks.request(f"{'0' * 32}.guest"), b"\5\0" + UNKNOWN_TICKET),
+        (relay_socks.request(f"{'0' * 32}.run"), b"\5\0" + UNKNOWN_RUN),
+    ],
+)  # fmt: skip
+def test_what_a_relay_does_not_know_is_closed_at_once(
+    relayed: Callable[..., Relayed], sent: bytes, told: bytes
+) -> None:
+    there = relayed()
+    with socket.create_connection(("127.0.0.1", there.relay.port), 5.0) as sock:
+        sock.sendall(sent)
+        assert heard(sock) == told
+
+
+def heard(sock: socket.socket) -> bytes:
+    """Read until the other end closes."""
+    data = b""
+    try:
+        while part := sock.recv(4096):
+            data += part
+    except ConnectionError:  # closed with bytes unread
+        pass
+    return data
+
+
+def test_floods_and_silent_connections_end_at_the_relay(relayed: Callable[..., Relayed]) -> None:
+    there = relayed(RelayLimits(of_one_origin=40, hello_s=0.5), samples=10**5)
+    (peer,) = peers_of(there.url, "ann")
+    thread = peer.start()
+    there.running.until(lambda _: there.running.committed() >= 3)
+    flood = [
+        socket.create_connection(("127.0.0.1", there.relay.port), 5.0, ("127.0.0.9", 0)) for _ in range(120)
+    ]
+    until(lambda: there.relay.refused >= 80)
+    before = there.running.committed()
+    there.running.until(lambda _: there.running.committed() >= before + 3)
+    started = time.monotonic()
+    assert all(heard(sock) == b"" for sock in flood), "closed without a word"
+    assert time.monotonic() - started < 5.0
+    for sock in flood:
+        sock.close()
+    peer.link.leave_requested.set()
+    thread.join(5.0)
+
+    assert (peer.error, peer.link.way) == (None, f"the relay {there.place}")
+
+
+def test_limits_of_a_run_are_told_to_the_next(relayed: Callable[..., Relayed]) -> None:
+    there = relayed(RelayLimits(runs=1, connections=1))
+    (peer,) = peers_of(there.url, "ann")
+    peer.link.connect(PATIENCE_S)
+    with pytest.raises(Unreachable, match="as many connections as it may"):
+        PeerLink(there.url, PeerIdentity("bob"), LinkLimits(flows=1)).connect()
+    said: list[str] = []
+    other = HubTunnel(there.place, CurveKeys.generate(), ("127.0.0.1", SHUT), said.append)
+    until(lambda: said)
+    other.close()
+    peer.link.leave("done")
+
+    assert "as many runs as it may" in said[0]
+
+
+def test_each_address_behind_a_relay_has_limits_of_its_own_at_the_hub(
+    relayed: Callable[..., Relayed],
+) -> None:
+    there = relayed()
+    (peer,) = peers_of(there.url, "ann")
+    peer.link.connect(PATIENCE_S)
+    joined = next(event for event in there.running.events if isinstance(event, PeerJoined))
+    peer.link.leave("done")
+
+    assert joined.origin.startswith("127."), "of this machine, so no address of the internet is claimed"
+    assert joined.origin != "127.0.0.1", "what floods through the relay is not charged to local peers"
+
+
+def test_every_command_finds_the_way_through_a_relay(relayed: Callable[..., Relayed]) -> None:
+    there = relayed()
+
+    assert ask_status(there.url)["run"] == "toy-run"
+
+
+def test_an_error_names_what_failed_on_each_way(relayed: Callable[..., Relayed]) -> None:
+    there = relayed()
+    there.relay.close()
+    with pytest.raises(Unreachable) as direct_and_relay:
+        ask_status(there.url, 5.0)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        other.settimeout(5.0)
+        with pytest.raises(Unreachable, match="is no relay"):
+            relay_socks.ask(Route("127.0.0.1", port), "control.probe", 0.2)
+
+    assert f"no connection to 127.0.0.1:{SHUT}" in str(direct_and_relay.value)
+    assert f"no connection to {there.place}" in str(direct_and_relay.value)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transport import RunKeys
+from transport.wire.relay_socks import (
+    FORBIDDEN,
+    read_reply,
+    read_request,
+    relay_route,
+    reply,
+    request,
+    run_name,
+)
+
+names = st.text("abcdefghijklmnopqrstuvwxyz0123456789.-", min_size=1, max_size=255)
+
+
+def parsed(parser: Generator[Any, bytes, Any], data: bytes) -> Any:
+    """What a parser makes of these bytes; None where it wants more."""
+    try:
+        wanted = next(parser)
+        while True:
+            if isinstance(wanted, bytes):
+                wanted = next(parser)
+            elif wanted > len(data):
+                return None
+            else:
+                wanted, data = parser.send(data[:wanted]), data[wanted:]
+    except StopIteration as done:
+        return done.value
+
+
+@given(names)
+def test_a_relay_reads_the_name_that_was_asked_for(name: str) -> None:
+    assert parsed(read_request(), request(name)) == name
+
+
+@given(names)
+def test_a_client_reads_the_relays_answer(text: str) -> None:
+    assert parsed(read_reply(), b"\5\0" + reply(FORBIDDEN, text)) == (FORBIDDEN, text)
+
+
+@given(st.binary(max_size=400))
+def test_any_other_bytes_are_refused_or_not_enough(data: bytes) -> None:
+    for parser in (read_request(), read_reply()):
+        try:
+            parsed(parser, data)
+        except ValueError:
+            continue
+
+
+def test_a_name_at_a_relay_does_not_tell_the_hubs_key() -> None:
+    keys = RunKeys.generate()
+    url = keys.url("203.0.113.7", 29400, "amber-otter-42", "relay.example.org:29399")
+    route = relay_route(url)
+
+    assert route is not None
+    assert (route.host, route.port, route.name) == (
+        "relay.example.org",
+        29399,
+        f"{run_name(keys.public)}.run",
+    )
+    assert keys.public not in route.name
+    assert relay_route(keys.url("203.0.113.7", 29400, "amber-otter-42")) is None
+
+
+@pytest.mark.parametrize("start", [b"GE", b"\xff\0", b"\4\1", b"\x16\3"])  # HTTP, ZMTP, SOCKS 4, TLS
+def test_another_protocol_is_refused_by_its_first_bytes(start: bytes) -> None:
+    with pytest.raises(ValueError, match="not SOCKS 5"):
+        parsed(read_request(), start)

@@ -142,7 +142,8 @@ def test_evaluating_leaving_keeping_and_returning_take_less_than_half_a_byte_a_p
     where: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_windows(monkeypatch, P // 64)
-    peer, hub = trained("cuda", wanted=recipe_of(state_device=where, **PRECISIONS[precision]))
+    wanted = recipe_of(state_device=where, random_ratio=0.2, **PRECISIONS[precision])
+    peer, hub = trained("cuda", wanted=wanted)
     samples = unpack_samples(hub.fetch("eval"), None)
     before, x, taken = fake.peak_from_here(), peer.trainer.tensors()["x"].cpu(), {}
     peer.trainer.evaluate(peer.worker.global_model.vector, samples, 4)

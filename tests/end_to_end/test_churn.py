@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +28,7 @@ class Story:
     forked: Forked
     url: str = ""
     events: list[Told] = field(default_factory=list)
+    victim: Command | None = None  # joins at the start, and is killed
     late: Command | None = None
     guest: Command | None = None  # joins, is stopped with Ctrl-C, and comes back
     interrupted: bool = False
@@ -52,6 +52,7 @@ class Story:
         self.events.append(event)
         if event["event"] == "run_started":
             self.url = event["url"]
+            self.victim = self.join("victim")
         if event["event"] != "step":
             return
         if self.guest is None:
@@ -63,9 +64,8 @@ class Story:
             self.guest_again = self.join("guest", "guest-again")
         elif self.late is None and event["step"] >= 20:
             self.late = self.join("late")
-        elif not self.killed and event["step"] >= 40:
-            pid = int((self.folder / "peers" / "local-2.pid").read_text())
-            os.kill(pid, signal.SIGKILL)
+        elif not self.killed and event["step"] >= 40 and self.victim is not None:
+            self.victim.send(signal.SIGKILL)
             self.killed = True
 
 
@@ -76,8 +76,9 @@ def story(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> Story:
     texts = [" ".join([text] * 4) for text in rows(STEPS * BATCH + 8)]
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     story = Story(folder / "run", forked)
-    command = ["launch", "smoke", "--peers", "2", "--port", "0", "--bind", "127.0.0.1", "--json"]
+    command = ["launch", "smoke", "--peers", "1", "--port", "0", "--bind", "127.0.0.1", "--json"]
     command += ["--data", str(data), "-o", str(story.folder), "max_steps=-1", "num_train_epochs=1"]
+    command += ["swarm.min_peers=2"]
     command += [f"global_batch_size={BATCH}", "val_set_size=8", "eval_steps=60", "packing=false"]
     launch = forked.start(folder / "launch", *command, home=folder / "home")
     for event in launch.follow():
@@ -107,7 +108,7 @@ def test_the_run_finishes_its_steps_and_counts_every_sample_exactly_once(story: 
 
 def test_a_peer_killed_with_9_is_noticed_within_seconds_and_named(story: Story) -> None:
     assert story.killed
-    assert story.left("local-2") == ["connection lost"]
+    assert story.left("victim") == ["connection lost"]
     steps = story.of("step")
     gap = max(step["step_s"] for step in steps if step["step"] > 30)
     assert gap < 10

@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 import torch
+import triton.language as tl
 import triton.runtime.interpreter as interpreter
 from fake_cuda import lib, number, raise_race
 
@@ -55,6 +56,19 @@ def arguments_on_host(self: Any, arguments: Any, named: Any) -> Any:
     return [view(value) for value in arguments], {name: view(value) for name, value in named.items()}
 
 
+def patched_once(function: Any) -> Any:
+    """Replace what of Triton's language a kernel uses, for good, where the interpreter does so for every call
+    of a function."""
+    modules = {id(value) for value in function.__globals__.values() if value is tl or value is tl.core}
+    if not modules <= patched:
+        patch(function)
+        patched.update(modules)
+    return interpreter._LangPatchScope()  # with nothing to restore
+
+
+patched: set[int] = set()
+patch = interpreter._patch_lang
+interpreter._patch_lang = patched_once
 interpreted = interpreter.GridExecutor.__call__
 interpreter.GridExecutor.__call__ = launch
 interpreter.GridExecutor._init_args_hst = arguments_on_host

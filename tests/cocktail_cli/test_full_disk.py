@@ -59,7 +59,7 @@ def test_a_full_disk_stops_the_run_with_its_reason_and_loses_nothing(forked: For
         resumed = inside("resumed", *command, "--resume", first=little)
         started = resumed.until("run_started")
         assert (started["url"], started["round"] > announced) == (url, True)
-        guest = forked.join(tmp_path / "guest-again", url)
+        guest = forked.join(tmp_path / "guest-again", url, "--name", "guest")  # so nobody waits for it
         assert (resumed.wait(), guest.wait()) == (0, 0), resumed.told[-1]
         shutil.copytree(disk.outside / "out" / "ledger", tmp_path / "ledger")
         with Ledger(tmp_path / "ledger", write=False) as ledger:

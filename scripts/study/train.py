@@ -36,9 +36,11 @@ from recipes.config.schema import Compression, Training
 from recipes.training.matrix_optimizers import embeddings_of
 from recipes.training.optimizers import build_optimizer, learning_rate, set_learning_rate
 from recipes.weight_files.parameter_layout import FlatParameters
+from scripts.study.eigenbasis import FixedEigenbasis, TurnedUpdate
 from scripts.study.model import Models
 
 STRETCH = 4096  # bytes; every tenth stretch of the documentation is held out
+BASIS_SEED = 77  # of the rows that a fixed basis is found on
 EVALS = 4  # held-out losses on a quarter of the text, along the way
 
 
@@ -88,6 +90,7 @@ class Setting:
     rows: int = 0  # of a step, where it is not the study's
     optim: Literal["adamw_torch_fused", "muon", "soap"] = "adamw_torch_fused"
     matrix_momentum: float = 0.95  # of Muon, and SOAP's beta1
+    basis: int = 0  # 1: Adam works in a fixed eigenbasis of the pre-trained model's gradients
 
     @property
     def compression(self) -> Compression:
@@ -208,6 +211,18 @@ def base(size: Size, folder: Path) -> Tensor:
     return load_file(path)["vector"].to(size.device)
 
 
+def fixed_basis(size: Size, start: Tensor, text: Text, batches: int = 32) -> FixedEigenbasis:
+    """Find the eigenbasis of the pre-trained model's gradients, a row at a time, on text to train on."""
+    flat = new_model(size)
+    models = Models(flat.model.config, flat.layout, size.length, size.device)
+    basis = FixedEigenbasis(flat.layout)
+    for batch in range(batches):
+        rows = text.rows(16, BASIS_SEED, batch)
+        basis.add(models.gradients([start] * len(rows), [row[None] for row in rows])[0])
+    basis.close()
+    return basis
+
+
 class One(GlobalModel):
     """The global model of all peers, equal to the bit: stored once, and sampled once a round."""
 
@@ -222,28 +237,49 @@ class One(GlobalModel):
 class Peer:
     """A simulated peer: its model as a vector, its half of the algorithm, its optimizer."""
 
-    def __init__(self, size: Size, setting: Setting, common: GlobalModel, training: Training) -> None:
+    def __init__(
+        self,
+        size: Size,
+        setting: Setting,
+        common: GlobalModel,
+        training: Training,
+        basis: FixedEigenbasis | None,
+    ) -> None:
         self.flat = new_model(size)
         self.flat.take(common.vector)
         self.worker = Worker(self.flat.vector, common, decay=setting.error_decay)
-        self.optimizer = build_optimizer(self.flat.masters, training, embeddings_of(self.flat.model))
+        self.turned = None if basis is None else TurnedUpdate(basis)
+        trained = self.flat.masters if self.turned is None else self.turned.parameters
+        self.optimizer = build_optimizer(trained, training, embeddings_of(self.flat.model))
 
     def step(self, grad: Tensor, clip: float, rate: float, beta1: float) -> None:
         self.flat.grad.copy_(grad)
         self.flat.clip(clip)
         set_learning_rate(self.optimizer, rate, beta1)
+        if self.turned is None:
+            self.optimizer.step()
+            return
+        self.turned.take(self.flat.grad)
         self.optimizer.step()
+        self.turned.add_to(self.flat.vector)
 
 
 class Swarm:
     """N peers and the aggregator of all shards, in lockstep: no clock, no sockets, one thread."""
 
-    def __init__(self, size: Size, setting: Setting, start: Tensor, training: Training) -> None:
+    def __init__(
+        self,
+        size: Size,
+        setting: Setting,
+        start: Tensor,
+        training: Training,
+        basis: FixedEigenbasis | None = None,
+    ) -> None:
         self.setting, self.seed = setting, training.seed
         mix, outer = compressor_of(setting.compression), outer_optimizer_of(setting.compression)
         self.outer = outer
         self.common = One(start.clone(), mix, training.seed)
-        self.peers = [Peer(size, setting, self.common, training) for _ in range(max(setting.peers, 1))]
+        self.peers = [Peer(size, setting, self.common, training, basis) for _ in range(max(setting.peers, 1))]
         flat = self.peers[0].flat
         self.models = Models(flat.model.config, flat.layout, size.length, size.device)
         richer = replace(mix, topk_ratio=setting.owner_keep or mix.topk_ratio)
@@ -326,7 +362,8 @@ def train(size: Size, setting: Setting, rate: float, seed: int, folder: Path) ->
     start, held_rows = base(size, folder), held.all()
     training = setting.training(rate, seed, size.steps)
     began = time.process_time()
-    swarm = Swarm(size, setting, start, training)
+    basis = fixed_basis(size, start, text) if setting.basis else None
+    swarm = Swarm(size, setting, start, training, basis)
     curve = list[float]()
     for step in steps(size, swarm, text, learning_rate(training, size.steps)):
         if step * EVALS // size.steps != (step + 1) * EVALS // size.steps:

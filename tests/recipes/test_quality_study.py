@@ -11,6 +11,7 @@ import torch
 from recipes.config.presets import PRESETS
 from recipes.config.schema import Compression, Training
 from scripts.study.cells import Cell, changed, read, setting_of
+from scripts.study.eigenbasis import FixedEigenbasis
 from scripts.study.model import Models
 from scripts.study.plan import RATES, REFERENCE, SEEDS, SUM, TABLES, WIDE, best_rate, missing
 from scripts.study.run import QUICK, run
@@ -99,3 +100,35 @@ def test_the_plan_finds_each_rows_best_rate_and_ends() -> None:
     assert len([c for c in found if c.setting == REFERENCE.setting and c.seed == SEEDS[1]]) == 1
     assert markdown(found, TABLES[0]).count("\n| ") >= len(TABLES[0].all)
     assert plot(found, TABLES[0]).count("<circle") == sum(row.setting.peers > 0 for row in TABLES[0].rows)
+
+
+def test_a_fixed_eigenbasis_turns_gradients_and_back_and_separates_their_directions() -> None:
+    """In the basis of its own gradients the covariance of a matrix's rows is diagonal."""
+    layout = new_model(QUICK).layout
+    basis = FixedEigenbasis(layout)
+    gradients = torch.randn(64, layout.size, generator=torch.Generator().manual_seed(1))
+    basis.add(gradients)
+    basis.close()
+
+    turned = torch.stack([basis.rotate(one) for one in gradients])
+
+    assert torch.allclose(torch.stack([basis.back(one) for one in turned]), gradients, atol=1e-4)
+    first = next(iter(basis.bases))
+    matrices = turned.split(basis.sizes, 1)[first].unflatten(1, basis.shapes[first])
+    rows = torch.einsum("sij,skj->ik", matrices, matrices)
+    assert float((rows - rows.diag().diag()).abs().max()) < 1e-4 * float(rows.abs().max())
+
+
+def test_sums_that_come_late_come_all_the_same(tmp_path: Path) -> None:
+    """Updates that arrive two rounds late are another training; none of them is missing at its end."""
+    at_once, late = (
+        train(
+            QUICK, Setting(peers=2, averaged=1, staleness=0, outer_rate=0.0, late=rounds), 2e-3, 1, tmp_path
+        )
+        for rounds in (0, 2)
+    )
+
+    assert late.loss != at_once.loss
+    assert late.mean == pytest.approx(late.loss, rel=1e-6)  # nothing is under way
+    assert late.loss == pytest.approx(at_once.loss, rel=0.05)
+    assert min(late.halves) <= late.loss <= max(late.halves)

@@ -5,6 +5,7 @@ home.
     lab.py set LAB p1 [--up M] [--down M] [--rtt MS] [--loss PERCENT]
     lab.py link LAB p1 down|up|pulled    down: packets vanish both ways and the carrier stays (a dark
     link); pulled: the member's own end is set down, as with a cable that is pulled out
+    lab.py nat LAB p1 on|off             nobody can dial this member; `up --nat p1` from the start
     lab.py forget LAB p1                 what a NAT does that lost its table: TCP connections of this
     moment are swallowed for ever, without a word to either end; new ones work
     lab.py exec LAB p1 -- COMMAND ...
@@ -52,6 +53,7 @@ class Line:
     loss: float = 0.0  # percent of the packets, each direction
     dark: bool = False  # everything is lost
     forgotten: int = 0  # how often its connections were forgotten
+    nat: bool = False  # it can dial, and not be dialled
 
 
 @dataclass
@@ -162,6 +164,7 @@ def write_ports(lab: Lab) -> Path:
             "delay_s": line.rtt / 2 / 1000,
             "loss": 1.0 if line.dark else line.loss / 100,
             "forgotten": line.forgotten,
+            "nat": line.nat,
             "up": line.up * 1e6 / 8,
             "queue_s": max(lab.queue_ms / 1000, lab.least_queue / (line.up * 1e6 / 8)) if line.up else 0.0,
         }
@@ -207,6 +210,8 @@ def up(args: argparse.Namespace) -> None:
         member, _, settings = text.partition(":")
         changed = {key: float(value) for key, value in (s.split("=") for s in settings.split(","))}
         lab.lines[member] = replace(lab.lines[member], **changed)
+    for member in args.nat:
+        lab.lines[member] = replace(lab.lines[member], nat=True)
     tell("ip", "netns", "add", lab.namespace("sw"))
     for member in lab.lines:
         plug_in(lab, member)
@@ -222,7 +227,7 @@ def up(args: argparse.Namespace) -> None:
 
 def change(args: argparse.Namespace) -> None:
     lab = load(args.lab)
-    names = {f.name for f in fields(Line)} - {"dark", "forgotten"}
+    names = {f.name for f in fields(Line)} - {"dark", "forgotten", "nat"}
     changed = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     was = lab.packet_by_packet
     alter(lab, args.member, **changed)
@@ -235,6 +240,10 @@ def link(args: argparse.Namespace) -> None:
     alter(lab, args.member, dark=args.state == "down")
     carrier = "down" if args.state == "pulled" else "up"
     tell("ip", "-n", lab.namespace(args.member), "link", "set", "eth0", carrier)
+
+
+def nat(args: argparse.Namespace) -> None:
+    alter(load(args.lab), args.member, nat=args.state == "on")
 
 
 def forget(args: argparse.Namespace) -> None:
@@ -336,11 +345,13 @@ def parser() -> argparse.ArgumentParser:
     for option in ("--up", "--down", "--hub-up", "--hub-down", "--rtt", "--loss"):
         make.add_argument(option, type=float, default=0.0)
     make.add_argument("--queue", type=float, default=50.0, help="ms of queue at the rate")
+    make.add_argument("--nat", action="append", default=[], help="a member that nobody can dial")
     make.add_argument("--peer", action="append", default=[], help="p2:up=5,rtt=200")
     changed = command("set", change, "member")
     for option in ("--up", "--down", "--rtt", "--loss"):
         changed.add_argument(option, type=float)
     command("link", link, "member").add_argument("state", choices=["up", "down", "pulled"])
+    command("nat", nat, "member").add_argument("state", choices=["on", "off"])
     command("forget", forget, "member")
     command("exec", execute, "member").add_argument("command", nargs=argparse.REMAINDER)
     command("show", show)

@@ -2,12 +2,13 @@
 
     python switch.py PORTS.json      SIGHUP reads all but device and mac again, SIGTERM ends it
 
-PORTS.json is a list of {"device", "mac", "delay_s", "loss", "up", "queue_s", "forgotten"}. What comes from
-port i passes at most `up` bytes a second (0: all), behind at most queue_s seconds of others. A frame from
-port i to port j leaves delay_i + delay_j later, and is lost with probability loss_i, then loss_j. Whenever
-`forgotten` of a port changes, the TCP connections it has had so far are dropped from then on. It stands in
-for tc's netem, which many kernels lack. PACKET_VNET_HDR lets the kernel hand over 64 KiB segments whole, so
-that Python can keep up with a gigabit.
+PORTS.json is a list of {"device", "mac", "delay_s", "loss", "up", "queue_s", "forgotten", "nat"}. What comes
+from port i passes at most `up` bytes a second (0: all), behind at most queue_s seconds of others. A frame
+from port i to port j leaves delay_i + delay_j later, and is lost with probability loss_i, then loss_j.
+Whenever `forgotten` of a port changes, the TCP connections it has had so far are dropped from then on. To a
+port with `nat` only TCP passes that belongs to a connection begun from it; addresses are not rewritten. It
+stands in for tc's netem, which many kernels lack. PACKET_VNET_HDR lets the kernel hand over 64 KiB segments
+whole, so that Python can keep up with a gigabit.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Port:
     queue_s: float = 0.0
     busy: float = 0.0  # until when what came from it is on its line
     forgotten: int = 0
+    nat: bool = False
     connections: set[bytes] = field(default_factory=set)  # seen from this port
     # One queue for each port that frames come from: their delay is constant, so each is in order of `due`.
     queues: list[deque[Frame]] = field(default_factory=list)
@@ -87,7 +89,7 @@ class Switch:
         """Take over what each line is like, which may change while it runs; ports may not."""
         for port, row in zip(self.ports, json.loads(self.path.read_text()), strict=True):
             port.delay_s, port.loss = row["delay_s"], row["loss"]
-            port.up, port.queue_s = row["up"], row["queue_s"]
+            port.up, port.queue_s, port.nat = row["up"], row["queue_s"], row["nat"]
             if row["forgotten"] != port.forgotten:
                 port.forgotten = row["forgotten"]
                 self.dead |= port.connections | {reverse(c) for c in port.connections}
@@ -124,6 +126,8 @@ class Switch:
                 sent = source.busy = max(source.busy, now) + on_wire(data) / source.up
             known = self.by_mac.get(data[VNET_HEADER : VNET_HEADER + 6])
             for target in [known] if known else [port for port in self.ports if port is not source]:
+                if target.nat and connection and reverse(connection) not in target.connections:
+                    continue
                 if random.random() >= target.loss:
                     due = sent + source.delay_s + target.delay_s
                     target.queues[number].append(Frame(due, data))

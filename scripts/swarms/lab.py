@@ -52,6 +52,11 @@ def forget(member: str) -> None:
     netlab.main(["forget", "lab", member])
 
 
+def nat(member: str, on: bool) -> None:
+    """Put a member behind a NAT, so that nobody can dial it, or before it."""
+    netlab.main(["nat", "lab", member, "on" if on else "off"])
+
+
 def rates(member: str, mbit: float, rtt: float, up: float | None = None) -> None:
     """Shape a member's line, each way alike unless `up` is given."""
     both = ["--up", str(mbit if up is None else up), "--down", str(mbit)]

@@ -1,0 +1,225 @@
+"""Joins and transfers of a run whose host and volunteers are behind NATs of their own, through a relay.
+
+    scripts/start scripts.bench.through_relay                     100 joins, 100 Mbit/s, 40 ms
+    scripts/start scripts.bench.through_relay --joins 5 --megabytes 4
+
+In a network lab (exit 77 and the reason where it cannot be made): the hub and the volunteers' machine can
+only dial out, the relay is a machine that both can dial. A join is a link with a key of its own that is
+welcomed, fetches a lease, and has its packet in a round. One object is then fetched, and one of the same size
+sent, through the relay; the relay is killed (SIGKILL) in a third transfer and started again at once; last the
+hub's NAT is opened, and the first two are done directly. One line of JSON is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from scripts.swarms import lab
+from scripts.swarms.idle_delegate import IdleDelegate
+from scripts.swarms.processes import Line, Process, program, say
+from transport import Hub, Ledger, PeerLink, RunKeys, RunSettings, parse_url
+from transport.peer import PeerIdentity
+from transport.protocol import RunOver, SessionRenewed, TransportError, messages
+from transport.relay import HubTunnel, Relay
+
+MODULE = "scripts.bench.through_relay"
+HUB, RELAY = "10.77.0.1", "10.77.0.12"  # the members hub and p2; volunteers are p1
+RUN, BLOB = "relayed", "base/blob"
+AT_ONCE = 10  # joins
+KILL_AT = 0.3  # of a transfer's bytes
+
+
+# ---- programs ----------------------------------------------------------------------------------------------
+
+
+class Serving(IdleDelegate):
+    """Serves one object."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def object(self, name: str) -> bytes:
+        return bytes(self.size)
+
+
+def run_hub(asked: Line) -> None:
+    keys, size = RunKeys(**asked["keys"]), asked["size"]
+    settings = RunSettings(RUN, "{}", "00", 1 << 40, AT_ONCE, max_update=size + (1 << 20), linger_s=1.0)
+    with Ledger(Path(asked["folder"]), run=RUN, samples=settings.samples) as ledger:
+        hub = Hub(("0.0.0.0", 29400), keys, ledger, settings, Serving(size))
+        tunnel = HubTunnel(
+            f"{RELAY}:29399", keys.pair, ("127.0.0.1", hub.port), lambda text: say("told", text=text)
+        )
+        signal.signal(signal.SIGTERM, lambda *_: hub.stop(now=True))
+        hub.start()
+        say("listening")
+        for _ in hub.events():
+            continue
+        tunnel.close()
+
+
+def run_relay(_: Line) -> None:
+    relay = Relay("0.0.0.0", 29399)
+    relay.start()
+    say("listening")
+    while True:
+        if relay.runs:
+            say("claimed")
+            signal.pause()
+        time.sleep(0.02)
+
+
+def run_joins(asked: Line) -> None:
+    """Join so many times, AT_ONCE at a time."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        ways = list(pool.map(lambda number: join(asked["url"], f"p{number}"), range(asked["joins"])))
+    say("joined", ways=ways)
+
+
+def join(url: str, name: str) -> str:
+    """Join and take part in one round; return the way, or what failed."""
+    link = PeerLink(parse_url(url), PeerIdentity(name))
+    try:
+        welcome = link.connect(30.0)
+        link.ready(welcome.round, IdleDelegate().fingerprint(0))
+        while isinstance(opened := link.next_round(), messages.Round):
+            delivers = [opened.round] if opened.samples else []
+            if opened.samples:
+                link.fetch(f"lease/{opened.round}")
+            if not opened.exchange:
+                continue
+            report = messages.Report(opened.round, IdleDelegate().fingerprint(0), delivers)
+            if link.name in link.exchange(opened.round, bytes(1000), report).accepted:
+                way = link.way
+                link.leave("done")
+                return way
+        return "the run was over"
+    except (TransportError, RunOver, KeyError) as error:
+        link.close()
+        return f"{type(error).__name__}: {error}"
+
+
+def run_transfers(asked: Line) -> None:
+    """Fetch and send one object, each `times` times; print the seconds of each."""
+    link, size = PeerLink(parse_url(asked["url"]), PeerIdentity("mover")), asked["size"]
+    link.connect(30.0)
+    for number in range(asked["times"]):
+        started = time.monotonic()
+        fetch(link, size)
+        say("down", seconds=time.monotonic() - started, way=link.way)
+        if asked["up"]:
+            started = time.monotonic()
+            assert link.put(f"trial/{number}", bytes(size), lambda _: None)
+            say("up", seconds=time.monotonic() - started, way=link.way)
+    link.leave("done")
+    say("done")
+
+
+def fetch(link: PeerLink, size: int) -> None:
+    """Fetch the object, also over a lost connection; say when the first KILL_AT of it is here."""
+    begun, told = link.bytes_down, threading.Event()
+
+    def tick() -> None:
+        if link.bytes_down - begun > KILL_AT * size and not told.is_set():
+            told.set()
+            say("halfway")
+
+    download = link.begin(BLOB)
+    while not download.done:
+        with suppress(SessionRenewed):  # nothing was to be delivered in the old one; the download goes on
+            link.finish(download, tick)
+
+
+# ---- the measurement ---------------------------------------------------------------------------------------
+
+
+def measure(asked: Line) -> Line:
+    """Inside the lab."""
+    size, keys = round(asked["megabytes"] * 1e6), RunKeys.generate()
+    url = str(keys.url(HUB, 29400, RUN, f"{RELAY}:29399"))
+    processes: list[Process] = []
+
+    def start(member: str, role: str, **what: object) -> Process:
+        processes.append(Process(program(MODULE, role, dict(what)), member))
+        return processes[-1]
+
+    def moved(direction: str, times: int = asked["times"]) -> dict[str, float]:
+        mover = start("p1", "transfers", url=url, size=size, times=times, up=True)
+        mover.until("done", timeout=600)
+        assert all((RELAY in line["way"]) == (direction == "relay") for line in mover.said if "way" in line)
+        rates = {way: [size * 8e-6 / line["seconds"] for line in mover.heard(way)] for way in ("down", "up")}
+        return {f"{direction}_{way}": sorted(each)[len(each) // 2] for way, each in rates.items()}
+
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            relay = start("p2", "relay")
+            relay.until("listening")
+            start("hub", "hub", folder=folder, keys=asdict(keys), size=size).until("listening")
+            relay.until("claimed")
+            started = time.monotonic()
+            ways = start("p1", "joins", url=url, joins=asked["joins"]).until("joined", timeout=600)["ways"]
+            found: Line = {"joins": sum(RELAY in way for way in ways), "of": asked["joins"]}
+            found |= {"failed": sorted({way for way in ways if RELAY not in way})}
+            found |= {"joins_s": time.monotonic() - started, **moved("relay")}
+            mover = start("p1", "transfers", url=url, size=size, times=1, up=False)
+            mover.until("halfway")
+            relay.kill()
+            relay = start("p2", "relay")
+            mover.until("done", timeout=120)
+            found["killed_down_s"], found["down_s"] = (
+                mover.heard("down")[0]["seconds"],
+                size * 8e-6 / found["relay_down"],
+            )
+            lab.nat("hub", False)
+            return found | moved("direct")
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def main() -> None:
+    parser = lab.parser(__doc__)
+    for name, value in {"joins": 100, "times": 3}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    for name, default in {"megabytes": 32.0, "rate": 100.0, "rtt": 40.0}.items():
+        parser.add_argument(f"--{name}", type=float, default=default)
+    asked = vars(parser.parse_args())
+    rate = str(asked["rate"])
+    lines = lab.options(2, up=asked["rate"], down=asked["rate"], rtt=asked["rtt"])
+    lines += [
+        "--hub-up",
+        rate,
+        "--hub-down",
+        rate,
+        "--peer",
+        f"p2:up={10 * asked['rate']},down={10 * asked['rate']},rtt=2",
+    ]
+    lines += ["--nat", "hub", "--nat", "p1"]
+    (found,) = lab.inside(["-m", MODULE, "measure", json.dumps(asked)], lines)
+    for way in ("down", "up"):
+        found[f"of_direct_{way}"] = found[f"relay_{way}"] / found[f"direct_{way}"]
+    print(
+        json.dumps(
+            {key: round(value, 3) if isinstance(value, float) else value for key, value in found.items()}
+        )
+    )
+
+
+ROLES = {"hub": run_hub, "relay": run_relay, "joins": run_joins, "transfers": run_transfers}
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["measure"]:
+        print(json.dumps(measure(json.loads(sys.argv[2]))))
+    elif sys.argv[1:2] and sys.argv[1] in ROLES:
+        ROLES[sys.argv[1]](json.loads(sys.argv[2]))
+    else:
+        main()

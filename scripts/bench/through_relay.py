@@ -173,7 +173,9 @@ def measure(asked: Line) -> Line:
             mover = start("p1", "transfers", url=url, size=size, times=1, up=False)
             mover.until("halfway")
             relay.kill()
-            relay = start("p2", "relay")
+            killed = time.monotonic()
+            start("p2", "relay").until("claimed")
+            found["claimed_again_s"] = time.monotonic() - killed
             mover.until("done", timeout=120)
             found["killed_down_s"], found["down_s"] = (
                 mover.heard("down")[0]["seconds"],

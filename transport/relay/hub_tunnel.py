@@ -83,8 +83,9 @@ class HubTunnel:
                     await self._hold_claim()
                 except (Unreachable, ClaimLost) as error:
                     self._tell_lost(str(error))
-                retry = FIRST_RETRY if time.monotonic() - started >= WORKS_S else min(2 * retry, LAST_RETRY)
+                retry = FIRST_RETRY if time.monotonic() - started >= WORKS_S else retry
                 await asyncio.sleep(retry)
+                retry = min(2 * retry, LAST_RETRY)
         finally:
             guests = [*self._guests]
             for task in guests:

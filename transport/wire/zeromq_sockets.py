@@ -41,7 +41,8 @@ MAX_FRAME = messages.MAX_CHUNK + 1024  # CURVE adds 33
 LAST_WORDS_MS = 300  # to send the last messages if a hub ends without waiting for its peers
 MANY_FILES = 1 << 20  # if a system names no limit
 HANDSHAKE_S = 10.0  # from TCP connected to the key proven
-DIRECT_S = 2.0  # for an answer of the first way, where there is another
+DIRECT_S = 2.0  # for an answer of the direct way, where there is a relay
+STAY_S = 10.0  # a hub or relay that is started again is back within this time
 # Plain numbers: joining zmq's own flags takes Python longer than sending a frame.
 NOW, MORE_NOW = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 
@@ -201,7 +202,7 @@ class DealerWire:
     Args:
         host: "" where there is no direct way.
         relay: the way through a relay. The direct way is tried first, for a moment; what led to the hub is
-            the first way of later dials.
+            the first way of later dials, and the only one for STAY_S after a connection has ended.
     """
 
     def __init__(
@@ -214,6 +215,7 @@ class DealerWire:
     ) -> None:
         self._routes = [*([Route(host, port)] if host else []), *([relay] if relay else [])]
         self.way = ""
+        self._stay_until = 0.0
         self._server_key, self._keys = server_key, keys or CurveKeys.generate()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._waker = Waker(self._context)
@@ -229,7 +231,8 @@ class DealerWire:
 
     def dial(self, flow: int) -> None:
         self.hang_up(flow)
-        self._try(flow, tuple(self._routes), ())
+        stays = time.monotonic() < self._stay_until
+        self._try(flow, tuple(self._routes[:1] if stays else self._routes), ())
 
     def _try(self, flow: int, routes: tuple[Route, ...], failed: tuple[Unreachable, ...]) -> None:
         self._attempts += 1
@@ -246,7 +249,7 @@ class DealerWire:
         while routes and result is None:
             route, routes = routes[0], routes[1:]
             try:
-                address = answering(route, DIRECT_S if routes else DIAL_S)
+                address = answering(route, DIAL_S if route.name or len(self._routes) == 1 else DIRECT_S)
                 result = ProbedRoute(route, address, routes, failed)
             except Unreachable as error:
                 failed = (*failed, error)
@@ -338,6 +341,7 @@ class DealerWire:
             if flow in self._connecting:
                 return self._not_proven(flow)
             self.hang_up(flow)
+            self._stay_until = time.monotonic() + STAY_S
             return [Disconnected(flow, None)]
 
     def _not_proven(self, flow: int) -> list[Connected | Disconnected | Received]:

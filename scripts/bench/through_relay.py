@@ -69,7 +69,6 @@ def run_hub(asked: Line) -> None:
 
 def run_relay(_: Line) -> None:
     relay = Relay("0.0.0.0", 29399)
-    relay.start()
     say("listening")
     while True:
         if relay.runs:

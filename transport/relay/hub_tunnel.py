@@ -30,10 +30,12 @@ from .relay_server import DIALS, DIALS_S, LOST_S, PING_S
 from .splice import converse, dial, dial_loopback, splice
 
 FIRST_RETRY, LAST_RETRY = 0.25, 4.0  # seconds between dials
+ANSWER_S = 10.0  # for the relay to answer with a peer
 WORKS_S = 30.0  # a claim that held for so long makes the next retry the first
 MOST = 4096  # connections through the relay, and no more than a quarter of the descriptors
 GUEST = re.compile(r"guest ([0-9a-f]{32}) ([0-9a-f:.-]{0,64})")
 
+KEY = re.compile(r"[A-Za-z0-9_-]{43}")  # CURVE, base64url
 CONTROL = f"{relay_socks.CONTROL}.{relay_socks.PROBE}"
 
 log = logging.getLogger(__name__)
@@ -102,12 +104,10 @@ class HubTunnel:
         host, port = self._relay.host, self._relay.port
         self._address = await asyncio.to_thread(relay_socks.reach, host, port)
         key = await asyncio.to_thread(relay_socks.ask, self._relay, CONTROL)
-        try:
-            dealer = DealerWire(
-                "", 0, key, self._keys, Route(host, port, f"{relay_socks.CONTROL}.{relay_socks.RELAY}")
-            )
-        except ValueError:
-            raise ClaimLost(f"what answers at {self._relay} has no key of its own") from None
+        if not KEY.fullmatch(key):
+            raise ClaimLost(f"{self._relay} sent no key")
+        control = Route(host, port, f"{relay_socks.CONTROL}.{relay_socks.RELAY}")
+        dealer = DealerWire("", 0, key, self._keys, control)
         wire = PolledWire(dealer)
         dealer.dial(0)
         try:
@@ -152,8 +152,9 @@ class HubTunnel:
         try:
             with await dial(self._address, self._relay.port) as tunnel:
                 loop = asyncio.get_running_loop()
-                await loop.sock_sendall(tunnel, relay_socks.request(f"{ticket}.{relay_socks.GUEST}"))
-                code, text = await converse(tunnel, relay_socks.read_reply())
+                async with asyncio.timeout(ANSWER_S):
+                    await loop.sock_sendall(tunnel, relay_socks.request(f"{ticket}.{relay_socks.GUEST}"))
+                    code, text = await converse(tunnel, relay_socks.read_reply())
                 if code == relay_socks.ACCEPTED:
                     with await dial_loopback(*self._hub, origin) as hub:
                         await splice(tunnel, hub)

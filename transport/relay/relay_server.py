@@ -29,6 +29,7 @@ from transport.wire import (
     TokenBuckets,
     key_of,
     origin,
+    origin_of,
     raise_file_limit,
     relay_socks,
 )
@@ -82,8 +83,11 @@ class Relay:
         self.refused = 0  # connections closed at once by a limit
         self._most = (raise_file_limit() - SPARE_FILES) // 2  # a joined pair has two
         try:
+            both = host == "::" and socket.has_dualstack_ipv6()
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._listener = socket.create_server((host, port), family=family, backlog=1024)
+            self._listener = socket.create_server(
+                (host, port), family=family, backlog=1024, dualstack_ipv6=both
+            )
         except OSError as error:
             raise AddressInUse(host, port, error.strerror or str(error)) from None
         self._listener.setblocking(False)
@@ -103,8 +107,6 @@ class Relay:
             relay_socks.RELAY: self._control,
         }
         self._thread = LoopThread("cocktail-relay", self._main)
-
-    def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
@@ -153,7 +155,7 @@ class Relay:
         name = relay_socks.run_name(key_of(conn))
         run = self._runs.get(name)
         if message == "claim":
-            if run is None and len(self._runs) >= self.limits.runs:
+            if run is None and not self._has_room(origin_of(conn)):
                 self._say(conn, "full")
                 return
             if run is None:
@@ -163,6 +165,11 @@ class Relay:
         elif message == "ping" and run is not None and run.conn == conn:
             run.heard = now
             self._say(conn, "pong")
+
+    def _has_room(self, where: str) -> bool:
+        """Return whether a hub of this origin may claim a run; one origin gets a quarter of them."""
+        of_origin = sum(origin_of(run.conn) == where for run in self._runs.values())
+        return len(self._runs) < self.limits.runs and of_origin < max(1, self.limits.runs // 4)
 
     def _say(self, conn: bytes, message: str) -> None:
         self._wire.call(lambda: self._router.send(conn, [message.encode()]))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import time
 from collections.abc import Generator
 from dataclasses import dataclass
 
@@ -95,14 +96,14 @@ def ask(route: Route, name: str, timeout: float = DIAL_S) -> str:
     """Ask a relay for a name ending in `probe` and return the text of its answer. Raises Unreachable: dns,
     tcp, or relay, where the relay answers and says no."""
     address = reach(route.host, route.port, timeout)
+    until = time.monotonic() + timeout
     try:
         with socket.create_connection((address, route.port), timeout) as sock:
-            sock.settimeout(timeout)
             sock.sendall(request(name))
             parser = read_reply()
             wanted = next(parser)
             while True:
-                wanted = parser.send(receive(sock, wanted))
+                wanted = parser.send(receive(sock, wanted, until))
     except StopIteration as done:
         code, text = done.value
     except (OSError, ValueError) as error:
@@ -114,9 +115,11 @@ def ask(route: Route, name: str, timeout: float = DIAL_S) -> str:
     return str(text)
 
 
-def receive(sock: socket.socket, size: int) -> bytes:
+def receive(sock: socket.socket, size: int, until: float) -> bytes:
+    """Read so many bytes by this time (monotonic). Raises OSError."""
     data = bytearray()
     while len(data) < size:
+        sock.settimeout(max(0.001, until - time.monotonic()))
         part = sock.recv(size - len(data))
         if not part:
             raise ConnectionError("it hung up")

@@ -78,7 +78,6 @@ def relay(
     over = threading.Event()
     server = Relay(bind, port, RelayLimits(max_runs, max_connections, max_rate))
     with closing(server), leave_on_signal(lambda _: over.set()):
-        server.start()
         if not as_json:
             typer.echo(joined(bind, server.port))
         said: tuple[int, int] | None = None

@@ -40,7 +40,6 @@ class Relayed:
     def __init__(self, folder: Path, limits: RelayLimits = USUAL, **changes: object) -> None:
         self.limits, self.said = limits, list[str]()
         self.relay = Relay("127.0.0.1", 0, limits)
-        self.relay.start()
         self.place = f"127.0.0.1:{self.relay.port}"
         self.running = Running(folder, toy_settings(**(FAST | changes)))
         here = "127.0.0.1", self.running.hub.port
@@ -57,7 +56,6 @@ class Relayed:
         port = self.relay.port
         self.relay.close()
         self.relay = Relay("127.0.0.1", port, self.limits)
-        self.relay.start()
 
     def close(self) -> None:
         self.running.close()

@@ -63,9 +63,9 @@ def relay(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Relay runs between hosts and volunteers that cannot reach each other, until Ctrl-C.
+    """Relay runs between hosts and volunteers, until Ctrl-C.
 
-    Both dial out to it. It forwards what they encrypt for each other, stores nothing, and wants no account.
+    It is for those who cannot reach each other: both dial out to it. It forwards what they encrypt for each other, stores nothing, and wants no account.
     The host of a run launches it with --relay and the name of this machine.
 
     Examples: cocktail relay

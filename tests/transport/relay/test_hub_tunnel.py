@@ -107,7 +107,7 @@ def test_connections_that_a_relay_announces_in_a_flood_are_limited() -> None:
 def test_bytes_that_a_relay_alters_end_the_connection_and_never_enter_the_run(
     tmp_path: Path, tamper: Callable[[bytes], bytes]
 ) -> None:
-    running = Running(tmp_path, toy_settings(**FAST, samples=200))
+    running = Running(tmp_path, toy_settings(**FAST, samples=80))
     relay = Relay("127.0.0.1", 0)
     tunnel = HubTunnel(f"127.0.0.1:{relay.port}", running.keys.pair, ("127.0.0.1", running.hub.port))
     altered = threading.Event()
@@ -145,5 +145,5 @@ def test_bytes_that_a_relay_alters_end_the_connection_and_never_enter_the_run(
 
     assert altered.is_set()
     assert (ended.finished, peer.error) == (True, None)
-    assert trained(running.work) == list(range(200))
+    assert trained(running.work) == list(range(80))
     assert peer.packets == running.work.packets

@@ -128,8 +128,9 @@ def test_another_program_at_the_direct_address_is_passed_over(relayed: Callable[
     assert (peer.error, peer.link.way) == (None, f"the relay {there.place}")
 
 
+@pytest.mark.slow
 def test_a_relay_that_is_killed_and_restarted_costs_one_reconnect(relayed: Callable[..., Relayed]) -> None:
-    there = relayed(samples=400, min_peers=2, grace_s=5.0)
+    there = relayed(samples=240, min_peers=2, grace_s=5.0)
     running = there.running
     wires = [CountedWire("127.0.0.1", SHUT, there.url.key, None, relay_route(there.url)) for _ in range(2)]
     peers = [
@@ -144,7 +145,7 @@ def test_a_relay_that_is_killed_and_restarted_costs_one_reconnect(relayed: Calla
         thread.join(5.0)
 
     assert ended.finished
-    assert trained(running.work) == list(range(400)), "every sample once, no committed round lost"
+    assert trained(running.work) == list(range(240)), "every sample once, no committed round lost"
     assert [(peer.error, peer.renewed) for peer in peers] == [(None, 0)] * 2
     assert sum(isinstance(event, PeerJoined) for event in running.events) == 2
     assert [wire.ups for wire in wires] == [2, 2], "each reconnected once"

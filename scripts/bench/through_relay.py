@@ -19,7 +19,6 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -110,7 +109,10 @@ def join(url: str, name: str) -> str:
 
 def run_transfers(asked: Line) -> None:
     """Fetch and send one object, each `times` times; print the seconds of each."""
-    link, size = PeerLink(parse_url(asked["url"]), PeerIdentity("mover")), asked["size"]
+    link, size = (
+        PeerLink(parse_url(asked["url"]), PeerIdentity("mover"), notify=lambda text: say("told", text=text)),
+        asked["size"],
+    )
     link.connect(30.0)
     for number in range(asked["times"]):
         started = time.monotonic()
@@ -135,8 +137,10 @@ def fetch(link: PeerLink, size: int) -> None:
 
     download = link.begin(BLOB)
     while not download.done:
-        with suppress(SessionRenewed):  # nothing was to be delivered in the old one; the download goes on
+        try:
             link.finish(download, tick)
+        except SessionRenewed:  # nothing was to be delivered in the old one; the download goes on
+            say("renewed")
 
 
 # ---- the measurement ---------------------------------------------------------------------------------------

@@ -65,8 +65,9 @@ def relay(
 ) -> None:
     """Relay runs between hosts and volunteers, until Ctrl-C.
 
-    It is for those who cannot reach each other: both dial out to it. It forwards what they encrypt for each other, stores nothing, and wants no account.
-    The host of a run launches it with --relay and the name of this machine.
+    It is for those who cannot reach each other: both dial out to it. It forwards what they encrypt for each
+    other, stores nothing, and wants no account. The host of a run launches it with --relay and the name of
+    this machine.
 
     Examples: cocktail relay
     cocktail relay --port 443 --max-rate 200mbit

@@ -313,7 +313,7 @@ def test_a_run_goes_on_after_its_hub_was_killed(forked: Forked, tmp_path: Path, 
     assert not [w for w in warnings if "new session" in w], "its session was resumed, its work not void"
     joined = [event["peer"] for event in again.events("peer_joined")]
     assert joined == ["local-1"], "it was started again, and nobody else joined"
-    assert all(step["peers"] == 2 for step in again.events("step"))
+    assert again.events("step")[0]["peers"] == 2, "min_peers; a later round may close without a straggler"
     with Ledger(tmp_path / "out" / "ledger", write=False) as ledger:
         rows, audit = ledger.rounds(), ledger.verify(complete=True)
     assert audit.rounds == len(rows) > resumed["round"]

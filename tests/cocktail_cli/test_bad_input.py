@@ -70,6 +70,8 @@ COMMAND_LINES = [
         "--bind takes an address",
     ),
     Bad("launch smoke --dry-run --advertise http://x", 2, "--advertise 'http://x'", "HOST or HOST:PORT"),
+    Bad("launch smoke --dry-run --relay a+b", 2, "--relay 'a+b'", "HOST or HOST:PORT"),
+    Bad("launch smoke --dry-run --relay 127.0.0.1:1", 5, "no connection to 127.0.0.1:1", "`cocktail relay`"),
     Bad("launch smoke --dry-run -o rows.jsonl", 4, "rows.jsonl is a file", "-o DIR"),
     Bad("launch smoke --dry-run -o rows.jsonl/x", 4, "Not a directory", "choose another place: -o DIR"),
     Bad("launch smoke --dry-run --resume -o folder", 3, "folder holds no run to go on with", "cocktail runs"),

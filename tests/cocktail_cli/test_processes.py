@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from in_this_process import Run
 
 from cocktail_cli.machine import identity, run_registry
 from cocktail_cli.machine.run_registry import home
+from transport.relay import Relay
 
 COCKTAIL = [sys.executable, "-m", "cocktail_cli"]
 LAUNCH = [
@@ -155,10 +156,16 @@ def test_a_run_is_launched_watched_stopped_exported_and_asked_to_write(tmp_path:
 
 
 @needs_fork
-def test_one_peer_is_killed_one_leaves_and_the_rest_die_with_their_launcher(
+def test_through_a_relay_one_peer_is_killed_one_leaves_and_the_rest_die_with_their_launcher(
     forked: Forked, tmp_path: Path
 ) -> None:
-    launch = forked.start(tmp_path / "launch", *LAUNCH, "max_steps=5000", "--peers", "1")
+    with closing(Relay("127.0.0.1", 0)) as relay:
+        reach = ["--relay", f"127.0.0.1:{relay.port}", "--advertise", "127.0.0.1:1"]  # nobody listens there
+        peers_come_and_go(forked, tmp_path, [*LAUNCH, *reach, "max_steps=5000", "--peers", "1"])
+
+
+def peers_come_and_go(forked: Forked, tmp_path: Path, command: list[str]) -> None:
+    launch = forked.start(tmp_path / "launch", *command)
     url = launch.next("run_started")["url"]
     killed, volunteer = (forked.join(tmp_path / name, url) for name in ("killed", "volunteer"))
     launch.next("step", peers=3)
@@ -167,6 +174,8 @@ def test_one_peer_is_killed_one_leaves_and_the_rest_die_with_their_launcher(
     volunteer.send(signal.SIGINT)
     assert volunteer.wait() == 0
     assert (volunteer.told[-1]["event"], volunteer.told[-1]["finished"]) == ("left", False)
+    way = "reached the hub through the relay"
+    assert [event for event in volunteer.told if str(event.get("state")).startswith(way)]
     assert launch.next("peer_left", peer="volunteer")["reason"].startswith("left")
     launch.next("step", peers=1)
 

@@ -165,5 +165,8 @@ class HubTunnel:
 
 
 def check_relay(relay: str) -> None:
-    """Raise Unreachable where no relay answers at "host:port"."""
-    relay_socks.ask(Route(*parse_address(relay)), CONTROL)
+    """Raise Unreachable (layer: relay) where no relay answers at "host:port"."""
+    try:
+        relay_socks.ask(Route(*parse_address(relay)), CONTROL)
+    except Unreachable as error:
+        raise Unreachable(error.host, error.port, "relay", str(error)) from None

@@ -27,6 +27,7 @@ from .repeated_layers import repeated_layers
 
 aten = torch.ops.aten
 SCALAR = aten._local_scalar_dense.default  # `.item()` of a tensor without data gives 1
+EXPERTS = aten._grouped_mm.default  # torch's fake takes bfloat16 only, its kernels take float32 as well
 forward_flops: Any = sdpa_flop_count  # untyped
 backward_flops: Any = sdpa_backward_flop_count
 FLASH = aten._scaled_dot_product_flash_attention_for_cpu  # the two that torch's own table lacks
@@ -78,7 +79,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if func is SCALAR:
             return 1
-        made = func(*args, **(kwargs or {}))
+        if func is EXPERTS:
+            halves = (part.to(torch.bfloat16) for part in args[:2])
+            made = func(*halves, *args[2:], **(kwargs or {})).to(args[0].dtype)
+        else:
+            made = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):
             if isinstance(tensor, Tensor):
                 self._see(tensor.untyped_storage())

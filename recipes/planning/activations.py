@@ -114,6 +114,10 @@ def flops_of(packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], made
         return int(forward_flops(*(part.shape for part in args[:3])))
     if packet is FLASH_BACKWARD:
         return int(backward_flops(*(part.shape for part in args[:4])))
+    if packet is EXPERTS.overloadpacket:
+        left, right = args[:2]  # one of three dimensions has a matrix an expert
+        each = left.numel() // left.shape[0] if left.ndim == 3 and right.ndim == 2 else left.numel()
+        return int(2 * each * right.shape[-1])
     return int(flop_registry[packet](*args, **kwargs, out_val=made)) if packet in flop_registry else 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if shutil.which("nvidia-smi") is None:  # no GPU: kernels are interpreted; read when Triton is first imported
     os.environ["TRITON_INTERPRET"] = "1"
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: children would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("patient", deadline=None)  # how long an example takes says how busy a machine is
 settings.load_profile("patient")

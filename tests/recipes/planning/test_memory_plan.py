@@ -177,8 +177,8 @@ def test_the_plan_is_within_a_tenth_of_what_a_process_takes_and_so_is_each_part(
     compared = set()
     for planned, measured in zip(lines[::3], lines[1::3], strict=True):
         for part, plan, found in zip(head, map(float, planned), map(float, measured), strict=True):
-            if part == "rest":
-                assert found < 10, done.stdout
+            if part == "rest":  # pages that the allocator keeps, some of them huge ones of 2 MB
+                assert found < 16, done.stdout
             elif max(plan, found) > 10:  # MB: below that it is the allocator and Python that are measured
                 assert plan == pytest.approx(found, rel=0.1), f"{part}: {done.stdout}"
                 compared.add(part)

@@ -404,8 +404,8 @@ class HostSession:
         hub = Hub((listen.bind, listen.port), keys, ledger, settings, work)
         work.tell = hub.warn
         hub.start()
-        reach = machine.reach_of(listen.bind, hub.port, listen.advertise)
         relay = machine.relay_of(listen.relay) or (parse_url(old.url).relay if old else "")
+        reach = machine.reach_of(listen.bind, hub.port, listen.advertise, relay)
         url = str(keys.url(reach.host, reach.port, name, relay))
         if old and not listen.advertise and not listen.relay:
             url = url_at(old, hub.port)  # as volunteers have it, whatever this machine is called today

@@ -42,13 +42,17 @@ def parse_advertised(text: str, port: int, option: str = "--advertise") -> tuple
     return host.strip("[]"), int(tail)
 
 
-def reach_of(bind: str, port: int, advertise: str | None) -> Reach:
+def reach_of(bind: str, port: int, advertise: str | None, relay: str = "") -> Reach:
     """Choose the address to advertise: the one asked for, else the bound one, else this machine's own."""
     if advertise:
         host, port = parse_advertised(advertise, port)
-        return Reach(host, port, f"{joined(host, port)}, as --advertise says")
-    host = own_address() if bind in EVERYWHERE else bind
-    return Reach(host, port, f"{joined(host, port)}, {kind_of(host)}")
+        known = "as --advertise says"
+    else:
+        host = own_address() if bind in EVERYWHERE else bind
+        known = kind_of(host)
+    if relay:  # so there is no port to forward
+        known = f"and from elsewhere through the relay {relay}"
+    return Reach(host, port, f"{joined(host, port)}, {known}")
 
 
 def joined(host: str, port: int) -> str:

@@ -27,7 +27,8 @@ from .repeated_layers import repeated_layers
 
 aten = torch.ops.aten
 SCALAR = aten._local_scalar_dense.default  # `.item()` of a tensor without data gives 1
-EXPERTS = aten._grouped_mm.default  # torch's fake takes bfloat16 only, its kernels take float32 as well
+# torch's fake takes bfloat16 only, its kernels take float32 as well; before torch 2.8 there is none
+EXPERTS = getattr(aten, "_grouped_mm", None)
 forward_flops: Any = sdpa_flop_count  # untyped
 backward_flops: Any = sdpa_backward_flop_count
 FLASH = aten._scaled_dot_product_flash_attention_for_cpu  # the two that torch's own table lacks
@@ -79,7 +80,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if func is SCALAR:
             return 1
-        if func is EXPERTS:
+        if func.overloadpacket is EXPERTS:
             halves = (part.to(torch.bfloat16) for part in args[:2])
             made = func(*halves, *args[2:], **(kwargs or {})).to(args[0].dtype)
         else:
@@ -114,7 +115,7 @@ def flops_of(packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], made
         return int(forward_flops(*(part.shape for part in args[:3])))
     if packet is FLASH_BACKWARD:
         return int(backward_flops(*(part.shape for part in args[:4])))
-    if packet is EXPERTS.overloadpacket:
+    if packet is EXPERTS:
         left, right = args[:2]  # one of three dimensions has a matrix an expert
         each = left.numel() // left.shape[0] if left.ndim == 3 and right.ndim == 2 else left.numel()
         return int(2 * each * right.shape[-1])

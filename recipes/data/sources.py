@@ -13,13 +13,13 @@ import gzip
 import hashlib
 import json
 import os
-import sys
 import urllib.parse
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from recipes.errors import DataError, HubUnreachable
 
 UTF8 = "save the file as UTF-8, such as with iconv -t UTF-8"
 COPY_AGAIN = "download or copy it again"
+LONGEST_FIELD = (1 << 31) - 1  # bytes; more is no C long on Windows
 FIELDS = "each row as many fields as the header, and quotes around fields with commas"
 # words in exceptions of `datasets`, pandas and Arrow
 EMPTY = ("corresponds to no data", "at least one example", "No columns to parse")
@@ -260,18 +261,10 @@ def _texts(path: Path, called: str) -> Iterator[Row]:
             part.append(text)
 
 
-def _commas(path: Path, called: str) -> Iterator[Row]:
-    return _table(path, called, ",")
-
-
-def _tabs(path: Path, called: str) -> Iterator[Row]:
-    return _table(path, called, "\t")
-
-
 def _table(path: Path, called: str, delimiter: str) -> Iterator[Row]:
     """Read a table whose first line names the columns; every field is text, empty lines are skipped."""
     lines = (_decoded(line, f"{called}:{number}") for number, line in _lines(path, called))
-    csv.field_size_limit(sys.maxsize)  # of the whole process; the module's own is 128 KiB
+    csv.field_size_limit(LONGEST_FIELD)  # of the whole process; the module's own is 128 KiB
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     header, place = list[str](), f"{called}:1"
     try:
@@ -302,7 +295,12 @@ def _lines(path: Path, called: str) -> Iterator[tuple[int, bytes]]:
 
 
 # the others are read by `datasets`
-OWN = {".jsonl": _jsonl, ".csv": _commas, ".tsv": _tabs, ".txt": _texts}
+OWN: dict[str, Callable[[Path, str], Iterator[Row]]] = {
+    ".jsonl": _jsonl,
+    ".csv": partial(_table, delimiter=","),
+    ".tsv": partial(_table, delimiter="\t"),
+    ".txt": _texts,
+}
 
 
 def fetch_https_file(url: str, progress: Progress = lambda done, total: None) -> Path:

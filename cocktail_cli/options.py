@@ -29,6 +29,11 @@ def parsed(name: str, metavar: str, parser: Callable[[str], object], help: str, 
     return typer.Option(name, metavar=metavar, parser=parser, help=help, show_default=False, **panel)
 
 
+def port(help: str, **more: Any) -> Any:
+    """Declare --port, of a TCP server."""
+    return typer.Option("--port", metavar="PORT", max=65535, help=help, **{"min": 0} | more)
+
+
 def set_cache(folder: str | None) -> str | None:
     """Set the cache of this process and of those that it starts: `machine.cache` reads the variable."""
     if folder:
@@ -122,14 +127,10 @@ Bind = Annotated[
 ]
 Port = Annotated[
     int | None,
-    typer.Option(
-        "--port",
-        metavar="PORT",
+    port(
+        f"TCP port ({PORT}, or the next free one); 0: any.",
         envvar="COCKTAIL_PORT",
-        min=0,
-        max=65535,
         rich_help_panel=NETWORK,
-        help=f"TCP port ({PORT}, or the next free one); 0: any.",
         show_default=False,
     ),
 ]

@@ -47,8 +47,7 @@ class RunURL:
 
     @property
     def address(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        return join_address(self.host, self.port)
 
     @property
     def place(self) -> str:
@@ -98,6 +97,11 @@ def check_part(what: str, text: str, length: int, *, ended: bool) -> None:
         raise UrlError(f"the {what} in the run URL holds characters that do not belong there")
     if len(text) != length:
         raise UrlError(f"the {what} in the run URL has {len(text)} characters, expected {length}")
+
+
+def join_address(host: str, port: int | str) -> str:
+    """Return "host:port", an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_address(address: str) -> tuple[str, int]:

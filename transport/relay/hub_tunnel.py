@@ -34,7 +34,6 @@ ANSWER_S = 10.0  # for the relay to answer with a peer
 WORKS_S = 30.0  # a claim that held for so long makes the next retry the first
 MOST = 4096  # connections through the relay, and no more than a quarter of the descriptors
 GUEST = re.compile(r"guest ([0-9a-f]{32}) ([0-9a-f:.-]{0,64})")
-
 KEY = re.compile(r"[A-Za-z0-9_-]{43}")  # CURVE, base64url
 CONTROL = f"{relay_socks.CONTROL}.{relay_socks.PROBE}"
 
@@ -102,8 +101,7 @@ class HubTunnel:
     async def _hold_claim(self) -> None:
         """Claim the run and fetch peers until the control connection ends. Raises Unreachable, ClaimLost."""
         host, port = self._relay.host, self._relay.port
-        self._address = await asyncio.to_thread(relay_socks.reach, host, port)
-        key = await asyncio.to_thread(relay_socks.ask, self._relay, CONTROL)
+        self._address, key = await asyncio.to_thread(relay_socks.ask, self._relay, CONTROL)
         if not KEY.fullmatch(key):
             raise ClaimLost(f"{self._relay} sent no key")
         control = Route(host, port, f"{relay_socks.CONTROL}.{relay_socks.RELAY}")

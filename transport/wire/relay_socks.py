@@ -15,9 +15,10 @@ import hashlib
 import socket
 import time
 from collections.abc import Generator
+from contextlib import ExitStack
 from dataclasses import dataclass
 
-from transport.protocol import RunURL, Unreachable, parse_address
+from transport.protocol import RunURL, Unreachable, join_address, parse_address
 
 VERSION, CONNECT, DOMAIN, NO_LOGIN = 5, 1, 3, 0
 GREETING = bytes((VERSION, 1, NO_LOGIN))
@@ -36,7 +37,7 @@ class Route:
     name: str = ""  # "": direct
 
     def __str__(self) -> str:
-        where = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        where = join_address(self.host, self.port)
         return f"the relay {where}" if self.name else where
 
 
@@ -92,13 +93,15 @@ def read_reply() -> Generator[int, bytes, tuple[int, str]]:
 # ---- dialling ----------------------------------------------------------------------------------------------
 
 
-def ask(route: Route, name: str, timeout: float = DIAL_S) -> str:
-    """Ask a relay for a name ending in `probe` and return the text of its answer. Raises Unreachable: dns,
-    tcp, or relay, where the relay answers and says no."""
-    address = reach(route.host, route.port, timeout)
+def ask(route: Route, name: str, timeout: float = DIAL_S) -> tuple[str, str]:
+    """Ask a relay for a name ending in `probe`; return its IP address and the text of its answer.
+
+    Raises Unreachable: dns, tcp, or relay, where the relay answers and says no.
+    """
+    sock, address = connected(route.host, route.port, timeout)
     until = time.monotonic() + timeout
     try:
-        with socket.create_connection((address, route.port), timeout) as sock:
+        with sock:
             sock.sendall(request(name))
             parser = read_reply()
             wanted = next(parser)
@@ -112,7 +115,7 @@ def ask(route: Route, name: str, timeout: float = DIAL_S) -> str:
         ) from None
     if code != ACCEPTED:
         raise Unreachable(route.host, route.port, "relay", f"{route}: {text}")
-    return str(text)
+    return address, str(text)
 
 
 def receive(sock: socket.socket, size: int, until: float) -> bytes:
@@ -129,6 +132,14 @@ def receive(sock: socket.socket, size: int, until: float) -> bytes:
 
 def reach(host: str, port: int, timeout: float = DIAL_S) -> str:
     """Return the IP address of `host` that accepts connections on `port`. Raises Unreachable: dns or tcp."""
+    sock, address = connected(host, port, timeout)
+    sock.close()
+    return address
+
+
+def connected(host: str, port: int, timeout: float) -> tuple[socket.socket, str]:
+    """Connect to the first address of `host` that answers; return that address too. Raises Unreachable: dns
+    or tcp."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -138,10 +149,12 @@ def reach(host: str, port: int, timeout: float = DIAL_S) -> str:
     reasons = []
     for family, kind, proto, _, address in found:
         try:
-            with socket.socket(family, kind, proto) as sock:
+            with ExitStack() as stack:
+                sock = stack.enter_context(socket.socket(family, kind, proto))
                 sock.settimeout(timeout)
                 sock.connect(address)
-                return str(address[0])
+                stack.pop_all()  # it stays open
+                return sock, str(address[0])
         except TimeoutError:
             reasons.append(f"{address[0]} did not answer within {timeout:.0f} s (a firewall?)")
         except OSError as error:

@@ -28,6 +28,7 @@ from transport.protocol import (
     Unreachable,
     UrlError,
     as_z85,
+    join_address,
     messages,
     parse_address,
     to_base64,
@@ -106,8 +107,7 @@ class RouterWire:
         self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no connection without an answer
         self._guard = ConnectionGuard(self._context, self._router, files)
         try:
-            where = f"[{host}]" if ":" in host else host
-            self._router.bind(f"tcp://{where}:{port or '*'}")
+            self._router.bind(f"tcp://{join_address(host, port or '*')}")
             endpoint = self._router.getsockopt(zmq.LAST_ENDPOINT)
             assert isinstance(endpoint, bytes)
             self.port = int(endpoint.rpartition(b":")[2].strip(b"\0"))
@@ -271,7 +271,7 @@ class DealerWire:
         )
         monitor = sock.get_monitor_socket(events)
         address, route = probed.address, probed.route
-        where = f"{f'[{address}]' if ':' in address else address}:{route.port}"
+        where = join_address(address, route.port)
         if route.name:
             sock.setsockopt(zmq.SOCKS_PROXY, where.encode())
             where = f"{route.name}:1"
@@ -386,9 +386,10 @@ class ProbedRoute:
 
 def answering(route: Route, timeout: float) -> str:
     """Return the IP address of a route that answers; of a relay, one that has the hub. Raises Unreachable."""
-    if route.name:
-        ask(route, f"{route.name.partition('.')[0]}.{PROBE}", timeout)
-    return reach(route.host, route.port, timeout)
+    if not route.name:
+        return reach(route.host, route.port, timeout)
+    address, _ = ask(route, f"{route.name.partition('.')[0]}.{PROBE}", timeout)
+    return address
 
 
 def no_key(route: Route) -> Unreachable:

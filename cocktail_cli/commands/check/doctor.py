@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cocktail_cli import __version__
+from cocktail_cli import __version__, options
 from cocktail_cli.installation import command_to_add
 from cocktail_cli.machine import (
     BIND,
@@ -68,14 +68,7 @@ def doctor(
     device: Device = "auto",
     port: Annotated[
         int,
-        typer.Option(
-            "--port",
-            metavar="PORT",
-            envvar="COCKTAIL_PORT",
-            min=1,
-            max=65535,
-            help="Port that a hub on this machine would listen on.",
-        ),
+        options.port("Port that a hub on this machine would listen on.", envvar="COCKTAIL_PORT", min=1),
     ] = PORT,
     env: Annotated[
         bool, typer.Option("--env", help="Print versions to paste into a report; check nothing.")

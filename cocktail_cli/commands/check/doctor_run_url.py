@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli.errors import explain
-from cocktail_cli.machine import own_keys
+from cocktail_cli.machine import joined, own_keys
 from cocktail_cli.ui import counted, found, megabytes
 
 if TYPE_CHECKING:
@@ -87,8 +87,7 @@ def handshakes(host: str, port: int) -> list[float]:
             socket.create_connection((host, port), timeout=ANSWER).close()
         except OSError as error:
             layer = "dns" if isinstance(error, socket.gaierror) else "tcp"
-            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            raise Unreachable(host, port, layer, f"{where}: {error}") from error
+            raise Unreachable(host, port, layer, f"{joined(host, port)}: {error}") from error
         took.append(time.monotonic() - started)
     return took
 

@@ -39,14 +39,7 @@ def dashboard(
     ] = "127.0.0.1",
     port: Annotated[
         int | None,
-        typer.Option(
-            "--port",
-            metavar="PORT",
-            min=0,
-            max=65535,
-            help="TCP port (default: 29480, or a free one).",
-            show_default=False,
-        ),
+        options.port("TCP port (default: 29480, or a free one).", show_default=False),
     ] = None,
     life_line: options.LifeLine = False,
     as_json: options.Json = False,

@@ -24,15 +24,7 @@ LOOK_S = 2.0  # seconds between two looks at what has changed
 def relay(
     bind: options.Bind = BIND,
     port: Annotated[
-        int,
-        typer.Option(
-            "--port",
-            metavar="PORT",
-            min=0,
-            max=65535,
-            rich_help_panel=options.NETWORK,
-            help="TCP port that hubs and peers dial; 0: any.",
-        ),
+        int, options.port("TCP port that hubs and peers dial; 0: any.", rich_help_panel=options.NETWORK)
     ] = RELAY_PORT,
     max_rate: Annotated[
         float | None,

@@ -34,14 +34,7 @@ def resume(
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(
-            "--port",
-            metavar="PORT",
-            min=0,
-            max=65535,
-            rich_help_panel=options.NETWORK,
-            help="TCP port. Another one makes a new URL.",
-        ),
+        options.port("TCP port. Another one makes a new URL.", rich_help_panel=options.NETWORK),
     ] = None,
     advertise: Annotated[
         str | None,

@@ -22,7 +22,7 @@ names = st.text("abcdefghijklmnopqrstuvwxyz0123456789.-", min_size=1, max_size=2
 
 
 def parsed(parser: Generator[Any, bytes, Any], data: bytes) -> Any:
-    """What a parser makes of these bytes; None where it wants more."""
+    """Run a parser on these bytes and return its result; None where it wants more."""
     try:
         wanted = next(parser)
         while True:

@@ -106,9 +106,7 @@ def try_case(target: Target, case: bytes, tally: Tally, *, measure: bool) -> Non
     tally.peak, tally.slowest = max(tally.peak, peak), max(tally.slowest, took)
     if peak > target.most + 64 * len(case):
         raise TooMuch(f"{peak:,} bytes for a case of {len(case):,}, at most {target.most:,} and 64 for each")
-    if (
-        took > SECONDS
-    ):  # once more: what it imported and compiled is not its own cost, nor is measuring memory
+    if took > SECONDS:  # once more: imports, compiling and measuring memory are not the case's own cost
         began = time.thread_time()
         target.check(case)
         took = time.thread_time() - began

@@ -107,8 +107,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_step_takes_what_is_planned(
     optim: str, changes: dict[str, Any], llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is held, the micro-batch, and the optimizer's temporaries. Attention is eager: the fused one is of
-    a kernel that the fake device lacks."""
+    """The plan says what is held, the micro-batch, and the optimizer's temporaries. Attention is eager: the
+    fused one is of a kernel that the fake device lacks."""
     small_windows(monkeypatch, 1 << 12)
     plain = recipe_of(state_device="accelerator", **changes).model_dump(exclude_unset=True)
     plain["training"]["optim"] = optim

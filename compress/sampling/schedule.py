@@ -237,6 +237,16 @@ class Sample:
         moved = self.units_on(positions.device)[unit].sub_(unit)  # in place: a device is short of memory
         return moved.bitwise_left_shift_(shift).add_(positions)
 
+    def positions(self, coordinates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Map coordinates, (k,) int64, to positions in the sampled vector: those of the coordinates that it
+        visits, (v,) int64, and which these are, (k,) bool."""
+        if self.m == self.n:
+            return coordinates, torch.ones_like(coordinates, dtype=torch.bool)
+        units, wanted = self.units_on(coordinates.device), coordinates >> self._shift
+        at = torch.searchsorted(units, wanted).clamp_(max=len(units) - 1)
+        visited = units[at] == wanted
+        return (at - wanted << self._shift).add_(coordinates)[visited], visited
+
     @property
     def _shift(self) -> int:
         return self.block_size.bit_length() - 1

@@ -72,14 +72,15 @@ class GlobalModel:
     def fingerprint(self, known: int) -> None:
         self._fingerprint = known, Arriving(torch.zeros((), dtype=torch.int64))
 
-    def samples(self) -> Iterator[tuple[Shard, Sample]]:
-        """Draw the sample of `self.round` for each shard."""
+    def samples(self, round: int | None = None) -> Iterator[tuple[Shard, Sample]]:
+        """Draw the sample of a round for each shard; None: of `self.round`."""
         for shard in self.shards:
-            yield shard, self.compressor.draw(shard.size, shard.seed, self.round)
+            yield shard, self.compressor.draw(shard.size, shard.seed, self.round if round is None else round)
 
-    def decode(self, packet: bytes) -> DecodedPacket:
-        """Decode and verify the aggregate of `self.round`; changes nothing. Raises PacketError."""
-        return decode_packet(packet, self.samples(), len(self.shards))
+    def decode(self, packet: bytes, round: int | None = None) -> DecodedPacket:
+        """Decode and verify the aggregate of a round, None: of `self.round`; changes nothing. Raises
+        PacketError."""
+        return decode_packet(packet, self.samples(round), len(self.shards))
 
     def apply(self, packet: bytes) -> DecodedPacket:
         """Decode the aggregate of `self.round` and move by it. Raises PacketError; x' is then unchanged."""

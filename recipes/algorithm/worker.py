@@ -13,13 +13,16 @@ recipes/ALGORITHM.md writes them down. Start: x_i = x' = x_0 and e = 0. In round
 What C leaves out of d_i stays in x_i - x' and is offered again: the worker's error feedback costs no memory.
 A leaving peer hands the largest part of d_i to the aggregator, which adds it to e.
 
+With staleness above 1 later rounds begin before C[D] is here. Their d_i leaves out what is in flight:
+d_i = x_i - x' - sum of C[d_i] in flight. With staleness 0 or 1 nothing is in flight where a round begins.
+
 Where the vector is cut into shards, C is a C of each, with a sample, a packet and an e of its own. A shard
 that the aggregate leaves out has not moved: nobody's update of it was taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -81,27 +84,38 @@ class Worker:
         assert isinstance(self.local_model, LocalVector)
         return self.local_model.x
 
-    def start(self, budget: int = 0, alone: bool = False) -> DecodedPacket:
-        """Encode C[d_i] (lines 1 and 2) for the round that x' is at; changes neither x_i nor x'.
+    def start(
+        self,
+        budget: int = 0,
+        alone: bool = False,
+        round: int | None = None,
+        in_flight: Sequence[DecodedPacket] = (),
+    ) -> DecodedPacket:
+        """Encode C[d_i] (lines 1 and 2); changes neither x_i nor x'.
 
         Args:
             budget: bytes that fit; 0: not known.
             alone: no other peer takes part, so the aggregate's size is no bound.
+            round: it is encoded for; None: the one that x' is at.
+            in_flight: updates of earlier rounds that x_i has not been joined with, and that the aggregator
+                has or may get: they are left out of d_i.
 
         Raises:
             NonFiniteError: d_i holds an infinity or a NaN; it names the parameter.
         """
         model, packets, updates = self.global_model, list[bytes](), list[ShardUpdate]()
         self.rate = self.rate.within(budget, 0 if alone else self.aggregate_size)
-        compressor = self.rate.compressor.at(model.round)
-        for shard, sample in model.samples():
-            d, sent = self._encoded(compressor, shard, sample)
+        round = model.round if round is None else round
+        compressor = self.rate.compressor.at(round)
+        for shard, sample in model.samples(round):
+            earlier = [u for one in in_flight for u in one.shard_updates if u.shard.number == shard.number]
+            d, sent = self._encoded(compressor, shard, sample, round, earlier)
             packets.append(sent.packet)
             d = d if self.decay < 1 else d.new_empty(0)  # free it before more is made
             update = sent.update()
             unsent = None if self.decay == 1 else subtract(d, update)
             updates.append(ShardUpdate(shard, sample, update, unsent))
-        whole = model.round < model.compressor.uncompressed_rounds
+        whole = round < model.compressor.uncompressed_rounds
         self.rate = self.rate.sent(0 if whole else sum(map(len, packets)))
         return DecodedPacket(join(packets), tuple(updates))
 
@@ -159,7 +173,7 @@ class Worker:
         if not any(len(part.values) for part in kept):
             return None
         while keep * n >= 1:
-            compressor, noise = handoff_compressor(base, keep), self._noise
+            compressor, noise = handoff_compressor(base, keep), self._noise(model.round)
             kept = [self._fewer(part, shard, keep) for part, shard in zip(kept, model.shards, strict=True)]
             both = zip(model.shards, kept, strict=True)
             sent = [compressor.encode_selected(shard.size, part, noise) for shard, part in both]
@@ -187,24 +201,21 @@ class Worker:
         """Compute the Euclidean norm of d_i = x_i - x'."""
         return self.local_model.distance(self.global_model.vector)
 
-    def _encoded(self, compressor: Cocktail, shard: Shard, sample: Sample) -> tuple[Tensor, Encoded]:
+    def _encoded(
+        self, compressor: Cocktail, shard: Shard, sample: Sample, round: int, earlier: Sequence[ShardUpdate]
+    ) -> tuple[Tensor, Encoded]:
         """Compute and encode d_i of one shard (lines 1 and 2), on the host where its device has no room."""
-        x = self.global_model.vector
+        x, name_at, noise = self.global_model.vector, self._names_in(shard, sample), self._noise(round)
         with suppress(torch.OutOfMemoryError):
-            d = self.local_model.difference(shard, sample, x)  # 1   (m,)
-            return d, self._encode(compressor, d, shard, sample)  # 2
+            d = without(self.local_model.difference(shard, sample, x), sample, earlier)  # 1   (m,)
+            return d, compressor.encode(d, name_at, noise)  # 2
         self.short_of_memory = True
-        d = delta_on_host(self.local_model, shard, sample, x)
-        return d, self._encode(compressor, d, shard, sample)
+        d = without(delta_on_host(self.local_model, shard, sample, x), sample, earlier)
+        return d, compressor.encode(d, name_at, noise)
 
-    def _encode(self, compressor: Cocktail, d: Tensor, shard: Shard, sample: Sample) -> Encoded:
-        """Encode C[d] of one shard."""
-        return compressor.encode(d, self._names_in(shard, sample), self._noise)
-
-    @property
-    def _noise(self) -> int:
-        """The seed of stochastic rounding: of this peer and round."""
-        return self.dither << 64 | self.global_model.round
+    def _noise(self, round: int) -> int:
+        """Return the seed of stochastic rounding: of this peer and round."""
+        return self.dither << 64 | round
 
     def _names_in(self, shard: Shard, sample: Sample) -> Callable[[int], str] | None:
         if (name_at := self.name_at) is None:
@@ -224,6 +235,18 @@ def worker_of(
     compression = recipe.compression
     model = GlobalModel(vector, compressor_of(compression), recipe.training.seed, round)
     return Worker(x, model, name_at, dither, compression.error_decay, adaptive_rate_of(compression))
+
+
+def without(d: Tensor, sample: Sample, earlier: Sequence[ShardUpdate]) -> Tensor:
+    """Take updates in flight out of d_i on a sample, (m,), in place: they visited other coordinates."""
+    for one in earlier:
+
+        def take(window: Update, theirs: Sample = one.sample) -> None:
+            positions, visited = sample.positions(theirs.coordinates(window.positions))
+            d.index_add_(0, positions, window.values[visited], alpha=-1)
+
+        each_window(one.update, d.device, take)
+    return d
 
 
 def subtract(d: Tensor, update: PackedUpdate | Update) -> Tensor:

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from compress import Sample, Shard
+from compress import Cocktail, Sample, Shard
 from recipes.algorithm import (
     Aggregator,
     DecodedPacket,
@@ -74,7 +74,7 @@ class Setting:
     keep: float = 0.2  # K
     bits: int = 4
     block: int = 256
-    staleness: Literal[0, 1] = 1
+    staleness: Literal[0, 1, 2, 3, 4] = 1
     local_steps: int = 1  # H
     outer_rate: float = 1.0  # 0: `packets`, and `rate` is the swarm's
     momentum: float = 0.0  # of the owner's step
@@ -99,7 +99,7 @@ class Setting:
             topk_ratio=self.keep,
             quant_bits=self.bits,  # type: ignore[arg-type]
             block_size=self.block,
-            staleness=self.staleness,
+            staleness=min(self.staleness, 1),  # type: ignore[arg-type] - more rounds in flight change no packet
             local_steps=self.local_steps,
             outer_learning_rate=self.outer_rate or "packets",
             outer_momentum=self.momentum,
@@ -226,12 +226,16 @@ def fixed_basis(size: Size, start: Tensor, text: Text, batches: int = 32) -> Fix
 class One(GlobalModel):
     """The global model of all peers, equal to the bit: stored once, and sampled once a round."""
 
-    drawn: tuple[int, list[tuple[Shard, Sample]]] = (-1, [])
+    def __init__(self, vector: Tensor, compressor: Cocktail, seed: int) -> None:
+        super().__init__(vector, compressor, seed)
+        self.drawn: dict[int, list[tuple[Shard, Sample]]] = {}  # by round, from that of x' on
 
-    def samples(self) -> Iterator[tuple[Shard, Sample]]:
-        if self.drawn[0] != self.round:
-            self.drawn = self.round, [*super().samples()]
-        yield from self.drawn[1]
+    def samples(self, round: int | None = None) -> Iterator[tuple[Shard, Sample]]:
+        wanted = self.round if round is None else round
+        if wanted not in self.drawn:
+            later = {number: drawn for number, drawn in self.drawn.items() if number >= self.round}
+            self.drawn = {**later, wanted: [*super().samples(wanted)]}
+        yield from self.drawn[wanted]
 
 
 class Peer:
@@ -264,6 +268,15 @@ class Peer:
         self.turned.add_to(self.flat.vector)
 
 
+@dataclass(frozen=True)
+class Flight:
+    """A round that is committed and that no peer is joined with."""
+
+    aggregate: bytes
+    parts: list[DecodedPacket]  # by peer
+    late: set[int]  # peers whose packets were not taken
+
+
 class Swarm:
     """N peers and the aggregator of all shards, in lockstep: no clock, no sockets, one thread."""
 
@@ -285,6 +298,7 @@ class Swarm:
         richer = replace(mix, topk_ratio=setting.owner_keep or mix.topk_ratio)
         self.owner = Aggregator(start.numel(), richer, training.seed, outer=outer)
         self.up = self.down = self.round = 0
+        self.flights: deque[Flight] = deque()  # with a staleness of S never more than S
         self.under_way: deque[Tensor] = deque()  # (N, P) a round: updates summed in FP32 that come late
 
     @property
@@ -302,18 +316,32 @@ class Swarm:
             peer.step(grad, self.setting.clip, share * rate, share * self.setting.beta1)
 
     def start(self) -> list[DecodedPacket]:
-        return [peer.worker.start() for peer in self.peers]
+        """Encode the packets of a round, without what is in flight (lines 1 and 2)."""
+        return [
+            peer.worker.start(
+                round=self.round, in_flight=[f.parts[i] for f in self.flights if i not in f.late]
+            )
+            for i, peer in enumerate(self.peers)
+        ]
 
     def exchange(self, parts: list[DecodedPacket], late: set[int]) -> None:
-        """Exchange (lines 2 to 7 of the algorithm); packets that are late are not taken."""
+        """Aggregate a round (lines 3 and 4), and join so that less than S are in flight. What is late is not
+        taken."""
         taken = [(str(i), part.packet, 1.0) for i, part in enumerate(parts) if i not in late]
-        aggregate = self.owner.step(self.round, taken)
-        moved = self.common.apply(aggregate)
-        for i, (peer, part) in enumerate(zip(self.peers, parts, strict=True)):
-            peer.worker.follow(moved, None if i in late else part)
+        flight = Flight(self.owner.step(self.round, taken), parts, late)
+        self.flights.append(flight)
         self.up += sum(len(part.packet) for part in parts)
-        self.down += len(aggregate)
+        self.down += len(flight.aggregate)
         self.round += 1
+        self.join(max(self.setting.staleness, 1) - 1)
+
+    def join(self, in_flight: int) -> None:
+        """Move x' and every x_i by the rounds in flight (lines 5 to 7), until so many are left."""
+        while len(self.flights) > in_flight:
+            flight = self.flights.popleft()
+            moved = self.common.apply(flight.aggregate)
+            for i, (peer, part) in enumerate(zip(self.peers, flight.parts, strict=True)):
+                peer.worker.follow(moved, None if i in flight.late else part)
 
     def average(self) -> None:
         """Sum the round's updates in FP32, as packets of 32 bits with p = K = 1 would, without making them.
@@ -372,8 +400,9 @@ def train(size: Size, setting: Setting, rate: float, seed: int, folder: Path) ->
 
 
 def steps(size: Size, swarm: Swarm, text: Text, rate: Callable[[int], float]) -> Iterator[int]:
-    """Take all steps, with an exchange after each H of them. With staleness 1 its packets are made before
-    those steps, which hide it, and one more round brings the last ones home.
+    """Take all steps, with an exchange after each H of them. With staleness S its packets are made before
+    those steps, and the aggregate arrives S rounds later. One more round delivers the last steps, and the
+    rounds in flight are brought home.
     """
     setting = swarm.setting
     stale = bool(setting.peers and setting.staleness)
@@ -393,6 +422,7 @@ def steps(size: Size, swarm: Swarm, text: Text, rate: Callable[[int], float]) ->
             yield min(first + setting.local_steps, size.steps) - 1
     if setting.averaged:
         swarm.arrive(0)
+    swarm.join(0)
 
 
 def outcome(

@@ -46,6 +46,17 @@ def test_without_loss_one_peer_is_all_reduce_and_two_are_their_average(
     assert exact.curve == pytest.approx(other.curve, rel=1e-4)
 
 
+@pytest.mark.parametrize("staleness", [1, 2, 4])
+def test_one_peer_is_plain_training_at_any_staleness_and_after_the_last_round_all_of_it_is_in_x_prime(
+    staleness: int, tmp_path: Path
+) -> None:
+    """Its own steps are in x_i at once; only x' is behind, and by nothing at the end."""
+    plain, stale = (train(QUICK, replace(EXACT, staleness=s), 2e-3, 1, tmp_path) for s in (0, staleness))
+
+    assert stale.loss == pytest.approx(plain.loss, rel=1e-4)
+    assert stale.residual < 1e-4
+
+
 def test_models_computed_together_have_the_gradients_that_each_has_in_transformers() -> None:
     models = [new_model(QUICK) for _ in range(3)]
     for seed, flat in enumerate(models):

@@ -141,6 +141,19 @@ def test_add_touches_only_what_was_sent() -> None:
     assert torch.equal(s.add_(x.clone(), update, alpha=-1)[at], x[at] - update.values)
 
 
+@pytest.mark.parametrize(
+    "mix", [Cocktail(), Cocktail(random_ratio=0.3, block_size=64), Cocktail(random_ratio=1.0)]
+)
+def test_positions_are_the_inverse_of_coordinates_and_leave_out_what_is_not_visited(mix: Cocktail) -> None:
+    n = 50_001  # the last block is short
+    s, every = mix.draw(n, 1, 3), torch.arange(n).flip(0)
+
+    positions, visited = s.positions(every)
+
+    assert torch.equal(s.coordinates(positions), every[visited])
+    assert torch.equal(every[visited].flip(0), s.coordinates(torch.arange(s.m)))
+
+
 def test_at_p_of_one_the_sample_is_the_vector() -> None:
     s = Cocktail(random_ratio=1.0).draw(1000, 5, 6)
     x = some(1000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from compress import Cocktail, decode, fingerprint
 from recipes.algorithm.aggregator import Aggregator
 from recipes.algorithm.decoded_updates import RejectedUpdate
 from recipes.algorithm.global_model import DecodedPacket, GlobalModel, fold
+from recipes.algorithm.outer_optimizer import OuterOptimizer
 from recipes.algorithm.worker import Worker
 
 SEED = 7
@@ -282,3 +284,61 @@ def test_a_diverged_model_is_reported_with_the_name_of_the_parameter() -> None:
 
     with pytest.raises(ValueError, match=r"head\.weight"):
         worker.start()
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    mix=st.sampled_from(list(MIXES.values())),
+    staleness=st.integers(1, 4),
+    seed=st.integers(0, 2**16),
+    late=st.lists(st.sets(st.integers(0, 2), max_size=2), min_size=9, max_size=9),
+)
+def test_with_rounds_in_flight_nothing_is_lost_or_twice_and_x_prime_is_one(
+    mix: Cocktail, staleness: int, seed: int, late: list[set[int]]
+) -> None:
+    """d_i = x_i - x' - what is in flight, and no other is encoded. The sum of all steps ever made = what is
+    committed + e + the sum of d_i, at the end of every round and whichever packets came too late. After the
+    last round S joins bring everything home."""
+    group = swarm(mix, peers=3)
+    n, workers, start = len(group.error), group.workers, group.workers[0].x.clone()
+    group.aggregator = Aggregator(n, mix, SEED, outer=OuterOptimizer("packets"))  # a sum: nobody's weight
+    committed, made = GlobalModel(start.clone(), mix, SEED), torch.zeros(n)
+    flights = deque[tuple[bytes, dict[int, DecodedPacket]]]()  # aggregate, updates in it by peer
+
+    def in_flight(i: int) -> list[DecodedPacket]:
+        return [taken[i] for _, taken in flights if i in taken]
+
+    def delta(i: int) -> Tensor:
+        d = workers[i].x - workers[i].global_model.vector
+        for update in [one for part in in_flight(i) for one in part.shard_updates]:
+            update.add_(d, alpha=-1)
+        return d
+
+    def join() -> None:
+        packet, taken = flights.popleft()
+        for i, worker in enumerate(workers):
+            worker.finish(packet, taken.get(i))
+        assert len({worker.global_model.fingerprint for worker in workers}) == 1
+
+    for t, missing in enumerate(late):
+        sent = [worker.start(round=t, in_flight=in_flight(i)) for i, worker in enumerate(workers)]
+        for i, part in enumerate(sent):
+            want = torch.zeros(n)
+            for update in part.shard_updates:
+                update.add_(want)
+            np.testing.assert_allclose(want.double().numpy(), C(mix, delta(i).numpy(), t), atol=1e-6)
+        for worker, step in zip(workers, steps_of(3, n, seed + t), strict=True):
+            worker.x.add_(step)
+            made += step
+        taken = {i: part for i, part in enumerate(sent) if i not in missing}
+        packet = group.aggregator.step(t, [(f"peer-{i}", part.packet, 1.0) for i, part in taken.items()])
+        committed.apply(packet)
+        flights.append((packet, taken))
+        while len(flights) >= staleness:
+            join()
+
+        found = committed.vector - start + group.error + sum(map(delta, range(3)))
+        torch.testing.assert_close(found, made, rtol=0, atol=1e-5)
+    while flights:
+        join()
+    assert torch.equal(workers[0].global_model.vector, committed.vector)

@@ -25,7 +25,7 @@ HEAVY = ("zmq", "torch", "transformers", "datasets", "peft", "trl", "starlette",
 # room -> packages it may import beside the standard library and itself: the table of the README
 MAY_IMPORT = {
     "compress": "torch numpy lz4 compression backports triton numba llvmlite",
-    "transport": "zmq msgspec",
+    "transport": "zmq msgspec websockets h11",
     "recipes": "compress torch numpy transformers datasets peft trl pydantic pydantic_core yaml "
     "safetensors huggingface_hub jinja2 psutil",
     "cocktail_cli": "compress transport recipes typer rich platformdirs starlette uvicorn torch "
@@ -40,8 +40,9 @@ SHELLS = {
     "hub": "commit_thread server",
     "peer": "admin_client catch_up_downloads connection_manager peer_link run_visit",
     "protocol": "keys",
-    "relay": "hub_tunnel loop_thread relay_server splice",
-    "wire": "connection_guard memory_sockets rate_limit relay_socks zeromq_sockets",
+    "relay": "hub_tunnel relay_server",
+    "tunnel": "bridge dialling loop_thread streams websocket_stream",
+    "wire": "connection_guard memory_sockets rate_limit tcp_probe zeromq_sockets",
 }
 
 MODULES_IN_A_PACKAGE = 14
@@ -306,6 +307,20 @@ def test_no_file_of_the_command_imports_torch_at_its_top() -> None:
     ]
 
     assert found == []
+
+
+def test_a_run_that_is_dialled_directly_loads_no_relay_proxy_or_tls() -> None:
+    """Only the relay imports them at its top; a peer's wire does so once it has such a way to try."""
+    found = [
+        f"{path.relative_to(ROOT)}: {module}"
+        for room in ROOMS
+        for path in files(room)
+        if path.parent.name not in ("relay", "tunnel")
+        for module in at_the_top(ast.parse(path.read_text(encoding="utf-8")))
+        if module.startswith(("transport.relay", "transport.tunnel", "websockets", "h11", "ssl"))
+    ]
+
+    assert found == ["cocktail_cli/commands/run/relay.py: ssl"]
 
 
 def test_only_the_live_view_imports_rich() -> None:

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from transport.protocol import LinkLost, RefusedByHub, RunURL, Unreachable, decode_to_peer, encode, messages
-from transport.wire import Connected, DealerWire, Disconnected, Received, relay_route
+from transport.wire import Connected, DealerWire, Disconnected, Received
 
 ADMIN_S = 60.0  # for an answer: a decision waits until the round being committed is durable
 
@@ -50,7 +50,7 @@ def ask_admin(url: RunURL, secret: str, order: messages.AdminCommand, **fields: 
 
 def ask(url: RunURL, question: messages.Message, timeout: float) -> messages.Message:
     """Send one message on a connection of its own and return the answer."""
-    wire, until = DealerWire(url.host, url.port, url.key, relay=relay_route(url)), time.monotonic() + timeout
+    wire, until = DealerWire(url.routes, url.key), time.monotonic() + timeout
     try:
         wire.dial(0)
         while (left := until - time.monotonic()) > 0:

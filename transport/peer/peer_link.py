@@ -28,7 +28,7 @@ from transport.protocol import (
     messages,
 )
 from transport.transfer import CHUNK, MAX_OBJECT, ChunkBuffer, ChunkFile, Download, Upload
-from transport.wire import DealerWire, PeerWire, RateLimits, relay_route
+from transport.wire import DealerWire, PeerWire, RateLimits
 
 from .connection_manager import ConnectionManager, LinkLimits
 from .peer_state import PeerState, SessionState
@@ -159,7 +159,7 @@ class PeerLink:
         me = identity
         about = me.name, me.hardware, me.versions, me.alone, me.owns, me.reachable
         self._state = PeerState(messages.Hello(messages.PROTOCOL, url.token, url.run, *about))
-        wire = wire or DealerWire(url.host, url.port, url.key, me.keys, relay_route(url))
+        wire = wire or DealerWire(url.routes, url.key, me.keys)
         self.rate_limits = rate_limits or RateLimits(limits.bandwidth)
         self._connections = ConnectionManager(wire, self._state, url.address, limits, self.rate_limits)
         self._changed, self._transfers = self._connections.changed, self._connections.transfers

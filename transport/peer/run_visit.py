@@ -24,7 +24,7 @@ from transport.protocol import (
     encode,
     messages,
 )
-from transport.wire import Connected, DealerWire, Disconnected, Received, relay_route
+from transport.wire import Connected, DealerWire, Disconnected, Received
 
 from .peer_link import PeerIdentity
 
@@ -46,7 +46,7 @@ class RunVisit:
 
     def __init__(self, url: RunURL, identity: PeerIdentity) -> None:
         self.url, self.identity = url, identity
-        self._wire = DealerWire(url.host, url.port, url.key, identity.keys, relay_route(url))
+        self._wire = DealerWire(url.routes, url.key, identity.keys)
         self._thread = threading.Thread(target=self._stay, name="visit", daemon=True)
         self._over, self._declined = threading.Event(), False
 

@@ -24,7 +24,18 @@ from .keys import CurveKeys, RunKeys, as_z85, short_key
 from .message_codec import OtherVersion, decode_to_hub, decode_to_peer, encode, versions
 from .object_names import ERROR, HANDOFF, PART, SHARD, TRIAL, UPDATE, round_and_name, round_of
 from .peer_names import clean_name, unique_name
+from .routes import (
+    RUN,
+    Proxies,
+    Proxy,
+    Route,
+    join_address,
+    parse_address,
+    parse_proxy,
+    relay_routes,
+    run_name,
+)
 from .run_settings import RunSettings
-from .run_url import TOKEN_BYTES, RunURL, join_address, parse_address, parse_url, to_base64, to_bytes
+from .run_url import TOKEN_BYTES, RunURL, parse_url, to_base64, to_bytes
 from .sample_ranges import SamplePool, SampleRanges, count_samples, pack_ranges, sample_ids, unpack_ranges
 from .traffic import Traffic, TrafficDelta

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,7 +32,13 @@ class Unreachable(TransportError):
     def __init__(self, host: str, port: int, layer: str, reason: str) -> None:
         super().__init__(reason)
         self.host, self.port = host, port
-        self.layer = layer  # what failed: "dns", "tcp", "key" or "relay"
+        self.layer = layer  # what failed: "dns", "tcp", "proxy", "tls", "relay" or "key"
+
+    @classmethod
+    def of(cls, failed: Sequence[Unreachable]) -> Unreachable:
+        """Return one error that names why each way failed; it is of the kind of the first."""
+        first, said = failed[0], dict.fromkeys(map(str, failed))
+        return cls(first.host, first.port, first.layer, "; ".join(said))
 
 
 class RefusedByHub(TransportError):

@@ -15,9 +15,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .errors import UrlError
+from .routes import (
+    RUN,
+    Proxies,
+    Route,
+    join_address,
+    parse_address,
+    plain_routes,
+    relay_routes,
+    run_name,
+)
 
 SCHEME = "cocktail://"
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
@@ -38,6 +48,7 @@ class RunURL:
     port: int
     run: str
     relay: str = ""  # "host:port" of a relay that has the hub as well
+    proxies: Proxies = field(default=Proxies(), compare=False)  # of this machine: no part of the line
 
     def __str__(self) -> str:
         return f"{SCHEME}{self.key}.{sealed(self)}@{self.place}/{self.run}"
@@ -53,6 +64,14 @@ class RunURL:
     def place(self) -> str:
         """Return the addresses as they are in the URL."""
         return f"{self.address}+{self.relay}" if self.relay else self.address
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """Return the ways to the hub, in the order in which they are tried."""
+        direct = plain_routes(self.host, self.port, "", self.proxies)
+        if not self.relay:
+            return direct
+        return (*direct, *relay_routes(self.relay, f"{run_name(self.key)}.{RUN}", self.proxies))
 
     def masked(self) -> str:
         return f"{SCHEME}{self.key}.***@{self.place}/{self.run}"
@@ -97,26 +116,6 @@ def check_part(what: str, text: str, length: int, *, ended: bool) -> None:
         raise UrlError(f"the {what} in the run URL holds characters that do not belong there")
     if len(text) != length:
         raise UrlError(f"the {what} in the run URL has {len(text)} characters, expected {length}")
-
-
-def join_address(host: str, port: int | str) -> str:
-    """Return "host:port", an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Parse "host:port" or "[v6]:port" to (host, port). Raises UrlError."""
-    host, colon, port = address.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-        named = bool(re.fullmatch(r"[0-9A-Fa-f:.%a-z]+", host))
-    else:
-        named = bool(re.fullmatch(r"[A-Za-z0-9._-]+", host))
-    if not colon or not host or not named:
-        raise UrlError(f"the address {address[:80]!r} in the run URL is not of the form host:port")
-    if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
-        raise UrlError(f"the port {port[:20]!r} in the run URL is not a number from 1 to 65535")
-    return host, int(port)
 
 
 def sealed(url: RunURL) -> str:

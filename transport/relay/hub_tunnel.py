@@ -10,24 +10,24 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 
-from transport.protocol import CurveKeys, Unreachable, parse_address
-from transport.wire import (
-    Connected,
-    DealerWire,
-    Disconnected,
-    Received,
-    Route,
-    TokenBuckets,
-    raise_file_limit,
+from transport.protocol import CurveKeys, Proxies, Route, Unreachable, relay_routes
+from transport.tunnel import (
+    LoopThread,
+    PolledWire,
+    ask,
+    converse,
+    dial_loopback,
+    open_stream,
     relay_socks,
+    splice,
 )
+from transport.wire import Connected, DealerWire, Disconnected, Received, TokenBuckets, raise_file_limit
 
-from .loop_thread import LoopThread, PolledWire
 from .relay_server import DIALS, DIALS_S, LOST_S, PING_S
-from .splice import converse, dial, dial_loopback, splice
 
 FIRST_RETRY, LAST_RETRY = 0.25, 4.0  # seconds between dials
 ANSWER_S = 10.0  # for the relay to answer with a peer
@@ -52,6 +52,7 @@ class HubTunnel:
         keys: the hub's, which the relay is shown proof of.
         hub: IP address and port at which this machine reaches the hub.
         notify: called with a sentence when the relay is lost, or there again; from a thread.
+        proxies: of this machine.
     """
 
     def __init__(
@@ -60,13 +61,15 @@ class HubTunnel:
         keys: CurveKeys,
         hub: tuple[str, int],
         notify: Callable[[str], None] = lambda _: None,
+        proxies: Proxies = Proxies(),  # noqa: B008 - frozen
     ) -> None:
-        self._relay, self._keys, self._hub, self._notify = Route(*parse_address(relay)), keys, hub, notify
+        self._keys, self._hub, self._notify = keys, hub, notify
+        self._routes = [*relay_routes(relay, f"{relay_socks.CONTROL}.{relay_socks.RELAY}", proxies)]
         self._most = min(MOST, raise_file_limit() // 4)
         self._dials = TokenBuckets(DIALS_S, DIALS)
         self._guests: set[asyncio.Task[None]] = set()
         self._lost = ""  # why there is no claim, once told
-        self._address = ""  # IP address of the relay
+        self._route = self._routes[0]  # by which the relay was reached last
         self.claims = 0  # how often the relay accepted the claim
         self.refused = 0  # announced connections beyond the limits
         self._thread = LoopThread("cocktail-hub-tunnel", self._main)
@@ -100,12 +103,11 @@ class HubTunnel:
 
     async def _hold_claim(self) -> None:
         """Claim the run and fetch peers until the control connection ends. Raises Unreachable, ClaimLost."""
-        host, port = self._relay.host, self._relay.port
-        self._address, key = await asyncio.to_thread(relay_socks.ask, self._relay, CONTROL)
+        self._route, key = await answering(self._routes)
         if not KEY.fullmatch(key):
-            raise ClaimLost(f"{self._relay} sent no key")
-        control = Route(host, port, f"{relay_socks.CONTROL}.{relay_socks.RELAY}")
-        dealer = DealerWire("", 0, key, self._keys, control)
+            raise ClaimLost(f"{self._route} sent no key")
+        self._routes.sort(key=lambda route: route != self._route)
+        dealer = DealerWire((self._route,), key, self._keys)
         wire = PolledWire(dealer)
         dealer.dial(0)
         try:
@@ -114,7 +116,7 @@ class HubTunnel:
                 now = time.monotonic()
                 for event in events:
                     if isinstance(event, Disconnected):
-                        raise event.error or ClaimLost(f"{self._relay} hung up")
+                        raise event.error or ClaimLost(f"{self._route} hung up")
                     give_up_at = now + LOST_S
                     if isinstance(event, Connected):
                         wire.call(partial(dealer.send, 0, [b"claim"]))
@@ -122,7 +124,7 @@ class HubTunnel:
                     elif isinstance(event, Received):
                         self._receive(event.frames[0].decode("ascii", "replace"), now)
                 if now >= give_up_at:
-                    raise ClaimLost(f"{self._relay} is silent")
+                    raise ClaimLost(f"{self._route} is silent")
                 if now >= ping_at:
                     wire.call(partial(dealer.send, 0, [b"ping"]))
                     ping_at = now + PING_S
@@ -143,18 +145,17 @@ class HubTunnel:
                 self._notify("the run is reachable through its relay again")
             self._lost = ""
         elif message == "full":
-            raise ClaimLost(f"{self._relay} has as many runs as it may")
+            raise ClaimLost(f"{self._route} has as many runs as it may")
 
     async def _fetch(self, ticket: str, origin: str) -> None:
         """Join a peer at the relay with the hub."""
         try:
-            with await dial(self._address, self._relay.port) as tunnel:
-                loop = asyncio.get_running_loop()
+            with closing(await open_stream(self._route)) as tunnel:
                 async with asyncio.timeout(ANSWER_S):
-                    await loop.sock_sendall(tunnel, relay_socks.request(f"{ticket}.{relay_socks.GUEST}"))
+                    await tunnel.send(relay_socks.request(f"{ticket}.{relay_socks.GUEST}"))
                     code, text = await converse(tunnel, relay_socks.read_reply())
                 if code == relay_socks.ACCEPTED:
-                    with await dial_loopback(*self._hub, origin) as hub:
+                    with closing(await dial_loopback(*self._hub, origin)) as hub:
                         await splice(tunnel, hub)
                 else:
                     log.debug("a peer at the relay was gone: %s", text)
@@ -162,9 +163,21 @@ class HubTunnel:
             log.debug("a peer at the relay could not be fetched: %s", error)
 
 
-def check_relay(relay: str) -> None:
+async def answering(routes: Sequence[Route]) -> tuple[Route, str]:
+    """Return the first way to a relay that works, and the relay's key. Raises Unreachable, which names why
+    each does not."""
+    failed = list[Unreachable]()
+    for route in routes:
+        try:
+            return route, (await ask(route, CONTROL))[1]
+        except Unreachable as error:
+            failed.append(error)
+    raise Unreachable.of(failed)
+
+
+def check_relay(relay: str, proxies: Proxies = Proxies()) -> None:  # noqa: B008 - frozen
     """Raise Unreachable (layer: relay) where no relay answers at "host:port"."""
     try:
-        relay_socks.ask(Route(*parse_address(relay)), CONTROL)
+        asyncio.run(answering(relay_routes(relay, CONTROL, proxies)))
     except Unreachable as error:
         raise Unreachable(error.host, error.port, "relay", str(error)) from None

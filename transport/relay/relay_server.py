@@ -17,12 +17,27 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+import ssl
 import time
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
-from transport.protocol import AddressInUse, CurveKeys
+from transport.protocol import RUN, AddressInUse, CurveKeys, run_name
+from transport.tunnel import (
+    TLS_FIRST,
+    LoopThread,
+    PolledWire,
+    SocketStream,
+    Stream,
+    accept_websocket,
+    converse,
+    dial_loopback,
+    prepare,
+    relay_socks,
+    splice,
+)
 from transport.wire import (
     RouterWire,
     TokenBucket,
@@ -31,11 +46,7 @@ from transport.wire import (
     origin,
     origin_of,
     raise_file_limit,
-    relay_socks,
 )
-
-from .loop_thread import LoopThread, PolledWire
-from .splice import converse, dial_loopback, prepare, splice
 
 FETCH_S = 10.0  # for a hub to fetch a peer
 PING_S, LOST_S = 5.0, 15.0  # between a hub's pings; after such a silence its claim is over
@@ -66,20 +77,36 @@ class RelayedRun:
     connections: int = 0
     waiting: int = 0
 
+    def pause(self, size: int) -> float:
+        """Return how long the run has to wait after so many bytes."""
+        now = time.monotonic()
+        self.bucket.take(size, now)
+        return self.bucket.open_at(now) - now
+
 
 @dataclass
 class Announced:
     """A peer's connection that its hub should fetch."""
 
-    tunnel: asyncio.Future[socket.socket]
+    tunnel: asyncio.Future[Stream]
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Relay:
-    """A relay on one TCP port; port 0 takes a free one, and `port` says which. Raises AddressInUse."""
+    """A relay on one TCP port; port 0 takes a free one, and `port` says which. Raises AddressInUse.
 
-    def __init__(self, host: str, port: int, limits: RelayLimits = RelayLimits()) -> None:
-        self.limits = limits
+    With `tls`, the settings of a server, it is also reached by a WebSocket over TLS at the same port: the
+    first byte of a connection tells.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        limits: RelayLimits = RelayLimits(),
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.limits, self._tls = limits, tls
         self.refused = 0  # connections closed at once by a limit
         self._most = (raise_file_limit() - SPARE_FILES) // 2  # a joined pair has two
         try:
@@ -101,7 +128,7 @@ class Relay:
         self._of_origin: Counter[str] = Counter()
         self._dials = TokenBuckets(DIALS_S, DIALS)
         self._kinds = {
-            relay_socks.RUN: self._peer,
+            RUN: self._peer,
             relay_socks.PROBE: self._probe,
             relay_socks.GUEST: self._fetched,
             relay_socks.RELAY: self._control,
@@ -147,12 +174,12 @@ class Relay:
     def _claimant(self, conn: bytes) -> str | None:
         """Return the key of a connection that holds a claim; others are closed as strangers."""
         key = key_of(conn)
-        run = self._runs.get(relay_socks.run_name(key))
+        run = self._runs.get(run_name(key))
         return key if run is not None and run.conn == conn else None
 
     def _receive(self, conn: bytes, message: str, now: float) -> None:
         """Handle a hub's message. The key of its connection is proven, and names the run."""
-        name = relay_socks.run_name(key_of(conn))
+        name = run_name(key_of(conn))
         run = self._runs.get(name)
         if message == "claim":
             if run is None and not self._has_room(origin_of(conn)):
@@ -196,17 +223,21 @@ class Relay:
             task.add_done_callback(self._served.discard)
 
     async def _serve(self, sock: socket.socket, where: str) -> None:
+        stream: Stream = SocketStream(prepare(sock))
         try:
-            prepare(sock)
             async with asyncio.timeout(self.limits.hello_s):
-                name = await converse(sock, relay_socks.read_request())
+                first = await stream.receive(1)
+                stream = SocketStream(sock, first)
+                if first == TLS_FIRST and self._tls is not None:
+                    stream = await accept_websocket(stream, self._tls)
+                name = await converse(stream, relay_socks.read_request())
             head, _, kind = name.rpartition(".")
             if kind in self._kinds:
-                await self._kinds[kind](sock, head, where)
+                await self._kinds[kind](stream, head, where)
         except (OSError, ValueError):  # it is gone, too slow, or speaks something else
             return
         finally:
-            sock.close()
+            stream.close()
             self._count(where, -1)
 
     def _count(self, where: str, change: int) -> None:
@@ -214,8 +245,8 @@ class Relay:
         if not self._of_origin[where]:
             del self._of_origin[where]
 
-    async def _answer(self, sock: socket.socket, code: int, text: str = relay_socks.RELAY) -> None:
-        await asyncio.get_running_loop().sock_sendall(sock, relay_socks.reply(code, text))
+    async def _answer(self, stream: Stream, code: int, text: str = relay_socks.RELAY) -> None:
+        await stream.send(relay_socks.reply(code, text))
 
     def _refusal(self, name: str) -> tuple[int, str] | None:
         """Return why a peer of this run cannot be served now; None where it can."""
@@ -226,17 +257,17 @@ class Relay:
             return relay_socks.FORBIDDEN, "the run has as many connections as it may"
         return None
 
-    async def _probe(self, sock: socket.socket, name: str, where: str) -> None:
+    async def _probe(self, stream: Stream, name: str, where: str) -> None:
         if name == relay_socks.CONTROL:
-            await self._answer(sock, relay_socks.ACCEPTED, self._keys.public)
+            await self._answer(stream, relay_socks.ACCEPTED, self._keys.public)
         else:
-            await self._answer(sock, *(self._refusal(name) or (relay_socks.ACCEPTED,)))
+            await self._answer(stream, *(self._refusal(name) or (relay_socks.ACCEPTED,)))
 
-    async def _peer(self, sock: socket.socket, name: str, where: str) -> None:
+    async def _peer(self, stream: Stream, name: str, where: str) -> None:
         """Announce a peer's connection to the hub, and join it with the one that the hub makes."""
         refusal, run = self._refusal(name), self._runs.get(name)
         if refusal is not None or run is None:
-            await self._answer(sock, *(refusal or (relay_socks.UNKNOWN,)))
+            await self._answer(stream, *(refusal or (relay_socks.UNKNOWN,)))
             return
         ticket, announced = secrets.token_hex(16), Announced(asyncio.get_running_loop().create_future())
         self._announced[ticket] = announced
@@ -244,16 +275,16 @@ class Relay:
         try:
             tunnel = await self._tunnel(run, announced, f"guest {ticket} {where}")
             if tunnel is None:
-                await self._answer(sock, relay_socks.UNKNOWN, "the run's hub does not answer it")
+                await self._answer(stream, relay_socks.UNKNOWN, "the run's hub does not answer it")
                 return
-            await self._answer(sock, relay_socks.ACCEPTED)
-            await splice(sock, tunnel, run.bucket)
+            await self._answer(stream, relay_socks.ACCEPTED)
+            await splice(stream, tunnel, run.pause)
         finally:
             run.connections -= 1
             self._announced.pop(ticket, None)
             announced.over.set()
 
-    async def _tunnel(self, run: RelayedRun, announced: Announced, message: str) -> socket.socket | None:
+    async def _tunnel(self, run: RelayedRun, announced: Announced, message: str) -> Stream | None:
         """Have the hub make its connection for a peer; None where it does not."""
         run.waiting += 1
         try:
@@ -265,24 +296,24 @@ class Relay:
         finally:
             run.waiting -= 1
 
-    async def _fetched(self, sock: socket.socket, ticket: str, where: str) -> None:
+    async def _fetched(self, stream: Stream, ticket: str, where: str) -> None:
         """Hand a hub's connection to the peer with this ticket. It is the peer's, and counts as such."""
         announced = self._announced.pop(ticket, None)
         if announced is None or announced.tunnel.done():
-            await self._answer(sock, relay_socks.UNKNOWN, "nobody waits with this ticket")
+            await self._answer(stream, relay_socks.UNKNOWN, "nobody waits with this ticket")
             return
         self._dials.fine(where, time.monotonic(), -1)
         self._count(where, -1)
         try:
-            await self._answer(sock, relay_socks.ACCEPTED)
+            await self._answer(stream, relay_socks.ACCEPTED)
             if not announced.tunnel.done():  # else the peer was given up meanwhile
-                announced.tunnel.set_result(sock)
+                announced.tunnel.set_result(stream)
                 await announced.over.wait()
         finally:
             self._count(where, 1)
 
-    async def _control(self, sock: socket.socket, _: str, where: str) -> None:
+    async def _control(self, stream: Stream, _: str, where: str) -> None:
         """Join a hub's control connection with the ROUTER, which guards it and learns its key."""
-        await self._answer(sock, relay_socks.ACCEPTED)
-        with await dial_loopback("127.0.0.1", self._router.port, where) as router:
-            await splice(sock, router)
+        await self._answer(stream, relay_socks.ACCEPTED)
+        with closing(await dial_loopback("127.0.0.1", self._router.port, where)) as router:
+            await splice(stream, router)

@@ -1,6 +1,5 @@
 """Sockets that carry frames, and the limits on each connection."""
 
-from . import relay_socks
 from .connection_guard import origin
 from .frames import (
     GUARD_S,
@@ -20,5 +19,4 @@ from .frames import (
 )
 from .memory_sockets import MemoryHubWire, MemoryPeerWire
 from .rate_limit import Bandwidth, RateLimits, TokenBucket, TokenBuckets
-from .relay_socks import Route, relay_route
 from .zeromq_sockets import DealerWire, RouterWire, is_reachable, raise_file_limit

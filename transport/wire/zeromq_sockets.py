@@ -16,8 +16,9 @@ import errno
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -25,6 +26,7 @@ from zmq.utils.monitor import recv_monitor_message
 from transport.protocol import (
     AddressInUse,
     CurveKeys,
+    Route,
     Unreachable,
     UrlError,
     as_z85,
@@ -36,13 +38,17 @@ from transport.protocol import (
 
 from .connection_guard import ConnectionGuard, origin
 from .frames import Connected, Disconnected, Frames, Received, SharedPayload, wire_size
-from .relay_socks import DIAL_S, PROBE, Route, ask, reach
+from .tcp_probe import reach
+
+if TYPE_CHECKING:
+    from transport.tunnel import Bridge
 
 MAX_FRAME = messages.MAX_CHUNK + 1024  # CURVE adds 33
 LAST_WORDS_MS = 300  # to send the last messages if a hub ends without waiting for its peers
 MANY_FILES = 1 << 20  # if a system names no limit
 HANDSHAKE_S = 10.0  # from TCP connected to the key proven
-DIRECT_S = 2.0  # for an answer of the direct way, where there is a relay
+DIAL_S = 5.0  # for a TCP connection
+HEAD_START_S = 1.5  # of a way before the next is tried beside it: a lost SYN is sent again after 1 s
 STAY_S = 10.0  # a hub or relay that is started again is back within this time
 # Plain numbers: joining zmq's own flags takes Python longer than sending a frame.
 NOW, MORE_NOW = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
@@ -200,20 +206,13 @@ class DealerWire:
     """A peer's connections to one hub: a PeerWire. Any thread may call `wake`, one all else.
 
     Args:
-        host: "" where there is no direct way.
-        relay: the way through a relay. The direct way is tried first, for a moment; what led to the hub is
-            the first way of later dials, and the only one for STAY_S after a connection has ended.
+        routes: the ways to the hub, best first; the first that answers is taken, each with a head start. What
+            led to the hub is the first way of later dials, and the only one for STAY_S after a connection has
+            ended.
     """
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        server_key: str,
-        keys: CurveKeys | None = None,
-        relay: Route | None = None,
-    ) -> None:
-        self._routes = [*([Route(host, port)] if host else []), *([relay] if relay else [])]
+    def __init__(self, routes: Sequence[Route], server_key: str, keys: CurveKeys | None = None) -> None:
+        self._routes = [*routes]
         self.way = ""
         self._stay_until = 0.0
         self._server_key, self._keys = server_key, keys or CurveKeys.generate()
@@ -223,6 +222,7 @@ class DealerWire:
         self._poller.register(self._waker.inner, zmq.POLLIN)
         self._socks: dict[int, zmq.Socket[bytes]] = {}
         self._monitors: dict[int, zmq.Socket[bytes]] = {}
+        self._bridges: dict[Route, Bridge] = {}  # of routes that libzmq cannot dial
         self._connecting: dict[int, float] = {}  # flow -> deadline for the handshake
         self._resolved: queue.SimpleQueue[tuple[int, int, ProbedRoute | Unreachable]] = queue.SimpleQueue()
         self._probed: dict[int, ProbedRoute] = {}  # flow -> how it is, or was, connected
@@ -232,9 +232,9 @@ class DealerWire:
     def dial(self, flow: int) -> None:
         self.hang_up(flow)
         stays = time.monotonic() < self._stay_until
-        self._try(flow, tuple(self._routes[:1] if stays else self._routes), ())
+        self._try(flow, tuple(self._routes[:1] if stays else self._routes), {})
 
-    def _try(self, flow: int, routes: tuple[Route, ...], failed: tuple[Unreachable, ...]) -> None:
+    def _try(self, flow: int, routes: tuple[Route, ...], failed: dict[Route, Unreachable]) -> None:
         self._attempts += 1
         self._attempt[flow] = self._attempts
         threading.Thread(
@@ -242,18 +242,32 @@ class DealerWire:
         ).start()
 
     def _probe(
-        self, flow: int, attempt: int, routes: tuple[Route, ...], failed: tuple[Unreachable, ...]
+        self, flow: int, attempt: int, routes: tuple[Route, ...], failed: dict[Route, Unreachable]
     ) -> None:
-        """Find a route that answers: ZeroMQ would retry silently and not report what failed."""
-        result: ProbedRoute | Unreachable | None = None
-        while routes and result is None:
-            route, routes = routes[0], routes[1:]
+        """Find a route that answers: the first that does, each with a head start."""
+        answers: queue.SimpleQueue[tuple[Route, str | Unreachable]] = queue.SimpleQueue()
+        waiting, running = [*routes], 0
+        result: ProbedRoute | None = None
+        while result is None and (waiting or running):
+            if waiting:
+                threading.Thread(
+                    target=lambda route: answers.put((route, answer_of(route))),
+                    args=(waiting.pop(0),),
+                    name="cocktail-probe",
+                    daemon=True,
+                ).start()
+                running += 1
             try:
-                address = answering(route, DIAL_S if route.name or len(self._routes) == 1 else DIRECT_S)
-                result = ProbedRoute(route, address, routes, failed)
-            except Unreachable as error:
-                failed = (*failed, error)
-        self._resolved.put((flow, attempt, result or all_of(failed)))
+                route, answer = answers.get(timeout=HEAD_START_S if waiting else None)
+            except queue.Empty:
+                continue
+            running -= 1
+            if isinstance(answer, Unreachable):
+                failed = failed | {route: answer}
+            else:
+                others = tuple(other for other in routes if other != route and other not in failed)
+                result = ProbedRoute(route, answer, others, failed)
+        self._resolved.put((flow, attempt, result or Unreachable.of([*failed.values()])))
         self._waker.wake()
 
     def _connect(self, flow: int, probed: ProbedRoute) -> None:
@@ -270,8 +284,8 @@ class DealerWire:
             | zmq.EVENT_HANDSHAKE_FAILED_AUTH
         )
         monitor = sock.get_monitor_socket(events)
-        address, route = probed.address, probed.route
-        where = join_address(address, route.port)
+        route = probed.route
+        where = join_address(probed.address, route.port) if route.plain else self._bridged(route)
         if route.name:
             sock.setsockopt(zmq.SOCKS_PROXY, where.encode())
             where = f"{route.name}:1"
@@ -281,6 +295,14 @@ class DealerWire:
         self._connecting[flow] = time.monotonic() + HANDSHAKE_S
         self._poller.register(sock, zmq.POLLIN)
         self._poller.register(monitor, zmq.POLLIN)
+
+    def _bridged(self, route: Route) -> str:
+        """Return the address at which libzmq finds the end of a route that it cannot dial."""
+        if route not in self._bridges:
+            from transport.tunnel import Bridge  # here: most runs need none
+
+            self._bridges[route] = Bridge(route)
+        return f"127.0.0.1:{self._bridges[route].port}"
 
     def hang_up(self, flow: int) -> None:
         self._attempt.pop(flow, None)
@@ -348,9 +370,9 @@ class DealerWire:
         """Try the next route of this dial; without any, it has failed."""
         probed = self._probed[flow]
         self.hang_up(flow)
-        failed = (*probed.failed, no_key(probed.route))
+        failed = probed.failed | {probed.route: no_key(probed.route)}
         if not probed.others:
-            return [Disconnected(flow, all_of(failed))]
+            return [Disconnected(flow, Unreachable.of([*failed.values()]))]
         self._try(flow, probed.others, failed)
         return []
 
@@ -372,6 +394,8 @@ class DealerWire:
             self.hang_up(flow)
         self._waker.close()
         self._context.term()
+        for bridge in self._bridges.values():
+            bridge.close()
 
 
 @dataclass(frozen=True)
@@ -379,17 +403,22 @@ class ProbedRoute:
     """A route that answers, and what else there is if the hub is not behind it."""
 
     route: Route
-    address: str  # IP address
+    address: str  # IP address; "": a bridge's
     others: tuple[Route, ...]  # not tried yet in this dial
-    failed: tuple[Unreachable, ...]  # why those before were not taken
+    failed: dict[Route, Unreachable]  # why others were not taken
 
 
-def answering(route: Route, timeout: float) -> str:
-    """Return the IP address of a route that answers; of a relay, one that has the hub. Raises Unreachable."""
-    if not route.name:
-        return reach(route.host, route.port, timeout)
-    address, _ = ask(route, f"{route.name.partition('.')[0]}.{PROBE}", timeout)
-    return address
+def answer_of(route: Route) -> str | Unreachable:
+    """Return the IP address of a route that answers, "" where a proxy knows it; of a relay, one that has the
+    hub."""
+    try:
+        if route.plain and not route.name:
+            return reach(route.host, route.port, DIAL_S)
+        from transport.tunnel import probe  # here: most runs need none
+
+        return probe(route)
+    except Unreachable as error:
+        return error
 
 
 def no_key(route: Route) -> Unreachable:
@@ -402,20 +431,11 @@ def no_key(route: Route) -> Unreachable:
     )
 
 
-def all_of(failed: tuple[Unreachable, ...]) -> Unreachable:
-    """Return one error that names why each route failed; it is of the kind of the first."""
-    if len(failed) == 1:
-        return failed[0]
-    first, said = failed[0], "; ".join(str(error) for error in failed)
-    return Unreachable(first.host, first.port, first.layer, said)
-
-
 def is_reachable(address: str, server_key: str, keys: CurveKeys, timeout: float = 5.0) -> bool:
     """Return whether a server with this key answers at `address` within `timeout` seconds."""
     until = time.monotonic() + timeout
     try:
-        host, port = parse_address(address)
-        wire = DealerWire(host, port, server_key, keys)
+        wire = DealerWire((Route(*parse_address(address)),), server_key, keys)
     except (UrlError, ValueError):
         return False
     try:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import ssl
 import sys
 import threading
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cocktail_cli import options
+from cocktail_cli.errors import Failure
 from cocktail_cli.machine import BIND, RELAY_PORT, joined, parse_rate
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import counted
@@ -52,6 +55,21 @@ def relay(
             help="Connections of a run's peers; each has up to 5.",
         ),
     ] = 4096,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-cert",
+            metavar="FILE",
+            rich_help_panel=options.NETWORK,
+            help="Certificate (PEM, with its chain): also serve WebSockets over TLS, at the same port.",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-key", metavar="FILE", rich_help_panel=options.NETWORK, help="Its private key (PEM)."
+        ),
+    ] = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -63,13 +81,18 @@ def relay(
 
     Examples: cocktail relay
     cocktail relay --port 443 --max-rate 200mbit
+    cocktail relay --port 443 --tls-cert fullchain.pem --tls-key privkey.pem
+
+
+    With --tls-cert it is also reached from where only HTTPS gets out. A renewed certificate is read again.
 
     With --json each line is an object: address, runs, connections, refused.
     """
     from transport.relay import Relay, RelayLimits
 
-    over = threading.Event()
-    server = Relay(bind, port, RelayLimits(max_runs, max_connections, max_rate))
+    over, certificate = threading.Event(), Certificate.of(tls_cert, tls_key)
+    tls = certificate.context if certificate else None
+    server = Relay(bind, port, RelayLimits(max_runs, max_connections, max_rate), tls)
     with closing(server), leave_on_signal(lambda _: over.set()):
         if not as_json:
             typer.echo(joined(bind, server.port))
@@ -79,6 +102,48 @@ def relay(
             if now != said:
                 tell(server, bind, as_json, quiet)
             said = now
+            if certificate and (wrong := certificate.renewed()) and not quiet:
+                typer.echo(f"warning: the renewed certificate is not used: {wrong}", err=True)
+
+
+class Certificate:
+    """A server's certificate and key in their files."""
+
+    def __init__(self, cert: Path, key: Path) -> None:
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._cert, self._key, self._read = cert, key, 0
+        self._load()
+
+    @classmethod
+    def of(cls, cert: Path | None, key: Path | None) -> Certificate | None:
+        """Read the files that --tls-cert and --tls-key name. Raises Failure (usage)."""
+        if cert is None and key is None:
+            return None
+        if cert is None or key is None:
+            raise Failure("usage", "--tls-cert and --tls-key go together: a certificate and its private key")
+        try:
+            return cls(cert, key)
+        except OSError as error:
+            raise Failure("usage", f"--tls-cert {cert}, --tls-key {key}: {said_of(error)}") from None
+
+    def _load(self) -> None:
+        self._read = max(path.stat().st_mtime_ns for path in (self._cert, self._key))
+        self.context.load_cert_chain(self._cert, self._key, password="")  # else it would ask at the terminal
+
+    def renewed(self) -> str:
+        """Read changed files again, for the connections to come; return what was wrong with them."""
+        try:
+            if max(path.stat().st_mtime_ns for path in (self._cert, self._key)) != self._read:
+                self._load()
+        except OSError as error:
+            return said_of(error)
+        return ""
+
+
+def said_of(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"not a certificate (PEM) and the private key that belongs to it ({error.reason or error})"
+    return f"{error.filename}: {(error.strerror or str(error)).lower()}"
 
 
 def tell(server: Relay, bind: str, as_json: bool, quiet: bool) -> None:

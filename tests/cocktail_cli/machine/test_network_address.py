@@ -24,8 +24,7 @@ from cocktail_cli.machine.network_address import (
     parse_listen,
     reach_of,
 )
-from transport.protocol import AddressInUse
-from transport.protocol.run_url import parse_address
+from transport.protocol import AddressInUse, parse_address
 
 LOWEST_FREE = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
 

@@ -187,7 +187,7 @@ def test_other_protocol_versions_are_told_which_are_supported(start: Callable[..
 
 def say(url: RunURL, frames: list[bytes]) -> object:
     """Send frames on a connection of their own; the first message that comes back, within a second."""
-    wire, end = DealerWire(url.host, url.port, url.key), time.monotonic() + 1.0
+    wire, end = DealerWire(url.routes, url.key), time.monotonic() + 1.0
     try:
         wire.dial(0)
         while (left := end - time.monotonic()) > 0:

@@ -34,7 +34,7 @@ def url(tmp_path: Path) -> Iterator[RunURL]:
 
 def answer_to(url: RunURL, message: messages.Message, keys: CurveKeys) -> messages.ToPeer:
     """Return the hub's answer to a message on a new connection with these keys."""
-    wire, end = DealerWire(url.host, url.port, url.key, keys), time.monotonic() + 5.0
+    wire, end = DealerWire(url.routes, url.key, keys), time.monotonic() + 5.0
     try:
         wire.dial(0)
         while time.monotonic() < end:

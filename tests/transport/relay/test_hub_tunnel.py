@@ -18,7 +18,7 @@ from transport import PeerLink
 from transport.peer import PeerIdentity
 from transport.protocol import CurveKeys
 from transport.relay import HubTunnel, Relay, hub_tunnel
-from transport.wire import relay_socks
+from transport.tunnel import relay_socks
 
 CHUNK = 1 << 16
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from test_hub_and_peer import FAST, Running
+from tls_only import Firewall, server_context
 from toy_swarm import ToyPeer, toy_settings, trained
 
 from transport import PeerLink, RunURL, ask_status
 from transport.peer import LinkLimits, PeerIdentity
-from transport.protocol import CurveKeys, Unreachable
+from transport.protocol import CurveKeys, Route, Unreachable
 from transport.protocol.events import PeerJoined
 from transport.relay import HubTunnel, Relay, RelayLimits
-from transport.wire import Connected, DealerWire, Disconnected, Received, relay_route, relay_socks
-from transport.wire.relay_socks import Route
+from transport.tunnel import ask, relay_socks
+from transport.tunnel.websocket_stream import client_context
+from transport.wire import Connected, DealerWire, Disconnected, Received
 
 USUAL = RelayLimits()
 UNKNOWN_TICKET = relay_socks.reply(4, "nobody waits with this ticket")
@@ -37,10 +42,13 @@ def until(there: Callable[[], object], seconds: float = PATIENCE_S) -> None:
 class Relayed:
     """A hub, and a relay that its peers reach it through."""
 
-    def __init__(self, folder: Path, limits: RelayLimits = USUAL, **changes: object) -> None:
+    def __init__(
+        self, folder: Path, limits: RelayLimits = USUAL, only_tls: bool = False, **changes: object
+    ) -> None:
         self.limits, self.said = limits, list[str]()
-        self.relay = Relay("127.0.0.1", 0, limits)
-        self.place = f"127.0.0.1:{self.relay.port}"
+        self.relay = Relay("127.0.0.1", 0, limits, server_context())
+        self.firewall = Firewall(self.relay.port)
+        self.place = f"127.0.0.1:{self.firewall.port if only_tls else self.relay.port}"
         self.running = Running(folder, toy_settings(**(FAST | changes)))
         here = "127.0.0.1", self.running.hub.port
         self.tunnel = HubTunnel(self.place, self.running.keys.pair, here, self.said.append)
@@ -55,11 +63,12 @@ class Relayed:
         """Kill the relay, and start another one at its port."""
         port = self.relay.port
         self.relay.close()
-        self.relay = Relay("127.0.0.1", port, self.limits)
+        self.relay = Relay("127.0.0.1", port, self.limits, server_context())
 
     def close(self) -> None:
         self.running.close()
         self.tunnel.close()
+        self.firewall.close()
         self.relay.close()
 
 
@@ -68,8 +77,8 @@ def relayed(tmp_path: Path) -> Iterator[Callable[..., Relayed]]:
     """Starts a hub with a relay."""
     started: list[Relayed] = []
 
-    def begin(limits: RelayLimits = USUAL, **changes: object) -> Relayed:
-        started.append(Relayed(tmp_path / str(len(started)), limits, **changes))
+    def begin(limits: RelayLimits = USUAL, only_tls: bool = False, **changes: object) -> Relayed:
+        started.append(Relayed(tmp_path / str(len(started)), limits, only_tls, **changes))
         return started[-1]
 
     yield begin
@@ -92,8 +101,11 @@ def peers_of(url: RunURL, *names: str) -> list[ToyPeer]:
     return [ToyPeer(PeerLink(url, PeerIdentity(name))) for name in names]
 
 
-def test_a_run_whose_hub_nobody_can_dial_trains_through_a_relay(relayed: Callable[..., Relayed]) -> None:
-    there = relayed(min_peers=2)
+@pytest.mark.parametrize("only_tls", [False, True], ids=["socks", "only TLS gets out"])
+def test_a_run_whose_hub_nobody_can_dial_trains_through_a_relay(
+    relayed: Callable[..., Relayed], only_tls: bool
+) -> None:
+    there = relayed(only_tls=only_tls, min_peers=2)
     peers = peers_of(there.url, "ann", "bob")
     threads = [peer.start() for peer in peers]
     ended = there.running.ended()
@@ -103,7 +115,8 @@ def test_a_run_whose_hub_nobody_can_dial_trains_through_a_relay(relayed: Callabl
     assert ended.finished
     assert [peer.error for peer in peers] == [None, None]
     assert trained(there.running.work) == list(range(40))
-    assert {peer.link.way for peer in peers} == {f"the relay {there.place}"}
+    assert {peer.link.way for peer in peers} == {f"the relay {there.place}{' by TLS' * only_tls}"}
+    assert bool(there.firewall.passed) == only_tls
 
 
 def test_a_direct_way_is_taken_where_there_is_one(relayed: Callable[..., Relayed]) -> None:
@@ -132,7 +145,7 @@ def test_another_program_at_the_direct_address_is_passed_over(relayed: Callable[
 def test_a_relay_that_is_killed_and_restarted_costs_one_reconnect(relayed: Callable[..., Relayed]) -> None:
     there = relayed(samples=240, min_peers=2, grace_s=5.0)
     running = there.running
-    wires = [CountedWire("127.0.0.1", SHUT, there.url.key, None, relay_route(there.url)) for _ in range(2)]
+    wires = [CountedWire(there.url.routes, there.url.key) for _ in range(2)]
     peers = [
         ToyPeer(PeerLink(there.url, PeerIdentity(name), wire=wire))
         for name, wire in zip(("ann", "bob"), wires, strict=True)
@@ -225,6 +238,43 @@ def test_floods_and_silent_connections_end_at_the_relay(relayed: Callable[..., R
     assert (peer.error, peer.link.way) == (None, f"the relay {there.place}")
 
 
+def greeting_of_tls() -> bytes:
+    """The first record of a TLS client."""
+    goes = ssl.MemoryBIO()
+    client = client_context(False).wrap_bio(ssl.MemoryBIO(), goes, server_hostname="127.0.0.1")
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return goes.read()
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\x16", b"\x16\x03\x01\x40\x00", greeting_of_tls()[:-1], greeting_of_tls()]
+)
+def test_a_tls_handshake_that_hangs_is_closed_in_time(relayed: Callable[..., Relayed], sent: bytes) -> None:
+    there = relayed(RelayLimits(hello_s=0.3))
+    with socket.create_connection(("127.0.0.1", there.relay.port), 5.0) as sock:
+        sock.sendall(sent)
+        started = time.monotonic()
+        heard(sock)
+        assert time.monotonic() - started < 3.0
+        until(lambda: there.relay.connections <= 1)  # the hub's control connection
+
+
+def test_a_greeting_that_drips_is_closed_in_time(relayed: Callable[..., Relayed]) -> None:
+    there = relayed(RelayLimits(hello_s=0.5))
+    sock = socket.create_connection(("127.0.0.1", there.relay.port), 5.0)
+    with client_context(False).wrap_socket(sock, server_hostname="127.0.0.1") as drip:
+        started = time.monotonic()
+        with pytest.raises(OSError):  # noqa: PT011, PT012 - reset, or a broken pipe
+            for byte in b"GET / HTTP/1.1\r\nHost: relay\r\n" + b"A: b\r\n" * 10**4:
+                drip.sendall(bytes((byte,)))
+                drip.settimeout(0.02)
+                with suppress(TimeoutError):
+                    if not drip.recv(100):
+                        raise ConnectionError
+        assert time.monotonic() - started < 5.0
+
+
 def test_limits_of_a_run_are_told_to_the_next(relayed: Callable[..., Relayed]) -> None:
     there = relayed(RelayLimits(runs=1, connections=1))
     (peer,) = peers_of(there.url, "ann")
@@ -268,7 +318,7 @@ def test_an_error_names_what_failed_on_each_way(relayed: Callable[..., Relayed])
         port = other.getsockname()[1]
         other.settimeout(5.0)
         with pytest.raises(Unreachable, match="is no relay"):
-            relay_socks.ask(Route("127.0.0.1", port), "control.probe", 0.2)
+            asyncio.run(ask(Route("127.0.0.1", port), "control.probe", 0.2))
 
     assert f"no connection to 127.0.0.1:{SHUT}" in str(direct_and_relay.value)
-    assert f"no connection to {there.place}" in str(direct_and_relay.value)
+    assert f"no connection to the relay {there.place}" in str(direct_and_relay.value)

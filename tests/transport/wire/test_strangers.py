@@ -16,7 +16,7 @@ from test_hub_and_peer import FAST, Running, say
 from toy_swarm import toy_settings
 
 from transport import ask_status
-from transport.protocol import messages
+from transport.protocol import Route, messages
 from transport.protocol.errors import Unreachable
 from transport.protocol.keys import CurveKeys, as_z85
 from transport.protocol.message_codec import encode
@@ -94,7 +94,7 @@ def no_curve(running: Running) -> None:
 
 
 def wrong_key(running: Running) -> None:
-    wire = DealerWire("127.0.0.1", running.hub.port, CurveKeys.generate().public)
+    wire = DealerWire((Route("127.0.0.1", running.hub.port),), CurveKeys.generate().public)
     try:
         wire.dial(0)
         events = wire.poll(0.5)

@@ -8,15 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport import RunKeys
-from transport.wire.relay_socks import (
-    FORBIDDEN,
-    read_reply,
-    read_request,
-    relay_route,
-    reply,
-    request,
-    run_name,
-)
+from transport.protocol import run_name
+from transport.tunnel.relay_socks import FORBIDDEN, read_reply, read_request, reply, request
 
 names = st.text("abcdefghijklmnopqrstuvwxyz0123456789.-", min_size=1, max_size=255)
 
@@ -58,16 +51,15 @@ def test_any_other_bytes_are_refused_or_not_enough(data: bytes) -> None:
 def test_a_name_at_a_relay_does_not_tell_the_hubs_key() -> None:
     keys = RunKeys.generate()
     url = keys.url("203.0.113.7", 29400, "amber-otter-42", "relay.example.org:29399")
-    route = relay_route(url)
+    route = url.routes[1]
 
-    assert route is not None
     assert (route.host, route.port, route.name) == (
         "relay.example.org",
         29399,
         f"{run_name(keys.public)}.run",
     )
     assert keys.public not in route.name
-    assert relay_route(keys.url("203.0.113.7", 29400, "amber-otter-42")) is None
+    assert len(keys.url("203.0.113.7", 29400, "amber-otter-42").routes) == 1
 
 
 @pytest.mark.parametrize("start", [b"GE", b"\xff\0", b"\4\1", b"\x16\3"])  # HTTP, ZMTP, SOCKS 4, TLS

@@ -1,16 +1,13 @@
-"""Two sockets made one, with one chunk in memory for each direction."""
+"""Streams of bytes between two ends, and two of them made one with a chunk of each direction in memory."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import socket
-import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
-from typing import Any
-
-from transport.wire import TokenBucket
+from typing import Any, Protocol
 
 CHUNK = 128 << 10  # bytes read at once; so much is held of a connection whose other end does not read
 DIAL_S = 5.0
@@ -26,6 +23,44 @@ TCP = {
 }
 
 
+class Stream(Protocol):
+    """One end of a connection; what carries the bytes is its own affair. Methods raise OSError."""
+
+    async def receive(self, most: int = CHUNK) -> bytes:
+        """Return the next bytes, `most` of them at most; none at the end."""
+        ...
+
+    async def send(self, data: bytes) -> None: ...
+
+    async def end(self) -> None:
+        """Tell the other end that nothing more will be sent."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SocketStream:
+    """A TCP connection. `ahead`: bytes of it that were read before."""
+
+    def __init__(self, sock: socket.socket, ahead: bytes = b"") -> None:
+        self.sock, self._ahead = sock, ahead
+
+    async def receive(self, most: int = CHUNK) -> bytes:
+        if not self._ahead:
+            return await asyncio.get_running_loop().sock_recv(self.sock, most)
+        data, self._ahead = self._ahead[:most], self._ahead[most:]
+        return data
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.sock, data)
+
+    async def end(self) -> None:
+        self.sock.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self.sock.close()
+
+
 def prepare(sock: socket.socket) -> socket.socket:
     """Set the options of a forwarded connection."""
     sock.setblocking(False)
@@ -36,43 +71,40 @@ def prepare(sock: socket.socket) -> socket.socket:
     return sock
 
 
-async def splice(one: socket.socket, other: socket.socket, bucket: TokenBucket | None = None) -> None:
-    """Forward both ways until both have ended, or one fails; closes neither."""
+async def splice(one: Stream, other: Stream, pause: Callable[[int], float] = lambda size: 0.0) -> None:
+    """Forward both ways until both have ended, or one fails; closes neither. After so many bytes in either
+    direction it waits for `pause` seconds."""
     try:
         async with asyncio.TaskGroup() as both:
-            both.create_task(forward(one, other, bucket))
-            both.create_task(forward(other, one, bucket))
+            both.create_task(forward(one, other, pause))
+            both.create_task(forward(other, one, pause))
     except* OSError:  # an end is gone, or reads nothing: the pair is over, and both are told by a close
         pass
 
 
-async def forward(source: socket.socket, sink: socket.socket, bucket: TokenBucket | None) -> None:
+async def forward(source: Stream, sink: Stream, pause: Callable[[int], float]) -> None:
     """Forward one way. The next chunk is read when this one is sent, so TCP slows the sender down."""
-    loop = asyncio.get_running_loop()
-    while data := await loop.sock_recv(source, CHUNK):
+    while data := await source.receive():
         async with asyncio.timeout(STALLED_S):
-            await loop.sock_sendall(sink, data)
-        if bucket is not None:
-            now = time.monotonic()
-            bucket.take(len(data), now)
-            if (until := bucket.open_at(now)) > now:
-                await asyncio.sleep(until - now)
-    sink.shutdown(socket.SHUT_WR)
+            await sink.send(data)
+        if (seconds := pause(len(data))) > 0:
+            await asyncio.sleep(seconds)
+    await sink.end()
 
 
-async def converse(sock: socket.socket, parser: Generator[Any, bytes, Any]) -> Any:
-    """Run a parser of relay_socks against a socket: it yields how many bytes to read, or bytes to send."""
-    loop = asyncio.get_running_loop()
+async def converse(stream: Stream, parser: Generator[Any, bytes, Any]) -> Any:
+    """Run a parser against a stream: it yields how many bytes to read, or bytes to send. Raises what the
+    parser raises, and OSError."""
     wanted = next(parser)
     try:
         while True:
             if isinstance(wanted, bytes):
-                await loop.sock_sendall(sock, wanted)
+                await stream.send(wanted)
                 wanted = next(parser)
                 continue
             answer = b""
             while len(answer) < wanted:
-                part = await loop.sock_recv(sock, wanted - len(answer))
+                part = await stream.receive(wanted - len(answer))
                 if not part:
                     raise ConnectionError("it hung up")
                 answer += part
@@ -81,7 +113,7 @@ async def converse(sock: socket.socket, parser: Generator[Any, bytes, Any]) -> A
         return done.value
 
 
-async def dial(host: str, port: int, source: str = "") -> socket.socket:
+async def dial(host: str, port: int, source: str = "") -> SocketStream:
     """Connect to an IP address, from the address `source` where it is given. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = prepare(socket.socket(family, socket.SOCK_STREAM))
@@ -93,10 +125,10 @@ async def dial(host: str, port: int, source: str = "") -> socket.socket:
     except BaseException:
         sock.close()
         raise
-    return sock
+    return SocketStream(sock)
 
 
-async def dial_loopback(host: str, port: int, origin: str) -> socket.socket:
+async def dial_loopback(host: str, port: int, origin: str) -> SocketStream:
     """Connect to a server of this machine for somebody at `origin`. Raises OSError.
 
     Where the system has all of 127.0.0.0/8 (Linux, Windows), each origin has an address of its own there, so

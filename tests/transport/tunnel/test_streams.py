@@ -4,12 +4,13 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
 
-from transport.relay.splice import prepare, splice
+from transport.relay.relay_server import RelayedRun
+from transport.tunnel import SocketStream, prepare, splice
 from transport.wire import TokenBucket
 
 MIB = 1 << 20
@@ -24,16 +25,16 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 class Spliced:
     """Two TCP connections with a splice between them: a peer's end and a hub's end."""
 
-    def __init__(self, bucket: TokenBucket | None = None) -> None:
+    def __init__(self, pause: Callable[[int], float] = lambda size: 0.0) -> None:
         (self.peer, near), (self.hub, far) = tcp_pair(), tcp_pair()
         self._inner = prepare(near), prepare(far)
-        self.thread = threading.Thread(target=asyncio.run, args=(self._run(bucket),))
+        self.thread = threading.Thread(target=asyncio.run, args=(self._run(pause),))
         self.thread.start()
 
-    async def _run(self, bucket: TokenBucket | None) -> None:
+    async def _run(self, pause: Callable[[int], float]) -> None:
         one, other = self._inner
         with one, other:
-            await splice(one, other, bucket)
+            await splice(SocketStream(one), SocketStream(other), pause)
 
     def close(self) -> None:
         self.peer.close()
@@ -80,7 +81,7 @@ def test_an_end_that_vanishes_closes_the_other(spliced: Spliced) -> None:
 
 
 def test_a_run_gets_no_more_than_its_rate() -> None:
-    pair = Spliced(TokenBucket(4.0 * MIB))
+    pair = Spliced(RelayedRun(b"", 0.0, TokenBucket(4.0 * MIB)).pause)
     data = bytes(2 * MIB)
     started = time.monotonic()
     threading.Thread(target=pair.peer.sendall, args=(data,), daemon=True).start()

@@ -1,0 +1,80 @@
+"""A firewall that lets only TLS out, and streams in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from contextlib import closing, suppress
+from pathlib import Path
+
+from transport.protocol import Unreachable
+from transport.tunnel import LoopThread, SocketStream, dial_loopback, prepare, splice
+from transport.tunnel.streams import CHUNK
+
+CERTIFICATE, KEY = (Path(__file__).parent / "tunnel" / f"relay-{part}.pem" for part in ("cert", "key"))
+
+
+def server_context() -> ssl.SSLContext:
+    """The settings of a relay whose certificate is for 127.0.0.1, and signed by itself."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATE, KEY)
+    return context
+
+
+class Firewall:
+    """Forwards connections that begin as TLS does to `port` of this machine; closes all others."""
+
+    def __init__(self, port: int) -> None:
+        self.passed = self.closed = 0
+        self._to = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
+        self.port = self._listener.getsockname()[1]
+        self._thread = LoopThread("firewall", self._main)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._thread.stop()
+
+    async def _main(self) -> None:
+        tasks = set()
+        with self._listener:
+            while True:
+                sock, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+                tasks.add(asyncio.create_task(self._forward(prepare(sock))))
+
+    async def _forward(self, sock: socket.socket) -> None:
+        with sock, suppress(OSError, Unreachable):
+            first = await asyncio.get_running_loop().sock_recv(sock, 1)
+            if first != b"\x16":
+                self.closed += 1
+                return
+            self.passed += 1
+            with closing(await dial_loopback("127.0.0.1", self._to, "firewall")) as inside:
+                await splice(SocketStream(sock, first), inside)
+
+
+class MemoryStream:
+    """One end of a connection in memory; `pair` makes both."""
+
+    def __init__(self) -> None:
+        self.came, self.other = asyncio.StreamReader(), self
+
+    async def receive(self, most: int = CHUNK) -> bytes:
+        return await self.came.read(most)
+
+    async def send(self, data: bytes) -> None:
+        self.other.came.feed_data(data)
+
+    async def end(self) -> None:
+        self.other.came.feed_eof()
+
+    def close(self) -> None:
+        self.other.came.feed_eof()
+
+
+def memory_pair() -> tuple[MemoryStream, MemoryStream]:
+    one, other = MemoryStream(), MemoryStream()
+    one.other, other.other = other, one
+    return one, other

@@ -1,0 +1,9 @@
+"""The ways to a hub beside its own address: relays, proxies, a WebSocket over TLS. A run that needs none of
+them does not load this package."""
+
+from . import relay_socks
+from .bridge import Bridge
+from .dialling import ask, open_stream, probe
+from .loop_thread import LoopThread, PolledWire
+from .streams import SocketStream, Stream, converse, dial_loopback, prepare, splice
+from .websocket_stream import TLS_FIRST, accept_websocket

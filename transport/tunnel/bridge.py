@@ -1,0 +1,74 @@
+"""A port of the loopback that leads along a route, so that libzmq needs to know of no proxy and no TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from transport.protocol import Route, Unreachable
+
+from .dialling import open_stream
+from .loop_thread import LoopThread
+from .streams import SocketStream, Stream, prepare, splice
+from .websocket_stream import WebSocketStream
+
+AT_ONCE = 64  # connections: a peer has up to five, and its probes; no other program may fill this one
+PING_S = 25.0  # proxies close what is silent for a minute
+
+
+class Bridge:
+    """Each connection to 127.0.0.1:`port` becomes one along the route; what cannot be opened is closed."""
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=AT_ONCE)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._carried: set[asyncio.Task[None]] = set()
+        self._thread = LoopThread("cocktail-bridge", self._main)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._thread.stop()
+
+    async def _main(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                sock, _ = await loop.sock_accept(self._listener)
+                if len(self._carried) >= AT_ONCE:
+                    sock.close()
+                    continue
+                task = asyncio.create_task(self._carry(SocketStream(prepare(sock))))
+                self._carried.add(task)
+                task.add_done_callback(self._carried.discard)
+        finally:
+            self._listener.close()
+            carried = [*self._carried]
+            for task in carried:
+                task.cancel()
+            await asyncio.gather(*carried, return_exceptions=True)
+
+    async def _carry(self, near: Stream) -> None:
+        far: Stream | None = None
+        try:
+            far = await open_stream(self._route)
+            pinging = asyncio.create_task(keep_alive(far)) if isinstance(far, WebSocketStream) else None
+            try:
+                await splice(near, far)
+            finally:
+                if pinging is not None:
+                    pinging.cancel()
+        except Unreachable:
+            return  # the dialler finds its connection closed, and asks for the reason by a probe
+        finally:
+            near.close()
+            if far is not None:
+                far.close()
+
+
+async def keep_alive(stream: WebSocketStream) -> None:
+    """Ping the other end from time to time. Raises OSError once the connection is gone."""
+    while True:
+        await asyncio.sleep(PING_S)
+        await stream.ping()

@@ -1,0 +1,124 @@
+"""Opens a route: connects, goes through its proxy, and puts the WebSocket on; each failure names its step."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from dataclasses import dataclass, replace
+
+from transport.protocol import Proxy, Route, Unreachable, join_address
+
+from . import relay_socks
+from .proxy_handshake import ProxyRefused, through_proxy
+from .streams import SocketStream, Stream, converse, dial
+from .websocket_stream import client_context, open_websocket
+
+PLAIN_S, FAR_S = 5.0, 8.0  # to open a route: as it is, and with a proxy or TLS on the way
+
+
+@dataclass
+class Step:
+    """The step that is being taken, as the layer of an Unreachable."""
+
+    layer: str = "tcp"
+
+
+async def open_stream(route: Route, timeout: float | None = None) -> Stream:
+    """Connect along a route. Raises Unreachable: dns, tcp, proxy or tls.
+
+    A certificate that this machine does not trust is no failure: no secret of a run depends on TLS, and the
+    way without TLS was tried before.
+    """
+    step, proxy = Step(), route.proxy
+    try:
+        async with asyncio.timeout(timeout or (PLAIN_S if route.plain else FAR_S)):
+            try:
+                return await opened(route, step, client_context(True))
+            except ssl.SSLCertVerificationError:
+                return await opened(route, step, client_context(False))
+    except TimeoutError:
+        why = "no answer in time (a firewall?)"
+    except (ProxyRefused, OSError, ValueError) as error:
+        said = error.reason if isinstance(error, ssl.SSLError) else getattr(error, "strerror", "") or error
+        why = str(said).lower()
+    host, port, at, plainly = route.host, route.port, route.address, replace(route, tls=False)
+    if step.layer == "tls":
+        raise Unreachable(host, port, "tls", f"no WebSocket over TLS with the relay {at}: {why}")
+    if step.layer == "proxy":
+        raise Unreachable(host, port, "proxy", f"no way through the proxy {proxy} to {at}: {why}")
+    raise Unreachable(host, port, "tcp", f"no connection to {plainly}: {why}")
+
+
+async def opened(route: Route, step: Step, context: ssl.SSLContext) -> Stream:
+    """Take the steps of a route; raises what they raise."""
+    step.layer = "proxy" if route.proxy else "tcp"
+    first = await connected(route.proxy or route)
+    stream: Stream = first
+    try:
+        if route.proxy:
+            stream = await through_proxy(first, route.proxy, route.host, route.port)
+        if route.tls:
+            step.layer = "tls"
+            stream = await open_websocket(stream, route.host, route.port, context)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+async def connected(there: Route | Proxy) -> SocketStream:
+    """Connect to the first address that answers. Raises OSError, and Unreachable: dns."""
+    host, port = there.host, there.port
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        text = f"no address for the name {host!r}: {error.strerror or error}"
+        raise Unreachable(host, port, "dns", text) from None
+    failed = OSError("no address")
+    for _, _, _, _, address in found:
+        try:
+            async with asyncio.timeout(PLAIN_S / len(found)):  # the first may be one that no packet reaches
+                return await dial(str(address[0]), port)
+        except OSError as error:
+            failed = error
+    raise failed
+
+
+async def ask(route: Route, name: str, timeout: float | None = None) -> tuple[str, str]:
+    """Ask a relay for a name ending in `probe`; return its IP address, "" where that is not seen, and the
+    text of its answer.
+
+    Raises Unreachable: dns, tcp, proxy, tls, or relay, where something answers and says no.
+    """
+    stream = await open_stream(route, timeout)
+    address = str(stream.sock.getpeername()[0]) if isinstance(stream, SocketStream) else ""
+    try:
+        async with asyncio.timeout(timeout or PLAIN_S):
+            await stream.send(relay_socks.request(name))
+            code, text = await converse(stream, relay_socks.read_reply())
+    except (OSError, ValueError) as error:
+        where = join_address(route.host, route.port)
+        said = str(error) or "no answer in time"
+        raise Unreachable(
+            route.host, route.port, "relay", f"what answers at {where} is no relay: {said}"
+        ) from None
+    finally:
+        stream.close()
+    if code != relay_socks.ACCEPTED:
+        raise Unreachable(route.host, route.port, "relay", f"{route}: {text}")
+    return address, str(text)
+
+
+def probe(route: Route) -> str:
+    """Return the IP address of a route that answers, "" where a proxy knows it; of a relay, one that has the
+    hub. Blocks. Raises Unreachable."""
+    if route.name:
+        return asyncio.run(ask(route, f"{route.name.partition('.')[0]}.{relay_socks.PROBE}"))[0]
+    asyncio.run(closed(route))
+    return ""
+
+
+async def closed(route: Route) -> None:
+    """Open a route and close it."""
+    (await open_stream(route)).close()

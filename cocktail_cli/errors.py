@@ -171,6 +171,9 @@ URL_HINT = "copy the whole line between its quotes, or ask the run's host for it
 PIPE_HINT = "write the output to a file, or launch with --detach"
 NAME_HINT = "check this machine's connection, and the host's name in the URL"
 RELAY_HINT = "`cocktail relay` starts one on any machine that both sides can dial; check its name and port"
+PROXY_HINT = (
+    "HTTPS_PROXY and ALL_PROXY name it, with USER:PASSWORD@ where it wants a login; NO_PROXY: what needs none"
+)
 HUB_HINT = "the run may be over, or its port closed to you: ask its host for `cocktail status`"
 
 
@@ -205,7 +208,8 @@ def explain(error: BaseException) -> Failure:
     elif code == "url_invalid":
         hints = hints or (URL_HINT,)
     elif code == "unreachable" and not hints and hasattr(error, "layer"):
-        hints = ({"dns": NAME_HINT, "relay": RELAY_HINT}.get(error.layer, HUB_HINT),)
+        by_layer = {"dns": NAME_HINT, "relay": RELAY_HINT, "proxy": PROXY_HINT, "tls": RELAY_HINT}
+        hints = (by_layer.get(error.layer, HUB_HINT),)
     return Failure(code, SAID.get(code, "") + (said or code.replace("_", " ")), problems, hints)
 
 

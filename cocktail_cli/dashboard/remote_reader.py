@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from cocktail_cli.machine import url_to_dial
 from cocktail_cli.ui import printable
 
 from .run_folder_reader import with_recipe
@@ -27,9 +28,7 @@ class RemoteReader:
     """Read a run through its hub."""
 
     def __init__(self, url: str) -> None:
-        from transport import parse_url
-
-        self.url, self.lock = parse_url(url), threading.Lock()
+        self.url, self.lock = url_to_dial(url), threading.Lock()
         self.about = About(self.url.run)
         self.began = 0.0  # time of the first answer
         self.rounds: list[Round] = []

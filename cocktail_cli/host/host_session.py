@@ -114,7 +114,7 @@ def check_machine(wanted: LaunchSettings, listen: machine.ListenAddress) -> None
     if relay := machine.relay_of(listen.relay):
         from transport.relay import check_relay
 
-        check_relay(relay)
+        check_relay(relay, machine.proxies_of(os.environ))
     for device in wanted.local.devices_of(wanted.peers):
         devices = machine.pick_devices(device, wanted.local.gpus)
         machine.check_memory_limit(devices, wanted.local.vram_limit)
@@ -369,7 +369,9 @@ class HostSession:
             from transport.relay import HubTunnel
 
             keys, here = RunKeys(**self.record.keys), (self.record.local_host(), hub.port)
-            stack.enter_context(closing(HubTunnel(relay, keys.pair, here, partial(hub.warn, ""))))
+            proxies = machine.proxies_of(os.environ)
+            tunnel = HubTunnel(relay, keys.pair, here, partial(hub.warn, ""), proxies)
+            stack.enter_context(closing(tunnel))
 
     def open(
         self,

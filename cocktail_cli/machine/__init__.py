@@ -34,6 +34,7 @@ from .network_address import (
     relay_of,
 )
 from .nvidia_driver import driver_version, handle_of, nvml, users_of
+from .proxy_settings import proxies_of, url_to_dial
 from .remote_code_consent import check_trust, isolate_model_code
 from .run_registry import (
     RunRecord,

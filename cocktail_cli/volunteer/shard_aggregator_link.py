@@ -62,7 +62,7 @@ def connect_aggregators(link: PeerLink, keys: CurveKeys) -> ShardClients:
 
     def dial(aggregator: messages.AggregatorInfo) -> PeerLink:
         host, port = parse_address(aggregator.address)
-        url = RunURL(aggregator.key, "", host, port, link.url.run)
+        url = RunURL(aggregator.key, "", host, port, link.url.run, proxies=link.url.proxies)
         return PeerLink(
             url,
             PeerIdentity(link.name, keys=keys),

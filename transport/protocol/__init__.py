@@ -25,6 +25,7 @@ from .message_codec import OtherVersion, decode_to_hub, decode_to_peer, encode, 
 from .object_names import ERROR, HANDOFF, PART, SHARD, TRIAL, UPDATE, round_and_name, round_of
 from .peer_names import clean_name, unique_name
 from .routes import (
+    PROXY_PORTS,
     RUN,
     Proxies,
     Proxy,

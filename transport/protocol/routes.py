@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from .errors import UrlError
 
 RUN = "run"  # a relay's name for what a peer wants: <run name>.run
-PROXY_PORTS = {"http": 80, "socks5": 1080, "socks5h": 1080}  # by scheme: where a URL names none
+PROXY_PORTS = {"http": 80, "socks5": 1080, "socks5h": 1080}  # by scheme: where a URL names none; 1080 else
 
 
 def join_address(host: str, port: int | str) -> str:
@@ -44,7 +44,7 @@ def parse_address(address: str) -> tuple[str, int]:
 class Proxy:
     """An HTTP proxy that takes CONNECT, or a SOCKS 5 proxy."""
 
-    scheme: str  # a key of PROXY_PORTS
+    scheme: str  # others than "http", "socks5" and "socks5h" are known, and lead nowhere
     host: str
     port: int
     user: str = ""
@@ -64,15 +64,12 @@ def parse_proxy(text: str) -> Proxy:
         host, port = parts.hostname or "", parts.port
     except ValueError:
         raise ValueError("it is not of the form http://HOST:PORT") from None
-    if parts.scheme not in PROXY_PORTS:
-        known = ", ".join(PROXY_PORTS)
-        raise ValueError(f"proxies are of the kinds {known}, not {parts.scheme[:20]!r}")
     if not re.fullmatch(r"[A-Za-z0-9._:%-]+", host) or port == 0:
         raise ValueError("it names no host, or a port that is none")
     login = unquote(parts.username or ""), unquote(parts.password or "")
     if any(len(one.encode()) > 255 or not one.isprintable() for one in login) or ":" in login[0]:
         raise ValueError("its login cannot be sent: 255 bytes at most, and no ':' in the name")
-    return Proxy(parts.scheme, host, port or PROXY_PORTS[parts.scheme], *login)
+    return Proxy(parts.scheme, host, port or PROXY_PORTS.get(parts.scheme, 1080), *login)
 
 
 @dataclass(frozen=True)

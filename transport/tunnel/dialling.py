@@ -7,7 +7,7 @@ import socket
 import ssl
 from dataclasses import dataclass, replace
 
-from transport.protocol import Proxy, Route, Unreachable, join_address
+from transport.protocol import PROXY_PORTS, Proxy, Route, Unreachable, join_address
 
 from . import relay_socks
 from .proxy_handshake import ProxyRefused, through_proxy
@@ -53,6 +53,8 @@ async def open_stream(route: Route, timeout: float | None = None) -> Stream:
 async def opened(route: Route, step: Step, context: ssl.SSLContext) -> Stream:
     """Take the steps of a route; raises what they raise."""
     step.layer = "proxy" if route.proxy else "tcp"
+    if route.proxy and route.proxy.scheme not in PROXY_PORTS:
+        raise ProxyRefused(f"of proxies, {', '.join(PROXY_PORTS)} are supported")
     first = await connected(route.proxy or route)
     stream: Stream = first
     try:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli.errors import explain
-from cocktail_cli.machine import joined, own_keys
+from cocktail_cli.machine import joined, own_keys, url_to_dial
 from cocktail_cli.ui import counted, found, megabytes
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ TRIES = 3  # TCP connections; the fastest counts
 def run(text: str) -> Iterator[Finding]:
     """Check the layers from the outside in; the first failure ends it."""
     from cocktail_cli.host import versions
-    from transport import ask_status, parse_url
+    from transport import ask_status
 
     try:
-        url = parse_url(text)
+        url = url_to_dial(text)
         rtt = min(round_trips(url))
         status = ask_status(url, ANSWER)
         with visiting(url) as link:

@@ -135,10 +135,8 @@ def join(
 
 
 def dialled(text: str, view: View) -> RunURL:
-    """Parse the run URL, and say at once what happens. Raises UrlError."""
-    from transport import parse_url
-
-    url = parse_url(text)
+    """Parse the run URL, and say at once what happens. Raises UrlError, Failure."""
+    url = machine.url_to_dial(text)
     view.show(Progressed(f"dialling {url.address}"))
     return url
 

@@ -15,7 +15,7 @@ import typer
 
 from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine import RunRecord, load_run, the_run_going_on
+from cocktail_cli.machine import RunRecord, load_run, the_run_going_on, url_to_dial
 from cocktail_cli.options import Json, NoColor, Quiet
 from cocktail_cli.ui import Display, duration_text, megabytes, printable, short, timestamp
 
@@ -159,7 +159,7 @@ def ask(run: str) -> dict[str, Any]:
     from transport.protocol import Unreachable
 
     if run.startswith("cocktail:"):
-        return ask_status(parse_url(run), TIMEOUT)
+        return ask_status(url_to_dial(run), TIMEOUT)
     record = load_run(run)
     if record.state != "running":
         return remembered(record)

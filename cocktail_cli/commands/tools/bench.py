@@ -10,7 +10,7 @@ import typer
 
 from cocktail_cli import options
 from cocktail_cli.help_pages import CommandTable
-from cocktail_cli.machine import check_trust, isolate_model_code, pick_device
+from cocktail_cli.machine import check_trust, isolate_model_code, pick_device, url_to_dial
 from cocktail_cli.recipe_request import RecipeRequest, room_for
 from cocktail_cli.ui import Display, megabytes, open_view
 from cocktail_cli.volunteer import read_url
@@ -62,9 +62,9 @@ def net(
     from cocktail_cli.commands.check.doctor_run_url import ANSWER, down_rate, round_trips, up_rate, visiting
     from recipes.config import recipe_from_json
     from recipes.planning import packet_bytes
-    from transport import ask_status, parse_url
+    from transport import ask_status
 
-    url = parse_url(read_url(run_url))
+    url = url_to_dial(read_url(run_url))
     trips = [1000 * seconds for seconds in round_trips(url)]
     parameters = ask_status(url, ANSWER)["parameters"]
     with visiting(url) as link:

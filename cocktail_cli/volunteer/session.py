@@ -153,8 +153,9 @@ class VolunteerSession:
     ) -> messages.Welcome:
         self.view.show(events.Progressed(f"joining the run at {self.url.address}"))
         welcome = link.connect(max(CONNECT_TIMEOUT, patience))
-        if self.url.relay:
-            way = "directly" if link.way == self.url.address else f"through {link.way}"
+        if len(self.url.routes) > 1:
+            by = "through" if link.way.startswith("the relay") else "at"
+            way = "directly" if link.way == self.url.address else f"{by} {link.way}"
             self.view.show(events.Progressed(f"reached the hub {way}"))
         self.since = time.monotonic()
         if welcomed is not None:

@@ -59,6 +59,7 @@ class Running:
     hub: Hub
     url: RunURL
     work: HeldWork
+    keys: RunKeys
     events: list[told.Event] = field(default_factory=list)
 
     def left(self, name: str) -> list[str]:
@@ -82,7 +83,7 @@ def stalling_hub(
         write_rounds(ledger, work, rounds)
         keys = RunKeys.generate()
         hub = Hub(("127.0.0.1", 0), keys, ledger, wanted, work)
-        running = Running(hub, keys.url("127.0.0.1", hub.port, wanted.run), work)
+        running = Running(hub, keys.url("127.0.0.1", hub.port, wanted.run), work, keys)
         if commits:
             work.go.set()
         hub.start()

@@ -12,7 +12,7 @@ from transport.protocol import PROXY_PORTS, Proxy, Route, Unreachable, join_addr
 from . import relay_socks
 from .proxy_handshake import ProxyRefused, through_proxy
 from .streams import SocketStream, Stream, converse, dial
-from .websocket_stream import client_context, open_websocket
+from .websocket_stream import WebSocketStream, client_context, open_websocket
 
 PLAIN_S, FAR_S = 5.0, 8.0  # to open a route: as it is, and with a proxy or TLS on the way
 
@@ -35,19 +35,27 @@ async def open_stream(route: Route, timeout: float | None = None) -> Stream:
         async with asyncio.timeout(timeout or (PLAIN_S if route.plain else FAR_S)):
             try:
                 return await opened(route, step, client_context(True))
-            except ssl.SSLCertVerificationError:
-                return await opened(route, step, client_context(False))
-    except TimeoutError:
-        why = "no answer in time (a firewall?)"
+            except ssl.SSLCertVerificationError as error:
+                stream = await opened(route, step, client_context(False))
+                if isinstance(stream, WebSocketStream):
+                    stream.untrusted = error.verify_message
+                return stream
     except (ProxyRefused, OSError, ValueError) as error:
-        said = error.reason if isinstance(error, ssl.SSLError) else getattr(error, "strerror", "") or error
-        why = str(said).lower()
+        why = reason_of(error)
     host, port, at, plainly = route.host, route.port, route.address, replace(route, tls=False)
     if step.layer == "tls":
         raise Unreachable(host, port, "tls", f"no WebSocket over TLS with the relay {at}: {why}")
     if step.layer == "proxy":
         raise Unreachable(host, port, "proxy", f"no way through the proxy {proxy} to {at}: {why}")
     raise Unreachable(host, port, "tcp", f"no connection to {plainly}: {why}")
+
+
+def reason_of(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time (a firewall?)"
+    if isinstance(error, ssl.SSLError):
+        return str(error.reason or error).replace("_", " ").lower()
+    return error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
 
 
 async def opened(route: Route, step: Step, context: ssl.SSLContext) -> Stream:
@@ -101,7 +109,7 @@ async def ask(route: Route, name: str, timeout: float | None = None) -> tuple[st
             code, text = await converse(stream, relay_socks.read_reply())
     except (OSError, ValueError) as error:
         where = join_address(route.host, route.port)
-        said = str(error) or "no answer in time"
+        said = reason_of(error)
         raise Unreachable(
             route.host, route.port, "relay", f"what answers at {where} is no relay: {said}"
         ) from None
@@ -121,6 +129,14 @@ def probe(route: Route) -> str:
     return ""
 
 
-async def closed(route: Route) -> None:
+async def closed(route: Route) -> Stream:
     """Open a route and close it."""
-    (await open_stream(route)).close()
+    stream = await open_stream(route)
+    stream.close()
+    return stream
+
+
+def certificate_doubt(route: Route) -> str:
+    """Return why the certificate at a route by TLS is not trusted here, "" where it is. Blocks. Raises
+    Unreachable."""
+    return str(getattr(asyncio.run(closed(route)), "untrusted", ""))

@@ -101,6 +101,7 @@ class WebSocketStream:
     def __init__(self, tls: TlsStream, protocol: ClientProtocol | ServerProtocol) -> None:
         self._tls, self._protocol = tls, protocol
         self._ahead, self._over = bytearray(), False
+        self.untrusted = ""  # why the server's certificate is not trusted here, if it is not
 
     async def receive(self, most: int = CHUNK) -> bytes:
         while not self._ahead and not self._over:

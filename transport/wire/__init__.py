@@ -19,4 +19,4 @@ from .frames import (
 )
 from .memory_sockets import MemoryHubWire, MemoryPeerWire
 from .rate_limit import Bandwidth, RateLimits, TokenBucket, TokenBuckets
-from .zeromq_sockets import DealerWire, RouterWire, is_reachable, raise_file_limit
+from .zeromq_sockets import DealerWire, RouterWire, is_reachable, raise_file_limit, try_route

@@ -431,21 +431,32 @@ def no_key(route: Route) -> Unreachable:
     )
 
 
-def is_reachable(address: str, server_key: str, keys: CurveKeys, timeout: float = 5.0) -> bool:
-    """Return whether a server with this key answers at `address` within `timeout` seconds."""
-    until = time.monotonic() + timeout
-    try:
-        wire = DealerWire((Route(*parse_address(address)),), server_key, keys)
-    except (UrlError, ValueError):
-        return False
+def try_route(route: Route, server_key: str, keys: CurveKeys | None = None, timeout: float = 10.0) -> float:
+    """Connect along one route, and prove the server's key; return the seconds that took. Raises
+    Unreachable."""
+    started = time.monotonic()
+    wire = DealerWire((route,), server_key, keys)
     try:
         wire.dial(0)
-        while time.monotonic() < until:
-            for event in wire.poll(until - time.monotonic()):
-                return isinstance(event, Connected)
+        while (left := started + timeout - time.monotonic()) > 0:
+            for event in wire.poll(left):
+                if isinstance(event, Disconnected):
+                    raise event.error or no_key(route)
+                return time.monotonic() - started
     finally:
         wire.close()
-    return False
+    raise Unreachable(
+        route.host, route.port, "tcp", f"no answer from {route.host}:{route.port} within {timeout:.0f} s"
+    )
+
+
+def is_reachable(address: str, server_key: str, keys: CurveKeys, timeout: float = 5.0) -> bool:
+    """Return whether a server with this key answers at `address` within `timeout` seconds."""
+    try:
+        try_route(Route(*parse_address(address)), server_key, keys, timeout)
+    except (UrlError, ValueError, Unreachable):
+        return False
+    return True
 
 
 class KeyAuthenticator:

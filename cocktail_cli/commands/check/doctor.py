@@ -27,6 +27,7 @@ from cocktail_cli.machine import (
     network_file_system,
     no_kernels,
     pick_device,
+    proxies_of,
     reach_of,
     users_of,
 )
@@ -294,11 +295,15 @@ def listens(port: int) -> Finding:
 
 
 def proxy() -> Finding:
-    names = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
-    if named := next(filter(os.environ.get, names), None):
-        text = f"{named} is set: the Hugging Face hub is asked through it, a run is not"
-        return found("warn", "proxy", text, "the run's TCP port must be reachable directly")
-    return found("ok", "proxy", "none")
+    """Report the proxies that the environment names."""
+    proxies = proxies_of(os.environ)
+    named = {"HTTPS_PROXY": proxies.https, "ALL_PROXY": proxies.every}
+    said = ", ".join(f"{name} {proxy}" for name, proxy in named.items() if proxy)
+    if proxies.every:
+        return found("ok", "proxy", f"{said}: runs are dialled through it, but for those of NO_PROXY")
+    return found(
+        "ok", "proxy", f"{said}: runs are dialled through it where nothing else works" if said else "none"
+    )
 
 
 def address() -> Finding:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli.errors import explain
@@ -19,6 +21,7 @@ from cocktail_cli.ui import counted, found, megabytes
 if TYPE_CHECKING:
     from recipes.errors import Finding
     from transport import PeerLink, RunURL
+    from transport.protocol import Route, Unreachable
 
 ANSWER = 10.0  # seconds to wait for the hub
 NAME = "doctor"
@@ -32,13 +35,22 @@ def run(text: str) -> Iterator[Finding]:
     """Check the layers from the outside in; the first failure ends it."""
     from cocktail_cli.host import versions
     from transport import ask_status
+    from transport.protocol import Unreachable
 
     try:
         url = url_to_dial(text)
-        rtt = min(round_trips(url))
+        tried = try_ways(url)
+        failed = [result for _, result in tried if isinstance(result, Unreachable)]
+        if len(failed) == len(tried) == 1:
+            raise failed[0]
+        yield from (way_found(route, result) for route, result in tried)
+        if len(failed) == len(tried):
+            hints = "; ".join(dict.fromkeys(hint for error in failed for hint in explain(error).hints))
+            yield found("fail", "run", f"none of {len(tried)} ways leads to its hub", hints)
+            return
         status = ask_status(url, ANSWER)
         with visiting(url) as link:
-            yield found("ok", "run", f"{url.run} at {link.way}, {1000 * rtt:.0f} ms: {said(status)}")
+            yield found("ok", "run", f"{url.run} at {link.way}: {said(status)}")
             same = ", ".join(f"{package} {number}" for package, number in versions().items())
             yield found("ok", "versions", f"those of the run: {same}")
             gated = any(file.gated for file in link.welcome.base)
@@ -47,6 +59,42 @@ def run(text: str) -> Iterator[Finding]:
     except Exception as error:
         failure = explain(error)
         yield found("fail", "run", failure.message, "; ".join(failure.hints))
+
+
+def try_ways(url: RunURL) -> list[tuple[Route, float | Unreachable]]:
+    """Connect to the hub on each way, all at once; return the seconds each took, or why it does not work."""
+    from transport.protocol import Unreachable
+    from transport.wire import try_route
+
+    def result(route: Route) -> float | Unreachable:
+        try:
+            return try_route(route, url.key, timeout=ANSWER)
+        except Unreachable as error:
+            return error
+
+    with ThreadPoolExecutor(len(url.routes)) as pool:
+        return [*zip(url.routes, pool.map(result, url.routes), strict=True)]
+
+
+def way_found(route: Route, result: float | Unreachable) -> Finding:
+    """Report one way to the hub: directly, through the relay, or through the relay by TLS."""
+    about = "tls" if route.tls else "relay" if route.name else "direct"
+    if not isinstance(result, float):
+        return found("warn", about, str(result))
+    text = f"{route} works, connected in {1000 * result:.0f} ms"
+    return found("ok", about, f"{text}{certificate_said(route)}" if route.tls else text)
+
+
+def certificate_said(route: Route) -> str:
+    """Return a clause where the certificate of a relay is not trusted here: its own, or an inspector's."""
+    from transport.protocol import Unreachable
+    from transport.tunnel import certificate_doubt
+
+    try:
+        doubt = certificate_doubt(route)
+    except Unreachable:
+        return ""
+    return f"; its certificate is not trusted here ({doubt}), which no secret depends on" if doubt else ""
 
 
 @contextmanager
@@ -65,16 +113,17 @@ def visiting(url: RunURL) -> Iterator[PeerLink]:
 
 
 def round_trips(url: RunURL) -> list[float]:
-    """Measure a few TCP handshakes with the hub, else with its relay, in seconds; errors name the layer at
-    fault."""
-    from transport.protocol import Unreachable, parse_address
+    """Measure a few TCP handshakes with the hub, else with its relay or a proxy, in seconds. Raises
+    Unreachable, which names the layer at fault."""
+    from transport.protocol import Unreachable
 
-    try:
-        return handshakes(url.host, url.port)
-    except Unreachable:
-        if not url.relay:
-            raise
-        return handshakes(*parse_address(url.relay))
+    failed = []
+    for there in dict.fromkeys(route.proxy or replace(route, name="", tls=False) for route in url.routes):
+        try:
+            return handshakes(there.host, there.port)
+        except Unreachable as error:
+            failed.append(error)
+    raise Unreachable.of(failed)
 
 
 def handshakes(host: str, port: int) -> list[float]:

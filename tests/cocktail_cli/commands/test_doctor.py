@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from in_this_process import Run
 from stalling_hub import Material, stalling_hub
+from tls_only import Firewall, server_context
 
 from cocktail_cli.commands.check import doctor
 from recipes.downloads.hub_access import HubAnswer
 from recipes.hardware import HostMemory
 from transport import RunKeys
+from transport.relay import HubTunnel, Relay
+
+SHUT = 1  # a port of the loopback at which nothing listens
 
 
 def of(findings: str, about: str) -> dict[str, str]:
@@ -174,9 +180,18 @@ def test_doctor_says_which_layer_of_the_connection_to_a_run_failed(cocktail: Run
 @pytest.mark.slow
 def test_doctor_joins_a_run_and_leaves_it(cocktail: Run, tmp_path: Path) -> None:
     material = Material.prepare(tmp_path / "base")
-    with stalling_hub(material, tmp_path / "ledger") as running:
+    with (
+        stalling_hub(material, tmp_path / "ledger") as running,
+        closing(Relay("127.0.0.1", 0, tls=server_context())) as relay,
+        closing(Firewall(relay.port)) as firewall,
+        closing(HubTunnel(f"127.0.0.1:{relay.port}", running.keys.pair, ("127.0.0.1", running.hub.port))),
+    ):
         said = cocktail("doctor", str(running.url), "--json")
         line = json.loads(cocktail("bench", "net", str(running.url), "--json").out)
+        only_443 = replace(running.url, port=SHUT, relay=f"127.0.0.1:{firewall.port}")
+        ways = cocktail("doctor", str(only_443), "--json")
+        relay.close()
+        none = cocktail("doctor", str(only_443), "--json")
 
     assert said.exit == 0, said.out
     assert "waiting, step 0/1000, 0 peers" in of(said.out, "run")["text"]
@@ -184,7 +199,17 @@ def test_doctor_joins_a_run_and_leaves_it(cocktail: Run, tmp_path: Path) -> None
     lines = [one["text"] for one in json.loads(said.out)["findings"] if one["about"] == "line"]
     assert "Mbit/s down" in lines[0]
     assert "Mbit/s up" in lines[1]
-    assert running.left("doctor") == ["left: the doctor has seen enough"] * 2
+    assert running.left("doctor") == ["left: the doctor has seen enough"] * 3
+    assert ways.exit == 0, ways.out
+    found = {about: of(ways.out, about) for about in ("direct", "relay", "tls", "run")}
+    assert [one["level"] for one in found.values()] == ["warn", "warn", "ok", "ok"]
+    assert f"no connection to 127.0.0.1:{SHUT}" in found["direct"]["text"]
+    assert "is no relay" in found["relay"]["text"]
+    assert "its certificate is not trusted here (self-signed certificate)" in found["tls"]["text"]
+    assert f"at the relay 127.0.0.1:{firewall.port} by TLS" in found["run"]["text"]
+    assert none.exit == 4
+    assert "none of 3 ways" in of(none.out, "run")["text"]
+    assert of(none.out, "tls")["level"] == "warn"
     assert line["rtt_ms"] <= line["slowest_rtt_ms"]
     for way in ("up", "down"):
         took = line["packet_bytes"] / line[f"{way}_bytes_per_s"]

@@ -100,7 +100,7 @@ class Commit:
     step: int
     members: tuple[str, ...]
     claims: tuple[Claim, ...]  # sorted by peer
-    fingerprint: int
+    fingerprints: dict[int, int]  # of x', by round, as the updates' senders have it
     hub_shards: tuple[int, ...] = (0,)
     aggregators: dict[str, messages.AggregatorInfo] = field(default_factory=dict)  # by session
     # the hub adds these to its error feedback once the round is durable

@@ -96,7 +96,7 @@ class Narrator:
             ratio_down=down,
             ratio_fp16=round(both / moved, 2) if moved else 0.0,
             packet_bytes=event.size,
-            fingerprint=f"{event.fingerprint:016x}",
+            fingerprint=f"{event.fingerprint:016x}" if event.fingerprint else "",
             step_s=round(event.seconds / self.local_steps, 3),
             compute_s=self.per_step(event.compute_s),
             wait_s=self.per_step(event.wait_s),

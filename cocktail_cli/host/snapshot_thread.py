@@ -73,14 +73,15 @@ class CommittedModel:
         return self.folder / in_folder.SNAPSHOTS
 
     def valid_snapshots(self, ledger: Ledger) -> list[Snapshot]:
-        """List the snapshots whose fingerprints this very ledger has, by round."""
+        """List the snapshots whose fingerprints this very ledger has, by round. With rounds in flight the
+        newest rows have none yet; a snapshot of those was checked at an earlier row when it was written."""
         from recipes.snapshots import list_snapshots
 
         said = {row.round: row.fingerprint for row in ledger.rounds()}
         return [
             one
             for one in list_snapshots(self.snapshots, ledger.run)
-            if said.get(one.round) == one.fingerprint
+            if said.get(one.round) in (one.fingerprint, 0)
         ]
 
     @contextmanager
@@ -101,7 +102,8 @@ class CommittedModel:
         with Ledger(self.folder / in_folder.LEDGER, write=False) as ledger:
             rows = ledger.rounds()
             round = len(rows) if round is None else round
-            known = [KnownFingerprint(row.round, row.fingerprint) for row in rows[: round + 1]][-1:]
+            found = [row for row in rows[: round + 1] if row.fingerprint]
+            known = [KnownFingerprint(row.round, row.fingerprint) for row in found][-1:]
             earlier = [one for one in self.valid_snapshots(ledger) if one.round <= round]
             start = earlier[-1].round if earlier else 0
             records = [row.record for row in rows[start:round]]

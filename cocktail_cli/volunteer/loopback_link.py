@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from recipes.training import Delivery
     from transport.protocol import messages
 
 
@@ -23,12 +24,13 @@ class LoopbackLink:
     leaving: threading.Event = field(default_factory=threading.Event)
     ended: str | None = None
     fits: int = 0
-    packet: bytes = b""
+    sent: dict[int, bytes] = field(default_factory=dict)  # packets in flight, by round
     room: int = 0
     done: int = 0
 
     def fetch(self, name: str) -> bytes:
-        return self.packet if name.startswith("packet/") else self.lease
+        kind, _, number = name.partition("/")
+        return self.sent.pop(int(number)) if kind == "packet" else self.lease
 
     def packets(self, start: int, stop: int) -> Iterator[bytes]:
         return iter(())
@@ -47,11 +49,11 @@ class LoopbackLink:
             number, number * every, self.rounds * every, [self.name], self.samples, exchange=True
         )
 
-    def exchange(self, packet: bytes, delivery: object) -> messages.Committed:
+    def exchange(self, packet: bytes, delivery: Delivery) -> messages.Committed:
         from transport.protocol import messages
 
-        self.packet = packet
-        return messages.Committed(self.done - 1, len(packet), "", [self.name])  # it comes back unchecked
+        self.sent[delivery.round] = packet
+        return messages.Committed(delivery.round, len(packet), "", [self.name])  # it comes back unchecked
 
     def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None: ...
 

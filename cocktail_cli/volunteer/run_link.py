@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from transport.ledger import read_packets
 from transport.protocol import Leaving, RunOver, messages
+from transport.protocol.messages import MOST_IN_FLIGHT
 from transport.transfer import BandwidthBudget
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ AT_ONCE = 64  # packets of the ledger fetched as one object: what a joiner holds
 class RunLink:
     """A peer's link to its run, as `recipes.training.finetune` calls it."""
 
-    def __init__(self, link: PeerLink) -> None:
+    def __init__(self, link: PeerLink, staleness: int = 1) -> None:
         self.link = link
         self.name = link.name  # known once the hub has welcomed this peer
         self.leaving: threading.Event = link.leave_requested
@@ -37,8 +38,10 @@ class RunLink:
         self.resumable = False  # whether it failed and may be started again
         self.why = ""  # this peer leaves, if there is more to say than that it was asked to
         self.sharded: ShardedExchange | None = None  # where peers aggregate shards
-        self.budget = BandwidthBudget()  # what the line carries beside the compute
-        self.opened_at = 0.0  # when the newest round was
+        self.budget = BandwidthBudget.of(staleness)  # what the line carries beside the compute
+        self.measuring = threading.Lock()  # of `budget`: one round goes up while another comes down
+        self.opened_at: dict[int, float] = {}  # of the rounds in flight
+        self.committed_s: dict[int, float] = {}  # seconds from there to the commit
         self.spans = 1  # rounds that the lease before the newest one was to last
 
     @property
@@ -71,8 +74,10 @@ class RunLink:
             joined = self.sharded.fetch(int(number)) if self.sharded and kind == "packet" else None
             packet = self.link.fetch(name) if joined is None else joined
         if kind == "packet":
-            now = time.monotonic()
-            self.budget = self.budget.received(len(packet), now - started).ended(now - self.opened_at)
+            now, round = time.monotonic(), int(number)
+            took, committed = now - self.opened_at.pop(round, now), self.committed_s.pop(round, 0.0)
+            with self.measuring:
+                self.budget = self.budget.received(len(packet), now - started).ended(took, committed)
         return packet
 
     def packets(self, start: int, stop: int) -> Iterator[bytes]:
@@ -93,11 +98,13 @@ class RunLink:
                 self.resumable = message.resumable
             return None
         self.spans = self.round.spans if self.round is not None else 1
-        self.round, self.opened_at = message, time.monotonic()
+        in_flight = {at: when for at, when in self.opened_at.items() if at > message.round - MOST_IN_FLIGHT}
+        self.round, self.opened_at = message, {**in_flight, message.round: time.monotonic()}
         return message
 
     def exchange(self, packet: bytes, delivery: Delivery) -> messages.Committed:
-        self.budget = self.budget.computed(delivery.compute_s / self.spans)
+        with self.measuring:
+            self.budget = self.budget.computed(delivery.compute_s / self.spans)
         report = messages.Report(**asdict(delivery), fits=self.budget.down)
         with self.waiting():
             if self.sharded is not None and self.round is not None:
@@ -106,7 +113,11 @@ class RunLink:
             else:
                 committed = self.link.exchange(delivery.round, packet, report)
                 upload_s = self.link.upload_s
-        self.budget = self.budget.sent(len(packet), upload_s)
+        opened = self.opened_at.get(delivery.round)
+        if opened is not None:
+            self.committed_s[delivery.round] = time.monotonic() - opened
+        with self.measuring:
+            self.budget = self.budget.sent(len(packet), upload_s)
         return committed
 
     def evaluated(self, round: int, part: int, found: Measured) -> None:

@@ -179,7 +179,7 @@ class VolunteerSession:
 
                 check_fsdp(bootstrap.recipe)
             self._show_joined(welcome, bootstrap)
-        self.run = RunLink(link)
+        self.run = RunLink(link, bootstrap.recipe.compression.staleness)
         with ExitStack() as stack:
             ours = {os.getpid()}
             if len(limits.devices) > 1:

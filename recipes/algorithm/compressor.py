@@ -19,7 +19,7 @@ def compressor_of(compression: Compression) -> Cocktail:
     """Build C. Every key reaches the field of the same name; `uncompressed_steps` are counted in rounds."""
     rounds = -(-compression.uncompressed_steps // compression.local_steps)
     if rounds:
-        rounds += compression.staleness  # a stale round sends the steps before it
+        rounds += compression.staleness > 0  # a stale round sends the steps before it
     return Cocktail(**{name: getattr(compression, name) for name in SHARED}, uncompressed_rounds=rounds)
 
 

@@ -208,6 +208,9 @@ def _compression_conflicts(recipe: Recipe) -> Iterator[Conflict]:
     if 0 < steps < compression.local_steps:
         text = f"{compression.local_steps}: a run of {steps} steps would exchange nothing before its end"
         yield Conflict("compression.local_steps", text, f"local_steps={max(1, steps // 10)}")
+    if compression.staleness > 1 and recipe.swarm.owners == "peers":
+        text = f"{compression.staleness}: peers that aggregate shards do so one round at a time"
+        yield Conflict("compression.staleness", text, "staleness=1, or `swarm.owners: hub`")
     if 0 < compression.topk_chunk * compression.topk_ratio < 0.5:
         text = f"topk_ratio {compression.topk_ratio:g} keeps none of {compression.topk_chunk} values"
         yield Conflict("compression.topk_chunk", text, "a larger chunk")

@@ -73,6 +73,11 @@ PRESETS: dict[str, Preset] = {
         "DiLoCo: Distributed Low-Communication Training of Language Models, Douillard et al., 2023",
         {**FRESH, "local_steps": 500, "outer_learning_rate": 0.7, "outer_momentum": 0.9},
     ),
+    "co2": Preset(
+        "48 local steps, during which the models of the 48 before are averaged; an outer step with momentum",
+        "CO2: Efficient Distributed Training with Full Communication-Computation Overlap, Sun et al., ICLR 2024",
+        {**EVERYTHING, "local_steps": 48, "staleness": 1, "outer_momentum": 0.5},
+    ),
     "streaming-diloco": Preset(
         "DiLoCo with a tenth of the layers at a time, in 4 bits, overlapped: each layer once in 100 steps",
         "Streaming DiLoCo with overlapping communication, Douillard et al., 2025",

@@ -297,6 +297,7 @@ class Compression(Section):
         "allreduce",
         "local-sgd",
         "diloco",
+        "co2",
         "streaming-diloco",
         "sparseloco",
         "onebit",
@@ -305,7 +306,7 @@ class Compression(Section):
     random_ratio: Annotated[Ratio, Field(ge=1e-6)] = key(0.113, "p: share of the coordinates sampled a round")
     topk_ratio: Ratio = key(0.2, "K: share of the sampled values that is sent")
     auto: bool = key(
-        True, "adapt K and bits to link and compute, within the bounds; needs staleness 1 and K below 1"
+        True, "adapt K and bits to link and compute, within the bounds; needs staleness and K below 1"
     )
     topk_ratio_min: Ratio | None = key(None, "lower bound of an adapted K; null: an eighth of topk_ratio")
     topk_ratio_max: Ratio | None = key(None, "upper bound of an adapted K; null: topk_ratio")
@@ -326,7 +327,9 @@ class Compression(Section):
     shards: Annotated[int, Field(ge=1, le=1024)] = key(
         1, "ranges of the vector, each with its own packet and aggregator"
     )
-    staleness: Literal[0, 1] = key(1, "1: the exchange overlaps with the compute of the next steps")
+    staleness: Literal[0, 1, 2, 3, 4] = key(
+        1, "rounds of compute that an exchange overlaps with, from 2 on with other rounds' too; 0: none"
+    )
     local_steps: Whole = key(1, "H: optimizer steps between two exchanges")
     outer_learning_rate: Annotated[Real, Field(gt=0)] | Literal["packets"] = key(
         "packets", "rate of the aggregator's step along the mean; packets: their number, up to 8 (a sum)"

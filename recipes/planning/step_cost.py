@@ -37,7 +37,7 @@ class StepCost:
     compute: float  # seconds
     up: float
     down: float
-    hidden: bool  # the exchange overlaps with the compute of the next steps
+    staleness: int  # rounds of compute that an exchange overlaps with
 
     @property
     def exchange(self) -> float:
@@ -45,12 +45,18 @@ class StepCost:
         return (self.up + self.down) / self.every
 
     @property
+    def busy(self) -> float:
+        """Seconds that the line takes, per step. With several rounds in flight one goes up while another
+        comes down."""
+        return self.exchange if self.staleness < 2 else max(self.up, self.down) / self.every
+
+    @property
     def seconds(self) -> float:
-        return max(self.compute, self.exchange) if self.hidden else self.compute + self.exchange
+        return max(self.compute, self.busy) if self.staleness else self.compute + self.busy
 
     @property
     def bottleneck(self) -> str:
-        return "network" if self.exchange > self.compute else "compute"
+        return "network" if self.busy > self.compute else "compute"
 
 
 def packet_bytes(recipe: Recipe, parameters: int) -> int:
@@ -72,19 +78,19 @@ def compute_seconds(flops: float, peak: float) -> float:
 
 def cost_of_step(recipe: Recipe, packet: int, compute: float, link: LinkSpeed) -> StepCost:
     """Combine bytes, compute seconds and link speed."""
-    hidden, every = recipe.compression.staleness == 1, recipe.compression.local_steps
-    return StepCost(packet, every, compute, packet / link.up, packet / link.down, hidden)
+    staleness, every = recipe.compression.staleness, recipe.compression.local_steps
+    return StepCost(packet, every, compute, packet / link.up, packet / link.down, staleness)
 
 
 def topk_within(recipe: Recipe, parameters: int, link: LinkSpeed, seconds: float) -> float | None:
-    """Find the largest K, of a few round ones, whose exchange takes at most `seconds`; None: none does."""
+    """Find the largest K, of a few round ones, whose exchange takes the line at most `seconds` a step; None:
+    none does."""
     for keep in (0.2, 0.15, 0.1, 0.08, 0.05, 0.03, 0.02, 0.01):
         if keep < recipe.compression.topk_ratio:
             changed = recipe.model_copy(
                 update={"compression": recipe.compression.model_copy(update={"topk_ratio": keep})}
             )
-            packet = packet_bytes(changed, parameters)
-            if packet / link.up + packet / link.down <= seconds:
+            if cost_of_step(changed, packet_bytes(changed, parameters), 0.0, link).busy <= seconds:
                 return keep
     return None
 

@@ -2,18 +2,20 @@
 
     for event in finetune(link, peer): show(event)
 
-The exchange of round t runs in a thread of its own during the compute of round t, all micro-batches. The
+The exchange of round t runs in threads of its own during the compute of round t, all micro-batches. The
 two meet at the join (Algorithm 1, line 6), so x_i is never written while a gradient is computed from it. With
-staleness 0 the exchange follows the step instead: synchronous data-parallel training, the reference.
+staleness S above 1 they meet after the compute of round t + S - 1. With staleness 0 the exchange follows the
+step instead: synchronous data-parallel training, the reference.
 
-Asked to leave, a peer finishes the exchange in flight, drops a gradient it has not applied (its lease is done
-by others), and hands the largest part of its residual to the aggregators.
+Asked to leave, a peer finishes the exchanges in flight, drops a gradient it has not applied (its lease is
+done by others), and hands the largest part of its residual to the aggregators.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,7 +43,6 @@ from .types import (
     Flight,
     HandedOver,
     Interrupted,
-    Lease,
     Left,
     Link,
     Lowered,
@@ -50,19 +51,6 @@ from .types import (
     Round,
     StepDone,
 )
-
-
-@dataclass(frozen=True)
-class Exchanged:
-    """An exchange that has ended: from encoding to the aggregate's arrival."""
-
-    sent: DecodedPacket
-    delivered: list[Lease]
-    accepted: bool
-    refused: str  # why the aggregator could not use the packet; "": it could, or it came too late
-    aggregate: DecodedPacket
-    started: float
-    finished: float
 
 
 def build_peer(
@@ -125,29 +113,28 @@ def finetune(link: Link, peer: Peer, now: int) -> Iterator[Event]:
 
 def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
     """Take part in round after round, until there is none."""
-    global_model = peer.worker.global_model
-    stale = peer.recipe.compression.staleness == 1
+    global_model, staleness = peer.worker.global_model, peer.recipe.compression.staleness
     held_out: list[Sample] = []
-    if peer.flight is not None and peer.flight.moved is not None:  # of a session that is over: x_i follows x'
-        settle(peer)
-    peer.flight = None  # what it held stays in the residual
+    settle(peer, unknown_stays=True)  # of a session that is over
     peer.encoded.set()
     peer.evaluated.set()
     yield catch_up(link, peer, max(now, global_model.round))
     link.ready(global_model.round, global_model.fingerprint)
-    with ThreadPoolExecutor(1, thread_name_prefix="exchange") as thread:
+    with ThreadPoolExecutor(staleness + 2, thread_name_prefix="exchange") as threads:
+        exchanges = Exchanges(link, peer, threads)
         # asked to leave between two exchanges: one more delivers the step just made, if a round is open
         while (peer.undelivered or not link.leaving.is_set()) and (round := link.next_round()) is not None:
-            if round.round < global_model.round:  # announced before a stall, read after it
+            follows = global_model.round + len(peer.flights)
+            if round.round < follows:  # announced before a stall, read after it
                 continue
-            if round.round > global_model.round:
+            if round.round > follows or round.eval_parts or not round.exchange:  # x' of this very round
+                yield from exchanges.join_down_to(0)
+            if round.round > global_model.round + len(peer.flights):
                 yield catch_up(link, peer, round.round)
-            exchange: Future[Exchanged] | None = None
-            if round.exchange and stale:
-                peer.encoded.clear()
+            if round.exchange and staleness:
                 if round.eval_parts:
                     peer.evaluated.clear()
-                exchange = thread.submit(exchanged, link, peer, round, time.monotonic(), peer.side.mark())
+                exchanges.start(round)
             try:
                 if round.eval_parts and not link.leaving.is_set():
                     held_out = held_out or unpack_samples(link.fetch("eval"), peer.vocabulary)
@@ -159,18 +146,91 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
             gradient = (yield from computed(link, peer, round)) if wanted else None
             if link.leaving.is_set():
                 gradient = None  # its lease goes back with the goodbye: it would be in x_i twice
-                if not stale:
+                if not staleness:
                     break
-            if round.exchange and not stale:  # fresh: the packet holds the step just made
+            if round.exchange and not staleness:  # fresh: the packet holds the step just made
                 apply(peer, round, gradient)
-                exchange = thread.submit(exchanged, link, peer, round, time.monotonic(), peer.side.mark())
-            if exchange is not None:
-                done = exchange.result()
-                if stale:
+                exchanges.start(round)
+            if round.exchange:
+                exchanges.wait()
+                if staleness:
                     gradient = None if link.leaving.is_set() else gradient
                     apply(peer, round, gradient)
-                yield join(link, peer, round, gradient, done)
+                exchanges.computed(gradient)
+                leaves = link.leaving.is_set() or round.spans > 1
+                yield from exchanges.join_down_to(0 if leaves else max(staleness, 1) - 1)
                 yield from leave_room(peer)
+        yield from exchanges.join_down_to(0)
+
+
+@dataclass
+class Exchange:
+    """A round in flight: its thread's work, and the step that was computed beside it."""
+
+    round: Round
+    flight: Flight
+    mark: torch.cuda.Event | None  # the device has x_i of this round behind it
+    committed: Future[None]
+    arrived: Future[None]
+    landed: Future[None] | None = None
+    gradient: Gradient | None = None
+
+
+class Exchanges:
+    """The exchanges of a peer in flight. With staleness S, S at most while it computes, S - 1 between rounds.
+
+        start      encode, send, wait for the commit; receive (lines 1 to 5), beside the compute
+        wait       until the newest round is committed, and the oldest has arrived where S are in flight
+        join       x' and x_i move by the oldest
+
+    So x' and x_i move by a round's aggregate after the compute of S rounds, however early it is here: what is
+    computed depends on no line. The hub opens a round when the one before is committed. So at most one update
+    is not decided on, and what it left out is known before the next one is encoded.
+    """
+
+    def __init__(self, link: Link, peer: Peer, threads: ThreadPoolExecutor) -> None:
+        self.link, self.peer, self.threads = link, peer, threads
+        self.most = max(peer.recipe.compression.staleness, 1)
+        self.in_flight = deque[Exchange]()
+
+    def start(self, round: Round) -> None:
+        """Begin the exchange of a round, and to move x' by the one that is due before the next."""
+        link, peer, submit = self.link, self.peer, self.threads.submit
+        earlier = [one.sent for one in peer.flights if one.taken and one.sent]
+        flight, mark = Flight(round.round, list(peer.undelivered), time.monotonic()), peer.side.mark()
+        peer.flights.append(flight)
+        peer.encoded.clear()
+        committed = submit(exchange, link, peer, round, flight, earlier, mark)
+        exchanged = Exchange(round, flight, mark, committed, submit(receive, link, peer, flight, committed))
+        self.in_flight.append(exchanged)
+        if len(self.in_flight) == self.most:
+            self.in_flight[0].landed = submit(land, peer, self.in_flight[0], mark)
+
+    def wait(self) -> None:
+        """Wait for what the next round needs. Raises what ended an exchange."""
+        oldest, newest = self.in_flight[0], self.in_flight[-1]
+        newest.committed.result()
+        if oldest.landed is not None:
+            oldest.landed.result()
+
+    def computed(self, gradient: Gradient | None) -> None:
+        """Note the step that was made beside the newest exchange, and book what it delivers."""
+        newest, peer = self.in_flight[-1], self.peer
+        newest.gradient = gradient
+        if gradient is not None:
+            needed = max(self.in_flight[0].flight.finished, newest.flight.decided)
+            peer.wait_s = max(0.0, needed - gradient.finished)
+        if newest.flight.taken:
+            peer.undelivered = [one for one in peer.undelivered if one not in newest.flight.delivered]
+
+    def join_down_to(self, left: int) -> Iterator[StepDone]:
+        """Join the oldest exchanges, in order, until so many are left in flight."""
+        while len(self.in_flight) > left:
+            oldest = self.in_flight[0]
+            if oldest.landed is None:
+                land(self.peer, oldest, self.peer.side.mark())
+            self.in_flight.popleft()
+            yield join(self.link, self.peer, oldest)
 
 
 def catch_up(link: Link, peer: Peer, now: int) -> CaughtUp:
@@ -181,86 +241,104 @@ def catch_up(link: Link, peer: Peer, now: int) -> CaughtUp:
     return CaughtUp(now, now - start)
 
 
-def exchanged(
-    link: Link, peer: Peer, round: Round, started: float, mark: torch.cuda.Event | None
-) -> Exchanged:
-    """Encode, send, wait for the commit, receive (lines 1 to 5), move x' (line 7). x_i stays as it is: this
-    runs beside the compute, in a thread and on a stream of its own.
-
-    mark: the device has x_i of this round behind it.
-    """
-    global_model, delivered = peer.worker.global_model, list(peer.undelivered)
+def exchange(
+    link: Link,
+    peer: Peer,
+    round: Round,
+    flight: Flight,
+    earlier: Sequence[DecodedPacket],
+    mark: torch.cuda.Event | None,
+) -> None:
+    """Encode, send, wait for the commit (lines 1 to 4). x_i and x' stay as they are: this runs beside the
+    compute, in a thread and on a stream of its own."""
+    model = peer.worker.global_model
     try:
         with peer.side.behind(mark):
-            sent = peer.worker.start(link.fits, alone=len(round.members) == 1)
+            alone = len(round.members) == 1
+            flight.sent = peer.worker.start(link.fits, alone, flight.round, earlier)
+        fingerprint, behind = model.fingerprint, flight.round - model.round
     finally:
         peer.encoded.set()
-    flight = peer.flight = Flight(sent, delivered)
-    work = sum((lease.measured for lease in delivered), Measured())
+    work = sum((lease.measured for lease in flight.delivered), Measured())
     try:
         committed = link.exchange(
-            sent.packet,
+            flight.sent.packet,
             Delivery(
-                round=global_model.round,
-                fingerprint=global_model.fingerprint,
-                delivers=[lease.round for lease in delivered],
+                round=flight.round,
+                fingerprint=fingerprint,
+                delivers=[lease.round for lease in flight.delivered],
                 loss_sum=work.loss_sum,
                 tokens=work.terms,
                 rewards=work.rewards,
                 compute_s=peer.compute_s,
                 wait_s=peer.wait_s,
                 grad_norm=peer.grad_norm,
+                behind=behind,
             ),
         )
     except Interrupted as interrupted:
         flight.taken = interrupted.arrived
         raise
-    accepted = flight.taken = link.name in committed.accepted
-    aggregate = global_model.decode(link.fetch(f"packet/{global_model.round}"))
-    refused = committed.refused.get(link.name, "")
+    flight.taken, flight.refused = link.name in committed.accepted, committed.refused.get(link.name, "")
+    flight.decided = time.monotonic()
+
+
+def receive(link: Link, peer: Peer, flight: Flight, committed: Future[None]) -> None:
+    """Receive the aggregate (line 5)."""
+    committed.result()
+    packet = link.fetch(f"packet/{flight.round}")
+    flight.aggregate = peer.worker.global_model.decode(packet, flight.round)
+
+
+def land(peer: Peer, due: Exchange, mark: torch.cuda.Event | None) -> None:
+    """Move x' by an aggregate (line 7) and prepare the join, once nothing reads x' or x_i - x' any more."""
+    due.arrived.result()
+    flight = due.flight
+    assert flight.aggregate is not None
     if not peer.worker.local_model.from_global_model:
+        peer.encoded.wait()
         peer.evaluated.wait()
         with peer.side.behind(mark):
-            move(peer, aggregate)
-    peer.worker.bring(aggregate, sent if accepted else None)
-    return Exchanged(sent, delivered, accepted, refused, aggregate, started, time.monotonic())
+            move(peer, flight)
+    peer.worker.bring(flight.aggregate, flight.sent if flight.taken else None)
+    flight.finished = time.monotonic()
 
 
-def move(peer: Peer, aggregate: DecodedPacket) -> None:
+def move(peer: Peer, flight: Flight) -> None:
     """Move x' alone (line 7); from here on x_i has to follow, or their difference would be no residual."""
-    assert peer.flight is not None
-    peer.worker.global_model.move(aggregate)
-    peer.flight.moved = aggregate
+    assert flight.aggregate is not None
+    peer.worker.global_model.move(flight.aggregate)
+    flight.moved = True
 
 
-def join(link: Link, peer: Peer, round: Round, gradient: Gradient | None, done: Exchanged) -> StepDone:
-    """Move x_i by the exchange (line 6), and x' where that waited. A refused packet stays unsent."""
-    worker, started = peer.worker, time.monotonic()
+def join(link: Link, peer: Peer, done: Exchange) -> StepDone:
+    """Move x_i by the oldest exchange (line 6), and x' where that waited. A refused packet stays unsent."""
+    worker, flight, gradient, started = peer.worker, done.flight, done.gradient, time.monotonic()
+    assert flight.sent is not None
+    assert flight.aggregate is not None
     with peer.side.turn():
-        if peer.flight is not None and peer.flight.moved is None:
-            move(peer, done.aggregate)
-        worker.follow(done.aggregate, done.sent if done.accepted else None)
-    peer.flight, join_s = None, time.monotonic() - started
-    if done.accepted:
-        peer.undelivered = [lease for lease in peer.undelivered if lease not in done.delivered]
-    if (not done.accepted or round.spans > 1) and not link.leaving.is_set():
+        if not flight.moved:
+            move(peer, flight)
+        worker.follow(flight.aggregate, flight.sent if flight.taken else None)
+    peer.flights.popleft()
+    join_s = time.monotonic() - started
+    if (not flight.taken or done.round.spans > 1) and not peer.flights and not link.leaving.is_set():
         # left out of this round, or of those since: a member again from the next one that opens
         link.ready(worker.global_model.round, worker.global_model.fingerprint)
-    peer.wait_s = max(0.0, done.finished - gradient.finished) if gradient else peer.wait_s
     return StepDone(
-        round=round.round,
-        step=round.step,
+        round=flight.round,
+        step=done.round.step,
         tokens=gradient.lease.tokens if gradient else 0,
         loss=gradient.lease.measured.mean if gradient else None,
         grad_norm=gradient.norm if gradient else None,
         lr=peer.rate,
         fingerprint=worker.global_model.fingerprint,
-        accepted=done.accepted,
-        refused=done.refused,
-        sent_bytes=len(done.sent.packet),
-        received_bytes=len(done.aggregate.packet),
-        exchange_started=done.started,
-        exchange_finished=done.finished,
+        accepted=bool(flight.taken),
+        refused=flight.refused,
+        sent_bytes=len(flight.sent.packet),
+        received_bytes=len(flight.aggregate.packet),
+        exchange_started=flight.started,
+        exchange_finished=flight.finished,
         compute_started=gradient.started if gradient else None,
         compute_finished=gradient.finished if gradient else None,
         join_s=join_s,
@@ -276,24 +354,24 @@ def leave_room(peer: Peer) -> Iterator[Lowered]:
             yield Lowered(peer.micro_batch, "the exchange had no room beside the compute")
 
 
-def settle(peer: Peer) -> None:
-    """Complete an exchange that ended and is not joined, or take a packet that was under way out of the
+def settle(peer: Peer, unknown_stays: bool = False) -> None:
+    """Complete exchanges that ended and are not joined, and take packets that were under way out of the
     residual: the loop has ended.
 
     Where it is not known what became of a packet it is taken out as well: it may be lost, once, but never be
-    in the run twice. Its leases then count as not delivered, since others may do them again.
+    in the run twice. Its leases then count as not delivered, since others may do them again. Of a session
+    that is over it stays (`unknown_stays`): the hub has dropped what it had not decided on.
     """
     peer.side.rejoin()
-    flight, peer.flight = peer.flight, None
-    if flight is None:
-        return
-    with peer.side.turn():
-        if flight.moved is not None:
-            peer.worker.follow(flight.moved, flight.sent if flight.taken else None)
-        elif flight.taken is not False:
-            peer.worker.subtract(flight.sent)
-    if flight.taken:
-        peer.undelivered = [lease for lease in peer.undelivered if lease not in flight.delivered]
+    for flight in peer.flights:
+        with peer.side.turn():
+            if flight.moved and flight.aggregate is not None:
+                peer.worker.follow(flight.aggregate, flight.sent if flight.taken else None)
+            elif flight.sent is not None and (flight.taken or (flight.taken is None and not unknown_stays)):
+                peer.worker.subtract(flight.sent)
+        if flight.taken:
+            peer.undelivered = [lease for lease in peer.undelivered if lease not in flight.delivered]
+    peer.flights.clear()
 
 
 def hand_over(link: Link, peer: Peer) -> HandedOver | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -38,7 +39,7 @@ class Delivery:
     """Describes a packet to the hub. A link adds what it knows of the line."""
 
     round: int
-    fingerprint: int  # of x' before the round
+    fingerprint: int  # of x' before the round, or before one `behind` rounds earlier
     delivers: list[int]  # rounds whose leases the packet delivers
     loss_sum: float
     tokens: int  # terms of the loss: trained tokens, or preference pairs
@@ -46,6 +47,7 @@ class Delivery:
     wait_s: float
     grad_norm: float = 0.0  # of the last step, before clipping; 0: no gradient
     rewards: tuple[float, ...] = ()  # of preference pairs, as in `Measured`
+    behind: int = 0  # rounds in flight, whose aggregates x' lacks
 
 
 class Committed(Protocol):
@@ -236,12 +238,18 @@ class Lease:
 
 @dataclass
 class Flight:
-    """A packet under way: what is known of it if the loop ends before the join."""
+    """An update in flight, from its encoding to the join: what is known of it if the loop ends before."""
 
-    sent: DecodedPacket
+    round: int
     delivered: list[Lease]
+    started: float  # monotonic seconds
+    sent: DecodedPacket | None = None  # None: not encoded yet
     taken: bool | None = None  # by the aggregator; None: not known
-    moved: DecodedPacket | None = None  # the aggregate that x' has moved by, and x_i has not
+    refused: str = ""  # why the aggregator could not use the packet; "": it could, or it came too late
+    aggregate: DecodedPacket | None = None  # None: not here yet
+    moved: bool = False  # x' has moved by the aggregate, and x_i has not
+    decided: float = 0.0  # monotonic seconds: it is known whether it was taken
+    finished: float = 0.0  # the aggregate is here, and x' has moved
 
 
 @dataclass
@@ -256,7 +264,7 @@ class Peer:
     undelivered: list[Lease] = field(default_factory=list)  # done, but in no committed round yet
     rate_at: Callable[[int], float] | None = None  # step -> learning rate, once the run's length is known
     rate: float = 0.0  # of the last step
-    flight: Flight | None = None  # None: nothing is under way
+    flights: deque[Flight] = field(default_factory=deque)  # rounds in flight, oldest first; at most S
     side: SideStream = field(default_factory=lambda: SideStream(torch.device("cpu")))  # of the exchange
     encoded: threading.Event = field(default_factory=threading.Event)  # set: nothing reads x_i
     evaluated: threading.Event = field(default_factory=threading.Event)  # set: nothing reads x'

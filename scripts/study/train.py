@@ -99,7 +99,7 @@ class Setting:
             topk_ratio=self.keep,
             quant_bits=self.bits,  # type: ignore[arg-type]
             block_size=self.block,
-            staleness=min(self.staleness, 1),  # type: ignore[arg-type] - more rounds in flight change no packet
+            staleness=self.staleness,
             local_steps=self.local_steps,
             outer_learning_rate=self.outer_rate or "packets",
             outer_momentum=self.momentum,

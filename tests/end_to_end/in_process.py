@@ -198,7 +198,7 @@ class Swarm:
         owns = self.recipe.swarm.owners == "peers"
         link = self.memory.link(name, owns=owns)
         link.connect(10)
-        run = RunLink(link)
+        run = RunLink(link, self.recipe.compression.staleness)
         if owns:
             kept = self.folder / "kept" / name
             half = shard_backend(self.recipe, self.work.parameters, kept, pytest.fail)

@@ -64,11 +64,11 @@ def test_lossless_and_fresh_sgd_is_synchronous_data_parallel_sgd(
         torch.testing.assert_close(swarm.members["ann"].common, plain, rtol=0, atol=float(moved) * 1e-3)
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [0, 1, 3])
 def test_a_run_of_one_peer_trains_like_plain_pytorch(
     neox: Path, data: Path, tmp_path: Path, staleness: int
 ) -> None:
-    """With staleness 1 too: the peer's own steps are in its own model at once, only x' is a round behind, and
+    """With staleness too: the peer's own steps are in its own model at once, only x' is rounds behind, and
     the last round brings it up.
     """
     exact = EXACT | {"staleness": staleness}
@@ -77,7 +77,7 @@ def test_a_run_of_one_peer_trains_like_plain_pytorch(
         swarm.start("ann")
         swarm.finish()
 
-        plain = plain_pytorch(swarm, len(swarm.all(hub.RoundCommitted)) - staleness)
+        plain = plain_pytorch(swarm, len(swarm.all(hub.RoundCommitted)) - min(staleness, 1))
         ours, before = swarm.members["ann"].common, FlatParameters(swarm.model()).vector
         assert (plain - before).abs().max() > 0.01
         # within rounding; Adam makes more of it where a gradient is nearly zero

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from dataclasses import replace as dc_replace
 
 from msgspec.structs import replace
 from toy_swarm import toy_settings
@@ -59,7 +60,7 @@ class Cable:
 
 
 class SimPeer:
-    """A volunteer at staleness 0 or 1, one step at a time."""
+    """A volunteer at any staleness, one step at a time."""
 
     def __init__(self, swarm: SimSwarm, name: str, staleness: int) -> None:
         self.swarm, self.staleness = swarm, staleness
@@ -74,6 +75,7 @@ class SimPeer:
         self.uploaded = False
         self.compute_s, self.fits, self.grad_norm = 0.0, 0, 0.0  # as it says
         self.skew = 0  # makes its fingerprints wrong
+        self.ready_at = 0  # round of x' when it was last ready: nothing was in flight
 
     def say(self, said: list[messages.Message]) -> None:
         if self.cable is not None:
@@ -91,7 +93,7 @@ class SimPeer:
             self.session = state.sessions
             self.pending.clear()
             self.round = None
-            self.say(state.ready(messages.Ready(state.newest + 1, self.fingerprint(state.newest + 1))))
+            self.ready()
         if self.round is not None and self.round.round in state.commits:
             committed = state.commits[self.round.round]
             assert state.welcome is not None
@@ -99,7 +101,7 @@ class SimPeer:
                 for r in self.sent:
                     del self.pending[r]
             if self.round.spans > 1:
-                self.say(state.ready(messages.Ready(state.newest + 1, self.fingerprint(state.newest + 1))))
+                self.ready()
             self.round = None
         if state.offer_again:
             state.offer_again = self.uploaded = False
@@ -107,6 +109,10 @@ class SimPeer:
             self.begin()
         elif not self.uploaded:
             self.upload()
+
+    def ready(self) -> None:
+        self.ready_at = self.state.newest + 1
+        self.say(self.state.ready(messages.Ready(self.ready_at, self.fingerprint(self.ready_at))))
 
     def begin(self) -> None:
         opened = self.state.take_round()
@@ -130,7 +136,9 @@ class SimPeer:
 
     def report(self, opened: messages.Round) -> messages.Report:
         many = len(self.sent)
-        said = messages.Report(opened.round, self.fingerprint(opened.round), self.sent, 1.0 * many, many)
+        behind = min(max(self.staleness, 1) - 1, max(0, opened.round - self.ready_at))
+        known = self.fingerprint(opened.round - behind)
+        said = messages.Report(opened.round, known, self.sent, 1.0 * many, many, behind=behind)
         return replace(said, compute_s=self.compute_s, fits=self.fits, grad_norm=self.grad_norm)
 
     def upload(self) -> None:
@@ -274,6 +282,9 @@ class SimSwarm:
                     self.books.sessions[claim.session].leases.pop(lease, None)
             self.trained += ids
         if good:
+            for i, row in enumerate(self.books.rounds):
+                if not row.fingerprint:
+                    self.books.rounds[i] = dc_replace(row, fingerprint=job.fingerprints.get(row.round, 0))
             names = tuple(c.peer for c in good)
             self.books.rounds.append(
                 RoundRow(
@@ -281,7 +292,7 @@ class SimSwarm:
                     job.step,
                     0.0,
                     0.0,
-                    job.fingerprint,
+                    job.fingerprints.get(job.round, 0),
                     job.members,
                     names,
                     None,

@@ -126,7 +126,8 @@ class CommitThread:
         counted = tuple(
             Counted(r, c.peer, c.session, ranges) for c in accepted for r, ranges in c.leases.items()
         )
-        row = self._ledger.commit(row, packet, counted, self._shards.merged() if self._shards else {})
+        merged = self._shards.merged() if self._shards else {}
+        row = self._ledger.commit(row, packet, counted, merged, action.fingerprints)
         self._objects.committed(action.round, packet, row.sha256)
         durable = replace(
             done,

@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ class RoundRow:
     step: int  # step the round was opened for
     opened: float  # wall clock
     committed: float  # wall clock
-    fingerprint: int  # of the global model before this round
+    fingerprint: int  # of the global model before this round; 0: no peer has reported it yet
     members: tuple[str, ...]
     accepted: tuple[str, ...]
     loss: float | None
@@ -280,9 +280,15 @@ class Ledger:
         self._db.execute("COMMIT")
 
     def commit(
-        self, row: RoundRow, packet: bytes, counted: tuple[Counted, ...], given: Deliveries | None = None
+        self,
+        row: RoundRow,
+        packet: bytes,
+        counted: tuple[Counted, ...],
+        given: Deliveries | None = None,
+        fingerprints: Mapping[int, int] | None = None,
     ) -> RoundRow:
-        """Make a round durable, with the handoffs merged in it: number -> shards.
+        """Make a round durable, with the handoffs merged in it: number -> shards, and the fingerprints of
+        earlier rounds that were not known when those were committed: round -> fingerprint.
 
         After LedgerError the round is not committed. After any other error (a full disk) only reopening the
         ledger can tell, and nothing more is written before that.
@@ -296,7 +302,7 @@ class Ledger:
             at = self._log.append(row.round, packet)
             samples = sum(count_samples(c.ids) for c in counted)
             row = replace(row, counted=samples, offset=at.offset, length=at.length, sha256=at.sha256)
-            self._write(row, counted, given or {})
+            self._write(row, counted, given or {}, fingerprints or {})
         except BaseException:
             log, self._log = self._log, None
             log.close()
@@ -307,8 +313,15 @@ class Ledger:
             self.handoffs.delete_merged()
         return row
 
-    def _write(self, row: RoundRow, counted: tuple[Counted, ...], given: Deliveries) -> None:
-        """Write a round, the leases it counts and the handoffs merged with it in one transaction."""
+    def _write(
+        self,
+        row: RoundRow,
+        counted: tuple[Counted, ...],
+        given: Deliveries,
+        fingerprints: Mapping[int, int],
+    ) -> None:
+        """Write a round, the leases it counts, the handoffs merged with it, and fingerprints of earlier
+        rounds in one transaction."""
         self._db.execute("BEGIN IMMEDIATE")
         self._db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", columns_of(row))
         self._db.executemany(
@@ -317,6 +330,10 @@ class Ledger:
         )
         self._db.executemany(
             "DELETE FROM leased WHERE lease=? AND session=?", [(c.lease, c.session) for c in counted]
+        )
+        self._db.executemany(
+            "UPDATE rounds SET fingerprint=? WHERE round=? AND fingerprint='0'",
+            [(str(fingerprint), round) for round, fingerprint in fingerprints.items()],
         )
         self.handoffs.mark_merged(given)
         self._db.execute("COMMIT")

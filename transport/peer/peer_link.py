@@ -164,6 +164,7 @@ class PeerLink:
         self._connections = ConnectionManager(wire, self._state, url.address, limits, self.rate_limits)
         self._changed, self._transfers = self._connections.changed, self._connections.transfers
         self._session = 1  # how many sessions the caller knows of
+        self._ready_in = 0  # the session in which `ready` was last said
         self.orders = AggregatorOrders(
             self._connections, partial(self._wait, timeout=None), self.leave_requested
         )
@@ -340,6 +341,9 @@ class PeerLink:
         taken: list[messages.Round] = []
 
         def there() -> bool:
+            if self._ready_in and self._state.sessions > self._ready_in and self._state.over is None:
+                self._session = self._state.sessions  # another thread may have been told already
+                raise SessionRenewed(RENEWED)
             if not taken and (round := self._state.take_round()) is not None:
                 taken.append(round)
             return bool(taken) or self._state.over is not None
@@ -450,6 +454,7 @@ class PeerLink:
         """Tell the hub that this peer has the global model of `round`. `holds`: see messages.Ready."""
         with self._changed:
             self._check()
+            self._ready_in = self._state.sessions
             self._connections.say(self._state.ready(messages.Ready(round, fingerprint, holds or {})))
 
     def evaluated(

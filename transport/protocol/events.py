@@ -91,7 +91,7 @@ class RoundCommitted(Event):
     tokens: int  # trained tokens delivered in this round
     members: tuple[str, ...]
     accepted: tuple[str, ...]
-    fingerprint: int  # of the global model before this round, as all members reported it
+    fingerprint: int  # of the global model before this round, as all members reported it; 0: none has it yet
     size: int  # bytes of the aggregated packet
     packets: dict[str, int]  # bytes of each accepted packet
     tokens_by_peer: dict[str, int]

@@ -21,6 +21,7 @@ MAX_CONTROL = 64 * 1024  # bytes of one control message
 MAX_CHUNK = 1024 * 1024  # bytes of one chunk
 UPLOAD_TAG = 8  # bytes of a digest that tell apart two uploads of one name
 MAX_FINGERPRINT = 2**64 - 1
+MOST_IN_FLIGHT = 8  # rounds
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Size = Annotated[int, Meta(ge=0, le=2**40)]  # bytes of an object, or tokens: their sums stay within 64 bits
@@ -92,7 +93,7 @@ class Report(Message, frozen=True):
     """Sent with the packet of a round: the leases it delivers, and measurements of the peer."""
 
     round: Count
-    fingerprint: int  # of the global model before this round
+    fingerprint: int  # of the global model before this round, or of one `behind` rounds earlier
     delivers: Annotated[list[Count], Meta(max_length=4096)]  # rounds whose leases this packet delivers
     loss_sum: Finite = 0.0  # over the trained tokens of these leases
     tokens: Size = 0  # terms of the loss in these leases: trained tokens, or preference pairs
@@ -104,6 +105,8 @@ class Report(Message, frozen=True):
     fits: Size = 0
     grad_norm: Finite = 0.0  # of the last step, before clipping, for people to read; 0: no gradient
     rewards: Rewards = []
+    # rounds in flight at this peer, whose aggregates its global model lacks; 0 unless staleness is above 1
+    behind: Annotated[int, Meta(ge=0, le=MOST_IN_FLIGHT)] = 0
 
 
 class Evaluated(Message, frozen=True):

@@ -94,6 +94,17 @@ class Exchange:
         """Return the session of an aggregator that is not lost."""
         return next((s for s in self.aggregators if self.members[s] == name and s not in self.lost), None)
 
+    def known_at(self, report: messages.Report) -> int:
+        """Return the round of x' whose fingerprint is in a report. Staleness puts it behind this round."""
+        return max(0, self.round - report.behind)
+
+    def fingerprints(self, sessions: Iterable[str]) -> dict[int, set[int]]:
+        """Return what these members report of x', by the round of x'."""
+        found: dict[int, set[int]] = {}
+        for report in (self.reports[s] for s in sessions):
+            found.setdefault(self.known_at(report), set()).add(report.fingerprint)
+        return found
+
     def commit(self, leases: Leases) -> do.Commit:
         """Ask the shell to aggregate what has arrived and to make it durable."""
         claims = tuple(
@@ -111,7 +122,7 @@ class Exchange:
             step=self.step,
             members=self.names,
             claims=claims,
-            fingerprint=self.reports[self.by_name[0]].fingerprint,
+            fingerprints={r: found.pop() for r, found in self.fingerprints(self.claims).items()},
             hub_shards=self.hub_shards,
             aggregators={
                 s: messages.AggregatorInfo(self.members[s], shards)
@@ -137,7 +148,7 @@ class Exchange:
             tokens=sum(done.tokens.values()),
             members=self.names,
             accepted=tuple(reports),
-            fingerprint=self.reports[accepted[0]].fingerprint,
+            fingerprint=min(self.fingerprints(accepted).get(self.round, {0})),
             size=done.size,
             packets=dict(done.packets),
             tokens_by_peer=dict(done.tokens),
@@ -163,7 +174,7 @@ def row_of(
         step=action.step,
         opened=opened,
         committed=now,
-        fingerprint=action.fingerprint,
+        fingerprint=action.fingerprints.get(action.round, 0),
         members=action.members,
         accepted=tuple(c.peer for c in accepted),
         loss=sum(c.loss_sum for c in accepted) / reported if reported else None,

@@ -57,7 +57,7 @@ class RoundHistory:
             self.commits[last.round] = messages.Committed(
                 last.round, last.length, last.sha256.hex(), list(last.accepted), recalled=True
             )
-            self.fingerprints[last.round] = last.fingerprint
+        self.fingerprints |= {row.round: row.fingerprint for row in recovered.recent if row.fingerprint}
 
     def add(self, ex: Exchange, accepted: list[str], done: do.CommitDone) -> messages.Committed:
         """Add a durable round with the updates of these sessions. Returns the message for all peers."""
@@ -70,7 +70,7 @@ class RoundHistory:
         if norms := [r.grad_norm for r in reports if r.grad_norm > 0]:
             self.grad_norm = median(norms)
         self.log_bytes += HEADER_SIZE + done.size
-        self.fingerprints[ex.round] = reports[0].fingerprint
+        self.fingerprints |= {round: min(same) for round, same in ex.fingerprints(accepted).items()}
         names = [ex.members[s] for s in accepted]
         refused = {name: why[:REASON] for name, why in sorted(done.rejected.items())[:REASONS]}
         lost = sorted(ex.members[s] for s in ex.aggregators if s not in done.moved)

@@ -242,9 +242,11 @@ class Rounds:
         a fault of the method or the machine: the run stops rather than train two models.
         """
         ex = self.exchange
-        if self.phase is not Phase.CLOSED or ex is None or ex.round != round:
+        if self.phase is not Phase.CLOSED or ex is None:
             return
-        wrong = [s for s in ex.by_name if ex.reports[s].fingerprint != truth]
+        self.history.fingerprints[round] = truth
+        mine = [s for s in ex.by_name if ex.known_at(ex.reports[s]) == round]
+        wrong = [s for s in mine if ex.reports[s].fingerprint != truth]
         if had_it := [session for session in self._members.present(wrong) if session.accepted]:
             names = ", ".join(session.name for session in had_it)
             self.end(f"x' of round {round} at {names} is not what the ledger says", 1)
@@ -255,7 +257,7 @@ class Rounds:
             if session is not None:
                 self._members.kick_other_state(session, round)
         if ex.claims:
-            self._out.add(ex.commit(self.leases))
+            self._commit_or_find(ex)
         else:
             self._void(ex, now)
 
@@ -428,10 +430,15 @@ class Rounds:
             self._deadline.note(session.id, ex.arrived.get(session.id, now - ex.opened))
             event = SessionEvent.PARTED if session.id in ex.spans else SessionEvent.CLOSED
             self._members.move(session, event)
-        if len({ex.reports[s].fingerprint for s in ex.claims}) > 1:
-            self._out.add(do.FindFingerprint(ex.round))
-        else:
-            self._out.add(ex.commit(self.leases))
+        self._commit_or_find(ex)
+
+    def _commit_or_find(self, ex: Exchange) -> None:
+        """Commit, or find the fingerprint that members disagree on first: x' is one."""
+        for round, found in sorted(ex.fingerprints(ex.claims).items()):
+            if len(found | {self.history.fingerprints.get(round, min(found))}) > 1:
+                self._out.add(do.FindFingerprint(round))
+                return
+        self._out.add(ex.commit(self.leases))
 
     def _warn_overdue(self, ex: Exchange, what: str, now: float) -> None:
         """Tell the host, once a round, that the deadline has passed and which members are missing."""

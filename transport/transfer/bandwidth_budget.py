@@ -11,6 +11,11 @@ it took, E, and if that is not within LOW and HIGH of T,
 
     share <- share x AIM x T / E     by no more than MORE up, LESS down, then unchanged for SETTLE rounds
 
+With a staleness S above 1 one round goes up while another comes down: each direction may take twice the share
+at first, and the exchange S rounds. But the hub opens a round when the one before is committed, so
+
+    E = the longer of  E / S  and  the time from opening to commit
+
 The share grows only if packets are FULL: nearly the size that fits. It does not shrink for a peer whose own
 transfers are less than MINE of E: others caused the delay.
 """
@@ -40,6 +45,7 @@ class BandwidthBudget:
     ups: Last = ()  # rates
     downs: Last = ()
     share: float = SHARE
+    staleness: int = 1  # rounds that an exchange may take
     settling: int = 0  # rounds
     spent: float = 0.0  # seconds of the newest round's transfers
     full: bool = False  # one of them was nearly the size that fits
@@ -55,8 +61,15 @@ class BandwidthBudget:
         full, spent = self.full or 0 < FULL * self.down <= size, self.spent + seconds
         return replace(self, downs=measured(self.downs, size, seconds), spent=spent, full=full)
 
-    def ended(self, seconds: float) -> BandwidthBudget:
-        """Adapt the share: the aggregate arrived, E seconds after the round was opened."""
+    @classmethod
+    def of(cls, staleness: int) -> BandwidthBudget:
+        """Return the budget of a run, before anything was measured."""
+        return cls(share=SHARE * min(max(staleness, 1), 2), staleness=max(staleness, 1))
+
+    def ended(self, seconds: float, committed: float = 0.0) -> BandwidthBudget:
+        """Adapt the share: the aggregate arrived so many seconds after the round was opened, which was
+        committed after `committed` seconds."""
+        seconds = max(seconds / self.staleness, committed)
         if self.settling or not self.times or seconds <= 0:
             return replace(self, settling=max(0, self.settling - 1))
         used = seconds / median(self.times)

@@ -256,13 +256,13 @@ def quicker(plan: Plan) -> str:
 
     step, recipe = plan.step, plan.recipe
     if step.bottleneck == "network":
-        keep = topk_within(recipe, plan.memory.parameters, plan.asked.line, step.compute * step.every)
+        keep = topk_within(recipe, plan.memory.parameters, plan.asked.line, step.compute)
         if keep is not None:
             lowest = adaptive_rate_of(recipe.compression).ladder[0].topk_ratio
             alone = "; compression.auto does so" if keep >= lowest else ""
             return f"compression.topk_ratio={keep:g} hides the exchange behind the compute{alone}"
         return "a larger training.global_batch_size gives the line more time"
-    busy = math.floor(plan.peers * step.compute / max(step.exchange, 1e-9))
+    busy = math.floor(plan.peers * step.compute / max(step.busy, 1e-9))
     most = min(busy, recipe.training.global_batch_size)
     if most > plan.peers:
         return f"up to {most:,} such peers make it faster; now their lines wait"
@@ -292,11 +292,11 @@ def lines(plan: Plan) -> Iterator[str]:
     yield f"traffic  packet {megabytes(step.packet)}{every} ({ratio}); {ways}"
     total = megabytes(plan.peers * step.packet / step.every)
     yield f"         the hub receives and sends {total} a step"
-    how = "the longer of" if step.hidden else "both:"
+    how = "the longer of" if step.staleness else "both:"
     dtype = computes_in(recipe, asked)
     dtype += ", which it only emulates" if dtype == "bfloat16" and not asked.gpu.bf16 else ""
     compute = f"compute ~{step.compute:.1f} s ({dtype})"
-    each = f"{step.seconds:.1f} s, {how} {compute} and exchange {step.exchange:.1f} s"
+    each = f"{step.seconds:.1f} s, {how} {compute} and exchange {step.busy:.1f} s"
     yield f"step     {each}; {counted(plan.peers, 'peer')}, waits for the {step.bottleneck}"
     if plan.hours is None:
         yield "time     not known: the data set does not say how many rows it has (training.max_steps does)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -102,11 +103,11 @@ def test_no_step_is_made_while_the_packet_is_encoded() -> None:
     peer = peer_for(hub)
     start, moved = peer.worker.start, []
 
-    def slow(fits: int, alone: bool) -> DecodedPacket:
+    def slow(*asked: Any) -> DecodedPacket:
         before = peer.worker.x.clone()
         time.sleep(0.05)
         moved.append(not torch.equal(before, peer.worker.x))
-        return start(fits, alone)
+        return start(*asked)
 
     peer.worker.start = slow  # type: ignore[method-assign]
     steps(hub, peer)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,12 +16,14 @@ from torch import Tensor, nn
 
 from recipes.algorithm.aggregator import Aggregator
 from recipes.algorithm.compressor import compressor_of
+from recipes.algorithm.global_model import GlobalModel, fold
 from recipes.algorithm.worker import Worker
 from recipes.config.schema import Recipe
 from recipes.data.corpus import Sample
 from recipes.data.samples import pack_samples
 from recipes.objectives import Measured
 from recipes.training.loop import build_peer, finetune, settle
+from recipes.training.peer_checkpoint import keep, restore
 from recipes.training.types import (
     CaughtUp,
     Delivery,
@@ -217,6 +220,74 @@ def test_a_packet_delivers_the_lease_of_the_round_before() -> None:
     assert [delivery.tokens for delivery in hub.deliveries] == [0, 16, 16, 16]
 
 
+@pytest.mark.parametrize("staleness", [2, 3, 4])
+def test_with_rounds_in_flight_a_packet_delivers_the_lease_before_it_and_nobody_waits_for_its_aggregate(
+    staleness: int,
+) -> None:
+    """The aggregate of round t comes down when round t + S - 1 has gone up: a loop that waits for it before
+    stops here. After the last round all of it is joined."""
+
+    class Thin(FakeHub):
+        def fetch(self, name: str) -> bytes:
+            kind, _, number = name.partition("/")
+            if kind == "packet":
+                wanted = min(int(number) + staleness, last)
+                in_time = wait_until(lambda: len(self.deliveries) >= wanted)
+                assert in_time, "the compute waits for an aggregate that is not due"
+            return super().fetch(name)
+
+    last = 8
+    hub = Thin(recipe(staleness=staleness), [OneRound(t, t, steps=last) for t in range(last)])
+    peer = peer_for(hub)
+    done = steps(hub, peer)
+
+    assert [delivery.delivers for delivery in hub.deliveries] == [[], *([t] for t in range(last - 1))]
+    assert [delivery.behind for delivery in hub.deliveries] == [min(t, staleness - 1) for t in range(last)]
+    assert [step.round for step in done] == list(range(last))
+    assert peer.worker.global_model.round == last
+    assert not peer.flights
+
+
+def wait_until(true: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 10
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return true()
+
+
+@pytest.mark.parametrize("staleness", [1, 2, 4])
+@pytest.mark.parametrize("late", [frozenset(), frozenset({1, 2}), frozenset({3})])
+def test_what_a_peer_leaves_behind_is_all_it_did_whenever_it_stops_and_x_prime_is_the_hubs(
+    staleness: int, late: frozenset[int], tmp_path: Path
+) -> None:
+    """It is asked to leave with rounds in flight, whose aggregates do not come any more. Its checkpoint goes
+    on elsewhere from the ledger: x' to the bit, and e and the residual have the rest of every step, once."""
+
+    class Cut(FakeHub):
+        def fetch(self, name: str) -> bytes:
+            if name.startswith("packet/") and (self.leaving.is_set() or int(name[7:]) >= 5 - staleness):
+                wait_until(self.leaving.is_set)
+                raise Interrupted("asked to leave")
+            return super().fetch(name)
+
+    hub = Cut(recipe(staleness=staleness, **LOSSY), [OneRound(t, t) for t in range(9)], late=late)
+    peer = leaver(hub, SAMPLES * 5 - 2)  # in its fifth lease
+    joined = steps(hub, peer)
+    keep(peer, tmp_path / "kept", {})
+    back, again = peer_for(hub), FakeHub(hub.recipe, [])
+    restore(back, tmp_path / "kept")
+    again.aggregates = hub.aggregates
+    list(finetune(again, back, now=len(again.aggregates)))
+
+    assert len(joined) == 5 - staleness
+    compression, seed = hub.recipe.compression, hub.recipe.training.seed
+    ledger = GlobalModel(torch.zeros(VOCABULARY**2), compressor_of(compression), seed)
+    assert torch.equal(back.worker.global_model.vector, fold(ledger, hub.aggregates).vector)
+    torch.testing.assert_close(
+        back.worker.x + hub.aggregator.assigned[0].error, alone(hub, 4), rtol=0, atol=1e-5
+    )
+
+
 def test_without_staleness_a_packet_delivers_its_own_lease() -> None:
     hub = FakeHub(recipe(staleness=0), [OneRound(t, t) for t in range(3)])
     steps(hub, peer_for(hub))
@@ -283,7 +354,7 @@ def leaver(hub: FakeHub, after: int) -> Peer:
 
 
 @pytest.mark.parametrize("after", [10, 12], ids=["in the middle of a lease", "with a gradient at hand"])
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [0, 1, 3])
 def test_a_leaver_hands_over_what_it_delivered_the_lease_of_and_nothing_else(
     staleness: int, after: int
 ) -> None:
@@ -364,7 +435,7 @@ def test_a_packet_whose_commit_was_not_waited_for_is_in_the_run_at_most_once(arr
     handed_over = [event for event in events if isinstance(event, HandedOver)]
 
     assert len(handed_over) == (arrived is True), "else its leases may be done again"
-    assert peer.flight is None
+    assert not peer.flights
     untouched = Slow(recipe(**LOSSY), [OneRound(t, t) for t in range(9)])
     other = peer_for(untouched)
     with_packet = residual_before_settling(untouched, other)

@@ -97,7 +97,7 @@ def test_a_packet_whose_fate_is_unknown_is_not_kept(tmp_path: Path) -> None:
     peer, _ = trained()
     sent = peer.worker.start()
     before = peer.worker.residual_norm()
-    peer.flight = Flight(sent, [])
+    peer.flights.append(Flight(0, [], 0.0, sent))
     keep(peer, tmp_path / "kept", ABOUT)
     other = fresh()
     restore(other, tmp_path / "kept")

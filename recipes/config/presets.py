@@ -75,7 +75,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "co2": Preset(
         "48 local steps, during which the models of the 48 before are averaged; an outer step with momentum",
-        "CO2: Efficient Distributed Training with Full Communication-Computation Overlap, Sun et al., ICLR 2024",
+        "CO2: Efficient Distributed Training with Full Communication-Computation Overlap, Sun et al., 2024",
         {**EVERYTHING, "local_steps": 48, "staleness": 1, "outer_momentum": 0.5},
     ),
     "streaming-diloco": Preset(

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from transport.ledger import read_packets
 from transport.protocol import Leaving, RunOver, messages
-from transport.protocol.messages import MOST_IN_FLIGHT
 from transport.transfer import BandwidthBudget
 
 if TYPE_CHECKING:
@@ -98,7 +97,8 @@ class RunLink:
                 self.resumable = message.resumable
             return None
         self.spans = self.round.spans if self.round is not None else 1
-        in_flight = {at: when for at, when in self.opened_at.items() if at > message.round - MOST_IN_FLIGHT}
+        oldest = message.round - messages.MOST_IN_FLIGHT
+        in_flight = {at: when for at, when in self.opened_at.items() if at > oldest}
         self.round, self.opened_at = message, {**in_flight, message.round: time.monotonic()}
         return message
 

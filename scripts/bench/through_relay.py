@@ -25,7 +25,7 @@ from pathlib import Path
 from scripts.swarms import lab
 from scripts.swarms.idle_delegate import IdleDelegate
 from scripts.swarms.processes import Line, Process, program, say
-from transport import Hub, Ledger, PeerLink, RunKeys, RunSettings, parse_url
+from transport import Hub, Ledger, PeerLink, RunKeys, RunSettings, RunURL, parse_url
 from transport.peer import PeerIdentity
 from transport.protocol import RunOver, SessionRenewed, TransportError, messages
 from transport.relay import HubTunnel, Relay
@@ -80,13 +80,15 @@ def run_relay(_: Line) -> None:
 def run_joins(asked: Line) -> None:
     """Join so many times, AT_ONCE at a time."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        ways = list(pool.map(lambda number: join(asked["url"], f"p{number}"), range(asked["joins"])))
+        ways = list(
+            pool.map(lambda number: join(parse_url(asked["url"]), f"p{number}"), range(asked["joins"]))
+        )
     say("joined", ways=ways)
 
 
-def join(url: str, name: str) -> str:
+def join(url: RunURL, name: str) -> str:
     """Join and take part in one round; return the way, or what failed."""
-    link = PeerLink(parse_url(url), PeerIdentity(name))
+    link = PeerLink(url, PeerIdentity(name))
     try:
         welcome = link.connect(30.0)
         link.ready(welcome.round, IdleDelegate().fingerprint(0))

@@ -7,7 +7,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +18,10 @@ from toy_swarm import ToyPeer, toy_settings, trained
 
 from transport import PeerLink, RunURL, ask_status
 from transport.peer import LinkLimits, PeerIdentity
-from transport.protocol import CurveKeys, Route, Unreachable
+from transport.protocol import CurveKeys, Route, Unreachable, run_name
 from transport.protocol.events import PeerJoined
 from transport.relay import HubTunnel, Relay, RelayLimits
-from transport.tunnel import ask, relay_socks
+from transport.tunnel import Bridge, ask, relay_socks
 from transport.tunnel.websocket_stream import client_context
 from transport.wire import Connected, DealerWire, Disconnected, Received
 
@@ -273,6 +273,27 @@ def test_a_greeting_that_drips_is_closed_in_time(relayed: Callable[..., Relayed]
                     if not drip.recv(100):
                         raise ConnectionError
         assert time.monotonic() - started < 5.0
+
+
+def test_a_hub_that_reads_nothing_stops_its_peers_by_tls_within_bounded_memory() -> None:
+    keys, sent = CurveKeys.generate(), 0
+    with (
+        socket.create_server(("127.0.0.1", 0)) as mute,  # in the hub's place
+        closing(Relay("127.0.0.1", 0, tls=server_context())) as relay,
+        closing(HubTunnel(f"127.0.0.1:{relay.port}", keys, mute.getsockname())) as tunnel,
+        closing(Bridge(Route("127.0.0.1", relay.port, tls=True))) as bridge,
+        socket.create_connection(("127.0.0.1", bridge.port), 5.0) as peer,
+    ):
+        until(lambda: tunnel.claims)
+        peer.sendall(relay_socks.request(f"{run_name(keys.public)}.run"))
+        assert peer.recv(100) == b"\5\0"
+        assert peer.recv(100) == relay_socks.reply(0)
+        peer.settimeout(0.5)
+        with suppress(TimeoutError):
+            while sent < 256 << 20:
+                sent += peer.send(bytes(1 << 20))
+
+    assert sent < 48 << 20, "what the kernel holds at eight ends on the loopback, and a chunk at each"
 
 
 def test_limits_of_a_run_are_told_to_the_next(relayed: Callable[..., Relayed]) -> None:

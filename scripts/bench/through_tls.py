@@ -1,0 +1,194 @@
+"""Transfers through a relay by SOCKS and by WebSocket over TLS, and joins through a real proxy.
+
+    scripts/start scripts.bench.through_tls --megabytes 64 --times 3 --joins 20
+
+Hub, relay and volunteer are processes of their own; what is measured is the machine, as there is no line. The
+proxy is squid or tinyproxy, which lets CONNECT to the relay's port through and nothing else; where none is
+installed, joins are left out. One line of JSON is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import socket
+import ssl
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from scripts import ROOT
+from scripts.bench.through_relay import AT_ONCE, BLOB, RUN, Serving, join
+from scripts.swarms.processes import Line, Process, program, say
+from transport import Hub, Ledger, PeerLink, RunKeys, RunSettings, parse_url
+from transport.peer import PeerIdentity
+from transport.protocol import Proxies, Proxy, Route, RunURL
+from transport.relay import HubTunnel, Relay
+from transport.wire import DealerWire
+
+MODULE = "scripts.bench.through_tls"
+SHUT = 1  # a port at which nothing listens: the direct way does not work
+CERTIFICATE, KEY = (ROOT / "tests" / "transport" / "tunnel" / f"relay-{part}.pem" for part in ("cert", "key"))
+PROXIES = {
+    "squid": (
+        "http_port 127.0.0.1:{port}\nacl relay port {relay}\n"
+        "http_access allow CONNECT relay\nhttp_access deny all\n"
+        "pid_filename none\ncache_log /dev/null\naccess_log none\ncache deny all\npinger_enable off\n"
+    ),
+    "tinyproxy": "Listen 127.0.0.1\nPort {port}\nMaxClients 200\nConnectPort {relay}\nLogLevel Error\n",
+}
+START = {"squid": ["squid", "-N", "-f"], "tinyproxy": ["tinyproxy", "-d", "-c"]}
+
+
+# ---- programs ----------------------------------------------------------------------------------------------
+
+
+def run_hub(asked: Line) -> None:
+    keys, size = RunKeys(**asked["keys"]), asked["size"]
+    settings = RunSettings(RUN, "{}", "00", 1 << 40, 1, max_update=size + (1 << 20), linger_s=1.0)
+    with Ledger(Path(asked["folder"]), run=RUN, samples=settings.samples) as ledger:
+        hub = Hub(("127.0.0.1", 0), keys, ledger, settings, Serving(size))
+        tunnel = HubTunnel(asked["relay"], keys.pair, ("127.0.0.1", hub.port))
+        signal.signal(signal.SIGTERM, lambda *_: hub.stop(now=True))
+        hub.start()
+        say("listening")
+        for _ in hub.events():
+            continue
+        tunnel.close()
+
+
+def run_relay(_: Line) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATE, KEY)
+    relay = Relay("127.0.0.1", 0, tls=context)
+    say("listening", port=relay.port)
+    while not relay.runs:
+        time.sleep(0.02)
+    say("claimed")
+    signal.pause()
+
+
+def run_transfers(asked: Line) -> None:
+    """Fetch one object so many times by a route; print the rate of each in Mbit/s."""
+    url, me = parse_url(asked["url"]), PeerIdentity("mover")
+    (route,) = (route for route in url.routes if (bool(route.name), route.tls) == (True, asked["tls"]))
+    link = PeerLink(url, me, wire=DealerWire((route,), url.key))
+    link.connect(30.0)
+    for _ in range(asked["times"]):
+        started = time.monotonic()
+        link.fetch(BLOB)
+        say("down", mbit=8e-6 * asked["size"] / (time.monotonic() - started))
+    link.leave("done")
+    say("done")
+
+
+def run_joins(asked: Line) -> None:
+    """Join so many times by TLS through the proxy, AT_ONCE at a time."""
+    proxies = EvenHere(every=Proxy("http", "127.0.0.1", asked["proxy"]))
+    url = replace(parse_url(asked["url"]), proxies=proxies)
+    by_tls = ByTls(**{name: getattr(url, name) for name in url.__dataclass_fields__})
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        say("joined", ways=list(pool.map(lambda number: join(by_tls, f"p{number}"), range(asked["joins"]))))
+
+
+class EvenHere(Proxies):
+    """Proxies that are for the loopback too."""
+
+    def of(self, host: str, port: int) -> tuple[Proxy | None, Proxy | None]:
+        return self.every, self.every
+
+
+class ByTls(RunURL):
+    """A run URL from where only TLS gets out."""
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        return tuple(route for route in super().routes if route.tls)
+
+
+# ---- the measurement ---------------------------------------------------------------------------------------
+
+
+def measure(asked: argparse.Namespace) -> Line:
+    size, keys = round(asked.megabytes * 1e6), RunKeys.generate()
+    processes: list[Process] = []
+
+    def start(role: str, **what: object) -> Process:
+        processes.append(Process(program(MODULE, role, what)))
+        return processes[-1]
+
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            relay = start("relay")
+            port = relay.until("listening")["port"]
+            place = f"127.0.0.1:{port}"
+            url = str(keys.url("127.0.0.1", SHUT, RUN, place))
+            start("hub", folder=f"{folder}/ledger", keys=asdict(keys), size=size, relay=place).until(
+                "listening"
+            )
+            relay.until("claimed")
+            found: Line = {}
+            for name, tls in (("socks", False), ("tls", True)):
+                mover = start("transfers", url=url, size=size, times=asked.times, tls=tls)
+                mover.until("done", timeout=600)
+                rates = sorted(line["mbit"] for line in mover.heard("down"))
+                found[f"{name}_mbit"] = rates[len(rates) // 2]
+            found["tls_of_socks"] = found["tls_mbit"] / found["socks_mbit"]
+            name = next((name for name in PROXIES if shutil.which(name)), "")
+            if not name:
+                return found | {"joins": "left out: neither squid nor tinyproxy is installed"}
+            proxy = start_proxy(name, port, Path(folder), processes)
+            ways = start("joins", url=url, joins=asked.joins, proxy=proxy).until("joined", timeout=300)[
+                "ways"
+            ]
+            good = [way for way in ways if way.startswith(f"the relay {place} by TLS through the proxy")]
+            return found | {"proxy": name, "joins": len(good), "failed": sorted({*ways} - {*good})}
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def start_proxy(name: str, relay: int, folder: Path, processes: list[Process]) -> int:
+    """Start a proxy that lets CONNECT to the relay's port through; return its own."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    folder.chmod(0o755)  # squid gives up root's rights
+    (folder / name).write_text(PROXIES[name].format(port=port, relay=relay), encoding="utf-8")
+    processes.append(Process([*START[name], str(folder / name)]))
+    end = time.monotonic() + 20.0
+    while True:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            return port
+        if time.monotonic() > end:
+            raise SystemExit(f"{name} does not listen")
+        time.sleep(0.05)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--megabytes", type=float, default=64.0)
+    for name, value in {"times": 3, "joins": 20}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    found = measure(parser.parse_args())
+    print(
+        json.dumps(
+            {key: round(value, 3) if isinstance(value, float) else value for key, value in found.items()}
+        )
+    )
+
+
+ROLES = {"hub": run_hub, "relay": run_relay, "joins": run_joins, "transfers": run_transfers}
+
+if __name__ == "__main__":
+    if sys.argv[1:2] and sys.argv[1] in ROLES:
+        ROLES[sys.argv[1]](json.loads(sys.argv[2]))
+    else:
+        main()

@@ -1,0 +1,123 @@
+"""A box that inspects TLS: it has a certificate for every name, and reads and alters what TLS would hide."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_hub_and_peer import FAST, Running
+from tls_only import server_context
+from toy_swarm import ToyPeer, toy_settings, trained
+
+from transport import PeerLink
+from transport.peer import PeerIdentity
+from transport.protocol import CurveKeys, as_z85, to_bytes
+from transport.relay import HubTunnel, Relay
+from transport.tunnel import LoopThread, SocketStream, Stream, accept_websocket, prepare, splice
+from transport.tunnel.streams import CHUNK, dial
+from transport.tunnel.websocket_stream import client_context, open_websocket
+
+SHUT = 1
+
+
+class Inspector:
+    """Ends TLS and WebSocket of each connection, and goes on by its own to the relay at `port`."""
+
+    def __init__(self, port: int, alter: Callable[[bytes], bytes] = lambda data: data) -> None:
+        self.seen, self.altered = bytearray(), threading.Event()
+        self._to, self._alter = port, alter
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
+        self.port = self._listener.getsockname()[1]
+        self._thread = LoopThread("inspector", self._main)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._thread.stop()
+
+    async def _main(self) -> None:
+        tasks = set()
+        with self._listener:
+            while True:
+                sock, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+                tasks.add(asyncio.create_task(self._inspect(prepare(sock))))
+
+    async def _inspect(self, sock: socket.socket) -> None:
+        with sock, suppress(OSError):
+            inside = await accept_websocket(SocketStream(sock), server_context())
+            with closing(await dial("127.0.0.1", self._to)) as raw:
+                outside = await open_websocket(raw, "127.0.0.1", self._to, client_context(False))
+                await splice(Tapped(inside, self), Tapped(outside, self))
+
+    def pass_on(self, data: bytes) -> bytes:
+        self.seen += data
+        if len(self.seen) > 5000 and not self.altered.is_set():
+            self.altered.set()
+            return self._alter(data)
+        return data
+
+
+class Tapped:
+    """A stream whose bytes an inspector reads."""
+
+    def __init__(self, inner: Stream, tap: Inspector) -> None:
+        self._inner, self._tap = inner, tap
+
+    async def receive(self, most: int = CHUNK) -> bytes:
+        data = await self._inner.receive(most)
+        return self._tap.pass_on(data) if data else data
+
+    async def send(self, data: bytes) -> None:
+        await self._inner.send(data)
+
+    async def end(self) -> None:
+        await self._inner.end()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [lambda data: data, lambda data: data[:-1] + bytes((data[-1] ^ 1,)), lambda data: data + data],
+    ids=["reads", "forges", "replays"],
+)
+def test_who_inspects_tls_reads_nothing_of_a_run_and_cannot_alter_it(
+    tmp_path: Path, alter: Callable[[bytes], bytes]
+) -> None:
+    running, me = Running(tmp_path, toy_settings(**FAST, samples=80)), CurveKeys.generate()
+    with (
+        closing(Relay("127.0.0.1", 0, tls=server_context())) as relay,
+        closing(Inspector(relay.port, alter)) as inspector,
+        closing(
+            HubTunnel(f"127.0.0.1:{relay.port}", running.keys.pair, ("127.0.0.1", running.hub.port))
+        ) as hub,
+    ):
+        end = time.monotonic() + 20.0
+        while not hub.claims:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        url = replace(running.url, port=SHUT, relay=f"127.0.0.1:{inspector.port}")
+        peer = ToyPeer(PeerLink(url, PeerIdentity("ann", keys=me)))
+        thread = peer.start()
+        ended = running.ended(30.0)
+        thread.join(5.0)
+    running.close()
+
+    assert (ended.finished, peer.error) == (True, None)
+    assert trained(running.work) == list(range(80))
+    assert peer.packets == running.work.packets
+    assert inspector.altered.is_set()
+    assert peer.link.way.endswith("by TLS")
+    seen = bytes(inspector.seen)
+    assert b".run" in seen, "it reads the words to the relay"
+    for secret in (url.token, running.keys.public, me.secret, me.public):
+        assert not [form for form in (secret.encode(), to_bytes(secret)) if form in seen]
+    assert as_z85(running.keys.public) not in seen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
@@ -112,13 +112,16 @@ def rival_losses(folder: Path, found: Found) -> list[list[str]]:
     """Make the rivals' rows, each at the rate that was best with the first seed."""
     dense = by_seed(found, plan.REFERENCE)
     ways = [
-        (f"PowerSGD, rank {rank}", one[0]["ratio"], one[0]["rate"], {r["seed"]: r["loss"] for r in one})
-        for rank, one in powersgd(folder).items()
+        (name, one[0]["ratio"], one[0]["rate"], {r["seed"]: r["loss"] for r in one})
+        for name, one in powersgd(folder).items()
     ]
-    diloco = plan.Row("DiLoCo, every 50 steps, FP16", DILOCO)
-    if losses := by_seed(found, diloco):
-        rate = plan.best_rate(found, diloco)
-        ways.append((diloco.name, max(ratios_of(found, DILOCO)), rate, losses))
+    for diloco in (
+        plan.Row("DiLoCo, every 50 steps, FP16", DILOCO),
+        plan.Row("the same with Muon (MuLoCo)", replace(DILOCO, optim="muon")),
+    ):
+        if losses := by_seed(found, diloco):
+            rate = plan.best_rate(found, diloco)
+            ways.append((diloco.name, max(ratios_of(found, diloco.setting)), rate, losses))
     rows = []
     for name, ratio, rate, losses in ways if dense else []:
         over = mean(loss / dense[seed] - 1 for seed, loss in losses.items() if seed in dense)
@@ -134,12 +137,18 @@ def by_seed(found: Found, row: plan.Row) -> dict[int, float]:
     return {seed: losses[rate] for seed, losses in tried.items() if rate in losses}
 
 
-def powersgd(folder: Path) -> dict[int, list[Row]]:
-    """Find rank -> its rows by seed, at the rate that was best with the first one."""
-    found = [row for row in read(folder / "powersgd.jsonl") if row["size"] == Size().name]
-    rows = sorted(found, key=lambda r: (int(r["rank"]), int(r["seed"]), float(r["loss"])))
-    best = {r["rank"]: r["rate"] for r in reversed(rows) if r["seed"] == plan.SEEDS[0]}
-    return {k: [r for r in rows if r["rank"] == k and r["rate"] == best[k]] for k in sorted(best)}
+def powersgd(folder: Path) -> dict[str, list[Row]]:
+    """Find its rows by seed, by name, at the rate that was best with the first seed."""
+    ways = dict[str, list[Row]]()
+    for row in sorted(read(folder / "powersgd.jsonl"), key=lambda row: (row["optim"], row["rank"])):
+        if row["size"] == Size().name:
+            with_muon = ", with Muon" if row["optim"] == "muon" else ""
+            ways.setdefault(f"PowerSGD, rank {row['rank']}{with_muon}", []).append(row)
+    for name, tried in ways.items():
+        best = min((row for row in tried if row["seed"] == plan.SEEDS[0]), key=lambda row: float(row["loss"]))
+        at_best = (row for row in tried if row["rate"] == best["rate"])
+        ways[name] = sorted(at_best, key=lambda row: int(row["seed"]))
+    return ways
 
 
 def quality(folder: Path) -> Found:
@@ -177,8 +186,8 @@ def timed_ways(folder: Path, found: Found) -> list[Timed]:
     for system in ("torch DDP FP16", "torch DDP FP32", "hivemind FP16"):
         add(f"{system}: all-reduce", plan.REFERENCE.setting, steps.get(system, {}))
     add("DiLoCo FP16, H=50", DILOCO, steps.get("DiLoCo FP16, H=50", {}))
-    for rank, (first, *_) in powersgd(folder).items():
-        ways.append(Timed(f"PowerSGD, rank {rank}", first["loss"], steps.get("torch DDP PowerSGD", {})))
+    for name, (first, *_) in powersgd(folder).items():
+        ways.append(Timed(name, first["loss"], steps.get("torch DDP PowerSGD", {})))
     return ways
 
 

@@ -113,6 +113,14 @@ TABLES = (
     ),
 )
 
+OPTIMIZERS: dict[str, dict[str, Any]] = {  # what they change of all-reduce, and of the peers' packets
+    "AdamW": {},
+    "Muon": {"optim": "muon"},
+    "SOAP": {"optim": "soap", "beta2": 0.99, "matrix_momentum": 0.9},
+    "AdamW in a fixed eigenbasis": {"basis": 1},
+}
+SWARMS = {4: 0, 8: 0, 16: 16, 32: 32}  # peers -> samples of a step, where they are not the study's
+
 LONGER = Table("four peers, 3,200 steps", (AMORTISED,), SEEDS)
 
 
@@ -135,6 +143,12 @@ def searched(found: Found, setting: Setting) -> list[Cell]:
         at = RATES.index(min(tried, key=tried.__getitem__))
         rates = RATES[max(at - 1, 0) : at + 2]
     return [Cell(setting, rate, SEEDS[0]) for rate in rates if rate not in tried]
+
+
+def chosen_rate(found: Found, setting: Setting) -> float | None:
+    """Find the rate with the lowest loss on the half that settings are chosen on, with the first seed."""
+    tried = {c.rate: o.halves[0] for c, o in found.items() if c.setting == setting and c.seed == SEEDS[0]}
+    return min(tried, key=tried.__getitem__) if tried else None
 
 
 def missing(found: Found, tables: tuple[Table, ...] = TABLES) -> list[Cell]:

@@ -1,26 +1,29 @@
 """PowerSGD's cost in held-out loss: cells of the quality study (bench_quality), its model and tokens.
 
-    scripts/rivals powersgd --ranks 1 4 --rates 2e-3 4e-3 8e-3 --seeds 1
+    scripts/rivals powersgd --ranks 1 4 --rates 2e-3 4e-3 8e-3 --seeds 1 --optim muon
 
 Vogels et al., 2019, as torch's `powerSGD_hook` does it: gradients of matrices as P Q' of the rank given, Q
 kept from step to step, what is left out kept by each worker; vectors as they are; all in FP32. Workers take
-turns in one process, as the study's do; one AdamW step on the mean. The first two steps are dense.
+turns in one process, as the study's do; one step of the optimizer on the mean. The first two steps are dense.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from recipes.config.presets import PRESETS
 from recipes.config.schema import Training
+from recipes.training.matrix_optimizers import embeddings_of
 from recipes.training.optimizers import build_optimizer, learning_rate, set_learning_rate
 from scripts.report import rows
-from scripts.study.train import Size, backward, base, documentation, loss_at, new_model
+from scripts.study.train import ADAMW, Optim, Size, backward, base, documentation, loss_at, new_model
 from scripts.swarms.lab import parser
 
 WORKERS, DENSE = 4, 2
@@ -48,7 +51,7 @@ def small(shape: torch.Size, rank: int) -> bool:
     return len(shape) < 2 or (shape[0] + shape[1]) * rank * RATE >= shape[0] * shape[1]
 
 
-def cell(size: Size, rank: int, rate: float, seed: int, folder: Path) -> rows.Row:
+def cell(size: Size, rank: int, optim: Optim, rate: float, seed: int, folder: Path) -> rows.Row:
     """One training run."""
     torch.set_num_threads(1)
     text, held = documentation(size.length)
@@ -62,8 +65,9 @@ def cell(size: Size, rank: int, rate: float, seed: int, folder: Path) -> rows.Ro
         if not small(p.shape, rank)
     }
     betas = PRESETS["allreduce"].training  # those of the reference
-    training = Training(learning_rate=rate, seed=seed, max_steps=size.steps, **betas)
-    optimizer, rate_at = build_optimizer(flat.masters, training), learning_rate(training, size.steps)
+    training = Training(learning_rate=rate, seed=seed, max_steps=size.steps, optim=optim, **betas)
+    optimizer = build_optimizer(flat.masters, training, embeddings_of(flat.model))
+    rate_at = learning_rate(training, size.steps)
     for step in range(size.steps):
         batch, found = text.rows(size.rows, seed, step), list[list[Tensor]]()
         for worker in range(WORKERS):
@@ -85,19 +89,21 @@ def cell(size: Size, rank: int, rate: float, seed: int, folder: Path) -> rows.Ro
 def main() -> None:
     asked = parser(__doc__)
     asked.add_argument("--ranks", type=int, nargs="+", default=[1, 4])
+    asked.add_argument("--optim", default=ADAMW, choices=get_args(Optim))
     asked.add_argument("--rates", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3])
     asked.add_argument("--seeds", type=int, nargs="+", default=[1])
     asked.add_argument("--folder", type=Path, default=Path("outputs/quality"), help="for the base")
     asked.add_argument("--out", type=Path, default=rows.FOLDER / "powersgd.jsonl")
     args = asked.parse_args()
     size = Size()
-    for seed, rank, rate in ((s, k, r) for s in args.seeds for k in args.ranks for r in args.rates):
-        key = {"size": size.name, "rank": rank, "rate": rate, "seed": seed}
+    for seed, rank, rate in product(args.seeds, args.ranks, args.rates):
+        key = {"size": size.name, "rank": rank, "optim": args.optim, "rate": rate, "seed": seed}
         if rows.there(args.out, key):
             continue
-        found = key | cell(size, rank, rate, seed, args.folder) | {"date": time.strftime("%Y-%m-%d")}
+        ended = cell(size, rank, args.optim, rate, seed, args.folder)
+        found = key | ended | {"date": time.strftime("%Y-%m-%d")}
         rows.keep(args.out, found, tuple(key))
-        said = f"rank {rank}, rate {rate:g}, seed {seed}"
+        said = f"rank {rank}, {args.optim}, rate {rate:g}, seed {seed}"
         print(f"{said}: {found['loss']:.4f}, {found['ratio']:.1f}x", flush=True)
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import mean
 
 from scripts.study.cells import Cell, Found
-from scripts.study.plan import REFERENCE, Row, Table, best_rate
-from scripts.study.train import Outcome
+from scripts.study.plan import OPTIMIZERS, REFERENCE, SWARMS, WIDE, Row, Table, best_rate, chosen_rate
+from scripts.study.train import Outcome, Setting, Size
 
 TITLES = "way | less than FP16 | learning rate | held-out loss | over all-reduce | with all that was unsent"
 HEAD = f"| {TITLES} |\n" + "|---" * 6 + "|\n"
+BY_HALF = (
+    "way | optimizer | less than FP16 | learning rate | held-out loss (seeds) | over its own | over AdamW's"
+)
+HEAD_BY_HALF = f"| {BY_HALF} |\n" + "|---" * 7 + "|"
 
 
 def outcomes(found: Found, row: Row, seeds: Sequence[int]) -> list[Outcome]:
@@ -51,6 +56,46 @@ def markdown(found: Found, table: Table) -> str:
     """Format one table; a row without cells is left out."""
     lines = "".join(line(found, row, table) for row in table.rows)
     return f"**{table.name}**\n\n{HEAD}{line(found, table.reference, table)}{lines}" if lines else ""
+
+
+def optimizers(found: Found) -> str:
+    """Format the table of optimizers: rates are chosen on one half of the held-out text, with the first seed;
+    losses are those of the other half. Only cells that have both halves count."""
+    found = {cell: outcome for cell, outcome in found.items() if outcome.halves}
+    lines = list[str]()
+    for peers, rows in SWARMS.items():
+        plain = reported(found, Setting(peers=0, rows=rows))
+        for name, keys in OPTIMIZERS.items():
+            dense, sparse = Setting(peers=0, rows=rows, **keys), replace(WIDE, peers=peers, rows=rows, **keys)
+            if name == "Muon":
+                sparse = replace(sparse, matrix_momentum=0.9)
+            own = reported(found, dense)
+            for setting, way in ((dense, "all-reduce"), (sparse, f"{peers} peers")):
+                if losses := reported(found, setting):
+                    ratio = max(o.ratio for c, o in found.items() if c.setting == setting)
+                    cells = [
+                        way if setting.peers else f"all-reduce, {rows or Size().rows} samples",
+                        name,
+                        f"{ratio:.0f}x" if setting.peers else "",
+                        f"{chosen_rate(found, setting):g}",
+                        f"{mean(losses.values()):.4f} ({len(losses)})",
+                        above(losses, own) if setting.peers else "",
+                        above(losses, plain),
+                    ]
+                    lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([HEAD_BY_HALF, *dict.fromkeys(lines)]) + "\n" if lines else ""
+
+
+def reported(found: Found, setting: Setting) -> dict[int, float]:
+    """Find seed -> loss on the reported half, at the rate that the other half chose."""
+    rate = chosen_rate(found, setting)
+    return {c.seed: o.halves[1] for c, o in found.items() if c.setting == setting and c.rate == rate}
+
+
+def above(losses: Mapping[int, float], reference: Mapping[int, float]) -> str:
+    """Average over the seeds that both have how much more the losses are, as a share."""
+    both = losses.keys() & reference.keys()
+    return f"{mean(losses[seed] / reference[seed] - 1 for seed in both):+.2%}" if both else ""
 
 
 def spread(found: Found, seeds: Sequence[int]) -> float | None:

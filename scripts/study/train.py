@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pydoc_data import topics
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -41,6 +41,8 @@ from scripts.study.model import Models
 
 STRETCH = 4096  # bytes; every tenth stretch of the documentation is held out
 BASIS_SEED = 77  # of the rows that a fixed basis is found on
+Optim = Literal["adamw_torch_fused", "muon", "soap"]
+ADAMW: Final = "adamw_torch_fused"
 EVALS = 4  # held-out losses on a quarter of the text, along the way
 
 
@@ -54,11 +56,13 @@ class Size:
     rows: int = 8  # samples of a step, over all peers
     steps: int = 1600
     base_steps: int = 4000  # of the pre-training, with twice as many rows
+    base_optim: Optim = ADAMW  # of the pre-training
     device: str = "cpu"
 
     @property
     def base_name(self) -> str:
-        return f"{self.hidden}x{self.layers}-{self.length}x{2 * self.rows}x{self.base_steps}"
+        name = f"{self.hidden}x{self.layers}-{self.length}x{2 * self.rows}x{self.base_steps}"
+        return name if self.base_optim == ADAMW else f"{name}-{self.base_optim}"
 
     @property
     def name(self) -> str:
@@ -88,7 +92,7 @@ class Setting:
     dropped: float = 0.0  # share of the packets that come too late
     owner_keep: float = 0.0  # K of the owner; 0: that of the peers
     rows: int = 0  # of a step, where it is not the study's
-    optim: Literal["adamw_torch_fused", "muon", "soap"] = "adamw_torch_fused"
+    optim: Optim = ADAMW
     matrix_momentum: float = 0.95  # of Muon, and SOAP's beta1
     basis: int = 0  # 1: Adam works in a fixed eigenbasis of the pre-trained model's gradients
 
@@ -196,8 +200,8 @@ def base(size: Size, folder: Path) -> Tensor:
     if not path.exists():
         flat, raw = new_model(size), sources()
         text = Text(raw, size.length)
-        training = Training(learning_rate=2e-3, adam_beta1=0.9, adam_beta2=0.99)
-        optimizer = build_optimizer(flat.masters, training)
+        training = Training(learning_rate=2e-3, adam_beta1=0.9, adam_beta2=0.99, optim=size.base_optim)
+        optimizer = build_optimizer(flat.masters, training, embeddings_of(flat.model))
         rate = learning_rate(training, size.base_steps)
         for step in range(size.base_steps):
             loss = backward(flat, text.rows(2 * size.rows, 0, step), 1.0)
@@ -425,15 +429,22 @@ def steps(size: Size, swarm: Swarm, text: Text, rate: Callable[[int], float]) ->
     swarm.join(0)
 
 
+def halves_of(
+    size: Size, flat: FlatParameters, vector: Tensor, rows: Tensor
+) -> tuple[float, tuple[float, ...]]:
+    """Compute the held-out loss on all rows; and on the half that settings are chosen on, and on the other,
+    which is reported. Whole stretches go in turn to each, so that no document is in both."""
+    first = torch.arange(len(rows)) // (STRETCH // size.length) % 2 == 0
+    halves = tuple(loss_at(flat, vector, rows[half]) for half in (first, ~first))
+    share = float(first.float().mean())
+    return share * halves[0] + (1 - share) * halves[1], halves
+
+
 def outcome(
     size: Size, swarm: Swarm, start: Tensor, rows: Tensor, curve: list[float], seconds: float
 ) -> Outcome:
     flat, peers = swarm.peers[0].flat, max(swarm.setting.peers, 1)
-    per_stretch = STRETCH // size.length  # whole stretches in turn, so that no document is in both halves
-    first = torch.arange(len(rows)) // per_stretch % 2 == 0
-    halves = tuple(loss_at(flat, swarm.shared, rows[half]) for half in (first, ~first))
-    share = float(first.float().mean())
-    loss = share * halves[0] + (1 - share) * halves[1]
+    loss, halves = halves_of(size, flat, swarm.shared, rows)
     mean = loss_at(flat, swarm.everything(), rows) if swarm.setting.peers else loss
     up, down = swarm.up / peers / size.steps, swarm.down / size.steps
     moved = float(torch.dist(swarm.shared, start))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +13,11 @@ from recipes.config.presets import PRESETS
 from recipes.config.schema import Compression, Training
 from scripts.study.cells import Cell, changed, read, setting_of
 from scripts.study.eigenbasis import FixedEigenbasis
+from scripts.study.levers import Levers, Swarm
 from scripts.study.model import Models
 from scripts.study.plan import RATES, REFERENCE, SEEDS, SUM, TABLES, WIDE, best_rate, missing
 from scripts.study.run import QUICK, run
-from scripts.study.tables import markdown, plot
+from scripts.study.tables import markdown, optimizers, plot
 from scripts.study.train import Outcome, Setting, backward, new_model, train
 
 EXACT = Setting(peers=1, sample=1.0, keep=1.0, bits=32, staleness=0)  # packets that lose nothing
@@ -143,3 +145,41 @@ def test_sums_that_come_late_come_all_the_same(tmp_path: Path) -> None:
     assert late.mean == pytest.approx(late.loss, rel=1e-6)  # nothing is under way
     assert late.loss == pytest.approx(at_once.loss, rel=0.05)
     assert min(late.halves) <= late.loss <= max(late.halves)
+
+
+@pytest.mark.parametrize("way", ["packets", "masks", "returned"])
+@pytest.mark.parametrize("more", [{}, {"up": "exact"}, {"down": "exact"}, {"lane": 1}], ids=str)
+def test_a_lever_loses_no_update_and_counts_none_twice(way: str, more: dict[str, Any]) -> None:
+    """x' + sum of the deltas + e is the same before a round and after it."""
+    layout = new_model(QUICK).layout
+    draws = torch.Generator().manual_seed(3)
+    basis = FixedEigenbasis(layout)
+    basis.add(torch.randn(8, layout.size, generator=draws))
+    basis.close()
+    swarm = Swarm(Levers(peers=3, way=way, informed=0.1, **more), torch.zeros(layout.size), 1, basis)
+    swarm.deltas = torch.randn(3, layout.size, generator=draws)
+    everything = swarm.deltas.sum(0)
+
+    for _ in range(3):
+        swarm.x = swarm.x + swarm.exchange()
+        assert torch.allclose(swarm.x + swarm.deltas.sum(0) + swarm.error, everything, atol=1e-4)
+
+    assert float(swarm.x.norm()) > 0.2 * float(everything.norm())
+
+
+def test_optimizers_are_compared_at_rates_that_the_other_half_chose() -> None:
+    def ended(chosen: float, reported: float) -> Outcome:
+        return Outcome(1.0, 1.0, (), 1.0, 1.0, 120.0, 0.0, 0.0, (chosen, reported))
+
+    sparse = replace(WIDE, peers=8)
+    found = {
+        Cell(Setting(peers=0), 4e-3, 1): ended(1.0, 2.0),
+        Cell(Setting(peers=0), 8e-3, 1): ended(1.1, 1.5),  # better on the half that is reported
+        Cell(sparse, 8e-3, 1): ended(1.0, 2.1),
+        Cell(sparse, 8e-3, 2): ended(0.5, 3.0),  # with a seed that all-reduce has not
+    }
+
+    _, _, dense, peers = optimizers(found).strip().splitlines()
+
+    assert dense == "| all-reduce, 8 samples | AdamW |  | 0.004 | 2.0000 (1) |  | +0.00% |"
+    assert peers == "| 8 peers | AdamW | 120x | 0.008 | 2.5500 (2) | +5.00% | +5.00% |"

@@ -107,7 +107,7 @@ COMMAND_LINES = [
     Bad(f"join -y {URL[:60]}", 2, "the run URL is incomplete", AGAIN),
     Bad(f"join -y {URL[:-3]}", 2, "the checksum in its token does not fit", AGAIN),
     Bad(f"join -y {URL.replace('-42', '-43')}", 2, "a character of it is wrong", AGAIN),
-    Bad(f"join -y {URL.removeprefix('cocktail://')}", 2, "expected 'cocktail://'", AGAIN),
+    Bad(f"join -y -- {URL.removeprefix('cocktail://')}", 2, "expected 'cocktail://'", AGAIN),
     Bad(f"join -y {URL.replace('cocktail', 'https', 1)}", 2, "expected 'cocktail://'", AGAIN),
     Bad(f"join -y {URL.replace(':1/', '/')}", 2, "not of the form host:port", AGAIN),
     Bad(f"status {URL[:70]}", 2, "the run URL is incomplete", AGAIN),

@@ -23,11 +23,12 @@ def server_context() -> ssl.SSLContext:
 
 
 class Firewall:
-    """Forwards connections that begin as TLS does to `port` of this machine; closes all others."""
+    """Forwards connections that begin as TLS does to `port` of this machine; closes all others, or leaves
+    them without an answer."""
 
-    def __init__(self, port: int) -> None:
-        self.passed = self.closed = 0
-        self._to = port
+    def __init__(self, port: int, silent: bool = False) -> None:
+        self.passed = self.stopped = 0
+        self._to, self._silent = port, silent
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.setblocking(False)
         self.port = self._listener.getsockname()[1]
@@ -48,7 +49,9 @@ class Firewall:
         with sock, suppress(OSError, Unreachable):
             first = await asyncio.get_running_loop().sock_recv(sock, 1)
             if first != b"\x16":
-                self.closed += 1
+                self.stopped += 1
+                if self._silent:
+                    await asyncio.sleep(600)
                 return
             self.passed += 1
             with closing(await dial_loopback("127.0.0.1", self._to, "firewall")) as inside:

@@ -19,11 +19,11 @@ from transport.tunnel import (
     LoopThread,
     PolledWire,
     ask,
+    carry,
     converse,
     dial_loopback,
     open_stream,
     relay_socks,
-    splice,
 )
 from transport.wire import Connected, DealerWire, Disconnected, Received, TokenBuckets, raise_file_limit
 
@@ -156,7 +156,7 @@ class HubTunnel:
                     code, text = await converse(tunnel, relay_socks.read_reply())
                 if code == relay_socks.ACCEPTED:
                     with closing(await dial_loopback(*self._hub, origin)) as hub:
-                        await splice(tunnel, hub)
+                        await carry(hub, tunnel)
                 else:
                     log.debug("a peer at the relay was gone: %s", text)
         except (OSError, ValueError, Unreachable) as error:

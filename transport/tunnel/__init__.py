@@ -2,7 +2,7 @@
 them does not load this package."""
 
 from . import relay_socks
-from .bridge import Bridge
+from .bridge import Bridge, carry
 from .dialling import ask, certificate_doubt, open_stream, probe
 from .loop_thread import LoopThread, PolledWire
 from .streams import SocketStream, Stream, converse, dial_loopback, prepare, splice

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import closing, suppress
 
 from transport.protocol import Route, Unreachable
 
@@ -35,7 +36,11 @@ class Bridge:
         loop = asyncio.get_running_loop()
         try:
             while True:
-                sock, _ = await loop.sock_accept(self._listener)
+                try:
+                    sock, _ = await loop.sock_accept(self._listener)
+                except OSError:  # it is gone again, or this system has no more descriptors
+                    await asyncio.sleep(0.05)
+                    continue
                 if len(self._carried) >= AT_ONCE:
                     sock.close()
                     continue
@@ -50,25 +55,27 @@ class Bridge:
             await asyncio.gather(*carried, return_exceptions=True)
 
     async def _carry(self, near: Stream) -> None:
-        far: Stream | None = None
-        try:
-            far = await open_stream(self._route)
-            pinging = asyncio.create_task(keep_alive(far)) if isinstance(far, WebSocketStream) else None
+        with closing(near):
             try:
-                await splice(near, far)
-            finally:
-                if pinging is not None:
-                    pinging.cancel()
-        except Unreachable:
-            return  # the dialler finds its connection closed, and asks for the reason by a probe
-        finally:
-            near.close()
-            if far is not None:
-                far.close()
+                far = await open_stream(self._route)
+            except Unreachable:  # the dialler finds its connection closed, and asks for the reason by a probe
+                return
+            with closing(far):
+                await carry(near, far)
 
 
-async def keep_alive(stream: WebSocketStream) -> None:
-    """Ping the other end from time to time. Raises OSError once the connection is gone."""
-    while True:
-        await asyncio.sleep(PING_S)
-        await stream.ping()
+async def carry(near: Stream, far: Stream) -> None:
+    """Join two streams, of which the far one is on its way through what may close a silent connection."""
+    pinging = asyncio.create_task(keep_alive(far))
+    try:
+        await splice(near, far)
+    finally:
+        pinging.cancel()
+
+
+async def keep_alive(stream: Stream) -> None:
+    """Ping the other end of a WebSocket from time to time, until the connection is gone."""
+    with suppress(OSError):
+        while isinstance(stream, WebSocketStream):
+            await asyncio.sleep(PING_S)
+            await stream.ping()

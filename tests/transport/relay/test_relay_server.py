@@ -24,6 +24,7 @@ from transport.relay import HubTunnel, Relay, RelayLimits
 from transport.tunnel import Bridge, ask, relay_socks
 from transport.tunnel.websocket_stream import client_context
 from transport.wire import Connected, DealerWire, Disconnected, Received
+from transport.wire.zeromq_sockets import DIAL_S, HEAD_START_S
 
 USUAL = RelayLimits()
 UNKNOWN_TICKET = relay_socks.reply(4, "nobody waits with this ticket")
@@ -125,6 +126,19 @@ def test_a_direct_way_is_taken_where_there_is_one(relayed: Callable[..., Relayed
     peer.start().join(PATIENCE_S)
 
     assert (peer.error, peer.link.way) == (None, there.running.url.address)
+
+
+@pytest.mark.slow
+def test_a_way_that_never_answers_costs_a_head_start_and_no_more(relayed: Callable[..., Relayed]) -> None:
+    there = relayed()
+    with closing(Firewall(there.relay.port, silent=True)) as firewall:
+        started = time.monotonic()
+        status = ask_status(replace(there.url, relay=f"127.0.0.1:{firewall.port}"))
+        took = time.monotonic() - started
+
+    assert status["run"] == "toy-run"
+    assert HEAD_START_S <= took < DIAL_S, "less than the time after which the silent way is given up"
+    assert firewall.stopped == 1
 
 
 def test_another_program_at_the_direct_address_is_passed_over(relayed: Callable[..., Relayed]) -> None:

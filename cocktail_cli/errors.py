@@ -34,6 +34,7 @@ EXIT = {  # code -> exit status
     "no_result": 7,
     "out_of_memory": 8,
     "out_of_disk": 8,
+    "altered": 9,
     "lost": 75,  # EX_TEMPFAIL: restart me
     "rank_lost": 75,
     "interrupted": 130,
@@ -124,6 +125,7 @@ CODES = {
     "transport.RefusedByHub": "rejected",
     "transport.NotServed": "rejected",
     "transport.LinkLost": "lost",
+    "transport.NotGenuine": "altered",
     "transport.LedgerBusy": "output_in_use",
     "transport.LedgerError": "preflight",
     "recipes.MemoryFull": "out_of_memory",
@@ -138,6 +140,7 @@ SAID = {
     "rejected": "the hub refused: ",
     "no_result": "the run gave no result: ",
     "lost": "the connection to the hub is lost: ",
+    "altered": "it is not genuine: ",
 }
 
 # Libraries wrap the system's error in texts of their own, which contain it.

@@ -22,7 +22,7 @@ from typer.main import get_command
 
 import cocktail_cli
 from cocktail_cli.commands.check import doctor, plan, preview, validate
-from cocktail_cli.commands.results import export, generate, report
+from cocktail_cli.commands.results import export, generate, report, verify
 from cocktail_cli.commands.run import (
     dashboard,
     join,
@@ -68,6 +68,7 @@ app.command("preview", rich_help_panel=CHECK)(preview.preview)
 app.command("plan", rich_help_panel=CHECK)(plan.plan)
 app.command("doctor", rich_help_panel=CHECK)(doctor.doctor)
 app.command("export", rich_help_panel=RESULTS)(export.export)
+app.command("verify", rich_help_panel=RESULTS)(verify.verify)
 app.command("report", rich_help_panel=RESULTS)(report.report)
 app.command("generate", rich_help_panel=RESULTS)(generate.generate)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=TOOLS)

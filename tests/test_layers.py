@@ -25,7 +25,7 @@ HEAVY = ("zmq", "torch", "transformers", "datasets", "peft", "trl", "starlette",
 # room -> packages it may import beside the standard library and itself: the table of the README
 MAY_IMPORT = {
     "compress": "torch numpy lz4 compression backports triton numba llvmlite",
-    "transport": "zmq msgspec websockets h11",
+    "transport": "zmq msgspec websockets h11 cryptography",
     "recipes": "compress torch numpy transformers datasets peft trl pydantic pydantic_core yaml "
     "safetensors huggingface_hub jinja2 psutil",
     "cocktail_cli": "compress transport recipes typer rich platformdirs starlette uvicorn torch "

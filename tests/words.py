@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "cocktail_cli" / "ERRORS.md"
 # What a user may read: the class that is made, and which of its arguments is the text.
 TEXT = {
-    "cocktail_cli": {"Failure": 1, "BadParameter": 0},
+    "cocktail_cli": {"Failure": 1, "BadParameter": 0, "NotGenuine": 0},
     "recipes": {
         "DataError": 0,
         "ModelError": 0,
@@ -34,6 +34,7 @@ TEXT = {
         "RefusedByHub": 1,
         "LinkLost": 0,
         "NotServed": 0,
+        "NotGenuine": 0,
         "LedgerError": 0,
         "LedgerBusy": 0,
     },

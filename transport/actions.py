@@ -90,6 +90,7 @@ class Claim:
     leases: dict[int, SampleRanges]  # by the round that leased them
     loss_sum: float
     tokens: int  # as the peer reports them; used for the mean loss only
+    key: str = ""  # of the peer
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,7 @@ class CommitDone:
     lost: dict[str, str] = field(default_factory=dict)  # aggregator's session -> why its shards did not move
     denied: dict[str, str] = field(default_factory=dict)  # peer -> session of the aggregator that refused it
     moved: dict[str, str] = field(default_factory=dict)  # aggregator's session -> digest of its packet
+    receipts: dict[str, messages.Receipt] = field(default_factory=dict)  # session -> what it has contributed
 
     def share(self, peer: str) -> float:
         """Return the share of an accepted packet in the mean; shares sum to 1."""

@@ -12,9 +12,14 @@ from .run_folder import as_yaml, log_to
 
 if TYPE_CHECKING:
     from .run_delegate import versions
+    from .run_verification import RunVerification
     from .snapshot_thread import CommittedModel
 
-_LAZY = {"versions": ".run_delegate", "CommittedModel": ".snapshot_thread"}
+_LAZY = {
+    "versions": ".run_delegate",
+    "CommittedModel": ".snapshot_thread",
+    "RunVerification": ".run_verification",
+}
 
 if not TYPE_CHECKING:  # a type checker must not accept any name
 

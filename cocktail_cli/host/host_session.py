@@ -385,6 +385,7 @@ class HostSession:
         from recipes.models import package_versions
         from transport import Hub, Ledger, RunKeys, ask_status, parse_url
         from transport.hub import keep_freed_memory
+        from transport.receipts import signer_of
 
         from .run_delegate import settings_of
 
@@ -399,7 +400,9 @@ class HostSession:
             text = f"{self.folder} is on a network file system ({remote}): each commit waits for it"
             self.show(events.Warning(f"{text}; -o on a disk of this machine is faster and safer"))
         place = self.folder / in_folder.LEDGER
-        ledger = Ledger(place, run=name, samples=settings.samples, wal=remote is None)
+        origin = {"recipe": self.recipe.recipe_hash, "base": work.base.digest, "data": work.corpus.digest()}
+        origin |= {"hub": keys.public, "signer": signer_of(keys.signing) if keys.signing else ""}
+        ledger = Ledger(place, run=name, samples=settings.samples, wal=remote is None, origin=origin)
         work.recover(ledger)
         narrator.recall(ledger)
         keep_freed_memory()
@@ -548,6 +551,7 @@ class HostSession:
             raise out_of_disk(self.folder, (again,))
         if state in ("finished", "stopped") and narrator.rounds:
             work.durable.forget()
+            self.seal(work, narrator.rounds)
         if state == "paused":
             self.show(events.RunPaused(self.record.run, narrator.step, self.record.planned, ended.reason))
             self.say_how_to_go_on()
@@ -594,6 +598,14 @@ class HostSession:
         """Write to run.json how the run ended, beside what other commands have written there."""
         record = machine.reread_run(self.record)
         machine.save_run(record.ended(state, narrator.step, narrator.eval_loss, reason))
+
+    def seal(self, work: RunDelegate, rounds: int) -> None:
+        """Sign the hashes of the folder's files; the model is on the disk even if this fails."""
+        self.show(events.Progressed("hashing the run's files"))
+        try:
+            work.model.seal_run(rounds)
+        except Exception as error:
+            self.show(events.Warning(f"the run's folder is not sealed: {explain(error).message}"))
 
     def push(self, rounds: int) -> None:
         """Push the model, which is on the disk even if this fails."""

@@ -22,19 +22,23 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cocktail_cli.errors import explain
 from cocktail_cli.machine import read_run
+from cocktail_cli.proofs import sha256_of, write_seal
 from cocktail_cli.ui import Checkpoint, Event, ProgressMeter, Warning
 from transport import Ledger
+from transport.ledger import merge_wal
 from transport.protocol import count_samples, messages
+from transport.receipts import signer_of
 
 from . import run_folder as in_folder
 
 if TYPE_CHECKING:
     from recipes.algorithm import GlobalModel
     from recipes.config import Recipe
+    from recipes.models import Proof
     from recipes.snapshots import Fold, Snapshot
     from recipes.weight_files import Layout
 
@@ -90,9 +94,10 @@ class CommittedModel:
         round: int | None = None,
         stop: Callable[[], bool] = lambda: False,
         progress: ProgressHook = lambda done, total: None,
+        snapshots: bool = True,
     ) -> Iterator[Fold]:
         """Open the fold up to `round` (None: all committed rounds), from the newest snapshot not after it,
-        else from the base. Valid inside the `with`.
+        else (or without `snapshots`) from the base. Valid inside the `with`.
         """
         from compress.coding import FileSlice
         from recipes.algorithm import compressor_of
@@ -104,7 +109,8 @@ class CommittedModel:
             round = len(rows) if round is None else round
             found = [row for row in rows[: round + 1] if row.fingerprint]
             known = [KnownFingerprint(row.round, row.fingerprint) for row in found][-1:]
-            earlier = [one for one in self.valid_snapshots(ledger) if one.round <= round]
+            valid = self.valid_snapshots(ledger) if snapshots else []
+            earlier = [one for one in valid if one.round <= round]
             start = earlier[-1].round if earlier else 0
             records = [row.record for row in rows[start:round]]
             source = open_trained(self.recipe, self.base, earlier[-1].folder if earlier else None)
@@ -123,15 +129,9 @@ class CommittedModel:
 
     def load(self, round: int | None = None) -> LoadedModel:
         """Load the global model before `round` (None: of all committed rounds) into memory."""
-        import torch
-
-        from recipes.algorithm import GlobalModel, fold
-
         with self.fold(round) as found:
-            layout = found.source.layout
-            vector = torch.from_numpy(found.source.read(0, layout.size))
-            start = GlobalModel(vector, found.mix, found.seed, found.start)
-            return LoadedModel(fold(start, (bytes(packet[:]) for packet in found.packets)), layout)
+            *_, model = replayed(found)
+            return LoadedModel(model, found.source.layout)
 
     def write_model(
         self,
@@ -149,6 +149,7 @@ class CommittedModel:
             fold.write(part)
             if dtype != "float32":
                 convert_dtype(part, dtype)
+            self.seal_model(part, fold.round)
         return fold.round
 
     def write_merged(self, folder: Path, dtype: Dtype = "float32", round: int | None = None) -> int:
@@ -162,7 +163,42 @@ class CommittedModel:
             trained = AdapterVector(loaded.layout, model.vector)
             write_merged(part, self.recipe, self.base, trained, tokenizer, dtype)
             (part / CARD).write_text(self.card(model.round, merged=True), encoding="utf-8")
+            self.seal_model(part, model.round, merged=True)
         return model.round
+
+    def seal_model(self, folder: Path, rounds: int, merged: bool = False) -> None:
+        """Name ledger and weights in the model's card, and sign the hashes of all its files.
+
+        A run that began without a signing key signs nothing.
+        """
+        from recipes.models import Proof
+        from recipes.weight_files import weights_file_in
+
+        statement, secret = self.statement(rounds)
+        if secret:
+            weights = weights_file_in(folder)
+            proof = Proof(statement["head"], (weights.name, sha256_of(weights)), signer_of(secret))
+            (folder / CARD).write_text(self.card(rounds, merged, proof), encoding="utf-8")
+            write_seal(folder, statement, secret)
+
+    def seal_run(self, rounds: int) -> None:
+        """Sign the hashes of all files of the run's folder, once nothing is written there any more.
+
+        Raises LedgerError where a reader of the ledger is in the way.
+        """
+        statement, secret = self.statement(rounds)
+        if secret:
+            merge_wal(self.folder / in_folder.LEDGER)
+            write_seal(self.folder, statement, secret)
+
+    def statement(self, rounds: int) -> tuple[dict[str, Any], str]:
+        """Describe the model after so many rounds for a seal; return the key to sign it with, or ""."""
+        record = read_run(self.folder)
+        with Ledger(self.folder / in_folder.LEDGER, write=False) as ledger:
+            origin = {name: ledger.origin.get(name, "") for name in ("recipe", "base")}
+            statement = {"run": ledger.run, "rounds": rounds, "head": ledger.head(rounds), **origin}
+            secret = record.keys.get("signing", "") if record and ledger.origin.get("signer") else ""
+            return statement, secret
 
     def write_beside(self, folder: Path, fold: Fold) -> None:
         """Write config, tokenizer and model card beside the weights."""
@@ -173,7 +209,7 @@ class CommittedModel:
         texts = configs_with_eos(fold.source.config_files, self.recipe.model, tokenizer)
         write_model_files(folder, {**texts, CARD: self.card(fold.round)}, tokenizer)
 
-    def card(self, rounds: int, merged: bool = False) -> str:
+    def card(self, rounds: int, merged: bool = False, proof: Proof | None = None) -> str:
         """Render the model card: who trained it, on what."""
         from recipes.downloads import Licence
         from recipes.models import RunSummary, cached_commit, render_card
@@ -187,8 +223,21 @@ class CommittedModel:
                 loss = row.loss if row.round <= rounds else loss
             return render_card(
                 self.recipe,
-                RunSummary(ledger.run, rounds, cached_commit(self.base), samples, loss, merged, licence),
+                RunSummary(
+                    ledger.run, rounds, cached_commit(self.base), samples, loss, merged, licence, proof
+                ),
             )
+
+
+def replayed(found: Fold) -> Iterator[GlobalModel]:
+    """Carry out a fold in memory; yield the model before each of its packets, and after the last."""
+    import torch
+
+    from recipes.algorithm import GlobalModel, replay
+
+    vector = torch.from_numpy(found.source.read(0, found.source.layout.size))
+    start = GlobalModel(vector, found.mix, found.seed, found.start)
+    return replay(start, (bytes(packet[:]) for packet in found.packets))
 
 
 class SnapshotThread:

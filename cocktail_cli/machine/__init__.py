@@ -49,5 +49,6 @@ from .run_registry import (
     reread_run,
     save_run,
     the_run_going_on,
+    write_private,
 )
 from .units import parse_rate, parse_size, rate_text

@@ -15,6 +15,7 @@ from transport.protocol import Leaving, RunOver, messages
 from transport.transfer import BandwidthBudget
 
 if TYPE_CHECKING:
+    from cocktail_cli.proofs import ReceiptFile
     from recipes.objectives import Measured
     from recipes.training import Delivery
     from transport import PeerLink
@@ -37,6 +38,7 @@ class RunLink:
         self.resumable = False  # whether it failed and may be started again
         self.why = ""  # this peer leaves, if there is more to say than that it was asked to
         self.sharded: ShardedExchange | None = None  # where peers aggregate shards
+        self.receipts: ReceiptFile | None = None  # where what the run has counted of this peer is kept
         self.budget = BandwidthBudget.of(staleness)  # what the line carries beside the compute
         self.measuring = threading.Lock()  # of `budget`: one round goes up while another comes down
         self.opened_at: dict[int, float] = {}  # of the rounds in flight
@@ -118,6 +120,8 @@ class RunLink:
             self.committed_s[delivery.round] = time.monotonic() - opened
         with self.measuring:
             self.budget = self.budget.sent(len(packet), upload_s)
+        if self.receipts is not None:
+            self.receipts.keep(committed)
         return committed
 
     def evaluated(self, round: int, part: int, found: Measured) -> None:

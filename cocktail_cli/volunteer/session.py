@@ -14,6 +14,7 @@ from cocktail_cli import signals
 from cocktail_cli.errors import EXIT, Failure, explain
 from cocktail_cli.host import LifeLine
 from cocktail_cli.machine import cache, check_trust, own_keys, parse_listen, registered_as
+from cocktail_cli.proofs import ReceiptFile
 from cocktail_cli.ui import View, counted, events, megabytes, poll_status, printable
 
 from . import checkpoint_store
@@ -125,6 +126,10 @@ class VolunteerSession:
             code = explain(error).code  # the others read why: "out of memory"
             link.leave("an error" if code == "unexpected" else code.replace("_", " "))
             raise
+        receipts = self.run.receipts if self.run is not None else None
+        if receipts is not None and receipts.path is not None:
+            said = f"the run's receipt for {counted(receipts.samples, 'sample')} of this machine"
+            self.view.show(events.Progressed(f"{said}: {receipts.path}"))
         self.view.show(self._left(link))
 
     def leave(self, link: PeerLink, why: str) -> None:
@@ -180,6 +185,7 @@ class VolunteerSession:
                 check_fsdp(bootstrap.recipe)
             self._show_joined(welcome, bootstrap)
         self.run = RunLink(link, bootstrap.recipe.compression.staleness)
+        self.run.receipts = ReceiptFile(self.url, own_keys().public, self.warn)
         with ExitStack() as stack:
             ours = {os.getpid()}
             if len(limits.devices) > 1:

@@ -114,8 +114,10 @@ def decode_packet(packet: bytes, samples: Iterable[tuple[Shard, Sample]], shards
     return DecodedPacket(packet, moved)
 
 
-def fold(model: GlobalModel, packets: Iterable[bytes]) -> GlobalModel:
-    """Apply packets in order: how a joiner, a snapshot and an export come by the model."""
+def replay(model: GlobalModel, packets: Iterable[bytes]) -> Iterator[GlobalModel]:
+    """Apply packets in order: how a joiner, a snapshot and an export come by the model. Yields it before each
+    packet, and after the last."""
+    yield model
     for packet in packets:
         model.apply(packet)
-    return model
+        yield model

@@ -15,7 +15,7 @@ from .base_model import (
 )
 from .causal_lm import TextGenerator, load_model, open_vector
 from .lora import base_parameter_name
-from .model_card import RunSummary, method_of, package_versions, published_recipe, render_card
+from .model_card import Proof, RunSummary, method_of, package_versions, published_recipe, render_card
 from .packing_isolation import check_packing_isolation
 from .revision_pinning import pin_revisions
 from .sliced_loss import causal_model, loss_sum, token_losses

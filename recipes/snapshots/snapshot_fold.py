@@ -5,7 +5,7 @@ between.
 
 Memory is bounded whatever the size of the model: each shard is swept window by window, and all packets of a
 batch move on together, in the order of their rounds, so each window is read and written once a batch. The
-result equals `recipes.algorithm.fold` bit for bit: each element meets the same additions in the same order.
+result equals `recipes.algorithm.replay` bit for bit: each element meets the same additions in the same order.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ TENSOR_DTYPES = {  # those that are stored, in safetensors' spelling
     torch.int64: "I64",
     torch.float64: "F64",
 }
+STORED_DTYPES = {name: dtype for dtype, name in TENSOR_DTYPES.items()}
 MAX_HEADER = 100 << 20  # bytes
 DISK_RESERVE = 256 << 20  # bytes that stay free on the disk
 COPIED_AT_ONCE = 1 << 24  # elements brought to the host at a time: 64 MiB

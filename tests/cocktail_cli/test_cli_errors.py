@@ -129,7 +129,7 @@ def test_an_error_as_json_is_one_object_that_programs_can_read() -> None:
 
 
 def test_exit_codes_are_those_of_the_readme() -> None:
-    assert sorted(set(EXIT.values())) == [1, 2, 3, 4, 5, 6, 7, 8, 75, 130, 143]
+    assert sorted(set(EXIT.values())) == [1, 2, 3, 4, 5, 6, 7, 8, 9, 75, 130, 143]
 
 
 def test_a_run_whose_pipe_was_closed_is_recorded_with_that_reason_and_not_as_a_bug() -> None:

@@ -110,7 +110,12 @@ def secrets_of(run: str) -> dict[str, bytes]:
     change.
     """
     keys = run_registry.load_run(run).keys
-    found = {"hub's key": keys["secret"], "owner's secret": keys["stop"], "token": keys["token"][:21]}
+    found = {
+        "hub's key": keys["secret"],
+        "signing key": keys["signing"],
+        "owner's secret": keys["stop"],
+        "token": keys["token"][:21],
+    }
     return {what: text.encode() for what, text in (found | {"peer": identity.own_keys().secret}).items()}
 
 
@@ -133,6 +138,7 @@ def test_a_run_is_launched_watched_stopped_exported_and_asked_to_write(tmp_path:
         assert asked(cocktail, "status")["run"] == asked(cocktail, "runs")["runs"][0]["run"] == started["run"]
         early = asked(cocktail, "export", started["run"], "-o", "early")
         assert early["rounds"] >= 3
+        assert asked(cocktail, "verify", "early", "--run", started["run"])["replayed"], "while it goes on"
         assert asked(cocktail, "stop", started["run"])["was"] == "running"
         assert launch.wait() == 0
 
@@ -142,6 +148,10 @@ def test_a_run_is_launched_watched_stopped_exported_and_asked_to_write(tmp_path:
     assert all(step["up_bytes"]["local-1"] > 0 and step["fingerprint"] for step in steps)
     again = asked(cocktail, "export", started["run"], "-o", "again")
     assert again["rounds"] == len(steps)
+    sealed = asked(cocktail, "verify", "out")
+    [receipt] = (home() / "receipts").iterdir()
+    held = asked(cocktail, "verify", str(receipt), "--run", started["run"])
+    assert (sealed["rounds"], held["samples"], held["in_ledger"]) == (len(steps), sealed["samples"], True)
     for file in ("config.json", "model.safetensors", "tokenizer.json"):
         assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "out" / file).read_bytes(), file
     assert asked(cocktail, "generate", "out", "The import", "--max-new-tokens", "4")["prompt"] == "The import"

@@ -17,7 +17,7 @@ from compress import Cocktail, decode, fingerprint
 from compress.backends import dispatch
 from compress.backends.triton import selection_kernels
 from compress.quantization.quantizer import SEEN
-from recipes.algorithm import DecodedPacket, GlobalModel, compressor_of, fold
+from recipes.algorithm import DecodedPacket, GlobalModel, compressor_of, replay
 from recipes.planning.memory_plan import exchange_part
 from recipes.training import finetune
 
@@ -148,7 +148,7 @@ def test_an_exchange_has_a_stream_of_its_own_beside_the_compute(where: str, chan
     )
     with fake.counted() as traffic:
         list(finetune(hub, peer, now=0))
-    fold(replayed, hub.aggregates)
+    *_, replayed = replay(replayed, hub.aggregates)
 
     assert {stream for thread, stream in traffic.waited if thread.startswith("exchange")} == {
         peer.side.stream.stream_id

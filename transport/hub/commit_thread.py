@@ -18,12 +18,13 @@ from transport.transfer import ChunkBuffer, ObjectStore
 
 if TYPE_CHECKING:
     from transport.aggregators import ShardAggregation
+    from transport.receipts import ReceiptWriter
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CommitThread:
-    """Commit thread of one hub. `shards` is None in star mode."""
+    """Commit thread of one hub. `shards` is None in star mode, `receipts` where the run does not sign any."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class CommitThread:
         self._ledger, self._delegate, self._objects = ledger, delegate, objects
         self._rounds, self._shell, self._shards = rounds, shell, shards
         self.opened: dict[int, float] = {}  # round -> wall clock
+        self.receipts: ReceiptWriter | None = None
         self._thread = ThreadPoolExecutor(1, "cocktail-commit")
 
     # ---- any thread ----------------------------------------------------------------------------------------
@@ -124,7 +126,7 @@ class CommitThread:
         opened_at = self.opened.pop(action.round, time.time())
         row = row_of(action, accepted, sum(tokens[peer] for peer in claims), opened_at, time.time())
         counted = tuple(
-            Counted(r, c.peer, c.session, ranges) for c in accepted for r, ranges in c.leases.items()
+            Counted(r, c.peer, c.session, ranges, c.key) for c in accepted for r, ranges in c.leases.items()
         )
         merged = self._shards.merged() if self._shards else {}
         row = self._ledger.commit(row, packet, counted, merged, action.fingerprints)
@@ -138,6 +140,7 @@ class CommitThread:
             weights={peer: weights[peer] for peer in claims},
             lost=dict(lost),
             moved=moved,
+            receipts=self.receipts.issue(action.round, counted) if self.receipts else {},
         )
         self._shell.apply(lambda now: self._rounds.committed(durable, now))
         self._delegate.committed(action.round, packet)

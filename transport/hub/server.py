@@ -111,6 +111,10 @@ class Hub:
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._openers = ThreadPoolExecutor(os.cpu_count() or 1, "cocktail-opener")
         self._commits = CommitThread(ledger, delegate, self._objects, self._rounds, self, self._shards)
+        if keys.signing:
+            from transport.receipts import ReceiptWriter  # a run without its key never loads that package
+
+            self._commits.receipts = ReceiptWriter(keys, ledger)
         self._reader = ThreadPoolExecutor(1, "cocktail-reader")
         self._thread = threading.Thread(target=self._run, name="cocktail-hub", daemon=True)
         self._end_at: float | None = None  # when to stop serving, once the run is over

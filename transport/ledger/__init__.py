@@ -18,5 +18,6 @@ from .run_ledger import (
     Recovered,
     RoundRow,
     lock_exclusively,
+    merge_wal,
 )
 from .update_log import UpdateLog, pack_updates, read_updates, scan_rounds

@@ -4,10 +4,14 @@ A round is committed when its row is in `rounds`; the row is written after the p
 So a row without bytes cannot exist. Bytes without a row (a crash in between) were never announced, and are
 cut off at the next start. Counted leases are written in the transaction of the round that counts them.
 
-    folder/ledger.db     meta, rounds, leases (counted and open), sessions, peers, evaluations
+    folder/ledger.db     meta, rounds, leases (counted and open), sessions, peers, evaluations, chain
     folder/packets.log   packet_log.py
     folder/estates/      residual_handoffs.py
     folder/ledger.lock   locked by the one process that writes
+
+The chain makes the order of decisions checkable. Each committed round and each evaluation is a link:
+head <- sha256(head, sha256(its rows)), and the first head is a hash of what the run began with. Who knows
+a head knows that nothing before it was changed since. It is written in the transaction of its rows.
 """
 
 from __future__ import annotations
@@ -17,10 +21,14 @@ import hashlib
 import json
 import os
 import sqlite3
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from transport.protocol import (
     LedgerBusy,
@@ -43,8 +51,8 @@ CREATE TABLE rounds (
     round INTEGER PRIMARY KEY, step INTEGER, opened REAL, committed REAL, fingerprint TEXT, members TEXT,
     accepted TEXT, loss REAL, tokens INTEGER, counted INTEGER, offset INTEGER, length INTEGER, sha256 BLOB);
 CREATE TABLE counted (
-    lease INTEGER, peer TEXT, session TEXT, round INTEGER, ids BLOB, PRIMARY KEY (lease, session)) WITHOUT
-    ROWID;
+    lease INTEGER, peer TEXT, session TEXT, round INTEGER, ids BLOB, key TEXT DEFAULT '',
+    PRIMARY KEY (lease, session)) WITHOUT ROWID;
 CREATE TABLE leased (
     lease INTEGER, session TEXT, ids BLOB, PRIMARY KEY (lease, session)) WITHOUT ROWID;
 CREATE TABLE sessions (session TEXT PRIMARY KEY, name TEXT, hardware TEXT, key TEXT) WITHOUT ROWID;
@@ -53,7 +61,31 @@ CREATE TABLE peers (
 CREATE TABLE evaluations (
     round INTEGER PRIMARY KEY, step INTEGER, loss REAL, tokens INTEGER, final INTEGER,
     rewards TEXT DEFAULT '[]');
+CREATE TABLE chain (link INTEGER PRIMARY KEY, kind TEXT, round INTEGER, entry BLOB, head BLOB);
+CREATE INDEX counted_by_round ON counted (round)
 """
+# Exceptions of damaged rows: SQLite's own, and those of values that have another type or form than ours.
+MALFORMED = (
+    sqlite3.DatabaseError,
+    msgspec.MsgspecError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+Kind = Literal["round", "fingerprint", "evaluation"]  # of a link of the chain
+ENTRIES: dict[Kind, tuple[str, ...]] = {  # the rows that a link covers
+    "round": (
+        "SELECT round, step, opened, committed, members, accepted, loss, tokens, counted, offset, length, "
+        "hex(sha256) FROM rounds WHERE round=?",
+        "SELECT lease, peer, session, round, hex(ids), key FROM counted "
+        "WHERE round=? ORDER BY lease, session",
+    ),
+    "fingerprint": ("SELECT round, fingerprint FROM rounds WHERE round=?",),  # known later, where stale
+    "evaluation": ("SELECT round, step, loss, tokens, final, rewards FROM evaluations WHERE round=?",),
+}
 
 
 @dataclass(frozen=True)
@@ -64,6 +96,7 @@ class Counted:
     peer: str
     session: str
     ids: SampleRanges
+    key: str = ""  # public key of the peer
 
 
 @dataclass(frozen=True)
@@ -146,6 +179,7 @@ class Audit:
     packet_bytes: int
     counted: int  # samples, each exactly once
     missing: int  # samples not counted (yet)
+    head: str = ""  # newest head of the chain, hex; empty: the ledger is of a version without one
 
 
 class Ledger:
@@ -153,12 +187,20 @@ class Ledger:
 
     `Ledger(folder, run=..., samples=...)` opens it to write, or begins it; `Ledger(folder, write=False)` to
     read. `wal=False` writes without SQLite's write-ahead log, which needs memory shared by all who have the
-    ledger open, and so works on no network file system. The writer may be used from several threads in turn,
-    not at once (the hub has one thread for it).
+    ledger open, and so works on no network file system. `origin` names what a new run begins with (hashes of
+    recipe, base and data, public keys) and is under every head. The writer may be used from several threads
+    in turn, not at once (the hub has one thread for it).
     """
 
     def __init__(
-        self, folder: Path, *, run: str = "", samples: int = 0, write: bool = True, wal: bool = True
+        self,
+        folder: Path,
+        *,
+        run: str = "",
+        samples: int = 0,
+        write: bool = True,
+        wal: bool = True,
+        origin: Mapping[str, str] | None = None,
     ) -> None:
         self.folder, self.writes, self.wal = Path(folder), write, wal
         self.log_path = self.folder / "packets.log"
@@ -173,24 +215,24 @@ class Ledger:
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
             self.handoffs = HandoffStore(self._db, self.folder)
-            self._open(run, samples)
+            self._open(run, samples, origin or {})
         except sqlite3.OperationalError as error:
             self.close()
             if "disk is full" in str(error):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder)) from None
             raise LedgerError(f"{path} cannot be opened: {error}") from None
-        except sqlite3.DatabaseError as error:
+        except MALFORMED as error:
             self.close()
             raise LedgerError(f"{path} is not a ledger: {error}") from None
         except BaseException:
             self.close()
             raise
 
-    def _open(self, run: str, samples: int) -> None:
+    def _open(self, run: str, samples: int, origin: Mapping[str, str]) -> None:
         if self.writes:
             self._db.execute(f"PRAGMA journal_mode={'WAL' if self.wal else 'DELETE'}")
             self._db.execute("PRAGMA synchronous=FULL")  # a commit is on the disk when it returns
-            self._begin(run, samples)
+            self._begin(run, samples, origin)
             self._db.execute(TABLE)
         else:
             self._db.execute("PRAGMA query_only=1")
@@ -203,18 +245,22 @@ class Ledger:
                 f"the ledger in {self.folder} is of run {self.run!r} with {self.samples} samples, "
                 f"not of {run!r} with {samples}"
             )
+        self.origin: dict[str, str] = json.loads(meta.get("origin", "{}"))
+        if self.writes:
+            self._chain_older()
         self.term = int(meta.get("term", 0)) + self.writes
         if self.writes:
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('term', ?)", (str(self.term),))
             (end,) = self._db.execute("SELECT max(offset + length) FROM rounds").fetchone()
             self._log = PacketLog(self.log_path, 0 if end is None else end + HEADER_SIZE)
 
-    def _begin(self, run: str, samples: int) -> None:
+    def _begin(self, run: str, samples: int, origin: Mapping[str, str]) -> None:
         """Write the tables of a new ledger, all of them or none."""
         if self._db.execute("SELECT 1 FROM sqlite_master WHERE name='meta'").fetchone():
             self._extend()
             return
         rows = [("format", FORMAT), ("run", run), ("samples", str(samples))]
+        rows.append(("origin", json.dumps(dict(origin), sort_keys=True)))
         self._db.execute("BEGIN IMMEDIATE")
         for statement in SCHEMA.split(";"):
             self._db.execute(statement)
@@ -230,11 +276,84 @@ class Ledger:
         self._add("sessions", "key TEXT DEFAULT ''")
         self._add("peers", "strikes INTEGER DEFAULT 0")
         self._add("evaluations", "rewards TEXT DEFAULT '[]'")
+        self._add("counted", "key TEXT DEFAULT ''")
+        self._db.execute(
+            "CREATE TABLE IF NOT EXISTS chain "
+            "(link INTEGER PRIMARY KEY, kind TEXT, round INTEGER, entry BLOB, head BLOB)"
+        )
+        self._db.execute("CREATE INDEX IF NOT EXISTS counted_by_round ON counted (round)")
 
     def _add(self, table: str, column: str) -> None:
         """Add a column that older ledgers lack."""
         if column.split()[0] not in [row[1] for row in self._db.execute(f"PRAGMA table_info({table})")]:
             self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+
+    # ---- the chain -----------------------------------------------------------------------------------------
+
+    def head(self, rounds: int | None = None) -> str:
+        """Return the head after so many rounds (None: the newest), hex; "" where it has none."""
+        if not self._has_chain():
+            return ""
+        if rounds == 0:
+            return self._first_head().hex()
+        query = "SELECT lower(hex(head)) FROM chain ORDER BY link DESC LIMIT 1"
+        if rounds is not None:
+            query = f"SELECT lower(hex(head)) FROM chain WHERE kind='round' AND round={rounds - 1}"
+        found = self._db.execute(query).fetchone()
+        return str(found[0]) if found else self._first_head().hex() if rounds is None else ""
+
+    def _has_chain(self) -> bool:
+        return bool(self._db.execute("SELECT 1 FROM sqlite_master WHERE name='chain'").fetchone())
+
+    def _first_head(self) -> bytes:
+        begins = {"format": FORMAT, "run": self.run, "samples": self.samples, "origin": self.origin}
+        return hashlib.sha256(json.dumps(begins, sort_keys=True).encode()).digest()
+
+    def _entry(self, kind: Kind, round: int) -> bytes:
+        """Hash the rows that a link covers, as they are in the tables now."""
+        rows = [self._db.execute(query, (round,)).fetchall() for query in ENTRIES[kind]]
+        return hashlib.sha256(json.dumps([kind, rows]).encode()).digest()
+
+    def _link(self, kind: Kind, round: int) -> None:
+        """Append a link, within the transaction that writes its rows."""
+        entry = self._entry(kind, round)
+        head = hashlib.sha256(bytes.fromhex(self.head()) + entry).digest()
+        values = (kind, round, entry, head)
+        self._db.execute("INSERT INTO chain (kind, round, entry, head) VALUES (?, ?, ?, ?)", values)
+
+    def _chain_older(self) -> None:
+        """Chain what a version without a chain has written."""
+        if self._db.execute("SELECT 1 FROM chain").fetchone():
+            return
+        self._db.execute("BEGIN IMMEDIATE")
+        for row in self.rounds():
+            if row.fingerprint:
+                self._link("fingerprint", row.round)
+            self._link("round", row.round)
+        for one in self.evaluations():
+            self._link("evaluation", one.round)
+        self._db.execute("COMMIT")
+
+    def _verify_chain(self) -> str:
+        """Recompute every head from the rows. Raises LedgerError, which names the round."""
+        if not self._has_chain():
+            return ""
+        query = "SELECT kind, round, hex(entry), lower(hex(head)) FROM chain ORDER BY link"
+        head, newest = self._first_head(), dict[tuple[Kind, int], str]()
+        for kind, round, entry, stored in self._db.execute(query).fetchall():
+            head = hashlib.sha256(head + bytes.fromhex(entry)).digest()
+            if head.hex() != stored:
+                raise LedgerError(
+                    f"the chain breaks at {kind} {round}: its head is {stored}, expected {head.hex()}"
+                )
+            newest[kind, round] = entry.lower()  # an evaluation that was repeated has two links
+        rows: list[tuple[Kind, int]] = [("round", row.round) for row in self.rounds()]
+        rows += [("fingerprint", row.round) for row in self.rounds() if row.fingerprint]
+        rows += [("evaluation", row.round) for row in self.evaluations()]
+        for kind, round in dict.fromkeys([*rows, *newest]):
+            if newest.get((kind, round)) != self._entry(kind, round).hex():
+                raise LedgerError(f"the rows of {kind} {round} are not those that the chain covers")
+        return head.hex()
 
     def close(self) -> None:
         for part in (self._log, getattr(self, "_db", None), self._lock):
@@ -325,8 +444,8 @@ class Ledger:
         self._db.execute("BEGIN IMMEDIATE")
         self._db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", columns_of(row))
         self._db.executemany(
-            "INSERT INTO counted VALUES (?, ?, ?, ?, ?)",
-            [(c.lease, c.peer, c.session, row.round, pack_ranges(c.ids)) for c in counted],
+            "INSERT INTO counted (lease, peer, session, round, ids, key) VALUES (?, ?, ?, ?, ?, ?)",
+            [(c.lease, c.peer, c.session, row.round, pack_ranges(c.ids), c.key) for c in counted],
         )
         self._db.executemany(
             "DELETE FROM leased WHERE lease=? AND session=?", [(c.lease, c.session) for c in counted]
@@ -336,11 +455,17 @@ class Ledger:
             [(str(fingerprint), round) for round, fingerprint in fingerprints.items()],
         )
         self.handoffs.mark_merged(given)
+        for round in sorted({row.round, *fingerprints} if row.fingerprint else fingerprints):
+            self._link("fingerprint", round)
+        self._link("round", row.round)
         self._db.execute("COMMIT")
 
     def evaluated(self, row: EvaluationRow) -> None:
         values = (*astuple(row)[:5], json.dumps(row.rewards))
+        self._db.execute("BEGIN IMMEDIATE")
         self._db.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?)", values)
+        self._link("evaluation", row.round)
+        self._db.execute("COMMIT")
 
     # ---- read by any process -------------------------------------------------------------------------------
 
@@ -364,6 +489,15 @@ class Ledger:
             (start, stop),
         )
         return [Counted(lease, peer, session, unpack_ranges(ids)) for lease, peer, session, ids in rows]
+
+    def contributions(self, rounds: int = 2**62) -> dict[str, tuple[int, int]]:
+        """Return key of a peer -> (its samples, rounds that counted them) in the first so many rounds."""
+        samples, seen = Counter[str](), defaultdict[str, set[int]](set)
+        query = "SELECT key, round, ids FROM counted WHERE round < ?"
+        for key, round, ids in self._db.execute(query, (rounds,)):
+            samples[key] += count_samples(unpack_ranges(ids))
+            seen[key].add(round)
+        return {key: (samples[key], len(seen[key])) for key in samples}
 
     def record(self, round: int) -> Record | None:
         """Locate the packet of a round in the log; None if the round is not committed."""
@@ -416,9 +550,23 @@ class Ledger:
         """Read every packet and every counted lease again. Raises LedgerError if a law is broken.
 
         Laws: rounds follow each other, checksums hold, no sample was counted twice and every counted one
-        exists; with `complete` every sample was counted.
+        exists, every head of the chain follows from the one before it; with `complete` every sample was
+        counted.
         """
-        rows, end = self.rounds(), 0
+        self._db.execute("BEGIN")  # one state of the ledger, also while a hub goes on writing
+        try:
+            return self._verify(complete)
+        except MALFORMED as error:
+            raise LedgerError(f"{self.folder / 'ledger.db'} is damaged: {error}") from None
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+
+    def _verify(self, complete: bool) -> Audit:
+        for (found,) in self._db.execute("PRAGMA integrity_check(1)"):
+            if found != "ok":
+                raise sqlite3.DatabaseError(found)
+        rows, end, head = self.rounds(), 0, self._verify_chain()
         for row, (round, packet) in zip(rows, self.packets(), strict=True):
             if round != row.round or row.offset != end:
                 raise LedgerError(f"round {row.round} does not follow the one before it")
@@ -431,7 +579,7 @@ class Ledger:
         if count_samples(ids) != sum(row.counted for row in rows):
             raise LedgerError("the rounds and the leases disagree about how many samples were counted")
         total = sum(row.length for row in rows)
-        audit = Audit(len(rows), total, count_samples(ids), self.samples - count_samples(ids))
+        audit = Audit(len(rows), total, count_samples(ids), self.samples - count_samples(ids), head)
         if complete and audit.missing:
             raise LedgerError(f"{audit.missing} of {self.samples} samples were never counted")
         return audit
@@ -462,6 +610,17 @@ def row_of(columns: tuple[Any, ...]) -> RoundRow:
     fingerprint, members, accepted = columns[4:7]
     names = tuple(json.loads(members)), tuple(json.loads(accepted))
     return RoundRow(*(*columns[:4], int(fingerprint), *names, *columns[7:]))
+
+
+def merge_wal(folder: Path) -> None:
+    """Merge SQLite's write-ahead log into ledger.db, so that reading does not change that file any more.
+
+    Raises LedgerError where a reader is in the way for five seconds.
+    """
+    with closing(sqlite3.connect(folder / "ledger.db", timeout=5.0)) as db:
+        busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    if busy:
+        raise LedgerError(f"another program reads {folder / 'ledger.db'}")
 
 
 def lock_exclusively(path: Path) -> sqlite3.Connection:

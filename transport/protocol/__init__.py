@@ -7,6 +7,7 @@ from .errors import (
     LedgerBusy,
     LedgerError,
     LinkLost,
+    NotGenuine,
     NotServed,
     ProtocolError,
     RefusedByHub,

@@ -53,6 +53,10 @@ class LinkLost(TransportError):
     """The connection to the hub is lost."""
 
 
+class NotGenuine(TransportError):
+    """A signed document is not what its signer has signed."""
+
+
 class NotServed(TransportError):
     """The hub cannot give what a peer needs to catch up."""
 

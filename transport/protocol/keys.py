@@ -48,11 +48,14 @@ class RunKeys:
     secret: str  # hub's CURVE secret key, base64url
     token: str  # join token, base64url of 16 bytes: in the URL
     stop: str  # the host's secret for `cocktail stop`, base64url of 16 bytes: not in the URL
+    signing: str = ""  # Ed25519 secret key of receipts, base64url; empty: a run of a version without them
 
     @classmethod
     def generate(cls) -> RunKeys:
         pair = CurveKeys.generate()
-        return cls(pair.public, pair.secret, cls.new_token(), cls.new_token())
+        return cls(
+            pair.public, pair.secret, cls.new_token(), cls.new_token(), to_base64(secrets.token_bytes(32))
+        )
 
     @property
     def pair(self) -> CurveKeys:

@@ -305,7 +305,17 @@ class Close(Message, frozen=True):
     estates: list[HandoffOffer] = []
 
 
-class Committed(Message, frozen=True):
+class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Samples of one peer that its run has counted, signed (receipts/contribution_receipt.py)."""
+
+    rounds: Count  # that counted them
+    samples: Count
+    head: Digest  # of the ledger's chain, after this round
+    signer: Annotated[bytes, Meta(max_length=32)]  # public Ed25519 key of the run
+    signature: Annotated[bytes, Meta(max_length=64)]
+
+
+class Committed(Message, frozen=True, omit_defaults=True):
     """Round `round` is durable. Its aggregated packet is the object "packet/<round>"."""
 
     round: Count
@@ -316,6 +326,7 @@ class Committed(Message, frozen=True):
     lost: list[str] = []  # aggregators whose shards have not moved: updates of these stay in the residual
     moved: dict[str, str] = {}  # the other aggregators -> digest of the packet of its shards
     recalled: bool = False  # from a restarted hub: `lost` and `moved` must be read from the packet
+    receipt: Receipt | None = None  # for a peer whose work this round has counted
 
 
 class Over(Message, frozen=True):

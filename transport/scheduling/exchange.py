@@ -114,6 +114,7 @@ class Exchange:
                 leases={r: leases.ids(s, r) or () for r in self.claims[s]},
                 loss_sum=self.reports[s].loss_sum,
                 tokens=self.reports[s].tokens,
+                key=self.keys.get(self.members[s], ""),
             )
             for s in self.by_name
         )

@@ -19,6 +19,8 @@ from dataclasses import asdict, replace
 from enum import Enum
 from typing import Protocol
 
+from msgspec import structs
+
 from transport import actions as do
 from transport.actions import Outbox
 from transport.ledger import EvaluationRow, Recovered
@@ -470,7 +472,9 @@ class Rounds:
             else:
                 session.left_out += 1
         for session in self._members:
-            self._out.send(session.conn, message)
+            receipt = done.receipts.get(session.id)
+            own = structs.replace(message, receipt=receipt) if receipt else message
+            self._out.send(session.conn, own)
             if session.ready_claim is not None and session.ready_claim[0] <= ex.round:
                 if self.history.differs(*session.ready_claim):
                     self._members.kick_other_state(session, session.ready_claim[0])

@@ -12,7 +12,7 @@ from compress import decode
 from recipes.algorithm.adaptive_rate import AHEAD, SPARE, STEP, AdaptiveRate, adaptive_rate_of, cost_of
 from recipes.algorithm.aggregator import Aggregator
 from recipes.algorithm.compressor import compressor_of
-from recipes.algorithm.global_model import GlobalModel, fold
+from recipes.algorithm.global_model import GlobalModel, replay
 from recipes.algorithm.worker import Worker
 from recipes.config.schema import Compression
 
@@ -175,9 +175,8 @@ def test_peers_that_differ_and_an_aggregator_at_the_slowest_agree_to_the_bit_and
     assert len(packets[-1]) <= 2100
     assert kept[-1][0] < kept[-1][1] < kept[-1][2], "each sends as much as its own line carries"
     assert len({worker.global_model.fingerprint for worker in workers}) == 1
-    assert (
-        fold(GlobalModel(torch.zeros(n), mix, 1), packets).fingerprint == workers[0].global_model.fingerprint
-    )
+    *_, joiner = replay(GlobalModel(torch.zeros(n), mix, 1), packets)
+    assert joiner.fingerprint == workers[0].global_model.fingerprint
     assert torch.equal(aggregator.assigned[0].error, again.assigned[0].error)
 
 

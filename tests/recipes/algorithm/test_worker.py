@@ -16,7 +16,7 @@ from torch import Tensor
 from compress import Cocktail, decode, fingerprint
 from recipes.algorithm.aggregator import Aggregator
 from recipes.algorithm.decoded_updates import RejectedUpdate
-from recipes.algorithm.global_model import DecodedPacket, GlobalModel, fold
+from recipes.algorithm.global_model import DecodedPacket, GlobalModel, replay
 from recipes.algorithm.outer_optimizer import OuterOptimizer
 from recipes.algorithm.worker import Worker
 
@@ -163,7 +163,7 @@ def test_all_peers_and_whoever_folds_the_packets_hold_the_same_bits() -> None:
     start = group.workers[0].global_model.vector.clone()
     packets = [group.round(steps_of(4, start.numel(), seed)) for seed in range(10)]
 
-    joiner = fold(GlobalModel(start, mix, SEED), packets)
+    *_, joiner = replay(GlobalModel(start, mix, SEED), packets)
 
     assert joiner.round == 10
     for worker in group.workers:

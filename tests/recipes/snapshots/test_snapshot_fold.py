@@ -1,4 +1,4 @@
-"""Snapshots: the bits of `fold` as a folder that loads, in bounded memory, whole or not there at all."""
+"""Snapshots: the bits of `replay` as a folder that loads, in bounded memory, whole or not there at all."""
 
 from __future__ import annotations
 

@@ -128,6 +128,89 @@ def test_a_damaged_byte_is_found(tmp_path: Path, at: int) -> None:
         ledger.verify()
 
 
+ORIGIN = {"recipe": "00ff", "base": "ff00"}
+
+
+def chained(folder: Path, origin: dict[str, str] = ORIGIN, rounds: int = 3) -> str:
+    """The newest head of a run of three rounds and an evaluation."""
+    with Ledger(folder, run="toy", samples=40, origin=origin) as ledger:
+        for r in range(rounds):
+            counted = (Counted(r, "ann", "s", ((4 * r, 4 * r + 4),), "key-of-ann"),)
+            ledger.commit(RoundRow(r, r, 1, 2, 7, ("ann",), ("ann",), 3.5, 10), b"packet %d" % r, counted)
+        ledger.evaluated(EvaluationRow(2, 2, 1.5, 100, True, (0.5,)))
+        assert ledger.verify().head == ledger.head()
+        return ledger.head()
+
+
+def test_a_head_follows_from_all_that_was_decided_before_it(tmp_path: Path) -> None:
+    """Two equal runs have equal heads; another origin, or one round less, gives another head."""
+    head = chained(tmp_path / "a")
+
+    assert chained(tmp_path / "b") == head
+    assert chained(tmp_path / "c", {}) != head
+    assert chained(tmp_path / "d", rounds=2) != head
+    with Ledger(tmp_path / "a", write=False) as ledger:
+        heads = [ledger.head(rounds) for rounds in range(4)]
+        assert len({*heads, head}) == 5, "and each has one of its own"
+        assert ledger.origin == ORIGIN
+        assert (ledger.contributions(), ledger.contributions(2)) == (
+            {"key-of-ann": (12, 3)},
+            {"key-of-ann": (8, 2)},
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("UPDATE rounds SET loss=3.4 WHERE round=1", "round 1"),
+        ("UPDATE rounds SET accepted='[\"bob\"]' WHERE round=2", "round 2"),
+        ("UPDATE counted SET key='key-of-bob' WHERE round=0", "round 0"),
+        ("UPDATE counted SET round=0 WHERE round=1", "round 0"),
+        ("UPDATE rounds SET fingerprint='8' WHERE round=1", "fingerprint 1"),
+        ("UPDATE rounds SET fingerprint='0' WHERE round=1", "fingerprint 1"),
+        ("UPDATE evaluations SET loss=1.4", "evaluation 2"),
+        ("DELETE FROM evaluations", "evaluation 2"),
+        ("UPDATE chain SET entry=zeroblob(32) WHERE round=1", "fingerprint 1"),
+        ("UPDATE chain SET head=zeroblob(32) WHERE round=1", "fingerprint 1"),
+        ("UPDATE chain SET head='text' WHERE round=1", "fingerprint 1"),
+        ("DELETE FROM chain WHERE kind='round' AND round=0", "fingerprint 1"),
+        ("DELETE FROM chain", "round 0"),
+        ("UPDATE meta SET value='{}' WHERE key='origin'", "fingerprint 0"),
+    ],
+)
+def test_a_decision_altered_afterwards_is_named(tmp_path: Path, change: str, named: str) -> None:
+    chained(tmp_path)
+    with sqlite3.connect(tmp_path / "ledger.db") as db:
+        db.execute(change)
+    db.close()
+
+    with Ledger(tmp_path, write=False) as ledger, pytest.raises(LedgerError, match=named):
+        ledger.verify()
+
+
+def test_a_fingerprint_that_is_known_rounds_later_is_chained_then(tmp_path: Path) -> None:
+    with begin(tmp_path) as ledger:
+        ledger.commit(RoundRow(0, 0, 1.0, 2.0, 0, ("ann",), ("ann",), 3.5, 10), b"packet", ())
+        before = ledger.head(1)
+        row = RoundRow(1, 1, 1.0, 2.0, 0, ("ann",), ("ann",), 3.5, 10)
+        ledger.commit(row, b"packet", (), None, {0: 7})
+
+        assert (ledger.head(1), [row.fingerprint for row in ledger.rounds()]) == (before, [7, 0])
+        assert ledger.verify().head == ledger.head() == ledger.head(2)
+
+
+def test_a_ledger_of_a_version_without_a_chain_gets_one(tmp_path: Path) -> None:
+    head = chained(tmp_path)
+    with sqlite3.connect(tmp_path / "ledger.db") as db:
+        db.execute("DROP TABLE chain")
+    db.close()
+
+    with Ledger(tmp_path, write=False) as ledger:
+        assert (ledger.verify().head, ledger.head(), ledger.verify().rounds) == ("", "", 3)
+    with begin(tmp_path) as ledger:
+        assert ledger.verify().head == ledger.head() == head
+
+
 def test_a_log_that_lost_committed_bytes_is_refused(tmp_path: Path) -> None:
     some(tmp_path).close()
     log = tmp_path / "packets.log"

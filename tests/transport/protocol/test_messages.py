@@ -56,6 +56,7 @@ EXAMPLES_TO_PEER: list[m.Message] = [
     ),
     m.Close(1, 2, [0, 3], {"ann": 1.5}, {"ann": "00ff"}, [m.HandoffOffer(7, "bob", 0.25)]),
     m.Committed(1, 100, "00", ["ann"], {"bob": "why"}, ["cat"]),
+    m.Committed(1, 100, "00", ["ann"], receipt=m.Receipt(3, 24, b"h" * 32, b"k" * 32, b"s" * 64)),
     m.Over("done", True),
     m.Status("{}"),
     m.Attached(32),

@@ -1,0 +1,192 @@
+"""Verify a run's folder: the ledger's chain, its packets replayed from the base, and every file's hash.
+
+All aggregates of a run stay in its ledger, so x' of every round follows from the base model again. Each must
+have the fingerprint that the run's peers agreed on; the model and the snapshots must be x' to the bit. The
+replay takes 4 bytes of memory a parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cocktail_cli.errors import Failure
+from cocktail_cli.machine import check_trust, read_run
+from cocktail_cli.proofs import check_files, read_seal, sha256_of, uncovered
+from transport import Ledger
+from transport.protocol import LedgerError
+
+from . import run_folder as in_folder
+from .snapshot_thread import CommittedModel, ProgressHook, replayed
+
+if TYPE_CHECKING:
+    from recipes.algorithm import GlobalModel
+    from recipes.config import Recipe
+    from transport.receipts import SignedDocument
+
+COVERED = (f"{in_folder.LEDGER}/ledger.db", f"{in_folder.LEDGER}/packets.log", in_folder.RESOLVED)
+
+
+@contextmanager
+def altered_if_damaged(what: str) -> Iterator[None]:
+    """Turn what the rooms say of damaged files into Failure (altered)."""
+    from compress import PacketError
+    from recipes.errors import ModelError
+
+    try:
+        yield
+    except (LedgerError, ModelError, PacketError) as error:
+        raise Failure("altered", f"{what} was altered: {error}") from error
+
+
+@contextmanager
+def open_ledger(folder: Path) -> Iterator[Ledger]:
+    """Open the ledger of a run's folder to read. Raises Failure (altered) for all that is wrong with it."""
+    with (
+        altered_if_damaged(f"the ledger in {folder}"),
+        Ledger(folder / in_folder.LEDGER, write=False) as ledger,
+    ):
+        yield ledger
+
+
+def expect(what: str, met: object, expected: object) -> None:
+    """Raise Failure (altered) where the two differ."""
+    if met != expected:
+        raise Failure("altered", f"{what} is {met}, expected {expected}")
+
+
+@dataclass
+class RunVerification:
+    """Verifies one run: `check_hashes`, then `replay`. Raises Failure (altered) with the file or the round.
+
+    Args:
+        folder: the run's output folder, wherever it lies now.
+    """
+
+    folder: Path
+    found: dict[str, Any] = field(default_factory=dict)  # what was verified
+    origin: dict[str, str] = field(default_factory=dict)  # what the run began with, from `check_hashes` on
+    seal: SignedDocument | None = None  # likewise; None: the run goes on, or its version sealed nothing
+
+    def check_hashes(self, model: SignedDocument | None = None) -> None:
+        """Verify the ledger, and the files that the run has sealed.
+
+        Args:
+            model: the seal of a model's folder, which is to be of this run.
+        """
+        with open_ledger(self.folder) as ledger:
+            audit, self.origin = ledger.verify(), ledger.origin
+            self.seal = read_seal(self.folder)
+            signer = self.origin.get("signer", "")
+            self.found |= {"run": ledger.run, "rounds": audit.rounds, "samples": audit.counted}
+            head = ledger.head(audit.rounds)
+            for document in (self.seal, model):
+                if document is not None:
+                    self.check_document(document, ledger)
+        files = self.seal.statement["files"] if self.seal is not None else {}
+        check_files(self.folder, files)
+        self.found |= {"head": head, "signer": signer, "files": len(files)}
+        if "recipe" in self.origin:
+            path = self.folder / in_folder.RESOLVED
+            expect(f"the sha256 of {path}", sha256_of(path), self.origin["recipe"])
+        self.found["not_covered"] = [
+            name
+            for name in uncovered(self.folder, self.seal)
+            if name not in COVERED and not name.startswith(f"{in_folder.BASE}/")
+        ]
+
+    def check_document(self, document: SignedDocument, ledger: Ledger) -> None:
+        """Compare a seal or a receipt with the ledger: the same run, signer and head."""
+        said, what = document.statement, f"of the {document.kind}"
+        rounds = said["rounds" if document.kind == "seal" else "committed"]
+        expect(f"the run {what}", said["run"], ledger.run)
+        for name in {"signer", "hub", "base", "recipe"} & said.keys():
+            expect(f"the {name} {what}", said[name], ledger.origin.get(name))
+        expect(f"the head after {rounds} rounds {what}", said["head"], ledger.head(rounds))
+
+    def check_receipt(self, receipt: SignedDocument) -> None:
+        """Compare a receipt with the ledger."""
+        said = receipt.statement
+        with open_ledger(self.folder) as ledger:
+            ledger.verify()
+            self.check_document(receipt, ledger)
+            known = ledger.contributions(said["committed"]).get(said["peer"], (0, 0))
+            expect("what the receipt has of samples and rounds", (said["samples"], said["rounds"]), known)
+
+    def replay(self, trust: bool, progress: ProgressHook, model: tuple[Path, int] | None = None) -> None:
+        """Replay every round from the base model; compare x' with fingerprints and with what was written.
+
+        Args:
+            model: one more folder with a model of this run, and after how many rounds.
+        """
+        from recipes.config import recipe_from_json
+        from recipes.weight_files import weights_file_in
+
+        recipe = recipe_from_json((self.folder / in_folder.RESOLVED).read_text(encoding="utf-8"))
+        check_trust(recipe, trust)
+        base = self._base(recipe)
+        with open_ledger(self.folder) as ledger:
+            rows = ledger.rounds()
+        models = [*self._snapshots(), *([model] if model is not None else [])]
+        if weights_file_in(self.folder).is_file():
+            models.append((self.folder, self.seal.statement["rounds"] if self.seal else len(rows)))
+        place = CommittedModel(recipe, base, self.folder)
+        with (
+            altered_if_damaged(f"the ledger in {self.folder}"),
+            place.fold(len(rows), snapshots=False) as fold,
+        ):
+            for x in replayed(fold):
+                if x.round < len(rows) and rows[x.round].fingerprint:
+                    expected = f"{rows[x.round].fingerprint:016x}"
+                    expect(f"x' before round {x.round}", f"{x.fingerprint:016x}", expected)
+                for folder, after in models:
+                    if after == x.round:
+                        compare_weights(folder, recipe, base, x)
+                progress(x.round, len(rows))
+        self.found |= {"fingerprint": f"{x.fingerprint:016x}", "models": len(models)}
+
+    def _base(self, recipe: Recipe) -> Path:
+        """Find the base model, here or where the recipe names it, and compare its hash."""
+        from recipes.config import is_repository_id
+        from recipes.models import Base, base_manifest, fetch_model
+
+        record, model = read_run(self.folder), recipe.model
+        name, code = model.model_name_or_path, model.trust_remote_code
+        places = [self.folder / in_folder.BASE, *([Path(record.base)] if record else []), Path(name)]
+        folder = next((place for place in places if place.is_dir()), None)
+        if folder is None and is_repository_id(name):
+            folder = fetch_model(name, model.model_revision, code)
+        if folder is None:
+            hints = ("run.json of the run's folder says where it was; without it nothing can be replayed",)
+            raise Failure("model_invalid", f"the base model {name} is not on this machine", hints=hints)
+        expected = self.origin.get("base") or (record.base_sha256 if record else "")
+        digest = Base(folder, base_manifest(folder, code)).digest
+        expect(f"the hash of the base model in {folder}", digest, expected)
+        return folder
+
+    def _snapshots(self) -> list[tuple[Path, int]]:
+        """List snapshots and their rounds."""
+        from recipes.snapshots import list_snapshots
+
+        place = self.folder / in_folder.SNAPSHOTS
+        known = {one.folder: one.round for one in list_snapshots(place, self.found["run"])}
+        for folder in place.iterdir() if place.is_dir() else ():
+            if folder.name.isdecimal() and folder not in known and any(folder.glob("*.safetensors")):
+                raise Failure("altered", f"{folder} was altered: its weights are no snapshot of this run")
+        return sorted(known.items())
+
+
+def compare_weights(folder: Path, recipe: Recipe, base: Path, x: GlobalModel) -> None:
+    """Raise Failure (altered) where the weights in a folder are not x'; merged adapters are not compared."""
+    from recipes.models import open_trained
+    from recipes.weight_files import ADAPTER_FILE
+
+    if recipe.lora is not None and not (folder / ADAPTER_FILE).is_file():
+        return
+    with altered_if_damaged(str(folder)), closing(open_trained(recipe, base, folder)) as stored:
+        if (name := stored.differs_from(x.vector)) is not None:
+            text = f"{name} in {folder} is not that of x' after {x.round} rounds"
+            raise Failure("altered", text)

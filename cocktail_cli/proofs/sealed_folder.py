@@ -1,0 +1,119 @@
+"""Seals: the SHA-256 of every file of a model's or a run's folder, signed by the run's key.
+
+    DIR/seal.json   a SignedDocument: run, rounds, head of the ledger's chain, base, recipe, weights, files
+
+A seal is written last. Files that carry no truth, and files that were added later, are not under it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cocktail_cli.errors import Failure
+
+if TYPE_CHECKING:
+    from transport.receipts import SignedDocument
+
+SEAL = "seal.json"
+CARD = "README.md"
+SNAPSHOTS = "snapshots/"  # which its host may delete
+COPY_AGAIN = "copy or download it again, from where it was right"
+# Of a run's folder: keys and this machine's record, logs, figures, trackers, what local peers say, locks.
+UNSEALED = (
+    "run.json",
+    "cocktail.log",
+    "events.jsonl",
+    "metrics.jsonl",
+    "report.html",
+    "comparison.html",
+    "tracking",
+    "peers",
+    "ledger/ledger.lock",
+    "ledger/ledger.db-wal",
+    "ledger/ledger.db-shm",
+)
+
+
+def covered(folder: Path) -> Iterable[str]:
+    """Yield the names of the files that a seal of this folder is to cover, by name."""
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in names if name != SEAL and not is_unsealed(name))
+
+
+def is_unsealed(name: str) -> bool:
+    return any(name == one or name.startswith(one + "/") for one in UNSEALED)
+
+
+def uncovered(folder: Path, seal: SignedDocument | None) -> list[str]:
+    """List the files of a folder that its seal does not cover."""
+    files = seal.statement["files"] if seal is not None else {}
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in names if name not in files and name != SEAL)
+
+
+def sha256_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_seal(folder: Path, statement: dict[str, Any], secret: str) -> None:
+    """Seal every file of the folder with RunKeys.signing."""
+    from transport.receipts import SignedDocument
+
+    files = {name: sha256_of(folder / name) for name in covered(folder)}
+    document = SignedDocument.sign("seal", statement | {"files": files}, secret)
+    (folder / SEAL).write_text(document.text(), encoding="utf-8", newline="\n")
+
+
+def read_seal(folder: Path) -> SignedDocument | None:
+    """Read and check the folder's seal; None where it has none. Raises NotGenuine, OSError."""
+    from transport.protocol import NotGenuine
+    from transport.receipts import SignedDocument
+
+    path = folder / SEAL
+    if not path.exists():
+        return None
+    try:
+        seal = SignedDocument.parse(path.read_bytes().decode(), "seal")
+        said = seal.statement
+        texts = (said["run"], said["head"], *said["files"], *said["files"].values())
+        if not isinstance(said["rounds"], int) or any(not isinstance(one, str) for one in texts):
+            raise TypeError("it lacks a run, its rounds, or the hash of a file")
+    except (NotGenuine, UnicodeDecodeError, LookupError, TypeError, AttributeError) as error:
+        raise NotGenuine(f"{path}: {error}") from None
+    return seal
+
+
+def check_files(folder: Path, files: dict[str, str]) -> None:
+    """Raise Failure (altered) for the first file that is not as it was sealed, or is missing."""
+    for name, expected in files.items():
+        path = folder / name
+        if not path.is_file():
+            if name.startswith(SNAPSHOTS):
+                continue
+            raise Failure("altered", f"{path} is missing: it was sealed with sha256 {expected}")
+        if (found := sha256_of(path)) != expected:
+            said = f"{path} was altered: its sha256 is {found}, sealed was {expected}"
+            raise Failure("altered", said, hints=(COPY_AGAIN,))
+
+
+def check_sealed_model(folder: Path) -> SignedDocument:
+    """Verify a model's folder by itself: its seal, its files, and the hashes in its card.
+
+    Raises Failure (altered; model_invalid where it has no seal).
+    """
+    if (seal := read_seal(folder)) is None:
+        hints = ("the folder of a run, or what `cocktail export` of this version has written",)
+        raise Failure(
+            "model_invalid", f"{folder} has no {SEAL}: there is nothing to check it by", hints=hints
+        )
+    files = seal.statement["files"]
+    check_files(folder, files)
+    card = (folder / CARD).read_text(encoding="utf-8") if CARD in files else ""
+    for name in (seal.statement["head"], *(files[one] for one in files if one.endswith(".safetensors"))):
+        if name not in card:
+            raise Failure("altered", f"{folder / CARD} does not name {name}, which {SEAL} does")
+    return seal

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+from toy_swarm import ToyPeer, ToyWork, toy_settings
+
+from transport import Hub, Ledger, PeerLink, RunKeys, RunURL
+from transport.peer import PeerIdentity
+from transport.protocol import CurveKeys, NotGenuine, encode, messages
+from transport.receipts import SignedDocument, receipt_document, signer_of
+
+MOST = 256  # bytes that a receipt adds to a message: transport/PROTOCOL.md says so
+
+
+class KeepingLink(PeerLink):
+    """A link that remembers what was committed."""
+
+    def exchange(self, *arguments: object, **more: object) -> messages.Committed:
+        done = super().exchange(*arguments, **more)  # type: ignore[arg-type]  # passed on as they are
+        self.committed = [*getattr(self, "committed", []), done]
+        return done
+
+
+@dataclass(frozen=True)
+class Told:
+    """A run that is over."""
+
+    folder: Path  # of its ledger
+    url: RunURL
+    keys: RunKeys
+    peers: dict[str, CurveKeys]
+    commits: dict[str, list[messages.Committed]]  # as each peer heard of them
+
+    def first(self, peer: str) -> tuple[int, messages.Receipt]:
+        return next((done.round, done.receipt) for done in self.commits[peer] if done.receipt)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """A run of two peers over real sockets."""
+    folder, settings, keys = tmp_path_factory.mktemp("run"), toy_settings(min_peers=2), RunKeys.generate()
+    peers = {name: CurveKeys.generate() for name in ("ann", "bob")}
+    with Ledger(folder, run=settings.run, samples=settings.samples) as ledger:
+        hub = Hub(("127.0.0.1", 0), keys, ledger, settings, ToyWork())
+        url = keys.url("127.0.0.1", hub.port, settings.run)
+        links = {name: KeepingLink(url, PeerIdentity(name, keys=own)) for name, own in peers.items()}
+        hub.start()
+        threads = [ToyPeer(link).start() for link in links.values()]
+        for _ in hub.events():
+            pass
+        for thread in threads:
+            thread.join(5.0)
+        hub.join()
+    return Told(folder, url, keys, peers, {name: link.committed for name, link in links.items()})
+
+
+def test_each_round_that_counts_a_peer_brings_it_a_receipt_that_agrees_with_the_ledger(run: Told) -> None:
+    url = run.url
+    with Ledger(run.folder, write=False) as ledger:
+        whole = ledger.contributions()
+        assert {sum(samples for samples, _ in whole.values())} == {40}
+        for name, key in run.peers.items():
+            receipts = [(done.round, done.receipt) for done in run.commits[name] if done.receipt]
+            assert len(receipts) == whole[key.public][1], "one for each round that counted its samples"
+            for round, receipt in receipts:
+                document = receipt_document(url.run, url.key, key.public, round, receipt)
+                said = SignedDocument.parse(document.text(), "receipt").statement
+                assert said["head"] == ledger.head(said["committed"])
+                assert (said["samples"], said["rounds"]) == ledger.contributions(said["committed"])[
+                    key.public
+                ]
+                assert said["signer"] == signer_of(run.keys.signing)
+            assert (receipts[-1][1].samples, receipts[-1][1].rounds) == whole[key.public]
+
+
+def test_a_receipt_costs_a_bounded_number_of_bytes(run: Told) -> None:
+    for done in run.commits["ann"]:
+        bare = structs.replace(done, receipt=None)
+        assert len(encode(done)) - len(encode(bare)) < MOST
+
+
+@pytest.mark.parametrize("field", ["samples", "rounds", "head", "signer", "signature"])
+def test_a_receipt_that_the_run_did_not_sign_is_refused(run: Told, field: str) -> None:
+    url, (round, receipt) = run.url, run.first("ann")
+    was = getattr(receipt, field)
+    altered = was + 1 if isinstance(was, int) else bytes([was[0] ^ 1]) + was[1:]
+
+    with pytest.raises(NotGenuine):
+        receipt_document(
+            url.run, url.key, run.peers["ann"].public, round, structs.replace(receipt, **{field: altered})
+        )
+
+
+def test_a_receipt_of_one_peer_is_none_for_another_or_another_run(run: Told) -> None:
+    url, (round, receipt) = run.url, run.first("ann")
+
+    for of, key in ((url, run.peers["bob"]), (replace(url, run="other"), run.peers["ann"])):
+        with pytest.raises(NotGenuine):
+            receipt_document(of.run, of.key, key.public, round, receipt)

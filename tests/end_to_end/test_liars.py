@@ -26,8 +26,8 @@ pytestmark = pytest.mark.slow
 class Liar(Worker):
     """Sends ten times the opposite of what it found."""
 
-    def start(self, fits: int = 0, alone: bool = False) -> DecodedPacket:
-        part = super().start(fits, alone)
+    def start(self, *asked: Any) -> DecodedPacket:
+        part = super().start(*asked)
         [piece] = part.shard_updates
         return replace(part, packet=self.global_model.compressor.encode(-10 * piece.update.dense()).packet)
 

@@ -31,10 +31,10 @@ def main(args: list[str], sample_s: float | None = None) -> None:
             time.sleep(min(0.05, left))
         return replace(done, finished=time.monotonic())
 
-    def told(link: Any, peer: Any, round: Any, gradient: Any, done: Any) -> Any:
-        step = join(link, peer, round, gradient, done)
-        idle = max(0.0, done.finished - gradient.finished) if gradient else 0.0
-        row = {"round": round.round, "end": time.monotonic(), "idle": idle, "accepted": step.accepted}
+    def told(link: Any, peer: Any, done: Any) -> Any:
+        step = join(link, peer, done)
+        idle = peer.wait_s if done.gradient else 0.0
+        row = {"round": step.round, "end": time.monotonic(), "idle": idle, "accepted": step.accepted}
         row |= {"sent": step.sent_bytes, "received": step.received_bytes, "fingerprint": step.fingerprint}
         say("round", **row)
         return step

@@ -6,14 +6,46 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from scripts.study.cells import setting_text
+from scripts.study.plan import OPTIMIZERS
 
 Figures = dict[str, float | int | str]
 
 PYTHON, COCKTAIL = [sys.executable], [sys.executable, "-m", "cocktail_cli"]
 HERE = "scripts.first_gpu.programs"
+
+
+@dataclass(frozen=True)
+class StudySize:
+    """A model of the quality study, its run, and the optimizers that are compared."""
+
+    hidden: int
+    layers: int
+    steps: int
+    base_steps: int
+    peers: int
+    optimizers: tuple[str, ...] = ("AdamW", "Muon", "SOAP")
+
+    @property
+    def name(self) -> str:
+        return f"study {12 * self.layers * self.hidden**2 / 1e6:.0f} M"
+
+    def words(self) -> list[str]:
+        """List the options of `bench_quality`: all-reduce and the peers' packets with each optimizer."""
+        sizes = {
+            "hidden": self.hidden,
+            "layers": self.layers,
+            "steps": self.steps,
+            "base-steps": self.base_steps,
+        }
+        ways = [way for name in self.optimizers for way in OPTIMIZERS[name]]
+        cells = [setting_text(replace(way, peers=min(way.peers, 1) * self.peers)) for way in ways]
+        given = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+        return [*given, *(word for cell in cells for word in ("--cell", cell)), "--rates", "1e-3", "2e-3"]
 
 
 @dataclass(frozen=True)
@@ -24,11 +56,17 @@ class Scale:
     models: tuple[str, str, str] = ("opt-1.3b", "gptj-6b", "llama-8b")
     parity: int = 100_000_000
     planned: str = "gptj-6b"
-    study: tuple[tuple[int, int, int], ...] = ((384, 6, 400), (768, 12, 200), (2048, 20, 60))
+    study: tuple[StudySize, ...] = (
+        StudySize(384, 6, 400, 4000, 8),
+        StudySize(768, 12, 200, 2000, 8),
+        StudySize(2048, 20, 60, 300, 4, ("AdamW", "Muon")),  # 4 peers with SOAP's state have no room
+    )
     length: int = 512
 
 
-TINY = Scale(("2e5", "3e5"), ("tiny", "tiny", "tiny"), 200_000, "opt", ((32, 1, 4),), 32)
+TINY = Scale(
+    ("2e5", "3e5"), ("tiny", "tiny", "tiny"), 200_000, "opt", (StudySize(32, 1, 4, 4, 4, ("AdamW",)),), 32
+)
 
 
 @dataclass(frozen=True)
@@ -127,11 +165,9 @@ def stages(device: str, folder: Path, scale: Scale) -> list[Stage]:
     def memory(*models: str) -> list[str]:
         return [*PYTHON, "tests/recipes/planning/peer_memory.py", *on, "--only", ",".join(models)]
 
-    def study(hidden: int, layers: int, steps: int) -> list[str]:
-        size = ["--hidden", str(hidden), "--layers", str(layers), "--length", str(scale.length)]
-        cells = ["--cell", "peers=0", "--cell", "peers=4", "--rates", "1e-3", "2e-3", "--steps", str(steps)]
+    def study(size: StudySize) -> list[str]:
         where = ["--folder", str(folder / "study"), "--results", str(folder / "study" / "results.jsonl")]
-        return [*PYTHON, "-m", "scripts.study.run", *on, *size, *cells, *where]
+        return [*PYTHON, "-m", "scripts.study.run", *on, "--length", str(scale.length), *size.words(), *where]
 
     kernels = [
         "-m",
@@ -193,15 +229,5 @@ def stages(device: str, folder: Path, scale: Scale) -> list[Stage]:
             Stage(f"8 B {name[0]}", step("llama-3.1-8b-lora", larger, *name), "a step", 6, step_figures)
             for name in bits
         ),
-        *(
-            Stage(
-                f"study {12 * layers * hidden**2 / 1e6:.0f} M",
-                study(hidden, layers, steps),
-                "",
-                9,
-                study_figures,
-                resumes=True,
-            )
-            for hidden, layers, steps in scale.study
-        ),
+        *(Stage(size.name, study(size), "", 9, study_figures, resumes=True) for size in scale.study),
     ]

@@ -30,6 +30,11 @@ def changed(setting: Setting) -> dict[str, Any]:
     return {name: value for name, (value, default) in values.items() if value != default}
 
 
+def setting_text(setting: Setting) -> str:
+    """Write what differs from the defaults as `keep=0.05,bits=2`, for `setting_of`."""
+    return ",".join(f"{name}={value}" for name, value in changed(setting).items())
+
+
 def setting_of(text: str) -> Setting:
     """Parse `keep=0.05,bits=2`. Errors: ValueError."""
     names, given = [f.name for f in fields(Setting)], dict[str, Any]()

@@ -113,11 +113,13 @@ TABLES = (
     ),
 )
 
-OPTIMIZERS: dict[str, dict[str, Any]] = {  # what they change of all-reduce, and of the peers' packets
-    "AdamW": {},
-    "Muon": {"optim": "muon"},
-    "SOAP": {"optim": "soap", "beta2": 0.99, "matrix_momentum": 0.9},
-    "AdamW in a fixed eigenbasis": {"basis": 1},
+DENSE = REFERENCE.setting
+SOAP: dict[str, Any] = {"optim": "soap", "beta2": 0.99, "matrix_momentum": 0.9}
+OPTIMIZERS = {  # all-reduce with it, and peers whose packets are sums of its steps
+    "AdamW": (DENSE, WIDE),
+    "Muon": (replace(DENSE, optim="muon"), replace(WIDE, optim="muon", matrix_momentum=0.9)),
+    "SOAP": (replace(DENSE, **SOAP), replace(WIDE, **SOAP)),
+    "AdamW in a fixed eigenbasis": (replace(DENSE, basis=1), replace(WIDE, basis=1)),
 }
 SWARMS = {4: 0, 8: 0, 16: 16, 32: 32}  # peers -> samples of a step, where they are not the study's
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import mean
 
 from scripts.study.cells import Cell, Found
-from scripts.study.plan import OPTIMIZERS, REFERENCE, SWARMS, WIDE, Row, Table, best_rate, chosen_rate
+from scripts.study.plan import OPTIMIZERS, REFERENCE, SWARMS, Row, Table, best_rate, chosen_rate
 from scripts.study.train import Outcome, Setting, Size
 
 TITLES = "way | less than FP16 | learning rate | held-out loss | over all-reduce | with all that was unsent"
@@ -65,10 +65,8 @@ def optimizers(found: Found) -> str:
     lines = list[str]()
     for peers, rows in SWARMS.items():
         plain = reported(found, Setting(peers=0, rows=rows))
-        for name, keys in OPTIMIZERS.items():
-            dense, sparse = Setting(peers=0, rows=rows, **keys), replace(WIDE, peers=peers, rows=rows, **keys)
-            if name == "Muon":
-                sparse = replace(sparse, matrix_momentum=0.9)
+        for name, ways in OPTIMIZERS.items():
+            dense, sparse = (replace(way, rows=rows, peers=min(way.peers, 1) * peers) for way in ways)
             own = reported(found, dense)
             for setting, way in ((dense, "all-reduce"), (sparse, f"{peers} peers")):
                 if losses := reported(found, setting):

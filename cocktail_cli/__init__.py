@@ -14,6 +14,7 @@ __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
     from .api import (
+        Altered,
         ConnectionLost,
         InvalidInput,
         NoResult,
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
 _API = (
     *("launch", "resume", "join", "Run", "events"),
-    *("ConnectionLost", "InvalidInput", "NoResult", "OutOfResources", "PreflightFailed", "Rejected"),
-    "Unreachable",
+    *("Altered", "ConnectionLost", "InvalidInput", "NoResult", "OutOfResources", "PreflightFailed"),
+    *("Rejected", "Unreachable"),
 )
 
 if not TYPE_CHECKING:  # a type checker must not accept any name

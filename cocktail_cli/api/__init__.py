@@ -4,6 +4,7 @@ from cocktail_cli.ui import events
 
 from .callbacks import CallbackReader, RunControl, RunState
 from .errors import (
+    Altered,
     ConnectionLost,
     InvalidInput,
     NoResult,

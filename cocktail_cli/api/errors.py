@@ -29,6 +29,10 @@ class OutOfResources(Failure):
     """Memory or disk is full (exit 8)."""
 
 
+class Altered(Failure):
+    """A file, a ledger or a receipt is not what was written or signed (exit 9)."""
+
+
 class ConnectionLost(Failure):
     """The connection to the hub is lost; joining again continues (exit 75)."""
 
@@ -41,6 +45,7 @@ FAMILY = {
     6: Rejected,
     7: NoResult,
     8: OutOfResources,
+    9: Altered,
     75: ConnectionLost,
 }
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from cocktail_cli.errors import Failure
 
+from .network_address import own_address
+
 if TYPE_CHECKING:
     from transport import RunURL
     from transport.protocol import Proxies
@@ -39,4 +41,7 @@ def url_to_dial(text: str) -> RunURL:
     """Parse a run URL, and have it dialled through this machine's proxies. Raises UrlError, Failure."""
     from transport import parse_url
 
-    return replace(parse_url(text), proxies=proxies_of(os.environ))
+    url, proxies = parse_url(text), proxies_of(os.environ)
+    if url.host == own_address():  # local peers dial the address at which their hub listens
+        proxies = replace(proxies, exempt=(*proxies.exempt, url.host))
+    return replace(url, proxies=proxies)

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from forked import Forked, needs_fork
 from in_this_process import Run
+from tls_only import CERTIFICATE, KEY, Firewall
 
 from cocktail_cli.machine import identity, run_registry
 from cocktail_cli.machine.run_registry import home
-from transport.relay import Relay
 
 COCKTAIL = [sys.executable, "-m", "cocktail_cli"]
 LAUNCH = [
@@ -169,9 +169,22 @@ def test_a_run_is_launched_watched_stopped_exported_and_asked_to_write(tmp_path:
 def test_through_a_relay_one_peer_is_killed_one_leaves_and_the_rest_die_with_their_launcher(
     forked: Forked, tmp_path: Path
 ) -> None:
-    with closing(Relay("127.0.0.1", 0)) as relay:
-        reach = ["--relay", f"127.0.0.1:{relay.port}", "--advertise", "127.0.0.1:1"]  # nobody listens there
+    """From where only TLS gets out, as host and as volunteer."""
+    tls = ["--tls-cert", str(CERTIFICATE), "--tls-key", str(KEY)]
+    relay = forked.start(tmp_path / "relay", "relay", "--bind", "127.0.0.1", "--port", "0", *tls, "--json")
+    port = int(next(relay.follow())["address"].rpartition(":")[2])
+    with closing(Firewall(port)) as firewall:
+        reach = [
+            "--relay",
+            f"127.0.0.1:{firewall.port}",
+            "--advertise",
+            "127.0.0.1:1",
+        ]  # nobody listens there
         peers_come_and_go(forked, tmp_path, [*LAUNCH, *reach, "max_steps=5000", "--peers", "1"])
+    relay.send(signal.SIGTERM)
+
+    assert relay.wait() == 0
+    assert max(told["runs"] for told in relay.told) == 1
 
 
 def peers_come_and_go(forked: Forked, tmp_path: Path, command: list[str]) -> None:
@@ -185,7 +198,8 @@ def peers_come_and_go(forked: Forked, tmp_path: Path, command: list[str]) -> Non
     assert volunteer.wait() == 0
     assert (volunteer.told[-1]["event"], volunteer.told[-1]["finished"]) == ("left", False)
     way = "reached the hub through the relay"
-    assert [event for event in volunteer.told if str(event.get("state")).startswith(way)]
+    (state,) = [event["state"] for event in volunteer.told if str(event.get("state")).startswith(way)]
+    assert state.endswith(" by TLS")
     assert launch.next("peer_left", peer="volunteer")["reason"].startswith("left")
     launch.next("step", peers=1)
 

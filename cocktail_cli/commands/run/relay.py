@@ -14,7 +14,7 @@ import typer
 
 from cocktail_cli import options
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine import BIND, RELAY_PORT, joined, parse_rate
+from cocktail_cli.machine import BIND, RELAY_PORT, ListenAddress, free_address, joined, parse_rate
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import counted
 
@@ -83,13 +83,13 @@ def relay(
     cocktail relay --port 443 --max-rate 200mbit
     cocktail relay --port 443 --tls-cert fullchain.pem --tls-key privkey.pem
 
-
     With --tls-cert it is also reached from where only HTTPS gets out. A renewed certificate is read again.
 
     With --json each line is an object: address, runs, connections, refused.
     """
     from transport.relay import Relay, RelayLimits
 
+    free_address(ListenAddress(bind, port))
     over, certificate = threading.Event(), Certificate.of(tls_cert, tls_key)
     tls = certificate.context if certificate else None
     server = Relay(bind, port, RelayLimits(max_runs, max_connections, max_rate), tls)
@@ -111,7 +111,7 @@ class Certificate:
 
     def __init__(self, cert: Path, key: Path) -> None:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._cert, self._key, self._read = cert, key, 0
+        self._cert, self._key = cert, key
         self._load()
 
     @classmethod
@@ -127,13 +127,18 @@ class Certificate:
             raise Failure("usage", f"--tls-cert {cert}, --tls-key {key}: {said_of(error)}") from None
 
     def _load(self) -> None:
-        self._read = max(path.stat().st_mtime_ns for path in (self._cert, self._key))
+        self._read = self._written()
+        for path in (self._cert, self._key):
+            path.read_bytes()  # an error of this one has the file's name
         self.context.load_cert_chain(self._cert, self._key, password="")  # else it would ask at the terminal
 
+    def _written(self) -> list[int]:
+        return [path.stat().st_mtime_ns if path.exists() else 0 for path in (self._cert, self._key)]
+
     def renewed(self) -> str:
-        """Read changed files again, for the connections to come; return what was wrong with them."""
+        """Read changed files again, for the connections to come; return, once, what is wrong with them."""
         try:
-            if max(path.stat().st_mtime_ns for path in (self._cert, self._key)) != self._read:
+            if self._written() != self._read:
                 self._load()
         except OSError as error:
             return said_of(error)

@@ -33,7 +33,7 @@ def test_a_renewed_certificate_is_read_and_a_broken_one_told_while_the_old_one_s
 
 @pytest.mark.parametrize(("cert", "key"), [(KEY, KEY), (CERTIFICATE, CERTIFICATE), (CERTIFICATE, Path("/"))])
 def test_what_is_no_certificate_with_its_key_is_a_usage_error(cert: Path, key: Path) -> None:
-    with pytest.raises(Failure, match="--tls-cert .*, --tls-key ") as caught:
+    with pytest.raises(Failure, match=r"--tls-cert .*, --tls-key ") as caught:
         Certificate.of(cert, key)
 
     assert caught.value.exit == 2

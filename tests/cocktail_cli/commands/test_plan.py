@@ -89,6 +89,14 @@ def test_a_fresh_exchange_is_added_to_the_compute(cocktail: Run) -> None:
     assert said["time"]["step_s"] == pytest.approx(2 + said["time"]["exchange_s"])
 
 
+def test_with_rounds_in_flight_a_step_takes_the_longer_direction_and_not_both(cocktail: Run) -> None:
+    thin = (*SMALL, "--step-time", "1ms", "--bandwidth", "1mbit", "--json")
+    one, two = (json.loads(cocktail(*thin, f"staleness={s}").out) for s in (1, 2))
+
+    assert one["time"]["step_s"] == pytest.approx(one["traffic"]["up_s"] + one["traffic"]["down_s"])
+    assert two["time"]["step_s"] == pytest.approx(two["traffic"]["up_s"])
+
+
 def test_with_local_steps_the_exchange_is_shared_by_the_steps_between_two(cocktail: Run) -> None:
     thin = (*SMALL, "staleness=0", "--step-time", "1s", "--bandwidth", "100kbit", "--json")
     one, ten = (json.loads(cocktail(*thin, f"local_steps={h}").out) for h in (1, 10))

@@ -221,9 +221,13 @@ def test_the_deadline_goes_on_without_the_slow_one_and_it_delivers_later() -> No
     assert ended.finished
 
 
-def test_peers_that_disagree_about_x_stop_the_run_and_are_named() -> None:
-    swarm = swarm_of(3, min_peers=3)
-    until(swarm, lambda: swarm.hub.rounds.round == 2)
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_peers_that_disagree_about_x_stop_the_run_and_are_named(staleness: int) -> None:
+    """With rounds in flight, about the x' that they have."""
+    swarm = swarm_of(3, staleness, min_peers=3)
+    until(swarm, lambda: swarm.hub.rounds.round == 3)
+    known = [row.fingerprint for row in swarm.books.rounds]
+    assert known == [1000, 1001, 1002][: 4 - staleness] + [0] * (staleness - 1)
     swarm.peers[1].skew = 1
     ended = swarm.settle()
 

@@ -56,6 +56,16 @@ def test_what_was_committed_is_read_again_by_another(tmp_path: Path) -> None:
             assert (reader.verify().counted, reader.verify().missing) == (12, 28)
 
 
+def test_a_fingerprint_that_was_not_known_at_the_commit_is_written_with_a_later_one(tmp_path: Path) -> None:
+    """With rounds in flight no peer has x' of the open round yet. What is known stays."""
+    with begin(tmp_path) as ledger:
+        for r in range(3):
+            row = RoundRow(r, r, 1.0, 2.0, 0, (), (), None, 0)
+            ledger.commit(row, b"p", (), None, {max(0, r - 1): 7 + r})
+    with Ledger(tmp_path, write=False) as reader:
+        assert [row.fingerprint for row in reader.rounds()] == [7, 9, 0]
+
+
 def test_a_ledger_on_a_network_file_system_has_no_write_ahead_log_whatever_it_began_with(
     tmp_path: Path,
 ) -> None:

@@ -51,6 +51,28 @@ def test_what_goes_up_and_comes_down_fills_the_compute_whatever_else_a_round_doe
     assert all(LOW <= part <= HIGH for part in used[-10:])
 
 
+@given(st.integers(2, 4), st.floats(0.2, 50), st.floats(1e5, 1e7), st.floats(0.5, 5), st.floats(0, 0.5))
+def test_with_rounds_in_flight_each_direction_gets_its_own_compute_and_commits_are_in_time(
+    staleness: int, seconds: float, rate: float, downs: float, other: float
+) -> None:
+    """`other`: of the compute, for encoding and the sum, before the commit."""
+    slot = BandwidthBudget.of(staleness).computed(seconds).sent(10**6, 10**6 / rate)
+    slot = slot.received(10**6, 10**6 / (downs * rate))
+    for _ in range(100):
+        up, down = slot.up / rate, slot.down / (downs * rate)
+        committed = seconds * other + up
+        slot = slot.sent(slot.up, up).received(slot.down, down).ended(committed + down, committed)
+
+    assert committed <= HIGH * seconds
+    assert committed + down <= HIGH * staleness * seconds
+    assert (
+        slot.share == MOST_SHARE
+        or committed >= 0.8 * seconds
+        or committed + down >= 0.8 * staleness * seconds
+    )
+    assert down <= seconds
+
+
 def test_who_waits_for_others_sends_no_less_for_it() -> None:
     slot = BandwidthBudget().computed(1.0).sent(10**6, 0.1).received(10**6, 0.1)
 

@@ -4,6 +4,7 @@ import io
 import json
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -286,7 +287,20 @@ def test_a_new_session_ends_every_call_that_waits_in_the_old_one(tmp_path: Path)
         for thread in threads:
             thread.join(5.0)
 
-    assert ends == [SessionRenewed, SessionRenewed]
+        assert ends == [SessionRenewed, SessionRenewed]
+        link.ready(0, work.fingerprint(0))
+        swarm.events.clear()
+        away_for_too_long(swarm, link)
+
+        def fetch() -> None:
+            while True:
+                with suppress(KeyError):
+                    link.fetch("lease/0")
+
+        with pytest.raises(SessionRenewed):
+            fetch()
+        with pytest.raises(SessionRenewed):  # no round would come before `ready`, whoever was told already
+            link.next_round()
 
 
 def test_a_lost_connection_is_told_and_not_waited_for_when_asked_to_leave(

@@ -42,7 +42,7 @@ async def through_proxy(stream: SocketStream, proxy: Proxy, host: str, port: int
 
 async def http_connect(stream: Stream, proxy: Proxy, target: str) -> bytes:
     """Return what came from the target behind the proxy's answer."""
-    connection = h11.Connection(h11.CLIENT)  # which accepts 16 KiB of an answer
+    connection = h11.Connection(h11.CLIENT)  # accepts 16 KiB of an answer, and keeps what came behind it
     headers = [("Host", target)]
     if proxy.user:
         login = base64.b64encode(f"{proxy.user}:{proxy.password}".encode()).decode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import ssl
 import sys
 import threading
 from contextlib import closing
@@ -19,7 +18,7 @@ from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import counted
 
 if TYPE_CHECKING:
-    from transport.relay import Relay
+    from transport.relay import Certificate, Relay
 
 LOOK_S = 2.0  # seconds between two looks at what has changed
 
@@ -90,7 +89,7 @@ def relay(
     from transport.relay import Relay, RelayLimits
 
     free_address(ListenAddress(bind, port))
-    over, certificate = threading.Event(), Certificate.of(tls_cert, tls_key)
+    over, certificate = threading.Event(), certificate_of(tls_cert, tls_key)
     tls = certificate.context if certificate else None
     server = Relay(bind, port, RelayLimits(max_runs, max_connections, max_rate), tls)
     with closing(server), leave_on_signal(lambda _: over.set()):
@@ -106,49 +105,18 @@ def relay(
                 typer.echo(f"warning: the renewed certificate is not used: {wrong}", err=True)
 
 
-class Certificate:
-    """A server's certificate and key in their files."""
+def certificate_of(cert: Path | None, key: Path | None) -> Certificate | None:
+    """Read the files that --tls-cert and --tls-key name. Raises Failure (usage)."""
+    from transport.relay import Certificate, CertificateError
 
-    def __init__(self, cert: Path, key: Path) -> None:
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._cert, self._key = cert, key
-        self._load()
-
-    @classmethod
-    def of(cls, cert: Path | None, key: Path | None) -> Certificate | None:
-        """Read the files that --tls-cert and --tls-key name. Raises Failure (usage)."""
-        if cert is None and key is None:
-            return None
-        if cert is None or key is None:
-            raise Failure("usage", "--tls-cert and --tls-key go together: a certificate and its private key")
-        try:
-            return cls(cert, key)
-        except OSError as error:
-            raise Failure("usage", f"--tls-cert {cert}, --tls-key {key}: {said_of(error)}") from None
-
-    def _load(self) -> None:
-        self._read = self._written()
-        for path in (self._cert, self._key):
-            path.read_bytes()  # an error of this one has the file's name
-        self.context.load_cert_chain(self._cert, self._key, password="")  # else it would ask at the terminal
-
-    def _written(self) -> list[int]:
-        return [path.stat().st_mtime_ns if path.exists() else 0 for path in (self._cert, self._key)]
-
-    def renewed(self) -> str:
-        """Read changed files again, for the connections to come; return, once, what is wrong with them."""
-        try:
-            if self._written() != self._read:
-                self._load()
-        except OSError as error:
-            return said_of(error)
-        return ""
-
-
-def said_of(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError):
-        return f"not a certificate (PEM) and the private key that belongs to it ({error.reason or error})"
-    return f"{error.filename}: {(error.strerror or str(error)).lower()}"
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        raise Failure("usage", "--tls-cert and --tls-key go together: a certificate and its private key")
+    try:
+        return Certificate(cert, key)
+    except CertificateError as error:
+        raise Failure("usage", f"--tls-cert {cert}, --tls-key {key}: {error}") from None
 
 
 def tell(server: Relay, bind: str, as_json: bool, quiet: bool) -> None:

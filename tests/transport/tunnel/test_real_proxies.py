@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -92,11 +93,13 @@ def started() -> Iterator[Callable[[str, int, Path], Proxy]]:
     processes = []
 
     def start(name: str, allowed: int, folder: Path) -> Proxy:
-        if shutil.which(name, path=f"{Path('/usr/sbin')}:/usr/local/sbin:/usr/bin:/usr/local/bin") is None:
+        program = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+        if program is None:
             pytest.skip(f"{name} is not installed")
         port, place = free_port(), folder / name
         place.mkdir()
-        process = subprocess.Popen(COMMANDS[name](port, allowed, place), stderr=subprocess.DEVNULL)
+        command = [program, *COMMANDS[name](port, allowed, place)[1:]]
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         processes.append(process)
         end = time.monotonic() + 20.0
         while not listens(port):

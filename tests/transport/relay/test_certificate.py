@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from tls_only import CERTIFICATE, KEY
 
-from cocktail_cli.commands.run.relay import Certificate
-from cocktail_cli.errors import Failure
+from transport.relay import Certificate, CertificateError
 
 
 def test_a_renewed_certificate_is_read_and_a_broken_one_told_while_the_old_one_serves(tmp_path: Path) -> None:
@@ -32,8 +31,6 @@ def test_a_renewed_certificate_is_read_and_a_broken_one_told_while_the_old_one_s
 
 
 @pytest.mark.parametrize(("cert", "key"), [(KEY, KEY), (CERTIFICATE, CERTIFICATE), (CERTIFICATE, Path("/"))])
-def test_what_is_no_certificate_with_its_key_is_a_usage_error(cert: Path, key: Path) -> None:
-    with pytest.raises(Failure, match=r"--tls-cert .*, --tls-key ") as caught:
-        Certificate.of(cert, key)
-
-    assert caught.value.exit == 2
+def test_what_is_no_certificate_with_its_key_is_an_error(cert: Path, key: Path) -> None:
+    with pytest.raises(CertificateError):
+        Certificate(cert, key)

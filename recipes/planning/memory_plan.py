@@ -23,7 +23,7 @@ from recipes.algorithm import ON_GPU, encoding_bytes, most_sent
 from recipes.config import Compression, Model, Recipe
 from recipes.hardware import HalfPrecision
 from recipes.models import autocast_dtype, causal_model, meta_trained_model, trained_dtype
-from recipes.training import LEAVE, SCRATCH, embeddings_of, optimizer_bytes
+from recipes.training import LEAVE, SCRATCH, embeddings_of, optimizer_bytes, step_flops
 from recipes.weight_files import GRADIENT_CHUNK, Layout, layout_of
 
 from .activations import trace
@@ -55,6 +55,7 @@ class MemoryPlan:
     parts: tuple[MemoryPart, ...]
     parameters: int  # P
     flops: int  # of one micro-batch
+    step_flops: float = 0.0  # of the optimizer's step
 
     @property
     def bytes(self) -> int:
@@ -89,7 +90,8 @@ def plan_memory(recipe: Recipe, folder: Path, micro_batch: int, machine: Machine
     layout, kind = layout_of(model), trained_dtype(recipe)
     size = layout.size
     frozen = frozen_bytes(model, recipe.model)
-    state = optimizer_bytes(recipe.training.optim, layout.shapes, embeddings_of(model))
+    optimizer = recipe.training.optim, layout.shapes, embeddings_of(model)
+    state = optimizer_bytes(*optimizer)
     gathered = block_of(model) if machine.count > 1 else 0
     sequences = micro_batch * recipe.sequences
     rows = f"{sequences} x {recipe.data.max_length} tokens"
@@ -123,7 +125,7 @@ def plan_memory(recipe: Recipe, folder: Path, micro_batch: int, machine: Machine
         loaded, how = (FLOAT * size, "4 P, the model") if recipe.lora is None else (frozen, "the base")
         if not recipe.model.quantized:
             parts.append(MemoryPart("loading", loaded, f"{how} on its way to the device", host=True))
-    return MemoryPlan(tuple(part for part in parts if part.bytes), size, flops)
+    return MemoryPlan(tuple(part for part in parts if part.bytes), size, flops, step_flops(*optimizer))
 
 
 def vectors(recipe: Recipe, size: int, width: int, away: bool) -> list[MemoryPart]:

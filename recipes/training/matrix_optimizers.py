@@ -20,6 +20,7 @@ from recipes.errors import MissingPackage
 METHODS = ("muon", "soap")
 LONGEST = 4096  # a longer side of a matrix has no basis of its own: SOAP is one-sided there
 EVERY = 10  # steps between two refreshes of a basis
+REFRESH = 2 + 8 / 3  # operations of one, for each value of a side cubed: the product, and QR by reflections
 
 
 def embeddings_of(model: nn.Module) -> frozenset[int]:
@@ -46,6 +47,23 @@ def state_bytes(optim: str, shapes: Sequence[Sequence[int]], embeddings: frozens
         each = {"muon": prod(shape), "soap": 2 * prod(shape) + sides}
         total += each[optim] if number in matrices else 2 * prod(shape)
     return 4 * total
+
+
+def step_flops(optim: str, shapes: Sequence[Sequence[int]], embeddings: frozenset[int]) -> float:
+    """Count the floating-point operations of the matrix products in a step of `muon` or `soap`, averaged over
+    steps; 0 of other optimizers. Each peer takes the whole step, however small its share of the samples."""
+    if optim not in METHODS:
+        return 0.0
+    total = 0.0
+    for number in matrix_numbers(shapes, embeddings):
+        short, long = sorted(shapes[number])
+        if optim == "muon":  # torch's five Newton-Schulz steps: X X^T, its square, and their product with X
+            total += 5 * (4 * short * short * long + 2 * short**3)
+            continue
+        for side, other in ((short, long), (long, short)):
+            if side <= LONGEST:  # rotated three times, squared once
+                total += 8 * side * side * other + REFRESH * side**3 / EVERY
+    return total
 
 
 class MatrixOptimizer(Optimizer):

@@ -174,6 +174,7 @@ def make(asked: Asked) -> Plan:
     known = survey_data(recipe, tokenizer)
     share = samples_per_peer(recipe, peers)
     done = memory.flops / (micro_batch * recipe.data.max_length) * known.length(recipe) * share
+    done += memory.step_flops
     compute = asked.step_time or compute_seconds(
         done, asked.gpus * asked.gpu.peak(computes_in(recipe, asked))
     )

@@ -5,12 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from recipes.config import Recipe, load_recipe
 from recipes.errors import ModelError
 from recipes.multi_gpu.fsdp_peer import check_fsdp
-from recipes.training.matrix_optimizers import LONGEST, Soap, embeddings_of, matrix_numbers
+from recipes.training.matrix_optimizers import (
+    EVERY,
+    LONGEST,
+    Soap,
+    embeddings_of,
+    matrix_numbers,
+    step_flops,
+)
 from recipes.training.optimizers import build_optimizer, optimizer_bytes, set_learning_rate
 from recipes.training.trainer import SingleDeviceTrainer, parameters_of
 
@@ -73,6 +81,24 @@ def test_the_bytes_of_state_are_those_that_plan_counts(optim: str) -> None:
     )
 
     assert held == optimizer_bytes(optim, local.layout.shapes, embeddings_of(local.model))
+
+
+@pytest.mark.parametrize("optim", METHODS)
+def test_the_products_of_a_step_are_those_that_plan_counts(optim: str) -> None:
+    """Over the steps between two refreshes; torch's counter leaves out SOAP's QR."""
+    local = trainer(optim)
+    take_steps(local, 1)
+    with FlopCounterMode(display=False) as counter:
+        for _ in range(EVERY):
+            local.optimizer.step()
+    embeddings = embeddings_of(local.model)
+    sides = [s for n in matrix_numbers(local.layout.shapes, embeddings) for s in local.layout.shapes[n]]
+    qr = 8 / 3 * sum(side**3 for side in sides) if optim == "soap" else 0
+
+    planned = EVERY * step_flops(optim, local.layout.shapes, embeddings)
+
+    assert planned == pytest.approx(counter.get_total_flops() + qr)
+    assert step_flops("adamw_torch", local.layout.shapes, embeddings) == 0
 
 
 @pytest.mark.parametrize("optim", METHODS)

@@ -9,8 +9,9 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from transport.protocol import Unreachable
-from transport.tunnel import LoopThread, SocketStream, dial_loopback, prepare, splice
+from transport.tunnel import LoopThread, ReadAhead, SocketStream, dial_loopback, prepare, splice
 from transport.tunnel.streams import CHUNK
+from transport.tunnel.websocket_stream import TlsStream
 
 CERTIFICATE, KEY = (Path(__file__).parent / "tunnel" / f"relay-{part}.pem" for part in ("cert", "key"))
 
@@ -55,7 +56,7 @@ class Firewall:
                 return
             self.passed += 1
             with closing(await dial_loopback("127.0.0.1", self._to, "firewall")) as inside:
-                await splice(SocketStream(sock, first), inside)
+                await splice(ReadAhead(SocketStream(sock), first), inside)
 
 
 class MemoryStream:
@@ -81,3 +82,15 @@ def memory_pair() -> tuple[MemoryStream, MemoryStream]:
     one, other = MemoryStream(), MemoryStream()
     one.other, other.other = other, one
     return one, other
+
+
+class TlsFront(Firewall):
+    """Takes TLS off connections, and forwards what was inside to `port` of this machine."""
+
+    async def _forward(self, sock: socket.socket) -> None:
+        with sock, suppress(OSError):
+            tls = TlsStream(SocketStream(sock), server_context(), None)
+            await tls.handshake()
+            self.passed += 1
+            with closing(await dial_loopback("127.0.0.1", self._to, "front")) as inside:
+                await splice(tls, inside)

@@ -14,7 +14,12 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from .errors import UrlError
 
 RUN = "run"  # a relay's name for what a peer wants: <run name>.run
-PROXY_PORTS = {"http": 80, "socks5": 1080, "socks5h": 1080}  # by scheme: where a URL names none; 1080 else
+PROXY_PORTS = {
+    "http": 80,
+    "https": 443,
+    "socks5": 1080,
+    "socks5h": 1080,
+}  # by scheme: where a URL names none; 1080 else
 
 
 def join_address(host: str, port: int | str) -> str:
@@ -42,9 +47,9 @@ def parse_address(address: str) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Proxy:
-    """An HTTP proxy that takes CONNECT, or a SOCKS 5 proxy."""
+    """An HTTP proxy that takes CONNECT, itself over TLS or not, or a SOCKS 5 proxy."""
 
-    scheme: str  # others than "http", "socks5" and "socks5h" are known, and lead nowhere
+    scheme: str  # others than those of PROXY_PORTS lead nowhere
     host: str
     port: int
     user: str = ""

@@ -29,6 +29,7 @@ from transport.tunnel import (
     TLS_FIRST,
     LoopThread,
     PolledWire,
+    ReadAhead,
     SocketStream,
     Stream,
     accept_websocket,
@@ -227,7 +228,7 @@ class Relay:
         try:
             async with asyncio.timeout(self.limits.hello_s):
                 first = await stream.receive(1)
-                stream = SocketStream(sock, first)
+                stream = ReadAhead(stream, first)
                 if first == TLS_FIRST and self._tls is not None:
                     stream = await accept_websocket(stream, self._tls)
                 name = await converse(stream, relay_socks.read_request())

@@ -12,7 +12,7 @@ from transport.protocol import PROXY_PORTS, Proxy, Route, Unreachable, join_addr
 from . import relay_socks
 from .proxy_handshake import ProxyRefused, through_proxy
 from .streams import SocketStream, Stream, converse, dial
-from .websocket_stream import WebSocketStream, client_context, open_websocket
+from .websocket_stream import TlsStream, WebSocketStream, client_context, open_websocket
 
 PLAIN_S, FAR_S = 5.0, 8.0  # to open a route: as it is, and with a proxy or TLS on the way
 
@@ -63,11 +63,13 @@ async def opened(route: Route, step: Step, context: ssl.SSLContext) -> Stream:
     step.layer = "proxy" if route.proxy else "tcp"
     if route.proxy and route.proxy.scheme not in PROXY_PORTS:
         raise ProxyRefused(f"of proxies, {', '.join(PROXY_PORTS)} are supported")
-    first = await connected(route.proxy or route)
-    stream: Stream = first
+    stream: Stream = await connected(route.proxy or route)
     try:
+        if route.proxy and route.proxy.scheme == "https":  # always verified: a login is sent inside
+            stream = tls = TlsStream(stream, client_context(True), route.proxy.host)
+            await tls.handshake()
         if route.proxy:
-            stream = await through_proxy(first, route.proxy, route.host, route.port)
+            stream = await through_proxy(stream, route.proxy, route.host, route.port)
         if route.tls:
             step.layer = "tls"
             stream = await open_websocket(stream, route.host, route.port, context)

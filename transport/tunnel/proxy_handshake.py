@@ -13,7 +13,7 @@ import h11
 
 from transport.protocol import Proxy, join_address
 
-from .streams import SocketStream, Stream, converse
+from .streams import ReadAhead, Stream, converse
 
 VERSION, CONNECT, IPV4, DOMAIN, IPV6 = 5, 1, 1, 3, 4
 NO_LOGIN, LOGIN = 0, 2  # methods; a login's own version is 1
@@ -31,13 +31,13 @@ class ProxyRefused(Exception):
     """The proxy does not connect; the text is what it said."""
 
 
-async def through_proxy(stream: SocketStream, proxy: Proxy, host: str, port: int) -> Stream:
+async def through_proxy(stream: Stream, proxy: Proxy, host: str, port: int) -> Stream:
     """Have a proxy connect to host:port; return the connection to there. Raises ProxyRefused, OSError and
     ValueError, where it speaks something else."""
-    if proxy.scheme != "http":
+    if proxy.scheme.startswith("socks"):
         await converse(stream, socks_handshake(proxy, host, port))
         return stream
-    return SocketStream(stream.sock, await http_connect(stream, proxy, join_address(host, port)))
+    return ReadAhead(stream, await http_connect(stream, proxy, join_address(host, port)))
 
 
 async def http_connect(stream: Stream, proxy: Proxy, target: str) -> bytes:

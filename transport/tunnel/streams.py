@@ -40,16 +40,13 @@ class Stream(Protocol):
 
 
 class SocketStream:
-    """A TCP connection. `ahead`: bytes of it that were read before."""
+    """A TCP connection."""
 
-    def __init__(self, sock: socket.socket, ahead: bytes = b"") -> None:
-        self.sock, self._ahead = sock, ahead
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
 
     async def receive(self, most: int = CHUNK) -> bytes:
-        if not self._ahead:
-            return await asyncio.get_running_loop().sock_recv(self.sock, most)
-        data, self._ahead = self._ahead[:most], self._ahead[most:]
-        return data
+        return await asyncio.get_running_loop().sock_recv(self.sock, most)
 
     async def send(self, data: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self.sock, data)
@@ -59,6 +56,28 @@ class SocketStream:
 
     def close(self) -> None:
         self.sock.close()
+
+
+class ReadAhead:
+    """A stream of which some bytes were read before."""
+
+    def __init__(self, inner: Stream, ahead: bytes) -> None:
+        self._inner, self._ahead = inner, ahead
+
+    async def receive(self, most: int = CHUNK) -> bytes:
+        if not self._ahead:
+            return await self._inner.receive(most)
+        data, self._ahead = self._ahead[:most], self._ahead[most:]
+        return data
+
+    async def send(self, data: bytes) -> None:
+        await self._inner.send(data)
+
+    async def end(self) -> None:
+        await self._inner.end()
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 def prepare(sock: socket.socket) -> socket.socket:

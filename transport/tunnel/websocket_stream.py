@@ -10,6 +10,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 
 from websockets.client import ClientProtocol
@@ -61,13 +62,13 @@ class TlsStream:
                 await self._flush()  # the alert that tells the other end why
                 raise
 
-    async def receive(self) -> bytes:
-        """Return what has arrived, or the next that does; none at the end."""
-        parts = list[bytes]()
+    async def receive(self, most: int = CHUNK) -> bytes:
+        parts, left = list[bytes](), most
         while not parts:
             try:
-                while part := self._tls.read(CHUNK):  # a record at most
+                while left and (part := self._tls.read(left)):  # a record at most
                     parts.append(part)
+                    left -= len(part)
                 break
             except ssl.SSLWantReadError:
                 await self._flush()  # TLS may have something to answer
@@ -80,6 +81,12 @@ class TlsStream:
     async def send(self, data: bytes) -> None:
         self._tls.write(data)
         await self._flush()
+
+    async def end(self) -> None:
+        with suppress(ssl.SSLWantReadError):  # the other end's farewell is not waited for
+            self._tls.unwrap()
+        await self._flush()
+        await self._inner.end()
 
     def close(self) -> None:
         self._inner.close()

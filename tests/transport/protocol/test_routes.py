@@ -20,7 +20,8 @@ PROXY, OTHER = Proxy("http", "proxy", 3128), Proxy("socks5h", "other", 1080)
         ("socks5h://other", OTHER),
         ("http://me:p%40ss@proxy:3128", Proxy("http", "proxy", 3128, "me", "p@ss")),
         ("http://[2001:db8::1]:8", Proxy("http", "2001:db8::1", 8)),
-        ("https://proxy", Proxy("https", "proxy", 1080)),
+        ("https://proxy", Proxy("https", "proxy", 443)),
+        ("socks4://proxy", Proxy("socks4", "proxy", 1080)),
     ],
 )
 def test_a_proxys_url_is_read_as_other_tools_read_it(text: str, proxy: Proxy) -> None:

@@ -83,9 +83,9 @@ def test_a_proxy_that_does_not_answer_as_one_is_given_up_in_time(
 
 
 def test_a_kind_of_proxy_that_is_not_supported_is_told_before_it_is_dialled() -> None:
-    error = failed(Route("hub", 1, proxy=Proxy("https", "127.0.0.1", SHUT)))
+    error = failed(Route("hub", 1, proxy=Proxy("socks4", "127.0.0.1", SHUT)))
 
-    assert (error.layer, "http, socks5, socks5h are supported" in str(error)) == ("proxy", True)
+    assert (error.layer, "http, https, socks5, socks5h are supported" in str(error)) == ("proxy", True)
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 from test_hub_and_peer import FAST, Running
-from tls_only import Firewall, server_context
+from tls_only import CERTIFICATE, Firewall, TlsFront, server_context
 from toy_swarm import ToyPeer, toy_settings, trained
 
 from transport import PeerLink, RunURL, ask_status
 from transport.peer import PeerIdentity
 from transport.protocol import Proxies, Proxy, Unreachable
 from transport.relay import HubTunnel, Relay
+from transport.tunnel.websocket_stream import client_context
 
 SHUT = 1  # a port of the loopback at which nothing listens
 
@@ -188,3 +189,27 @@ def test_a_login_that_is_lacking_is_told(
     with pytest.raises(Unreachable, match=told):
         ask_status(through(running.url, replace(proxy, user="", password="")))
     running.close()
+
+
+@pytest.mark.slow
+def test_a_proxy_over_tls_gets_a_login_only_behind_a_certificate_that_is_trusted(
+    started: Callable[[str, int, Path], Proxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = Running(tmp_path / "run", toy_settings(**FAST))
+    plain = started("tinyproxy", running.hub.port, tmp_path)
+    with closing(TlsFront(plain.port)) as front:
+        url = through(running.url, replace(plain, scheme="https", port=front.port))
+        client_context.cache_clear()
+        with pytest.raises(Unreachable, match=r"no way through the proxy https.*certificate verify failed"):
+            ask_status(url)
+        passed = front.passed
+        monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+        client_context.cache_clear()
+        status = ask_status(url)
+        (peer,) = [ToyPeer(PeerLink(url, PeerIdentity("ann")))]
+        peer.start().join(20.0)
+    client_context.cache_clear()
+    running.close()
+
+    assert (passed, status["run"]) == (0, "toy-run")
+    assert (peer.error, trained(running.work)) == (None, list(range(40)))

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cocktail_cli.errors import explain
 from cocktail_cli.machine import read_run
-from cocktail_cli.proofs import sha256_of, write_seal
+from cocktail_cli.proofs import read_seal, sha256_of, write_seal
 from cocktail_cli.ui import Checkpoint, Event, ProgressMeter, Warning
 from transport import Ledger
 from transport.ledger import merge_wal
@@ -177,9 +177,10 @@ class CommittedModel:
         statement, secret = self.statement(rounds)
         if secret:
             weights = weights_file_in(folder)
-            proof = Proof(statement["head"], (weights.name, sha256_of(weights)), signer_of(secret))
+            sha256 = sha256_of(weights)
+            proof = Proof(statement["head"], (weights.name, sha256), signer_of(secret))
             (folder / CARD).write_text(self.card(rounds, merged, proof), encoding="utf-8")
-            write_seal(folder, statement, secret)
+            write_seal(folder, statement, secret, {weights.name: sha256})
 
     def seal_run(self, rounds: int) -> None:
         """Sign the hashes of all files of the run's folder, once nothing is written there any more.
@@ -189,7 +190,8 @@ class CommittedModel:
         statement, secret = self.statement(rounds)
         if secret:
             merge_wal(self.folder / in_folder.LEDGER)
-            write_seal(self.folder, statement, secret)
+            model = read_seal(self.folder)  # `write_model` has hashed its files
+            write_seal(self.folder, statement, secret, model.statement["files"] if model else {})
 
     def statement(self, rounds: int) -> tuple[dict[str, Any], str]:
         """Describe the model after so many rounds for a seal; return the key to sign it with, or ""."""

@@ -59,11 +59,11 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_seal(folder: Path, statement: dict[str, Any], secret: str) -> None:
-    """Seal every file of the folder with RunKeys.signing."""
+def write_seal(folder: Path, statement: dict[str, Any], secret: str, known: dict[str, str]) -> None:
+    """Seal every file of the folder with RunKeys.signing; some SHA-256 are `known`, by name."""
     from transport.receipts import SignedDocument
 
-    files = {name: sha256_of(folder / name) for name in covered(folder)}
+    files = {name: known.get(name) or sha256_of(folder / name) for name in covered(folder)}
     document = SignedDocument.sign("seal", statement | {"files": files}, secret)
     (folder / SEAL).write_text(document.text(), encoding="utf-8", newline="\n")
 

@@ -89,6 +89,7 @@ TO_PEER: list[m.Message] = [
     ),
     m.Close(3, 1, [0, 2], {"ann": 1.0}, {"ann": "00ff"}, [m.HandoffOffer(1, "bob", 0.5)]),
     m.Committed(3, 100, SHA, ["ann"]),
+    m.Committed(3, 100, SHA, ["ann"], receipt=m.Receipt(1, 8, b"h" * 32, b"k" * 32, b"s" * 64)),
     m.Over("done", True),
     m.Ping(1.0),
     m.Pong(1.0),

@@ -7,7 +7,7 @@ has to compare. A hub that later shows a ledger with another head, or fewer samp
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,12 +31,13 @@ class ReceiptWriter:
 
     def issue(self, round: int, counted: Iterable[Counted]) -> dict[str, messages.Receipt]:
         """Return session -> receipt for the peers whose samples the round has counted; call once a round."""
-        sessions = {c.session: c.key for c in counted if c.key}
+        sessions = defaultdict[str, set[str]](set)  # by key: a machine may have several
         for c in counted:
             self._samples[c.key] += count_samples(c.ids)
-        self._rounds.update(set(sessions.values()))
+            sessions[c.key].add(c.session)
+        self._rounds.update(sessions.keys())
         head, made = self._ledger.head(), dict[str, messages.Receipt]()
-        for key in sorted(set(sessions.values())):
+        for key in sessions.keys() - {""}:
             statement = {
                 "run": self._ledger.run,
                 "hub": self._keys.public,
@@ -54,7 +55,7 @@ class ReceiptWriter:
                 signer=bytes.fromhex(signed.statement["signer"]),
                 signature=bytes.fromhex(signed.signature),
             )
-            made |= dict.fromkeys([session for session, of in sessions.items() if of == key], receipt)
+            made |= dict.fromkeys(sessions[key], receipt)
         return made
 
 

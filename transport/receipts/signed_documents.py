@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
@@ -18,9 +19,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from transport.protocol import NotGenuine, to_bytes
 
 
+@lru_cache(maxsize=4)
+def private_key(secret: str) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(to_bytes(secret))
+
+
+@lru_cache(maxsize=4)  # deriving it takes longer than signing
 def signer_of(secret: str) -> str:
     """Return the public key, hex, that belongs to RunKeys.signing."""
-    return Ed25519PrivateKey.from_private_bytes(to_bytes(secret)).public_key().public_bytes_raw().hex()
+    return private_key(secret).public_key().public_bytes_raw().hex()
 
 
 @dataclass(frozen=True)
@@ -35,8 +42,7 @@ class SignedDocument:
     def sign(cls, kind: str, statement: dict[str, Any], secret: str) -> SignedDocument:
         """Sign a statement with RunKeys.signing; its `signer` is added."""
         unsigned = cls(kind, statement | {"signer": signer_of(secret)})
-        key = Ed25519PrivateKey.from_private_bytes(to_bytes(secret))
-        return cls(kind, unsigned.statement, key.sign(unsigned._signed_bytes()).hex())
+        return cls(kind, unsigned.statement, private_key(secret).sign(unsigned._signed_bytes()).hex())
 
     @classmethod
     def parse(cls, text: str, kind: str) -> SignedDocument:

@@ -12,7 +12,7 @@ from transport.peer import PeerIdentity
 from transport.protocol import CurveKeys, NotGenuine, encode, messages
 from transport.receipts import SignedDocument, receipt_document, signer_of
 
-MOST = 256  # bytes that a receipt adds to a message: transport/PROTOCOL.md says so
+MOST = 200  # bytes that a receipt adds to a message: transport/PROTOCOL.md says so
 
 
 class KeepingLink(PeerLink):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from recipes.algorithm.aggregator import Aggregator
 from recipes.algorithm.compressor import compressor_of
-from recipes.algorithm.global_model import GlobalModel, fold
+from recipes.algorithm.global_model import GlobalModel, replay
 from recipes.algorithm.worker import Worker
 from recipes.config.schema import Recipe
 from recipes.data.corpus import Sample
@@ -282,10 +282,49 @@ def test_what_a_peer_leaves_behind_is_all_it_did_whenever_it_stops_and_x_prime_i
     assert len(joined) == 5 - staleness
     compression, seed = hub.recipe.compression, hub.recipe.training.seed
     ledger = GlobalModel(torch.zeros(VOCABULARY**2), compressor_of(compression), seed)
-    assert torch.equal(back.worker.global_model.vector, fold(ledger, hub.aggregates).vector)
+    assert torch.equal(back.worker.global_model.vector, [*replay(ledger, hub.aggregates)][-1].vector)
     torch.testing.assert_close(
         back.worker.x + hub.aggregator.assigned[0].error, alone(hub, 4), rtol=0, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["taken", "dropped by the hub with its session"])
+def test_a_session_that_is_renewed_with_rounds_in_flight_has_each_update_once(known: bool) -> None:
+    """What the aggregator took comes with the ledger; what it did not decide on is still to be sent."""
+
+    class Renewed(FakeHub):
+        broken = threading.Event()
+
+        def fetch(self, name: str) -> bytes:
+            kind, _, number = name.partition("/")
+            if name == "lease/3":
+                wait_until(lambda: len(self.aggregates) == 3 + known)
+                self.broken.set()
+                raise ConnectionError(name)
+            if kind == "packet" and int(number) > 0:
+                wait_until(self.broken.is_set)
+                raise ConnectionError(name)
+            return super().fetch(name)
+
+        def exchange(self, packet: bytes, delivery: Delivery) -> SimpleNamespace:
+            if delivery.round == 3 and not known:
+                wait_until(self.broken.is_set)
+                raise ConnectionError("update/3")
+            return super().exchange(packet, delivery)
+
+    hub = Renewed(recipe(staleness=3, **LOSSY), [OneRound(t, t) for t in range(4)])
+    peer = peer_for(hub)
+    with pytest.raises(ConnectionError):
+        steps(hub, peer)
+    in_flight = [(flight.round, flight.taken) for flight in peer.flights]
+    again = FakeHub(hub.recipe, [])
+    again.aggregates = hub.aggregates
+    list(finetune(again, peer, now=len(hub.aggregates)))
+
+    assert in_flight == [(1, True), (2, True), (3, True if known else None)]
+    assert peer.worker.global_model.round == len(hub.aggregates)
+    whole = peer.worker.x + hub.aggregator.assigned[0].error
+    torch.testing.assert_close(whole, alone(hub, 3), rtol=0, atol=1e-5)
 
 
 def test_without_staleness_a_packet_delivers_its_own_lease() -> None:
@@ -492,3 +531,20 @@ def test_x_prime_and_not_the_local_model_is_evaluated() -> None:
 
     assert ("evaluated", 1, 1, 8) in hub.said
     assert losses == [pytest.approx(np.log(VOCABULARY))]  # x' has not moved yet, the local model has
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_what_is_evaluated_is_x_prime_of_that_very_round_whatever_is_in_flight(staleness: int) -> None:
+    """Parts of one evaluation are other peers', whose rounds in flight are not the same."""
+    seen: list[int] = []
+
+    class Watched(FakeHub):
+        def evaluated(self, round: int, part: int, found: Measured) -> None:
+            seen.append(peer.worker.global_model.round)
+
+    hub = Watched(recipe(staleness=staleness), [OneRound(t, t, eval_parts=int(t == 3)) for t in range(6)])
+    hub.rounds.append(OneRound(6, 6, samples=0, exchange=False, eval_parts=1))
+    peer = peer_for(hub)
+    steps(hub, peer)
+
+    assert seen == [3, 6]

@@ -30,7 +30,7 @@ from scripts.fuzzing.mutate import Target
 from scripts.swarms.lab import parser
 
 FOLDER = ROOT / "outputs" / "fuzz"
-GROUPS = ("messages", "bulk", "packets", "legacy", "files")
+GROUPS = ("messages", "bulk", "packets", "legacy", "files", "ways")
 FIRST = 100  # cases, among which are some that are taken
 MEASURED = 50  # of so many cases one has its memory measured
 SECONDS = 1.0  # of the processor, for one case
@@ -67,8 +67,13 @@ def targets(only: Sequence[str] = GROUPS) -> list[Target]:
     reach_tests("fuzzing")
     import packet_targets
     import transport_targets
+    import tunnel_targets
 
-    return [t for t in (*transport_targets.TARGETS, *packet_targets.TARGETS) if t.group in only]
+    return [
+        t
+        for t in (*transport_targets.TARGETS, *tunnel_targets.TARGETS, *packet_targets.TARGETS)
+        if t.group in only
+    ]
 
 
 def turns(chosen: Sequence[Target], cases: int) -> Iterator[tuple[Target, int]]:

@@ -16,7 +16,7 @@ from transport.protocol.message_codec import encode
 from transport.wire.frames import Received
 from transport.wire.rate_limit import TokenBuckets
 
-CASES = {"messages": 86_000, "bulk": 2_000, "packets": 8_000, "legacy": 500, "files": 3_500}  # 100,000
+CASES = {"messages": 86_000, "bulk": 2_000, "packets": 8_000, "legacy": 500, "files": 3_500, "ways": 900}
 
 
 @pytest.mark.slow

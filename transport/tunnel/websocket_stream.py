@@ -105,7 +105,7 @@ class TlsStream:
 class WebSocketStream:
     """The bytes in a WebSocket's binary messages; where one message ends has no meaning."""
 
-    def __init__(self, tls: TlsStream, protocol: ClientProtocol | ServerProtocol) -> None:
+    def __init__(self, tls: Stream, protocol: ClientProtocol | ServerProtocol) -> None:
         self._tls, self._protocol = tls, protocol
         self._ahead, self._over = bytearray(), False
         self.untrusted = ""  # why the server's certificate is not trusted here, if it is not
@@ -144,7 +144,9 @@ class WebSocketStream:
         """Complete the opening handshake: `answer` handles the other end's half of it. Raises OSError."""
         await self._flush()
         protocol = self._protocol
-        while protocol.state is State.CONNECTING and not (protocol.handshake_exc or self._over):
+        while protocol.state is State.CONNECTING and not (protocol.handshake_exc or protocol.parser_exc):
+            if self._over:
+                break
             await self._next(answer)
         if protocol.state is not State.OPEN:
             why = protocol.handshake_exc or protocol.parser_exc or "it hung up"
@@ -190,10 +192,16 @@ async def accept_websocket(inner: Stream, context: ssl.SSLContext) -> WebSocketS
     """Open a WebSocket over TLS as a server. Raises OSError."""
     tls = TlsStream(inner, context, None)
     await tls.handshake()
+    return await upgraded(tls)
+
+
+async def upgraded(tls: Stream) -> WebSocketStream:
+    """Open a WebSocket as a server. Raises OSError."""
     protocol = ServerProtocol(max_size=LARGEST, logger=SILENT)
 
     def answer(request: Request | Response) -> None:
         assert isinstance(request, Request)
-        protocol.send_response(protocol.accept(request))
+        if not protocol.eof_sent:  # nonsense behind the request came with it
+            protocol.send_response(protocol.accept(request))
 
     return await WebSocketStream(tls, protocol).opened(answer)

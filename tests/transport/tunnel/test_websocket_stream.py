@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import ssl
 import struct
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tls_only import CERTIFICATE, MemoryStream, memory_pair, server_context
+from websockets.frames import Frame, Opcode
 
+from transport.tunnel import bridge, carry
 from transport.tunnel.streams import CHUNK
 from transport.tunnel.websocket_stream import (
     TlsStream,
@@ -87,6 +90,34 @@ def test_a_ping_is_answered_and_no_data() -> None:
     asyncio.run(exchange())
 
 
+def test_a_carried_connection_that_is_silent_is_pinged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proxies close what is silent for a minute, and a transfer's connection may be."""
+    monkeypatch.setattr(bridge, "PING_S", 0.01)
+
+    async def exchange() -> None:
+        client, server = await opened()
+        outer, inner = memory_pair()
+        reading = asyncio.create_task(server.receive())
+        carried = asyncio.create_task(carry(inner, client))
+        pinged = asyncio.Event()
+        monkeypatch.setattr(server._protocol, "recv_frame", seen(server._protocol.recv_frame, pinged))
+        async with asyncio.timeout(10):
+            await pinged.wait()
+            await outer.send(b"data")
+            assert await reading == b"data"
+        carried.cancel()
+
+    def seen(receive: Callable[[Frame], None], pinged: asyncio.Event) -> Callable[[Frame], None]:
+        def recv_frame(frame: Frame) -> None:
+            if frame.opcode is Opcode.PING:
+                pinged.set()
+            receive(frame)
+
+        return recv_frame
+
+    asyncio.run(exchange())
+
+
 def test_a_certificate_is_checked_for_the_host_name_by_given_roots() -> None:
     roots = ssl.create_default_context(cafile=str(CERTIFICATE))
     asyncio.run(opened(roots))
@@ -124,6 +155,7 @@ def test_garbage_after_the_first_byte_of_tls_is_an_error(data: bytes) -> None:
     ("sent", "told"),
     [
         (b"GET / HTTP/1.1\r\nHost: relay\r\n\r\n", b"HTTP/1.1 426"),
+        (b"GET / HTTP/1.1\r\nHost: relay\r\n\r\n" + b"\xff" * 50, b""),
         (b"POST / HTTP/1.1\r\n\r\n", b""),
         (b"GET /" + b"a" * 9000, b""),
         (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200, b""),

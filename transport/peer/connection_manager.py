@@ -226,7 +226,8 @@ class ConnectionManager:
         self.transfers.fetch(name, chunk_buffer, size, prefetched=True)
 
     def _received_bulk(self, event: Received, message: messages.Message, now: float) -> None:
-        self._heard_at[event.flow] = self._bulk_heard_at = now
+        # pings wait behind the chunks of all peers in the hub's line: who sends those is not silent
+        self._heard_at[event.flow] = self._bulk_heard_at = self.state.heard = now
         if isinstance(message, messages.Attached):
             self.transfers.up(event.flow, message.credit, now - self._attach_sent_at[event.flow], now)
         elif isinstance(message, messages.Refused):  # the session is over; the control connection is told too

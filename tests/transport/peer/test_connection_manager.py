@@ -5,6 +5,7 @@ from __future__ import annotations
 from transport.peer.connection_manager import BACKED_OFF_S, CONTROL, ConnectionManager, LinkLimits
 from transport.peer.peer_state import PeerState
 from transport.protocol import messages
+from transport.protocol.message_codec import encode
 from transport.transfer.congestion_window import FIRST_FRAGMENT
 from transport.wire.frames import Connected, Disconnected, Frames, Received
 from transport.wire.rate_limit import Bandwidth, RateLimits
@@ -58,6 +59,20 @@ def test_a_link_that_swallows_everything_is_dialled_anew_whole_not_only_its_cont
 
     assert wire.did[:3] == [("hang up", 0), ("hang up", 1), ("hang up", 2)]
     assert ("dial", CONTROL) in wire.did
+
+
+def test_a_hub_whose_chunks_arrive_is_not_silent_however_long_its_pings_wait_behind_them() -> None:
+    """As where the hub's line carries the aggregates of four peers for longer than pings may be away."""
+    wire = SilentWire()
+    connections = joined(wire)
+    late = connections.state.silent_until() + 1.0
+    chunk = messages.Attached(64)
+    connections._attach_sent_at[1] = 1.0
+    connections._received_bulk(Received(1, [encode(chunk)]), chunk, late - 2.0)
+
+    connections._maintain(late)
+
+    assert ("hang up", CONTROL) not in wire.did
 
 
 def test_a_flow_that_the_others_leave_behind_is_dialled_anew_though_the_line_is_not_dark() -> None:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import check_trust, read_run
-from cocktail_cli.proofs import check_files, read_seal, sha256_of, uncovered
+from cocktail_cli.proofs import SEAL, check_files, read_seal, sha256_of, uncovered
 from transport import Ledger
 from transport.protocol import LedgerError
 
 from . import run_folder as in_folder
-from .snapshot_thread import CommittedModel, ProgressHook, replayed
+from .snapshot_thread import WEIGHTS, CommittedModel, ProgressHook, replayed
 
 if TYPE_CHECKING:
     from recipes.algorithm import GlobalModel
@@ -70,6 +70,7 @@ class RunVerification:
     found: dict[str, Any] = field(default_factory=dict)  # what was verified
     origin: dict[str, str] = field(default_factory=dict)  # what the run began with, from `check_hashes` on
     seal: SignedDocument | None = None  # likewise; None: the run goes on, or its version sealed nothing
+    compared: list[Path] = field(default_factory=list)  # folders whose weights are x', to the bit
 
     def check_hashes(self, model: SignedDocument | None = None) -> None:
         """Verify the ledger, and the files that the run has sealed.
@@ -86,6 +87,8 @@ class RunVerification:
             for document in (self.seal, model):
                 if document is not None:
                     self.check_document(document, ledger)
+        if self.seal is None and signer and any((self.folder / name).is_file() for name in WEIGHTS):
+            raise Failure("altered", f"{self.folder / SEAL} is missing: it was written with the model")
         files = self.seal.statement["files"] if self.seal is not None else {}
         check_files(self.folder, files)
         self.found |= {"head": head, "signer": signer, "files": len(files)}
@@ -143,10 +146,11 @@ class RunVerification:
                     expected = f"{rows[x.round].fingerprint:016x}"
                     expect(f"x' before round {x.round}", f"{x.fingerprint:016x}", expected)
                 for folder, after in models:
-                    if after == x.round:
+                    if after == x.round and not is_merged(folder, recipe):
                         compare_weights(folder, recipe, base, x)
+                        self.compared.append(folder)
                 progress(x.round, len(rows))
-        self.found |= {"fingerprint": f"{x.fingerprint:016x}", "models": len(models)}
+        self.found |= {"fingerprint": f"{x.fingerprint:016x}", "models": len(self.compared)}
 
     def _base(self, recipe: Recipe) -> Path:
         """Find the base model, here or where the recipe names it, and compare its hash."""
@@ -179,13 +183,17 @@ class RunVerification:
         return sorted(known.items())
 
 
-def compare_weights(folder: Path, recipe: Recipe, base: Path, x: GlobalModel) -> None:
-    """Raise Failure (altered) where the weights in a folder are not x'; merged adapters are not compared."""
-    from recipes.models import open_trained
+def is_merged(folder: Path, recipe: Recipe) -> bool:
+    """Tell whether a folder has adapters merged into their base: sums that machines may round differently."""
     from recipes.weight_files import ADAPTER_FILE
 
-    if recipe.lora is not None and not (folder / ADAPTER_FILE).is_file():
-        return
+    return recipe.lora is not None and not (folder / ADAPTER_FILE).is_file()
+
+
+def compare_weights(folder: Path, recipe: Recipe, base: Path, x: GlobalModel) -> None:
+    """Raise Failure (altered) where the weights in a folder are not x'."""
+    from recipes.models import open_trained
+
     with altered_if_damaged(str(folder)), closing(open_trained(recipe, base, folder)) as stored:
         if (name := stored.differs_from(x.vector)) is not None:
             text = f"{name} in {folder} is not that of x' after {x.round} rounds"

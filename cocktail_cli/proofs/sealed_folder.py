@@ -1,6 +1,6 @@
 """Seals: the SHA-256 of every file of a model's or a run's folder, signed by the run's key.
 
-    DIR/seal.json   a SignedDocument: run, rounds, head of the ledger's chain, base, recipe, weights, files
+    DIR/seal.json   a SignedDocument: run, rounds, head of the ledger's chain, base, recipe, files
 
 A seal is written last. Files that carry no truth, and files that were added later, are not under it.
 """
@@ -8,7 +8,6 @@ A seal is written last. Files that carry no truth, and files that were added lat
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,21 +36,20 @@ UNSEALED = (
 )
 
 
-def covered(folder: Path) -> Iterable[str]:
-    """Yield the names of the files that a seal of this folder is to cover, by name."""
+def files_in(folder: Path) -> list[str]:
+    """List the files of a folder but its seal, by name."""
     names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return sorted(name for name in names if name != SEAL and not is_unsealed(name))
+    return sorted(name for name in names if name != SEAL)
 
 
-def is_unsealed(name: str) -> bool:
-    return any(name == one or name.startswith(one + "/") for one in UNSEALED)
+def to_seal(name: str) -> bool:
+    return not any(name == one or name.startswith(one + "/") for one in UNSEALED)
 
 
 def uncovered(folder: Path, seal: SignedDocument | None) -> list[str]:
     """List the files of a folder that its seal does not cover."""
     files = seal.statement["files"] if seal is not None else {}
-    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return sorted(name for name in names if name not in files and name != SEAL)
+    return [name for name in files_in(folder) if name not in files]
 
 
 def sha256_of(path: Path) -> str:
@@ -63,7 +61,8 @@ def write_seal(folder: Path, statement: dict[str, Any], secret: str, known: dict
     """Seal every file of the folder with RunKeys.signing; some SHA-256 are `known`, by name."""
     from transport.receipts import SignedDocument
 
-    files = {name: known.get(name) or sha256_of(folder / name) for name in covered(folder)}
+    names = filter(to_seal, files_in(folder))
+    files = {name: known.get(name) or sha256_of(folder / name) for name in names}
     document = SignedDocument.sign("seal", statement | {"files": files}, secret)
     (folder / SEAL).write_text(document.text(), encoding="utf-8", newline="\n")
 

@@ -63,7 +63,10 @@ class SignedDocument:
         """Raise NotGenuine unless the signature is the signer's, of this very statement."""
         try:
             key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.statement["signer"]))
-            key.verify(bytes.fromhex(self.signature), self._signed_bytes())
+            signature = bytes.fromhex(self.signature)
+            key.verify(signature, self._signed_bytes())
+            if signature.hex() != self.signature:
+                raise ValueError("capitals, or blanks")
         except (InvalidSignature, LookupError, TypeError, ValueError):
             raise NotGenuine("its signature does not belong to what it says") from None
 

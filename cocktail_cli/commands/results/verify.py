@@ -73,8 +73,9 @@ def summary(found: dict[str, Any]) -> str:
     files = counted(found["files"], "sealed file")
     if found["kind"] == "run":
         return f"{run}, {rounds} replayed from the base model to the head below, {samples} samples; {files}"
-    replayed = "the weights are those of the replayed run" if found["replayed"] else "--run RUN replays it"
-    return f"{files} of {run} after {rounds}; {replayed}"
+    told = "its run was replayed; merged adapters cannot be" if found["in_ledger"] else "--run RUN replays it"
+    told = "the weights are those of the replayed run" if found["replayed"] else told
+    return f"{files} of {run} after {rounds}; {told}"
 
 
 def shortened(names: list[str]) -> str:
@@ -102,13 +103,14 @@ def check_model(folder: Path, run: str | None, trust: bool, meter: ProgressMeter
 
     seal = check_sealed_model(folder)
     said = seal.statement
-    found = {name: value for name, value in said.items() if name != "files"}
+    found = {name: value for name, value in said.items() if name != "files"} | {"replayed": False}
     if run is not None:
         checked = RunVerification(folder_of(run))
         checked.check_hashes(seal)
         checked.replay(trust, meter, (folder, said["rounds"]))
-    files = {"files": len(said["files"]), "replayed": run is not None, "not_covered": uncovered(folder, seal)}
-    return {"kind": "model", **found, **files}
+        found["replayed"] = folder in checked.compared
+    files = {"files": len(said["files"]), "not_covered": uncovered(folder, seal)}
+    return {"kind": "model", **found, "in_ledger": run is not None, **files}
 
 
 def check_receipt(path: Path, run: str | None) -> dict[str, Any]:

@@ -93,6 +93,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def going_on(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the same run before it was over: with neither model nor seal."""
+    model = "model.safetensors", "seal.json", "README.md"
+    folder = Path(shutil.copytree(finished / "run", tmp_path_factory.mktemp("going-on") / "run"))
+    for name in model:
+        (folder / name).unlink()
+    return folder
+
+
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> Path:
     """A copy of it, at another place."""
@@ -179,25 +189,20 @@ def facts(folder: Path) -> tuple[object, ...]:
 @given(data=st.data())
 @settings(max_examples=80, deadline=None)
 def test_while_a_run_goes_on_no_byte_of_its_ledger_changes_what_it_says(
-    finished: Path, data: st.DataObject
+    going_on: Path, data: st.DataObject
 ) -> None:
     """Without a seal: an altered byte is found, or it lies where SQLite keeps nothing."""
-    folder, seal = finished / "run", finished / "run" / "seal.json"
-    path = folder / "ledger" / data.draw(st.sampled_from(["ledger.db", "packets.log"]), "file")
+    path = going_on / "ledger" / data.draw(st.sampled_from(["ledger.db", "packets.log"]), "file")
     at = data.draw(st.integers(0, path.stat().st_size - 1), "offset")
-    before, sealed = facts(folder), seal.read_bytes()
-    seal.unlink()
-    try:
-        with altered(path, at, data.draw(st.integers(1, 255), "flip")):
-            try:
-                RunVerification(folder).check_hashes()
-            except Failure as failure:
-                exit = failure.exit
-            else:
-                exit = 0 if path.name == "ledger.db" and facts(folder) == before else 1
-        assert exit in (0, 9)
-    finally:
-        seal.write_bytes(sealed)
+    before = facts(going_on)
+    with altered(path, at, data.draw(st.integers(1, 255), "flip")):
+        try:
+            RunVerification(going_on).check_hashes()
+        except Failure as failure:
+            exit = failure.exit
+        else:
+            exit = 0 if path.name == "ledger.db" and facts(going_on) == before else 1
+    assert exit in (0, 9)
 
 
 def test_a_round_whose_x_is_not_what_its_peers_had_is_named(tmp_path: Path) -> None:
@@ -213,19 +218,23 @@ def test_a_round_whose_x_is_not_what_its_peers_had_is_named(tmp_path: Path) -> N
     assert failure.message.startswith("x' before round 2 is ")
 
 
-@pytest.mark.parametrize("place", [".", f"snapshots/{SNAPSHOT}"])
-def test_a_weight_that_is_not_the_replayed_one_is_named_without_a_seal(run: Path, place: str) -> None:
+def test_a_snapshot_that_is_not_the_replayed_x_is_named_while_the_run_goes_on(going_on: Path) -> None:
+    assert verified(going_on).found["models"] == 1
+    with altered(going_on / "snapshots" / str(SNAPSHOT) / "model.safetensors", -3):
+        failure = failure_of(lambda: verified(going_on))
+
+    assert f"snapshots/{SNAPSHOT} is not that of x' after {SNAPSHOT} rounds" in failure.message
+
+
+def test_a_base_model_that_is_another_one_is_found_while_the_run_goes_on(going_on: Path) -> None:
+    with altered(going_on / "base" / "model.safetensors", -3):
+        assert "the hash of the base model in" in failure_of(lambda: verified(going_on)).message
+
+
+def test_a_model_without_the_seal_that_was_written_with_it_is_not_believed(run: Path) -> None:
     (run / "seal.json").unlink()
-    with altered(run / place / "model.safetensors", -3):
-        failure = failure_of(lambda: verified(run))
 
-    assert f"{(run / place).name} is not that of x' after" in failure.message
-
-
-def test_a_base_model_that_is_another_one_is_found_without_a_seal(run: Path) -> None:
-    (run / "seal.json").unlink()
-    with altered(run / "base" / "model.safetensors", -3):
-        assert "the hash of the base model in" in failure_of(lambda: verified(run)).message
+    assert "seal.json is missing" in failure_of(RunVerification(run).check_hashes).message
 
 
 def test_a_model_of_the_run_is_x_of_its_round_rounded_to_its_dtype(run: Path, finished: Path) -> None:
@@ -269,7 +278,7 @@ def test_adapters_and_the_model_they_are_merged_into_are_verified(tmp_path: Path
     CommittedModel(LORA, story.folder / "base", story.folder).write_merged(tmp_path / "merged")
 
     assert verified(story.folder).found["models"] == 1
-    assert verified(story.folder, (tmp_path / "merged", 2)).found["models"] == 2
+    assert verified(story.folder, (tmp_path / "merged", 2)).compared == [story.folder], "merged: by its seal"
 
 
 def test_a_run_of_a_version_without_chain_key_and_seal_is_replayed_too(tmp_path: Path) -> None:

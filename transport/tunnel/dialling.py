@@ -80,13 +80,14 @@ async def opened(route: Route, step: Step, context: ssl.SSLContext) -> Stream:
 
 
 async def connected(there: Route | Proxy) -> SocketStream:
-    """Connect to the first address that answers. Raises OSError, and Unreachable: dns."""
+    """Connect to the first address that answers. Raises OSError, and Unreachable: dns, or proxy for its name."""
     host, port = there.host, there.port
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        text = f"no address for the name {host!r}: {error.strerror or error}"
-        raise Unreachable(host, port, "dns", text) from None
+    except (OSError, UnicodeError) as error:  # no such name, or no name
+        strerror = getattr(error, "strerror", "") or error
+        layer = "proxy" if isinstance(there, Proxy) else "dns"
+        raise Unreachable(host, port, layer, f"no address for the name {host!r}: {strerror}") from None
     failed = OSError("no address")
     for _, _, _, _, address in found:
         try:

@@ -11,10 +11,9 @@ def reach(host: str, port: int, timeout: float) -> str:
     """Return the IP address of `host` that accepts connections on `port`. Raises Unreachable: dns or tcp."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise Unreachable(
-            host, port, "dns", f"no address for the name {host!r}: {error.strerror or error}"
-        ) from None
+    except (OSError, UnicodeError) as error:  # no such name, or no name
+        strerror = getattr(error, "strerror", "") or error
+        raise Unreachable(host, port, "dns", f"no address for the name {host!r}: {strerror}") from None
     reasons = []
     for family, kind, proto, _, address in found:
         try:

@@ -59,7 +59,8 @@ def failed(route: Route) -> Unreachable:
 def test_a_closed_port_and_an_unknown_name_are_told() -> None:
     assert failed(Route("127.0.0.1", SHUT)).layer == "tcp"
     assert failed(Route("no-such-host.invalid", 443, tls=True)).layer == "dns"
-    assert failed(Route("hub", 1, proxy=Proxy("http", "127.0.0.1", SHUT))).layer == "proxy"
+    for proxy in ("127.0.0.1", "no-such-host.invalid"):
+        assert failed(Route("hub", 1, proxy=Proxy("http", proxy, SHUT))).layer == "proxy"
 
 
 @pytest.mark.parametrize("scheme", ["http", "socks5"])

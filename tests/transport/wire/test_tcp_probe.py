@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from transport.protocol import Route, Unreachable
+from transport.tunnel import open_stream
+from transport.wire.tcp_probe import reach
+
+
+def by_tunnel(host: str, port: int, timeout: float) -> None:
+    asyncio.run(open_stream(Route(host, port), timeout))
+
+
+@pytest.mark.parametrize("dial", [reach, by_tunnel])
+@pytest.mark.parametrize(
+    ("host", "layer"),
+    [("127.0.0.1", "tcp"), ("no-such-host.invalid", "dns"), ("a..b", "dns"), ("a" * 70 + ".org", "dns")],
+)
+def test_an_address_that_cannot_be_dialled_is_told_by_its_layer(
+    dial: Callable[[str, int, float], object], host: str, layer: str
+) -> None:
+    with pytest.raises(Unreachable) as raised:
+        dial(host, 1, 5.0)
+
+    assert raised.value.layer == layer
+    assert host in str(raised.value)
+
+
+def test_an_address_that_accepts_connections_is_told_as_one_of_ip() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        assert reach("localhost", there.getsockname()[1], 5.0) == "127.0.0.1"

@@ -80,7 +80,7 @@ async def opened(route: Route, step: Step, context: ssl.SSLContext) -> Stream:
 
 
 async def connected(there: Route | Proxy) -> SocketStream:
-    """Connect to the first address that answers. Raises OSError, and Unreachable (dns; proxy for its name)."""
+    """Connect to the first address that answers. Raises OSError, and Unreachable (dns; a proxy: proxy)."""
     host, port = there.host, there.port
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -31,6 +31,7 @@ UNSEALED = (
     "tracking",
     "peers",
     "ledger/ledger.lock",
+    "ledger/ledger.lock-journal",
     "ledger/ledger.db-wal",
     "ledger/ledger.db-shm",
 )

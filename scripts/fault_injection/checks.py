@@ -10,6 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from cocktail_cli.host import RunVerification
+from cocktail_cli.proofs import open_receipt
 from recipes.algorithm import GlobalModel, compressor_of
 from recipes.config.loader import recipe_from_json
 from recipes.models.causal_lm import load_model
@@ -52,6 +54,7 @@ def checks(
     """Check all of them, in the order in which one wants to read them."""
     yield finished(swarm)
     yield from books(swarm)
+    yield verified(swarm)
     if reference is not None:
         yield as_good(swarm, reference)
     yield rounds_in_time(swarm, records, step_timeout)
@@ -109,6 +112,21 @@ def books(swarm: Swarm) -> Iterator[Check]:
     rounds = [step.event["round"] for step in swarm.steps()]
     figure = f"{len(rounds):,} told of {len(rows):,}; what was committed at a kill may be untold"
     yield Check("no round is told twice", len(set(rounds)) == len(rounds), figure)
+
+
+def verified(swarm: Swarm) -> Check:
+    """Check the run's seal, its replay, and the newest receipt of each peer, as `cocktail verify` does."""
+    promise = "`cocktail verify` replays the run, and no receipt contradicts it"
+    run, held = RunVerification(swarm.out), sorted(swarm.folder.glob("homes/*/receipts/*.json"))
+    try:
+        run.check_hashes()
+        run.replay(False, lambda done, total: None)
+        for path in held:
+            run.check_receipt(open_receipt(path))
+    except Exception as error:  # whatever it is, it is the finding
+        return Check(promise, False, f"{type(error).__name__}: {error}")
+    figure = f"{run.found['rounds']:,} rounds, {run.found['files']} sealed files, {len(held)} receipts"
+    return Check(promise, bool(run.found["files"] and held), figure)
 
 
 def as_good(swarm: Swarm, reference: float) -> Check:

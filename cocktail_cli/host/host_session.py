@@ -385,6 +385,7 @@ class HostSession:
         from recipes.models import package_versions
         from transport import Hub, Ledger, RunKeys, ask_status, parse_url
         from transport.hub import keep_freed_memory
+        from transport.protocol import short_key
         from transport.receipts import signer_of
 
         from .run_delegate import settings_of
@@ -401,7 +402,7 @@ class HostSession:
             self.show(events.Warning(f"{text}; -o on a disk of this machine is faster and safer"))
         place = self.folder / in_folder.LEDGER
         origin = {"recipe": self.recipe.recipe_hash, "base": work.base.digest, "data": work.corpus.digest()}
-        origin |= {"hub": keys.public, "signer": signer_of(keys.signing) if keys.signing else ""}
+        origin |= {"hub": short_key(keys.public), "signer": signer_of(keys.signing) if keys.signing else ""}
         ledger = Ledger(place, run=name, samples=settings.samples, wal=remote is None, origin=origin)
         work.recover(ledger)
         narrator.recall(ledger)

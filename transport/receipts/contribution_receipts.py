@@ -2,7 +2,8 @@
 
 A receipt proves to anybody that the holder of the run's key counted so many samples of this peer, in a ledger
 that had this head. It does not prove that they were trained well, or that the hub counted rightly: the peer
-has to compare. A hub that later shows a ledger with another head, or fewer samples, is contradicted by it.
+has to compare. A hub that later shows a ledger with another head, or fewer samples, is contradicted by it. It
+names the hub by 16 digits of its key, as who has the whole key can dial it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from transport.ledger import Counted, Ledger
-from transport.protocol import NotGenuine, RunKeys, count_samples, messages
+from transport.protocol import NotGenuine, RunKeys, count_samples, messages, short_key
 
 from .signed_documents import SignedDocument
 
@@ -40,7 +41,7 @@ class ReceiptWriter:
         for key in sessions.keys() - {""}:
             statement = {
                 "run": self._ledger.run,
-                "hub": self._keys.public,
+                "hub": short_key(self._keys.public),
                 "peer": key,
                 "committed": round + 1,
                 "rounds": self._rounds[key],
@@ -63,7 +64,7 @@ def receipt_document(run: str, hub: str, peer: str, round: int, receipt: message
     """Complete a receipt of `round` by what its peer knows itself. Raises NotGenuine."""
     statement: dict[str, Any] = {
         "run": run,
-        "hub": hub,
+        "hub": short_key(hub),
         "peer": peer,
         "committed": round + 1,
         "rounds": receipt.rounds,

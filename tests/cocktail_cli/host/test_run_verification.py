@@ -23,7 +23,7 @@ from recipes.config import Recipe, load_recipe
 from recipes.models import base_manifest, open_tokenizer, open_trained, prepare_base
 from recipes.models.base_files import manifest_digest
 from transport.ledger import Counted, EvaluationRow, Ledger, RoundRow
-from transport.protocol import CurveKeys, NotGenuine, RunKeys
+from transport.protocol import CurveKeys, NotGenuine, RunKeys, short_key
 from transport.receipts import ReceiptWriter, SignedDocument, receipt_document, signer_of
 
 NAME, ROUNDS, SNAPSHOT = "amber-otter-42", 6, 3
@@ -38,7 +38,7 @@ def begin(folder: Path, recipe: Recipe = RECIPE, keys: RunKeys = KEYS) -> Story:
     (folder / "recipe.json").write_text(recipe.to_json())
     with closing(open_trained(recipe, base.folder)) as stored:
         vector = torch.from_numpy(stored.read(0, stored.layout.size))
-    origin = {"recipe": recipe.recipe_hash, "base": base.digest, "hub": keys.public}
+    origin = {"recipe": recipe.recipe_hash, "base": base.digest, "hub": short_key(keys.public)}
     origin["signer"] = signer_of(keys.signing)
     ledger = Ledger(folder / "ledger", run=NAME, samples=4 * ROUNDS, origin=origin)
     save_run(record(folder, keys))

@@ -169,7 +169,6 @@ class Exchange:
 
     round: Round
     flight: Flight
-    mark: torch.cuda.Event | None  # the device has x_i of this round behind it
     committed: Future[None]
     arrived: Future[None]
     landed: Future[None] | None = None
@@ -194,14 +193,15 @@ class Exchanges:
         self.in_flight = deque[Exchange]()
 
     def start(self, round: Round) -> None:
-        """Begin the exchange of a round, and to move x' by the one that is due before the next."""
+        """Begin the exchange of a round behind what the device was asked, and to move x' by the one that is
+        due before the next."""
         link, peer, submit = self.link, self.peer, self.threads.submit
         earlier = [one.sent for one in peer.flights if one.taken and one.sent]
         flight, mark = Flight(round.round, list(peer.undelivered), time.monotonic()), peer.side.mark()
         peer.flights.append(flight)
         peer.encoded.clear()
         committed = submit(exchange, link, peer, round, flight, earlier, mark)
-        exchanged = Exchange(round, flight, mark, committed, submit(receive, link, peer, flight, committed))
+        exchanged = Exchange(round, flight, committed, submit(receive, link, peer, flight, committed))
         self.in_flight.append(exchanged)
         if len(self.in_flight) == self.most:
             self.in_flight[0].landed = submit(land, peer, self.in_flight[0], mark)

@@ -295,6 +295,7 @@ def test_durations_are_seconds(text: str | int, seconds: float) -> None:
         ("training: {lr_scheduler_type: cosine_with_min_lr}", "training.lr_scheduler_kwargs"),
         ("compression: {preset: lora-cocktail}", "compression.preset"),
         ("training: {max_steps: 99}\ncompression: {preset: diloco}", "compression.local_steps"),
+        ("compression: {staleness: 2}\nswarm: {owners: peers}", "compression.staleness"),
         ("compression: {topk_chunk: 64, topk_ratio: 0.005}", "compression.topk_chunk"),
         ("lora: {}\ntraining: {fp32_master_weights: false}", "training.fp32_master_weights"),
         ("training: {fp32_master_weights: false}", "training.fp32_master_weights"),

@@ -250,7 +250,7 @@ class Training(Section):
     )
     momentum: Annotated[Real, Field(ge=0, lt=1)] = key(
         0.95,
-        "of muon, and of soap its beta1, on the matrices they take; of each peer, undivided",
+        "of muon, on the matrices it takes; of each peer, undivided",
         since="0.2",
     )
     weight_decay: Annotated[Real, Field(ge=0)] = key(0.0, "decoupled weight decay")

@@ -114,7 +114,7 @@ TABLES = (
 )
 
 DENSE = REFERENCE.setting
-SOAP: dict[str, Any] = {"optim": "soap", "beta2": 0.99, "matrix_momentum": 0.9}
+SOAP: dict[str, Any] = {"optim": "soap", "beta2": 0.99}
 OPTIMIZERS = {  # all-reduce with it, and peers whose packets are sums of its steps
     "AdamW": (DENSE, WIDE),
     "Muon": (replace(DENSE, optim="muon"), replace(WIDE, optim="muon", matrix_momentum=0.9)),

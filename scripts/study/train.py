@@ -93,7 +93,7 @@ class Setting:
     owner_keep: float = 0.0  # K of the owner; 0: that of the peers
     rows: int = 0  # of a step, where it is not the study's
     optim: Optim = ADAMW
-    matrix_momentum: float = 0.95  # of Muon, and SOAP's beta1
+    matrix_momentum: float = 0.95  # of Muon
     basis: int = 0  # 1: Adam works in a fixed eigenbasis of the pre-trained model's gradients
 
     @property

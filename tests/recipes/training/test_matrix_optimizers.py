@@ -113,18 +113,21 @@ def test_half_precision_weights_are_stepped_by_the_same_rule(optim: str) -> None
 
 
 @pytest.mark.parametrize("optim", METHODS)
-def test_a_rate_is_set_for_both_parts_and_a_peers_momentum_is_not_divided(optim: str) -> None:
+def test_a_rate_is_set_for_both_parts_and_beta1_for_all_that_have_it(optim: str) -> None:
+    """Muon's momentum is not divided among the peers."""
     optimizer = trainer(optim).optimizer
     set_learning_rate(optimizer, 0.5, beta1=0.125)
 
     assert {group["lr"] for group in optimizer.param_groups} == {0.5}
-    assert {group["betas"][0] for group in optimizer.param_groups if "betas" in group} == {0.125}
+    with_betas = [group["betas"] for group in optimizer.param_groups if "betas" in group]
+    assert {beta1 for beta1, _ in with_betas} == {0.125}
+    assert (len(with_betas) == len(optimizer.param_groups)) == (optim == "soap")
     assert len(parameters_of(optimizer)) == len(list(model().parameters()))
 
 
 def test_soap_with_a_basis_that_is_the_identity_is_adam() -> None:
     """Where gradients are diagonal the eigenvectors are the coordinates."""
-    training = recipe("soap", "momentum=0.9", "adam_beta2=0.99").training
+    training = recipe("soap", "adam_beta1=0.9", "adam_beta2=0.99").training
     weight, plain = (nn.Parameter(torch.ones(4, 4)) for _ in range(2))
     soap = Soap([{"params": [weight]}], training)
     adam = torch.optim.AdamW([plain], lr=training.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)

@@ -10,7 +10,7 @@ import io
 import json
 import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from math import isfinite
 from pathlib import Path
@@ -171,7 +171,15 @@ class Books:
     def evaluated(self, row: Any) -> None:
         self.note(row.round, row.step, row.loss, row.tokens)
 
-    def commit(self, row: Any, packet: bytes, counted: Sequence[Counted], given: Any = None) -> Any:
+    def commit(
+        self,
+        row: Any,
+        packet: bytes,
+        counted: Sequence[Counted],
+        given: Any = None,
+        fingerprints: Mapping[int, int] | None = None,
+    ) -> Any:
+        self.note(*(fingerprint >> 1 for fingerprint in (fingerprints or {}).values()))
         self.note(row.round, row.step, row.fingerprint >> 1, row.loss, row.tokens)
         return row
 

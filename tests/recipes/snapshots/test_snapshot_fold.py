@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import BUILTIN, CONFIGS, TIED
 
 from compress import Cocktail, fingerprint, join
-from recipes.algorithm.global_model import GlobalModel, fold
+from recipes.algorithm.global_model import GlobalModel, replay
 from recipes.errors import ModelError
 from recipes.models.base_model import atomic_folder
 from recipes.models.causal_lm import load_model, open_vector
@@ -65,6 +65,12 @@ def in_memory(vector: torch.Tensor) -> StoredVector:
     data = memoryview(vector.numpy().view(np.uint8).data)
     shape = tuple(vector.shape)
     return StoredVector(Layout(("w",), (shape,)), ("w",), (StoredTensor("F32", shape, data),), {})
+
+
+def fold(model: GlobalModel, packets: Iterable[bytes]) -> GlobalModel:
+    """Apply all packets."""
+    *_, folded = replay(model, packets)
+    return folded
 
 
 def fold_of(

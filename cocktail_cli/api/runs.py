@@ -58,7 +58,8 @@ class Feed:
         threading.Thread(target=self._read, name="events of a run", daemon=True).start()
 
     def _read(self) -> None:
-        with self.stderr, self.process:
+        # a process that has ended by itself leaves words unread in its stdin, which closing would flush
+        with self.stderr, suppress(BrokenPipeError), self.process:
             try:
                 for event in read_events(self.process):
                     self._note(event)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import cocktail_cli
-from cocktail_cli.api.runs import TERMINAL, as_yaml_value, command_words, options_of
+from cocktail_cli.api.runs import TERMINAL, Feed, as_yaml_value, command_words, options_of
 from cocktail_cli.commands.run import join as join_command
 from cocktail_cli.commands.run import launch as launch_command
 from cocktail_cli.commands.run import resume as resume_command
@@ -115,6 +115,20 @@ def test_a_block_that_does_not_read_its_run_ends_with_the_runs_failure() -> None
         cocktail_cli.launch("smok") as run,
     ):
         run._process.wait()  # it failed by itself, before the block's end could stop it
+
+
+def test_a_process_that_ended_before_it_was_asked_to_stop_ends_its_run(tmp_path: Path) -> None:
+    """What was written to it stays in the pipe's buffer, and cannot be flushed."""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", ""], **pipes)
+    process.wait()
+    assert process.stdin is not None
+    process.stdin.write("stopped from Python\n")
+
+    feed = Feed(process, (tmp_path / "stderr").open("w+"))
+
+    assert feed.events.get(timeout=30) is None
+    assert feed.failure is not None
 
 
 @pytest.mark.slow

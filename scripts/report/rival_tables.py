@@ -323,7 +323,10 @@ def losses_in_short(folder: Path, found: Found) -> list[list[str]]:
         gaps = tables.over(found, row, four_peers)
         if row.setting.peers and "`" in row.name and ends and gaps:
             rows.append([row.name, f"{ends[0].ratio:.0f}x", f"{gaps[0]:+.2%}"])
-    return rows + [[name, ratio, over] for name, ratio, _, _, over in rival_losses(folder, found)]
+    rivals = rival_losses(folder, found)
+    return rows + [
+        [name, ratio, over] for name, ratio, _, each, over in rivals if each.count(",") + 1 == len(plan.SEEDS)
+    ]
 
 
 def in_short(row: Row) -> str:

@@ -32,6 +32,7 @@ from transport.tunnel import (
     ReadAhead,
     SocketStream,
     Stream,
+    accept,
     accept_websocket,
     converse,
     dial_loopback,
@@ -205,13 +206,8 @@ class Relay:
     # ---- connections ---------------------------------------------------------------------------------------
 
     async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            try:
-                sock, address = await loop.sock_accept(self._listener)
-            except OSError:  # it is gone again, or this system has no more descriptors
-                await asyncio.sleep(0.05)
-                continue
+            sock, address = await accept(self._listener)
             where, most = origin(address[0]), min(self.limits.of_one_origin, self._most // 4)
             many = len(self._served) >= self._most or self._of_origin[where] >= most
             if many or not self._dials.take(where, time.monotonic()):

@@ -5,5 +5,5 @@ from . import relay_socks
 from .bridge import Bridge, carry
 from .dialling import ask, certificate_doubt, open_stream, probe
 from .loop_thread import LoopThread, PolledWire
-from .streams import ReadAhead, SocketStream, Stream, converse, dial_loopback, prepare, splice
+from .streams import ReadAhead, SocketStream, Stream, accept, converse, dial_loopback, prepare, splice
 from .websocket_stream import TLS_FIRST, accept_websocket

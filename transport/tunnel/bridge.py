@@ -10,7 +10,7 @@ from transport.protocol import Route, Unreachable
 
 from .dialling import open_stream
 from .loop_thread import LoopThread
-from .streams import SocketStream, Stream, prepare, splice
+from .streams import SocketStream, Stream, accept, prepare, splice
 from .websocket_stream import WebSocketStream
 
 AT_ONCE = 64  # connections: a peer has up to five, and its probes; no other program may fill this one
@@ -33,14 +33,9 @@ class Bridge:
         self._thread.stop()
 
     async def _main(self) -> None:
-        loop = asyncio.get_running_loop()
         try:
             while True:
-                try:
-                    sock, _ = await loop.sock_accept(self._listener)
-                except OSError:  # it is gone again, or this system has no more descriptors
-                    await asyncio.sleep(0.05)
-                    continue
+                sock, _ = await accept(self._listener)
                 if len(self._carried) >= AT_ONCE:
                     sock.close()
                     continue

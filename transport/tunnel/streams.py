@@ -132,6 +132,15 @@ async def converse(stream: Stream, parser: Generator[Any, bytes, Any]) -> Any:
         return done.value
 
 
+async def accept(listener: socket.socket) -> tuple[socket.socket, Any]:
+    """Wait for the next connection, however often accepting fails; returns it and its address."""
+    while True:
+        try:
+            return await asyncio.get_running_loop().sock_accept(listener)
+        except OSError:  # it is gone again, or this system has no more descriptors
+            await asyncio.sleep(0.05)
+
+
 async def dial(host: str, port: int, source: str = "") -> SocketStream:
     """Connect to an IP address, from the address `source` where it is given. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
 import time
@@ -13,43 +12,28 @@ from pathlib import Path
 
 import pytest
 from test_hub_and_peer import FAST, Running
-from tls_only import server_context
+from tls_only import Firewall, server_context
 from toy_swarm import ToyPeer, toy_settings, trained
 
 from transport import PeerLink
 from transport.peer import PeerIdentity
 from transport.protocol import CurveKeys, as_z85, to_bytes
 from transport.relay import HubTunnel, Relay
-from transport.tunnel import LoopThread, SocketStream, Stream, accept_websocket, prepare, splice
+from transport.tunnel import ReadAhead, SocketStream, Stream, accept_websocket, splice
 from transport.tunnel.streams import CHUNK, dial
 from transport.tunnel.websocket_stream import client_context, open_websocket
 
 SHUT = 1
 
 
-class Inspector:
+class Inspector(Firewall):
     """Ends TLS and WebSocket of each connection, and goes on by its own to the relay at `port`."""
 
     def __init__(self, port: int, alter: Callable[[bytes], bytes] = lambda data: data) -> None:
-        self.seen, self.altered = bytearray(), threading.Event()
-        self._to, self._alter = port, alter
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.setblocking(False)
-        self.port = self._listener.getsockname()[1]
-        self._thread = LoopThread("inspector", self._main)
-        self._thread.start()
+        self.seen, self.altered, self._alter = bytearray(), threading.Event(), alter
+        super().__init__(port)
 
-    def close(self) -> None:
-        self._thread.stop()
-
-    async def _main(self) -> None:
-        tasks = set()
-        with self._listener:
-            while True:
-                sock, _ = await asyncio.get_running_loop().sock_accept(self._listener)
-                tasks.add(asyncio.create_task(self._inspect(prepare(sock))))
-
-    async def _inspect(self, sock: socket.socket) -> None:
+    async def _forward(self, sock: socket.socket) -> None:
         with sock, suppress(OSError):
             inside = await accept_websocket(SocketStream(sock), server_context())
             with closing(await dial("127.0.0.1", self._to)) as raw:
@@ -64,24 +48,16 @@ class Inspector:
         return data
 
 
-class Tapped:
+class Tapped(ReadAhead):
     """A stream whose bytes an inspector reads."""
 
     def __init__(self, inner: Stream, tap: Inspector) -> None:
-        self._inner, self._tap = inner, tap
+        super().__init__(inner, b"")
+        self._tap = tap
 
     async def receive(self, most: int = CHUNK) -> bytes:
-        data = await self._inner.receive(most)
+        data = await super().receive(most)
         return self._tap.pass_on(data) if data else data
-
-    async def send(self, data: bytes) -> None:
-        await self._inner.send(data)
-
-    async def end(self) -> None:
-        await self._inner.end()
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 @pytest.mark.parametrize(

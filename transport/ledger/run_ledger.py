@@ -334,7 +334,7 @@ class Ledger:
             self._link("evaluation", one.round)
         self._db.execute("COMMIT")
 
-    def _verify_chain(self) -> str:
+    def _verify_chain(self, rounds: list[RoundRow]) -> str:
         """Recompute every head from the rows. Raises LedgerError, which names the round."""
         if not self._has_chain():
             return ""
@@ -347,8 +347,8 @@ class Ledger:
                     f"the chain breaks at {kind} {round}: its head is {stored}, expected {head.hex()}"
                 )
             newest[kind, round] = entry.lower()  # an evaluation that was repeated has two links
-        rows: list[tuple[Kind, int]] = [("round", row.round) for row in self.rounds()]
-        rows += [("fingerprint", row.round) for row in self.rounds() if row.fingerprint]
+        rows: list[tuple[Kind, int]] = [("round", row.round) for row in rounds]
+        rows += [("fingerprint", row.round) for row in rounds if row.fingerprint]
         rows += [("evaluation", row.round) for row in self.evaluations()]
         for kind, round in dict.fromkeys([*rows, *newest]):
             if newest.get((kind, round)) != self._entry(kind, round).hex():
@@ -566,7 +566,8 @@ class Ledger:
         for (found,) in self._db.execute("PRAGMA integrity_check(1)"):
             if found != "ok":
                 raise sqlite3.DatabaseError(found)
-        rows, end, head = self.rounds(), 0, self._verify_chain()
+        rows, end = self.rounds(), 0
+        head = self._verify_chain(rows)
         for row, (round, packet) in zip(rows, self.packets(), strict=True):
             if round != row.round or row.offset != end:
                 raise LedgerError(f"round {row.round} does not follow the one before it")

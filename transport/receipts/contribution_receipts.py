@@ -12,10 +12,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from msgspec.structs import replace
+
 from transport.ledger import Counted, Ledger
 from transport.protocol import NotGenuine, RunKeys, count_samples, messages, short_key
 
-from .signed_documents import SignedDocument
+from .signed_documents import SignedDocument, signer_of
 
 KIND = "receipt"
 FIELDS = {"run": str, "hub": str, "peer": str, "committed": int, "rounds": int, "samples": int, "head": str}
@@ -39,30 +41,23 @@ class ReceiptWriter:
         self._rounds.update(sessions.keys())
         head, made = self._ledger.head(), dict[str, messages.Receipt]()
         for key in sessions.keys() - {""}:
-            statement = {
-                "run": self._ledger.run,
-                "hub": short_key(self._keys.public),
-                "peer": key,
-                "committed": round + 1,
-                "rounds": self._rounds[key],
-                "samples": self._samples[key],
-                "head": head,
-            }
-            signed = SignedDocument.sign(KIND, statement, self._keys.signing)
             receipt = messages.Receipt(
                 rounds=self._rounds[key],
                 samples=self._samples[key],
                 head=bytes.fromhex(head),
-                signer=bytes.fromhex(signed.statement["signer"]),
-                signature=bytes.fromhex(signed.signature),
+                signer=bytes.fromhex(signer_of(self._keys.signing)),
+                signature=b"",
             )
+            statement = statement_of(self._ledger.run, self._keys.public, key, round, receipt)
+            signed = SignedDocument.sign(KIND, statement, self._keys.signing)
+            receipt = replace(receipt, signature=bytes.fromhex(signed.signature))
             made |= dict.fromkeys(sessions[key], receipt)
         return made
 
 
-def receipt_document(run: str, hub: str, peer: str, round: int, receipt: messages.Receipt) -> SignedDocument:
-    """Complete a receipt of `round` by what its peer knows itself. Raises NotGenuine."""
-    statement: dict[str, Any] = {
+def statement_of(run: str, hub: str, peer: str, round: int, receipt: messages.Receipt) -> dict[str, Any]:
+    """Spell out what a receipt of `round` says; `hub` and `peer` are public keys."""
+    return {
         "run": run,
         "hub": short_key(hub),
         "peer": peer,
@@ -72,7 +67,11 @@ def receipt_document(run: str, hub: str, peer: str, round: int, receipt: message
         "head": receipt.head.hex(),
         "signer": receipt.signer.hex(),
     }
-    document = SignedDocument(KIND, statement, receipt.signature.hex())
+
+
+def receipt_document(run: str, hub: str, peer: str, round: int, receipt: messages.Receipt) -> SignedDocument:
+    """Complete a receipt of `round` by what its peer knows itself. Raises NotGenuine."""
+    document = SignedDocument(KIND, statement_of(run, hub, peer, round, receipt), receipt.signature.hex())
     document.check()
     return document
 

@@ -52,13 +52,17 @@ class Serving(IdleDelegate):
 
 
 def run_hub(asked: Line) -> None:
+    serve(asked, ("0.0.0.0", 29400), f"{RELAY}:29399", AT_ONCE)
+
+
+def serve(asked: Line, bind: tuple[str, int], relay: str, batch: int) -> None:
+    """Serve one object through a relay, until SIGTERM; `batch`: samples of a round."""
     keys, size = RunKeys(**asked["keys"]), asked["size"]
-    settings = RunSettings(RUN, "{}", "00", 1 << 40, AT_ONCE, max_update=size + (1 << 20), linger_s=1.0)
+    settings = RunSettings(RUN, "{}", "00", 1 << 40, batch, max_update=size + (1 << 20), linger_s=1.0)
     with Ledger(Path(asked["folder"]), run=RUN, samples=settings.samples) as ledger:
-        hub = Hub(("0.0.0.0", 29400), keys, ledger, settings, Serving(size))
-        tunnel = HubTunnel(
-            f"{RELAY}:29399", keys.pair, ("127.0.0.1", hub.port), lambda text: say("told", text=text)
-        )
+        hub = Hub(bind, keys, ledger, settings, Serving(size))
+        here = ("127.0.0.1", hub.port)
+        tunnel = HubTunnel(relay, keys.pair, here, lambda text: say("told", text=text))
         signal.signal(signal.SIGTERM, lambda *_: hub.stop(now=True))
         hub.start()
         say("listening")

@@ -24,12 +24,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from scripts import ROOT
-from scripts.bench.through_relay import AT_ONCE, BLOB, RUN, Serving, join
+from scripts.bench.through_relay import AT_ONCE, BLOB, RUN, join, serve
 from scripts.swarms.processes import Line, Process, program, say
-from transport import Hub, Ledger, PeerLink, RunKeys, RunSettings, parse_url
+from transport import PeerLink, RunKeys, parse_url
 from transport.peer import PeerIdentity
 from transport.protocol import Proxies, Proxy, Route, RunURL
-from transport.relay import HubTunnel, Relay
+from transport.relay import Relay
 from transport.wire import DealerWire
 
 MODULE = "scripts.bench.through_tls"
@@ -50,17 +50,7 @@ START = {"squid": ["squid", "-N", "-f"], "tinyproxy": ["tinyproxy", "-d", "-c"]}
 
 
 def run_hub(asked: Line) -> None:
-    keys, size = RunKeys(**asked["keys"]), asked["size"]
-    settings = RunSettings(RUN, "{}", "00", 1 << 40, 1, max_update=size + (1 << 20), linger_s=1.0)
-    with Ledger(Path(asked["folder"]), run=RUN, samples=settings.samples) as ledger:
-        hub = Hub(("127.0.0.1", 0), keys, ledger, settings, Serving(size))
-        tunnel = HubTunnel(asked["relay"], keys.pair, ("127.0.0.1", hub.port))
-        signal.signal(signal.SIGTERM, lambda *_: hub.stop(now=True))
-        hub.start()
-        say("listening")
-        for _ in hub.events():
-            continue
-        tunnel.close()
+    serve(asked, ("127.0.0.1", 0), asked["relay"], 1)
 
 
 def run_relay(_: Line) -> None:

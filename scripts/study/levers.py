@@ -1,4 +1,4 @@
-"""What packets cost in loss, part by part, and what might lower it: all peers as one tensor (N, P).
+"""Try levers against the loss of packets, and measure its parts: all peers as one tensor (N, P).
 
     scripts/start scripts.study.levers --basis 1 --up exact --rates 1.1e-2
     scripts/start scripts.study.levers --basis 1 --way masks --share .08 --down-bits 2 --rates 8e-3 1.1e-2

@@ -118,7 +118,7 @@ def test_a_block_that_does_not_read_its_run_ends_with_the_runs_failure() -> None
 
 
 def test_a_process_that_ended_before_it_was_asked_to_stop_ends_its_run(tmp_path: Path) -> None:
-    """What was written to it stays in the pipe's buffer, and cannot be flushed."""
+    """The words written to it stay in the pipe's buffer, and cannot be flushed."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", ""], **pipes)
     process.wait()

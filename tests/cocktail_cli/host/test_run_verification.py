@@ -129,7 +129,7 @@ def altered(path: Path, at: int, flip: int = 1) -> Iterator[None]:
 
 
 def failure_of(check: Callable[[], object]) -> Failure:
-    """What the user reads of it: a failure with exit 9, and no bug."""
+    """Explain the failure as the user reads it: exit 9, and no bug."""
     with pytest.raises((Failure, NotGenuine)) as raised:
         check()
     failure = explain(raised.value)
@@ -180,7 +180,7 @@ def test_a_missing_file_is_named_and_a_deleted_snapshot_is_no_error(run: Path) -
 
 
 def facts(folder: Path) -> tuple[object, ...]:
-    """What a ledger says."""
+    """Read the facts of a ledger."""
     with Ledger(folder / "ledger", write=False) as ledger:
         counted = [one for r in range(ROUNDS) for one in ledger.counted(r, r + 1)]
         return ledger.run, ledger.samples, ledger.origin, ledger.rounds(), counted, ledger.evaluations()

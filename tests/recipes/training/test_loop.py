@@ -260,8 +260,8 @@ def wait_until(true: Callable[[], bool]) -> bool:
 def test_what_a_peer_leaves_behind_is_all_it_did_whenever_it_stops_and_x_prime_is_the_hubs(
     staleness: int, late: frozenset[int], tmp_path: Path
 ) -> None:
-    """It is asked to leave with rounds in flight, whose aggregates do not come any more. Its checkpoint goes
-    on elsewhere from the ledger: x' to the bit, and e and the residual have the rest of every step, once."""
+    """A peer is asked to leave with rounds in flight, whose aggregates do not come any more. Its checkpoint
+    goes on elsewhere from the ledger: x' to the bit; e and the residual have the rest of every step, once."""
 
     class Cut(FakeHub):
         def fetch(self, name: str) -> bytes:
@@ -290,7 +290,7 @@ def test_what_a_peer_leaves_behind_is_all_it_did_whenever_it_stops_and_x_prime_i
 
 @pytest.mark.parametrize("known", [True, False], ids=["taken", "dropped by the hub with its session"])
 def test_a_session_that_is_renewed_with_rounds_in_flight_has_each_update_once(known: bool) -> None:
-    """What the aggregator took comes with the ledger; what it did not decide on is still to be sent."""
+    """Updates that the aggregator took come with the ledger; the undecided ones are still to be sent."""
 
     class Renewed(FakeHub):
         broken = threading.Event()

@@ -62,7 +62,7 @@ def test_a_link_that_swallows_everything_is_dialled_anew_whole_not_only_its_cont
 
 
 def test_a_hub_whose_chunks_arrive_is_not_silent_however_long_its_pings_wait_behind_them() -> None:
-    """As where the hub's line carries the aggregates of four peers for longer than pings may be away."""
+    """The hub's line may carry the aggregates of four peers for longer than pings may be away."""
     wire = SilentWire()
     connections = joined(wire)
     late = connections.state.silent_until() + 1.0

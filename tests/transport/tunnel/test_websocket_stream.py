@@ -128,7 +128,7 @@ def test_a_certificate_is_checked_for_the_host_name_by_given_roots() -> None:
 
 
 async def answered(sent: bytes, *, tls: bool) -> bytes:
-    """What a relay's end answers to these bytes before it gives up."""
+    """Return the answer of a relay's end to these bytes before it gives up."""
     near, far = memory_pair()
     server = asyncio.create_task(accept_websocket(far, server_context()))
     client: MemoryStream | TlsStream = near

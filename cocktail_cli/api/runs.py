@@ -55,11 +55,26 @@ class Feed:
         self.ending: events.RunFinished | events.RunPaused | events.Left | None = None
         self.failure: Failure | None = None
         self.stop_asked = False
+        self._writing = threading.Lock()  # a stop may be asked for while the process ends by itself
         threading.Thread(target=self._read, name="events of a run", daemon=True).start()
 
+    def write(self, text: str) -> None:
+        """Write a line to the process's stdin, unless it has ended: its events say why."""
+        stdin = self.process.stdin
+        with self._writing, suppress(OSError):
+            if stdin and not stdin.closed:
+                stdin.write(text)
+                stdin.flush()
+
+    def close_stdin(self) -> None:
+        """Close the process's stdin. Words that an ended process left unread cannot be flushed any more."""
+        with self._writing, suppress(OSError):
+            if self.process.stdin:
+                self.process.stdin.close()
+
     def _read(self) -> None:
-        # a process that has ended by itself leaves words unread in its stdin, which closing would flush
-        with self.stderr, suppress(BrokenPipeError), self.process:
+        assert self.process.stdout is not None
+        with self.stderr, self.process.stdout:
             try:
                 for event in read_events(self.process):
                     self._note(event)
@@ -67,6 +82,7 @@ class Feed:
             except Failure as failure:
                 self.failure = failure
             status = self.process.wait()
+            self.close_stdin()
             if self.ending is None and self.failure is None and not self.stop_asked:
                 self.failure = self._crash(status)
         self.begun.set()
@@ -109,9 +125,9 @@ class Run:
         stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": stderr}
         self._process = start_command(arguments, **pipes)
-        if url:
-            self._write(url + "\n")
         self._feed = Feed(self._process, stderr)
+        if url:
+            self._feed.write(url + "\n")
 
     # ---- reading -------------------------------------------------------------------------------------------
 
@@ -199,7 +215,8 @@ class Run:
         if self._feed.stop_asked:
             return
         self._feed.stop_asked = True
-        self._write("stopped from Python\n", last=True)
+        self._feed.write("stopped from Python\n")
+        self._feed.close_stdin()
 
     def kill(self) -> None:
         """End the process at once. Committed rounds are on the disk; `resume=True` continues them."""
@@ -215,15 +232,6 @@ class Run:
         except BaseException:
             self.kill()
             raise
-
-    def _write(self, text: str, last: bool = False) -> None:
-        assert self._process.stdin is not None
-        with suppress(OSError, ValueError):  # it has ended, and its events say why
-            self._process.stdin.write(text)
-            self._process.stdin.flush()
-        if last:
-            with suppress(OSError):
-                self._process.stdin.close()
 
     def __enter__(self) -> Run:
         return self

@@ -117,18 +117,19 @@ def test_a_block_that_does_not_read_its_run_ends_with_the_runs_failure() -> None
         run._process.wait()  # it failed by itself, before the block's end could stop it
 
 
-def test_a_process_that_ended_before_it_was_asked_to_stop_ends_its_run(tmp_path: Path) -> None:
-    """The words written to it stay in the pipe's buffer, and cannot be flushed."""
+def test_a_process_that_ends_while_it_is_asked_to_stop_ends_its_run(tmp_path: Path) -> None:
+    """Its reader and who stops it both close its stdin, whose words cannot be flushed any more."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    process = subprocess.Popen([sys.executable, "-c", ""], **pipes)
-    process.wait()
-    assert process.stdin is not None
-    process.stdin.write("stopped from Python\n")
+    for _ in range(50):
+        process = subprocess.Popen([sys.executable, "--version"], **pipes)
+        feed = Feed(process, (tmp_path / "stderr").open("w+"))
+        process.wait()
 
-    feed = Feed(process, (tmp_path / "stderr").open("w+"))
+        feed.write("stopped from Python\n")
+        feed.close_stdin()
 
-    assert feed.events.get(timeout=30) is None
-    assert feed.failure is not None
+        assert feed.events.get(timeout=30) is None
+        assert feed.failure is not None
 
 
 @pytest.mark.slow

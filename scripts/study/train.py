@@ -90,6 +90,7 @@ class Setting:
     averaged: int = 0  # 1: updates are summed in FP32 after each round, without packets (staleness 0)
     late: int = 0  # rounds until other peers' updates arrive, where they are summed in FP32
     dropped: float = 0.0  # share of the packets that come too late
+    slow: int = 0  # the first peer takes a step, and sends it, once in so many rounds
     owner_keep: float = 0.0  # K of the owner; 0: that of the peers
     rows: int = 0  # of a step, where it is not the study's
     optim: Optim = ADAMW
@@ -306,17 +307,22 @@ class Swarm:
         self.under_way: deque[Tensor] = deque()  # (N, P) a round: updates summed in FP32 that come late
 
     @property
+    def first_is_busy(self) -> bool:
+        """Whether a slow peer is still at work on what it began in an earlier round."""
+        return bool(self.setting.slow and self.round % self.setting.slow)
+
+    @property
     def shared(self) -> Tensor:
         """The global model; of all-reduce the one model there is."""
         return self.common.vector if self.setting.peers else self.peers[0].flat.vector
 
     def step(self, rows: Tensor, rate: float) -> None:
-        """Take a step of every peer, on its share of the rows."""
-        count = len(self.peers)
-        parts = [rows[i::count] for i in range(count)]
-        grads = self.models.gradients([peer.flat.vector for peer in self.peers], parts)[0]
-        share = self.outer.peers_share(count)
-        for peer, grad in zip(self.peers, grads, strict=True):
+        """Take a step of every peer, on its share of the rows; the others have a slow peer's rows."""
+        peers = self.peers[1:] if self.first_is_busy else self.peers
+        parts = [rows[i :: len(peers)] for i in range(len(peers))]
+        grads = self.models.gradients([peer.flat.vector for peer in peers], parts)[0]
+        share = self.outer.peers_share(len(self.peers))
+        for peer, grad in zip(peers, grads, strict=True):
             peer.step(grad, self.setting.clip, share * rate, share * self.setting.beta1)
 
     def start(self) -> list[DecodedPacket]:
@@ -374,7 +380,7 @@ class Swarm:
         """Draw the peers whose packets come too late this round; never all of them."""
         generator = torch.Generator().manual_seed(self.seed * 7919 + self.round)
         drawn = torch.rand(len(self.peers), generator=generator) < self.setting.dropped
-        late = set(torch.nonzero(drawn).flatten().tolist())
+        late = set(torch.nonzero(drawn).flatten().tolist()) | ({0} if self.first_is_busy else set())
         return late if len(late) < len(self.peers) else late - {self.round % len(self.peers)}
 
     def everything(self) -> Tensor:

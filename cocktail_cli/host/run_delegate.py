@@ -189,10 +189,11 @@ def settings_of(
         local_peers: started on this machine, with `own_key`.
         guests: peers from elsewhere that the first round waits for.
     """
-    from recipes.models import base_digests
+    from recipes.models import base_digests, width_of
 
     recipe = work.recipe
     swarm, batch = recipe.swarm, recipe.training.global_batch_size
+    width = width_of(work.base.folder)
     local_steps, steps = recipe.compression.local_steps, math.ceil(len(work.corpus) / batch)
     return RunSettings(
         run=run,
@@ -201,6 +202,7 @@ def settings_of(
         samples=len(work.corpus),
         global_batch=batch,
         local_steps=local_steps,
+        cost=work.corpus.costs(width) if width else None,
         base=tuple(announced(file, bool(work.base.licence.gated)) for file in work.base.files),
         versions=package_versions(),
         holds={**base_digests(work.base.files), "recipe": recipe.recipe_hash},

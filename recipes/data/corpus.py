@@ -73,6 +73,10 @@ class Corpus(SampleSource):
     def sample(self, position: int) -> Sample:
         return self.samples[self.sample_id(position)]
 
+    def costs(self, width: int) -> Callable[[int], float] | None:
+        rows = [sample.cost(width) for sample in self.samples]
+        return (lambda position: rows[self.sample_id(position)]) if min(rows) < max(rows) else None
+
     def digest(self) -> str:
         """sha256, hex, of every row, trained and held out: a resumed run must find the same data."""
         sizes = struct.pack("<3Q", len(self.samples), len(self.held_out), self.total)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,14 @@ class Sample:
         """Lengths of its documents, one or several."""
         return self.documents or (len(self.tokens),)
 
+    def cost(self, width: int) -> float:
+        """Estimate its compute, in tokens through the linear layers of a model of hidden size `width`.
+
+        Attention within a document of 6 width tokens takes as much as these layers: 12 layers x width^2
+        parameters are multiplied with each token, 2 layers x width numbers with each pair of tokens.
+        """
+        return sum(length * (1 + length / (6 * width)) for length in self.lengths)
+
 
 class SampleSource(ABC):
     """Samples that the hub leases by their positions, and held-out samples."""
@@ -55,6 +63,11 @@ class SampleSource(ABC):
     def tokens(self, positions: Sequence[int]) -> int:
         """Count the trained tokens at these positions."""
         return sum(self.sample(position).count for position in positions)
+
+    def costs(self, width: int) -> Callable[[int], float] | None:
+        """Return the cost of the sample at a position, for a model of this hidden size. None: all cost the
+        same, or it is not known before a row is read."""
+        return None
 
     def pack(self, positions: Sequence[int]) -> bytes:
         """Serialize the samples at these positions, for a peer."""
@@ -163,6 +176,9 @@ def collate(samples: Sequence[Sample], pad: int = 0) -> dict[str, Tensor]:
 
 
 def batches(samples: Sequence[Sample], size: int) -> Iterator[Sequence[Sample]]:
+    """Yield batches of samples of like length, so that little of them is padding; the longest first, so that
+    memory runs out early or not at all."""
+    samples = sorted(samples, key=lambda sample: len(sample.tokens), reverse=True)
     for start in range(0, len(samples), size):
         yield samples[start : start + size]
 

@@ -12,6 +12,7 @@ from .base_model import (
     load_tokenizer,
     open_tokenizer,
     prepare_base,
+    width_of,
 )
 from .causal_lm import TextGenerator, load_model, open_vector
 from .lora import base_parameter_name

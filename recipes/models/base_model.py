@@ -230,9 +230,17 @@ def check_fit(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) 
 
 def context_of(folder: Path) -> int | None:
     """Read the longest context of the model in `folder`, tokens; None: its config does not say."""
+    return _from_config(folder, ("max_position_embeddings", "n_positions", "n_ctx"))
+
+
+def width_of(folder: Path) -> int | None:
+    """Read the hidden size of the model in `folder`; None: its config does not say."""
+    return _from_config(folder, ("hidden_size", "n_embd", "d_model"))
+
+
+def _from_config(folder: Path, keys: tuple[str, ...]) -> int | None:
     config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-    found = (config.get(key) for key in ("max_position_embeddings", "n_positions", "n_ctx"))
-    return next((context for context in found if context), None)
+    return next((config[key] for key in keys if config.get(key)), None)
 
 
 def _builtin(name: str) -> Path:

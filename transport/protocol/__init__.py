@@ -39,5 +39,14 @@ from .routes import (
 )
 from .run_settings import RunSettings
 from .run_url import TOKEN_BYTES, RunURL, parse_url, to_base64, to_bytes
-from .sample_ranges import SamplePool, SampleRanges, count_samples, pack_ranges, sample_ids, unpack_ranges
+from .sample_ranges import (
+    SamplePool,
+    SampleRanges,
+    count_samples,
+    minus,
+    pack_ranges,
+    ranges_of,
+    sample_ids,
+    unpack_ranges,
+)
 from .traffic import Traffic, TrafficDelta

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .messages import File
@@ -17,6 +18,7 @@ class RunSettings:
     samples: int  # each of 0 .. samples-1 is counted once, then the run is over
     global_batch: int  # samples of a step, all members together
     local_steps: int = 1  # steps of a round
+    cost: Callable[[int], float] | None = None  # of a sample's compute, by its id; None: all cost the same
     base: tuple[File, ...] = ()  # files of the base model
     parameters: int = 0
     needs: dict[str, int] = field(default_factory=dict)  # bytes that a joiner is told of, by what needs them

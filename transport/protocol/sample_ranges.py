@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from itertools import islice
 
 import msgspec
 
@@ -19,6 +20,31 @@ def count_samples(ranges: Iterable[tuple[int, int]]) -> int:
 
 def sample_ids(ranges: Iterable[tuple[int, int]]) -> list[int]:
     return [i for start, stop in ranges for i in range(start, stop)]
+
+
+def ranges_of(ids: Iterable[int]) -> SampleRanges:
+    """Join ids, which ascend, into ranges."""
+    found: list[tuple[int, int]] = []
+    for i in ids:
+        if found and found[-1][1] == i:
+            found[-1] = (found[-1][0], i + 1)
+        else:
+            found.append((i, i + 1))
+    return tuple(found)
+
+
+def minus(run: tuple[int, int], runs: SampleRanges) -> SampleRanges:
+    """Subtract `runs` from one run."""
+    left, at = [], run[0]
+    for start, stop in runs:
+        if stop <= at or start >= run[1]:
+            continue
+        if start > at:
+            left.append((at, start))
+        at = max(at, stop)
+    if at < run[1]:
+        left.append((at, run[1]))
+    return tuple(left)
 
 
 def pack_ranges(ranges: SampleRanges) -> bytes:
@@ -45,20 +71,16 @@ class SamplePool:
     def ranges(self) -> SampleRanges:
         return tuple(self._ranges)
 
-    def take(self, n: int) -> SampleRanges:
-        """Remove and return the lowest `n` ids, or all if there are fewer."""
-        taken: list[tuple[int, int]] = []
-        while n > 0 and self._ranges:
-            start, stop = self._ranges[0]
-            cut = min(stop, start + n)
-            taken.append((start, cut))
-            if cut == stop:
-                self._ranges.pop(0)
-            else:
-                self._ranges[0] = (cut, stop)
-            n -= cut - start
-            self._size -= cut - start
-        return tuple(taken)
+    def lowest(self, n: int) -> list[int]:
+        """Return the lowest `n` ids, or all if there are fewer."""
+        return list(islice((i for start, stop in self._ranges for i in range(start, stop)), n))
+
+    def remove(self, ranges: SampleRanges) -> None:
+        """Remove ids. Raises ValueError if one is not there."""
+        left = [rest for run in self._ranges for rest in minus(run, ranges)]
+        if count_samples(left) + count_samples(ranges) != self._size:
+            raise ValueError(f"ids {ranges} are not all among {self.ranges}")
+        self._ranges, self._size = left, count_samples(left)
 
     def put(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Add ids. Raises ValueError if one is there already: it would be counted twice."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from transport.protocol import SamplePool, SampleRanges, count_samples
+from transport.protocol import SamplePool, SampleRanges, count_samples, minus
 
 
 @dataclass
@@ -39,28 +39,22 @@ class Leases:
     def done(self) -> bool:
         return self.counted == self.total
 
-    def restore(self, session: str, round: int, ids: SampleRanges) -> None:
-        """Restore a lease that was granted before the hub restarted."""
-        rest = SamplePool()
-        for free in self._pool.ranges:
-            rest.put(minus(free, ids))
-        if len(rest) + count_samples(ids) != len(self._pool):
-            raise ValueError(f"lease {round} of a session holds samples that are not free: {ids}")
-        self._pool = rest
-        self._leases.setdefault(session, {})[round] = Lease(ids)
-
     def of(self, round: int, sessions: Iterable[str]) -> dict[str, SampleRanges]:
         """Return leases of this round that exist already: it is opened again, or the hub restarted."""
         return {s: lease.ids for s in sessions if (lease := self._leases.get(s, {}).get(round))}
 
-    def grant(self, round: int, shares: Mapping[str, int]) -> dict[str, SampleRanges]:
-        """Lease each session its share of samples for `round`, in this order, until the pool is empty."""
-        granted = dict[str, SampleRanges]()
-        for session, share in shares.items():
-            if ids := self._pool.take(share):
-                self._leases.setdefault(session, {})[round] = Lease(ids)
-                granted[session] = ids
-        return granted
+    def next(self, count: int) -> list[int]:
+        """Return the samples that are leased next, lowest ids first."""
+        return self._pool.lowest(count)
+
+    def grant(self, round: int, shares: Mapping[str, SampleRanges]) -> None:
+        """Lease each session its samples for `round`; or restore leases from before the hub restarted.
+
+        Raises ValueError where a sample is not in the pool.
+        """
+        for session, ids in shares.items():
+            self._pool.remove(ids)
+            self._leases.setdefault(session, {})[round] = Lease(ids)
 
     def held(self, session: str) -> list[int]:
         """Return the rounds whose leases this session holds unclaimed."""
@@ -122,17 +116,3 @@ class Leases:
         """Count samples in the pool, in leases, and counted ones; they always sum to the total."""
         leased = sum(count_samples(lease.ids) for mine in self._leases.values() for lease in mine.values())
         return self.free, leased, self.counted
-
-
-def minus(run: tuple[int, int], runs: SampleRanges) -> SampleRanges:
-    """Subtract `runs` from one run."""
-    left, at = [], run[0]
-    for start, stop in runs:
-        if stop <= at or start >= run[1]:
-            continue
-        if start > at:
-            left.append((at, start))
-        at = max(at, stop)
-    if at < run[1]:
-        left.append((at, run[1]))
-    return tuple(left)

@@ -15,6 +15,7 @@ every step that needs no further input.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from enum import Enum
 from typing import Protocol
@@ -25,7 +26,15 @@ from transport import actions as do
 from transport.actions import Outbox
 from transport.ledger import EvaluationRow, Recovered
 from transport.membership import Admission, Roster, Session, SessionEvent, State
-from transport.protocol import RunSettings, SampleRanges, count_samples, events, messages
+from transport.protocol import (
+    RunSettings,
+    SampleRanges,
+    count_samples,
+    events,
+    messages,
+    ranges_of,
+    sample_ids,
+)
 
 from .evaluation import Evaluations
 from .exchange import Exchange
@@ -109,7 +118,7 @@ class Rounds:
             trained = bool(old.leases) or any(old.name in row.members for row in recovered.recent)
             members.restore(old, now, awaited=trained)
             for lease_round, ids in old.leases.items():
-                self.leases.restore(old.session, lease_round, ids)
+                self.leases.grant(lease_round, {old.session: ids})
             self._deadline.recover(old.session, old.name, recovered.recent)
 
     # ---- messages of sessions ------------------------------------------------------------------------------
@@ -154,8 +163,8 @@ class Rounds:
         claims = ex.claims[session.id] = self.leases.claim(session.id, report.delivers)
         ex.arrived[session.id] = now - ex.opened
         if claims:  # the reported time is that of the newest
-            samples = count_samples(self.leases.ids(session.id, claims[-1]) or ())
-            self._balancer.note(session.id, samples, report.compute_s)
+            ids = sample_ids(self.leases.ids(session.id, claims[-1]) or ())
+            self._balancer.note(session.id, sum(self._costs(ids)), report.compute_s)
         if void := sorted(set(report.delivers) - set(claims)):
             self._out.warn(f"claims to deliver leases it does not hold: {void[:SHOWN]}", session.name)
         self._members.move(session, SessionEvent.ARRIVED)
@@ -376,9 +385,16 @@ class Rounds:
             return granted, {}
         batch = min(max(0, s.round_batch - sum(map(count_samples, granted.values()))), free)
         longest = min(s.longest_lease, free // s.round_batch)
-        portions = dict(zip(takers, self._balancer.portions(batch, takers, round, longest), strict=True))
-        granted |= self.leases.grant(round, {p: portion.samples for p, portion in portions.items()})
-        return granted, {p: portion.spans for p, portion in portions.items() if portion.spans > 1}
+        ids = self.leases.next(batch)
+        portions = self._balancer.portions(self._costs(ids), takers, round, longest)
+        taken = {p: one for p, one in zip(takers, portions, strict=True) if one.samples}
+        new = {p: ranges_of(ids[place] for place in one.samples) for p, one in taken.items()}
+        self.leases.grant(round, new)
+        return granted | new, {p: one.spans for p, one in taken.items() if one.spans > 1}
+
+    def _costs(self, ids: Sequence[int]) -> list[float]:
+        cost = self.settings.cost
+        return [1.0] * len(ids) if cost is None else [cost(i) for i in ids]
 
     def _others_expected(self, ready: int, now: float) -> bool:
         """Tell whether to wait a little: for peers from before a restart, for those that start with the run,

@@ -424,6 +424,29 @@ def test_a_batch_is_padded_on_the_right_and_padding_is_never_trained() -> None:
     assert [len(part) for part in batches([long, short, short], 2)] == [2, 1]
 
 
+def test_samples_of_like_length_share_a_batch_and_the_longest_come_first() -> None:
+    samples = [Sample(np.arange(n, dtype=np.int32), np.arange(n) > 0) for n in (3, 9, 2, 8, 5)]
+
+    assert [[len(s.tokens) for s in part] for part in batches(samples, 2)] == [[9, 8], [5, 3], [2]]
+
+
+def test_a_sample_costs_its_tokens_and_the_pairs_within_its_documents() -> None:
+    """At a length of 6 widths attention takes as much as all linear layers; documents are apart."""
+    width, trained = 4, np.arange(48) > 0
+    one, two = (Sample(np.zeros(48, dtype=np.int32), trained, cut) for cut in ((), (24, 24)))
+
+    assert one.cost(width) == 48 * 3
+    assert two.cost(width) == 2 * 24 * 2
+
+
+def test_leases_know_what_samples_cost_where_they_differ(corpus_of) -> None:
+    uneven, even = (corpus_of([{"text": "word " * n} for n in lengths]) for lengths in ([3, 40], [7, 7]))
+    cost = uneven.costs(64)
+
+    assert [cost(i) for i in range(2)] == [uneven.sample(i).cost(64) for i in range(2)]
+    assert even.costs(64) is None
+
+
 def test_a_text_file_with_empty_lines_has_a_text_a_paragraph_and_another_one_a_text_a_line(tmp_path) -> None:
     def texts(content: str, name: str) -> list[str]:
         data = content.encode()

@@ -12,11 +12,13 @@ from transport.protocol.sample_ranges import (
     SamplePool,
     SampleRanges,
     count_samples,
+    minus,
     pack_ranges,
+    ranges_of,
     sample_ids,
     unpack_ranges,
 )
-from transport.scheduling.leases import Leases, minus
+from transport.scheduling.leases import Leases
 
 id_sets = st.sets(st.integers(0, 200))
 
@@ -34,6 +36,7 @@ def test_runs_are_the_set_they_were_made_of(ids: set[int]) -> None:
     runs = compact(ids)
 
     assert sample_ids(runs) == sorted(ids)
+    assert ranges_of(sorted(ids)) == runs
     assert count_samples(runs) == len(ids)
     assert unpack_ranges(pack_ranges(runs)) == runs
     assert all(a[1] < b[0] for a, b in pairwise(runs)), "sorted, and neighbours are joined"
@@ -41,12 +44,14 @@ def test_runs_are_the_set_they_were_made_of(ids: set[int]) -> None:
 
 
 @given(id_sets, st.integers(0, 300))
-def test_a_pool_gives_the_lowest_ids_and_each_once(ids: set[int], n: int) -> None:
+def test_a_pool_gives_the_lowest_ids_and_removes_them_once(ids: set[int], n: int) -> None:
     pool = SamplePool(compact(ids))
-    taken = sample_ids(pool.take(n))
+    lowest = pool.lowest(n)
+    pool.remove(ranges_of(lowest))
 
-    assert taken == sorted(ids)[:n]
-    assert len(pool) == len(ids) - len(taken)
+    assert lowest == sorted(ids)[:n]
+    assert sample_ids(pool.ranges) == sorted(ids)[n:]
+    assert len(pool) == len(ids) - len(lowest)
 
 
 @given(id_sets, id_sets)
@@ -62,7 +67,7 @@ def test_an_id_cannot_be_put_back_twice(a: set[int], b: set[int]) -> None:
 
 def test_a_second_claim_of_a_lease_is_ignored() -> None:
     leases = Leases(10)
-    leases.grant(0, {"ann": 4})
+    leases.grant(0, {"ann": ((0, 4),)})
 
     assert leases.claim("ann", [0, 5]) == [0]
     assert leases.claim("ann", [0]) == []
@@ -70,8 +75,8 @@ def test_a_second_claim_of_a_lease_is_ignored() -> None:
 
 def test_a_claimed_lease_outlives_its_session() -> None:
     leases = Leases(10)
-    leases.grant(0, {"ann": 4})
-    leases.grant(1, {"ann": 4})
+    leases.grant(0, {"ann": ((0, 4),)})
+    leases.grant(1, {"ann": ((4, 8),)})
     leases.claim("ann", [0])
 
     assert leases.revoke("ann") == 4, "only what was not delivered goes back"
@@ -88,9 +93,12 @@ class Books(RuleBasedStateMachine):
         self.claimed: list[tuple[str, list[int]]] = []
         self.counted: list[int] = []
 
-    @rule(shares=st.dictionaries(st.sampled_from("abcd"), st.integers(0, 5)))
-    def grant(self, shares: dict[str, int]) -> None:
-        self.leases.grant(self.round, shares)
+    @rule(takers=st.lists(st.sampled_from("abcd "), max_size=20))
+    def grant(self, takers: list[str]) -> None:
+        """Lease the next samples, each to whom `takers` names; a space leaves it in the pool."""
+        ids = self.leases.next(len(takers))
+        by_taker = {who: [i for i, taker in zip(ids, takers, strict=False) if taker == who] for who in "abcd"}
+        self.leases.grant(self.round, {who: ranges_of(mine) for who, mine in by_taker.items() if mine})
         self.round += 1
 
     @rule(who=st.sampled_from("abcd"), rounds=st.lists(st.integers(0, 20), max_size=4))
@@ -125,9 +133,9 @@ TestBooks = Books.TestCase
 def test_leases_are_restored_after_a_restart(ids: set[int]) -> None:
     runs: SampleRanges = compact(ids)
     leases = Leases(201)
-    leases.restore("ann", 3, runs)
+    leases.grant(3, {"ann": runs})
 
     assert leases.ids("ann", 3) == runs
     assert leases.places() == (201 - len(ids), len(ids), 0)
-    with pytest.raises(ValueError, match="not free"):
-        leases.restore("bob", 3, runs)
+    with pytest.raises(ValueError, match="are not all among"):
+        leases.grant(3, {"bob": runs})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,7 @@ from toy_swarm import toy_settings
 
 from transport.protocol import messages
 from transport.protocol.events import RoundCommitted
-from transport.scheduling.load_balancer import MOST, WINDOW, LoadBalancer, Portion, split
+from transport.scheduling.load_balancer import MOST, WINDOW, LoadBalancer, divide, split
 from transport.scheduling.rounds import Phase
 
 speeds = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=9)
@@ -23,6 +24,11 @@ def known(**samples_a_second: float) -> LoadBalancer:
     for name, speed in samples_a_second.items():
         found.note(name, 100, 100 / speed)
     return found
+
+
+def counts(balancer: LoadBalancer, batch: int, names: list[str], round: int) -> list[int]:
+    """Count each session's samples of a batch in which all cost the same."""
+    return [len(portion.samples) for portion in balancer.portions([1.0] * batch, names, round, 1)]
 
 
 @given(st.integers(0, 500), speeds, st.integers(0, 99))
@@ -51,8 +57,8 @@ def test_among_equals_shares_are_near_equal_and_the_remainder_rotates(
     batch: int, peers: int, round: int
 ) -> None:
     names = [f"p{i}" for i in range(peers)]
-    shares = [portion.samples for portion in LoadBalancer().portions(batch, names, round, 1)]
-    again = [portion.samples for portion in LoadBalancer().portions(batch, names, round + 1, 1)]
+    shares = counts(LoadBalancer(), batch, names, round)
+    again = counts(LoadBalancer(), batch, names, round + 1)
 
     assert sum(shares) == batch
     assert max(shares) - min(shares) <= 1
@@ -60,34 +66,58 @@ def test_among_equals_shares_are_near_equal_and_the_remainder_rotates(
 
 
 @given(
-    st.integers(1, 200),
+    st.one_of(st.lists(st.just(1.0), max_size=200), st.lists(st.floats(1e-3, 1e3), max_size=50)),
     st.dictionaries(st.sampled_from(PEERS), st.floats(1e-6, 1e6)),
     st.integers(0, 9),
     st.integers(0, 40),
 )
 def test_the_global_batch_stays_whatever_peers_there_are(
-    batch: int, speeds: dict[str, float], round: int, longest: int
+    costs: list[float], speeds: dict[str, float], round: int, longest: int
 ) -> None:
-    portions = known(**speeds).portions(batch, PEERS, round, longest)
+    portions = known(**speeds).portions(costs, PEERS, round, longest)
 
-    assert sum(portion.samples for portion in portions) == batch
+    assert sorted(place for portion in portions for place in portion.samples) == list(range(len(costs)))
     assert all(1 <= portion.spans <= max(1, longest) for portion in portions)
     assert all(portion.samples for portion in portions if portion.spans > 1)
 
 
-def test_an_impossible_reported_speed_is_bounded() -> None:
-    shares = known(a=1.0, b=1.0, c=1.0, d=1e9).portions(110, PEERS, 0, 1)
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=60), speeds, st.integers(0, 99))
+def test_no_share_of_unequal_samples_exceeds_the_fair_one_by_more_than_its_cheapest_sample(
+    costs: list[float], speeds: list[float], round: int
+) -> None:
+    parts = divide([*costs, 11.0], speeds, round)
+    a_second = (sum(costs) + 11.0) / sum(speeds)
 
-    assert [portion.samples for portion in shares] == [10, 10, 10, 10 * MOST]
+    for part, speed in zip(parts, speeds, strict=True):
+        mine = [[*costs, 11.0][place] for place in part]
+        assert sum(mine) - min(mine, default=0) <= a_second * speed + 1e-6 or len(mine) == 1
+
+
+@pytest.mark.parametrize(("batch", "at_most"), [(32, 0.05), (64, 0.02)])
+def test_samples_of_lognormal_lengths_leave_unequal_peers_idle_for_less_than_a_twentieth(
+    batch: int, at_most: float
+) -> None:
+    """Shares by number leave them idle for 32 and 26 % of the time."""
+    generator, rates, idle = random.Random(1), {"a": 1.0, "b": 1.0, "c": 2.0, "d": 4.0}, []
+    found = known(**rates)
+    for round in range(100):
+        costs = [generator.lognormvariate(0, 1) for _ in range(batch)]
+        portions = found.portions(costs, PEERS, round, 1)
+        loads = {name: sum(costs[i] for i in p.samples) for name, p in zip(PEERS, portions, strict=True)}
+        times = [loads[name] / speed for name, speed in rates.items()]
+        idle.append(1 - sum(times) / len(times) / max(times))
+        for name, took in zip(PEERS, times, strict=True):
+            found.note(name, loads[name], took)
+
+    assert sum(idle) / len(idle) <= at_most
+
+
+def test_an_impossible_reported_speed_is_bounded() -> None:
+    assert counts(known(a=1.0, b=1.0, c=1.0, d=1e9), 110, PEERS, 0) == [10, 10, 10, 10 * MOST]
 
 
 def test_an_unmeasured_peer_among_measured_ones_gets_one_sample() -> None:
-    assert known(a=5.0, b=5.0, d=1.0).portions(56, PEERS, 0, 1) == [
-        Portion(25),
-        Portion(25),
-        Portion(1),
-        Portion(5),
-    ]
+    assert counts(known(a=5.0, b=5.0, d=1.0), 56, PEERS, 0) == [25, 25, 1, 5]
 
 
 def test_one_outlier_does_not_change_a_share() -> None:
@@ -95,10 +125,10 @@ def test_one_outlier_does_not_change_a_share() -> None:
     for name in PEERS:
         for _ in range(WINDOW - 1):
             found.note(name, 100, 100.0)
-    before = found.portions(40, PEERS, 0, 1)
+    before = counts(found, 40, PEERS, 0)
     found.note("a", 10, 300.0)
 
-    assert found.portions(40, PEERS, 0, 1) == before
+    assert counts(found, 40, PEERS, 0) == before
 
 
 @given(st.floats(0.1, 5), st.lists(st.floats(0.01, 1), min_size=2, max_size=5))
@@ -108,7 +138,7 @@ def test_shares_converge_to_equal_times_whatever_part_is_fixed(fixed: float, a_s
     if min(a_sample) < slowest / MOST:
         return
     for round in range(30):
-        shares = [p.samples for p in found.portions(batch, names, round, 1)]
+        shares = counts(found, batch, names, round)
         times = [fixed + n * seconds for n, seconds in zip(shares, a_sample, strict=True)]
         for name, n, took in zip(names, shares, times, strict=True):
             found.note(name, n, took)

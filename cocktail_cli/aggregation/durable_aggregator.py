@@ -26,13 +26,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transport import Ledger
-from transport.ledger import HUB, PacketLog, UpdateLog, pack_updates, read_updates, scan_rounds
+from transport.ledger import (
+    ERROR_FEEDBACK,
+    HUB,
+    UPDATES,
+    PacketLog,
+    UpdateLog,
+    pack_updates,
+    read_updates,
+    retired,
+    scan_rounds,
+)
 from transport.protocol import LedgerError, ShardPacket, UpdateRejected, WeightedPacket
 
 if TYPE_CHECKING:
     from recipes.algorithm import AggregateStep, Aggregator
 
-ERROR, UPDATES = "error.safetensors", "updates.log"
 SHARD_ERRORS, SHARD_UPDATES = ".errors.safetensors", ".updates.log"
 LEAST_LOG = 64 << 20  # bytes of updates before e itself is saved; twice the size of e, if that is more
 NEVER = 2**62  # beyond any round
@@ -60,13 +69,14 @@ class DurableAggregator:
         self.longest = max(least, 2 * aggregator.nbytes)  # bytes of the log before e is saved
         self.log: UpdateLog | None = None  # from `recover` on
         self.inherited: list[WeightedPacket] = []  # handoffs since the last aggregate
+        self.followed = False  # by a standby, which may lack the newest updates
         self.given = 0  # number of the newest handoff of e to other aggregators that is not in e any more
 
     def recover(self, ledger: Ledger) -> None:
         """Bring e, which is 0, to where the ledger stands. Raises LedgerError where it cannot be rebuilt."""
         from recipes.algorithm import newest_given
 
-        stop, start, saved = len(ledger.rounds()), 0, self.folder / ERROR
+        stop, start, saved = len(ledger.rounds()), 0, self.folder / ERROR_FEEDBACK
         if saved.exists():
             try:
                 start, self.given = self.aggregator.load(saved), newest_given(saved)
@@ -112,8 +122,8 @@ class DurableAggregator:
     def _save(self, round: int) -> None:
         """Save e as it is before `round`, and clear the log that led to it."""
         assert self.log is not None, "recover first"
-        self.aggregator.save(self.folder / ERROR, round, self.given)
-        self.log.clear(round)
+        self.aggregator.save(self.folder / ERROR_FEEDBACK, round, self.given)
+        self.log.clear(round, self.followed)
 
     def joined(self, round: int, own: bytes, parts: Sequence[ShardPacket]) -> bytes:
         """Join `own` and the packets of other aggregators into one of all shards. Raises UpdateRejected."""
@@ -167,7 +177,7 @@ class DurableAggregator:
     def forget(self) -> None:
         """Delete the files of a run that is over."""
         self.close()
-        for name in (UPDATES, ERROR, ERROR + ".part"):
+        for name in (UPDATES, retired(Path(UPDATES)).name, ERROR_FEEDBACK, ERROR_FEEDBACK + ".part"):
             (self.folder / name).unlink(missing_ok=True)
 
 

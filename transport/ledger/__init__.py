@@ -1,5 +1,6 @@
 """Durable state: a run's ledger, append-only packet logs, and residual handoffs."""
 
+from .ledger_copy import LedgerChanges, LedgerCopy, changes_after, updates_between
 from .packet_log import HEADER_SIZE, PacketLog, read_packets
 from .residual_handoffs import (
     HUB,
@@ -20,4 +21,12 @@ from .run_ledger import (
     lock_exclusively,
     merge_wal,
 )
-from .update_log import UpdateLog, pack_updates, read_updates, scan_rounds
+from .update_log import (
+    ERROR_FEEDBACK,
+    UPDATES,
+    UpdateLog,
+    pack_updates,
+    read_updates,
+    retired,
+    scan_rounds,
+)

@@ -306,18 +306,12 @@ class Ledger:
         return bool(self._db.execute("SELECT 1 FROM sqlite_master WHERE name='chain'").fetchone())
 
     def _first_head(self) -> bytes:
-        begins = {"format": FORMAT, "run": self.run, "samples": self.samples, "origin": self.origin}
-        return hashlib.sha256(json.dumps(begins, sort_keys=True).encode()).digest()
-
-    def _entry(self, kind: Kind, round: int) -> bytes:
-        """Hash the rows that a link covers, as they are in the tables now."""
-        rows = [self._db.execute(query, (round,)).fetchall() for query in ENTRIES[kind]]
-        return hashlib.sha256(json.dumps([kind, rows]).encode()).digest()
+        return first_head(self.run, self.samples, self.origin)
 
     def _link(self, kind: Kind, round: int) -> None:
         """Append a link, within the transaction that writes its rows."""
-        entry = self._entry(kind, round)
-        head = hashlib.sha256(bytes.fromhex(self.head()) + entry).digest()
+        entry = entry_of(self._db, kind, round)
+        head = linked(bytes.fromhex(self.head()), entry)
         values = (kind, round, entry, head)
         self._db.execute("INSERT INTO chain (kind, round, entry, head) VALUES (?, ?, ?, ?)", values)
 
@@ -341,7 +335,7 @@ class Ledger:
         query = "SELECT kind, round, hex(entry), lower(hex(head)) FROM chain ORDER BY link"
         head, newest = self._first_head(), dict[tuple[Kind, int], str]()
         for kind, round, entry, stored in self._db.execute(query).fetchall():
-            head = hashlib.sha256(head + bytes.fromhex(entry)).digest()
+            head = linked(head, bytes.fromhex(entry))
             if head.hex() != stored:
                 raise LedgerError(
                     f"the chain breaks at {kind} {round}: its head is {stored}, expected {head.hex()}"
@@ -351,7 +345,7 @@ class Ledger:
         rows += [("fingerprint", row.round) for row in rounds if row.fingerprint]
         rows += [("evaluation", row.round) for row in self.evaluations()]
         for kind, round in dict.fromkeys([*rows, *newest]):
-            if newest.get((kind, round)) != self._entry(kind, round).hex():
+            if newest.get((kind, round)) != entry_of(self._db, kind, round).hex():
                 raise LedgerError(f"the rows of {kind} {round} are not those that the chain covers")
         return head.hex()
 
@@ -584,6 +578,23 @@ class Ledger:
         if complete and audit.missing:
             raise LedgerError(f"{audit.missing} of {self.samples} samples were never counted")
         return audit
+
+
+def first_head(run: str, samples: int, origin: Mapping[str, str]) -> bytes:
+    """Hash what a run begins with: the head of a chain without links."""
+    begins = {"format": FORMAT, "run": run, "samples": samples, "origin": origin}
+    return hashlib.sha256(json.dumps(begins, sort_keys=True).encode()).digest()
+
+
+def entry_of(db: sqlite3.Connection, kind: Kind, round: int) -> bytes:
+    """Hash the rows that a link covers, as they are in the tables now."""
+    rows = [db.execute(query, (round,)).fetchall() for query in ENTRIES[kind]]
+    return hashlib.sha256(json.dumps([kind, rows]).encode()).digest()
+
+
+def linked(head: bytes, entry: bytes) -> bytes:
+    """Return the head after one more link."""
+    return hashlib.sha256(head + entry).digest()
 
 
 def union(counted: list[Counted]) -> SampleRanges:

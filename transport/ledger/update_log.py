@@ -21,6 +21,7 @@ is cleared. A crash between the two leaves rounds older than e; a reader starts 
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from transport.protocol import LedgerError, WeightedPacket
 from .packet_log import HEADER_SIZE, PacketLog, read_packets, unpack_header
 
 PACKETS, SUM = b"CKU2", b"CKU3"  # what a record holds: packets, or their sum
+UPDATES, ERROR_FEEDBACK = "updates.log", "error.safetensors"  # in the ledger's folder
 HEAD = struct.Struct("<4sII")
 ENTRY = struct.Struct("<HQd")
 HASH = 32  # bytes
@@ -107,14 +109,28 @@ class UpdateLog:
         if want != stop:
             raise LedgerError(f"{self.path} lacks the updates of round {want}, which is committed")
 
-    def clear(self, next: int) -> None:
+    def clear(self, next: int, keep: bool = False) -> None:
         """Drop all records: the error feedback is on the disk as it is before round `next`. A round that was
-        logged and is aggregated again, because all its aggregators were lost, is logged anew."""
-        self._log.cut()
+        logged and is aggregated again, because all its aggregators were lost, is logged anew.
+
+        `keep` puts them aside, in place of those that were put aside before: a standby may lack the newest.
+        """
+        if keep:
+            self._log.close()
+            os.replace(self.path, retired(self.path))
+            self._log = PacketLog(self.path, 0)
+        else:
+            self._log.cut()
+            retired(self.path).unlink(missing_ok=True)
         self._newest, self._next = 0, next
 
     def close(self) -> None:
         self._log.close()
+
+
+def retired(path: Path) -> Path:
+    """Name the records that the log at `path` had before it was cleared."""
+    return path.with_name(path.name + ".before")
 
 
 def read_updates(path: Path, start: int) -> Iterator[RoundUpdates]:

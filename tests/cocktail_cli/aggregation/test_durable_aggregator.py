@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from cocktail_cli.aggregation.durable_aggregator import ERROR, UPDATES, DurableAggregator
+from cocktail_cli.aggregation.durable_aggregator import ERROR_FEEDBACK as ERROR
+from cocktail_cli.aggregation.durable_aggregator import UPDATES, DurableAggregator
 from cocktail_cli.host.contribution_probe import ProbeThread
 from cocktail_cli.host.run_delegate import RunDelegate
 from compress import Cocktail, join

@@ -1,0 +1,157 @@
+"""A copy of a ledger, as a standby has it: the hub's history to the bit, or refused."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transport.ledger import Counted, EvaluationRow, KnownPeer, Ledger, LedgerCopy, RoundRow, UpdateLog
+from transport.ledger.ledger_copy import TAKEN_OVER, LedgerChanges, changes_after, updates_between
+from transport.protocol import LedgerError, WeightedPacket
+
+ACTS = st.lists(
+    st.sampled_from(
+        ["commit", "commit", "session", "lease", "gone", "ban", "evaluate", "clear", "copy", "crash"]
+    ),
+    max_size=20,
+)
+
+
+class Original:
+    """A hub's ledger, and the log of the updates that went into its rounds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ledger = Ledger(folder, run="a-run", samples=1000, origin={"hub": "k"})
+        self.updates = UpdateLog(folder / "updates.log", 0)
+        self.folder, self.rounds, self.saved = folder, 0, 0
+
+    def act(self, act: str) -> None:
+        n, ledger = self.rounds, self.ledger
+        if act == "commit":
+            packet = hashlib.sha256(bytes([n])).digest() * (n % 3)
+            self.updates.begin(n, [WeightedPacket("ann", packet, 1.0)])
+            self.updates.seal(hashlib.sha256(packet).digest())
+            row = RoundRow(
+                n, n, 0.1 + n, 0.7 + n / 3, 2**63 + n if n % 2 else 0, ("ann", "bob"), ("ann",), 1 / 3, 7
+            )
+            stale = {n - 1: 5} if n and n % 2 else {}
+            ledger.commit(row, packet, (Counted(n, "ann", "s0", ((n, n + 1),), "key"),), None, stale)
+            self.rounds += 1
+        elif act == "session":
+            ledger.session(f"s{n}", "ann", "cpu", "key")
+        elif act == "lease":
+            ledger.leased(n, {"s0": ((n, n + 1),)})
+        elif act == "gone":
+            ledger.gone(f"s{n}")
+        elif act == "ban":
+            ledger.stand(KnownPeer(f"k{n}", "eve", "banned", "why", n))
+        elif act == "evaluate" and n:
+            ledger.evaluated(EvaluationRow(n - 1, n, 0.1 * n, 3, False, (0.5,)))
+        elif act == "clear":
+            self.updates.clear(n, keep=True)
+            self.saved = n
+
+
+def follow(original: Original, copy: LedgerCopy, most: int = 4) -> None:
+    """Bring the copy to where the original is, a few links at a time."""
+    while True:
+        changes = changes_after(original.folder, copy.link, most)
+        new = msgspec.msgpack.decode(changes, type=LedgerChanges)
+        with Ledger(original.folder, write=False) as ledger:
+            packets = b""
+            if new.rounds:
+                first, last = ledger.record(new.rounds[0]), ledger.record(new.rounds[-1])
+                assert first
+                assert last
+                packets = ledger.log_path.read_bytes()[first.offset : last.end]
+        stop = copy.rounds + len(new.rounds)
+        try:
+            updates = updates_between(original.folder, copy.next_update, max(stop, copy.next_update))
+        except KeyError:  # the error feedback has them
+            copy.cut_updates(original.saved)
+            updates = updates_between(original.folder, copy.next_update, max(stop, copy.next_update))
+        copy.apply(changes, packets, updates)
+        if new.newest:
+            return
+
+
+def rows(folder: Path) -> dict[str, list[object]]:
+    import sqlite3
+
+    tables = ("meta", "rounds", "counted", "leased", "sessions", "peers", "evaluations", "chain")
+    with sqlite3.connect(folder / "ledger.db") as db:
+        return {table: db.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall() for table in tables}
+
+
+@settings(max_examples=12, deadline=None)
+@given(ACTS)
+def test_whatever_happens_a_copy_that_followed_is_the_original_and_opens_as_one(acts: list[str]) -> None:
+    with TemporaryDirectory() as folder:
+        here, there = Path(folder, "hub"), Path(folder, "standby")
+        original, copy = Original(here), LedgerCopy(there)
+        for act in acts:
+            if act == "crash":
+                copy.close()
+                copy = LedgerCopy(there)
+            elif act == "copy":
+                follow(original, copy)
+            else:
+                original.act(act)
+        follow(original, copy)
+        assert (there / "packets.log").read_bytes() == (here / "packets.log").read_bytes()
+        assert rows(there) == rows(here)
+        stop = original.rounds
+        assert updates_between(there, original.saved, stop) == updates_between(here, original.saved, stop)
+        term = copy.take_over()
+        copy.close()
+        with Ledger(there, run="a-run", samples=1000, origin={"hub": "k"}) as taken:
+            assert taken.verify().rounds == stop
+            assert taken.term == term + 1 == original.ledger.term + TAKEN_OVER + 1
+        original.ledger.close()
+
+
+def test_a_copy_takes_no_history_but_its_own(tmp_path: Path) -> None:
+    """One altered row, a packet of another round or a repeated message changes nothing."""
+    original, copy = Original(tmp_path / "hub"), LedgerCopy(tmp_path / "standby")
+    for act in ("commit", "lease", "commit"):
+        original.act(act)
+    good = msgspec.msgpack.decode(changes_after(original.folder, 0), type=LedgerChanges)
+    packets = (original.folder / "packets.log").read_bytes()
+    updates = updates_between(original.folder, 0, 2)
+    altered = msgspec.structs.replace(good, grown=good.grown | {"counted": good.grown["counted"][:1]})
+    for bad, with_packets in (
+        (altered, packets),
+        (good, packets[: len(packets) // 2]),
+        (msgspec.structs.replace(good, since=7), packets),
+    ):
+        with pytest.raises(LedgerError):
+            copy.apply(msgspec.msgpack.encode(bad), with_packets, updates)
+    assert (copy.link, copy.rounds) == (0, 0)
+
+    copy.apply(msgspec.msgpack.encode(good), packets, updates)
+    with pytest.raises(LedgerError, match="this copy is at"):
+        copy.apply(msgspec.msgpack.encode(good), packets, updates)
+    assert copy.head.hex() == original.ledger.head()
+
+
+def test_of_updates_the_error_feedback_has_nothing_stays(tmp_path: Path) -> None:
+    """A standby's disk is bounded: the log is cut at the round of the saved error feedback."""
+    original, copy = Original(tmp_path / "hub"), LedgerCopy(tmp_path / "standby")
+    for _ in range(5):
+        original.act("commit")
+    follow(original, copy)
+    copy.cut_updates(4)
+    assert updates_between(tmp_path / "standby", 4, 5)
+    with pytest.raises(KeyError):
+        updates_between(tmp_path / "standby", 3, 5)
+    original.act("commit")
+    follow(original, copy)
+    assert updates_between(tmp_path / "standby", 4, 6)
+    shutil.rmtree(tmp_path)

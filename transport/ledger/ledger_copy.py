@@ -1,0 +1,305 @@
+"""Copies of a ledger, for the standby of a hub: what a copy lacks, as bytes, and the copy that takes it.
+
+Links of the chain number what was decided, so `changes_after(folder, link)` needs no memory of its readers.
+It has the rows of every later link, and all of the small tables (leases, sessions, standings). A copy takes
+the packets and updates of the new rounds first, then the rows in one transaction, and recomputes the chain
+with them: what it holds is the hub's history, or it is refused. The copy opens as any ledger does.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sqlite3
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from transport.protocol import LedgerError
+
+from .packet_log import HEADER_SIZE, PacketLog, pack_header, read_packets, unpack_header
+from .residual_handoffs import TABLE
+from .run_ledger import MALFORMED, SCHEMA, entry_of, first_head, linked, lock_exclusively
+from .update_log import UPDATES, retired
+
+MOST_LINKS = 512  # of one message
+TAKEN_OVER = 1 << 20  # added to the term; a hub that is only started again adds 1
+GROWN = {  # tables that only grow, with the columns of a row
+    "chain": "link, kind, round, entry, head",
+    "rounds": "round, step, opened, committed, fingerprint, members, accepted, loss, tokens, counted, "
+    "offset, length, sha256",
+    "counted": "lease, peer, session, round, ids, key",
+    "evaluations": "round, step, loss, tokens, final, rewards",
+}
+SMALL = {  # tables that are copied whole
+    "meta": "key, value",
+    "leased": "lease, session, ids",
+    "sessions": "session, name, hardware, key",
+    "peers": "key, name, standing, reason, strikes",
+}
+Rows = list[list[Any]]
+
+
+class LedgerChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rows of a ledger that came after link `since` of its chain. Where more rows follow, `small` has what
+    the run begins with alone: the other tables are those of the newest row."""
+
+    since: int
+    grown: dict[str, Rows]
+    small: dict[str, Rows]
+
+    @property
+    def newest(self) -> bool:
+        """True where nothing follows."""
+        return len(self.small) == len(SMALL)
+
+    @property
+    def link(self) -> int:
+        """Return the newest link."""
+        return int(self.grown["chain"][-1][0]) if self.grown["chain"] else self.since
+
+    @property
+    def rounds(self) -> list[int]:
+        """Return the rounds that were committed, in order."""
+        return [int(row[2]) for row in self.grown["chain"] if row[1] == "round"]
+
+
+def changes_after(folder: Path, since: int, most: int = MOST_LINKS) -> bytes:
+    """Read what a copy that has link `since` lacks, as one state of the ledger; any process may."""
+    with closing(sqlite3.connect(folder / "ledger.db", isolation_level=None, timeout=10)) as db:
+        db.execute("BEGIN")
+        chain = rows_of(db, "chain", f"link > {since} ORDER BY link LIMIT {most}")
+        newest = len(chain) < most
+        while not newest and chain[-1][1] == "fingerprint":  # links of one transaction, which a round ends
+            chain.pop()
+        names = {kind: sorted({row[2] for row in chain if row[1] == kind}) for kind in ENTRY_TABLES}
+        grown = {"chain": chain}
+        for table in ("rounds", "counted", "evaluations"):
+            rounds = {r for kind, tables in ENTRY_TABLES.items() if table in tables for r in names[kind]}
+            grown[table] = rows_of(db, table, f"round IN ({','.join(map(str, sorted(rounds)))})")
+        small = {table: rows_of(db, table) for table in (SMALL if newest else ("meta",))}
+        return msgspec.msgpack.encode(LedgerChanges(since, grown, small))
+
+
+ENTRY_TABLES = {"round": ("rounds", "counted"), "fingerprint": ("rounds",), "evaluation": ("evaluations",)}
+
+
+def rows_of(db: sqlite3.Connection, table: str, where: str = "1") -> Rows:
+    columns = (GROWN | SMALL)[table]
+    return [list(row) for row in db.execute(f"SELECT {columns} FROM {table} WHERE {where}")]
+
+
+def voters_of(db: sqlite3.Connection) -> frozenset[str]:
+    """Return the keys of the peers whose samples the newest round that counted any has counted."""
+    query = "SELECT DISTINCT key FROM counted WHERE round=(SELECT max(round) FROM counted)"
+    return frozenset(key for (key,) in db.execute(query))
+
+
+def updates_between(folder: Path, start: int, stop: int) -> bytes:
+    """Read the records of rounds start .. stop-1 from the update log, or from the one before it.
+
+    Raises KeyError where they are not there: they were cleared, and are in the saved error feedback.
+    """
+    found: dict[int, bytes] = {}
+    for path in (retired(folder / UPDATES), folder / UPDATES):
+        with suppress(FileNotFoundError):
+            found |= records_between(path, start, stop)
+    if lacking := [round for round in range(start, stop) if round not in found]:
+        raise KeyError(f"the updates of round {lacking[0]} are not logged any more")
+    return b"".join(found[round] for round in range(start, stop))
+
+
+def records_between(path: Path, start: int, stop: int) -> dict[int, bytes]:
+    """Read whole records by round; torn ones are left out."""
+    found, at = dict[int, bytes](), 0
+    with path.open("rb") as file:
+        while (record := unpack_header(file.read(HEADER_SIZE), at)) is not None:
+            if start <= record.round < stop:
+                payload = file.read(record.length)
+                if len(payload) == record.length:
+                    found[record.round] = pack_header(record.round, payload) + payload
+            at = record.end
+            file.seek(at)
+    return found
+
+
+class LedgerCopy:
+    """The ledger in a standby's folder. One writer, who holds its lock; it becomes a hub's by `take_over`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = lock_exclusively(folder / "ledger.lock")
+        try:
+            self._db = sqlite3.connect(folder / "ledger.db", check_same_thread=False, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name='meta'").fetchone():
+                self._create()
+            self.link, self.head = self._newest()
+            (end,) = self._db.execute("SELECT max(offset + length) FROM rounds").fetchone()
+            self._packets = PacketLog(folder / "packets.log", 0 if end is None else end + HEADER_SIZE)
+            self._open_updates()
+        except MALFORMED as error:
+            raise LedgerError(f"{folder / 'ledger.db'} is not the copy of a ledger: {error}") from None
+
+    def _create(self) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+        for statement in (*SCHEMA.split(";"), TABLE):
+            self._db.execute(statement)
+        self._db.execute("COMMIT")
+
+    def _newest(self) -> tuple[int, bytes]:
+        found = self._db.execute("SELECT link, head FROM chain ORDER BY link DESC LIMIT 1").fetchone()
+        return found or (0, b"")
+
+    def _open_updates(self) -> None:
+        """Open the update log, cut where its rounds or its bytes end."""
+        path, rounds, end = self.folder / UPDATES, list[int](), 0
+        if path.exists():
+            with path.open("rb") as file:
+                while (record := unpack_header(file.read(HEADER_SIZE), end)) is not None:
+                    if record.round >= self.rounds or record.end > path.stat().st_size:
+                        break
+                    end = record.end
+                    rounds.append(record.round)
+                    file.seek(end)
+        self._updates = PacketLog(path, end)
+        self.next_update = rounds[-1] + 1 if rounds else self.rounds
+
+    @property
+    def rounds(self) -> int:
+        """Return the number of committed rounds."""
+        (found,) = self._db.execute("SELECT coalesce(max(round) + 1, 0) FROM rounds").fetchone()
+        return int(found)
+
+    @property
+    def term(self) -> int:
+        found = self._db.execute("SELECT value FROM meta WHERE key='term'").fetchone()
+        return int(found[0]) if found else 0
+
+    @property
+    def voters(self) -> frozenset[str]:
+        return voters_of(self._db)
+
+    @property
+    def updates_size(self) -> int:
+        """Return the bytes of the update log."""
+        return self._updates.end
+
+    # ---- following -----------------------------------------------------------------------------------------
+
+    def apply(self, changes: bytes, packets: bytes, updates: bytes) -> None:
+        """Take what came after this copy: durable when it returns.
+
+        Args:
+            packets: records of the packet log, of the rounds that `changes` has.
+            updates: records of the update log; those that are here already are skipped.
+
+        Raises LedgerError where it does not follow from what is here; nothing has changed then.
+        """
+        try:
+            new = msgspec.msgpack.decode(changes, type=LedgerChanges)
+            if new.since != self.link:
+                raise LedgerError(f"changes after link {new.since}, this copy is at {self.link}")
+            self._take_packets(new, packets)
+            self._take_updates(updates)
+            self._write(new)
+        except MALFORMED as error:
+            raise LedgerError(f"the hub's changes of its ledger cannot be read: {error}") from None
+
+    def _take_packets(self, new: LedgerChanges, packets: bytes) -> None:
+        known = {row[0]: bytes(row[12]) for row in new.grown["rounds"]}
+        came, next_round = list(read_packets(io.BytesIO(packets))), self.rounds
+        if [round for round, _ in came] != new.rounds or new.rounds != list(
+            range(next_round, next_round + len(came))
+        ):
+            raise LedgerError(f"packets of rounds {[r for r, _ in came]} came, {new.rounds} were committed")
+        (end,) = self._db.execute("SELECT max(offset + length) FROM rounds").fetchone()
+        if (end := 0 if end is None else end + HEADER_SIZE) != self._packets.end:
+            self._packets.cut(end)  # packets whose rows did not follow
+        for round, packet in came:
+            if self._packets.append(round, packet).sha256 != known[round]:
+                raise LedgerError(f"the packet of round {round} is not the one that was committed")
+
+    def _take_updates(self, updates: bytes) -> None:
+        for round, payload in read_packets(io.BytesIO(updates)):
+            if round < self.next_update:
+                continue
+            if round != self.next_update:
+                raise LedgerError(f"updates of round {round} cannot follow those of {self.next_update - 1}")
+            self._updates.append(round, payload)
+            self.next_update = round + 1
+
+    def _write(self, new: LedgerChanges) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            for table in ("rounds", "counted", "evaluations", "chain"):
+                self._insert(table, new.grown[table])
+            for table in [table for table in SMALL if table in new.small]:
+                self._db.execute(f"DELETE FROM {table}")
+                self._insert(table, new.small[table])
+            link, head = self._verify(new)
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self.link, self.head = link, head
+
+    def _insert(self, table: str, rows: Rows) -> None:
+        columns = (GROWN | SMALL)[table]
+        places = ",".join("?" * (columns.count(",") + 1))
+        self._db.executemany(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({places})", rows)
+
+    def _verify(self, new: LedgerChanges) -> tuple[int, bytes]:
+        """Recompute the new links from their rows. Raises LedgerError, which names the first that differs."""
+        link, head = self.link, self.head or self._first_head()
+        newest = {(kind, round): entry for _, kind, round, entry, _ in new.grown["chain"]}
+        for number, kind, round, entry, said in new.grown["chain"]:
+            head, link = linked(head, entry), link + 1
+            true = newest[kind, round] != entry or entry_of(self._db, kind, round) == entry
+            if number != link or said != head or not true:
+                raise LedgerError(f"the hub's chain breaks at {kind} {round}")
+        return link, head if new.grown["chain"] else self.head
+
+    def _first_head(self) -> bytes:
+        meta = dict(self._db.execute("SELECT key, value FROM meta").fetchall())
+        return first_head(meta["run"], int(meta["samples"]), json.loads(meta.get("origin", "{}")))
+
+    def cut_updates(self, start: int) -> None:
+        """Drop the updates of rounds before `start`, which the error feedback on the disk has."""
+        kept = records_between(self.folder / UPDATES, start, self.next_update)
+        self._updates.close()
+        part = self.folder / (UPDATES + ".part")
+        with part.open("wb") as file:
+            file.write(b"".join(kept[round] for round in sorted(kept)))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, self.folder / UPDATES)
+        self._open_updates()
+        if not kept:
+            self.next_update = start
+
+    # ---- taking over ---------------------------------------------------------------------------------------
+
+    def take_over(self) -> int:
+        """Raise the term above any that the hub can reach by itself, durably; return it."""
+        term = self.term + TAKEN_OVER
+        self._db.execute("BEGIN IMMEDIATE")
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES ('term', ?)", (str(term),))
+        self._db.execute("DELETE FROM meta WHERE key='standby'")
+        self._db.execute("COMMIT")
+        return term
+
+    def close(self) -> None:
+        for part in (self._packets, self._updates, self._db, self._lock):
+            part.close()
+
+    def __enter__(self) -> LedgerCopy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -79,6 +79,7 @@ class Lease:
     hub_shards: tuple[int, ...] = (0,)  # shards that the hub aggregates in this round
     aggregators: int = 0  # peers that aggregate the others
     fits: int = 0  # bytes that the aggregate should not exceed; 0: not known
+    local_steps: int = 1  # of the round
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,7 @@ class HostSession:
 
         self.arguments = arguments_of(local, peers)
         work = self.prepare()
-        narrator = Narrator(work.parameters, self.recipe.compression.local_steps)
+        narrator = Narrator(work.parameters)
         # Before this there is nothing to end in good order: Ctrl-C is the usual KeyboardInterrupt.
         with ExitStack() as stack:
             stack.enter_context(leave_on_signal(self.ask_stop))

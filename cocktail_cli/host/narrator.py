@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 
 from cocktail_cli.machine import INTERNET, network_of
+from cocktail_cli.ui import counted, named_rewards, printable
 from cocktail_cli.ui import events as ours
-from cocktail_cli.ui import named_rewards, printable
 from transport import Ledger
 from transport.protocol import events as theirs
 
@@ -19,12 +19,11 @@ class Narrator:
 
     Args:
         parameters: P, the trained parameters, all of which the FP16 baseline sends each step, both ways.
-        local_steps: of a round.
     """
 
-    def __init__(self, parameters: int, local_steps: int = 1) -> None:
-        self.full = BYTES_FP16 * parameters * local_steps  # bytes of the baseline, one way, in a round
-        self.local_steps = local_steps
+    def __init__(self, parameters: int) -> None:
+        self.parameters = parameters
+        self.local_steps = 0  # of the newest round; 0: there was none
         self.rate_at: Callable[[int], float] | None = None  # step -> learning rate, once the length is known
         self.tokens = 0
         self.step = 0
@@ -63,7 +62,12 @@ class Narrator:
             self.present.discard(event.peer)
             yield ours.PeerLeft(printable(event.peer), printable(event.reason), event.legacy, event.how)
         elif isinstance(event, theirs.RoundCommitted):
-            yield self.committed(event)
+            before, self.local_steps = self.local_steps, event.local_steps
+            if before not in (0, event.local_steps):
+                yield ours.Progressed(
+                    f"rounds of {counted(event.local_steps, 'step')} from round {event.round} on"
+                )
+            yield self.committed(event, before or event.local_steps)
         elif isinstance(event, theirs.EvaluationDone):
             self.eval_loss = event.loss
             rewards = named_rewards(event.rewards)
@@ -72,15 +76,17 @@ class Narrator:
             who = f"{event.peer}: " if event.peer else ""
             yield ours.Warning(printable(who + event.message, 1000))
 
-    def committed(self, event: theirs.RoundCommitted) -> ours.Step:
+    def committed(self, event: theirs.RoundCommitted, computed: int) -> ours.Step:
+        """Describe a round. `computed`: steps of the round before, whose compute its members report."""
         self.tokens += event.tokens
         self.step = event.step
         self.rounds += 1
-        members, fetched = list(event.members), event.fetched
+        members, fetched, steps = list(event.members), event.fetched, event.local_steps
         exchanged = {peer: many - fetched.get(peer, 0) for peer, many in event.down.items()}
-        up, down = self.ratios(event.up, members), self.ratios(exchanged, members)
+        full = BYTES_FP16 * self.parameters * steps  # bytes of the baseline, one way
+        up, down = ratios(full, event.up, members), ratios(full, exchanged, members)
         moved = sum(event.up.get(peer, 0) + exchanged.get(peer, 0) for peer in members)
-        both = 2 * len(members) * self.full
+        both = 2 * len(members) * full
         return ours.Step(
             step=event.step,
             steps=event.steps,
@@ -97,11 +103,11 @@ class Narrator:
             ratio_fp16=round(both / moved, 2) if moved else 0.0,
             packet_bytes=event.size,
             fingerprint=f"{event.fingerprint:016x}" if event.fingerprint else "",
-            step_s=round(event.seconds / self.local_steps, 3),
-            compute_s=self.per_step(event.compute_s),
-            wait_s=self.per_step(event.wait_s),
+            step_s=round(event.seconds / steps, 3),
+            compute_s=per_step(event.compute_s, computed),
+            wait_s=per_step(event.wait_s, computed),
             tokens_by_peer=dict(event.tokens_by_peer),
-            local_steps=self.local_steps,
+            local_steps=steps,
             lr=self.rate_at(max(0, event.step - 1)) if self.rate_at and event.loss is not None else None,
             grad_norm=median(event.grad_norm.values()) if event.grad_norm else None,
             samples=event.counted,
@@ -109,10 +115,12 @@ class Narrator:
             rewards=named_rewards(event.rewards),
         )
 
-    def ratios(self, moved: Mapping[str, int], members: list[str]) -> dict[str, float]:
-        """Return each member's compression ratio over FP16 parameters."""
-        return {peer: round(self.full / moved[peer], 2) for peer in members if moved.get(peer)}
 
-    def per_step(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Divide the seconds of a round by its steps, to the millisecond."""
-        return {peer: round(value / self.local_steps, 3) for peer, value in seconds.items()}
+def ratios(full: int, moved: Mapping[str, int], members: list[str]) -> dict[str, float]:
+    """Return each member's compression ratio over `full` bytes."""
+    return {peer: round(full / moved[peer], 2) for peer in members if moved.get(peer)}
+
+
+def per_step(seconds: Mapping[str, float], steps: int) -> dict[str, float]:
+    """Divide the seconds of a round by its steps, to the millisecond."""
+    return {peer: round(value / steps, 3) for peer, value in seconds.items()}

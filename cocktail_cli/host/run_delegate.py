@@ -194,14 +194,14 @@ def settings_of(
     recipe = work.recipe
     swarm, batch = recipe.swarm, recipe.training.global_batch_size
     width = width_of(work.base.folder)
-    local_steps, steps = recipe.compression.local_steps, math.ceil(len(work.corpus) / batch)
+    steps = math.ceil(len(work.corpus) / batch)
     return RunSettings(
         run=run,
         recipe=recipe.to_json(),
         recipe_hash=recipe.recipe_hash,
         samples=len(work.corpus),
         global_batch=batch,
-        local_steps=local_steps,
+        local_steps=recipe.compression.step_rungs,
         cost=work.corpus.costs(width) if width else None,
         base=tuple(announced(file, bool(work.base.licence.gated)) for file in work.base.files),
         versions=package_versions(),
@@ -221,7 +221,7 @@ def settings_of(
         guests=guests,
         max_peers=swarm.max_peers,
         start_timeout=swarm.start_timeout,
-        step_timeout=swarm.step_timeout * local_steps,
+        step_timeout=swarm.step_timeout,
         peer_timeout=swarm.peer_timeout,
     )
 

@@ -43,7 +43,7 @@ class RunLink:
         self.measuring = threading.Lock()  # of `budget`: one round goes up while another comes down
         self.opened_at: dict[int, float] = {}  # of the rounds in flight
         self.committed_s: dict[int, float] = {}  # seconds from there to the commit
-        self.spans = 1  # rounds that the lease before the newest one was to last
+        self.steps = 1  # local steps of the rounds that the lease before the newest one was to last
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -98,16 +98,24 @@ class RunLink:
                 self.ended, self.finished = message.reason, message.finished
                 self.resumable = message.resumable
             return None
-        self.spans = self.round.spans if self.round is not None else 1
+        self.steps = self.round.spans * max(1, self.round.local_steps) if self.round is not None else 1
+        with self.measuring:
+            self.budget = self.budget.opened(max(1, message.local_steps))
         oldest = message.round - messages.MOST_IN_FLIGHT
         in_flight = {at: when for at, when in self.opened_at.items() if at > oldest}
         self.round, self.opened_at = message, {**in_flight, message.round: time.monotonic()}
         return message
 
     def exchange(self, packet: bytes, delivery: Delivery) -> messages.Committed:
+        opened, said = self.opened_at.get(delivery.round), asdict(delivery)
+        sparsest = said.pop("sparsest")
         with self.measuring:
-            self.budget = self.budget.computed(delivery.compute_s / self.spans)
-        report = messages.Report(**asdict(delivery), fits=self.budget.down)
+            self.budget = self.budget.computed(delivery.compute_s / self.steps)
+            if opened is not None:
+                self.budget = self.budget.encoded(time.monotonic() - opened)
+        chosen = self.round is not None and self.round.local_steps
+        needs = self.budget.needs(sparsest) if chosen else 0.0
+        report = messages.Report(**said, fits=self.budget.down, needs=needs)
         with self.waiting():
             if self.sharded is not None and self.round is not None:
                 committed = self.sharded.exchange(self.round, packet, report)
@@ -115,7 +123,6 @@ class RunLink:
             else:
                 committed = self.link.exchange(delivery.round, packet, report)
                 upload_s = self.link.upload_s
-        opened = self.opened_at.get(delivery.round)
         if opened is not None:
             self.committed_s[delivery.round] = time.monotonic() - opened
         with self.measuring:

@@ -34,7 +34,7 @@ class StepMeter:
         self.pace.append((now, done.step))
         name, announced = self.run.name, self.run.round
         # bytes of the parameters in FP16, each step
-        full = 2 * peer.trainer.layout.size * peer.recipe.compression.local_steps
+        full = 2 * peer.trainer.layout.size * done.local_steps
         return events.Step(
             step=done.step,
             steps=announced.steps if announced else 0,
@@ -50,9 +50,10 @@ class StepMeter:
             ratio_fp16=round(2 * full / (sent + received), 2) if sent + received else 0.0,
             packet_bytes=done.sent_bytes,
             fingerprint=f"{done.fingerprint:016x}",
-            step_s=round(seconds, 3),
-            compute_s={name: round(peer.compute_s, 3)},
-            wait_s={name: round(peer.wait_s, 3)},
+            step_s=round(seconds / done.local_steps, 3),
+            compute_s={name: round(peer.compute_s / done.local_steps, 3)},
+            wait_s={name: round(peer.wait_s / done.local_steps, 3)},
+            local_steps=done.local_steps,
             lr=done.lr if done.loss is not None else None,
             grad_norm=done.grad_norm,
             eta_s=self.eta_s(announced.steps) if announced else None,

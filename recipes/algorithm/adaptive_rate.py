@@ -53,6 +53,11 @@ class AdaptiveRate:
         return self.ladder[self.at]
 
     @property
+    def sparsest(self) -> int:
+        """Estimate the bytes of the sparsest packet from the newest one; 0: not known."""
+        return int(self.size * cost_of(self.ladder[0]) / cost_of(self.compressor))
+
+    @property
     def spread(self) -> float:
         """Ratio of values in the richest packet to those in the sparsest."""
         return self.ladder[-1].topk_ratio / self.ladder[0].topk_ratio

@@ -17,7 +17,7 @@ SHARED = [one.name for one in fields(Cocktail) if one.name != "uncompressed_roun
 
 def compressor_of(compression: Compression) -> Cocktail:
     """Build C. Every key reaches the field of the same name; `uncompressed_steps` are counted in rounds."""
-    rounds = -(-compression.uncompressed_steps // compression.local_steps)
+    rounds = -(-compression.uncompressed_steps // compression.step_rungs[0])
     if rounds:
         rounds += compression.staleness > 0  # a stale round sends the steps before it
     return Cocktail(**{name: getattr(compression, name) for name in SHARED}, uncompressed_rounds=rounds)

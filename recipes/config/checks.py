@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from recipes.errors import Problem, RecipeError
 
 from .document import Document, Key, bare_keys, sections
-from .schema import Dataset, Recipe, Requires
+from .schema import Compression, Dataset, Recipe, Requires
 
 # lr_scheduler_type -> (one of these is needed, these are allowed)
 _SCHEDULE_KEYS: dict[str, tuple[set[str], set[str]]] = {
@@ -32,6 +32,14 @@ UNSUPPORTED_KEYS: dict[str, str] = {
 # (key, value) -> what to write instead
 VALUE_HINTS: dict[tuple[str, str], str] = {
     ("swarm.join", "open"): "`token`, and publish the run URL: it is all one needs",
+}
+
+# keys of `compression` that act once a round -> the value at which they do nothing
+COUNTED_IN_ROUNDS = {
+    "outer_momentum": 0.0,
+    "error_decay": 1.0,
+    "owner_error_decay": 1.0,
+    "uncompressed_steps": 0,
 }
 
 # names of axolotl, LLaMA-Factory, torchtune, older transformers and the reference code. They are errors that
@@ -205,15 +213,29 @@ def _compression_conflicts(recipe: Recipe) -> Iterator[Conflict]:
     if compression.preset == "lora-cocktail" and recipe.lora is None:
         hint = "add a section `lora:`, or `cocktail`"
         yield Conflict("compression.preset", "`lora-cocktail` is for adapters", hint)
-    if 0 < steps < compression.local_steps:
-        text = f"{compression.local_steps}: a run of {steps} steps would exchange nothing before its end"
+    if 0 < steps < (fewest := compression.step_rungs[0]):
+        text = f"{fewest}: a run of {steps} steps would exchange nothing before its end"
         yield Conflict("compression.local_steps", text, f"local_steps={max(1, steps // 10)}")
+    if compression.local_steps == "auto":
+        yield from _auto_conflicts(compression)
     if compression.staleness > 1 and recipe.swarm.owners == "peers":
         text = f"{compression.staleness}: peers that aggregate shards do so one round at a time"
         yield Conflict("compression.staleness", text, "staleness=1, or `swarm.owners: hub`")
     if 0 < compression.topk_chunk * compression.topk_ratio < 0.5:
         text = f"topk_ratio {compression.topk_ratio:g} keeps none of {compression.topk_chunk} values"
         yield Conflict("compression.topk_chunk", text, "a larger chunk")
+
+
+def _auto_conflicts(compression: Compression) -> Iterator[Conflict]:
+    """Yield keys that mean something else in rounds of another length, which `local_steps: auto` chooses."""
+    key = "compression.local_steps"
+    if not compression.staleness:
+        text = "`auto` chooses rounds that hide their exchange, and with staleness 0 none is hidden"
+        yield Conflict(key, text, "staleness=1, or a number of local_steps")
+    for name, usual in COUNTED_IN_ROUNDS.items():
+        if (given := getattr(compression, name)) != usual:
+            text = f"`auto` is excluded by {name} {given:g}, which is counted in rounds"
+            yield Conflict(key, text, f"{name}={usual:g}, or a number of local_steps")
 
 
 def _streaming_conflicts(recipe: Recipe) -> Iterator[Conflict]:

@@ -19,6 +19,7 @@ from .presets import PRESETS
 
 T = TypeVar("T")
 
+RUNGS = (1, 2, 4, 8)  # local steps under `auto`
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -330,7 +331,9 @@ class Compression(Section):
     staleness: Literal[0, 1, 2, 3, 4] = key(
         1, "rounds of compute that an exchange overlaps with, from 2 on with other rounds' too; 0: none"
     )
-    local_steps: Whole = key(1, "H: optimizer steps between two exchanges")
+    local_steps: Whole | Literal["auto"] = key(
+        1, "H: optimizer steps between two exchanges; auto: 1 to 8, as many as the lines of the swarm need"
+    )
     outer_learning_rate: Annotated[Real, Field(gt=0)] | Literal["packets"] = key(
         "packets", "rate of the aggregator's step along the mean; packets: their number, up to 8 (a sum)"
     )
@@ -357,6 +360,11 @@ class Compression(Section):
     def _apply_preset(cls, given: Any) -> Any:
         preset = PRESETS.get(str(given.get("preset", ""))) if isinstance(given, dict) else None
         return {**preset.keys, **given} if preset else given
+
+    @property
+    def step_rungs(self) -> tuple[int, ...]:
+        """Local steps that a round may have, ascending: one number, or what `auto` chooses from."""
+        return RUNGS if self.local_steps == "auto" else (self.local_steps,)
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Compression:

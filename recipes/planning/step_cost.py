@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from compress import heavy_tailed_packet
-from recipes.algorithm import compressor_of
+from recipes.algorithm import adaptive_rate_of, compressor_of
 from recipes.config import Recipe, is_hub_id
 from recipes.data import count_rows, make_row_tokenizer, read_rows
 from recipes.errors import HubUnreachable
@@ -77,9 +77,17 @@ def compute_seconds(flops: float, peak: float) -> float:
 
 
 def cost_of_step(recipe: Recipe, packet: int, compute: float, link: LinkSpeed) -> StepCost:
-    """Combine bytes, compute seconds and link speed."""
-    staleness, every = recipe.compression.staleness, recipe.compression.local_steps
-    return StepCost(packet, every, compute, packet / link.up, packet / link.down, staleness)
+    """Combine bytes, compute seconds and link speed. Local steps that a run chooses are the fewest that hide
+    its sparsest packets, or its most."""
+    compression = recipe.compression
+    rate = adaptive_rate_of(compression)
+    sparsest, fixed = replace(rate, at=rate.usual, size=packet).sparsest, compression.step_rungs[-1]
+    costs = [
+        StepCost(size, every, compute, size / link.up, size / link.down, compression.staleness)
+        for size, every in ((sparsest, every) for every in compression.step_rungs)
+    ]
+    every = next((one.every for one in costs if one.busy <= compute), fixed)
+    return StepCost(packet, every, compute, packet / link.up, packet / link.down, compression.staleness)
 
 
 def topk_within(recipe: Recipe, parameters: int, link: LinkSpeed, seconds: float) -> float | None:

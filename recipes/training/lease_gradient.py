@@ -47,7 +47,7 @@ def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gra
     goodbye.
     """
     lease = unpack_samples(link.fetch(f"lease/{round.round}"), peer.vocabulary)
-    steps = min(peer.recipe.compression.local_steps, max(1, round.steps - round.step))
+    steps = min(local_steps(peer, round), max(1, round.steps - round.step))
     done: Gradient | None = None
     for number, part in parts_of(lease, steps):
         if done is not None:
@@ -59,6 +59,11 @@ def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gra
             return None
         done = new if done is None else done.then(new)
     return done
+
+
+def local_steps(peer: Peer, round: Round) -> int:
+    """Return H of a round."""
+    return round.local_steps or peer.recipe.compression.step_rungs[0]
 
 
 def parts_of(lease: Sequence[Sample], steps: int) -> Iterator[tuple[int, Sequence[Sample]]]:

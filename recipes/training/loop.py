@@ -31,7 +31,7 @@ from recipes.data import Sample, unpack_samples
 from recipes.models import check_packing_isolation
 from recipes.objectives import Measured
 
-from .lease_gradient import Gradient, apply, computed
+from .lease_gradient import Gradient, apply, computed, local_steps
 from .micro_batch import first_line, global_model_fits, is_full, shrink_to_fit
 from .stochastic_rounding import RoundedLocalModel
 from .trainer import SingleDeviceTrainer
@@ -274,6 +274,7 @@ def exchange(
                 wait_s=peer.wait_s,
                 grad_norm=peer.grad_norm,
                 behind=behind,
+                sparsest=peer.worker.rate.sparsest,
             ),
         )
     except Interrupted as interrupted:
@@ -331,6 +332,7 @@ def join(link: Link, peer: Peer, done: Exchange) -> StepDone:
         tokens=gradient.lease.tokens if gradient else 0,
         loss=gradient.lease.measured.mean if gradient else None,
         grad_norm=gradient.norm if gradient else None,
+        local_steps=local_steps(peer, done.round),
         lr=peer.rate,
         fingerprint=worker.global_model.fingerprint,
         accepted=bool(flight.taken),

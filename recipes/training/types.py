@@ -32,6 +32,7 @@ class Round(Protocol):
     eval_part: int
     eval_parts: int  # 0: no evaluation
     spans: int  # rounds that the lease is to last; above 1 this peer is no member before it says `ready`
+    local_steps: int  # of this round, where the run chooses them; 0: as the recipe says
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Delivery:
     grad_norm: float = 0.0  # of the last step, before clipping; 0: no gradient
     rewards: tuple[float, ...] = ()  # of preference pairs, as in `Measured`
     behind: int = 0  # rounds in flight, whose aggregates x' lacks
+    sparsest: int = 0  # bytes of the sparsest packet that the recipe lets this peer send; 0: not known
 
 
 class Committed(Protocol):
@@ -127,6 +129,7 @@ class StepDone:
     tokens: int  # trained tokens of this peer's lease
     loss: float | None  # mean over its terms; None: the round had no lease for this peer
     grad_norm: float | None  # before clipping
+    local_steps: int  # of the round
     lr: float
     fingerprint: int  # of x' after the round
     accepted: bool  # False: the packet came too late, or was refused; it stays in the residual

@@ -46,7 +46,8 @@ def presets(parameters: int) -> None:
     for name in PRESETS:
         asked = Compression(preset=name)  # type: ignore[arg-type]
         packet = bits(compressor_of(asked), parameters) * (ADAPTERS if name == "lora-cocktail" else GPTJ) / 8
-        step, every = packet / asked.local_steps, asked.local_steps
+        every = asked.step_rungs[0]
+        step = packet / every
         steps = f"{every} steps" if every > 1 else "step"
         cells = [f"{packet / 1e6:,.0f} MB", steps, f"{step / 1e6:,.1f} MB", f"{2 * GPTJ / step:,.0f}x"]
         print(f"| {name} | {' | '.join(cells)} | {8 * step / LINK:,.1f} s |")

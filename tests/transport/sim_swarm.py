@@ -39,15 +39,17 @@ class Books:
     sessions: dict[str, OpenSession] = field(default_factory=dict)
     evaluation: EvaluationRow | None = None
     peers: dict[str, KnownPeer] = field(default_factory=dict)
+    local_steps: int = 0
 
     def recovered(self) -> Recovered:
         last = self.rounds[-1] if self.rounds else None
         sessions = tuple(self.sessions.values())
         peers = tuple(k for k in self.peers.values() if k.standing != "stranger")
         recent = tuple(self.rounds[-RECENT:])
-        return Recovered(
+        known = Recovered(
             len(self.rounds), self.counted.ranges, sessions, peers, last, self.evaluation, recent
         )
+        return dc_replace(known, local_steps=self.local_steps)
 
 
 @dataclass
@@ -73,7 +75,8 @@ class SimPeer:
         self.session = 0
         self.dead = False
         self.uploaded = False
-        self.compute_s, self.fits, self.grad_norm = 0.0, 0, 0.0  # as it says
+        self.compute_s, self.fits, self.grad_norm, self.needs = 0.0, 0, 0.0, 0.0  # as it says
+        self.local_steps: dict[int, int] = {}  # by round, as announced
         self.skew = 0  # makes its fingerprints wrong
         self.ready_at = 0  # round of x' when it was last ready: nothing was in flight
 
@@ -122,6 +125,7 @@ class SimPeer:
             self.say(self.state.evaluated(messages.Evaluated(opened.round, opened.eval_part, 2.0, 1)))
         if not opened.exchange:
             return
+        self.local_steps[opened.round] = opened.local_steps
         self.sent = sorted(self.pending)
         if opened.samples:
             assert self.state.welcome is not None
@@ -139,7 +143,8 @@ class SimPeer:
         behind = min(max(self.staleness, 1) - 1, max(0, opened.round - self.ready_at))
         known = self.fingerprint(opened.round - behind)
         said = messages.Report(opened.round, known, self.sent, 1.0 * many, many, behind=behind)
-        return replace(said, compute_s=self.compute_s, fits=self.fits, grad_norm=self.grad_norm)
+        said = replace(said, compute_s=self.compute_s, fits=self.fits, grad_norm=self.grad_norm)
+        return replace(said, needs=self.needs)
 
     def upload(self) -> None:
         assert self.round is not None
@@ -243,6 +248,7 @@ class SimSwarm:
             return
         job = self.jobs.popleft()
         if isinstance(job, do.Lease):
+            self.books.local_steps = job.local_steps
             for session, ids in job.leases.items():
                 if session in self.books.sessions:
                     self.books.sessions[session].leases[job.round] = ids

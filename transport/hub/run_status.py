@@ -33,7 +33,7 @@ def run_status(rounds: Rounds, now: float) -> dict[str, Any]:
         "run": settings.run,
         "recipe_hash": settings.recipe_hash,
         "parameters": settings.parameters,
-        "local_steps": settings.local_steps,
+        "local_steps": rounds.ladder.steps,
         "since_s": round(elapsed, 1),
         "state": rounds.state_word,
         "reason": rounds.over.reason,

@@ -4,7 +4,8 @@ A round is committed when its row is in `rounds`; the row is written after the p
 So a row without bytes cannot exist. Bytes without a row (a crash in between) were never announced, and are
 cut off at the next start. Counted leases are written in the transaction of the round that counts them.
 
-    folder/ledger.db     meta, rounds, leases (counted and open), sessions, peers, evaluations, chain
+    folder/ledger.db     meta, rounds, local steps, leases (counted and open), sessions, peers, evaluations,
+                         chain
     folder/packets.log   packet_log.py
     folder/estates/      residual_handoffs.py
     folder/ledger.lock   locked by the one process that writes
@@ -55,6 +56,7 @@ CREATE TABLE counted (
     PRIMARY KEY (lease, session)) WITHOUT ROWID;
 CREATE TABLE leased (
     lease INTEGER, session TEXT, ids BLOB, PRIMARY KEY (lease, session)) WITHOUT ROWID;
+CREATE TABLE local_steps (round INTEGER PRIMARY KEY, steps INTEGER);
 CREATE TABLE sessions (session TEXT PRIMARY KEY, name TEXT, hardware TEXT, key TEXT) WITHOUT ROWID;
 CREATE TABLE peers (
     key TEXT PRIMARY KEY, name TEXT, standing TEXT, reason TEXT, strikes INTEGER DEFAULT 0) WITHOUT ROWID;
@@ -167,6 +169,7 @@ class Recovered:
     recent: tuple[RoundRow, ...] = ()  # the last rounds, in order
     handoffs: dict[int, PendingHandoff] = field(default_factory=dict)
     term: int = 0  # number of times the ledger was opened to write
+    local_steps: int = 0  # of the newest round that was opened; 0: of a ledger that does not say so
     losses: tuple[tuple[int, float], ...] = ()  # (step, loss) of the rounds that trained
     held_out: tuple[tuple[int, float], ...] = ()  # of the evaluations
 
@@ -282,6 +285,7 @@ class Ledger:
             "(link INTEGER PRIMARY KEY, kind TEXT, round INTEGER, entry BLOB, head BLOB)"
         )
         self._db.execute("CREATE INDEX IF NOT EXISTS counted_by_round ON counted (round)")
+        self._db.execute("CREATE TABLE IF NOT EXISTS local_steps (round INTEGER PRIMARY KEY, steps INTEGER)")
 
     def _add(self, table: str, column: str) -> None:
         """Add a column that older ledgers lack."""
@@ -383,13 +387,15 @@ class Ledger:
     def given_back(self, session: str, round: int) -> None:
         self._db.execute("DELETE FROM leased WHERE session=? AND lease=?", (session, round))
 
-    def leased(self, round: int, leases: dict[str, SampleRanges]) -> None:
-        """A round opened: who (by session) holds which samples."""
+    def leased(self, round: int, leases: dict[str, SampleRanges], local_steps: int = 1) -> None:
+        """A round opened: who (by session) holds which samples, and the local steps from this round on."""
         self._db.execute("BEGIN IMMEDIATE")
         self._db.executemany(
             "INSERT OR REPLACE INTO leased VALUES (?, ?, ?)",
             [(round, session, pack_ranges(ids)) for session, ids in leases.items()],
         )
+        if local_steps != self.local_steps():
+            self._db.execute("INSERT OR REPLACE INTO local_steps VALUES (?, ?)", (round, local_steps))
         self._db.execute("COMMIT")
 
     def commit(
@@ -493,6 +499,13 @@ class Ledger:
             seen[key].add(round)
         return {key: (samples[key], len(seen[key])) for key in samples}
 
+    def local_steps(self) -> int:
+        """Return the local steps of the newest round that was opened; 0: the ledger does not say."""
+        if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name='local_steps'").fetchone():
+            return 0
+        found = self._db.execute("SELECT steps FROM local_steps ORDER BY round DESC LIMIT 1").fetchone()
+        return int(found[0]) if found else 0
+
     def record(self, round: int) -> Record | None:
         """Locate the packet of a round in the log; None if the round is not committed."""
         columns = self._db.execute("SELECT * FROM rounds WHERE round=?", (round,)).fetchone()
@@ -536,6 +549,7 @@ class Ledger:
             recent=tuple(rounds[-RECENT:]),
             handoffs=self.handoffs.rows(),
             term=self.term,
+            local_steps=self.local_steps(),
             losses=tuple((row.step, row.loss) for row in rounds if row.loss is not None),
             held_out=tuple((one.step, one.loss) for one in evaluations),
         )

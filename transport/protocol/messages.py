@@ -89,7 +89,7 @@ class Ready(Message, frozen=True):
     holds: Annotated[dict[Word, Word], Meta(max_length=32)] = {}
 
 
-class Report(Message, frozen=True):
+class Report(Message, frozen=True, omit_defaults=True):
     """Sent with the packet of a round: the leases it delivers, and measurements of the peer."""
 
     round: Count
@@ -107,6 +107,9 @@ class Report(Message, frozen=True):
     rewards: Rewards = []
     # rounds in flight at this peer, whose aggregates its global model lacks; 0 unless staleness is above 1
     behind: Annotated[int, Meta(ge=0, le=MOST_IN_FLIGHT)] = 0
+    # Local steps whose compute an exchange of its sparsest packets takes on its own line, where the run
+    # chooses them (step_ladder.py); 0: not known
+    needs: Annotated[float, Meta(ge=0, le=1e30)] = 0.0
 
 
 class Evaluated(Message, frozen=True):
@@ -266,7 +269,7 @@ class AggregatorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str = ""  # of its shard server; empty: its parts go through the hub
 
 
-class Round(Message, frozen=True):
+class Round(Message, frozen=True, omit_defaults=True):
     """A round opens. Sent to its members; the lease (token ids) is the object "lease/<round>"."""
 
     round: Count
@@ -283,6 +286,7 @@ class Round(Message, frozen=True):
     # Ready again, once it is done.
     spans: Annotated[int, Meta(ge=1)] = 1
     fits: Size = 0  # bytes, the minimum of the members' reports: a limit for aggregates; 0: not known
+    local_steps: Count = 0  # of this round, where the run chooses them; 0: as the recipe says
 
 
 class HandoffOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

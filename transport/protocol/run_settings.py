@@ -17,7 +17,8 @@ class RunSettings:
     recipe_hash: str  # sha256 of that text, hex
     samples: int  # each of 0 .. samples-1 is counted once, then the run is over
     global_batch: int  # samples of a step, all members together
-    local_steps: int = 1  # steps of a round
+    # steps of a round: one number, or an ascending ladder on which the lines decide (step_ladder.py)
+    local_steps: tuple[int, ...] = (1,)
     cost: Callable[[int], float] | None = None  # of a sample's compute, by its id; None: all cost the same
     base: tuple[File, ...] = ()  # files of the base model
     parameters: int = 0
@@ -40,8 +41,9 @@ class RunSettings:
     guests: int = 0  # of first_peers: those that the host waits for, as long as for min_peers
     max_peers: int | None = None
     start_timeout: float = 1800.0  # wait for min_peers, then end with exit code 7
-    step_timeout: float = 600.0  # the longest a round waits; StragglerDeadline is as a rule earlier
-    lease_timeout: float | None = None  # without a delivery a live peer is dropped; None: 3 step_timeouts
+    # the longest a round waits, times its local steps; StragglerDeadline is as a rule earlier
+    step_timeout: float = 600.0
+    lease_timeout: float | None = None  # without a delivery a live peer is dropped; None: 3 longest rounds
     peer_timeout: float = 30.0  # silence after which a peer is dropped
     ping_s: float = 1.0
     grace_s: float = 1.5  # for a peer to reconnect
@@ -50,11 +52,6 @@ class RunSettings:
     linger_s: float = 5.0  # to serve downloads after the run is over
     max_update: int = 0  # bytes of one update; 0: those of FP32 values and positions
     credit: int = 32  # chunks under way per peer and direction
-
-    @property
-    def round_batch(self) -> int:
-        """Return the samples leased in a round, all members together."""
-        return self.global_batch * self.local_steps
 
     @property
     def first_wait_s(self) -> float:
@@ -67,7 +64,8 @@ class RunSettings:
 
     @property
     def lease_s(self) -> float:
-        return 3 * self.step_timeout if self.lease_timeout is None else self.lease_timeout
+        longest = self.step_timeout * self.local_steps[-1]
+        return 3 * longest if self.lease_timeout is None else self.lease_timeout
 
     @property
     def update_limit(self) -> int:

@@ -13,6 +13,7 @@ from transport.protocol import TrafficDelta, events, messages
 
 from .evaluation import Evaluation, mean_rewards
 from .leases import Leases
+from .step_ladder import need_of_round
 
 Pair = tuple[str, str]  # sessions: aggregator, member
 
@@ -30,6 +31,7 @@ class Exchange:
     keys: dict[str, str] = field(default_factory=dict)  # name -> key
     spans: dict[str, int] = field(default_factory=dict)  # session -> rounds its lease lasts, above 1
     fits: int = 0  # bytes of an aggregate that all members can fetch beside their compute; 0: not known
+    local_steps: int = 1
 
     reports: dict[str, messages.Report] = field(default_factory=dict)
     uploads: set[str] = field(default_factory=set)  # sessions whose packet is here, whole
@@ -133,6 +135,11 @@ class Exchange:
             handoffs=tuple(self.handoffs),
         )
 
+    def need(self, accepted: Iterable[str], done: do.CommitDone) -> float:
+        """Return the local steps that this round's exchange needed; 0: not known."""
+        peers = ((self.reports[s].needs, done.tokens.get(self.members[s], 0)) for s in accepted)
+        return need_of_round(peers)
+
     def event(
         self, accepted: list[str], done: do.CommitDone, moved: Mapping[str, TrafficDelta], now: float
     ) -> events.RoundCommitted:
@@ -162,6 +169,7 @@ class Exchange:
             down={peer: m.down for peer, m in moved.items()},
             fetched={peer: m.fetched for peer, m in moved.items() if m.fetched},
             deadline=self.deadline - self.opened,
+            local_steps=self.local_steps,
         )
 
 

@@ -41,6 +41,7 @@ from .exchange import Exchange
 from .leases import Leases
 from .load_balancer import LoadBalancer
 from .round_history import RoundHistory
+from .step_ladder import StepLadder
 from .straggler_deadline import StragglerDeadline
 
 SHOWN = 8  # rounds named in a warning
@@ -101,11 +102,14 @@ class Rounds:
         self.round = recovered.round  # the next one to be committed
         self.exchange: Exchange | None = None
         self.leases = Leases(settings.samples, recovered.counted)
+        known = recovered.local_steps in settings.local_steps
+        steps = recovered.local_steps if known else settings.local_steps[0]
+        self.ladder = StepLadder(settings.local_steps, steps)
         self.history = RoundHistory(recovered)
         self.evaluations = Evaluations(settings.eval, settings.eval_every, recovered.evaluation)
         self.sharding: Sharding | None = None
         self.over = messages.Over("", False)  # how the run ended
-        self._deadline, self._balancer = StragglerDeadline(settings.step_timeout), LoadBalancer()
+        self._deadline, self._balancer = StragglerDeadline(self._longest), LoadBalancer()
         self._started = now
         self._pace = deque[tuple[float, int]](maxlen=PACE)  # (time, samples counted) at the last commits
         self._stop_at: float | None = None  # when a stop no longer waits for the exchange
@@ -360,12 +364,14 @@ class Rounds:
             members={p.id: p.name for p in ready},
             leased=sum(count_samples(ids) for ids in granted.values()),
             opened=now,
-            deadline=now + s.step_timeout,
+            deadline=now + self._longest,
             keys={p.name: p.key for p in ready},
             spans=spans,
             fits=min((p.fits for p in here if p.fits), default=0),
+            local_steps=self.ladder.steps,
             hub_shards=tuple(range(s.shards)),
         )
+        self._deadline.cap = self._longest
         if self.sharding is not None:
             self.sharding.opens(ex, here)
         for p in ready:
@@ -374,7 +380,8 @@ class Rounds:
         if self.evaluations.due(step):
             self.evaluations.begin(self.round, step, [p.id for p in here])
         self._enter(Phase.OPENING)
-        self._out.add(do.Lease(self.round, granted, ex.hub_shards, len(ex.aggregators), ex.fits))
+        lease = do.Lease(self.round, granted, ex.hub_shards, len(ex.aggregators), ex.fits, ex.local_steps)
+        self._out.add(lease)
 
     def _grant(self, ready: list[Session]) -> tuple[dict[str, SampleRanges], dict[str, int]]:
         """Lease a global batch a local step. Returns samples by session, and rounds of longer leases."""
@@ -383,8 +390,9 @@ class Rounds:
         takers = [p.id for p in ready if p.id not in granted]
         if not takers:
             return granted, {}
-        batch = min(max(0, s.round_batch - sum(map(count_samples, granted.values()))), free)
-        longest = min(s.longest_lease, free // s.round_batch)
+        wanted = s.global_batch * self.ladder.steps
+        batch = min(max(0, wanted - sum(map(count_samples, granted.values()))), free)
+        longest = min(s.longest_lease, free // wanted)
         ids = self.leases.next(batch)
         portions = self._balancer.portions(self._costs(ids), takers, round, longest)
         taken = {p: one for p, one in zip(takers, portions, strict=True) if one.samples}
@@ -415,6 +423,8 @@ class Rounds:
     def _announce(self, session: Session, ex: Exchange) -> None:
         samples = count_samples(self.leases.ids(session.id, ex.round) or ())
         message = ex.message(session.id, self.settings.steps, samples, self.evaluations.now)
+        if self.ladder.climbs:
+            message = structs.replace(message, local_steps=ex.local_steps)
         if self.sharding is not None:
             message = self.sharding.announcement(ex, session, message)
         self._out.send(session.conn, message)
@@ -496,6 +506,7 @@ class Rounds:
                     self._members.kick_other_state(session, session.ready_claim[0])
                 session.ready_claim = None
         self.round += 1
+        self.ladder = self.ladder.committed(ex.round, ex.need(accepted, done))
         event = ex.event(accepted, done, self._members.tell_traffic(), now)
         steps, counted = self.settings.steps, self.leases.counted
         self._pace.append((now, counted))
@@ -600,6 +611,11 @@ class Rounds:
                 return "finished"
             return "paused" if self._paused else "failed" if self.over.resumable else "stopped"
         return "waiting" if self.phase is Phase.WAITING else "running"
+
+    @property
+    def _longest(self) -> float:
+        """Return the seconds that a round waits at most."""
+        return self.settings.step_timeout * self.ladder.steps
 
     def elapsed(self, now: float) -> float:
         """Return the seconds since this hub started."""

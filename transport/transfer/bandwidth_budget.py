@@ -1,6 +1,6 @@
 """Packet sizes that a line carries while the peer computes. No clock, no I/O.
 
-    fits = share x T x rate    T      seconds of a round's gradient, median of the last WINDOW rounds
+    fits = share x T x rate    T      seconds of a round's gradients: local steps x a step's, median of WINDOW
                                rate   bytes a second of whole transfers, median of the last WINDOW
                                share  of T, for each direction: SHARE at first
 
@@ -41,7 +41,9 @@ Last = tuple[float, ...]
 class BandwidthBudget:
     """One peer's measurements, and the packet sizes that follow from them."""
 
-    times: Last = ()  # T
+    times: Last = ()  # seconds of a local step
+    steps: int = 1  # local steps of the newest round
+    encodes: Last = ()  # seconds from the opening of a round to its upload
     ups: Last = ()  # rates
     downs: Last = ()
     share: float = SHARE
@@ -50,8 +52,15 @@ class BandwidthBudget:
     spent: float = 0.0  # seconds of the newest round's transfers
     full: bool = False  # one of them was nearly the size that fits
 
+    def opened(self, steps: int) -> BandwidthBudget:
+        return replace(self, steps=steps)
+
     def computed(self, seconds: float) -> BandwidthBudget:
+        """Note what a local step has taken."""
         return replace(self, times=after(self.times, seconds))
+
+    def encoded(self, seconds: float) -> BandwidthBudget:
+        return replace(self, encodes=after(self.encodes, seconds))
 
     def sent(self, size: int, seconds: float) -> BandwidthBudget:
         full = 0 < FULL * self.up <= size
@@ -72,7 +81,7 @@ class BandwidthBudget:
         seconds = max(seconds / self.staleness, committed)
         if self.settling or not self.times or seconds <= 0:
             return replace(self, settling=max(0, self.settling - 1))
-        used = seconds / median(self.times)
+        used = seconds / self.round_s
         more, less = used < LOW and self.full, used > HIGH and self.spent >= MINE * seconds
         if not more and not less:
             return self
@@ -80,14 +89,29 @@ class BandwidthBudget:
         return replace(self, share=min(MOST_SHARE, max(LEAST_SHARE, share)), settling=SETTLE)
 
     @property
+    def round_s(self) -> float:
+        """Return T; 0: not known."""
+        return self.steps * median(self.times) if self.times else 0.0
+
+    @property
     def up(self) -> int:
         """Return the bytes of an update that fit; 0: not known."""
-        return fits(self.share, self.times, self.ups)
+        return fits(self.share * self.round_s, self.ups)
 
     @property
     def down(self) -> int:
         """Return the bytes of an aggregate that fit; 0: not known."""
-        return fits(self.share, self.times, self.downs)
+        return fits(self.share * self.round_s, self.downs)
+
+    def needs(self, size: int) -> float:
+        """Return the local steps whose compute an exchange of packets of `size` bytes takes, without the time
+        spent waiting for other peers; 0: not known."""
+        if not (size and self.times and self.ups and self.downs):
+            return 0.0
+        up, down = size / median(self.ups), size / median(self.downs)
+        up += median(self.encodes) if self.encodes else 0.0
+        taken = up + down if self.staleness == 1 else max(up, down)
+        return taken / (AIM * median(self.times))
 
 
 def after(values: Last, new: float) -> Last:
@@ -103,5 +127,5 @@ def measured(rates: Last, size: int, seconds: float) -> Last:
     return after(rates, rate)
 
 
-def fits(share: float, times: Last, rates: Last) -> int:
-    return max(1, int(min(MOST, share * median(times) * median(rates)))) if times and rates else 0
+def fits(seconds: float, rates: Last) -> int:
+    return max(1, int(min(MOST, seconds * median(rates)))) if seconds and rates else 0

@@ -64,7 +64,7 @@ def measured(
         ).folder
         tokenizer = load_tokenizer(recipe.model, base)
         check_fit(recipe, base, tokenizer)
-        every = recipe.compression.local_steps
+        every = recipe.compression.step_rungs[0]
         lease = first(recipe, tokenizer, math.ceil(samples_per_peer(recipe, peers)) * every)
         tell(events.Progressed("loading the model"))
         model, batch = load_trained(recipe, base, device), micro_batch_of(recipe, micro_batch) or 1
@@ -120,7 +120,7 @@ def row(
     recipe: Recipe, device: str, peer: Peer, lease: Sequence[Sample], rounds: Sequence[Measured]
 ) -> dict[str, Any]:
     """Summarize the rounds by medians."""
-    step, every = median(one.step_s for one in rounds), recipe.compression.local_steps
+    step, every = median(one.step_s for one in rounds), recipe.compression.step_rungs[0]
     tokens = sum(sample.count for sample in lease) // every
     return {
         "recipe": recipe.name,

@@ -8,7 +8,7 @@ from cocktail_cli.volunteer.run_link import RunLink
 from recipes.training.types import Delivery
 from transport.peer.peer_link import StopRequest
 from transport.protocol import messages
-from transport.transfer.bandwidth_budget import SHARE
+from transport.transfer.bandwidth_budget import AIM, SHARE
 
 SIZE = 10**6
 
@@ -18,9 +18,12 @@ class Line:
 
     name = "ann"
 
-    def __init__(self, spans: int) -> None:
+    def __init__(self, spans: int, local_steps: tuple[int, ...] = (0, 0, 0)) -> None:
         self.leave_requested, self.upload_s = StopRequest(), 0.0
-        self.rounds = [messages.Round(n, n, 9, ["ann"], 4, True, spans=spans) for n in range(3)]
+        self.rounds = [
+            messages.Round(n, n, 9, ["ann"], 4, True, spans=spans, local_steps=steps)
+            for n, steps in enumerate(local_steps)
+        ]
         self.reports: list[messages.Report] = []
 
     def next_round(self) -> messages.Round:
@@ -50,6 +53,26 @@ def test_the_bandwidth_budget_reaches_what_the_line_carries_during_compute(spans
     assert run.fits == pytest.approx(run.budget.share * a_round * SIZE / 2.0, rel=0.01)
     assert line.reports[0].fits == 0, "nothing has come down yet"
     assert line.reports[-1].fits > SHARE * a_round * SIZE / 0.1
+
+
+def test_where_the_run_chooses_its_local_steps_a_peer_reports_how_many_its_line_needs() -> None:
+    """`compute_s` is of the round before: the first here has a step, the others have four, of 2.5 s each. The
+    sparsest packet is half of what is sent."""
+    line = Line(1, local_steps=(1, 4, 4, 4, 4))
+    run = RunLink(line)  # type: ignore[arg-type]
+    for round, compute_s in enumerate((0.0, 2.5, 10.0, 10.0, 10.0)):
+        run.next_round()
+        said = Delivery(round, 0, [], 0.0, 0, compute_s, wait_s=0.0, sparsest=SIZE // 2)
+        run.exchange(bytes(SIZE), said)
+        run.fetch(f"packet/{round}")
+    fixed = RunLink(Line(1))  # type: ignore[arg-type]
+    fixed.next_round()
+    fixed.exchange(bytes(SIZE), said)
+
+    assert [report.needs for report in line.reports[:1]] == [0], "nothing was measured yet"
+    assert line.reports[-1].needs == pytest.approx(1.0 / 2.5 / AIM, rel=0.1)
+    assert run.fits == pytest.approx(run.budget.share * 10.0 * SIZE / 2.0, rel=0.01)
+    assert fixed.link.reports[0].needs == 0  # type: ignore[attr-defined]
 
 
 def test_the_bandwidth_budget_shrinks_where_a_round_ended_late() -> None:

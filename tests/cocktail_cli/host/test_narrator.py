@@ -59,12 +59,30 @@ def test_what_a_peer_fetched_before_it_was_ready_is_no_part_of_a_ratio() -> None
 
 def test_with_local_steps_a_ratio_and_seconds_are_of_a_step() -> None:
     plain = step_of(committed())
-    (told,) = Narrator(1_000_000, local_steps=5).tell(committed())
+    (told,) = Narrator(1_000_000).tell(committed(local_steps=5))
 
     assert isinstance(told, ours.Step)
     assert told.ratio_up == {name: 5 * ratio for name, ratio in plain.ratio_up.items()}
     assert told.ratio_fp16 == pytest.approx(5 * plain.ratio_fp16, abs=0.05)
     assert (told.step_s, told.local_steps) == (plain.step_s / 5, 5)
+
+
+def test_a_run_that_changes_its_local_steps_says_so_and_the_seconds_are_still_of_a_step() -> None:
+    """A round's members report the compute of the round before it."""
+    narrator = Narrator(1_000_000)
+    rounds = [(4, 1, 2.0), (5, 2, 2.0), (6, 2, 4.0)]
+    told = [
+        line
+        for round, steps, compute_s in rounds
+        for line in narrator.tell(committed(round=round, local_steps=steps, compute_s={"a": compute_s}))
+    ]
+
+    assert [line.state for line in told if isinstance(line, ours.Progressed)] == [
+        "rounds of 2 steps from round 5 on"
+    ]
+    steps = [line for line in told if isinstance(line, ours.Step)]
+    assert [step.compute_s["a"] for step in steps] == [2.0, 2.0, 2.0]
+    assert [step.local_steps for step in steps] == [1, 2, 2]
 
 
 def test_a_step_tells_the_rate_of_its_schedule_and_the_median_norm_of_its_peers() -> None:

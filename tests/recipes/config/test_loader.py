@@ -295,6 +295,10 @@ def test_durations_are_seconds(text: str | int, seconds: float) -> None:
         ("training: {lr_scheduler_type: cosine_with_min_lr}", "training.lr_scheduler_kwargs"),
         ("compression: {preset: lora-cocktail}", "compression.preset"),
         ("training: {max_steps: 99}\ncompression: {preset: diloco}", "compression.local_steps"),
+        ("compression: {local_steps: auto, staleness: 0}", "compression.local_steps"),
+        ("compression: {local_steps: auto, error_decay: 0.9}", "compression.local_steps"),
+        ("compression: {local_steps: auto, uncompressed_steps: 9}", "compression.local_steps"),
+        ("compression: {preset: co2, local_steps: auto}", "compression.local_steps"),
         ("compression: {staleness: 2}\nswarm: {owners: peers}", "compression.staleness"),
         ("compression: {topk_chunk: 64, topk_ratio: 0.005}", "compression.topk_chunk"),
         ("lora: {}\ntraining: {fp32_master_weights: false}", "training.fp32_master_weights"),
@@ -305,6 +309,17 @@ def test_durations_are_seconds(text: str | int, seconds: float) -> None:
 )
 def test_keys_that_contradict_each_other_are_reported(write, text: str, key: str) -> None:
     assert [p.key for p in problems(write(SMALL + text + "\n"))] == [key]
+
+
+def test_local_steps_are_a_number_or_chosen_by_the_run(write) -> None:
+    chosen = load_recipe(write(SMALL + "compression: {local_steps: auto}\n")).compression
+
+    assert chosen.step_rungs == (1, 2, 4, 8)
+    assert load_recipe(write(SMALL)).compression.step_rungs == (1,)
+    assert load_recipe(write(SMALL + "compression: {local_steps: 3}\n")).compression.step_rungs == (3,)
+    for wrong in ("0", "fast", "1.5", "true"):
+        (problem,) = problems(write(SMALL + f"compression: {{local_steps: {wrong}}}\n"))
+        assert problem.key == "compression.local_steps"
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,23 @@ def test_h_steps_lie_between_two_exchanges_and_one_peer_alone_is_plain_sgd(stale
     torch.testing.assert_close(peer.trainer.flat.vector, stepwise(3 * H), rtol=0, atol=1e-5)
 
 
+def test_the_steps_of_a_round_are_those_that_it_was_announced_with() -> None:
+    """One, two and four steps of the four samples of a lease, under a schedule that counts steps."""
+    announced = [OneRound(t, 2**t - 1, steps=7, local_steps=2**t) for t in range(3)]
+    hub = FakeHub(recipe(local_steps="auto"), announced)
+    hub.recipe = hub.recipe.model_copy(
+        update={"training": hub.recipe.training.model_copy(update={"lr_scheduler_type": "linear"})}
+    )
+    peer = peer_for(hub, micro_batch=SAMPLES)
+    done = steps(hub, peer)
+    rate = learning_rate(hub.recipe.training, 7)
+
+    assert peer.trainer.model.micro_batches == 1 + 2 + 4
+    assert [step.local_steps for step in done] == [1, 2, 4]
+    assert [step.lr for step in done] == [rate(0), rate(2), rate(6)]
+    assert [step.tokens for step in done] == [16, 16, 16]
+
+
 def test_the_learning_rate_counts_steps() -> None:
     hub = FakeHub(recipe(local_steps=H), rounds(3))
     hub.recipe = hub.recipe.model_copy(

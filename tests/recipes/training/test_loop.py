@@ -61,6 +61,7 @@ class OneRound:
     eval_part: int = 0
     eval_parts: int = 0
     spans: int = 1
+    local_steps: int = 0
     members: tuple[str, ...] = ("ann",)
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.transfer.bandwidth_budget import (
+    AIM,
     HIGH,
     LEAST_SHARE,
     LOW,
@@ -16,6 +17,27 @@ from transport.transfer.bandwidth_budget import (
     BandwidthBudget,
 )
 
+line = st.tuples(st.floats(0.2, 50), st.floats(1e4, 1e7), st.floats(1e4, 1e7))  # step, rates up and down
+
+
+@given(line, st.integers(1, 4), st.floats(1.0, 100.0), st.integers(1, 8))
+def test_how_many_steps_a_line_needs_depends_on_no_number_of_steps_and_falls_with_its_speed(
+    measured: tuple[float, float, float], staleness: int, faster: float, steps: int
+) -> None:
+    step, up, down = measured
+
+    def needs(up: float, down: float, steps: int = 1) -> float:
+        budget = BandwidthBudget.of(staleness).opened(steps).computed(step).encoded(0.1 * step)
+        return budget.sent(10**6, 10**6 / up).received(10**6, 10**6 / down).needs(10**6)
+
+    needed = needs(up, down)
+    there, back = 0.1 * step + 10**6 / up, 10**6 / down
+    taken = there + back if staleness == 1 else max(there, back)
+    assert abs(needed * AIM * step - taken) <= 1e-6 * taken
+    assert needs(up, down, steps) == needed
+    assert needs(faster * up, down) <= needed * (1 + 1e-9)
+    assert needs(up, faster * down) <= needed * (1 + 1e-9)
+
 
 def test_of_what_was_not_measured_nothing_is_known() -> None:
     assert (
@@ -24,6 +46,8 @@ def test_of_what_was_not_measured_nothing_is_known() -> None:
         == BandwidthBudget().sent(10**6, 1.0).up
         == 0
     )
+    assert BandwidthBudget().computed(1.0).sent(10**6, 1.0).needs(10**6) == 0
+    assert BandwidthBudget().computed(1.0).sent(10**6, 1.0).received(10**6, 1.0).needs(0) == 0
 
 
 @given(st.floats(0.1, 100), st.floats(1e4, 1e8))

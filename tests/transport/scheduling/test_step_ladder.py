@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sim_swarm import SimSwarm
+from toy_swarm import toy_settings
+
+from transport.protocol.events import RoundCommitted, RoundOpened
+from transport.scheduling.step_ladder import BLOCK, SPARE, StepLadder, need_of_round
+
+RUNGS = (1, 2, 4, 8)
+needs = st.floats(0.01, 50)
+unknown = st.just(0.0)
+rungs = st.sampled_from(RUNGS)
+
+
+def climbed(ladder: StepLadder, measured: Iterable[float]) -> list[int]:
+    """H of each round, and of the one after the last."""
+    found = [ladder.steps]
+    for round, need in enumerate(measured):
+        ladder = ladder.committed(round, need)
+        found.append(ladder.steps)
+    return found
+
+
+def changes(found: Sequence[int]) -> int:
+    return sum(one != other for one, other in pairwise(found))
+
+
+@given(rungs, needs)
+def test_on_a_steady_line_it_comes_to_rest_where_the_need_fits_and_never_moves_again(
+    start: int, need: float
+) -> None:
+    found = climbed(StepLadder(RUNGS, start), [need] * 20 * BLOCK)
+    rest = found[3 * BLOCK]
+
+    assert set(found[3 * BLOCK :]) == {rest}
+    assert need <= rest or rest == RUNGS[-1]
+    assert rest == RUNGS[0] or need > SPARE * rest / 2
+
+
+@given(rungs, st.floats(0.01, 40), st.lists(st.floats(1, 1 / SPARE - 1e-6), max_size=30 * BLOCK))
+def test_noise_of_less_than_a_quarter_never_makes_it_turn_back(
+    start: int, least: float, noise: list[float]
+) -> None:
+    found = climbed(StepLadder(RUNGS, start), [least * factor for factor in noise])
+
+    assert found in (sorted(found), sorted(found, reverse=True))
+
+
+@given(
+    st.tuples(rungs, rungs), st.lists(st.tuples(st.floats(0.01, 50), st.floats(0, 1)), max_size=20 * BLOCK)
+)
+def test_lines_that_carry_more_at_any_time_never_lead_to_more_steps_at_any_time(
+    starts: tuple[int, int], rounds: list[tuple[float, float]]
+) -> None:
+    fewer, more = sorted(starts)
+    wide = climbed(StepLadder(RUNGS, fewer), [need * share + 1e-9 for need, share in rounds])
+    thin = climbed(StepLadder(RUNGS, more), [need for need, _ in rounds])
+
+    assert all(one <= other for one, other in zip(wide, thin, strict=True))
+
+
+@given(rungs, st.lists(needs | unknown, max_size=10 * BLOCK))
+def test_it_moves_by_one_rung_and_only_after_a_whole_block(start: int, measured: list[float]) -> None:
+    found = climbed(StepLadder(RUNGS, start), measured)
+
+    for round, (one, other) in enumerate(pairwise(found)):
+        assert abs(RUNGS.index(one) - RUNGS.index(other)) <= 1
+        assert one == other or (round + 1) % BLOCK == 0
+    assert changes(found) <= len(measured) // BLOCK
+
+
+@given(rungs, st.lists(unknown, max_size=5 * BLOCK), needs)
+def test_rounds_of_which_nothing_is_known_move_it_nowhere(
+    start: int, silent: list[float], odd: float
+) -> None:
+    """Neither does one odd measurement among them."""
+    silent[::BLOCK] = [odd] * len(silent[::BLOCK])
+
+    assert set(climbed(StepLadder(RUNGS, start), silent)) == {start}
+
+
+@given(st.lists(needs, min_size=4, max_size=12), st.integers(0, 11), st.floats(1, 1e6))
+def test_one_slow_line_among_four_or_more_alike_drags_nobody(
+    lines: list[float], which: int, slower: float
+) -> None:
+    usual = [(need, 10) for need in lines]
+    slow = list(usual)
+    slow[which % len(lines)] = (lines[which % len(lines)] * slower, 10)
+
+    assert need_of_round(slow) <= max(lines)
+
+
+@given(st.lists(st.tuples(needs, st.integers(1, 100)), min_size=1, max_size=12))
+def test_the_need_of_a_round_is_enough_for_three_quarters_of_the_work(peers: list[tuple[float, int]]) -> None:
+    need, work = need_of_round(peers), sum(samples for _, samples in peers)
+
+    assert sum(samples for one, samples in peers if one <= need) >= 0.75 * work
+    assert sum(samples for one, samples in peers if one < need) < 0.75 * work
+
+
+@given(st.lists(st.tuples(needs, st.integers(1, 100), st.floats(0, 1)), min_size=1, max_size=12))
+def test_a_peer_whose_line_carries_more_never_raises_the_need_of_its_round(
+    peers: list[tuple[float, int, float]],
+) -> None:
+    before = [(need, samples) for need, samples, _ in peers]
+    after = [(need * share + 1e-9, samples) for need, samples, share in peers]
+
+    assert need_of_round(after) <= need_of_round(before) + 1e-9
+
+
+def test_who_does_not_know_its_line_or_did_no_work_has_no_say() -> None:
+    assert need_of_round([(0.0, 100), (3.0, 10), (50.0, 0)]) == 3.0
+    assert need_of_round([(0.0, 100), (2.0, 0)]) == need_of_round([]) == 0.0
+
+
+# ---- in a run ----------------------------------------------------------------------------------------------
+
+
+def swarm_of(peers: int, samples: int = 800, staleness: int = 1) -> SimSwarm:
+    settings = toy_settings(
+        samples=samples, global_batch=4, local_steps=RUNGS, step_timeout=20.0, start_timeout=300.0
+    )
+    swarm = SimSwarm(staleness, settings)
+    for _ in range(peers):
+        swarm.join()
+    return swarm
+
+
+def until_round(swarm: SimSwarm, round: int) -> None:
+    for _ in range(2000):
+        if swarm.hub.rounds.round >= round:
+            return
+        before = swarm.fingerprint()
+        swarm.step()
+        if swarm.fingerprint() == before:
+            swarm.pass_time(0.1)
+    raise AssertionError(f"round {round} never came: {swarm.hub.rounds.phase} of {swarm.hub.rounds.round}")
+
+
+def say(swarm: SimSwarm, need: float) -> None:
+    for peer in swarm.peers:
+        peer.needs = need
+
+
+def steps_by_round(swarm: SimSwarm) -> list[int]:
+    """H of each round, which all who took part heard alike."""
+    heard: dict[int, set[int]] = {}
+    for peer in swarm.peers:
+        for round, steps in peer.local_steps.items():
+            heard.setdefault(round, set()).add(steps)
+    assert all(len(alike) == 1 for alike in heard.values()), heard
+    return [heard[round].pop() for round in sorted(heard)]
+
+
+def leased(swarm: SimSwarm) -> dict[int, int]:
+    opened = [event for event in swarm.events if isinstance(event, RoundOpened)]
+    return {event.round: event.samples for event in opened}
+
+
+def test_lines_that_become_thin_in_a_run_make_its_rounds_longer_and_each_sample_counts_once() -> None:
+    """They become wide again later, and rounds short. A peer that joins takes the steps of the others."""
+    swarm = swarm_of(4)
+    say(swarm, 0.5)
+    until_round(swarm, 2 * BLOCK)
+    say(swarm, 3.0)
+    until_round(swarm, 4 * BLOCK + 2)
+    swarm.join().needs = 3.0
+    until_round(swarm, 6 * BLOCK)
+    say(swarm, 0.5)
+    ended = swarm.settle()
+    found, samples = steps_by_round(swarm), leased(swarm)
+
+    assert ended.finished
+    assert sorted(swarm.trained) == list(range(800))
+    assert found[2 * BLOCK - 1] == 1
+    assert found[4 * BLOCK] == found[6 * BLOCK - 1] == 4
+    assert found[8 * BLOCK + 1] == 1
+    assert 8 not in found
+    assert swarm.peers[4].local_steps, "it took part"
+    assert all(samples[round] == 4 * found[round] for round in range(8 * BLOCK))
+    assert [c.local_steps for c in swarm.events if isinstance(c, RoundCommitted)] == found
+
+
+def test_one_thin_line_among_four_makes_no_round_longer() -> None:
+    swarm = swarm_of(4, samples=200)
+    swarm.peers[2].needs = 50.0
+    for peer in (swarm.peers[0], swarm.peers[1], swarm.peers[3]):
+        peer.needs = 0.5
+    assert swarm.settle().finished
+    assert set(steps_by_round(swarm)) == {1}
+
+
+def test_a_killed_hub_goes_on_with_the_steps_of_the_round_that_was_open() -> None:
+    swarm = swarm_of(3)
+    say(swarm, 3.0)
+    until_round(swarm, 2 * BLOCK + 1)
+    before = swarm.hub.rounds.ladder.steps
+    swarm.restart_hub()
+    assert swarm.hub.rounds.ladder.steps == before == 4
+    ended = swarm.settle()
+
+    assert ended.finished
+    assert sorted(swarm.trained) == list(range(800))
+    assert steps_by_round(swarm)[2 * BLOCK : 3 * BLOCK] == [4] * BLOCK
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.integers(1, 4),
+    st.sampled_from([1, 3]),
+    st.lists(st.tuples(needs | unknown, st.sampled_from(["", "kill", "join", "restart"])), max_size=8),
+)
+def test_whatever_lines_and_machines_do_each_sample_counts_once_in_rounds_that_all_have_alike(
+    peers: int, staleness: int, history: list[tuple[float, str]]
+) -> None:
+    swarm = swarm_of(peers, samples=240, staleness=staleness)
+    for number, (need, what) in enumerate(history):
+        say(swarm, need)
+        if swarm.ended is not None:
+            break
+        for _ in range(3 * BLOCK):
+            swarm.step()
+        if what == "kill":
+            swarm.kill(swarm.peers[number % len(swarm.peers)])
+        if what in ("join", "kill"):
+            swarm.join()
+        if what == "restart":
+            swarm.restart_hub()
+    ended = swarm.settle()
+    steps_by_round(swarm)
+
+    assert ended.finished
+    assert sorted(swarm.trained) == list(range(240))
+
+
+def test_a_ladder_of_one_rung_is_never_left() -> None:
+    assert set(climbed(StepLadder((500,), 500), [0.01] * BLOCK + [1e6] * 3 * BLOCK)) == {500}

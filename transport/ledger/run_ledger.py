@@ -4,8 +4,7 @@ A round is committed when its row is in `rounds`; the row is written after the p
 So a row without bytes cannot exist. Bytes without a row (a crash in between) were never announced, and are
 cut off at the next start. Counted leases are written in the transaction of the round that counts them.
 
-    folder/ledger.db     meta, rounds, local steps, leases (counted and open), sessions, peers, evaluations,
-                         chain
+    folder/ledger.db     meta, rounds, leases (counted and open), sessions, peers, evaluations, chain
     folder/packets.log   packet_log.py
     folder/estates/      residual_handoffs.py
     folder/ledger.lock   locked by the one process that writes
@@ -56,7 +55,6 @@ CREATE TABLE counted (
     PRIMARY KEY (lease, session)) WITHOUT ROWID;
 CREATE TABLE leased (
     lease INTEGER, session TEXT, ids BLOB, PRIMARY KEY (lease, session)) WITHOUT ROWID;
-CREATE TABLE local_steps (round INTEGER PRIMARY KEY, steps INTEGER);
 CREATE TABLE sessions (session TEXT PRIMARY KEY, name TEXT, hardware TEXT, key TEXT) WITHOUT ROWID;
 CREATE TABLE peers (
     key TEXT PRIMARY KEY, name TEXT, standing TEXT, reason TEXT, strikes INTEGER DEFAULT 0) WITHOUT ROWID;
@@ -285,7 +283,6 @@ class Ledger:
             "(link INTEGER PRIMARY KEY, kind TEXT, round INTEGER, entry BLOB, head BLOB)"
         )
         self._db.execute("CREATE INDEX IF NOT EXISTS counted_by_round ON counted (round)")
-        self._db.execute("CREATE TABLE IF NOT EXISTS local_steps (round INTEGER PRIMARY KEY, steps INTEGER)")
 
     def _add(self, table: str, column: str) -> None:
         """Add a column that older ledgers lack."""
@@ -394,8 +391,7 @@ class Ledger:
             "INSERT OR REPLACE INTO leased VALUES (?, ?, ?)",
             [(round, session, pack_ranges(ids)) for session, ids in leases.items()],
         )
-        if local_steps != self.local_steps():
-            self._db.execute("INSERT OR REPLACE INTO local_steps VALUES (?, ?)", (round, local_steps))
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES ('local_steps', ?)", (str(local_steps),))
         self._db.execute("COMMIT")
 
     def commit(
@@ -499,13 +495,6 @@ class Ledger:
             seen[key].add(round)
         return {key: (samples[key], len(seen[key])) for key in samples}
 
-    def local_steps(self) -> int:
-        """Return the local steps of the newest round that was opened; 0: the ledger does not say."""
-        if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name='local_steps'").fetchone():
-            return 0
-        found = self._db.execute("SELECT steps FROM local_steps ORDER BY round DESC LIMIT 1").fetchone()
-        return int(found[0]) if found else 0
-
     def record(self, round: int) -> Record | None:
         """Locate the packet of a round in the log; None if the round is not committed."""
         columns = self._db.execute("SELECT * FROM rounds WHERE round=?", (round,)).fetchone()
@@ -532,6 +521,7 @@ class Ledger:
     def recover(self) -> Recovered:
         rounds = self.rounds()
         evaluations = self.evaluations()
+        steps = self._db.execute("SELECT value FROM meta WHERE key='local_steps'").fetchone()
         sessions = []
         for session, name, hardware, key in self._db.execute(
             "SELECT session, name, hardware, key FROM sessions"
@@ -549,7 +539,7 @@ class Ledger:
             recent=tuple(rounds[-RECENT:]),
             handoffs=self.handoffs.rows(),
             term=self.term,
-            local_steps=self.local_steps(),
+            local_steps=int(steps[0]) if steps else 0,
             losses=tuple((row.step, row.loss) for row in rounds if row.loss is not None),
             held_out=tuple((one.step, one.loss) for one in evaluations),
         )

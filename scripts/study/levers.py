@@ -51,6 +51,7 @@ class Levers:
     up: str = "packets"
     down: str = "packets"
     lane: int = 0  # eigenvectors along which deltas are sent whole; these bits are not counted
+    relative: float = 0.0  # values count by magnitude / (RMS of their parameter)^relative; 0: global top K
     middle: int = 0  # 1: the aggregate enters between two halves of a step's samples
 
 
@@ -85,9 +86,9 @@ def quantized(x: Tensor, bits: int) -> Tensor:
     return x.sign() * scale
 
 
-def largest(x: Tensor, keep: float, bits: int) -> Tensor:
-    """Compress (N, m) to the top K of each row, zeros elsewhere."""
-    at = x.abs().topk(max(1, int(keep * x.shape[1])), sorted=False).indices.sort().values
+def largest(x: Tensor, keep: float, bits: int, weights: Tensor) -> Tensor:
+    """Compress (N, m) to the top K of each row by weighted magnitude, zeros elsewhere."""
+    at = (x.abs() * weights).topk(max(1, int(keep * x.shape[1])), sorted=False).indices.sort().values
     return torch.zeros_like(x).scatter_(1, at, quantized(x.gather(1, at), bits))
 
 
@@ -126,9 +127,18 @@ class Swarm:
         if levers.way == "masks":
             sent[:, at] = quantized(self.deltas[:, at], levers.bits)
         else:
-            sent[:, at] = largest(self.deltas[:, at], levers.keep, levers.bits)
+            weights = self.weights(self.deltas.square().mean(0))[at]
+            sent[:, at] = largest(self.deltas[:, at], levers.keep, levers.bits, weights)
         self._count(0, len(at), levers.bits)
         return (self.deltas.clone() if levers.up == "exact" else sent), at
+
+    def weights(self, squares: Tensor) -> Tensor:
+        """Compute (RMS of its parameter)^-relative of each coordinate (P,), after L-GreCo (Markov et al.,
+        2024), which divides bytes among layers by the error relative to them."""
+        if not self.levers.relative:
+            return torch.ones_like(squares)
+        means = [view.mean().expand(view.numel()) for view in self.basis.layout.views(squares)]
+        return (torch.cat(means) + 1e-30) ** (-self.levers.relative / 2)
 
     def take(self, sent: Tensor, at: Tensor) -> Tensor:
         """Sum what was sent, compress the sum, and take it from the deltas; returns the aggregate (P,)."""
@@ -137,7 +147,8 @@ class Swarm:
         if levers.way == "masks":
             aggregate[at] = quantized(total[None, at], levers.down_bits)[0]
         else:
-            aggregate[at] = largest(total[None, at], levers.keep, levers.down_bits)[0]
+            weights = self.weights(total.square())[at]
+            aggregate[at] = largest(total[None, at], levers.keep, levers.down_bits, weights)[0]
         self._count(1, len(at), levers.down_bits)
         if levers.down == "exact":
             aggregate = total

@@ -156,7 +156,9 @@ def test_sums_that_come_late_come_all_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["packets", "masks", "returned"])
-@pytest.mark.parametrize("more", [{}, {"up": "exact"}, {"down": "exact"}, {"lane": 1}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"up": "exact"}, {"down": "exact"}, {"lane": 1}, {"relative": 1.0}], ids=str
+)
 def test_a_lever_loses_no_update_and_counts_none_twice(way: str, more: dict[str, Any]) -> None:
     """x' + sum of the deltas + e is the same before a round and after it."""
     layout = new_model(QUICK).layout

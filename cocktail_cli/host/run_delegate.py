@@ -211,6 +211,7 @@ def settings_of(
         licence=str(work.base.licence),
         shards=recipe.compression.shards,
         owners=swarm.owners,
+        passing=swarm.passing if swarm.owners == "hub" else "off",
         longest_lease=LONGEST_LEASE if recipe.compression.staleness else 1,
         eval=bool(work.corpus.held_out),
         eval_every=recipe.checkpoint.eval_every(steps),

@@ -26,7 +26,7 @@ class VolunteerLimits:
     micro_batch_size: int | None = None  # None: the recipe decides
     max_up: float | None = None  # bytes a second
     max_down: float | None = None
-    listen: str | None = None  # "host:port" where other peers reach this machine: it then aggregates shards
+    listen: str | None = None  # "host:port" where other peers reach this machine
     advertise: str | None = None  # the same, as the others dial it
     vram_limit: int | None = None  # bytes of each GPU
     max_disk: int | None = None  # bytes of fetched models and of checkpoints

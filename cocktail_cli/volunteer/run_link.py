@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from recipes.training import Delivery
     from transport import PeerLink
     from transport.aggregators import ShardedExchange
+    from transport.passing import PacketSources
 
 AT_ONCE = 64  # packets of the ledger fetched as one object: what a joiner holds in memory
 
@@ -38,6 +39,7 @@ class RunLink:
         self.resumable = False  # whether it failed and may be started again
         self.why = ""  # this peer leaves, if there is more to say than that it was asked to
         self.sharded: ShardedExchange | None = None  # where peers aggregate shards
+        self.passing: PacketSources | None = None  # where the hub does, and peers may pass packets on
         self.receipts: ReceiptFile | None = None  # where what the run has counted of this peer is kept
         self.budget = BandwidthBudget.of(staleness)  # what the line carries beside the compute
         self.measuring = threading.Lock()  # of `budget`: one round goes up while another comes down
@@ -47,8 +49,9 @@ class RunLink:
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """Bytes up and down so far: to and from the hub, the aggregators, and this peer's shard server."""
-        up, down = self.sharded.traffic if self.sharded is not None else (0, 0)
+        """Bytes up and down so far: to and from the hub, other peers, and this peer's shard server."""
+        peers = self.sharded or self.passing
+        up, down = peers.traffic if peers is not None else (0, 0)
         return self.link.bytes_up + up, self.link.bytes_down + down
 
     @contextmanager
@@ -72,8 +75,9 @@ class RunLink:
         started = time.monotonic()
         kind, _, number = name.partition("/")
         with self.waiting():
-            joined = self.sharded.fetch(int(number)) if self.sharded and kind == "packet" else None
-            packet = self.link.fetch(name) if joined is None else joined
+            peers = (self.sharded or self.passing) if kind == "packet" else None
+            found = peers.fetch(int(number)) if peers is not None else None
+            packet = self.link.fetch(name) if found is None else found
         if kind == "packet":
             now, round = time.monotonic(), int(number)
             took, committed = now - self.opened_at.pop(round, now), self.committed_s.pop(round, 0.0)
@@ -145,4 +149,6 @@ class RunLink:
     def leave(self, reason: str) -> None:
         if self.sharded is not None:
             self.sharded.leave(hand_over=self.ended is None)
+        if self.passing is not None:
+            self.passing.leave()
         self.link.leave(self.why or reason)

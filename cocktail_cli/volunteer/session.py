@@ -215,7 +215,7 @@ class VolunteerSession:
         try:
             prepared = bootstrap.carry_out()
             run.holds, run.name, self.peer = prepared.holds, run.link.name, prepared.peer
-            self._aggregate_shards(run, prepared.peer, bootstrap.recipe)
+            self._connect_peers(run, prepared.peer, bootstrap.recipe)
             self.train(run, prepared.peer)
         except RunOver as over:
             run.ended, run.finished, run.resumable = str(over), over.finished, over.resumable
@@ -227,15 +227,22 @@ class VolunteerSession:
             raise
         self._store(run, welcome)
 
-    def _aggregate_shards(self, run: RunLink, peer: Peer, recipe: Recipe) -> None:
-        """Connect to the peers that aggregate shards, and be one if this machine can be reached."""
+    def _connect_peers(self, run: RunLink, peer: Peer, recipe: Recipe) -> None:
+        """Connect to peers that aggregate shards or pass packets on; be one if others reach this machine."""
         from transport.aggregators import AggregatorThread
 
-        from .shard_aggregator_link import connect_aggregators, exchange_by_shard, shard_backend
+        from .shard_aggregator_link import (
+            connect_aggregators,
+            connect_sources,
+            exchange_by_shard,
+            shard_backend,
+        )
 
         if recipe.swarm.owners == "hub":
-            if self.server is not None:
-                self.warn("in this run the hub aggregates all shards: nobody dials this machine")
+            if recipe.swarm.passing != "off":
+                run.passing = connect_sources(run.link, own_keys(), self.server)
+            elif self.server is not None:
+                self.warn("in this run the hub sends all packets itself: nobody dials this machine")
             return
         aggregator = None
         if self.server is not None:

@@ -1,8 +1,9 @@
-"""A peer that aggregates shards: durable error feedback, server, and connections to the others."""
+"""A peer that other peers reach: its server, the shards that it aggregates, and its links to the others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,14 @@ from transport.aggregators import (
     DIRECT_FRAGMENT,
     AggregatorThread,
     PacketSharding,
+    ReachablePeer,
     ShardClients,
     ShardedExchange,
     ShardServer,
 )
+from transport.passing import PacketSources
 from transport.peer import LinkLimits, PeerIdentity
-from transport.protocol import CurveKeys, messages, parse_address
+from transport.protocol import CurveKeys, parse_address
 from transport.wire import RouterWire
 
 if TYPE_CHECKING:
@@ -58,19 +61,25 @@ def open_shard_server(host: str, port: int, keys: CurveKeys, url: RunURL) -> tup
 
 
 def connect_aggregators(link: PeerLink, keys: CurveKeys) -> ShardClients:
-    """Make this peer's connections to the aggregators of its rounds, under its own name and keys."""
+    """Make this peer's connections to the aggregators of its rounds."""
+    return ShardClients(partial(link_to, link, keys))
 
-    def dial(aggregator: messages.AggregatorInfo) -> PeerLink:
-        host, port = parse_address(aggregator.address)
-        url = RunURL(aggregator.key, "", host, port, link.url.run, proxies=link.url.proxies)
-        return PeerLink(
-            url,
-            PeerIdentity(link.name, keys=keys),
-            LinkLimits(patience=DIAL_S, flows=1, min_fragment=DIRECT_FRAGMENT),
-            rate_limits=link.rate_limits,
-        )
 
-    return ShardClients(dial)
+def connect_sources(link: PeerLink, keys: CurveKeys, server: ShardServer | None) -> PacketSources:
+    """Take packets from the peers that pass them on; `server` passes on what the hub asks this peer to."""
+    return PacketSources(link, partial(link_to, link, keys), server)
+
+
+def link_to(link: PeerLink, keys: CurveKeys, peer: ReachablePeer) -> PeerLink:
+    """Make a link to a peer, not connected yet, under the name that this one has at the hub."""
+    host, port = parse_address(peer.address)
+    url = RunURL(peer.key, "", host, port, link.url.run, proxies=link.url.proxies)
+    return PeerLink(
+        url,
+        PeerIdentity(link.name, keys=keys),
+        LinkLimits(patience=DIAL_S, flows=1, min_fragment=DIRECT_FRAGMENT),
+        rate_limits=link.rate_limits,
+    )
 
 
 def exchange_by_shard(

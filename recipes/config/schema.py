@@ -391,6 +391,11 @@ class Swarm(Section):
     owners: Literal["hub", "peers"] = key(
         "hub", "who aggregates the shards; peers: those that accept connections"
     )
+    passing: Literal["auto", "always", "off"] = key(
+        "auto",
+        "with owners hub: peers that accept connections pass packets on; auto: where that is faster",
+        since="0.2",
+    )
     start_timeout: Seconds = key(1800.0, "longest wait for min_peers")
     step_timeout: Seconds = key(600.0, "upper bound of the straggler deadline")
     peer_timeout: Seconds = key(30.0, "a silent peer is dropped after this time")

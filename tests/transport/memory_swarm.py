@@ -40,12 +40,14 @@ class MemorySwarm:
         for event in self.hub.events():
             self.events.append(event)
 
-    def link(self, name: str, patience: float = 10.0, flows: int = 1, owns: bool = False) -> PeerLink:
+    def link(
+        self, name: str, patience: float = 10.0, flows: int = 1, owns: bool = False, address: str = ""
+    ) -> PeerLink:
         """Create a peer's link, not connected yet."""
         wire = MemoryPeerWire(self.wire, f"key-of-{name}")
         link = PeerLink(
             self.url,
-            PeerIdentity(name, "memory", owns=owns),
+            PeerIdentity(name, "memory", owns=owns, reachable=address),
             LinkLimits(patience=patience, flows=flows),
             wire=wire,
         )

@@ -173,7 +173,7 @@ class ShardedSim(SimSwarm):
             self.jobs.popleft()
             name = next((s.name for s in self.hub.members if s.id == reach.session), "")
             ok = any(not peer.dead and peer.state.hello.name == name for peer in self.peers)
-            self.tell(lambda shards: shards.reached(reach.session, ok))
+            self.tell(lambda _: self.hub.reached(reach.session, ok))
         elif self.jobs and isinstance(left := self.jobs[0], do.Inherit):
             self.jobs.popleft()
             self.handoffs += 1

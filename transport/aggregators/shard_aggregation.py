@@ -5,7 +5,6 @@ Sections name the thread that calls their methods.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Mapping, Sequence
 
 from transport import actions as do
@@ -15,7 +14,6 @@ from transport.protocol import (
     ERROR,
     PART,
     SHARD,
-    CurveKeys,
     HubDelegate,
     ShardPacket,
     UpdateRejected,
@@ -24,7 +22,6 @@ from transport.protocol import (
     round_of,
 )
 from transport.transfer import ChunkBuffer, CompletedUpload
-from transport.wire import is_reachable
 
 from .shard_assignment import digest_of, short
 from .shard_barrier import ShardBarrier
@@ -32,7 +29,7 @@ from .shard_coordinator import ShardCoordinator, merged_by
 
 
 class ShardAggregation:
-    """I/O of one hub for its shard aggregators. `keys` are the hub's; shard servers accept them."""
+    """I/O of one hub for its shard aggregators."""
 
     def __init__(
         self,
@@ -40,9 +37,8 @@ class ShardAggregation:
         ledger: Ledger,
         delegate: HubDelegate,
         shell: Shell,
-        keys: CurveKeys,
     ) -> None:
-        self._coordinator, self._shell, self._keys = coordinator, shell, keys
+        self._coordinator, self._shell = coordinator, shell
         self._ledger, self._delegate = ledger, delegate
         self._packets: dict[tuple[int, str], bytes] = {}  # (round, aggregator; "": the hub) -> its packet
         self.barrier = ShardBarrier(coordinator.settings.peer_timeout)
@@ -73,15 +69,6 @@ class ShardAggregation:
     def opened(self, round: int) -> None:
         """Drop the parts of rounds before this one."""
         self._parts = {key: parts for key, parts in self._parts.items() if key[0] >= round}
-
-    def reach(self, action: do.Reach) -> None:
-        """Dial a shard server in a thread of its own: a timeout takes seconds."""
-
-        def dial() -> None:
-            ok = is_reachable(action.address, action.key, self._keys)
-            self._shell.apply(lambda _: self._coordinator.reached(action.session, ok))
-
-        threading.Thread(target=dial, name="cocktail-reach", daemon=True).start()
 
     def reject_part(self, action: do.RejectPart) -> None:
         self.barrier.refuse(action.aggregator, action.attempt, action.peer, action.reason)

@@ -157,14 +157,6 @@ class ShardCoordinator:
 
     # ---- from the shell ------------------------------------------------------------------------------------
 
-    def reached(self, session_id: str, ok: bool) -> None:
-        """Take the result of dialling a peer's shard server."""
-        session = self._members.get(session_id)
-        if session is not None:
-            session.can_aggregate, session.dialled = ok, False
-            if not ok:
-                self._out.warn(f"does not answer at {session.address}: it owns nothing", session.name)
-
     def close(self, round: int, attempt: int, weights: Mapping[str, float]) -> None:
         """Order each aggregator to aggregate these updates and to send the packet of its shards."""
         ex = self._rounds.exchange

@@ -1,4 +1,5 @@
-"""A shard server: the members of a round upload their parts to it and fetch the packet of its shards.
+"""A shard server: the members of a round upload their parts to it and fetch the packet of its shards. Where
+the hub aggregates they fetch chunks of its packet that this peer passes on, as they arrive.
 
 It speaks as much of the hub's protocol as PeerLink.put and fetch need: Hello, Attach, and bulk. Only members
 of the run, as the hub names them, may connect: checked by key at the handshake and by name at Hello.
@@ -12,16 +13,55 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from transport.protocol import PART, SHARD, ProtocolError, decode_to_hub, encode, messages, round_of
-from transport.transfer import CompletedUpload, ConnectionRegistry, Inbox, ObjectSource, memory_source
+from transport.protocol import PACKET, PART, SHARD, ProtocolError, decode_to_hub, encode, messages, round_of
+from transport.transfer import (
+    CHUNK,
+    ChunkBuffer,
+    CompletedUpload,
+    ConnectionRegistry,
+    Inbox,
+    ObjectSource,
+    memory_source,
+)
 from transport.wire import GUARD_S, Bandwidth, Frames, HubWire, RateLimits, key_of, wire_size
 
 log = logging.getLogger(__name__)
 
 CREDIT = 32  # chunks under way for each session and direction
 KEPT = 2  # rounds whose packet is served
+PASSED = 4  # rounds whose packet is passed on: peers may be behind
+EARLY, EARLY_S = 4096, 20.0  # requests that wait for their chunk, and how long
+EARLY_POLL_S = 0.01  # how often they are looked at
 QUIET_S = 3600.0  # no pings here: the hub watches over members
+
+
+@dataclass(frozen=True)
+class PassedPacket:
+    """A packet that this peer fetches, and the chunks of it that it passes on."""
+
+    packet: ChunkBuffer
+    chunks: range
+
+    def read(self, m: messages.Get) -> bytes | memoryview | None:
+        """Return a fragment, None if it is not here yet. Raises KeyError if it is not passed on."""
+        if m.index * m.chunk // CHUNK not in self.chunks:
+            raise KeyError(f"this peer does not pass on fragment {m.index}")
+        return self.packet.read(m.index, m.chunk)
+
+    def is_last(self, m: messages.Get) -> bool:
+        """Tell whether a fragment is the last one that this peer passes on."""
+        return (m.index + 1) * m.chunk >= min(self.chunks.stop * CHUNK, self.packet.map.size)
+
+
+@dataclass(frozen=True)
+class EarlyRequest:
+    """A request for a chunk that this peer has not received yet."""
+
+    conn: bytes
+    message: messages.Get
+    until: float  # when it is refused
 
 
 class ShardServer:
@@ -42,6 +82,9 @@ class ShardServer:
         self._members: dict[str, str] = {}  # name -> key
         self._round = 0  # parts of earlier rounds are refused
         self._served: dict[int, ObjectSource] = {}  # round -> the packet of the shards
+        self._passed: dict[int, PassedPacket] = {}  # by round
+        self._early: deque[EarlyRequest] = deque()  # for chunks that are not here yet
+        self._lacking: set[str] = set()  # members that lack the end of what the newest packet passes on
         self._sessions: dict[str, tuple[str, str]] = {}  # session -> name, key
         self._connections = ConnectionRegistry()
         self._inbox = Inbox(self._refuses)
@@ -67,6 +110,22 @@ class ShardServer:
         kept = {r: source for r, source in self._served.items() if round - KEPT < r < round}
         self._served = kept | {round: memory_source(packet)}
 
+    def pass_on(self, round: int, members: Mapping[str, str], packet: ChunkBuffer, chunks: range) -> None:
+        """Serve these chunks of a packet to `members` (name -> key), each as soon as it is in the buffer."""
+        self.opened(round, members, 0)
+        kept = {r: passed for r, passed in self._passed.items() if r > round - PASSED}
+        self._passed, self._lacking = kept | {round: PassedPacket(packet, chunks)}, set(members)
+
+    def finish(self, timeout: float) -> None:
+        """Wait until members have the newest packet that is passed on: then this server may be closed."""
+        until = time.monotonic() + timeout
+        while (
+            self._thread.is_alive()
+            and time.monotonic() < until
+            and (self._lacking or any(map(self._wire.held, list(self._connections.owners))))
+        ):
+            time.sleep(EARLY_POLL_S)
+
     def knows(self, key: str) -> bool:
         """True if this key belongs to a member."""
         return key in self._members.values()
@@ -78,7 +137,11 @@ class ShardServer:
         waiting: deque[tuple[bytes, Frames]] = deque()  # messages that wait for the rate limits
         try:
             while not self._closing:
-                waiting.extend(self._wire.poll(self._pause(time.monotonic()) if waiting else GUARD_S))
+                idle = EARLY_POLL_S if self._early else GUARD_S
+                waiting.extend(self._wire.poll(self._pause(time.monotonic()) if waiting else idle))
+                for _ in range(len(self._early)):
+                    early = self._early.popleft()
+                    self._serve_passed(early.conn, early.message, early.until)
                 while waiting and not self._pause(time.monotonic()):
                     self._receive(*waiting.popleft())
                 if time.monotonic() >= guard_at:
@@ -158,7 +221,34 @@ class ShardServer:
             return f"{who[0]} is not in the round"
         return f"a part of {size} bytes, the longest has {self.limit}" if size > self.limit else None
 
+    def _serve_passed(self, conn: bytes, m: messages.Get, until: float) -> None:
+        """Serve a fragment that this peer passes on, or let the request wait for it."""
+        round, session = round_of(PACKET, m.name), self._connections.owners.get(conn)
+        name, key = self._sessions.get(session or "", ("", ""))
+        if round is None or not key:
+            return  # its sender has hung up
+        passed = self._passed.get(round)
+        try:
+            if self._members.get(name) != key:
+                raise KeyError(f"{name} is not in the round")
+            fragment = None if passed is None else passed.read(m)
+        except KeyError as error:
+            self._send(conn, messages.NoObject(m.name, str(error.args[0])))
+            return
+        if passed is not None and fragment is not None:
+            said = messages.Data(m.name, m.index, passed.packet.map.size, passed.packet.sha256)
+            self._send(conn, said, fragment)
+            if round == self._round and passed.is_last(m):
+                self._lacking.discard(name)
+        elif time.monotonic() < until and len(self._early) < EARLY and round >= self._round:
+            self._early.append(EarlyRequest(conn, m, until))
+        else:
+            self._send(conn, messages.NoObject(m.name, "it is not served here, or not any more"))
+
     def _serve_chunk(self, conn: bytes, m: messages.Get) -> None:
+        if round_of(PACKET, m.name) is not None:
+            self._serve_passed(conn, m, time.monotonic() + EARLY_S)
+            return
         try:
             source = self._served[round_of(SHARD, m.name)]  # type: ignore[index]
             payload = source.read(m.index, m.chunk)
@@ -167,7 +257,9 @@ class ShardServer:
             return
         self._send(conn, messages.Data(m.name, m.index, source.size, source.sha256), payload)
 
-    def _send(self, conn: bytes, message: messages.Message, payload: bytes | None = None) -> None:
+    def _send(
+        self, conn: bytes, message: messages.Message, payload: bytes | memoryview | None = None
+    ) -> None:
         frames = [encode(message)] if payload is None else [encode(message), payload]
         self._count(wire_size(frames), 0)
         if not self._wire.send(conn, frames):

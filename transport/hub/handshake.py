@@ -113,8 +113,8 @@ class Handshake:
         return banned
 
     def _dial(self, session: Session) -> None:
-        """Check that others can reach the peer's shard server before it aggregates anything."""
-        if session.address and self.settings.owners == "peers":
+        """Check that others can reach the peer's shard server before they are sent there."""
+        if session.address and (self.settings.owners == "peers" or self.settings.passing != "off"):
             session.dialled = True
             self._out.add(do.Reach(session.id, session.address, session.key))
 

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from transport import actions as do
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from transport.aggregators import ShardAggregation
 
 LONGEST_LINGER_S = 120.0  # for peers that fetch slowly after the end
+MEASURED_S = 0.1  # an upload that is shorter tells nothing of its line
 TICK_S = 0.02  # while things come in, time passes in steps of this: a tick looks at every peer
 
 log = logging.getLogger(__name__)
@@ -87,8 +89,7 @@ class Hub:
         wire: HubWire | None = None,
     ) -> None:
         self.settings, self.ledger, self._delegate = settings, ledger, delegate
-        own = keys.pair
-        self._wire = wire or RouterWire(*address, own)
+        self._wire = wire or RouterWire(*address, keys.pair)
         self.port = self._wire.port
         self._state = HubState(settings, keys.token, keys.stop, time.monotonic(), ledger.recover())
         self._members, self._rounds = self._state.members, self._state.rounds
@@ -97,11 +98,12 @@ class Hub:
         if self._state.shards is not None:
             from transport.aggregators import ShardAggregation  # star mode never loads that package
 
-            self._shards = ShardAggregation(self._state.shards, ledger, delegate, self, own)
+            self._shards = ShardAggregation(self._state.shards, ledger, delegate, self)
         self._objects = ObjectStore(ledger, delegate, self._lease, self._find)
         self._connections = ConnectionRegistry()
         self._guard_at = 0.0
         self._packets: dict[tuple[str, int], Future[bytes]] = {}  # (session, round) -> its update, opened
+        self._put_at: dict[str, float] = {}  # session -> when its update began to come
         self._handoffs: dict[str, ChunkBuffer] = {}  # session -> its residual, until it is merged
         self._hello_size = 0  # bytes of the message of a stranger that is being read
         # Jobs from other threads for the I/O thread.
@@ -134,12 +136,12 @@ class Hub:
             do.RecordEvaluation: lambda a: self.later(lambda: ledger.evaluated(a.row)),
             do.GiveBack: lambda a: self.later(lambda: ledger.given_back(a.session, a.round)),
             do.SendDurably: lambda a: self.later(lambda: self._call(lambda: self._send(a.conn, a.message))),
+            do.Reach: self._reach,
             do.Forget: self._forget,
             do.End: self._end,
         }
         if self._shards is not None:
             self._handlers |= {
-                do.Reach: self._shards.reach,
                 do.RejectPart: self._shards.reject_part,
                 do.LoseAggregator: self._shards.lose_aggregator,
             }
@@ -321,6 +323,8 @@ class Hub:
         if session is None:
             self._send(conn, messages.Refused("session", "this connection belongs to no session"))
             return
+        if isinstance(message, messages.Put) and round_of(UPDATE, message.name) is not None:
+            self._put_at[session] = now
         for answer in self._inbox.receive(session, message, payload):
             if isinstance(answer, CompletedUpload):
                 self._arrived(answer)
@@ -333,6 +337,9 @@ class Hub:
         if sender is None or round_of(TRIAL, upload.name) is not None:
             return  # it was kicked a moment ago; a trial has served its purpose by arriving
         if round is not None:
+            took = time.monotonic() - self._put_at.pop(session, inf)
+            if took >= MEASURED_S:
+                sender.uplink = upload.parts.map.size / took
             self._packets[session, round] = self._openers.submit(self._open, round, sender.name, upload.parts)
             self._change(lambda now: self._rounds.uploaded(session, round, now))
         elif round_of(HANDOFF, upload.name) is None:
@@ -414,9 +421,19 @@ class Hub:
         handoff = self._handoffs.pop(action.session)
         self.later(lambda: self._commits.inherit(action, handoff))
 
+    def _reach(self, action: do.Reach) -> None:
+        """Dial a peer's shard server, which accepts the hub's key, in a thread: a timeout takes seconds."""
+
+        def dial() -> None:
+            ok = self._wire.reaches(action.address, action.key)
+            self.apply(lambda _: self._state.reached(action.session, ok))
+
+        threading.Thread(target=dial, name="cocktail-reach", daemon=True).start()
+
     def _forget(self, action: do.Forget) -> None:
         self._inbox.drop(action.session)
         self._members.traffic.pop(action.session, None)
+        self._put_at.pop(action.session, None)
         self._handoffs.pop(action.session, None)
         self._connections.forget(action.session)
         self.later(lambda: self.ledger.gone(action.session))

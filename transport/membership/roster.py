@@ -84,6 +84,14 @@ class Roster:
         self.kick(first, "full", f"{many} peers of one address are catching up, and others want to")
         return True
 
+    def reached(self, id: str, ok: bool) -> None:
+        """Take the result of dialling the address that a peer names."""
+        session = self.get(id)
+        if session is not None:
+            session.can_aggregate, session.dialled = ok, False
+            if not ok:
+                self._out.warn(f"does not answer at {session.address}: no peer is sent there", session.name)
+
     def recall(self, keys: Iterable[str]) -> None:
         """Expect any member from before the restart to come back with error feedback of shards."""
         everything = range(self.settings.shards if self.settings.owners == "peers" else 0)

@@ -86,6 +86,7 @@ class Session:
     compute_s: float = 0.0  # of the last step of each round whose packet was accepted, summed
     wait_s: float = 0.0  # that its device then waited for the exchange
     fits: int = 0  # bytes of an aggregate that it can fetch beside its compute; 0: not known
+    uplink: float = 0.0  # bytes a second of its last update; 0: not measured
     share: float | None = None  # of the mean of the last round its packet was in; None: of none yet
     handoff: int = 0  # bytes of its residual that it has handed over
     can_aggregate: bool = False

@@ -3,7 +3,7 @@
 from .admin_client import ask_admin, ask_status, ask_stop
 from .catch_up import NEXT, CatchUp, CatchUpSource, CatchUpState, LocalCopy, Progress
 from .catch_up_downloads import CatchUpDownloads, WantedFile
-from .connection_manager import LinkLimits
+from .connection_manager import HubPart, LinkLimits
 from .peer_link import HANDOFF_S, LEAVE_S, POLL_S, PeerIdentity, PeerLink
 from .peer_state import HEARD
 from .run_visit import RunPreview, RunVisit

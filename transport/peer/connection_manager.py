@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from transport.protocol import (
@@ -59,6 +59,14 @@ class LinkLimits:
     min_fragment: int = MIN_FRAGMENT  # bytes of bulk in one message
 
 
+@dataclass(frozen=True)
+class HubPart:
+    """The chunks of a packet that the hub sends to this peer; the others come into `sink` from elsewhere."""
+
+    sink: ChunkBuffer
+    chunks: Iterable[int]
+
+
 class ConnectionManager:
     """One peer's connections to its hub, and the thread that serves them."""
 
@@ -74,6 +82,8 @@ class ConnectionManager:
         self._wire, self._address, self._patience = wire, address, limits.patience
         self._flows = range(1, limits.flows + 1)
         self._up: set[int] = set()
+        # what the hub sends of a packet just committed; None: all of it. Called in this thread.
+        self.part_of: Callable[[messages.Committed], HubPart | None] = lambda _: None
         self._dial_at: dict[int, float] = {CONTROL: 0.0}
         self._retry: dict[int, float] = {}
         self._error: Unreachable | None = None  # of the newest dial
@@ -214,16 +224,20 @@ class ConnectionManager:
         if isinstance(message, messages.Round) and message.samples:
             self._prefetch(f"lease/{message.round}", 0)
         elif isinstance(message, messages.Committed) and self.state.takes_part and not self.state.assembles:
-            self._prefetch(f"packet/{message.round}", message.size)
+            part = self.part_of(message)
+            self._prefetch(f"packet/{message.round}", message.size, part)
 
-    def _prefetch(self, name: str, size: int) -> None:
-        """Fetch an object before the training thread asks for it, to save it a round trip."""
+    def _prefetch(self, name: str, size: int, part: HubPart | None = None) -> None:
+        """Fetch an object, or a part, before the training thread asks for it, to save it a round trip."""
         if name in self.transfers.downloads:
             return
         ahead = [d for d in self.transfers.downloads.values() if d.prefetched]
         if len(ahead) >= PREFETCHED:
             self.transfers.forget(ahead[0].name)
-        self.transfers.fetch(name, chunk_buffer, size, prefetched=True)
+        if part is None:
+            self.transfers.fetch(name, chunk_buffer, size, prefetched=True)
+        else:
+            self.transfers.fetch_chunks(name, part.sink, part.chunks, prefetched=True)
 
     def _received_bulk(self, event: Received, message: messages.Message, now: float) -> None:
         # pings wait behind the chunks of all peers in the hub's line: who sends those is not silent

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -27,10 +27,10 @@ from transport.protocol import (
     TransportError,
     messages,
 )
-from transport.transfer import CHUNK, MAX_OBJECT, ChunkBuffer, ChunkFile, Download, Upload
+from transport.transfer import CHUNK, MAX_OBJECT, ChunkBuffer, ChunkFile, Download, Sink, Upload
 from transport.wire import DealerWire, PeerWire, RateLimits
 
-from .connection_manager import ConnectionManager, LinkLimits
+from .connection_manager import ConnectionManager, HubPart, LinkLimits
 from .peer_state import PeerState, SessionState
 
 WELCOME_S = 20.0  # a hub that takes connections may take this long to answer Hello with Welcome
@@ -199,6 +199,11 @@ class PeerLink:
         return self._connections.broken is not None or self._state.refused is not None
 
     @property
+    def connected(self) -> bool:
+        """True while there is a control connection."""
+        return self._connections.connected
+
+    @property
     def newest_round(self) -> int:
         """Return the newest committed round that this peer has heard of; -1: none."""
         return self._state.newest
@@ -283,6 +288,56 @@ class PeerLink:
         assert isinstance(download.sink, ChunkFile)
         self.forget(download)
         return download.sink.finish()
+
+    # ---- objects whose chunks come from several links ------------------------------------------------------
+
+    def divide_packets(self, part_of: Callable[[messages.Committed, messages.Sources], HubPart]) -> None:
+        """Prefetch only the hub's part of packets that have sources; called in the link's thread, locked."""
+
+        def part(committed: messages.Committed) -> HubPart | None:
+            sources = self._state.sources.get(committed.round)
+            return None if sources is None else part_of(committed, sources)
+
+        self._connections.part_of = part
+
+    def sources(self, round: int) -> messages.Sources | None:
+        """Return the peers that pass the packet of a round on; None if the hub has named none."""
+        with self._changed:
+            return self._state.sources.get(round)
+
+    def begin_chunks(self, name: str, sink: Sink, chunks: Iterable[int]) -> Download:
+        """Begin to fetch these chunks, or return the download that was prefetched. Raises as `fetch`."""
+        return self._begin(
+            name, lambda: self._transfers.fetch_chunks(name, sink, chunks), prefetched_will_do=True
+        )
+
+    def supply(self, download: Download, index: int, payload: bytes) -> bool:
+        """Add a chunk that has come by another link; False if it is here already."""
+        with self._changed:
+            if download.sink is None or index in download.sink.map:
+                return False
+            download.sink.add(index, payload)
+            self._changed.notify_all()
+            return True
+
+    def request(self, download: Download, chunks: Collection[int], *, again: bool = False) -> None:
+        """Request more chunks of a download of `begin_chunks`: those that lack, or `again` all of them."""
+        with self._changed:
+            assert download.sink is not None
+            if again:
+                download.sink.map.drop(chunks)
+            asked = {*download.begun, *download.todo}
+            download.todo.extend(i for i in chunks if i not in asked and i not in download.sink.map)
+            self._connections.say()
+
+    def complete(self, download: Download, tick: Callable[[], None]) -> None:
+        """Wait until all chunks are here, from wherever; raises as `fetch`, but checks no hash."""
+        self._finished(download, tick)
+
+    def report_failed(self, failed: messages.SourceFailed) -> None:
+        """Tell the hub that a source has failed this peer."""
+        with self._changed:
+            self._connections.say([failed])
 
     def forget(self, *downloads: Download) -> None:
         """Drop downloads that are finished or not wanted any more; a file keeps the blocks it has."""

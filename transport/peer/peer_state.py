@@ -34,6 +34,7 @@ HEARD: dict[SessionState, tuple[type[messages.Message], ...]] = {
         messages.Welcome,
         messages.Round,
         messages.Close,
+        messages.Sources,
         messages.Committed,
         messages.Over,
         messages.Refused,
@@ -43,6 +44,7 @@ HEARD: dict[SessionState, tuple[type[messages.Message], ...]] = {
     SessionState.REFUSED: (),
 }
 KEPT_COMMITS = 64
+KEPT_SOURCES = 8  # rounds
 OPENED = 4096  # rounds not taken and leases not delivered that are remembered; more than any hub gives
 SILENT_PINGS = 6  # a hub silent for this many pings is redialled
 
@@ -57,6 +59,7 @@ class PeerState:
         self.sessions = 0  # how many sessions this peer has had
         self.newest = -1  # newest committed round known
         self.commits: dict[int, messages.Committed] = {}
+        self.sources: dict[int, messages.Sources] = {}  # by round, of the newest
         self.rounds: deque[messages.Round] = deque(maxlen=OPENED)  # opened, not yet taken by `next_round`
         self.taken = -1  # newest round taken
         # for a peer that aggregates shards
@@ -123,6 +126,9 @@ class PeerState:
             self.parted = self._leave is not None
         elif isinstance(message, messages.Round):
             return self._opened(message)
+        elif isinstance(message, messages.Sources):
+            self.sources[message.round] = message
+            self.sources.pop(message.round - KEPT_SOURCES, None)
         elif isinstance(message, messages.Committed):
             return self._committed(message)
         return []

@@ -151,6 +151,15 @@ class Unusable(Message, frozen=True):
     reason: Line
 
 
+class SourceFailed(Message, frozen=True):
+    """A source has not passed its part of a packet on, or (`wrong`) not the bytes that the hub has."""
+
+    round: Count
+    source: Word
+    wrong: bool
+    reason: Line
+
+
 class Ping(Message, frozen=True):
     """Heartbeat of the hub; answered by Pong."""
 
@@ -333,6 +342,25 @@ class Committed(Message, frozen=True, omit_defaults=True):
     receipt: Receipt | None = None  # for a peer whose work this round has counted
 
 
+class PacketSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A peer that passes on the chunks first .. stop-1 of a round's packet (of CHUNK bytes, transfers.py)."""
+
+    name: str
+    key: str
+    address: str
+    first: Count
+    stop: Count
+
+
+class Sources(Message, frozen=True, omit_defaults=True):
+    """Before Committed: peers that pass on parts of the packet of `round`. All else is fetched from the hub,
+    and so is the receiver's own part. The packet must have the hash of Committed, whoever sent its parts."""
+
+    round: Count
+    sources: list[PacketSource]  # the receiver is one of them if it is to pass on a part
+    keys: dict[str, str] = {}  # only then: name -> key of each member that may fetch it
+
+
 class Over(Message, frozen=True):
     """The run is over, or this peer's part in it."""
 
@@ -439,10 +467,10 @@ REFUSALS = {
 }
 
 ToHub = (
-    Hello | Resume | Ready | Report | Evaluated | Leave | Holds | Resigns | Unusable | Ping | Pong
-    | AskStatus | Deciding | AskStop | AskAdmin | Attach | Put | Chunk | Get
+    Hello | Resume | Ready | Report | Evaluated | Leave | Holds | Resigns | Unusable
+    | SourceFailed | Ping | Pong | AskStatus | Deciding | AskStop | AskAdmin | Attach | Put | Chunk | Get
 )  # fmt: skip
 ToPeer = (
-    Welcome | Refused | Wait | Round | Close | Committed | Over | Ping | Pong | Status | Attached | Have
-    | Ack | PutDone | Data | NoObject
+    Welcome | Refused | Wait | Round | Close | Sources | Committed | Over | Ping | Pong | Status | Attached
+    | Have | Ack | PutDone | Data | NoObject
 )  # fmt: skip

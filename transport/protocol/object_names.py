@@ -1,9 +1,10 @@
-"""Names of the objects that peers upload, as prefix and round."""
+"""Names of objects as prefix and round."""
 
 from __future__ import annotations
 
 # each followed by a round; PART also by the name of an aggregator, SHARD by the attempt
 UPDATE, HANDOFF, PART, SHARD, ERROR = "update/", "legacy/", "part/", "shard/", "error/"
+PACKET = "packet/"  # followed by a round: its aggregate
 TRIAL = "trial/"  # followed by a number that the peer chooses
 
 

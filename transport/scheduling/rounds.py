@@ -85,6 +85,12 @@ class Sharding(Protocol):
     def refusal(self, session: Session, name: str) -> str | None: ...
 
 
+class Passing(Protocol):
+    """Hook of a run whose peers pass packets on, see passing.PassingCoordinator."""
+
+    def committed(self, ex: Exchange, size: int) -> None: ...
+
+
 class Rounds:
     """State of a run's rounds. `members.on_end` must call `session_ended`."""
 
@@ -108,6 +114,7 @@ class Rounds:
         self.history = RoundHistory(recovered)
         self.evaluations = Evaluations(settings.eval, settings.eval_every, recovered.evaluation)
         self.sharding: Sharding | None = None
+        self.passing: Passing | None = None
         self.over = messages.Over("", False)  # how the run ended
         self._deadline, self._balancer = StragglerDeadline(self._longest), LoadBalancer()
         self._started = now
@@ -497,6 +504,8 @@ class Rounds:
                 self._credit(session, ex, done, now)
             else:
                 session.left_out += 1
+        if self.passing is not None:
+            self.passing.committed(ex, done.size)
         for session in self._members:
             receipt = done.receipts.get(session.id)
             own = structs.replace(message, receipt=receipt) if receipt else message

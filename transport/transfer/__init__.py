@@ -1,9 +1,9 @@
 """Transfers of objects in acknowledged chunks, under a congestion window."""
 
 from .bandwidth_budget import BandwidthBudget
-from .chunks import HASH_BLOCK, MAX_OBJECT, ChunkBuffer, ChunkFile
+from .chunks import HASH_BLOCK, MAX_OBJECT, ChunkBuffer, ChunkFile, ChunkMap
 from .congestion_window import MIN_FRAGMENT
 from .connection_registry import MAX_CONNECTIONS, ConnectionRegistry
 from .object_store import ObjectSource, ObjectStore, memory_source
-from .transfers import CHUNK, Download, PeerTransfers, Upload
+from .transfers import CHUNK, Download, PeerTransfers, Sink, Upload
 from .upload_inbox import MAX_UPLOADS, CompletedUpload, Inbox

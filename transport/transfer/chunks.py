@@ -40,6 +40,9 @@ class ChunkMap:
         self._here += 1
         return True
 
+    def __contains__(self, index: int) -> bool:
+        return bool(self._bits >> index & 1)
+
     def drop(self, indices: Iterable[int]) -> None:
         """Unmark these chunks."""
         for index in indices:
@@ -74,6 +77,17 @@ class ChunkBuffer:
         if self.map.add(index, payload):
             self._parts[index] = payload
         return []
+
+    def read(self, index: int, size: int) -> bytes | memoryview | None:
+        """Return fragment `index` of `size` bytes; None while its chunk is not here.
+
+        Raises KeyError where it is beyond the end, or chunks are not whole fragments.
+        """
+        start = index * size
+        if self.map.chunk % size or start >= max(1, self.map.size):
+            raise KeyError(f"there is no fragment {index} of {size} bytes")
+        chunk, offset = divmod(start, self.map.chunk)
+        return self._parts[chunk][offset : offset + size] if chunk in self.map else None
 
     def data(self) -> bytes:
         return b"".join(self._parts[i] for i in range(self.map.count))

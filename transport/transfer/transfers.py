@@ -15,19 +15,30 @@ file can be resumed, and requested in fragments of them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Protocol
 
 from transport.protocol import ProtocolError, messages
 
-from .chunks import MAX_OBJECT, ChunkBuffer, ChunkFile, ChunkMap
+from .chunks import MAX_OBJECT, ChunkFile, ChunkMap
 from .congestion_window import MIN_FRAGMENT, CongestionWindow, Sent
 
 CHUNK = 256 * 1024  # bytes; measured: 64 KiB .. 1 MiB reach line rate, larger ones block the I/O thread
 
 FEW = 4  # chunks of a small download
-Sink = ChunkBuffer | ChunkFile
+
+
+class Sink(Protocol):
+    """The receiving end of a download: an object in memory, or a file."""
+
+    map: ChunkMap
+
+    def add(self, index: int, payload: bytes) -> Sequence[int]:
+        """Add a chunk. Returns the chunks to request again. Raises ProtocolError, OSError."""
+
+
 OpenSink = Callable[[int, bytes], Sink]  # (size, sha256), which come with the first chunk
 
 
@@ -206,6 +217,13 @@ class PeerTransfers:
         """Begin a download. If its `size` is known, all of it can be requested at once."""
         count = max(1, -(-min(size, MAX_OBJECT) // CHUNK))
         return self._begin(Download(name, open_sink, None, deque(range(count)), size, prefetched))
+
+    def fetch_chunks(
+        self, name: str, sink: Sink, chunks: Iterable[int], *, prefetched: bool = False
+    ) -> Download:
+        """Begin to download these chunks; `sink` gets the others from elsewhere."""
+        size = sink.map.size
+        return self._begin(Download(name, lambda *_: sink, sink, deque(chunks), size, prefetched))
 
     def _begin(self, download: Download) -> Download:
         download.fragment = download.wanted = self._orphans.get(download.name, 0)

@@ -43,6 +43,9 @@ class HubWire(Protocol):
         To be called every GUARD_S. Returns how many connections were closed since the last call.
         """
 
+    def reaches(self, address: str, key: str) -> bool:
+        """Dial the server of this key as this hub, which takes seconds; may be called from any thread."""
+
     def wake(self) -> None:
         """End a `poll`; may be called from any thread."""
 

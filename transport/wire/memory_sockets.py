@@ -24,6 +24,7 @@ class MemoryHubWire:
     def __init__(self) -> None:
         self.inbox: queue.SimpleQueue[tuple[bytes, list[bytes]] | None] = queue.SimpleQueue()
         self.conns: dict[bytes, tuple[MemoryPeerWire, int]] = {}
+        self.servers: dict[str, MemoryHubWire] = {}  # by address: those that this hub can dial
         self.closed = False
         self._lock = threading.Lock()
         self._names = itertools.count(1)
@@ -62,6 +63,9 @@ class MemoryHubWire:
 
     def guard(self, now: float, session_of: Callable[[bytes], str | None]) -> int:
         return 0
+
+    def reaches(self, address: str, key: str) -> bool:
+        return address in self.servers and not self.servers[address].closed
 
     def wake(self) -> None:
         self.inbox.put(WAKE)

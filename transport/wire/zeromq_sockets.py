@@ -92,7 +92,7 @@ PEER = {
 
 
 class RouterWire:
-    """The hub's ROUTER: a HubWire. Raises AddressInUse. Any thread may call `wake`, one all else."""
+    """The hub's ROUTER: a HubWire. Raises AddressInUse. One thread may call all but `wake` and `reaches`."""
 
     def __init__(
         self,
@@ -103,6 +103,7 @@ class RouterWire:
         allowed: Callable[[str], bool] = lambda key: True,
     ) -> None:
         files = raise_file_limit()
+        self._keys = keys
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)
         self._router = self._context.socket(zmq.ROUTER)
         set_options(self._router, COMMON | HUB)
@@ -132,6 +133,9 @@ class RouterWire:
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._waker.inner, zmq.POLLIN)
         self._poller.register(self._authenticator.sock, zmq.POLLIN)
+
+    def reaches(self, address: str, key: str) -> bool:
+        return is_reachable(address, key, self._keys)
 
     def poll(self, timeout: float) -> list[tuple[bytes, Frames]]:
         ready = dict(self._poller.poll(max(0, round(timeout * 1000))))

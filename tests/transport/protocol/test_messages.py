@@ -22,6 +22,7 @@ EXAMPLES_TO_HUB: list[m.Message] = [
     m.Holds(4, {"ann": "00ff", "bob": "11"}),
     m.Resigns(True),
     m.Unusable(4, 2, "bob", "not a packet"),
+    m.SourceFailed(4, "bob", True, "wrong bytes"),
     m.Ping(1.0),
     m.Pong(1.0),
     m.AskStatus(1, "t", "run"),
@@ -55,6 +56,7 @@ EXAMPLES_TO_PEER: list[m.Message] = [
         1, 1, 5, ["ann"], 8, True, 0, 1, [m.AggregatorInfo("ann", [0, 3], "key", "host:1")], {"ann": "key"}
     ),
     m.Close(1, 2, [0, 3], {"ann": 1.5}, {"ann": "00ff"}, [m.HandoffOffer(7, "bob", 0.25)]),
+    m.Sources(1, [m.PacketSource("ann", "key", "host:1", 0, 3)], {"bob": "key"}),
     m.Committed(1, 100, "00", ["ann"], {"bob": "why"}, ["cat"]),
     m.Committed(1, 100, "00", ["ann"], receipt=m.Receipt(3, 24, b"h" * 32, b"k" * 32, b"s" * 64)),
     m.Over("done", True),

@@ -1,0 +1,135 @@
+"""Peers that pass a run's packets on, over a whole hub in memory: bytes, agreement, and helpers that fail."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from memory_swarm import MemorySwarm
+from toy_passing import SIZE, LargeWork, PassingPeer, passing_peer, passing_settings
+from toy_swarm import trained
+
+from transport.aggregators.shard_server import PassedPacket, ShardServer
+from transport.passing import packet_sources
+from transport.protocol import events, messages
+from transport.transfer import CHUNK, ChunkBuffer
+
+
+def finish(swarm: MemorySwarm, peers: list[PassingPeer]) -> None:
+    """Run to the end; every peer has the hub's packets, to the bit, and every sample is counted once."""
+    threads = [peer.start() for peer in peers]
+    swarm.wait()
+    for thread in threads:
+        thread.join(20.0)
+        assert not thread.is_alive()
+    work = swarm.work
+    assert isinstance(work, LargeWork)
+    assert [peer.error for peer in peers] == [None] * len(peers)
+    assert all(peer.packets == work.packets for peer in peers)
+    assert trained(work) == list(range(swarm.settings.samples))
+
+
+def down(swarm: MemorySwarm) -> float:
+    """Packets that went over the hub's line in a round, messages and leases included."""
+    return sum(link.bytes_down for link in swarm.links) / (SIZE * len(swarm.work.packets))  # type: ignore[attr-defined]
+
+
+def warnings(swarm: MemorySwarm) -> list[str]:
+    return [e.message for e in swarm.events if isinstance(e, events.Warned)]
+
+
+def test_with_one_helper_a_packet_leaves_the_hub_less_than_twice_for_eight_peers(tmp_path: Path) -> None:
+    """Both counters agree: those of the peers' links, and the hub's own (protocol/traffic.py)."""
+    with MemorySwarm(passing_settings(min_peers=8, first_peers=8), LargeWork(), tmp_path) as swarm:
+        peers = [passing_peer(swarm, f"p{i}", reachable=i == 3) for i in range(8)]
+        finish(swarm, peers)
+        commits = [e for e in swarm.events if isinstance(e, events.RoundCommitted)]
+        by_hub = sum(sum(e.down.values()) for e in commits) / (SIZE * (len(commits) - 1))
+
+        assert down(swarm) <= 2.0
+        assert by_hub <= 2.0
+        assert all(len(peer.passed) == len(peer.packets) for peer in peers)
+
+
+def test_where_all_peers_help_a_packet_leaves_the_hub_once(tmp_path: Path) -> None:
+    """Each of the four sends three quarters of it."""
+    with MemorySwarm(passing_settings(min_peers=4, first_peers=4), LargeWork(), tmp_path) as swarm:
+        peers = [passing_peer(swarm, f"p{i}", reachable=True) for i in range(4)]
+        finish(swarm, peers)
+        sent = [peer.server.bytes_up / (SIZE * len(peer.packets)) for peer in peers if peer.server]
+
+        assert down(swarm) <= 1.1
+        assert max(sent) <= 0.8
+
+
+class Liar(ShardServer):
+    """Turns over a bit of each chunk."""
+
+    def pass_on(self, round: int, members: Mapping[str, str], packet: ChunkBuffer, chunks: range) -> None:
+        super().pass_on(round, members, packet, chunks)
+        self._passed[round] = Turned(packet, chunks)
+
+
+class Turned(PassedPacket):
+    def read(self, m: messages.Get) -> bytes | None:  # type: ignore[override]
+        true = super().read(m)
+        return None if true is None else bytes([true[0] ^ 1, *true[1:]])
+
+
+class Silent(ShardServer):
+    """Accepts every request, and answers none for a packet."""
+
+    def pass_on(self, round: int, members: Mapping[str, str], packet: ChunkBuffer, chunks: range) -> None:
+        super().pass_on(round, members, ChunkBuffer(packet.map.size, b"", CHUNK), chunks)
+
+
+class Dying(ShardServer):
+    """Dies in the middle of a packet, as a process does."""
+
+    served = 0
+
+    def _send(self, conn: bytes, message: messages.Message, payload: object = None) -> None:
+        self.served += isinstance(message, messages.Data)
+        if self.served > 2:
+            self._closing = True
+            self._wire.close()
+        else:
+            super()._send(conn, message, payload)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [Liar, Silent, Dying])
+def test_a_helper_that_fails_costs_no_round_and_no_fork(
+    bad: type[ShardServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies, is silent, or dies in the middle of a packet; the hub takes its role away and says so."""
+    monkeypatch.setattr(packet_sources, "FIRST_S", 0.3)
+    monkeypatch.setattr(packet_sources, "FINISH_S", 0.3)
+    monkeypatch.setattr(packet_sources, "STALL_S", 0.3)
+    with MemorySwarm(passing_settings(min_peers=3, first_peers=3), LargeWork(), tmp_path) as swarm:
+        peers = [
+            passing_peer(swarm, "bad", reachable=True, server=bad),
+            passing_peer(swarm, "good", reachable=True),
+            passing_peer(swarm, "ann"),
+        ]
+        began = time.monotonic()
+        finish(swarm, peers)
+
+        commits = [e for e in swarm.events if isinstance(e, events.RoundCommitted)]
+        assert all(len(e.accepted) == 3 for e in commits), "every peer is in every round"
+        assert any("passes no packets on any more" in said for said in warnings(swarm))
+        assert time.monotonic() - began < 10.0
+        assert peers[1].server is not None
+        assert peers[1].server.bytes_up > SIZE, "the other goes on"
+
+
+def test_a_run_without_helpers_says_what_it_said_before(tmp_path: Path) -> None:
+    """No peer can be reached, so no source is named, and nothing of this package is loaded at the hub."""
+    with MemorySwarm(passing_settings(min_peers=2, first_peers=2), LargeWork(), tmp_path) as swarm:
+        peers = [passing_peer(swarm, name) for name in ("ann", "bob")]
+        finish(swarm, peers)
+
+        assert swarm.hub._state.rounds.passing is None
+        assert all(peer.passed == [] for peer in peers)
+        assert 2.0 <= down(swarm) <= 2.2

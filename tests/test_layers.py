@@ -35,7 +35,7 @@ MAY_IMPORT = {
 # Modules of transport that may wait, read a clock or open a socket. All others are told the time and are
 # given bytes, so tests run them without waiting.
 SHELLS = {
-    "aggregators": "aggregator_thread direct_links shard_barrier shard_server sharded_exchange",
+    "aggregators": "aggregator_thread direct_links shard_barrier shard_clients shard_server sharded_exchange",
     "hub": "commit_thread server",
     "passing": "packet_sources",
     "peer": "admin_client catch_up_downloads connection_manager peer_link run_visit",

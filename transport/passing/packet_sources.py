@@ -152,10 +152,8 @@ class PacketFetch:
 
     def look(self, source: str, link: PeerLink) -> None:
         """Raise LinkLost if this source is gone, or nothing of it is wanted any more."""
-        if not link.connected:
-            raise LinkLost("the connection is lost")
-        if self.over or source in self._failed:
-            raise LinkLost("the packet is here, or has come from the hub")
+        if not link.connected or self.over or source in self._failed:
+            raise LinkLost("its connection is lost, or it is not needed any more")
 
     def fail(self, source: messages.PacketSource, reason: str) -> None:
         """Have the hub send what this source has not, and tell it so."""

@@ -1,4 +1,4 @@
-"""Whether passing packets on pays, by what peers measure. No clock, no I/O.
+"""Chooses whether packets are passed on, by what peers measure. No clock, no I/O.
 
 Each report says how many bytes of an aggregate its peer can fetch beside its compute (Report.fits), so the
 median over the members is the speed of the way there, by the hub or by helpers.

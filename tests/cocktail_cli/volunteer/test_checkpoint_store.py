@@ -161,6 +161,9 @@ class FakeLink:
     def leave(self, reason: str) -> None:
         self.left = reason
 
+    def divide_packets(self, part_of: object) -> None:
+        """No packet comes."""
+
 
 @pytest.mark.parametrize(
     ("end", "kept"),

@@ -15,8 +15,19 @@ from typing import Any
 from cocktail_cli.machine import url_to_dial
 from cocktail_cli.ui import printable
 
-from .run_folder_reader import with_recipe
-from .run_history import STAYS, About, Contribution, Evaluation, Presence, Round, RunHistory, ranked
+from .run_folder_reader import slow_peer_of, with_recipe
+from .run_history import (
+    SLOW,
+    STAYS,
+    About,
+    Contribution,
+    Evaluation,
+    Presence,
+    Round,
+    RunHistory,
+    SlowPeer,
+    ranked,
+)
 
 TIMEOUT = 5.0  # seconds to wait for an answer
 EVERY = 2.0  # seconds between two questions
@@ -34,6 +45,7 @@ class RemoteReader:
         self.rounds: list[Round] = []
         self.stays: dict[str, Presence] = {}  # peers present
         self.gone: list[Presence] = []
+        self.slow: dict[tuple[str, str, int], SlowPeer] = {}  # by peer, cause and first round
         self.peers: dict[str, Contribution] = {}  # as of the last answer
         self.tokens: dict[str, int] = {}  # tokens delivered by each peer
         self.before: tuple[tuple[int, float], ...] = ()
@@ -87,6 +99,9 @@ class RemoteReader:
             self.stays[name] = Presence(name, now - peers[name]["joined_s"])
         had = self.peers
         self.peers = had | {name: contribution_of(name, peer) for name, peer in peers.items()}
+        for told in answer.get("culprits", ()):  # the newest figures of each
+            self.slow = dict([*self.slow.items()][-SLOW:])
+            self.slow[told["peer"], told["cause"], told["since"]] = slow_peer_of(told)
         self.tokens |= {name: peer["tokens"] for name, peer in peers.items()}
         if before and answer["round"] > before["round"]:
             self.add_round(before, had, now)
@@ -134,6 +149,7 @@ class RemoteReader:
             rounds=tuple(self.rounds),
             before=self.before,
             evaluations=tuple(Evaluation(0, s, loss) for s, loss in answer["eval_losses"]),
+            slow=tuple(self.slow.values()),
             stays=(*self.gone, *self.stays.values()),
             contributions=ranked(self.peers, self.tokens),
             note=NOTE,

@@ -6,18 +6,19 @@ A pure function of a `RunHistory`: two renderings of an unchanged run are equal 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from statistics import median
 from xml.etree.ElementTree import Element
 
-from cocktail_cli.ui import counted, duration_text, megabytes, short, time_left_text, timestamp
+from cocktail_cli.ui import accusation, counted, duration_text, megabytes, short, time_left_text, timestamp
 
 from .charts import Bar, Look, Plot, Point, Row, Series, downsample, line_chart, row_chart
 from .markup import Child, el, html
 from .run_history import Contribution, Generation, Presence, Round, RunHistory
 
 PEERS = 200  # peers in a table by name
+SLOWEST = 50  # rows of the table of slow peers
 CROSSES = 200  # crosses for one peer: rounds without it
 
 STATES = {
@@ -67,6 +68,8 @@ def sections(c: RunHistory) -> list[Element]:
         titles = (("bytes", "Bytes"), ("ratio", "Below FP16"))
         made += [section(*title, one) for title, one in zip(titles, traffic(c), strict=False)]
         made.append(section("waiting", "Waiting", idle(c)))
+    if c.slow:
+        made.append(section("slow", "Slow rounds", scrollable(slow_rounds(c), "slow rounds")))
     if c.stays:
         made.append(section("peers", "Peers", timeline(c)))
     if participants(c):
@@ -131,6 +134,8 @@ def words(c: RunHistory) -> Iterator[str]:
         late = f"; {missed:,} of {packets:,} packets were late or refused" if missed else ""
         are = "is" if len(c.present) == 1 else "are"
         yield f"{counted(len(did), 'peer')} took part, {len(c.present)} {are} there now{late}."
+    for one in c.slow[-1:]:
+        yield f"Newest of {counted(len(c.slow), 'finding')} on slow rounds: {accusation(asdict(one))}."
     if c.note:
         yield c.note
     if c.seen:
@@ -316,6 +321,16 @@ def idle(c: RunHistory) -> Element:
     said = f"All rounds together: {idle_of(c.rounds) or 0:.1%}. The mean over the peers of each round."
     series = [Series("share of a step spent waiting", points, "a")]
     return curves(Plot("idle", "Idle share by round", said, series, "round", "{:.3g} %".format, zero=True))
+
+
+def slow_rounds(c: RunHistory) -> Element:
+    """Render who has lengthened rounds, why, and what helps; newest first."""
+    head = ["peer", "cause", "evidence", "remedy", "longer", "round"]
+    body = [
+        [one.peer, one.cause, one.evidence, one.remedy, f"{one.lengthened:.0%}", f"{one.round:,}"]
+        for one in c.slow[: -SLOWEST - 1 : -1]
+    ]
+    return table("Who has made rounds longer, newest first", head, body)
 
 
 def short_bytes(value: float) -> str:

@@ -21,6 +21,7 @@ from cocktail_cli.ui import events, named_rewards, printable
 
 from .run_history import (
     SAMPLES,
+    SLOW,
     STAYS,
     About,
     Contribution,
@@ -29,6 +30,7 @@ from .run_history import (
     Presence,
     Round,
     RunHistory,
+    SlowPeer,
     ranked,
 )
 
@@ -50,6 +52,7 @@ class RunFolderReader:
         self.evaluations: tuple[Evaluation, ...] = ()
         self.told: dict[int, dict[str, Any]] = {}  # Step events of rounds not yet read from the ledger
         self.samples: list[Generation] = []
+        self.slow: list[SlowPeer] = []
         self.stays: list[Presence] = []
         self.by_peer: dict[str, Contribution] = {}
         self.about = about(record)
@@ -78,6 +81,7 @@ class RunFolderReader:
             rounds=tuple(self.rounds),
             evaluations=self.evaluations,
             samples=tuple(self.samples),
+            slow=tuple(self.slow),
             stays=tuple(self.stays if state == "running" else self.over()),
             contributions=ranked(self.by_peer, {peer: one.samples for peer, one in self.by_peer.items()}),
             reason="" if state == "running" else self.reason or self.record.reason,
@@ -167,6 +171,8 @@ class RunFolderReader:
         elif kind == "sample":
             said = (visible(event.get(key, "")) for key in ("prompt", "text", "reference"))
             self.samples = [*self.samples[-SAMPLES:], Generation(event["step"], *said)]
+        elif kind == "culprit":
+            self.slow = [*self.slow[-SLOW:], slow_peer_of(event)]
         elif kind == "run_finished":
             self.reason = event["reason"]
 
@@ -236,6 +242,12 @@ class Tail:
                     continue
                 if event.get("v") == events.VERSION:
                     yield event
+
+
+def slow_peer_of(told: Mapping[str, Any]) -> SlowPeer:
+    """Read a culprit, of an event or of a hub's answer."""
+    said = {key: printable(str(told[key]), 500) for key in ("peer", "cause", "evidence", "remedy")}
+    return SlowPeer(**said, lengthened=told["lengthened"], round=told["round"])
 
 
 def about(record: RunRecord) -> About:

@@ -13,6 +13,7 @@ BYTES_FP16 = 2  # bytes of one parameter
 SUMS = ("samples", "rounds", "left_out", "up", "down", "fetched", "compute_s", "wait_s")
 STAYS = 2000  # presences remembered; the oldest are dropped first
 SAMPLES = 400  # samples remembered, likewise
+SLOW = 400  # slow peers, likewise
 WINDOW = 5  # rounds that a point of the curve of speed is averaged over
 LATELY = 20  # rounds of the figure of speed
 
@@ -71,6 +72,18 @@ class Generation:
     prompt: str
     text: str
     reference: str = ""
+
+
+@dataclass(frozen=True)
+class SlowPeer:
+    """A peer, or the hub, that has lengthened rounds."""
+
+    peer: str
+    cause: str
+    evidence: str
+    remedy: str
+    lengthened: float  # what share longer the round was
+    round: int
 
 
 @dataclass(frozen=True)
@@ -137,6 +150,7 @@ class RunHistory:
     before: tuple[tuple[int, float], ...] = ()  # (step, loss) of rounds before the first answer
     evaluations: tuple[Evaluation, ...] = ()
     samples: tuple[Generation, ...] = ()  # oldest first
+    slow: tuple[SlowPeer, ...] = ()  # oldest first
     stays: tuple[Presence, ...] = ()
     contributions: tuple[Contribution, ...] = ()  # largest share first
     note: str = ""  # a remark to the reader

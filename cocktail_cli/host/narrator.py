@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from statistics import median
 
 from cocktail_cli.machine import INTERNET, network_of
@@ -68,6 +69,10 @@ class Narrator:
                     f"rounds of {counted(event.local_steps, 'step')} from round {event.round} on"
                 )
             yield self.committed(event, before or event.local_steps)
+        elif isinstance(event, theirs.CulpritNamed):
+            fields = asdict(event) | {"peer": printable(event.peer), "lengthened": round(event.lengthened, 3)}
+            del fields["at"]
+            yield ours.Culprit(**fields)
         elif isinstance(event, theirs.EvaluationDone):
             self.eval_loss = event.loss
             rewards = named_rewards(event.rewards)

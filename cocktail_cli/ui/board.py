@@ -224,6 +224,8 @@ class Board:
                 self.note(f"{event.peer} {departed(event.how, event.reason)}")
             case events.Step():
                 self.count(event)
+            case events.Culprit():
+                self.note(f"{event.peer} is slow: {event.cause}, {event.evidence}")
             case events.Eval():
                 self.evals[event.step] = event.loss
             case events.Sample():

@@ -155,6 +155,18 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Culprit:
+    """A peer, or "the hub", lengthens rounds, and it is known why."""
+
+    peer: str
+    cause: str
+    evidence: str  # what was measured
+    remedy: str
+    lengthened: float  # what share longer the round was
+    round: int
+
+
+@dataclass(frozen=True)
 class Eval:
     """The global model was evaluated on held-out data."""
 
@@ -244,6 +256,7 @@ Event = (
     | PeerAsks
     | PeerLeft
     | Step
+    | Culprit
     | Eval
     | Sample
     | Checkpoint

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TextIO
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, TextIO
 
 from . import events
-from .board import counted, departed, duration_text, megabytes
+from .board import counted, departed, duration_text, megabytes, printable
 from .metrics_lines import step_numbers
 
 INSTALL = "uv tool install .    # in a copy of your folder of cocktail: no public address of it is known"
@@ -76,12 +78,21 @@ def sentence(event: events.Event) -> str | None:
             return f"snapshot of round {event.round} in {event.model}: {megabytes(event.bytes)}"
         case events.RunPaused():
             return f"{event.run} is paused after {event.steps} of {event.planned} steps"
+        case events.Culprit():
+            return accusation(asdict(event))
         case events.Warning():
             return f"warning: {event.message}"
         case events.Left():
             return thanks(event)
         case _:
             return None
+
+
+def accusation(told: Mapping[str, Any]) -> str:
+    """Say who lengthens rounds, why, and what helps: the fields of a `Culprit`."""
+    longer = f"makes rounds {told['lengthened']:.0%} longer: " if told["lengthened"] else ""
+    said = f"{told['peer']} {longer}{told['cause']}, {told['evidence']}. Remedy: {told['remedy']}"
+    return printable(said, 500)
 
 
 def thanks(event: events.Left) -> str:

@@ -13,16 +13,16 @@ import re
 import sys
 import threading
 import time as clock
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, time, timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 import typer
 
 from cocktail_cli.errors import EXIT
-from cocktail_cli.machine import handle_of, nvml
+from cocktail_cli.measures import GpuReading, NvidiaGpus, nvidia_gpus
 from cocktail_cli.signals import StopAsked, leave_on_signal
 from cocktail_cli.ui import events
 
@@ -31,9 +31,6 @@ BUSY = 0.1  # share of the GPU's time; a desktop in use stays below
 BUSY_S = 10.0  # seconds of other work before a pause: a window that opens is no reason to leave
 FREE_S = 60.0  # seconds without other work before the return
 COOLER = 10  # degrees below the limit before the return
-UNKNOWN_PIDS = (
-    "this driver does not say which program uses the GPU: --only-idle sees others only while paused"
-)
 _TIME = re.compile(r"(\d{1,2}):(\d{2})")
 
 
@@ -110,14 +107,6 @@ class Availability:
 
 
 @dataclass(frozen=True)
-class GpuReading:
-    """One reading of the GPUs; None where the driver does not tell."""
-
-    temperature: int | None = None  # degrees Celsius, of the hottest
-    others: float | None = None  # share of the busiest GPU's time that other programs take
-
-
-@dataclass(frozen=True)
 class AvailabilityState:
     """A decision, and the history that the next one needs."""
 
@@ -164,78 +153,6 @@ def _with_reading(
             if at - changing >= (FREE_S if busy else BUSY_S):
                 busy, changing = not busy, None
     return AvailabilityState(hot=hot, busy=busy, changing=changing)
-
-
-class NvidiaGpus:
-    """Reads temperature and contention of the GPUs that a peer trains on, through NVML.
-
-    Args:
-        nvml: the initialised module pynvml.
-        handles: one for each GPU.
-        warn: called once where the driver does not tell which program uses a GPU.
-    """
-
-    def __init__(self, nvml: Any, handles: list[Any], warn: Callable[[str], None]) -> None:
-        self.nvml, self.handles, self.warn = nvml, handles, warn
-        self.since = [0] * len(handles)  # timestamp of the newest sample seen, microseconds
-        self.warned = False
-
-    def read(self, ours: set[int] | None) -> GpuReading:
-        """Read the hottest and the busiest GPU. `ours`: process ids of this peer; None while it is paused."""
-        temperatures = [self._ask(self.nvml.nvmlDeviceGetTemperature, h, 0) for h in self.handles]
-        used = [self._others(i, ours) if ours else self._used(h) for i, h in enumerate(self.handles)]
-        return GpuReading(_largest(temperatures), _largest(used))
-
-    def _used(self, handle: Any) -> float | None:
-        rates = self._ask(self.nvml.nvmlDeviceGetUtilizationRates, handle)
-        return None if rates is None else float(rates.gpu) / 100
-
-    def _others(self, i: int, ours: set[int]) -> float | None:
-        """Return the share that programs other than `ours` take. In a container the driver may number
-        processes differently: unless it lists one of ours, none is counted as another's.
-        """
-        handle, nvml = self.handles[i], self.nvml
-        running = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
-        if running is None or not ours & {process.pid for process in running}:
-            if not self.warned:
-                self.warned = True
-                self.warn(UNKNOWN_PIDS)
-            return None
-        samples = self._ask(nvml.nvmlDeviceGetProcessUtilization, handle, self.since[i]) or []
-        self.since[i] = max([self.since[i], *(int(sample.timeStamp) for sample in samples)])
-        shares: dict[int, list[int]] = {}
-        for sample in samples:
-            if sample.pid not in ours:
-                shares.setdefault(sample.pid, []).append(int(sample.smUtil))
-        return sum(sum(share) / len(share) for share in shares.values()) / 100
-
-    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return question(*arguments)
-        except self.nvml.NVMLError:  # not supported here, or no sample yet
-            return None
-
-
-def _largest(values: Iterable[Any]) -> Any:
-    return max((value for value in values if value is not None), default=None)
-
-
-def nvidia_gpus(devices: Iterable[str], warn: Callable[[str], None]) -> NvidiaGpus | None:
-    """Open the NVIDIA GPUs among `devices`; None, after a warning, where they cannot be read."""
-    cuda = sorted({device for device in devices if device.startswith("cuda")})
-    if not cuda:
-        warn("no NVIDIA GPU trains here: --only-idle and --max-temp have no effect")
-        return None
-    asked = nvml()
-    if asked is None:
-        why = "there is no NVML"
-    else:
-        try:
-            return NvidiaGpus(asked, [handle_of(asked, device) for device in cuda], warn)
-        except asked.NVMLError as error:
-            why = str(error)
-    warn(f"the NVIDIA driver cannot be asked ({why}): --only-idle and --max-temp have no effect")
-    return None
 
 
 class AvailabilityMonitor:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from cocktail_cli.measures import RoundTimer
 from transport.ledger import read_packets
 from transport.protocol import Leaving, RunOver, messages
 from transport.transfer import BandwidthBudget
@@ -30,6 +31,7 @@ class RunLink:
 
     def __init__(self, link: PeerLink, staleness: int = 1) -> None:
         self.link = link
+        self.timer = RoundTimer(staleness)
         self.name = link.name  # known once the hub has welcomed this peer
         self.leaving: threading.Event = link.leave_requested
         self.holds: dict[str, str] = {}  # what this peer's model was made from
@@ -78,8 +80,12 @@ class RunLink:
             peers = (self.sharded or self.passing) if kind == "packet" else None
             found = peers.fetch(int(number)) if peers is not None else None
             packet = self.link.fetch(name) if found is None else found
+        now = time.monotonic()
+        if kind == "lease":
+            self.timer.fetched_lease(started, now)
         if kind == "packet":
-            now, round = time.monotonic(), int(number)
+            self.timer.fetched_aggregate(started, now)
+            round = int(number)
             took, committed = now - self.opened_at.pop(round, now), self.committed_s.pop(round, 0.0)
             with self.measuring:
                 self.budget = self.budget.received(len(packet), now - started).ended(took, committed)
@@ -96,18 +102,21 @@ class RunLink:
 
     def next_round(self) -> messages.Round | None:
         """Wait for the next round of this peer; None when the run is over or this peer was asked to leave."""
+        asked = time.monotonic()
         message = self.link.next_round()
         if isinstance(message, messages.Over):
             if not self.leaving.is_set():
                 self.ended, self.finished = message.reason, message.finished
                 self.resumable = message.resumable
             return None
+        now = time.monotonic()
+        self.timer.took_round(asked, now)
         self.steps = self.round.spans * max(1, self.round.local_steps) if self.round is not None else 1
         with self.measuring:
             self.budget = self.budget.opened(max(1, message.local_steps))
         oldest = message.round - messages.MOST_IN_FLIGHT
         in_flight = {at: when for at, when in self.opened_at.items() if at > oldest}
-        self.round, self.opened_at = message, {**in_flight, message.round: time.monotonic()}
+        self.round, self.opened_at = message, {**in_flight, message.round: now}
         return message
 
     def exchange(self, packet: bytes, delivery: Delivery) -> messages.Committed:
@@ -119,7 +128,9 @@ class RunLink:
                 self.budget = self.budget.encoded(time.monotonic() - opened)
         chosen = self.round is not None and self.round.local_steps
         needs = self.budget.needs(sparsest) if chosen else 0.0
-        report = messages.Report(**said, fits=self.budget.down, needs=needs)
+        sent = time.monotonic()
+        spent = self.timer.report(delivery.compute_s, sent)
+        report = messages.Report(**said, fits=self.budget.down, needs=needs, spent=spent)
         with self.waiting():
             if self.sharded is not None and self.round is not None:
                 committed = self.sharded.exchange(self.round, packet, report)
@@ -127,12 +138,15 @@ class RunLink:
             else:
                 committed = self.link.exchange(delivery.round, packet, report)
                 upload_s = self.link.upload_s
+        now = time.monotonic()
+        self.timer.committed(sent + upload_s, now)
         if opened is not None:
-            self.committed_s[delivery.round] = time.monotonic() - opened
+            self.committed_s[delivery.round] = now - opened
         with self.measuring:
             self.budget = self.budget.sent(len(packet), upload_s)
         if self.receipts is not None:
             self.receipts.keep(committed)
+            self.timer.stored(time.monotonic() - now)
         return committed
 
     def evaluated(self, round: int, part: int, found: Measured) -> None:

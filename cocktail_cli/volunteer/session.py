@@ -14,6 +14,7 @@ from cocktail_cli import signals
 from cocktail_cli.errors import EXIT, Failure, explain
 from cocktail_cli.host import LifeLine
 from cocktail_cli.machine import cache, check_trust, own_keys, parse_listen, registered_as
+from cocktail_cli.measures import LoadMeter, nvidia_gpus
 from cocktail_cli.proofs import ReceiptFile
 from cocktail_cli.ui import View, counted, events, megabytes, poll_status, printable
 
@@ -193,6 +194,10 @@ class VolunteerSession:
                 bootstrap.ranks = stack.enter_context(closing(ranks))
                 ours |= {process.pid for process in ranks.processes}
             stack.enter_context(self.monitor.watching(ours, partial(self.leave, link)))
+            gpus = nvidia_gpus(limits.devices, lambda why: None) if limits.devices != ["cpu"] else None
+            meter = LoadMeter(None if gpus is None else partial(gpus.read, ours))
+            self.run.timer.meter = stack.enter_context(closing(meter))
+            meter.start()
             self.train_and_store(self.run, welcome, bootstrap)
             if bootstrap.ranks is not None and self.run.ended is None:
                 bootstrap.ranks.check()

@@ -88,6 +88,7 @@ class CommitThread:
 
     def commit(self, action: do.Commit, opened: dict[str, Future[bytes]]) -> None:
         """Aggregate, make durable, tell the I/O thread, in this order. `opened`: packets by session."""
+        started = time.monotonic()
         packets = {session: packet.result() for session, packet in opened.items()}
         ids = {c.peer: [i for ranges in c.leases.values() for i in sample_ids(ranges)] for c in action.claims}
         tokens = {peer: self._delegate.tokens(of) for peer, of in ids.items()}
@@ -129,7 +130,9 @@ class CommitThread:
             Counted(r, c.peer, c.session, ranges, c.key) for c in accepted for r, ranges in c.leases.items()
         )
         merged = self._shards.merged() if self._shards else {}
+        summed = time.monotonic()
         row = self._ledger.commit(row, packet, counted, merged, action.fingerprints)
+        durable_at = time.monotonic()
         self._objects.committed(action.round, packet, row.sha256)
         durable = replace(
             done,
@@ -141,6 +144,8 @@ class CommitThread:
             lost=dict(lost),
             moved=moved,
             receipts=self.receipts.issue(action.round, counted) if self.receipts else {},
+            aggregate_s=summed - started,
+            disk_s=durable_at - summed,
         )
         self._shell.apply(lambda now: self._rounds.committed(durable, now))
         self._delegate.committed(action.round, packet)

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from transport.diagnosis import Culprit
 from transport.membership import Roster, Session, Visitors
 from transport.protocol import Traffic
 from transport.scheduling import Rounds
@@ -50,6 +51,20 @@ def run_status(rounds: Rounds, now: float) -> dict[str, Any]:
         "tokens_per_s": round(history.tokens / elapsed, 1),
         "checkpoint": history.snapshots[-1].round if history.snapshots else None,
         "eta_s": None if eta is None else round(eta),
+        "culprits": [culprit_status(one) for one in rounds.slow.culprits],
+    }
+
+
+def culprit_status(one: Culprit) -> dict[str, Any]:
+    """Describe who has lengthened one of the last rounds, why, and what helps."""
+    return {
+        "peer": one.peer,
+        "cause": one.cause,
+        "evidence": one.evidence,
+        "remedy": one.remedy,
+        "lengthened": round(one.lengthened, 3),
+        "round": one.round,
+        "since": one.since,
     }
 
 

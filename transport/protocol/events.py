@@ -109,6 +109,18 @@ class RoundCommitted(Event):
 
 
 @dataclass(frozen=True)
+class CulpritNamed(Event):
+    """A peer, or the hub, lengthens rounds, and it is known why (transport.diagnosis)."""
+
+    peer: str
+    cause: str
+    evidence: str
+    remedy: str
+    lengthened: float  # what share longer the round was
+    round: int
+
+
+@dataclass(frozen=True)
 class EvaluationDone(Event):
     """The held-out loss of the global model of `round`."""
 

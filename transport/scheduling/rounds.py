@@ -24,6 +24,7 @@ from msgspec import structs
 
 from transport import actions as do
 from transport.actions import Outbox
+from transport.diagnosis import Culprit, PeerSample, SlowRounds
 from transport.ledger import EvaluationRow, Recovered
 from transport.membership import Admission, Roster, Session, SessionEvent, State
 from transport.protocol import (
@@ -116,6 +117,8 @@ class Rounds:
         self.sharding: Sharding | None = None
         self.passing: Passing | None = None
         self.over = messages.Over("", False)  # how the run ended
+        self.slow = SlowRounds()
+        self._uneven_until = -1  # rounds in which members evaluate, and those after them, take longer
         self._deadline, self._balancer = StragglerDeadline(self._longest), LoadBalancer()
         self._started = now
         self._pace = deque[tuple[float, int]](maxlen=PACE)  # (time, samples counted) at the last commits
@@ -139,11 +142,14 @@ class Rounds:
         if ex is not None:
             if session.id not in ex.claims and ex.has_current_parts(m):  # the newest counts
                 ex.reports[session.id], session.fits = m, m.fits
+                ex.reported.setdefault(session.id, now - ex.opened)
             self.check_arrived(session, now)
         elif m.round <= self.round:
             self._members.move(session, SessionEvent.LATE)
             if not self.leases.held(session.id):
                 session.owes_since = None
+            late = PeerSample(session.name, now, m.compute_s, spent=m.spent)
+            self._tell_culprits(self.slow.late(session.id, late))
             if m.round in self.history.commits:
                 self._out.send(session.conn, self.history.commits[m.round])
         else:
@@ -175,7 +181,8 @@ class Rounds:
         ex.arrived[session.id] = now - ex.opened
         if claims:  # the reported time is that of the newest
             ids = sample_ids(self.leases.ids(session.id, claims[-1]) or ())
-            self._balancer.note(session.id, sum(self._costs(ids)), report.compute_s)
+            ex.timed[session.id] = len(ids), (cost := sum(self._costs(ids)))
+            self._balancer.note(session.id, cost, report.compute_s)
         if void := sorted(set(report.delivers) - set(claims)):
             self._out.warn(f"claims to deliver leases it does not hold: {void[:SHOWN]}", session.name)
         self._members.move(session, SessionEvent.ARRIVED)
@@ -204,6 +211,7 @@ class Rounds:
         self.evaluations.lost(session.id)
         self._deadline.forget(session.id)
         self._balancer.forget(session.id)
+        self.slow.forget(session.id)
         return self.leases.revoke(session.id)
 
     def revoke_unheard(self, session: Session, holds: list[int]) -> None:
@@ -386,6 +394,7 @@ class Rounds:
             p.owes_since = now if p.owes_since is None else p.owes_since
         if self.evaluations.due(step):
             self.evaluations.begin(self.round, step, [p.id for p in here])
+            self._uneven_until = self.round + 1
         self._enter(Phase.OPENING)
         lease = do.Lease(self.round, granted, ex.hub_shards, len(ex.aggregators), ex.fits, ex.local_steps)
         self._out.add(lease)
@@ -457,6 +466,7 @@ class Rounds:
 
     def _close(self, ex: Exchange, missing: bool, now: float) -> None:
         self._enter(Phase.CLOSED)
+        ex.closed = now - ex.opened
         if self.sharding is not None:
             self.sharding.closes(ex)
         if missing:
@@ -521,7 +531,22 @@ class Rounds:
         self._pace.append((now, counted))
         told = replace(event, step=self.step, steps=steps, counted=counted, eta_s=self.eta_s(now))
         self._out.tell(told)
+        self._diagnose(ex, done, now)
         self._wait_again(now)
+
+    def _diagnose(self, ex: Exchange, done: do.CommitDone, now: float) -> None:
+        """Look for a peer that has lengthened the round."""
+        before = self.history.commits.get(ex.round - 1)
+        sample = ex.sample(done, before.size if before is not None else 0)
+        silent = {s.id: now - s.seen for s in self._members if s.state is State.BEHIND}
+        uneven = ex.round <= self._uneven_until
+        self._tell_culprits(self.slow.add(replace(sample, silent=silent, uneven=uneven)))
+
+    def _tell_culprits(self, found: list[Culprit]) -> None:
+        for one in found:
+            fields = {**asdict(one), "remedy": one.remedy}
+            del fields["since"]
+            self._out.tell(events.CulpritNamed(0.0, **fields))
 
     def _credit(self, session: Session, ex: Exchange, done: do.CommitDone, now: float) -> None:
         """Book a member's accepted packet; revoke leases that it should have delivered long ago."""

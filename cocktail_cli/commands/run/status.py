@@ -17,7 +17,7 @@ from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import RunRecord, load_run, the_run_going_on, url_to_dial
 from cocktail_cli.options import Json, NoColor, Quiet
-from cocktail_cli.ui import Display, duration_text, megabytes, printable, short, timestamp
+from cocktail_cli.ui import Display, accusation, duration_text, megabytes, printable, short, timestamp
 
 TIMEOUT = 10.0  # seconds for an answer
 EVERY = 2.0  # seconds between two requests of --watch
@@ -60,7 +60,9 @@ def status(
     snapshot), parameters, local_steps, recipe_hash, reach (of a run of this machine), peers, each with name,
     gpu, state (syncing, waiting, training, behind, lost, done), share, tokens, up_bytes, down_bytes,
     fetched_bytes (of these: before it was ready), rtt_ms, last_seen_s, joined_s, rounds, left_out,
-    compute_s, wait_s; and others: the same of those that are not in the run (deciding, left, lost, removed).
+    compute_s, wait_s; culprits (who has lengthened the last rounds), each with peer, cause, evidence, remedy,
+    lengthened (by what share), round, since; and others: peers that are not in the run (deciding, left, lost,
+    removed).
     """
     run = run or the_run_going_on().run
     if watch:
@@ -214,6 +216,7 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
         yield from table(ALL, map(all_of, found["peers"]), width)
     else:
         yield from table(BRIEF, map(brief, [*found["peers"], *found.get("others", ())]))
+    yield from map(accusation, found.get("culprits", ()))
 
 
 def brief(peer: dict[str, Any]) -> list[str]:

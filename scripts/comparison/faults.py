@@ -170,7 +170,7 @@ def apart(folder: Path, ranks: Sequence[int]) -> Line:
 
 def of_cocktail(case: Case, folder: Path) -> Line:
     rounds = BEFORE + 16 + round(FAULTS[case.fault] / SECONDS)
-    with systems.cocktail(folder, WIDTH, rounds, SECONDS, together=2) as run:
+    with systems.cocktail(systems.Cocktail(folder, WIDTH, SECONDS), rounds, together=2) as run:
         first = run.peers[0]
         run.until_round(0, 120)  # all are in
         run.until_round(first.heard("round")[-1]["round"] + BEFORE, 120)

@@ -40,6 +40,7 @@ SPEEDS = {  # Mbit/s: down, up
 MEMBERS = [f"p{i + 1}" for i in range(work.PEERS)]
 WAITED = 20.0  # seconds; a larger model whose exchange takes longer is not measured
 LEARNT, COUNTED = 6, 10  # rounds of cocktail on a new line that do not count, and that do
+CLIMBS = 20  # rounds until H has found its place on a new line
 LOCAL = 2  # steps of DiLoCo between two exchanges here; rows of more are made of both times
 
 
@@ -143,29 +144,39 @@ class Busy:
 
 
 def measure_cocktail(case: Case) -> Iterator[Line]:
-    width, members = work.WIDTHS[0], [*MEMBERS, *(["hub"] if SYSTEMS[case.system].kind == "hub" else [])]
-    with tempfile.TemporaryDirectory() as folder, systems.cocktail(Path(folder), width, rounds=10_000) as run:
-        run.until_round(0, 120)  # the base model comes over lines without a limit
+    keys = SYSTEMS[case.system].keys
+    learnt = CLIMBS if keys else LEARNT
+    with tempfile.TemporaryDirectory() as folder:
+        yield from measure_lines(case, systems.Cocktail(Path(folder), work.WIDTHS[0], keys=keys), learnt)
+
+
+def measure_lines(case: Case, started: systems.Cocktail, learnt: int) -> Iterator[Line]:
+    """Measure one run at each speed; the first `learnt` rounds at one do not count."""
+    members = [*MEMBERS, *(["hub"] if SYSTEMS[case.system].kind == "hub" else [])]
+    with systems.cocktail(started, rounds=10_000) as run:
+        run.until_round(0, 400)  # the base model comes over lines without a limit
         at = 1
         for speed in case.speeds:
             shape(speed, members)
-            run.until_round(at + LEARNT, 120)
+            run.until_round(at + learnt, 400)
             busy = Busy()
-            run.until_round(at + LEARNT + COUNTED, 200)
+            run.until_round(at + learnt + COUNTED, 400)
             share = busy.share()
-            counted = range(at + LEARNT, at + LEARNT + COUNTED + 1)
+            counted = range(at + learnt, at + learnt + COUNTED + 1)
             at = run.peers[0].heard("round")[-1]["round"] + 1
-            yield row(case.system, speed, width, share) | rounds_of(run, counted)
+            yield row(case.system, speed, run.width, share) | rounds_of(run, counted)
 
 
 def rounds_of(run: systems.Cocktail, counted: range) -> Line:
     peers = [[r for r in peer.heard("round") if r["round"] in counted] for peer in run.peers]
+    steps = mean(sum(r["steps"] for r in each[1:]) for each in peers)
     return {
-        "step_s": mean(each[-1]["end"] - each[0]["end"] for each in peers) / (len(counted) - 1),
-        "idle_s": mean(r["idle"] for each in peers for r in each[1:]),
-        "sent": median(r["sent"] for each in peers for r in each),
-        "received": median(r["received"] for each in peers for r in each),
+        "step_s": mean(each[-1]["end"] - each[0]["end"] for each in peers) / steps,
+        "idle_s": mean(sum(r["idle"] for r in each[1:]) for each in peers) / steps,
+        "sent": median(r["sent"] / r["steps"] for each in peers for r in each),
+        "received": median(r["received"] / r["steps"] for each in peers for r in each),
         "counted": len(counted) - 1,
+        "local_steps": median(r["steps"] for each in peers for r in each),
     }
 
 

@@ -35,7 +35,12 @@ def main(args: list[str], sample_s: float | None = None) -> None:
         step = join(link, peer, done)
         idle = peer.wait_s if done.gradient else 0.0
         row = {"round": step.round, "end": time.monotonic(), "idle": idle, "accepted": step.accepted}
-        row |= {"sent": step.sent_bytes, "received": step.received_bytes, "fingerprint": step.fingerprint}
+        row |= {
+            "steps": step.local_steps,
+            "sent": step.sent_bytes,
+            "received": step.received_bytes,
+            "fingerprint": step.fingerprint,
+        }
         say("round", **row)
         return step
 

@@ -25,6 +25,7 @@ class System:
     module: str  # of its peers
     kind: str
     sends: float = 0.0  # bytes a parameter that a peer sends in a step, about; 0: so few that P may be large
+    keys: tuple[str, ...] = ()  # of cocktail's recipe
 
     @property
     def python(self) -> str:
@@ -39,6 +40,10 @@ class System:
 SYSTEMS = {
     "cocktail": System(COCKTAIL, ""),
     "cocktail, the hub on such a line": System(COCKTAIL, "hub"),
+    "cocktail, H=auto": System(COCKTAIL, "", keys=("compression.local_steps=auto",)),
+    "cocktail, H=auto, the hub on such a line": System(
+        COCKTAIL, "hub", keys=("compression.local_steps=auto",)
+    ),
     "torch DDP FP32": System(GLOO, "fp32", 4 * RING),
     "torch DDP FP16": System(GLOO, "fp16", 2 * RING),
     "torch DDP PowerSGD": System(GLOO, "powersgd"),
@@ -100,8 +105,10 @@ def ranks(system: System, members: Sequence[str], **asked: Any) -> Iterator[Rank
 class Cocktail:
     """`cocktail launch` at the hub and `cocktail join` at the peers, where a sample takes a given time."""
 
-    def __init__(self, folder: Path, width: int, seconds: float | None = None) -> None:
-        self.folder, self.width, self.members = folder, width, list[Process]()
+    def __init__(
+        self, folder: Path, width: int, seconds: float | None = None, keys: Sequence[str] = ()
+    ) -> None:
+        self.folder, self.width, self.keys, self.members = folder, width, keys, list[Process]()
         self.sample_s = (work.compute_s(width) if seconds is None else seconds) / work.BATCH
 
     def start(self, rounds: int, together: int) -> None:
@@ -109,7 +116,7 @@ class Cocktail:
         recipe = [f"model.model_name_or_path={self.folder}/model", f"max_length={work.LENGTH}"]
         recipe += [f"global_batch_size={work.PEERS * work.BATCH}", f"max_steps={rounds}", "val_set_size=64"]
         recipe += ["checkpoint.eval_steps=null", "checkpoint.save_steps=null", "learning_rate=1e-4"]
-        recipe += [f"swarm.min_peers={together}"]
+        recipe += [f"swarm.min_peers={together}", *self.keys]
         place = ["--no-train", "--advertise", "10.77.0.1", "--json", "-o", f"{self.folder}/out"]
         self.hub = self._start("hub", args=["launch", "smoke", *recipe, *place])
         self.url = self.hub.until("run_started")["url"]
@@ -139,11 +146,8 @@ class Cocktail:
 
 
 @contextmanager
-def cocktail(
-    folder: Path, width: int, rounds: int, seconds: float | None = None, together: int = work.PEERS
-) -> Iterator[Cocktail]:
+def cocktail(run: Cocktail, rounds: int, together: int = work.PEERS) -> Iterator[Cocktail]:
     """Run cocktail; it trains while there are `together` peers and more."""
-    run = Cocktail(folder, width, seconds)
     try:
         run.start(rounds, together)
         yield run

@@ -145,7 +145,7 @@ class Busy:
 
 def measure_cocktail(case: Case) -> Iterator[Line]:
     keys = SYSTEMS[case.system].keys
-    learnt = CLIMBS if keys else LEARNT
+    learnt = CLIMBS if any("local_steps" in key for key in keys) else LEARNT
     with tempfile.TemporaryDirectory() as folder:
         yield from measure_lines(case, systems.Cocktail(Path(folder), work.WIDTHS[0], keys=keys), learnt)
 

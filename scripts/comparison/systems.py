@@ -37,6 +37,7 @@ class System:
         return chosen
 
 
+PASSING = "swarm.passing=always"  # by peers with an open port
 SYSTEMS = {
     "cocktail": System(COCKTAIL, ""),
     "cocktail, the hub on such a line": System(COCKTAIL, "hub"),
@@ -44,6 +45,7 @@ SYSTEMS = {
     "cocktail, H=auto, the hub on such a line": System(
         COCKTAIL, "hub", keys=("compression.local_steps=auto",)
     ),
+    "cocktail, the hub on such a line, peers pass on": System(COCKTAIL, "hub", keys=(PASSING,)),
     "torch DDP FP32": System(GLOO, "fp32", 4 * RING),
     "torch DDP FP16": System(GLOO, "fp16", 2 * RING),
     "torch DDP PowerSGD": System(GLOO, "powersgd"),
@@ -123,12 +125,14 @@ class Cocktail:
         self.peers = [self.join(f"p{i}") for i in range(1, work.PEERS + 1)]
 
     def _start(self, member: str, **asked: Any) -> Process:
-        home = {"COCKTAIL_HOME": f"{self.folder}/home", "HF_HUB_OFFLINE": "1"}
+        # with keys of their own: who has the hub's is on its machine, and passes nothing on
+        home = {"COCKTAIL_HOME": f"{self.folder}/{member}", "HF_HUB_OFFLINE": "1"}
         self.members.append(Process(program(COCKTAIL, "cocktail", asked), member, **home))
         return self.members[-1]
 
     def join(self, member: str) -> Process:
         args = ["join", self.url, "--name", member, "--device", "cpu", "-y", "--json"]
+        args += ["--listen", f"{address(member)}:29401"] if PASSING in self.keys else []
         return self._start(member, args=args, sample_s=self.sample_s)
 
     def until_round(self, round: int, timeout: float) -> None:

@@ -1,4 +1,4 @@
-"""The toy of toy_swarm.py with packets of some chunks, which reachable peers pass on."""
+"""The toy of toy_swarm.py with packets of 1 MiB, which reachable peers pass on."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from transport.aggregators.direct_links import DIAL_S, ReachablePeer
 from transport.aggregators.shard_server import ShardServer
 from transport.passing.packet_sources import PacketSources
 from transport.peer import LinkLimits, PeerIdentity
-from transport.transfer import CHUNK
 from transport.wire import MemoryHubWire, MemoryPeerWire
 
-CHUNKS = 4  # of a packet
-SIZE = CHUNKS * CHUNK
+SIZE = 1 << 20  # bytes of a packet
 
 
 def passing_settings(**changes: object) -> RunSettings:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from transport.protocol import PACKET, PART, SHARD, ProtocolError, decode_to_hub, encode, messages, round_of
 from transport.transfer import (
-    CHUNK,
     ChunkBuffer,
     CompletedUpload,
     ConnectionRegistry,
@@ -46,13 +45,14 @@ class PassedPacket:
 
     def read(self, m: messages.Get) -> bytes | memoryview | None:
         """Return a fragment, None if it is not here yet. Raises KeyError if it is not passed on."""
-        if m.index * m.chunk // CHUNK not in self.chunks:
+        if m.index * m.chunk // self.packet.map.chunk not in self.chunks:
             raise KeyError(f"this peer does not pass on fragment {m.index}")
         return self.packet.read(m.index, m.chunk)
 
     def is_last(self, m: messages.Get) -> bool:
         """Tell whether a fragment is the last one that this peer passes on."""
-        return (m.index + 1) * m.chunk >= min(self.chunks.stop * CHUNK, self.packet.map.size)
+        whole = self.packet.map
+        return (m.index + 1) * m.chunk >= min(self.chunks.stop * whole.chunk, whole.size)
 
 
 @dataclass(frozen=True)

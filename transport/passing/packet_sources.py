@@ -22,7 +22,7 @@ from statistics import median
 from transport.aggregators import DirectLinks, ReachablePeer, ShardServer, StallDetector
 from transport.peer import HubPart, PeerLink
 from transport.protocol import LinkLost, ProtocolError, TransportError, messages
-from transport.transfer import CHUNK, ChunkBuffer, ChunkMap, Download
+from transport.transfer import ChunkBuffer, ChunkMap, Download
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class PacketSources:
 
     def _hub_part(self, committed: messages.Committed, sources: messages.Sources) -> HubPart:
         """Choose what the hub sends, and begin to pass on this peer's stripe; in the link's thread."""
-        packet = ChunkBuffer(committed.size, bytes.fromhex(committed.sha256), CHUNK)
+        packet = ChunkBuffer(committed.size, bytes.fromhex(committed.sha256), sources.chunk)
         stripes = [stripe(source, packet) for source in sources.sources]
         mine = [
             chunks for s, chunks in zip(sources.sources, stripes, strict=True) if s.name == self._link.name
@@ -177,11 +177,12 @@ class PacketFetch:
             if not self._from:
                 raise
         self.over = True
-        passed = {index: self.packet.read(index, CHUNK) for index in sorted(self._from)}
+        chunk = self.packet.map.chunk
+        passed = {index: self.packet.read(index, chunk) for index in sorted(self._from)}
         self.link.request(self.download, passed, again=True)
         self.link.complete(self.download, lambda: None)
         found = self.packet.finish()
-        wrong = {self._from[index] for index, was in passed.items() if self.packet.read(index, CHUNK) != was}
+        wrong = {self._from[index] for index, was in passed.items() if self.packet.read(index, chunk) != was}
         for name in sorted(wrong):
             said = messages.SourceFailed(self.round, name, True, "it passes wrong bytes on")
             self.link.report_failed(said)

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+CHUNKS = 32  # of a packet, at least: helpers pass each on while the next one comes
+LEAST, LONGEST = 4 * 1024, 256 * 1024  # bytes of a chunk
 MOST = 1.8  # packets over the hub's line in a round; messages and what is asked for twice stay within 2
 
 
@@ -38,6 +40,11 @@ def divide(chunks: int, uplinks: Mapping[str, float], peers: int, turn: int = 0)
             stripes[name] = range(first, stop)
         first = stop
     return stripes
+
+
+def chunk_of(size: int) -> int:
+    """Return the bytes of a chunk of a packet of `size` bytes, a power of two."""
+    return min(LONGEST, max(LEAST, 1 << max(0, (size // CHUNKS).bit_length() - 1)))
 
 
 def share_of_hub(uplinks: Mapping[str, float], peers: int) -> float:

@@ -9,9 +9,8 @@ from transport.actions import Outbox
 from transport.membership import Roster, Session
 from transport.protocol import RunSettings, messages
 from transport.scheduling import Exchange
-from transport.transfer import CHUNK
 
-from .packet_stripes import divide
+from .packet_stripes import chunk_of, divide
 from .passing_choice import PassingChoice
 
 HELPERS = 8  # of a round: each is one more connection for every peer
@@ -42,7 +41,8 @@ class PassingCoordinator:
         helpers = {s.name: s for s in self._helpers(peers)}
         fastest = max((s.uplink for s in helpers.values()), default=0.0) or 1.0  # for those not measured yet
         uplinks = {name: helper.uplink or fastest for name, helper in helpers.items()}
-        stripes = divide(max(1, -(-size // CHUNK)), uplinks, len(peers), ex.round)
+        chunk = chunk_of(size)
+        stripes = divide(max(1, -(-size // chunk)), uplinks, len(peers), ex.round)
         sources = {
             name: messages.PacketSource(
                 name, helper.key, helper.address, stripes[name].start, stripes[name].stop
@@ -54,7 +54,7 @@ class PassingCoordinator:
             mine = [s for n, s in sources.items() if peer.key not in self._failed_by(helpers[n])]
             keys = {p.name: p.key for p in peers if p is not peer} if peer.name in sources else {}
             if mine:
-                self._out.send(peer.conn, messages.Sources(ex.round, mine, keys))
+                self._out.send(peer.conn, messages.Sources(ex.round, chunk, mine, keys))
 
     def failed(self, session: Session, m: messages.SourceFailed, now: float) -> None:
         """Take a peer's word that a source has failed it; the two are not paired again."""

@@ -370,7 +370,7 @@ class Committed(Message, frozen=True, omit_defaults=True):
 
 
 class PacketSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A peer that passes on the chunks first .. stop-1 of a round's packet (of CHUNK bytes, transfers.py)."""
+    """A peer that passes on the chunks first .. stop-1 of a round's packet."""
 
     name: str
     key: str
@@ -384,6 +384,7 @@ class Sources(Message, frozen=True, omit_defaults=True):
     and so is the receiver's own part. The packet must have the hash of Committed, whoever sent its parts."""
 
     round: Count
+    chunk: Annotated[int, Meta(ge=1024, le=MAX_CHUNK)]  # bytes
     sources: list[PacketSource]  # the receiver is one of them if it is to pass on a part
     keys: dict[str, str] = {}  # only then: name -> key of each member that may fetch it
 

@@ -52,6 +52,7 @@ class Download:
     todo: deque[int] = field(default_factory=lambda: deque([0]))  # chunks of which nothing was requested
     size: int = 0  # bytes, if known before the first chunk
     prefetched: bool = False  # no caller has asked for it yet
+    chunk: int = field(default_factory=lambda: CHUNK)  # bytes
     received: int = 0  # bytes of payload
     refused: str | None = None
     error: Exception | None = None
@@ -76,7 +77,7 @@ class Download:
 
     def fragments(self, chunk: int) -> list[int]:
         """List the fragments of a chunk; only the first while their number is not known."""
-        per = CHUNK // self.fragment
+        per = self.chunk // self.fragment
         there = [i for i in range(chunk * per, (chunk + 1) * per) if self.length(i)]
         return there or [chunk * per]
 
@@ -96,7 +97,7 @@ class Download:
 
     def add(self, index: int, payload: bytes, size: int, sha256: bytes) -> None:
         """Add a fragment. Raises ProtocolError if it does not fit, OSError if the disk is full."""
-        chunk = index // (CHUNK // self.fragment)
+        chunk = index // (self.chunk // self.fragment)
         if self.sink is None:
             if self.size not in (0, size):
                 raise ProtocolError(f"{self.name} has {size} bytes, expected {self.size}")
@@ -222,11 +223,11 @@ class PeerTransfers:
         self, name: str, sink: Sink, chunks: Iterable[int], *, prefetched: bool = False
     ) -> Download:
         """Begin to download these chunks; `sink` gets the others from elsewhere."""
-        size = sink.map.size
-        return self._begin(Download(name, lambda *_: sink, sink, deque(chunks), size, prefetched))
+        size, chunk = sink.map.size, sink.map.chunk
+        return self._begin(Download(name, lambda *_: sink, sink, deque(chunks), size, prefetched, chunk))
 
     def _begin(self, download: Download) -> Download:
-        download.fragment = download.wanted = self._orphans.get(download.name, 0)
+        download.fragment = download.wanted = min(download.chunk, self._orphans.get(download.name, 0))
         download.fixed = download.name in self._orphans
         self.downloads[download.name] = download
         return download
@@ -350,7 +351,7 @@ class PeerTransfers:
 
     def _fit(self, download: Download) -> None:
         """Adapt the fragment size to the line, if no fragment of another size is under way."""
-        fragment = min(CHUNK, self.windows[False].fragment)
+        fragment = min(download.chunk, self.windows[False].fragment)
         if download.wanted == fragment or download.fixed or download.done:
             return
         if not any(p.name == download.name and not p.up for p in self._under):

@@ -14,7 +14,7 @@ from toy_swarm import trained
 from transport.aggregators.shard_server import PassedPacket, ShardServer
 from transport.passing import packet_sources
 from transport.protocol import events, messages
-from transport.transfer import CHUNK, ChunkBuffer
+from transport.transfer import ChunkBuffer
 
 
 def finish(swarm: MemorySwarm, peers: list[PassingPeer]) -> None:
@@ -82,7 +82,7 @@ class Silent(ShardServer):
     """Accepts every request, and answers none for a packet."""
 
     def pass_on(self, round: int, members: Mapping[str, str], packet: ChunkBuffer, chunks: range) -> None:
-        super().pass_on(round, members, ChunkBuffer(packet.map.size, b"", CHUNK), chunks)
+        super().pass_on(round, members, ChunkBuffer(packet.map.size, b"", packet.map.chunk), chunks)
 
 
 class Dying(ShardServer):

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.passing import divide
-from transport.passing.packet_stripes import MOST
+from transport.passing.packet_stripes import CHUNKS, LEAST, LONGEST, MOST, chunk_of
 
 UPLINKS = st.dictionaries(
     st.text("abcdef", min_size=1, max_size=2), st.floats(1e3, 1e9), min_size=1, max_size=8
@@ -46,3 +46,12 @@ def test_a_packet_of_one_chunk_is_passed_on_by_each_in_turn() -> None:
 
 def test_nothing_is_passed_on_to_one_peer_or_by_nobody() -> None:
     assert divide(10, {"ann": 1e6}, 1) == divide(10, {}, 9) == {}
+
+
+@given(st.integers(1, 2**36))
+def test_a_packet_has_at_least_32_chunks_but_very_short_ones(size: int) -> None:
+    chunk = chunk_of(size)
+
+    assert LEAST <= chunk <= LONGEST
+    assert chunk & (chunk - 1) == 0, "a power of two, as fragments are"
+    assert size // chunk >= CHUNKS or chunk == LEAST

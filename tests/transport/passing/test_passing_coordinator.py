@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from toy_passing import CHUNKS, SIZE, passing_settings
+from toy_passing import SIZE, passing_settings
 
 from transport.actions import Outbox, Send
 from transport.membership import Roster
@@ -48,7 +48,7 @@ def test_members_hear_of_reachable_peers_but_not_of_the_hosts_machine() -> None:
 
     assert sorted(said) == ["ann", "bob", "cat", "dan", "eve"]
     assert all(helpers(of) == ["ann", "bob"] for of in said.values())
-    assert sum(s.stop - s.first for s in said["cat"].sources) <= CHUNKS
+    assert sum(s.stop - s.first for s in said["cat"].sources) <= SIZE // said["cat"].chunk
     assert sorted(said["ann"].keys) == ["bob", "cat", "dan", "eve"], "who may fetch from it"
     assert said["cat"].keys == {}
 

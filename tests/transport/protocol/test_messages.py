@@ -56,7 +56,7 @@ EXAMPLES_TO_PEER: list[m.Message] = [
         1, 1, 5, ["ann"], 8, True, 0, 1, [m.AggregatorInfo("ann", [0, 3], "key", "host:1")], {"ann": "key"}
     ),
     m.Close(1, 2, [0, 3], {"ann": 1.5}, {"ann": "00ff"}, [m.HandoffOffer(7, "bob", 0.25)]),
-    m.Sources(1, [m.PacketSource("ann", "key", "host:1", 0, 3)], {"bob": "key"}),
+    m.Sources(1, 4096, [m.PacketSource("ann", "key", "host:1", 0, 3)], {"bob": "key"}),
     m.Committed(1, 100, "00", ["ann"], {"bob": "why"}, ["cat"]),
     m.Committed(1, 100, "00", ["ann"], receipt=m.Receipt(3, 24, b"h" * 32, b"k" * 32, b"s" * 64)),
     m.Over("done", True),

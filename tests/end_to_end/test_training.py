@@ -20,7 +20,9 @@ from recipes.objectives import NextTokens, evaluate
 from recipes.training.optimizers import build_optimizer
 from recipes.training.types import Event, StepDone
 from recipes.weight_files.parameter_layout import FlatParameters
+from scripts.swarms.processes import wait_for
 from transport.protocol import events as hub
+from transport.transfer.bandwidth_budget import BandwidthBudget
 
 pytestmark = pytest.mark.slow
 
@@ -162,6 +164,44 @@ def test_all_peers_hold_the_same_bits_after_every_round_joiners_included(
         for member in swarm.members.values():
             assert torch.equal(member.common.view(torch.int32), truth)
         swarm.audit()
+
+
+def test_lines_that_become_thin_in_a_run_give_all_peers_the_same_longer_rounds(
+    neox: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sample is counted once, one model comes out, and who joins then has the steps of the others.
+
+    What peers measure of their lines is made up here: it has tests of its own, and a busy machine is no line.
+    """
+    recipe = recipe_of(
+        neox, data, compression={"local_steps": "auto", "staleness": 2}, training={"max_steps": 32}
+    )
+    with Swarm(recipe, tmp_path / "run", min_peers=2) as swarm:
+
+        def thin(budget: BandwidthBudget, size: int) -> float:
+            return 3.0 if len(swarm.all(hub.RoundCommitted)) > 4 else 0.5
+
+        monkeypatch.setattr(BandwidthBudget, "needs", thin)
+
+        def joined(member: Member, event: Event) -> None:
+            if isinstance(event, StepDone) and event.local_steps == 2 and "late" not in swarm.members:
+                swarm.start("late")
+                wait_for(lambda: "late" in [it.peer for it in swarm.all(hub.PeerReady)], "late is ready", 30)
+
+        bob, ann = swarm.prepare("bob"), swarm.prepare("ann")
+        swarm.go(bob)
+        swarm.go(ann, joined)
+        swarm.finish()
+        rounds = {event.round: event.local_steps for event in swarm.all(hub.RoundCommitted)}
+        for member in swarm.members.values():
+            assert torch.equal(member.common, swarm.folded())
+            assert all(step.local_steps == rounds[step.round] for step in member.steps)
+        swarm.audit()
+
+    assert list(rounds.values())[:15] == [1] * 10 + [2] * 5
+    assert set(list(rounds.values())[15:]) == {4}
+    assert swarm.members["late"].steps[0].local_steps > 1
+    assert [event.step for event in swarm.all(hub.RoundCommitted)][-1] == 32
 
 
 @pytest.mark.parametrize("worth", [0, 1 << 40], ids=["compiled", "NumPy"])

@@ -113,6 +113,7 @@ class ToyPeer:
     before_exchange: Callable[[messages.Round], None] = lambda _: None
     pack: Callable[[int, list[int]], bytes] = lambda _, ids: json.dumps(ids).encode()  # the packet of a round
     legacy: bytes = b""  # what it hands over when it is asked to leave
+    needs: float = 0.0  # local steps, as it reports them
     packets: list[bytes] = field(default_factory=list)  # x'
     pending: dict[int, list[int]] = field(default_factory=dict)  # leases trained and not delivered
     rounds: list[int] = field(default_factory=list)
@@ -179,6 +180,7 @@ class ToyPeer:
             TOKENS * len(ids),
             0.1,
             0.0,
+            needs=self.needs,
         )
         self.before_exchange(opened)
         if self.staleness == 1:

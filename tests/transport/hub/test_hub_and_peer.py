@@ -305,14 +305,14 @@ def test_a_session_survives_its_connections(start: Callable[..., Running]) -> No
 
 
 def test_a_hub_that_is_started_again_goes_on_where_it_was(start: Callable[..., Running]) -> None:
-    running = start(samples=400, min_peers=2)
-    peers = [ToyPeer(PeerLink(running.url, PeerIdentity(name))) for name in ("ann", "bob")]
+    """Also with the local steps that it had chosen."""
+    run = {"samples": 400, "min_peers": 2, "local_steps": (1, 2, 4)}
+    running = start(**run)
+    peers = [ToyPeer(PeerLink(running.url, PeerIdentity(name)), needs=2.0) for name in ("ann", "bob")]
     threads = [peer.start() for peer in peers]
     running.until(lambda _: running.committed() >= 10)
     kill(running)
-    again = start(
-        samples=400, min_peers=2, keys=running.keys, port=running.hub.port, work=ToyWork(running.work.packets)
-    )
+    again = start(**run, keys=running.keys, port=running.hub.port, work=ToyWork(running.work.packets))
     ended = again.ended()
     for thread in threads:
         thread.join(5.0)
@@ -322,6 +322,8 @@ def test_a_hub_that_is_started_again_goes_on_where_it_was(start: Callable[..., R
     assert again.ledger.verify(complete=True).counted == 400
     assert [peer.error for peer in peers] == [None, None]
     assert [peer.renewed for peer in peers] == [0, 0], "their sessions and what they hold are remembered"
+    steps = [e.local_steps for e in (*running.events, *again.events) if isinstance(e, RoundCommitted)]
+    assert (steps[0], {e.local_steps for e in again.events if isinstance(e, RoundCommitted)}) == (1, {2})
 
 
 def kill(running: Running) -> None:

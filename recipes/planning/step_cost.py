@@ -17,15 +17,29 @@ if TYPE_CHECKING:
 
 UTILISATION = 0.35  # of a device's peak, as a rule of thumb: `--step-time` replaces it by a measurement
 TRIAL = 1 << 21  # elements of the encoded trial vector: bits a parameter do not depend on its length
+PEERS_UP, PEERS_DOWN = "each peer's up", "each peer's down"
+HUBS_UP, HUBS_DOWN = "the hub's up", "the hub's down"
 FIRST = 200  # rows of a data set that are tokenized
 
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """A peer's connection, bytes a second."""
+    """A peer's connection to its hub, bytes a second, and which line bounds each way."""
 
     up: float
     down: float
+    up_line: str = PEERS_UP
+    down_line: str = PEERS_DOWN
+
+    def behind(self, hub: LinkSpeed, peers: int) -> LinkSpeed:
+        """Return a peer's share of both lines: N updates come in over the hub's, N aggregates go out."""
+        up, down = hub.down / peers, hub.up / peers
+        return LinkSpeed(
+            min(self.up, up),
+            min(self.down, down),
+            HUBS_DOWN if up < self.up else self.up_line,
+            HUBS_UP if down < self.down else self.down_line,
+        )
 
 
 @dataclass(frozen=True)
@@ -38,6 +52,8 @@ class StepCost:
     up: float
     down: float
     staleness: int  # rounds of compute that an exchange overlaps with
+    link: LinkSpeed
+    sparsest: int  # bytes of the smallest packet that the run sends by itself
 
     @property
     def exchange(self) -> float:
@@ -49,6 +65,26 @@ class StepCost:
         """Seconds that the line takes, per step. With several rounds in flight one goes up while another
         comes down."""
         return self.exchange if self.staleness < 2 else max(self.up, self.down) / self.every
+
+    @property
+    def fitting(self) -> float:
+        """Share of the recipe's packet that the run sends: as much as the compute hides, or its sparsest."""
+        least = min(1.0, self.sparsest / self.packet)
+        return min(1.0, max(least, self.compute / self.busy)) if self.busy else 1.0
+
+    @property
+    def computing(self) -> float:
+        """Share of the time that a device computes, at the packets that the run sends."""
+        busy = self.busy * self.fitting
+        whole = max(self.compute, busy) if self.staleness else self.compute + busy
+        return self.compute / whole if whole else 1.0
+
+    @property
+    def slowest(self) -> str:
+        """Name what bounds a round: the compute, or a line."""
+        if self.busy * self.fitting <= self.compute:
+            return "the compute"
+        return self.link.up_line if self.up >= self.down else self.link.down_line
 
     @property
     def seconds(self) -> float:
@@ -82,12 +118,14 @@ def cost_of_step(recipe: Recipe, packet: int, compute: float, link: LinkSpeed) -
     compression = recipe.compression
     rate = adaptive_rate_of(compression)
     sparsest, fixed = replace(rate, at=rate.usual, size=packet).sparsest, compression.step_rungs[-1]
-    costs = [
-        StepCost(size, every, compute, size / link.up, size / link.down, compression.staleness)
-        for size, every in ((sparsest, every) for every in compression.step_rungs)
-    ]
+
+    def cost(size: int, every: int) -> StepCost:
+        up, down = size / link.up, size / link.down
+        return StepCost(size, every, compute, up, down, compression.staleness, link, sparsest)
+
+    costs = [cost(sparsest, every) for every in compression.step_rungs]
     every = next((one.every for one in costs if one.busy <= compute), fixed)
-    return StepCost(packet, every, compute, packet / link.up, packet / link.down, compression.staleness)
+    return cost(packet, every)
 
 
 def topk_within(recipe: Recipe, parameters: int, link: LinkSpeed, seconds: float) -> float | None:

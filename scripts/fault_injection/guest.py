@@ -1,12 +1,13 @@
 """`cocktail` in a world that is out of order: a wrong wall clock, or too little memory.
 
-python -m scripts.fault_injection.guest [--hours H] [--memory BYTES] -- join ...
+python -m scripts.fault_injection.guest [--hours H] [--memory BYTES] [--jump H] -- join ...
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import signal
 import sys
 import time
 
@@ -29,10 +30,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--hours", type=float, default=0.0)
     parser.add_argument("--memory", type=int, default=0)
+    parser.add_argument("--jump", type=float, default=0.0, help="hours, at each SIGUSR2")
     parser.add_argument("command", nargs="+")
     given = parser.parse_args()
     if given.hours:
         shift_clock(given.hours)
+    if given.jump:
+        signal.signal(signal.SIGUSR2, lambda number, frame: shift_clock(given.jump))
     if given.memory:
         import resource
 

@@ -8,7 +8,8 @@
     named     slow with the same cause in VOTES of its last WINDOW rounds
 
 - A slow, steady peer whose share of the batch the load balancer has adapted has an own time as all others.
-- Evidence that noise cannot make counts at once: a process that did not run, a machine that slept.
+- Evidence that noise cannot make counts at once: a process that did not run, a machine that slept, a phase
+  that has grown by DRASTIC rounds.
 - Rounds in which a peer was slow with a cause do not enter its history: a lasting fault stays one.
 - A peer that was slow from the beginning has no better history. It is compared with the others, and named
   where nearly all of its rounds are CHRONIC times as long as they would be without it.
@@ -35,7 +36,8 @@ CHRONIC, OFTEN, LATELY = 0.5, 7, 8  # effect, and in how many of the last rounds
 SILENT_S = 3.0
 CLOCK_S = 2.0
 FRESH = 5  # rounds for which a culprit is shown
-AGAIN = 20  # rounds without it, after which it is told again
+DRASTIC = 2.0  # rounds; by such a growth one round suffices
+AGAIN = 10  # rounds without it, after which it is told again
 
 # Counters of the machine, the most certain ones first, and what share of the difference each has to explain.
 COUNTERS: tuple[tuple[str, Cause, float], ...] = (
@@ -308,4 +310,6 @@ def largest_phase(suspect: Suspect, before: Iterable[PeerSample], certain: bool 
     cause = max(grown, key=lambda one: grown[one], default="compute")
     if grown.get(cause, 0.0) < 0.5 * suspect.excess:
         return None
-    return Verdict(cause, evidence_of(cause, suspect.sample, Usual(normal[cause], 0.0)), certain)
+    drastic = grown[cause] >= DRASTIC * suspect.without
+    said = evidence_of(cause, suspect.sample, Usual(normal[cause], 0.0))
+    return Verdict(cause, said, certain or drastic)

@@ -39,6 +39,7 @@ class Asked:
     gpus: int  # GPUs of one peer
     peers: int | None
     line: LinkSpeed
+    hub: LinkSpeed | None  # its line; None: it bounds nothing
     micro_batch: int | None
     step_time: float | None  # measured seconds
     price: float | None  # per GPU hour
@@ -63,6 +64,7 @@ class Plan:
     micro_batch: int
     memory: MemoryPlan
     step: StepCost
+    alike: StepCost  # with the hub on a line as each peer's
     steps: int | None
     hint: str = ""
 
@@ -98,7 +100,30 @@ def plan(
             "--bandwidth",
             metavar="RATE",
             parser=parse_rate,
-            help="Each peer's line, either way: 200mbit (default: what the recipe requires, else 100mbit).",
+            help="Each peer's line, either way: 200mbit (default: 100mbit).",
+        ),
+    ] = None,
+    up: Annotated[
+        float | None,
+        typer.Option("--up", metavar="RATE", parser=parse_rate, help="Each peer's line up: 20mbit."),
+    ] = None,
+    down: Annotated[
+        float | None,
+        typer.Option("--down", metavar="RATE", parser=parse_rate, help="Each peer's line down: 100mbit."),
+    ] = None,
+    hub_up: Annotated[
+        float | None,
+        typer.Option(
+            "--hub-up", metavar="RATE", parser=parse_rate, help="The hub's line up (default: bounds nothing)."
+        ),
+    ] = None,
+    hub_down: Annotated[
+        float | None,
+        typer.Option(
+            "--hub-down",
+            metavar="RATE",
+            parser=parse_rate,
+            help="The hub's line down (default: as --hub-up).",
         ),
     ] = None,
     price: Annotated[
@@ -119,12 +144,16 @@ def plan(
 ) -> None:
     """Plan a run: memory by part, bytes, seconds, hours, cost. No weights are fetched; speeds are estimates.
 
+    It also says how much of the time devices compute at these lines, and which line is the bottleneck. The
+    packets of all peers go over the hub's line.
+
     Examples: cocktail plan gptj-6b-lora --gpu rtx-4090 --peers 8 --bandwidth 200mbit
     cocktail plan my.yaml max_length=2048 --micro-batch-size 4 --price 1.10
 
     Exit 4 where it does not fit. With --json one object: {"v": 1, "recipe", "hash", "gpu",
     "precision", "peers", "micro_batch", "parameters", "memory": {"parts": [{"name", "bytes", "how"}],
-    "bytes", "fits", ...}, "traffic", "time", "bottleneck", "hint"}
+    "bytes", "fits", ...}, "traffic", "time", "line": {"computing" (share of the time), "bottleneck",
+    "hub_alike": {"computing", "bottleneck"} (with the hub on such a line)}, "bottleneck", "hint"}
     """
     from recipes.config import parse_duration
     from recipes.planning import LinkSpeed, Machine
@@ -134,12 +163,14 @@ def plan(
         measured = float(parse_duration(step_time)) if step_time else None
     except ValueError as error:
         raise Failure("usage", f"--step-time: {error}") from error
-    line = LinkSpeed(bandwidth or RATE, bandwidth or RATE)
+    line = LinkSpeed(up or bandwidth or RATE, down or bandwidth or RATE)
+    given = hub_up or hub_down
+    hub = LinkSpeed(hub_up or given, hub_down or given) if given else None
     request = RecipeRequest.of(recipe, overrides, data, model)
     check_trust(request.load(), trust_remote_code)
     room = Machine(wanted.bytes - RUNTIME, wanted.name != "cpu", gpus, wanted.bf16)
     request, said = request.choose(room)
-    made = make(Asked(request, wanted, gpus, peers, line, micro_batch_size, measured, price))
+    made = make(Asked(request, wanted, gpus, peers, line, hub, micro_batch_size, measured, price))
     print_plan(made, said, as_json, quiet)
 
 
@@ -178,11 +209,13 @@ def make(asked: Asked) -> Plan:
     compute = asked.step_time or compute_seconds(
         done, asked.gpus * asked.gpu.peak(computes_in(recipe, asked))
     )
-    step = cost_of_step(recipe, packet_bytes(recipe, memory.parameters), compute, asked.line)
+    line, packet = asked.line, packet_bytes(recipe, memory.parameters)
+    shared = line if asked.hub is None else line.behind(asked.hub, peers)
+    step, alike = (cost_of_step(recipe, packet, compute, one) for one in (shared, line.behind(line, peers)))
     samples = known.samples(recipe)
     most = recipe.training.max_steps
     steps = most if most > 0 else recipe.training.total_steps(samples) if samples else None
-    made = Plan(asked, recipe, peers, micro_batch, memory, step, steps)
+    made = Plan(asked, recipe, peers, micro_batch, memory, step, alike, steps)
     return replace(made, hint=quicker(made) if made.fits else smaller(made))
 
 
@@ -257,7 +290,7 @@ def quicker(plan: Plan) -> str:
 
     step, recipe = plan.step, plan.recipe
     if step.bottleneck == "network":
-        keep = topk_within(recipe, plan.memory.parameters, plan.asked.line, step.compute)
+        keep = topk_within(recipe, plan.memory.parameters, step.link, step.compute)
         if keep is not None:
             lowest = adaptive_rate_of(recipe.compression).ladder[0].topk_ratio
             alone = "; compression.auto does so" if keep >= lowest else ""
@@ -286,13 +319,16 @@ def lines(plan: Plan) -> Iterator[str]:
         if part.host:
             yield f"         in the host's memory: {part.name} {gib(part.bytes)}"
     full = 2 * count
-    rate = f"{8 * asked.line.up / 1e6:g} Mbit/s"
+    rate = f"{8 * step.link.up / 1e6:g} and {8 * step.link.down / 1e6:g} Mbit/s"
     ratio = f"{megabytes(full)} a step as FP16: {full * step.every / step.packet:.0f}x"
     every = f" every {step.every} steps" if step.every > 1 else ""
     ways = f"up {step.up:.1f} s, down {step.down:.1f} s at {rate}"
     yield f"traffic  packet {megabytes(step.packet)}{every} ({ratio}); {ways}"
     total = megabytes(plan.peers * step.packet / step.every)
     yield f"         the hub receives and sends {total} a step"
+    yield f"line     {line_words(step)}"
+    if asked.hub is None:
+        yield f"         with the hub on such a line: {line_words(plan.alike)}"
     how = "the longer of" if step.staleness else "both:"
     dtype = computes_in(recipe, asked)
     dtype += ", which it only emulates" if dtype == "bfloat16" and not asked.gpu.bf16 else ""
@@ -306,6 +342,12 @@ def lines(plan: Plan) -> Iterator[str]:
         yield f"time     {plan.steps:,} steps = {hours(plan.hours)}{cost}"
     if plan.hint:
         yield f"hint     {plan.hint}"
+
+
+def line_words(step: StepCost) -> str:
+    """Say how much of the time devices compute at a line, and what bounds the rounds."""
+    sparser = f", with packets of {megabytes(step.packet * step.fitting)}" if step.fitting < 1 else ""
+    return f"devices compute {step.computing:.0%} of the time{sparser}; the bottleneck is {step.slowest}"
 
 
 def as_object(plan: Plan) -> dict[str, Any]:
@@ -340,6 +382,11 @@ def as_object(plan: Plan) -> dict[str, Any]:
             "steps": plan.steps,
             "hours": plan.hours,
             "cost": plan.cost,
+        },
+        "line": {
+            "computing": step.computing,
+            "bottleneck": step.slowest,
+            "hub_alike": {"computing": plan.alike.computing, "bottleneck": plan.alike.slowest},
         },
         "bottleneck": step.bottleneck,
         "hint": plan.hint,

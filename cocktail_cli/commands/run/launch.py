@@ -130,7 +130,7 @@ def launch(
         print_checks(request.resolve(), said, as_json, quiet)
         line = LinkSpeed(max_up or RATE, max_down or RATE)
         here = this_machine(pick_device(split_devices(device)[0]))
-        asked = Asked(request, here, gpus, wanted.peers or None, line, micro_batch_size, None, None)
+        asked = Asked(request, here, gpus, wanted.peers or None, line, None, micro_batch_size, None, None)
         print_plan(make(asked), (), as_json, quiet)
         return
     with open_view(Display(as_json, quiet, verbose, not no_color, progress, life_line)) as view:

@@ -26,6 +26,16 @@ def test_a_plan_adds_up(cocktail: Run) -> None:
     assert time["cost"] == pytest.approx(time["hours"] * 4 * 0.5)
 
 
+def test_a_plan_says_what_a_thin_hub_costs_and_which_line_it_is(cocktail: Run) -> None:
+    lines = (*SMALL, "--step-time", "10ms", "--up", "20mbit", "--down", "100mbit", "--json")
+    good = json.loads(cocktail(*lines).out)["line"]
+    thin = json.loads(cocktail(*lines, "--hub-up", "1mbit", "--hub-down", "100mbit").out)["line"]
+
+    assert good["bottleneck"] == "the compute"
+    assert thin["bottleneck"] == "the hub's up"
+    assert thin["computing"] < good["hub_alike"]["computing"] <= good["computing"]
+
+
 def test_a_plan_is_four_lines_for_people_and_a_word_for_scripts(cocktail: Run) -> None:
     lines = cocktail(*SMALL).out.splitlines()
 
@@ -33,6 +43,7 @@ def test_a_plan_is_four_lines_for_people_and_a_word_for_scripts(cocktail: Run) -
         "model",
         "memory",
         "traffic",
+        "line",
         "step",
         "time",
         "hint",

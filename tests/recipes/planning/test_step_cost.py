@@ -51,3 +51,37 @@ def test_a_recipe_that_chooses_its_local_steps_reads_itself_again() -> None:
 
     assert recipe_from_json(asked.to_json()) == asked
     assert asked.recipe_hash != recipe().recipe_hash == recipe(local_steps=1).recipe_hash
+
+
+def test_over_the_hubs_line_go_the_packets_of_all_peers() -> None:
+    """Four peers on the lines of a home and a hub on such a line: its up carries four aggregates."""
+    home, good = LinkSpeed(2.5e6, 12.5e6), LinkSpeed(1e9, 1e9)
+    asked = recipe(auto=False)
+
+    alone, shared = (cost_of_step(asked, PACKET, 0.8, home.behind(hub, 4)) for hub in (good, home))
+
+    assert (alone.computing, alone.slowest) == (1.0, "the compute")
+    assert (shared.up, shared.down) == (0.4, 4 * PACKET / 2.5e6)
+    assert shared.slowest == "the hub's up"
+    assert shared.computing == 0.8 / 2.0
+
+
+@given(st.floats(0.01, 100), st.floats(1e3, 1e8), st.integers(0, 3))
+def test_a_run_computes_all_the_time_exactly_where_the_compute_is_the_bottleneck(
+    compute: float, rate: float, staleness: int
+) -> None:
+    found = cost(recipe(staleness=staleness), compute, rate)
+
+    assert 0 < found.computing <= 1
+    if staleness:
+        assert (found.computing == 1.0) == (found.slowest == "the compute")
+
+
+def test_packets_shrink_until_the_compute_hides_them_and_no_further() -> None:
+    wide, thin, thinner = (cost(recipe(), 1.0, rate) for rate in (1e7, 1e6, 1e4))
+
+    assert (wide.fitting, wide.computing) == (1.0, 1.0)
+    assert (thin.fitting, thin.computing) == (0.5, 1.0)
+    assert 0.05 < thinner.fitting < 0.3
+    assert thinner.computing < 0.1
+    assert thinner.slowest == "each peer's up"

@@ -1,0 +1,324 @@
+"""Real faults in a real swarm, and which culprit its hub names for each.
+
+    scripts/start --test scripts.fault_injection.culprits                  every fault that this machine has
+    scripts/start --test scripts.fault_injection.culprits --only up,stop   some of them
+    scripts/start --test scripts.fault_injection.culprits --quiet 1000     no fault: nobody may be named
+
+A hub and three peers train the smoke model, each in a network namespace of its own. A fault lasts until it
+is named, for at most ROUNDS rounds; then the swarm has WELL rounds without one. A row says what was done to
+whom, what was named, and after how many rounds. Exit 1 where fewer than 19 of 20 are right.
+
+up, down     the peer's line at 20 kbit/s, one way
+loss         30 % of its packets are lost
+stop         SIGSTOP for 8 s
+nice         the peer at nice 19 beside busy processes
+core         the peer on one core, with busy processes on that core
+quota        the peer may use an eighth of a core (a control group; root)
+disk         the hub's disk writes three times a second (a control group; root)
+clock        the peer's wall clock jumps by an hour
+
+Not done here: memory pressure (without swap a control group ends the process instead, and the machine is not
+ours alone), heat, other programs on a GPU, suspending the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.fault_injection.run import write_data
+from scripts.netlab import lab as netlab
+from scripts.swarms import lab
+from scripts.swarms.processes import Line, Process
+
+PEERS = ("p1", "p2", "p3")
+HUB = "the hub"
+MBIT, THIN, RTT, LOSS = 20.0, 0.02, 20.0, 30.0
+ROUNDS, WELL = 8, 14  # rounds of a fault at most, and between two
+LONGEST = 90.0  # seconds of a fault
+STOPS = 8.0  # seconds
+RIGHT = 0.95
+CGROUPS = Path("/sys/fs/cgroup")
+COCKTAIL = [sys.executable, "-m", "cocktail_cli"]
+GUEST = [sys.executable, "-m", "scripts.fault_injection.guest", "--jump", "1", "--"]
+BUSY = "while True: pass"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A fault: what is done, and which causes are right."""
+
+    begin: Callable[[Swarm, str], None]
+    end: Callable[[Swarm, str], None]
+    right: tuple[str, ...]
+    also: tuple[str, ...] = ()  # causes that may be named before more is known
+    of_hub: bool = False
+    needs: str = ""  # a controller of control groups
+
+
+class Swarm:
+    """The processes of one run, in the lab `lab`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.busy = folder, list[subprocess.Popen[bytes]]()
+        write_data(folder / "rows.jsonl", 4000)
+        home = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        launch = ["launch", "smoke", "--data", str(folder / "rows.jsonl"), "max_steps=100000", "eval_steps=0"]
+        launch += ["data.max_length=64", "packing=false", "swarm.peer_timeout=60", "val_set_size=0"]
+        launch += [
+            "--no-train",
+            "--json",
+            "--bind",
+            "10.77.0.1",
+            "--port",
+            "29400",
+            "-o",
+            str(folder / "out"),
+        ]
+        self.hub = Process(
+            [*COCKTAIL, *launch], "hub", logs=folder / "hub", COCKTAIL_HOME=str(folder / "host"), **home
+        )
+        url = self.hub.until("run_started")["url"]
+        self.peers = {
+            name: Process(
+                [*GUEST, "join", "-", "-y", "--json", "--name", name],
+                name,
+                stdin=url + "\n",
+                logs=folder / name,
+                COCKTAIL_HOME=str(folder / f"home-{name}"),
+                **home,
+            )
+            for name in PEERS
+        }
+
+    def pids(self, who: str) -> list[int]:
+        """Return the process of a member; `ip netns exec` has replaced itself by its command."""
+        return [self.hub.pid if who == HUB else self.peers[who].pid]
+
+    @property
+    def round(self) -> int:
+        steps = self.hub.heard("step")
+        return steps[-1]["round"] if steps else -1
+
+    def named(self) -> list[Line]:
+        return self.hub.heard("culprit")
+
+    def until(self, there: Callable[[], bool], seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        with self.hub.changed:
+            while not there() and not self.hub.ended and time.monotonic() < deadline:
+                self.hub.changed.wait(0.2)
+        return there()
+
+    def rounds(self, count: int, seconds: float) -> bool:
+        to = self.round + count
+        return self.until(lambda: self.round >= to, seconds)
+
+    def crowd(self, count: int, core: int | None) -> None:
+        """Start busy processes, on this core or on any."""
+        on = [] if core is None else ["taskset", "-c", str(core)]
+        self.busy += [subprocess.Popen([*on, sys.executable, "-c", BUSY]) for _ in range(count)]
+
+    def leave(self) -> None:
+        for process in self.busy:
+            process.kill()
+            process.wait()
+        self.busy.clear()
+
+    def close(self) -> None:
+        self.leave()
+        for process in [*self.peers.values(), self.hub]:
+            process.signal(signal.SIGCONT)
+            process.kill()
+
+
+# ---- faults ------------------------------------------------------------------------------------------------
+
+
+def line(member: str, up: float = MBIT, down: float = MBIT, loss: float = 0.0) -> None:
+    rates = ["--up", str(up), "--down", str(down), "--rtt", str(RTT), "--loss", str(loss)]
+    netlab.main(["set", "lab", member, *rates])
+
+
+def mended(swarm: Swarm, who: str) -> None:
+    line(who)
+
+
+def signalled(number: int) -> Callable[[Swarm, str], None]:
+    return lambda swarm, who: [os.kill(pid, number) for pid in swarm.pids(who)] and None
+
+
+def stopped(swarm: Swarm, who: str) -> None:
+    signalled(signal.SIGSTOP)(swarm, who)
+    time.sleep(STOPS)
+    signalled(signal.SIGCONT)(swarm, who)
+
+
+def reniced(swarm: Swarm, who: str) -> None:
+    swarm.crowd(2 * (os.cpu_count() or 1), None)
+    for thread in os.listdir(f"/proc/{swarm.pids(who)[0]}/task"):
+        os.setpriority(os.PRIO_PROCESS, int(thread), 19)
+
+
+def on_one_core(swarm: Swarm, who: str) -> None:
+    swarm.crowd(4, 0)
+    for thread in os.listdir(f"/proc/{swarm.pids(who)[0]}/task"):
+        os.sched_setaffinity(int(thread), {0})
+
+
+def at_ease(swarm: Swarm, who: str) -> None:
+    swarm.leave()
+    for thread in os.listdir(f"/proc/{swarm.pids(who)[0]}/task"):
+        with suppress(PermissionError):  # a lower nice value needs a privilege of the machine's own
+            os.setpriority(os.PRIO_PROCESS, int(thread), 0)
+        os.sched_setaffinity(int(thread), set(range(os.cpu_count() or 1)))
+
+
+def grouped(controller: str, **limits: str) -> Callable[[Swarm, str], None]:
+    """Put a member into a control group (version 1) with these limits."""
+
+    def begin(swarm: Swarm, who: str) -> None:
+        group = CGROUPS / controller / "cocktail-culprit"
+        group.mkdir(exist_ok=True)
+        for name, value in limits.items():
+            (group / f"{controller}.{name}").write_text(value)
+        (group / "cgroup.procs").write_text(str(swarm.pids(who)[0]))
+
+    return begin
+
+
+def ungrouped(controller: str) -> Callable[[Swarm, str], None]:
+    def end(swarm: Swarm, who: str) -> None:
+        (CGROUPS / controller / "cgroup.procs").write_text(str(swarm.pids(who)[0]))
+        with suppress(OSError):
+            (CGROUPS / controller / "cocktail-culprit").rmdir()
+
+    return end
+
+
+def device_of(path: str) -> str:
+    number = os.stat(path).st_dev
+    return f"{os.major(number)}:{os.minor(number)}"
+
+
+def nothing(swarm: Swarm, who: str) -> None:
+    """Leave it as it is."""
+
+
+KINDS = {
+    "up": Kind(lambda swarm, who: line(who, up=THIN), mended, ("upload",)),
+    "down": Kind(lambda swarm, who: line(who, down=THIN), mended, ("download",)),
+    "loss": Kind(lambda swarm, who: line(who, loss=LOSS), mended, ("upload", "download")),
+    "stop": Kind(stopped, nothing, ("stopped",), ("silent",)),
+    "nice": Kind(reniced, at_ease, ("other load",)),
+    "core": Kind(on_one_core, at_ease, ("other load",)),
+    "quota": Kind(
+        grouped("cpu", cfs_quota_us="12500"), ungrouped("cpu"), ("other load", "compute"), needs="cpu"
+    ),
+    "disk": Kind(
+        grouped("blkio", **{"throttle.write_iops_device": f"{device_of('/tmp')} 3"}),
+        ungrouped("blkio"),
+        ("disk",),
+        of_hub=True,
+        needs="blkio",
+    ),
+    "clock": Kind(signalled(signal.SIGUSR2), nothing, ("clock",)),
+}
+ORDER = "up down loss stop nice core quota disk clock"
+
+
+def plan(only: Sequence[str]) -> list[tuple[str, str]]:
+    """List 20 faults, each kind to more than one peer."""
+    kinds = [kind for kind in ORDER.split() if not only or kind in only]
+    kinds = [k for k in kinds if not KINDS[k].needs or os.access(CGROUPS / KINDS[k].needs, os.W_OK)]
+    many = 20 if not only else 3 * len(kinds)
+    turns = [kinds[number % len(kinds)] for number in range(many)]
+    return [
+        (kind, HUB if KINDS[kind].of_hub else PEERS[(number + number // len(kinds)) % 3])
+        for number, kind in enumerate(turns)
+    ]
+
+
+# ---- in the lab --------------------------------------------------------------------------------------------
+
+
+def injected(swarm: Swarm, kind: str, who: str) -> Line:
+    """Do one fault; return what was named, and after how many rounds."""
+    before, first, asked = len(swarm.named()), swarm.round, KINDS[kind]
+    asked.begin(swarm, who)
+    try:
+        last = first + ROUNDS
+        swarm.until(lambda: len(swarm.named()) > before or swarm.round >= last, LONGEST)
+    finally:
+        asked.end(swarm, who)
+    calm = swarm.rounds(WELL, 120.0)
+    told = swarm.named()[before:]
+    named = [(one["peer"], one["cause"]) for one in told]
+    wrong = [one for one in named if one[0] != who or one[1] not in (*asked.right, *asked.also)]
+    right = [one for one in told if (one["peer"], one["cause"]) not in wrong and one["cause"] in asked.right]
+    return {
+        "fault": kind,
+        "to": who,
+        "named": named,
+        "right": bool(right) and not wrong,
+        "rounds": right[0]["round"] - first if right else None,
+        "evidence": right[0]["evidence"] if right else "",
+        "calm": calm,
+    }
+
+
+def inside(only: Sequence[str], quiet: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="culprits-") as folder:
+        swarm = Swarm(Path(folder))
+        try:
+            swarm.hub.until("step", WELL + 10, 300.0)
+            if quiet:
+                swarm.rounds(quiet, 3600.0)
+                said = [(one["round"], one["peer"], one["cause"], one["evidence"]) for one in swarm.named()]
+                print(json.dumps({"quiet": swarm.round, "named": said}), flush=True)
+                return
+            steps = swarm.hub.heard("step")
+            pace = (steps[-1]["came"] - steps[5]["came"]) / (len(steps) - 6)
+            print(json.dumps({"before": len(swarm.named()), "round_s": round(pace, 2)}), flush=True)
+            for kind, who in plan(only):
+                print(json.dumps(injected(swarm, kind, who)), flush=True)
+        finally:
+            swarm.close()
+
+
+def main() -> int:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--only", default="", help="these kinds of faults, with commas between them")
+    asked.add_argument("--quiet", type=int, default=0, metavar="ROUNDS", help="rounds without any fault")
+    asked.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    given = asked.parse_args()
+    only = [kind for kind in given.only.split(",") if kind]
+    if unknown := set(only) - KINDS.keys():
+        asked.error(f"no such fault: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
+    if given.inside:
+        inside(only, given.quiet)
+        return 0
+    program = ["-m", "scripts.fault_injection.culprits", "--inside", "--only", given.only]
+    lines = lab.inside([*program, "--quiet", str(given.quiet)], lab.options(3, up=MBIT, down=MBIT, rtt=RTT))
+    for row in lines:
+        print(json.dumps(row))
+    faults = [row for row in lines if "fault" in row]
+    right = sum(row["right"] for row in faults)
+    print(f"{right} of {len(faults)} right")
+    if given.quiet:
+        return int(any(row["named"] for row in lines))
+    return int(right < RIGHT * len(faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

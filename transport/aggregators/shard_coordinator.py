@@ -5,6 +5,8 @@ which aggregators are lost, and which handoffs they still have to merge.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import log2
+from statistics import median
 from typing import Any
 
 from msgspec.structs import replace
@@ -17,7 +19,10 @@ from transport.protocol import ERROR, PART, SHARD, RunSettings, messages, round_
 from transport.scheduling import Exchange, Phase, Rounds
 
 from .shard_assignment import assign
+from .shard_placement import Placement
 
+STEADY = 1.8  # times faster or slower: an uplink is another one
+WORTH = 1.1  # by which unequal shares must be faster than equal ones
 RESTS = 16  # rounds for which an aggregator that failed gets no shards
 
 
@@ -34,6 +39,8 @@ class ShardCoordinator:
     ) -> None:
         self.settings, self._out, self._members, self._rounds = settings, out, members, rounds
         self.handoffs = dict(handoffs)
+        self._placed: tuple[object, list[int] | None] = (), None  # lines and aggregators, and their counts
+        self._uplinks: dict[str, float] = {}  # key -> bytes a second, a power of two
         self.handlers: dict[type[messages.ToHub], Callable[[Session, Any, float], None]] = {
             messages.Holds: self._holds,
             messages.Unusable: self._unusable,
@@ -45,11 +52,34 @@ class ShardCoordinator:
     def opens(self, ex: Exchange, ready: list[Session]) -> None:
         """Assign the shards of a round that opens; the hub aggregates those that no peer can."""
         able = {f"{p.key} {p.name}": p for p in ready if p.can_aggregate and p.rests_until <= ex.round}
-        for who, shards in assign(self.settings.shards, able).items():
+        for who, shards in assign(self.settings.shards, able, self._counts(able, ready)).items():
             ex.aggregators[able[who].id] = shards
             able[who].aggregated |= set(shards)
         taken = {shard for shards in ex.aggregators.values() for shard in shards}
         ex.hub_shards = tuple(shard for shard in range(self.settings.shards) if shard not in taken)
+
+    def _counts(self, able: Mapping[str, Session], ready: list[Session]) -> dict[str, int] | None:
+        """Place shards by measured uplinks; None: equal shares, as where all uplinks are about alike.
+
+        Downlinks are taken to be no slower, as on lines of people. An uplink counts as a power of two and
+        stays one until it is far from it, as each shard that moves takes its error feedback along.
+        """
+        measured = [p.uplink for p in ready if p.uplink]
+        if len(ready) < 2 or not able or not measured:
+            return None
+        for p in ready:
+            uplink, known = p.uplink or median(measured), self._uplinks.get(p.key, 0.0)
+            if not known / STEADY <= uplink <= known * STEADY:
+                self._uplinks[p.key] = 2.0 ** round(log2(uplink))
+        places = {f"{p.key} {p.name}": (place, self._uplinks[p.key]) for place, p in enumerate(ready)}
+        lines, hosts = tuple(uplink for _, uplink in places.values()), tuple(places[who][0] for who in able)
+        if self._placed[0] != (lines, hosts):
+            placement = Placement(self.settings.shards, [[line] * len(lines) for line in lines], hosts)
+            best = placement.best()
+            worth = placement.cost(placement.equal()) > WORTH * placement.cost(best)
+            self._placed = (lines, hosts), best if worth else None
+        counts = self._placed[1]
+        return None if counts is None else {who: counts[places[who][0]] for who in able}
 
     def announcement(self, ex: Exchange, session: Session, message: messages.Round) -> messages.Round:
         """Add the aggregators to a round's announcement; for them, the keys of those that may connect."""

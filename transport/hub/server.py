@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from transport.aggregators import ShardAggregation
 
 LONGEST_LINGER_S = 120.0  # for peers that fetch slowly after the end
-MEASURED_S = 0.1  # an upload that is shorter tells nothing of its line
+MEASURED, MEASURED_S = 16 * 1024, 0.1  # bytes, s; a shorter upload tells nothing of its line
 TICK_S = 0.02  # while things come in, time passes in steps of this: a tick looks at every peer
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Hub:
         self._connections = ConnectionRegistry()
         self._guard_at = 0.0
         self._packets: dict[tuple[str, int], Future[bytes]] = {}  # (session, round) -> its update, opened
-        self._put_at: dict[str, float] = {}  # session -> when its update began to come
+        self._put_at: dict[tuple[str, str], float] = {}  # (session, upload) -> when it began to come
         self._handoffs: dict[str, ChunkBuffer] = {}  # session -> its residual, until it is merged
         self._hello_size = 0  # bytes of the message of a stranger that is being read
         # Jobs from other threads for the I/O thread.
@@ -323,8 +323,8 @@ class Hub:
         if session is None:
             self._send(conn, messages.Refused("session", "this connection belongs to no session"))
             return
-        if isinstance(message, messages.Put) and round_of(UPDATE, message.name) is not None:
-            self._put_at[session] = now
+        if isinstance(message, messages.Put):
+            self._put_at[session, message.name] = now
         for answer in self._inbox.receive(session, message, payload):
             if isinstance(answer, CompletedUpload):
                 self._arrived(answer)
@@ -334,12 +334,13 @@ class Hub:
     def _arrived(self, upload: CompletedUpload) -> None:
         session, round = upload.session, round_of(UPDATE, upload.name)
         sender = self._members.get(session)
+        took = time.monotonic() - self._put_at.pop((session, upload.name), inf)
+        size = upload.parts.map.size
+        if sender is not None and took >= MEASURED_S and size >= MEASURED:
+            sender.uplink = size / took
         if sender is None or round_of(TRIAL, upload.name) is not None:
             return  # it was kicked a moment ago; a trial has served its purpose by arriving
         if round is not None:
-            took = time.monotonic() - self._put_at.pop(session, inf)
-            if took >= MEASURED_S:
-                sender.uplink = upload.parts.map.size / took
             self._packets[session, round] = self._openers.submit(self._open, round, sender.name, upload.parts)
             self._change(lambda now: self._rounds.uploaded(session, round, now))
         elif round_of(HANDOFF, upload.name) is None:
@@ -406,6 +407,7 @@ class Hub:
         self._packets = {k: v for k, v in self._packets.items() if k[1] >= action.round}
         if self._shards is not None:
             self._shards.opened(action.round)
+        self._put_at.clear()
         self._reader.submit(self._objects.opened)
         self._inbox.at_once = MAX_UPLOADS + action.aggregators
         self.later(lambda: self._commits.write_leases(action))
@@ -433,7 +435,6 @@ class Hub:
     def _forget(self, action: do.Forget) -> None:
         self._inbox.drop(action.session)
         self._members.traffic.pop(action.session, None)
-        self._put_at.pop(action.session, None)
         self._handoffs.pop(action.session, None)
         self._connections.forget(action.session)
         self.later(lambda: self.ledger.gone(action.session))

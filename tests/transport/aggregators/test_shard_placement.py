@@ -1,0 +1,92 @@
+"""Shards are placed by the links between peers as well as brute force could."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import cast
+
+from toy_aggregators import SHARDS, sharded_settings
+
+from transport.actions import Outbox
+from transport.aggregators.shard_assignment import assign
+from transport.aggregators.shard_coordinator import ShardCoordinator
+from transport.aggregators.shard_placement import Placement
+from transport.membership import Roster
+from transport.protocol import messages
+from transport.scheduling import Exchange, Rounds
+
+
+def divisions(shards: int, peers: int) -> Iterator[tuple[int, ...]]:
+    if peers == 1:
+        yield (shards,)
+        return
+    for first in range(shards + 1):
+        for rest in divisions(shards - first, peers - 1):
+            yield (first, *rest)
+
+
+def test_no_placement_of_500_random_link_matrices_is_worse_than_that_of_brute_force() -> None:
+    """The algorithm is exact; 1.05 would do."""
+    dice, worst = random.Random(2026), 0.0
+    for _ in range(500):
+        peers, shards = dice.randint(2, 4), dice.randint(1, 5)
+        links = [[10 ** dice.uniform(5.0, 8.0) for _ in range(peers)] for _ in range(peers)]
+        able = sorted(dice.sample(range(peers), dice.randint(1, peers)))
+        placement = Placement(shards, links, able)
+        counts = placement.best()
+        assert sum(counts) == shards
+        assert all(count == 0 or peer in able for peer, count in enumerate(counts))
+        found = [0] * peers
+        least = float("inf")
+        for division in divisions(shards, len(able)):
+            for peer, count in zip(able, division, strict=True):
+                found[peer] = count
+            least = min(least, placement.cost(found))
+        worst = max(worst, placement.cost(counts) / least)
+
+    assert worst <= 1.0 + 1e-9
+
+
+def test_equal_links_have_equal_shares() -> None:
+    placement = Placement(32, [[1e6] * 4] * 4)
+
+    assert placement.cost(placement.equal()) == placement.cost(placement.best())
+
+
+def test_a_peer_with_a_slow_line_aggregates_less() -> None:
+    lines = [2e5, 2e6, 2e6, 2e6]
+    counts = Placement(32, [[line] * 4 for line in lines]).best()
+
+    assert counts[0] < min(counts[1:])
+
+
+def test_an_assignment_by_counts_gives_each_peer_so_many_shards() -> None:
+    assigned = assign(10, ["ann", "bob", "cat"], {"ann": 7, "bob": 3, "cat": 0})
+
+    assert {peer: len(shards) for peer, shards in assigned.items()} == {"ann": 7, "bob": 3}
+
+
+def test_the_hub_places_shards_by_measured_uplinks_and_moves_none_for_noise() -> None:
+    """An uplink that swings by a half either way stays what it was; one that collapses does not."""
+    settings, out = sharded_settings(), Outbox()
+    members = Roster(settings, out, lambda session: 0, 0.0)
+    for name in ("ann", "bob", "cat"):
+        hello = messages.Hello(1, "", settings.run, name, owns=True)
+        members.begin(f"key-of-{name}.1".encode(), hello, 0.0)
+    shards = ShardCoordinator(settings, out, members, cast("Rounds", None), {})
+    sessions = list(members)
+
+    def loads(*uplinks: float) -> list[int]:
+        for session, uplink in zip(sessions, uplinks, strict=True):
+            session.uplink = uplink
+        ex = Exchange(3, 3, {s.id: s.name for s in sessions}, 8, 0.0, 9.0)
+        shards.opens(ex, sessions)
+        return [len(ex.aggregators.get(s.id, ())) for s in sessions]
+
+    assert loads(0.0, 0.0, 0.0) == [2, 2, 2], "nothing is measured yet"
+    uneven = loads(1e5, 2e6, 2e6)
+    assert uneven[0] == 0
+    assert sum(uneven) == SHARDS
+    assert loads(1.4e5, 3e6, 1.5e6) == uneven
+    assert loads(2e6, 2e6, 2e6) == [2, 2, 2]

@@ -168,6 +168,7 @@ def measure_lines(case: Case, started: systems.Cocktail, learnt: int) -> Iterato
 
 
 def rounds_of(run: systems.Cocktail, counted: range) -> Line:
+    of_hub = run.hub.heard("step")
     peers = [[r for r in peer.heard("round") if r["round"] in counted] for peer in run.peers]
     steps = mean(sum(r["steps"] for r in each[1:]) for each in peers)
     return {

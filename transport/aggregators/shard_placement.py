@@ -1,4 +1,4 @@
-"""How many shards each peer aggregates, by the links between peers. Pure, and exact.
+"""Places shards on peers by the links between them: how many each aggregates. Pure, and exact.
 
 Peer i sends the part of each aggregator j to it, then j sends the packet of its shards to each i. With a
 share f_j of the shards at j, a link B_ij from i to j, and lines as fast as their fastest link, the seconds

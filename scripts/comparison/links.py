@@ -176,6 +176,7 @@ def rounds_of(run: systems.Cocktail, counted: range) -> Line:
         "idle_s": mean(sum(r["idle"] for r in each[1:]) for each in peers) / steps,
         "sent": median(r["sent"] / r["steps"] for each in peers for r in each),
         "received": median(r["received"] / r["steps"] for each in peers for r in each),
+        "hub_sent": median(sum(r["down_bytes"].values()) for r in of_hub if r["round"] in counted),
         "counted": len(counted) - 1,
         "local_steps": median(r["steps"] for each in peers for r in each),
     }

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 KEPT = 8  # rounds whose packet may still be fetched
 PASSED = 2  # of these, the newest ones that sources still pass on
 FINISH_S = 3.0  # for others to fetch from a peer that leaves
-STALL_S = 2.0  # without a chunk, at least
+STALL_S = 4.0  # without a chunk, at least
 FIRST_S = 10.0  # the same while it is not known how long a packet takes
 LATE = 3.0  # times the usual: a source that is slower has failed
 

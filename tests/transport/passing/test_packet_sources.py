@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 from memory_swarm import MemorySwarm
+from test_hub_and_peer import Running
 from toy_passing import SIZE, LargeWork, PassingPeer, passing_peer, passing_settings
 from toy_swarm import trained
 
+from cocktail_cli.volunteer.shard_aggregator_link import connect_sources, open_shard_server
+from transport import PeerLink
 from transport.aggregators.shard_server import PassedPacket, ShardServer
 from transport.passing import packet_sources
-from transport.protocol import events, messages
+from transport.peer import PeerIdentity
+from transport.protocol import CurveKeys, events, messages
 from transport.transfer import ChunkBuffer
+from transport.wire import is_reachable
 
 
 def finish(swarm: MemorySwarm, peers: list[PassingPeer]) -> None:
@@ -133,3 +138,28 @@ def test_a_run_without_helpers_says_what_it_said_before(tmp_path: Path) -> None:
         assert swarm.hub._state.rounds.passing is None
         assert all(peer.passed == [] for peer in peers)
         assert 2.0 <= down(swarm) <= 2.2
+
+
+def test_packets_are_passed_on_over_sockets_to_members_alone(tmp_path: Path) -> None:
+    """The port of a peer admits the keys that the hub names, and a stranger not even to its greeting."""
+    running = Running(tmp_path, passing_settings(min_peers=2, first_peers=2), work=LargeWork())
+    peers, reached = [], []
+    for name in ("ann", "bob"):
+        keys = CurveKeys.generate()
+        server, port = open_shard_server("127.0.0.1", 0, keys, running.url)
+        identity = PeerIdentity(name, keys=keys, owns=name == "ann", reachable=f"127.0.0.1:{port}")
+        link = PeerLink(running.url, identity if name == "ann" else PeerIdentity(name, keys=keys))
+        peers.append(PassingPeer(link, sources=connect_sources(link, keys, server), server=server))
+        reached.append((identity.reachable, keys.public))
+    threads = [peer.start() for peer in peers]
+    running.until(lambda _: peers[1].passed)
+    assert not is_reachable(*reached[0], CurveKeys.generate(), 0.3)
+    for thread in threads:
+        thread.join(20.0)
+    running.close()
+
+    assert [peer.error for peer in peers] == [None, None]
+    assert peers[0].packets == peers[1].packets == running.work.packets
+    assert peers[1].passed == list(range(len(peers[1].packets)))
+    assert peers[0].server is not None
+    assert peers[0].server.bytes_up >= SIZE * len(peers[1].passed), "bob has all of them from ann"

@@ -14,8 +14,8 @@ from transport.scheduling import Exchange
 class Table:
     """A coordinator with five members, of which two can be reached."""
 
-    def __init__(self) -> None:
-        settings, self.out = passing_settings(own_key="key-of-host"), Outbox()
+    def __init__(self, mode: str = "always") -> None:
+        settings, self.out = passing_settings(own_key="key-of-host", passing=mode), Outbox()
         self.members = Roster(settings, self.out, lambda session: 0, 0.0)
         for name in ("ann", "bob", "cat", "dan", "eve", "host"):
             address = f"{name}:1" if name in ("ann", "bob", "host") else ""
@@ -91,3 +91,15 @@ def test_a_helper_with_a_slow_line_is_none() -> None:
     table.session["ann"].uplink, table.session["bob"].uplink = 1e5, 1e6
 
     assert all(helpers(of) == ["bob"] for of in table.sources().values())
+
+
+def test_by_itself_it_tries_helpers_where_packets_do_not_fit_beside_the_compute() -> None:
+    """Peers measure that twice as much fits once others pass packets on."""
+    table, heard = Table("auto"), []
+    for _ in range(12):
+        for session in table.session.values():
+            session.fits = SIZE if heard and heard[-1] else SIZE // 2
+        heard.append(bool(table.sources()))
+
+    assert not any(heard[:3])
+    assert all(heard[4:])

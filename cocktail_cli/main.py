@@ -32,6 +32,7 @@ from cocktail_cli.commands.run import (
     relay,
     resume,
     run_list,
+    standby,
     status,
     stop,
 )
@@ -63,6 +64,7 @@ app.command("stop", rich_help_panel=RUN)(stop.stop)
 app.command("peers", rich_help_panel=RUN)(peers.peers)
 app.command("kick", rich_help_panel=RUN)(peers.kick)
 app.command("relay", rich_help_panel=RUN)(relay.relay)
+app.command("standby", rich_help_panel=RUN)(standby.standby)
 app.command("validate", rich_help_panel=CHECK)(validate.validate)
 app.command("preview", rich_help_panel=CHECK)(preview.preview)
 app.command("plan", rich_help_panel=CHECK)(plan.plan)
@@ -79,6 +81,7 @@ SHOWING = (
     "launch",
     "resume",
     "join",
+    "standby",
 )  # commands that declare these options themselves; others leave them to `main`
 OUTPUT_CLOSED = 141  # exit status where a pipe's reader is gone, as of programs that SIGPIPE ends
 EVERYWHERE = ("--no-color", "-v", "-vv", "--verbose")

@@ -41,6 +41,7 @@ SHELLS = {
     "peer": "admin_client catch_up_downloads connection_manager peer_link run_visit",
     "protocol": "keys",
     "relay": "hub_tunnel relay_server",
+    "standby": "follower lookout",
     "tunnel": "bridge dialling loop_thread streams websocket_stream",
     "wire": "connection_guard memory_sockets rate_limit tcp_probe zeromq_sockets",
 }

@@ -48,6 +48,25 @@ class RecordEvaluation:
 
 
 @dataclass(frozen=True)
+class FeedStandby:
+    """Tell the state machine of each change of the ledger from now on, and serve what a standby fetches."""
+
+
+@dataclass(frozen=True)
+class RecordStandby:
+    """Write who the run's standby is into the ledger; "": nobody."""
+
+    standby: str  # messages.Standby, as JSON
+
+
+@dataclass(frozen=True)
+class AskStandby:
+    """Ask the machine of a lost standby for its term, then call `visited`."""
+
+    standby: messages.Standby
+
+
+@dataclass(frozen=True)
 class SendDurably:
     """Send this once everything requested before is in the ledger."""
 
@@ -163,6 +182,9 @@ Action = (
     | RecordSession
     | RecordStanding
     | RecordEvaluation
+    | FeedStandby
+    | RecordStandby
+    | AskStandby
     | SendDurably
     | Forget
     | GiveBack
@@ -183,6 +205,7 @@ class CommitDone:
     size: int = 0  # bytes of the aggregate
     sha256: bytes = b""
     packets: dict[str, int] = field(default_factory=dict)  # peer -> bytes of its accepted packet
+    counted: frozenset[str] = frozenset()  # keys of the peers whose samples it counts
     tokens: dict[str, int] = field(default_factory=dict)  # peer -> tokens delivered, counted by the hub
     weights: dict[str, float] = field(default_factory=dict)  # peer -> weight of its packet in the mean
     rejected: dict[str, str] = field(default_factory=dict)  # peer -> why its packet could not be used

@@ -69,6 +69,7 @@ class DurableAggregator:
         self.longest = max(least, 2 * aggregator.nbytes)  # bytes of the log before e is saved
         self.log: UpdateLog | None = None  # from `recover` on
         self.inherited: list[WeightedPacket] = []  # handoffs since the last aggregate
+        self.saved = 0  # the round before which e on the disk is
         self.followed = False  # by a standby, which may lack the newest updates
         self.given = 0  # number of the newest handoff of e to other aggregators that is not in e any more
 
@@ -84,6 +85,7 @@ class DurableAggregator:
                 raise LedgerError(str(error)) from error
             if start > stop:
                 raise LedgerError(f"{saved} is of round {start}, the ledger has {stop} rounds")
+        self.saved = start
         self.log = UpdateLog(self.folder / UPDATES, stop)
         logged, committed = self.log.rounds(start, stop), ledger.packets(start, stop)
         for record, (round, packet) in zip(logged, committed, strict=True):
@@ -123,6 +125,7 @@ class DurableAggregator:
         """Save e as it is before `round`, and clear the log that led to it."""
         assert self.log is not None, "recover first"
         self.aggregator.save(self.folder / ERROR_FEEDBACK, round, self.given)
+        self.saved = round
         self.log.clear(round, self.followed)
 
     def joined(self, round: int, own: bytes, parts: Sequence[ShardPacket]) -> bytes:

@@ -43,7 +43,12 @@ STATUS_TIMEOUT = 5.0  # seconds for the hub to answer how its peers are
 TICK = 0.2  # seconds between two looks at local peers and signals
 HUB_ENDS_WITHIN = 15.0  # seconds for the hub to finish downloads under way, and close
 STOPS_WITHIN = 24.0  # seconds from the first signal until hub and local peers are gone
-FAILURES = {0: "no_result", 7: "no_result", 8: "out_of_memory"}  # exit code of a run -> code of the failure
+FAILURES = {
+    0: "no_result",
+    6: "rejected",
+    7: "no_result",
+    8: "out_of_memory",
+}  # exit code of a run -> code of the failure
 
 
 @dataclass(frozen=True)
@@ -201,6 +206,7 @@ class HostSession:
         self.page = page
         self.life_line: LifeLine | None = None
         self.share_gated_base = False
+        self.prepared: RunDelegate | None = None  # what `prepare` made, where a standby has called it before
         self.arguments: dict[str, Any] = {}  # by which `resume` hosts the run again
         self.stop_reason = ""
         self.stop_by = float("inf")  # on the monotonic clock
@@ -226,7 +232,7 @@ class HostSession:
         from .snapshot_thread import SnapshotThread
 
         self.arguments = arguments_of(local, peers)
-        work = self.prepare()
+        work = self.prepared or self.prepare()
         narrator = Narrator(work.parameters)
         # Before this there is nothing to end in good order: Ctrl-C is the usual KeyboardInterrupt.
         with ExitStack() as stack:
@@ -273,12 +279,14 @@ class HostSession:
         from recipes.data import read_rows
         from recipes.models import check_fit, load_tokenizer, open_tokenizer, prepare_base
 
+        from .replica_files import with_data_here
         from .run_delegate import RunDelegate
 
         stored, model = self.folder / in_folder.TOKENIZER, self.recipe.model
         if (repository := self.repository) is not None:
             repository.open()  # a token that may not write is found before hours of training
-        for dataset in (*self.recipe.datasets, *self.recipe.eval_datasets):
+        data = with_data_here(self.recipe, self.folder)
+        for dataset in (*data.datasets, *data.eval_datasets):
             # a missing file is found before a model is fetched
             read_rows(dataset, progress=self.meter(f"fetching {dataset.path}"))
         self.show(events.Progressed("preparing the base model"))
@@ -292,7 +300,7 @@ class HostSession:
             base = same_base(self.resumed, self.recipe)
             tokenizer = open_tokenizer(stored, model.pad_token, model.trust_remote_code)
         check_fit(self.recipe, base.folder, tokenizer)
-        corpus = self._build_corpus(tokenizer)
+        corpus = self._build_corpus(data, tokenizer)
         if self.resumed is None:
             tokenizer.save_pretrained(stored)
         else:
@@ -342,7 +350,7 @@ class HostSession:
         (self.folder / in_folder.RESOLVED).write_text(text, encoding="utf-8")
         (self.folder / in_folder.RECIPE).write_text(in_folder.as_yaml(text), encoding="utf-8")
 
-    def _build_corpus(self, tokenizer: PreTrainedTokenizerBase) -> Corpus | StreamedCorpus:
+    def _build_corpus(self, recipe: Resolved, tokenizer: PreTrainedTokenizerBase) -> Corpus | StreamedCorpus:
         from recipes.config import is_hub_id
         from recipes.data import build_corpus, count_lines, prefetch_dataset
 
@@ -354,12 +362,12 @@ class HostSession:
                 meters[path] = self.meter(f"tokenizing {path}", "rows")
             meters[path](rows, counts.get(path) or 0)
 
-        counts = {dataset.path: count_lines(dataset) for dataset in self.recipe.datasets}
-        if not self.recipe.data.streaming:  # a stream fetches only what it reads
-            for dataset in (*self.recipe.datasets, *self.recipe.eval_datasets):
+        counts = {dataset.path: count_lines(dataset) for dataset in recipe.datasets}
+        if not recipe.data.streaming:  # a stream fetches only what it reads
+            for dataset in (*recipe.datasets, *recipe.eval_datasets):
                 if is_hub_id(dataset.path):
                     counts[dataset.path] = prefetch_dataset(dataset, self.meter(f"fetching {dataset.path}"))
-        return build_corpus(self.recipe, tokenizer, self.folder / in_folder.STREAM, tokenized)
+        return build_corpus(recipe, tokenizer, self.folder / in_folder.STREAM, tokenized)
 
     def _open_tunnel(self, hub: Hub, stack: ExitStack) -> None:
         """Be reachable through the relay that the run URL names, until the block ends."""

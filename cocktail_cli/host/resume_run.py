@@ -56,10 +56,7 @@ def unfinished(folder: Path, recipe: Recipe) -> RunRecord:
 
 def as_begun(record: RunRecord) -> Recipe:
     """Load the run's own recipe, whose revisions are pinned to commits."""
-    from recipes.config import recipe_from_json
-
-    text = (Path(record.output_dir) / in_folder.RESOLVED).read_text(encoding="utf-8")
-    return recipe_from_json(text)
+    return in_folder.recipe_in(Path(record.output_dir))
 
 
 def arguments_of(local: LocalSettings, peers: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from transport import Ledger, RunSettings
 from transport.protocol import ShardPacket, UpdateRejected, WeightedPacket, messages
 
 from .contribution_probe import ProbeThread
+from .replica_files import ReplicaFiles
 from .snapshot_thread import CommittedModel, snapshot_object
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class RunDelegate:
         served = () if base.licence.gated else base.files
         self.files = {f"base/{file.name}": base.folder / file.name for file in served}
         self.hashes = {f"hashes/base/{file.name}": file.blocks for file in served}
+        self.replica = ReplicaFiles(recipe, base, ledger.parent)
         self.held_out = corpus.pack_held_out()
         self.shortened = Counter[str]()  # rounds in which a peer's packet was taken only in part
         self.tell: Callable[[str, str], None] = lambda peer, message: None
@@ -170,6 +172,9 @@ class RunDelegate:
             return self.hashes[name]
         if name in self.files:
             return self.files[name]
+        if name.startswith("replica/"):
+            self.durable.followed = True
+            return self.replica.object(name, self.durable.saved)
         if not self.serves_snapshots:
             raise KeyError(f"{name} has the weights of a gated model, which are not passed on")
         return snapshot_object(self.model.snapshots, name)
@@ -212,6 +217,7 @@ def settings_of(
         shards=recipe.compression.shards,
         owners=swarm.owners,
         passing=swarm.passing if swarm.owners == "hub" else "off",
+        durability=swarm.durability,
         longest_lease=LONGEST_LEASE if recipe.compression.staleness else 1,
         eval=bool(work.corpus.held_out),
         eval_every=recipe.checkpoint.eval_every(steps),

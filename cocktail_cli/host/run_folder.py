@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import RunRecord, read_run
 from cocktail_cli.ui import FOLDER as TRACKING
 from cocktail_cli.ui import Line, Metrics, Tracker, events, missing_lines, read_written, sentence, step_line
+
+if TYPE_CHECKING:
+    from recipes.config import Recipe
 
 LOG = "cocktail.log"
 EVENTS = "events.jsonl"
@@ -27,9 +30,24 @@ RESOLVED = "recipe.json"  # the text whose sha256 is the recipe's hash
 BASE = "base"
 TOKENIZER = "tokenizer"  # with the chat template that the data was put through
 LEDGER = "ledger"
+DATA = "data"  # of a standby: the host's data files
 STREAM = "stream.jsonl"  # the position in streamed data
 SNAPSHOTS = "snapshots"
-OURS = {LOG, EVENTS, METRICS, TRACKING, RECIPE, RESOLVED, BASE, TOKENIZER, LEDGER, STREAM, SNAPSHOTS, "peers"}
+OURS = {
+    LOG,
+    EVENTS,
+    METRICS,
+    TRACKING,
+    RECIPE,
+    RESOLVED,
+    BASE,
+    TOKENIZER,
+    LEDGER,
+    STREAM,
+    SNAPSHOTS,
+    DATA,
+    "peers",
+}
 TOLD = "cocktail_cli.told"  # logger of the user's messages, which the terminal shows already
 ROOMS = ("cocktail_cli", "transport", "recipes", "compress")
 
@@ -98,6 +116,13 @@ def check_unlocked(folder: Path, record: RunRecord | None) -> None:
             f"the run {record.run} is going on: its hub (process {record.pid}) holds the ledger",
             hints=(f"cocktail status {record.run}", f"cocktail stop {record.run}"),
         ) from None
+
+
+def recipe_in(folder: Path) -> Recipe:
+    """Load the recipe of the run in a folder, whose revisions are pinned to commits."""
+    from recipes.config import recipe_from_json
+
+    return recipe_from_json((folder / RESOLVED).read_text(encoding="utf-8"))
 
 
 def as_yaml(recipe_json: str) -> str:

@@ -227,7 +227,7 @@ def take_turns(
         session: joins, takes part and leaves; its argument tells whether it is a return.
         join_first: the first session does not wait: a person at the terminal answers its prompt.
     """
-    from transport.protocol import RefusedByHub
+    from transport.protocol import RefusedByHub, RolledBack
 
     again = False
     while True:
@@ -237,15 +237,17 @@ def take_turns(
                 return status
         try:
             ended = session(again)
+            if not ended.paused:
+                return ended.status
+            del ended
+        except RolledBack as error:
+            show(events.Warning(f"{error}: joining anew"))
         except RefusedByHub as refused:
             if not again or refused.code != "over":
                 raise
             show(events.Progressed("the run has ended meanwhile"))
             return 0
-        if not ended.paused:
-            return ended.status
         again = True
-        del ended
         gc.collect()
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_available():

@@ -117,12 +117,16 @@ class VolunteerSession:
         self, link: PeerLink, join: Callable[[], messages.Welcome], request: signals.LeaveRequest
     ) -> None:
         """Take part, and tell the hub in the end why this peer leaves."""
-        from transport.protocol import Leaving
+        from transport.protocol import Leaving, RolledBack
 
         try:
             self._prepare_and_train(link, join(), request)
         except (Leaving, signals.StopAsked):  # before there was anything to finish
             link.leave(self.leave_reason)
+        except RolledBack:
+            self.url = link.url
+            link.leave("joins anew")
+            raise
         except Exception as error:
             code = explain(error).code  # the others read why: "out of memory"
             link.leave("an error" if code == "unexpected" else code.replace("_", " "))
@@ -215,7 +219,7 @@ class VolunteerSession:
 
     def train_and_store(self, run: RunLink, welcome: messages.Welcome, bootstrap: Bootstrap) -> None:
         """Train from the welcome to the goodbye, then store a checkpoint in case this peer returns."""
-        from transport.protocol import Leaving, RunOver
+        from transport.protocol import Leaving, RolledBack, RunOver
 
         try:
             prepared = bootstrap.carry_out()
@@ -227,7 +231,9 @@ class VolunteerSession:
         except Leaving:
             run.link.leave(self.leave_reason)
         except Exception as error:
-            if not isinstance(error, Failure):  # as where memory ran out or the line is lost: it may return
+            if not isinstance(
+                error, Failure | RolledBack
+            ):  # as where memory ran out or the line is lost: it may return
                 self._store(run, welcome)
             raise
         self._store(run, welcome)

@@ -396,6 +396,9 @@ class Swarm(Section):
         "with owners hub: peers that accept connections pass packets on; auto: where that is faster",
         since="0.2",
     )
+    durability: Literal["asynchronous", "replicated"] = key(
+        "asynchronous", "replicated: a round is committed once a standby has it on its disk", since="0.2"
+    )
     start_timeout: Seconds = key(1800.0, "longest wait for min_peers")
     step_timeout: Seconds = key(600.0, "upper bound of the straggler deadline")
     peer_timeout: Seconds = key(30.0, "a silent peer is dropped after this time")

@@ -247,6 +247,11 @@ class SimSwarm:
         if not self.jobs:
             return
         job = self.jobs.popleft()
+        self._do(job)
+        if (replication := self.hub.replication) is not None:  # as the shell tells of each change
+            self.apply(lambda _: replication.wrote(len(self.books.rounds)))
+
+    def _do(self, job: do.Action) -> None:
         if isinstance(job, do.Lease):
             self.books.local_steps = job.local_steps
             for session, ids in job.leases.items():
@@ -314,12 +319,13 @@ class SimSwarm:
             size=9 if good else 0,
             sha256=b"\1" * 32,
             packets=sizes,
+            counted=frozenset(c.key for c in good if c.leases),
             tokens=tokens,
             weights={peer: float(count) for peer, count in tokens.items()},
             rejected=rejected,
             moved=moved,
         )
-        self.apply(lambda now: self.hub.rounds.committed(done, now))
+        self.apply(lambda now: self.hub.committed(done, now))
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds

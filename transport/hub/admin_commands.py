@@ -58,8 +58,8 @@ class AdminCommands:
             "token": lambda: self._rotate(m.token),
             "approve": lambda: self._approve(m.peer, now),
             "deny": lambda: self._deny(m.peer, m.reason),
-            "kick": lambda: self._kick(m.peer, m.reason, ban=False),
-            "ban": lambda: self._kick(m.peer, m.reason, ban=True),
+            "kick": lambda: self._kick(m.peer, m.reason, now, ban=False),
+            "ban": lambda: self._kick(m.peer, m.reason, now, ban=True),
             "unban": lambda: self._unban(m.peer),
         }
         try:
@@ -71,7 +71,7 @@ class AdminCommands:
 
     # ---- commands ------------------------------------------------------------------------------------------
 
-    def _kick(self, word: str, reason: str, *, ban: bool) -> Answer:
+    def _kick(self, word: str, reason: str, now: float, *, ban: bool) -> Answer:
         """End the sessions of a peer. If several share a key, a name means one of them, except in a ban."""
         here, waiting = {(s.name, s.key) for s in self._members}, self._waiting
         key = key_of_one("peer", word, here, waiting, self._with_standing(Standing.MEMBER))
@@ -86,6 +86,8 @@ class AdminCommands:
         for session in sessions:
             self._members.kick(session, "kicked", why)
         self._admission.dismiss(self._admission.waiting(key), messages.Refused("kicked", why))
+        if self._handshake.replication is not None:
+            self._handshake.replication.removed(key, now)
         return done(did, key, [s.name for s in sessions] or [word])
 
     def _unban(self, word: str) -> Answer:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from transport import actions as do
-from transport.actions import Abandoned, Shell
+from transport.actions import Abandoned, CommitDone, Shell
 from transport.ledger import Counted, Ledger
 from transport.protocol import HubDelegate, UpdateRejected, WeightedPacket, sample_ids
 from transport.scheduling import Rounds, row_of
@@ -39,6 +39,9 @@ class CommitThread:
         self._rounds, self._shell, self._shards = rounds, shell, shards
         self.opened: dict[int, float] = {}  # round -> wall clock
         self.receipts: ReceiptWriter | None = None
+        self.announce: Callable[[CommitDone, float], object] = rounds.committed  # of a durable round
+        self.wrote: Callable[[int], object] | None = None  # told of the ledger's rounds when it has changed
+        self._written = 0  # changes of the ledger that were told
         self._thread = ThreadPoolExecutor(1, "cocktail-commit")
 
     # ---- any thread ----------------------------------------------------------------------------------------
@@ -56,6 +59,7 @@ class CommitThread:
         """Run a job; an error in it ends the run, with its reason."""
         try:
             job()
+            self._tell_written()
         except Exception as error:
             reason, code = f"{type(error).__name__}: {error}", 1
             if getattr(error, "errno", None) in FULL or "disk is full" in str(error):  # SQLite's words
@@ -63,6 +67,12 @@ class CommitThread:
             elif isinstance(error, MemoryError):
                 reason, code = "the hub's memory is full", 8
             self._shell.fail(error, reason, code)
+
+    def _tell_written(self) -> None:
+        """Pass on that the ledger has changed, where a standby follows it."""
+        if (wrote := self.wrote) is not None and self._written != self._ledger.changes:
+            self._written, rounds = self._ledger.changes, self._ledger.next_round
+            self._shell.apply(lambda _: wrote(rounds))
 
     def write_leases(self, action: do.Lease) -> None:
         if self._shards is not None:
@@ -138,6 +148,7 @@ class CommitThread:
             done,
             size=len(packet),
             sha256=row.sha256,
+            counted=frozenset(c.key for c in counted),
             packets={peer: len(packets.get(c.session, b"")) for peer, c in claims.items()},
             tokens={peer: tokens[peer] for peer in claims},
             weights={peer: weights[peer] for peer in claims},
@@ -147,7 +158,8 @@ class CommitThread:
             aggregate_s=summed - started,
             disk_s=durable_at - summed,
         )
-        self._shell.apply(lambda now: self._rounds.committed(durable, now))
+        self._tell_written()
+        self._shell.apply(lambda now: self.announce(durable, now))
         self._delegate.committed(action.round, packet)
         if self._shards is not None:
             self._shards.committed(action)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from transport import actions as do
 from transport.actions import Outbox
+from transport.ledger import Recovered
 from transport.membership import (
     CATCHING_UP,
     Admission,
@@ -15,16 +18,20 @@ from transport.membership import (
     State,
     differences,
     refusal,
+    same,
 )
 from transport.protocol import RunSettings, events, messages
 from transport.scheduling import Phase, Rounds
 from transport.wire import key_of, origin_of
 
+if TYPE_CHECKING:
+    from transport.standby import Replication
+
 REPLACED = "another hub of this run has been started since"
 
 
 class Handshake:
-    """Answers to connections without a session. `term` counts the starts of this run's hub."""
+    """Answers to connections without a session."""
 
     def __init__(
         self,
@@ -33,17 +40,22 @@ class Handshake:
         members: Roster,
         admission: Admission,
         rounds: Rounds,
-        term: int,
+        recovered: Recovered,
     ) -> None:
         self.settings, self._out, self._members = settings, out, members
-        self._admission, self._rounds, self._term = admission, rounds, term
+        self._admission, self._rounds, self._term = admission, rounds, recovered.term
+        self._standby = recovered.standby
+        self.secret = ""  # the host's; "": nobody knows it
+        self.replication: Replication | None = None  # of a run that has, or waits for, a standby
+        if self._standby or settings.durability == "replicated":
+            self.replicate()
         self.replaced = False  # peers have met a hub of a later term
 
     def hello(self, conn: bytes, m: messages.Hello, now: float, *, approved: bool = False) -> None:
         """Begin a session, let the connection wait for approval, or refuse it."""
-        if self._refuse_banned(conn):
-            return
         key = key_of(conn)
+        if self._refuse_banned(conn) or not self._open_to(key, m):
+            return
         standing, others = self._admission.standing(key), self._members.others(m.name, key)
         token = None if standing is Standing.MEMBER else self._admission.token
         refused = refusal(m, self.settings, token, over=self._rounds.ending, peers=others)
@@ -51,12 +63,35 @@ class Handshake:
             self._out.send(conn, refused)
         elif not approved and not self._admission.in_turn(conn, now):
             self._members.refused += 1
+        elif isinstance(m, messages.Follow):
+            self._follow(conn, m, now, approved)
         elif standing is not Standing.MEMBER and self.settings.join == "approve":
             self._admission.ask(conn, m, now)
         elif not self._members.make_room(origin_of(conn)):
             self._out.refuse(conn, "full", f"{CATCHING_UP} others are catching up: try again later")
         else:
             self._begin(conn, m, now)
+
+    def _open_to(self, key: str, m: messages.Message) -> bool:
+        """Tell whether peers are welcome; else they get no answer, and dial again."""
+        replication = self.replication
+        if replication is None or isinstance(m, messages.Follow) or replication.open_to_peers():
+            return True
+        return replication.standby is not None and replication.standby.key == key
+
+    def _follow(self, conn: bytes, m: messages.Follow, now: float, approved: bool) -> None:
+        """Begin the session of a standby, which needs the host's secret or its approval."""
+        key, replication = key_of(conn), self.replication or self.replicate()
+        if refused := replication.refusal(key):
+            self._out.send(conn, refused)
+        elif approved or (self.secret and same(m.secret, self.secret)) or key in replication.approved:
+            replication.approved.add(key)
+            session = self._members.begin(conn, m, now)
+            self._admission.move(key, KeyEvent.ADMITTED, session.name)
+            self._welcome(session, resumed=False)
+            replication.follow(session, m.place)
+        else:
+            self._admission.ask(conn, m, now)
 
     def _begin(self, conn: bytes, m: messages.Hello, now: float) -> None:
         session = self._members.begin(conn, m, now)
@@ -70,7 +105,7 @@ class Handshake:
     def resume(self, conn: bytes, m: messages.Resume, now: float) -> None:
         """Give a session its new connection, and say again everything that the peer may have missed."""
         session, rounds = self._members.get(m.session), self._rounds
-        if self._refuse_banned(conn):
+        if self._refuse_banned(conn) or not self._open_to(key_of(conn), m):
             return
         if m.term > self._term:
             # a stranger may claim anything
@@ -83,6 +118,8 @@ class Handshake:
             self._out.send(conn, rounds.over)
         elif session is None or (session.name, session.key) != (m.name, key_of(conn)):
             self._out.refuse(conn, "session", "the hub does not know this session any more")
+        elif unknown := rounds.lacks(session, m.holds):
+            self._members.kick(session, "session", f"its lease of round {unknown[0]} is not known here")
         elif not rounds.can_repeat(m.waiting):
             session.conn = conn
             self._members.kick(session, "session", f"away since round {m.waiting}")
@@ -94,6 +131,8 @@ class Handshake:
             rounds.revoke_unheard(session, m.holds)
             self._welcome(session, resumed=True)
             rounds.repeat(session, m.waiting)
+            if self.replication is not None:
+                self.replication.resumed(session)
 
     def ready(self, session: Session, m: messages.Ready, now: float) -> None:
         """Accept a peer that holds x' of a round, if that is the run's x', made from the run's files."""
@@ -105,6 +144,20 @@ class Handshake:
         elif self._members.move(session, SessionEvent.READY) and joining:
             session.ready_claim = (m.round, m.fingerprint)
             self._out.tell(events.PeerReady(0.0, session.name, m.round, now - session.since))
+
+    def replicate(self) -> Replication:
+        """Begin to feed a standby."""
+        from transport.standby import Replication  # a run without a standby never loads that package
+
+        who = self._out, self._members, self._rounds
+        self.replication = Replication(self.settings, *who, self._standby, self._term)
+        self._out.add(do.FeedStandby())
+        return self.replication
+
+    @property
+    def term(self) -> int:
+        """Return the term of this hub."""
+        return self._term
 
     def _refuse_banned(self, conn: bytes) -> bool:
         banned = self._admission.standing(key_of(conn)) is Standing.BANNED
@@ -136,3 +189,5 @@ class Handshake:
             snapshots=history.snapshots,
         )
         self._out.send(session.conn, message)
+        if self.replication is not None:
+            self.replication.welcomed(session)

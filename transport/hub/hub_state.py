@@ -31,12 +31,14 @@ from .upload_policy import UploadPolicy
 
 if TYPE_CHECKING:
     from transport.aggregators import ShardCoordinator
+    from transport.standby import Replication
 
 SessionHandler = Callable[[Session, Any, float], None]
 RequestHandler = Callable[[bytes, Any, float], None]
 # messages that need no session
 Request = (
     messages.Hello
+    | messages.Follow
     | messages.Resume
     | messages.AskStatus
     | messages.Deciding
@@ -59,7 +61,7 @@ class HubState:
         recovered = recovered or Recovered()
         self.settings = settings
         self.out = out = Outbox()
-        self.members = members = Roster(settings, out, lambda s: self.rounds.session_ended(s), now)
+        self.members = members = Roster(settings, out, self._session_ended, now)
         self.admission = admission = Admission(settings, out, token, recovered.peers)
         self.rounds = rounds = Rounds(settings, out, members, admission, recovered, now)
         self.shards: ShardCoordinator | None = None
@@ -70,10 +72,13 @@ class HubState:
                 settings, out, members, rounds, recovered.handoffs
             )
         self.uploads = UploadPolicy(settings, out, members, rounds)
-        self.handshake = Handshake(settings, out, members, admission, rounds, recovered.term)
+        who = settings, out, members, admission
+        self.handshake = Handshake(*who, rounds, recovered)
+        self.handshake.secret = stop_secret
         self.admin = AdminCommands(out, members, admission, rounds, self.handshake, stop_secret)
         self._of_requests: dict[type[Request], RequestHandler] = {
             messages.Hello: self.handshake.hello,
+            messages.Follow: self.handshake.hello,
             messages.Resume: self.handshake.resume,
             messages.AskStatus: self._answer_status,
             messages.Deciding: self._visit,
@@ -84,6 +89,8 @@ class HubState:
             messages.Ready: self.handshake.ready,
             messages.Report: rounds.report,
             messages.Evaluated: lambda session, m, now: rounds.evaluated(session, m),
+            messages.Stored: self._stored,
+            messages.Backs: self._backs,
             messages.Leave: self._leave,
             messages.Pong: self._pong,
             **(self.shards.handlers if self.shards else {}),
@@ -137,15 +144,28 @@ class HubState:
         asleep = self.members.tick(now)
         self.admission.tick(now, asleep)
         self.rounds.tick(now, asleep)
+        if self.replication is not None:
+            self.replication.tick(now)
         return self._drain(now)
 
     def deadline(self) -> float:
         """Return when to call `tick`, if nothing else happens before. inf: never."""
-        return min(self.members.deadline(), self.admission.deadline(), self.rounds.deadline())
+        times = [self.members.deadline(), self.admission.deadline(), self.rounds.deadline()]
+        return min(times + ([self.replication.deadline()] if self.replication else []))
+
+    def committed(self, done: do.CommitDone, now: float) -> None:
+        """Take a round that is durable here: announced at once, or when the standby has it."""
+        (self.replication or self.rounds).committed(done, now)
+
+    @property
+    def replication(self) -> Replication | None:
+        """The feed of a standby, of a run that has one."""
+        return self.handshake.replication
 
     def status(self, now: float, recipe: bool = False) -> str:
         """Return the JSON text of `cocktail status --json`; `recipe` adds what a joiner wants to know."""
         status = run_status(self.rounds, now) | people_status(self.members, self.admission.visitors, now)
+        status["term"] = self.handshake.term
         return json.dumps(status | (joiners_status(self.rounds) if recipe else {}))
 
     # ---- handlers ------------------------------------------------------------------------------------------
@@ -160,6 +180,19 @@ class HubState:
             self.out.send(conn, wrong_token())
         elif self.rounds.phase is not Phase.ENDED and self.admission.in_turn(conn, now):
             self.admission.visitors.come(conn, m, now)
+
+    def _stored(self, session: Session, m: messages.Stored, now: float) -> None:
+        if self.replication is not None:
+            self.replication.has_stored(session, m, now)
+
+    def _backs(self, session: Session, m: messages.Backs, now: float) -> None:
+        if self.replication is not None:
+            self.replication.backs(session, m, now)
+
+    def _session_ended(self, session: Session) -> int:
+        if self.replication is not None:
+            self.replication.ended(session)
+        return self.rounds.session_ended(session)
 
     def _leave(self, session: Session, m: messages.Leave, now: float) -> None:
         self.out.send(session.conn, messages.Over(f"left: {m.reason}", self.rounds.over.finished))

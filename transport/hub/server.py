@@ -33,6 +33,7 @@ from transport.protocol import (
     ProtocolError,
     RunKeys,
     RunSettings,
+    TransportError,
     Warned,
     decode_to_hub,
     encode,
@@ -46,6 +47,7 @@ from transport.transfer import (
     CompletedUpload,
     ConnectionRegistry,
     Inbox,
+    ObjectSource,
     ObjectStore,
 )
 from transport.wire import (
@@ -113,6 +115,8 @@ class Hub:
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._openers = ThreadPoolExecutor(os.cpu_count() or 1, "cocktail-opener")
         self._commits = CommitThread(ledger, delegate, self._objects, self._rounds, self, self._shards)
+        self._commits.announce = self._state.committed
+        self._keys = keys
         if keys.signing:
             from transport.receipts import ReceiptWriter  # a run without its key never loads that package
 
@@ -133,6 +137,9 @@ class Hub:
                 lambda: ledger.session(a.session, a.name, a.hardware, a.key)
             ),
             do.RecordStanding: lambda a: self.later(lambda: ledger.stand(a.known)),
+            do.FeedStandby: self._feed_standby,
+            do.RecordStandby: lambda a: self.later(lambda: ledger.record_standby(a.standby)),
+            do.AskStandby: self._ask_standby,
             do.RecordEvaluation: lambda a: self.later(lambda: ledger.evaluated(a.row)),
             do.GiveBack: lambda a: self.later(lambda: ledger.given_back(a.session, a.round)),
             do.SendDurably: lambda a: self.later(lambda: self._call(lambda: self._send(a.conn, a.message))),
@@ -444,6 +451,37 @@ class Hub:
             self._shards.barrier.end()
         self._end_at = time.monotonic() + self.settings.linger_s
         self._end_by = self._end_at + LONGEST_LINGER_S
+
+    def _feed_standby(self, action: do.FeedStandby) -> None:
+        from transport.standby import ReplicaSource  # a run without a standby never loads that package
+
+        replication = self._state.replication
+        assert replication is not None
+        source = ReplicaSource(self.ledger.folder, self._delegate)
+        self._commits.wrote = replication.wrote
+
+        def find(session: str, name: str) -> ObjectSource:
+            if session != replication.session:
+                raise KeyError(f"{name} is for the run's standby")
+            return source.find(name)
+
+        self._objects.for_standby = find
+
+    def _ask_standby(self, action: do.AskStandby) -> None:
+        self._openers.submit(self._visit_standby, action.standby)
+
+    def _visit_standby(self, standby: messages.Standby) -> None:
+        """Ask the machine of the standby for its term; in a thread."""
+        from transport.peer import ask_status
+
+        url = self._keys.url("", 0, self.settings.run).at(standby.place, standby.key)
+        try:
+            term = int(ask_status(url, 2.0).get("term", 0))
+        except TransportError:
+            return
+        replication = self._state.replication
+        assert replication is not None
+        self.apply(lambda _: replication.visited(term))
 
     # ---- the openers ---------------------------------------------------------------------------------------
 

@@ -285,12 +285,16 @@ class LedgerCopy:
 
     # ---- taking over ---------------------------------------------------------------------------------------
 
-    def take_over(self) -> int:
-        """Raise the term above any that the hub can reach by itself, durably; return it."""
+    def take_over(self, key: str = "") -> int:
+        """Raise the term above any that the hub can reach by itself, durably; return it.
+
+        `key`: the standby's own, whose session is over.
+        """
         term = self.term + TAKEN_OVER
         self._db.execute("BEGIN IMMEDIATE")
         self._db.execute("INSERT OR REPLACE INTO meta VALUES ('term', ?)", (str(term),))
         self._db.execute("DELETE FROM meta WHERE key='standby'")
+        self._db.execute("DELETE FROM sessions WHERE key=?", (key,))
         self._db.execute("COMMIT")
         return term
 

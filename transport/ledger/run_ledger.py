@@ -168,6 +168,7 @@ class Recovered:
     handoffs: dict[int, PendingHandoff] = field(default_factory=dict)
     term: int = 0  # number of times the ledger was opened to write
     local_steps: int = 0  # of the newest round that was opened; 0: of a ledger that does not say so
+    standby: str = ""  # the run's standby (messages.Standby, as JSON); "": none
     losses: tuple[tuple[int, float], ...] = ()  # (step, loss) of the rounds that trained
     held_out: tuple[tuple[int, float], ...] = ()  # of the evaluations
 
@@ -410,8 +411,7 @@ class Ledger:
         """
         if self._log is None:
             raise LedgerError("this ledger is not open to write (it was opened to read, or a write failed)")
-        (next_round,) = self._db.execute("SELECT coalesce(max(round) + 1, 0) FROM rounds").fetchone()
-        if row.round != next_round:
+        if row.round != (next_round := self.next_round):
             raise LedgerError(f"round {row.round} cannot follow round {next_round - 1}")
         try:
             at = self._log.append(row.round, packet)
@@ -463,6 +463,9 @@ class Ledger:
         self._link("evaluation", row.round)
         self._db.execute("COMMIT")
 
+    def record_standby(self, standby: str) -> None:
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES ('standby', ?)", (standby,))
+
     # ---- read by any process -------------------------------------------------------------------------------
 
     def rounds(self, start: int = 0) -> list[RoundRow]:
@@ -494,6 +497,23 @@ class Ledger:
             samples[key] += count_samples(unpack_ranges(ids))
             seen[key].add(round)
         return {key: (samples[key], len(seen[key])) for key in samples}
+
+    @property
+    def standby(self) -> str:
+        """The run's standby (messages.Standby, as JSON); "": none."""
+        found = self._db.execute("SELECT value FROM meta WHERE key='standby'").fetchone()
+        return str(found[0]) if found else ""
+
+    @property
+    def changes(self) -> int:
+        """Count the rows that were written since it was opened."""
+        return self._db.total_changes
+
+    @property
+    def next_round(self) -> int:
+        """Count the committed rounds."""
+        (found,) = self._db.execute("SELECT coalesce(max(round) + 1, 0) FROM rounds").fetchone()
+        return int(found)
 
     def record(self, round: int) -> Record | None:
         """Locate the packet of a round in the log; None if the round is not committed."""
@@ -540,6 +560,7 @@ class Ledger:
             handoffs=self.handoffs.rows(),
             term=self.term,
             local_steps=int(steps[0]) if steps else 0,
+            standby=self.standby,
             losses=tuple((row.step, row.loss) for row in rounds if row.loss is not None),
             held_out=tuple((one.step, one.loss) for one in evaluations),
         )

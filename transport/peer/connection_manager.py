@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from transport.protocol import (
     LinkLost,
     ProtocolError,
+    RunURL,
     TransportError,
     Unreachable,
     decode_to_peer,
@@ -71,7 +72,7 @@ class ConnectionManager:
     """One peer's connections to its hub, and the thread that serves them."""
 
     def __init__(
-        self, wire: PeerWire, state: PeerState, address: str, limits: LinkLimits, rate_limits: RateLimits
+        self, wire: PeerWire, state: PeerState, url: RunURL, limits: LinkLimits, rate_limits: RateLimits
     ) -> None:
         self.state, self.transfers = state, PeerTransfers(limits.min_fragment)
         self.changed = threading.Condition()
@@ -79,7 +80,8 @@ class ConnectionManager:
         self.closing = False
         self.bytes_up = self.bytes_down = 0  # on the wire, ZMTP and CURVE framing included
         self._up_bucket, self._down_bucket = rate_limits.up, rate_limits.down
-        self._wire, self._address, self._patience = wire, address, limits.patience
+        self._wire, self._patience = wire, limits.patience
+        self._url = self._target = url  # the hub; where it is dialled now: there, or at its standby
         self._flows = range(1, limits.flows + 1)
         self._up: set[int] = set()
         # what the hub sends of a packet just committed; None: all of it. Called in this thread.
@@ -108,6 +110,11 @@ class ConnectionManager:
     @property
     def alive(self) -> bool:
         return self._thread.is_alive()
+
+    @property
+    def url(self) -> RunURL:
+        """Return where the hub is: the run URL, or the place of the standby that has taken over."""
+        return self._url
 
     @property
     def way(self) -> str:
@@ -185,6 +192,8 @@ class ConnectionManager:
         self._retry[flow] = min(LAST_RETRY, max(FIRST_RETRY, 2 * wait))
         self._dial_at[flow] = now + wait * random.uniform(0.75, 1.25)  # a whole swarm reconnects at once
         self._up.discard(flow)
+        if flow == CONTROL and error is not None:
+            self._look_elsewhere()
         if flow != CONTROL:
             self.transfers.down(flow)
             return
@@ -208,11 +217,14 @@ class ConnectionManager:
         self._heard_at[CONTROL] = now
         sessions = self.state.sessions
         self._outbox.extend(self.state.receive(message, now))
-        if self.state.link is SessionState.OFFLINE:  # it was a hub of an older term
-            self._hang_up(CONTROL, now + LAST_RETRY)
+        if self.state.link is SessionState.OFFLINE:  # it was a hub of an older term, or a standby
+            elsewhere = self._look_elsewhere()
+            self._hang_up(CONTROL, now + (FIRST_RETRY if elsewhere else LAST_RETRY))
             return
         if isinstance(message, messages.Welcome):
             self._give_up_at = None
+            if self._target is not self._url:  # the standby has taken over: it is the hub now
+                self._url, self.state.standby = self._target, None
             if self.state.sessions != sessions:
                 self._new_session(now)
         if self.state.offer_again:
@@ -265,6 +277,20 @@ class ConnectionManager:
         self._flow_down(flow, None, dial_at)
         self._dial_at[flow] = dial_at
 
+    def _look_elsewhere(self) -> bool:
+        """Dial the standby next, if the hub was dialled; the hub, if it was not. False: there is no other."""
+        standby, target = self.state.standby, self._url
+        if self._target is self._url and standby is not None:
+            target = self._url.at(standby.place, standby.key)
+            self.state.vote()
+        if target is self._target:
+            return False
+        self._target = target
+        self._wire.aim(target.routes, target.key)
+        for flow in self._up - {CONTROL}:  # they lead to the other one
+            self._hang_up(flow, time.monotonic())
+        return True
+
     def _redial_silent(self, now: float) -> None:
         """Redial, after a silence, the bulk flows that were silent as well and owe an answer."""
         for flow in self._up - {CONTROL}:
@@ -280,6 +306,7 @@ class ConnectionManager:
             # A network that dropped this connection dropped the others; alone they would wait for STALLED_S.
             for flow in sorted(self._up | {CONTROL}):
                 self._hang_up(flow, now)
+            self._look_elsewhere()
         for flow in self._up - {CONTROL}:
             overtaken = self._bulk_heard_at >= self._heard_at[flow] + BACKED_OFF_S
             if self.transfers.owes(flow) and (overtaken or now >= self._heard_at[flow] + STALLED_S):
@@ -309,7 +336,7 @@ class ConnectionManager:
         if self.state.welcome is None and self._error is not None:
             return self._error
         why = f": {self.state.replaced or self._error}" if self.state.replaced or self._error else ""
-        return LinkLost(f"the hub at {self._address} has not answered for {self._patience:.0f} s{why}")
+        return LinkLost(f"the hub at {self._url.address} has not answered for {self._patience:.0f} s{why}")
 
     def _deadline(self) -> float:
         now = time.monotonic()

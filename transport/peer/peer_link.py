@@ -15,12 +15,15 @@ from functools import partial
 from math import inf
 from pathlib import Path
 
+from msgspec import structs
+
 from transport.protocol import (
     CurveKeys,
     Leaving,
     LinkLost,
     RefusedByHub,
     Reopened,
+    RolledBack,
     RunOver,
     RunURL,
     SessionRenewed,
@@ -130,6 +133,8 @@ class PeerIdentity:
     alone: bool = True  # no other process with these keys goes by this name
     owns: bool = False  # this peer can aggregate shards
     reachable: str = ""  # "host:port" of its shard server, for other peers
+    follows_at: str = ""  # of a standby: the place where peers find it if the hub is lost
+    secret: str = ""  # of a standby: the host's, if it has it
 
 
 class PeerLink:
@@ -154,14 +159,17 @@ class PeerLink:
         rate_limits: RateLimits | None = None,
         notify: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.url = url
         self.leave_requested = StopRequest()  # set it, from a signal handler too: waiting calls end
         me = identity
         about = me.name, me.hardware, me.versions, me.alone, me.owns, me.reachable
-        self._state = PeerState(messages.Hello(messages.PROTOCOL, url.token, url.run, *about))
+        hello = messages.Hello(messages.PROTOCOL, url.token, url.run, *about)
+        if me.follows_at:
+            said = structs.asdict(hello)
+            hello = messages.Follow(**said, place=me.follows_at, secret=me.secret)
+        self._state = PeerState(hello)
         wire = wire or DealerWire(url.routes, url.key, me.keys)
         self.rate_limits = rate_limits or RateLimits(limits.bandwidth)
-        self._connections = ConnectionManager(wire, self._state, url.address, limits, self.rate_limits)
+        self._connections = ConnectionManager(wire, self._state, url, limits, self.rate_limits)
         self._changed, self._transfers = self._connections.changed, self._connections.transfers
         self._session = 1  # how many sessions the caller knows of
         self._ready_in = 0  # the session in which `ready` was last said
@@ -182,6 +190,11 @@ class PeerLink:
         """The newest Welcome: of the present session, with the round the run was at when it began."""
         assert self._state.welcome is not None, "connect first"
         return self._state.welcome
+
+    @property
+    def url(self) -> RunURL:
+        """The run URL; once a standby has taken over, its."""
+        return self._connections.url
 
     @property
     def name(self) -> str:
@@ -412,6 +425,27 @@ class PeerLink:
         assert self._state.over is not None
         return self._state.over
 
+    def next_growth(self, after: int, timeout: float) -> messages.Grown | None:
+        """Wait for news of the hub's ledger, for a standby; None where none came. Raises as `fetch`."""
+
+        def news() -> messages.Grown | None:
+            grown = self._state.grown
+            return grown if grown is not None and grown.number != after else None
+
+        self._wait("news of the ledger", lambda: bool(news() or self._state.over), timeout, give_up=False)
+        return news()
+
+    @property
+    def heard_s(self) -> float:
+        """Return the seconds since the hub was last heard; inf while there is no session with it."""
+        here = self._state.link is SessionState.JOINED
+        return time.monotonic() - self._state.heard if here else inf
+
+    @property
+    def over(self) -> messages.Over | None:
+        """The end of the run, once it was told."""
+        return self._state.over
+
     def exchange(
         self, round: int, packet: bytes, report: messages.Report, parts: Mapping[str, bytes] | None = None
     ) -> messages.Committed:
@@ -504,6 +538,12 @@ class PeerLink:
         return self._transfers.upload(name, data, hashlib.sha256(data).digest())
 
     # ---- calls that do not wait ----------------------------------------------------------------------------
+
+    def stored(self, number: int, rounds: int) -> None:
+        """Tell the hub that this standby's disk has what the Grown of this number told of."""
+        with self._changed:
+            self._check()
+            self._connections.say([messages.Stored(number, rounds)])
 
     def ready(self, round: int, fingerprint: int, holds: dict[str, str] | None = None) -> None:
         """Tell the hub that this peer has the global model of `round`. `holds`: see messages.Ready."""
@@ -598,6 +638,8 @@ class PeerLink:
             raise RefusedByHub(state.refused.code, state.refused.reason)
         if state.over is not None and not connections.connected:
             raise RunOver.of(state.over)
+        if state.rolled_back:
+            raise RolledBack(state.rolled_back)
         if state.sessions > self._session and not self.orders.in_aggregator_thread:
             self._session = state.sessions
             raise SessionRenewed(RENEWED)

@@ -39,6 +39,8 @@ HEARD: dict[SessionState, tuple[type[messages.Message], ...]] = {
         messages.Over,
         messages.Refused,
         messages.Ping,
+        messages.Grown,
+        messages.Standby,
     ),
     SessionState.OVER: (messages.Ping, messages.Over),
     SessionState.REFUSED: (),
@@ -72,6 +74,10 @@ class PeerState:
         self.ignored = 0
         self.offer_again = False  # the hub asks again for an update
         self.term = 0  # the highest met: a hub of a lower term was replaced and is ignored
+        self.standby: messages.Standby | None = None  # where to look for the run if the hub is lost
+        self.voted = 0  # number of the standby that this peer has voted for by dialling it
+        self.grown: messages.Grown | None = None  # the newest; to a standby
+        self.rolled_back = ""  # what the hub lacks of what this peer has, if it took over
         self.replaced = ""  # why the hub that answers is ignored, since the newest Welcome
         self._holds: set[int] = set()  # rounds whose leases this peer has received and not delivered
         self._ready: messages.Ready | None = None
@@ -131,13 +137,32 @@ class PeerState:
             self.sources.pop(message.round - KEPT_SOURCES, None)
         elif isinstance(message, messages.Committed):
             return self._committed(message)
+        elif isinstance(message, messages.Grown):
+            self.grown = message
+        elif isinstance(message, messages.Standby):
+            return self._learn(message)
         return []
+
+    def _learn(self, message: messages.Standby) -> list[messages.Message]:
+        """Note where the standby is; or promise not to vote for it, unless that is done."""
+        if message.place:
+            self.standby = message
+            return []
+        if self.voted >= message.number:
+            return []
+        self.standby = None
+        return [messages.Backs(message.number)]
+
+    def vote(self) -> None:
+        """Note that the standby is dialled in place of the hub."""
+        if self.standby is not None:
+            self.voted = self.standby.number
 
     def _welcomed(self, message: messages.Welcome) -> list[messages.Message]:
         if message.term < self.term:
             self._ignore_hub(f"it is of term {message.term}, the newest met is {self.term}")
             return []
-        self.term, self.replaced = message.term, ""
+        self.replaced = ""
         self.link, self._said_hello = SessionState.JOINED, False
         if not message.resumed:
             self.sessions += 1
@@ -146,6 +171,9 @@ class PeerState:
             self._was_ready, self.taken, self.reopened = False, -1, None
             self._evaluated.clear()
             self._holds.clear()
+        if message.round <= self.newest and message.term > self.term:
+            self.rolled_back = f"the standby took over without round {message.round}, which this peer has"
+        self.term = message.term
         self.welcome = message
         self.newest = max(self.newest, message.round - 1)
         kept = self._ready, self._report, *self._evaluated, self._holding, self._resigns, self._leave

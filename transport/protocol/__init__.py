@@ -12,6 +12,7 @@ from .errors import (
     ProtocolError,
     RefusedByHub,
     Reopened,
+    RolledBack,
     RunOver,
     SessionRenewed,
     TransportError,

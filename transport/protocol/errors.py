@@ -53,6 +53,10 @@ class LinkLost(TransportError):
     """The connection to the hub is lost."""
 
 
+class RolledBack(LinkLost):
+    """The standby that took over lacks a round that this peer has applied: it joins anew."""
+
+
 class NotGenuine(TransportError):
     """A signed document is not what its signer has signed."""
 

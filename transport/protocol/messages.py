@@ -57,6 +57,30 @@ class Hello(Message, frozen=True):
     address: Word = ""  # "host:port" of its shard server; empty: reached through the hub only
 
 
+class Follow(Hello, frozen=True, kw_only=True):
+    """First message of a standby's session, in place of Hello; answered as that is.
+
+    The host approves it, or `secret` is the host's. Then Grown tells what there is to fetch, and Stored what
+    is on the standby's disk.
+    """
+
+    place: Word  # "host:port" at which peers find it, or "host:port+relay:port"
+    secret: Word = ""
+
+
+class Stored(Message, frozen=True):
+    """The standby's disk has what the Grown of this number told of; so many rounds are committed there."""
+
+    number: Count
+    rounds: Count
+
+
+class Backs(Message, frozen=True):
+    """A peer has not voted for the standby of this number, and will not: the hub may go on without it."""
+
+    number: Count
+
+
 class Resume(Message, frozen=True):
     """First message on a new control connection of a session that the peer already has.
 
@@ -345,7 +369,7 @@ class Close(Message, frozen=True):
     estates: list[HandoffOffer] = []
 
 
-class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Samples of one peer that its run has counted, signed (receipts/contribution_receipt.py)."""
 
     rounds: Count  # that counted them
@@ -353,6 +377,7 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     head: Digest  # of the ledger's chain, after this round
     signer: Annotated[bytes, Meta(max_length=32)]  # public Ed25519 key of the run
     signature: Annotated[bytes, Meta(max_length=64)]
+    hub: Annotated[str, Meta(max_length=16)] = ""  # digits of the first hub's key, where it is another's now
 
 
 class Committed(Message, frozen=True, omit_defaults=True):
@@ -387,6 +412,24 @@ class Sources(Message, frozen=True, omit_defaults=True):
     chunk: Annotated[int, Meta(ge=1024, le=MAX_CHUNK)]  # bytes
     sources: list[PacketSource]  # the receiver is one of them if it is to pass on a part
     keys: dict[str, str] = {}  # only then: name -> key of each member that may fetch it
+
+
+class Grown(Message, frozen=True):
+    """To the standby: the ledger has changed (`number` counts that), and so many rounds are committed."""
+
+    number: Count
+    rounds: Count
+
+
+class Standby(Message, frozen=True):
+    """The machine that takes over where this hub is lost: peers dial it then, and prove this key of it.
+
+    With an empty place the hub has lost that standby and asks for Backs.
+    """
+
+    number: Count  # grows with each standby of a run
+    place: Word = ""
+    key: Word = ""
 
 
 class Over(Message, frozen=True):
@@ -495,10 +538,10 @@ REFUSALS = {
 }
 
 ToHub = (
-    Hello | Resume | Ready | Report | Evaluated | Leave | Holds | Resigns | Unusable
+    Hello | Follow | Stored | Backs | Resume | Ready | Report | Evaluated | Leave | Holds | Resigns | Unusable
     | SourceFailed | Ping | Pong | AskStatus | Deciding | AskStop | AskAdmin | Attach | Put | Chunk | Get
 )  # fmt: skip
 ToPeer = (
-    Welcome | Refused | Wait | Round | Close | Sources | Committed | Over | Ping | Pong | Status | Attached
-    | Have | Ack | PutDone | Data | NoObject
+    Welcome | Refused | Wait | Grown | Standby | Round | Close | Sources | Committed | Over | Ping | Pong
+    | Status | Attached | Have | Ack | PutDone | Data | NoObject
 )  # fmt: skip

@@ -27,6 +27,7 @@ class RunSettings:
     shards: int = 1  # of the global model; HubDelegate knows their bounds
     owners: str = "hub"  # "peers": reachable peers aggregate the shards
     passing: str = "off"  # "auto", "always": reachable peers pass packets on; only where the hub aggregates
+    durability: str = "asynchronous"  # "replicated": a round is committed once its standby has it
     longest_lease: int = 1  # maximum rounds of the lease of a slow peer
     eval: bool = False  # there is an evaluation set
     eval_every: int = 0  # steps; 0: only at start and end

@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .errors import UrlError
 from .routes import (
@@ -72,6 +72,12 @@ class RunURL:
         if not self.relay:
             return direct
         return (*direct, *relay_routes(self.relay, f"{run_name(self.key)}.{RUN}", self.proxies))
+
+    def at(self, place: str, key: str) -> RunURL:
+        """Return the URL of the same run at another hub. Raises UrlError."""
+        address, _, relay = place.partition("+")
+        host, port = parse_address(address)
+        return replace(self, key=key, host=host, port=port, relay=relay)
 
     def masked(self) -> str:
         return f"{SCHEME}{self.key}.***@{self.place}/{self.run}"

@@ -28,6 +28,8 @@ class ReceiptWriter:
 
     def __init__(self, keys: RunKeys, ledger: Ledger) -> None:
         self._keys, self._ledger = keys, ledger
+        first = ledger.origin.get("hub", "")
+        self._hub = "" if first == short_key(keys.public) else first
         known = ledger.contributions()
         self._samples = Counter({key: samples for key, (samples, _) in known.items()})
         self._rounds = Counter({key: rounds for key, (_, rounds) in known.items()})
@@ -47,6 +49,7 @@ class ReceiptWriter:
                 head=bytes.fromhex(head),
                 signer=bytes.fromhex(signer_of(self._keys.signing)),
                 signature=b"",
+                hub=self._hub,
             )
             statement = statement_of(self._ledger.run, self._keys.public, key, round, receipt)
             signed = SignedDocument.sign(KIND, statement, self._keys.signing)
@@ -59,7 +62,7 @@ def statement_of(run: str, hub: str, peer: str, round: int, receipt: messages.Re
     """Spell out what a receipt of `round` says; `hub` and `peer` are public keys."""
     return {
         "run": run,
-        "hub": short_key(hub),
+        "hub": receipt.hub or short_key(hub),
         "peer": peer,
         "committed": round + 1,
         "rounds": receipt.rounds,

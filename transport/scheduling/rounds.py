@@ -221,6 +221,12 @@ class Rounds:
         for lease in set(self.leases.held(session.id)) - set(holds) - current:
             self._give_back(session, lease)
 
+    def lacks(self, session: Session, holds: list[int]) -> list[int]:
+        """Return the leases that a peer holds of rounds to come, and this hub did not give: the hub that it
+        has taken over from did, a moment before it was lost."""
+        mine = self.leases.held(session.id)
+        return [lease for lease in holds if lease >= self.round and lease not in mine]
+
     def can_repeat(self, round: int) -> bool:
         """Tell whether the commit of this round, that a peer waits for, is still in memory or to come."""
         return round < 0 or round >= self.round or round in self.history.commits

@@ -7,6 +7,7 @@ part/<round>/<peer>, estate/<number>   updates and handoffs for an aggregator (s
 shard/<round>/<peer>, shard/<round>   aggregate of the shards of a peer, or of the hub (the same)
 base/<file>, eval   whatever Work.object gives
 snapshot/<round>/model.safetensors     the same, while the hub offers that snapshot
+ledger/..., updates/..., replica/...   what a standby lacks (transport.standby)
 hashes/<name>       SHA-256 of each MiB of a base or snapshot file (chunks.py), from Work.object too
 """
 
@@ -59,6 +60,7 @@ class ObjectStore:
         lease: Callable[[str, int], list[int] | None],
         for_owners: Callable[[str, str], bytes],
     ) -> None:
+        self.for_standby: Callable[[str, str], ObjectSource] | None = None
         self._folder, self._work, self._lease, self._for_owners = ledger.folder, work, lease, for_owners
         self._ledger: Ledger | None = None  # a reader of its own: it sees whole transactions only
         self._files: dict[Path, BinaryIO] = {}
@@ -79,6 +81,8 @@ class ObjectStore:
             return self._range(int(rest), int(rest) + 1, payload=True)
         if kind == "packets" and (match := re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", rest)):
             return self._range(int(match[1]), int(match[2]))
+        if kind in ("ledger", "updates", "replica") and self.for_standby is not None:
+            return self.for_standby(session, name)
         if kind in ("part", "shard", "estate"):
             return self._find_for_owner(session, name)
         if (snapshot := snapshot_of(name)) and snapshot not in self._snapshots:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from transport.protocol import Unreachable
+from transport.protocol import Route, Unreachable
 
 Frames = Sequence[bytes | memoryview]
 
@@ -95,6 +95,9 @@ class PeerWire(Protocol):
     """A peer's end: flow 0 is control, the others bulk. Each is one connection, redialled if it ends."""
 
     way: str  # by which the hub was reached last: an address, or through which relay; "": not yet
+
+    def aim(self, routes: Sequence[Route], server_key: str) -> None:
+        """Dial another server from now on; what is connected stays."""
 
     def dial(self, flow: int) -> None:
         """Begin to connect; Connected or Disconnected follows within seconds."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from transport.protocol import Unreachable
+from transport.protocol import Route, Unreachable
 
 from .frames import Connected, Disconnected, Frames, Received
 
@@ -83,9 +83,13 @@ class MemoryPeerWire:
     way = "memory"
 
     def __init__(self, hub: MemoryHubWire, key: str = "a-key") -> None:
+        self.others: dict[str, MemoryHubWire] = {}  # by key
         self.hub, self.key = hub, key  # not proven: one process has no impostors
         self.inbox: queue.SimpleQueue[tuple[int, bytes, list[bytes] | None] | None] = queue.SimpleQueue()
         self.conns: dict[int, bytes] = {}
+
+    def aim(self, routes: Sequence[Route], server_key: str) -> None:
+        self.hub = self.others[server_key]
 
     def dial(self, flow: int) -> None:
         self.hang_up(flow)

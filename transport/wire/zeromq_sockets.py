@@ -233,6 +233,9 @@ class DealerWire:
         self._attempt: dict[int, int] = {}  # flow -> number of its newest dial
         self._attempts = 0
 
+    def aim(self, routes: Sequence[Route], server_key: str) -> None:
+        self._routes, self._server_key, self._stay_until = [*routes], server_key, 0.0
+
     def dial(self, flow: int) -> None:
         self.hang_up(flow)
         stays = time.monotonic() < self._stay_until

@@ -121,9 +121,13 @@ def join(
             )
 
             def session(again: bool) -> volunteer.VolunteerSession:
+                nonlocal url
                 one = volunteer.VolunteerSession(url, limits, view, monitor)
                 welcomed = question.answered if question else None
-                one.take_part(max(patience, RETURN_WITHIN) if again else patience, line, welcomed)
+                try:
+                    one.take_part(max(patience, RETURN_WITHIN) if again else patience, line, welcomed)
+                finally:
+                    url = one.url  # of the standby, where one has taken over
                 return one
 
             status = volunteer.take_turns(monitor, session, not yes, view.show)

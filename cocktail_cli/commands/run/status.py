@@ -55,7 +55,8 @@ def status(
     With --watch a table on a terminal; elsewhere, and with -q or --json, a line for each change.
 
     With --json one object: run, state (waiting, running, paused, finished, stopped, failed), reason (of its
-    end), step, max_steps, loss, eval_loss, losses and eval_losses (while it runs: pairs of step and loss, 128
+    end), term (starts of the hub; far more after a standby took over),
+    step, max_steps, loss, eval_loss, losses and eval_losses (while it runs: pairs of step and loss, 128
     at most), tokens, tokens_per_s, samples, grad_norm, eta_s, since_s, checkpoint (round of the newest
     snapshot), parameters, local_steps, recipe_hash, reach (of a run of this machine), peers, each with name,
     gpu, state (syncing, waiting, training, behind, lost, done), share, tokens, up_bytes, down_bytes,

@@ -14,6 +14,9 @@ from transport.protocol.errors import ProtocolError
 EXAMPLES_TO_HUB: list[m.Message] = [
     m.Hello(1, "t", "run", "ann", "CPU", {"codec": "1"}),
     m.AskAdmin(1, "secret", "run", "ban", "ann", "lies"),
+    m.Follow(1, "t", "run", "standby-ann", place="b:29400+relay:29399", secret="s"),
+    m.Stored(7, 3),
+    m.Backs(2),
     m.Resume(1, "run", "ann", "s", 3, True, [2, 3], 7),
     m.Ready(4, 2**64 - 1, {"base": "00ff"}),
     m.Report(4, 0, [2, 3], 1.5, 10, 0.1, 0.2, {"ann": "00ff"}, 10, 0.7),
@@ -60,6 +63,8 @@ EXAMPLES_TO_PEER: list[m.Message] = [
     m.Committed(1, 100, "00", ["ann"], {"bob": "why"}, ["cat"]),
     m.Committed(1, 100, "00", ["ann"], receipt=m.Receipt(3, 24, b"h" * 32, b"k" * 32, b"s" * 64)),
     m.Over("done", True),
+    m.Grown(7, 3),
+    m.Standby(2, "b:29400", "key"),
     m.Status("{}"),
     m.Attached(32),
     m.Have("update/1", b"\1"),

@@ -1,0 +1,106 @@
+"""`cocktail standby`: hold what a run's hub has, on another machine, and take over when the hub is lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cocktail_cli import options
+from cocktail_cli.errors import Failure
+from cocktail_cli.machine import (
+    BIND,
+    PORT,
+    ListenAddress,
+    free_address,
+    isolate_model_code,
+    url_to_dial,
+)
+from cocktail_cli.ui import Display, open_view
+
+FOLDER = "outputs/standby-{run}"
+
+
+def standby(
+    run_url: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN_URL",
+            help="The line of `cocktail launch`; - reads it from stdin.",
+            show_default=False,
+        ),
+    ] = None,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--output-dir", "-o", metavar="DIR", help=f"Folder of the copy ({FOLDER}).", show_default=False
+        ),
+    ] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            "--keys",
+            metavar="FILE",
+            show_default=False,
+            help="The host's run.json: no approval is asked, and receipts and `stop` go on.",
+        ),
+    ] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Order the standby in DIR to take over now.")
+    ] = False,
+    bind: options.Bind = BIND,
+    port: options.Port = None,
+    advertise: options.Advertise = None,
+    relay: options.RelayHost = None,
+    trust_remote_code: options.TrustCode = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
+    no_color: options.NoColor = False,
+    progress: options.ProgressOption = "auto",
+) -> None:
+    """Stand by for a run's hub: copy what it decides, commit by commit, and take over when it is lost.
+
+    The host approves the standby (`cocktail peers RUN --approve KEY`), or gives it run.json. It takes over
+    when a majority of the peers has lost the hub and come here, or when told with --take-over. Peers learn
+    its address while the run goes on, so it must be one that they can dial.
+
+    Examples: cocktail standby cocktail://... --advertise HOST
+    cocktail standby --take-over -o outputs/standby-amber-otter-42
+
+    With --json each line is an event, as of `launch`.
+    """
+    from cocktail_cli.standby import StandbySession, StandbySettings, ask_take_over
+    from cocktail_cli.volunteer import read_url
+
+    if take_over and run_url is None:
+        if output_dir is None:
+            raise Failure("usage", "--take-over needs the standby's folder: -o DIR")
+        ask_take_over(output_dir)
+        return
+    if run_url is None:
+        raise Failure("usage", "which run? cocktail standby RUN_URL", hints=("cocktail standby --help",))
+    isolate_model_code(trust_remote_code)
+    url = url_to_dial(read_url(run_url))
+    listen = free_address(
+        ListenAddress(bind, PORT if port is None else port, advertise, port is not None, relay)
+    )
+    folder = (output_dir or Path(FOLDER.format(run=url.run))).resolve()
+    wanted = StandbySettings(url, folder, listen, keys_in(keys) if keys else {}, verbose)
+    with open_view(Display(as_json, quiet, verbose, not no_color, progress)) as view:
+        session = StandbySession(wanted, view)
+        if take_over:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "take-over").touch()
+        session.run()
+
+
+def keys_in(path: Path) -> dict[str, str]:
+    """Read the host's secrets that a standby uses. Raises Failure (usage)."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["keys"]
+        return {name: str(found[name]) for name in ("stop", "signing")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Failure("usage", f"--keys {path}: it is no run.json of a host ({error})") from None

@@ -1,0 +1,135 @@
+"""The files of a run that its standby needs, served under their names in the standby's folder.
+
+    recipe.json, recipe.yaml, tokenizer/, stream.jsonl    as in the run's folder
+    base/                  the base model, wherever it lies here; not of a gated one
+    data/<n>/              the local files of the recipe's n-th data set (held-out ones after the others)
+    snapshots/<round>/     the newest snapshots
+    ledger/error.safetensors    the aggregator's saved error feedback
+
+What grows with each round (ledger, packets, updates) is fetched by the round instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from glob import glob
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cocktail_cli.machine import own_keys, read_run
+from transport.ledger import ERROR_FEEDBACK
+from transport.transfer import HASH_BLOCK
+
+from . import run_folder as in_folder
+
+if TYPE_CHECKING:
+    from recipes.config import Dataset, Recipe
+    from recipes.models import Base
+
+SECRETS = (
+    "keys",
+    "url",
+    "pid",
+    "port",
+    "bind",
+    "output_dir",
+    "base",
+    "arguments",
+    "reach",
+)  # not the standby's
+
+
+class ReplicaFiles:
+    """The files of one run."""
+
+    def __init__(self, recipe: Recipe, base: Base, folder: Path) -> None:
+        self.recipe, self.base, self.folder = recipe, base, folder
+
+    def paths(self) -> dict[str, Path]:
+        """Return name -> path here of every file that a standby should have now."""
+        found = {
+            name: self.folder / name for name in (in_folder.RESOLVED, in_folder.RECIPE, in_folder.STREAM)
+        }
+        found |= below(self.folder / in_folder.TOKENIZER, in_folder.TOKENIZER)
+        found |= below(self.folder / in_folder.SNAPSHOTS, in_folder.SNAPSHOTS)
+        if not self.base.licence.gated:
+            found |= below(self.base.folder, in_folder.BASE)
+        for number, dataset in enumerate(datasets_of(self.recipe)):
+            found |= {f"{in_folder.DATA}/{number}/{name}": path for name, path in local_files(dataset)}
+        found[f"{in_folder.LEDGER}/{ERROR_FEEDBACK}"] = self.folder / in_folder.LEDGER / ERROR_FEEDBACK
+        return {name: path for name, path in found.items() if path.is_file()}
+
+    def object(self, name: str, saved: int) -> bytes | Path:
+        """Return "replica/manifest/...", "replica/<stamp>/<path>" or "replica/hashes/<stamp>/<path>".
+
+        Raises KeyError where there is no such file any more. `saved`: the round of the error feedback.
+        """
+        kind, _, rest = name.removeprefix("replica/").partition("/")
+        if kind == "manifest":
+            return self.manifest(saved)
+        stamp, _, path = rest.partition("/") if kind == "hashes" else (kind, "", rest)
+        here = self.paths().get(path)
+        if here is None or str(here.stat().st_mtime_ns) != stamp:
+            raise KeyError(f"there is no {name} any more")
+        return b"".join(hashes_of(here)) if kind == "hashes" else here
+
+    def manifest(self, saved: int) -> bytes:
+        files = []
+        for name, path in sorted(self.paths().items()):
+            about = path.stat()
+            files.append({"path": name, "size": about.st_size, "stamp": about.st_mtime_ns})
+        record = read_run(self.folder)
+        known = {k: v for k, v in asdict(record).items() if k not in SECRETS} if record else {}
+        own = own_keys().public
+        return json.dumps({"files": files, "saved": saved, "own_key": own, "record": known}).encode()
+
+
+def below(folder: Path, name: str) -> dict[str, Path]:
+    """Return the files below a folder, without those that are being written."""
+    paths = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
+    return {
+        f"{name}/{path.relative_to(folder).as_posix()}": path
+        for path in paths
+        if not any(part.startswith(".") or ".part" in part for part in path.relative_to(folder).parts)
+    }
+
+
+def datasets_of(recipe: Recipe) -> list[Dataset]:
+    return [*recipe.datasets, *recipe.eval_datasets]
+
+
+def local_files(dataset: Dataset) -> Iterator[tuple[str, Path]]:
+    """Yield (name, path) of the local files of a data set; none of one that is fetched from elsewhere."""
+    path = Path(dataset.path)
+    if path.is_dir():
+        for name, file in below(path, ".").items():
+            yield name.removeprefix("./"), file
+    elif "://" not in dataset.path:
+        for found in [path] if path.is_file() else map(Path, sorted(glob(dataset.path))):
+            if found.is_file():
+                yield found.name, found
+
+
+def with_data_here(recipe: Recipe, folder: Path) -> Recipe:
+    """Return the recipe with its local data sets as they lie in a standby's folder, where they do."""
+
+    def here(number: int, dataset: Dataset) -> Dataset:
+        place = folder / in_folder.DATA / str(number)
+        if not place.is_dir() or Path(dataset.path).exists():
+            return dataset
+        name = Path(dataset.path).name
+        of_name = any(c in name for c in "*?[") or (place / name).exists()
+        return dataset.model_copy(update={"path": str(place / name if of_name else place)})
+
+    found = [here(n, dataset) for n, dataset in enumerate(datasets_of(recipe))]
+    many = len(recipe.datasets)
+    return recipe.model_copy(update={"datasets": tuple(found[:many]), "eval_datasets": tuple(found[many:])})
+
+
+def hashes_of(path: Path) -> Iterator[bytes]:
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(HASH_BLOCK):
+            yield hashlib.sha256(block).digest()

@@ -1,0 +1,206 @@
+"""A standby from its first dial to the end of the run: it follows, and hosts the run once the hub is lost.
+
+DIR/                 as a host's output folder; run.json is written when it takes over
+DIR/standby.json     the key pair by which peers know this machine, for its user alone
+DIR/take-over        the host's order, until it is obeyed
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cocktail_cli import machine
+from cocktail_cli.errors import Failure
+from cocktail_cli.host import HostSession, LocalSettings, run_folder
+from cocktail_cli.signals import leave_on_signal
+from cocktail_cli.ui import Event, Progressed, View, Warning
+
+if TYPE_CHECKING:
+    from transport import RunKeys, RunURL
+    from transport.ledger import LedgerCopy
+    from transport.standby import Follower, Lookout
+
+KEYS, ORDER = "standby.json", "take-over"
+LOOK_S = 0.1
+GOODBYE_S = 10.0  # seconds for the hub's last words, once its end was told
+
+
+@dataclass(frozen=True)
+class StandbySettings:
+    """One standby as its user asked for it."""
+
+    url: RunURL
+    folder: Path
+    listen: machine.ListenAddress
+    keys: dict[str, str]  # of the host's run.json, if it gave them: signing, stop
+    verbose: int = 0
+
+
+def ask_take_over(folder: Path) -> None:
+    """Order the standby in this folder to take over. Raises Failure where there is none."""
+    if not (folder / KEYS).is_file():
+        raise Failure("run_unknown", f"{folder} holds no standby (no {KEYS})")
+    (folder / ORDER).touch()
+
+
+class StandbySession:
+    """Follows a run into a folder; `run` does all of it."""
+
+    def __init__(self, wanted: StandbySettings, view: View) -> None:
+        self.wanted, self.view, self.folder = wanted, view, wanted.folder
+        self.asked_to_leave = threading.Event()
+        self.keys: RunKeys
+        self.place = ""
+        self.session: HostSession | None = None  # once it is prepared to host the run
+
+    def show(self, event: Event) -> None:
+        self.view.show(event)
+
+    def run(self) -> None:
+        """Follow, and take over when told to or elected. Raises Failure and the errors of transport."""
+        from transport.peer import PeerIdentity
+        from transport.standby import Follower, Lookout, Succession
+
+        wanted, url = self.wanted, self.wanted.url
+        self.folder.mkdir(parents=True, exist_ok=True)
+        run_folder.log_to(self.folder / run_folder.LOG, wanted.verbose)
+        self.keys = self._own_keys()
+        state = Succession(url.run, url.token)
+        bind = wanted.listen.bind
+        lookout = Lookout((bind, wanted.listen.port), self.keys.pair, state)
+        with ExitStack() as stack:
+            stack.callback(lookout.close)
+            reach = machine.reach_of(bind, lookout.port, wanted.listen.advertise)
+            relay = machine.relay_of(wanted.listen.relay)
+            self.place = machine.joined(reach.host, reach.port) + (f"+{relay}" if relay else "")
+            identity = PeerIdentity(
+                f"standby-{machine.default_peer_name()}",
+                f"standby at {self.place}",
+                self._versions(),
+                keys=self.keys.pair,
+                follows_at=self.place,
+                secret=wanted.keys.get("stop", ""),
+            )
+
+            def watch(heard: bool, copy: LedgerCopy | None) -> None:
+                lookout.tell(lambda succession, now: succession.hub(heard, now))
+                manifest = follower.manifest
+                if copy is not None and manifest is not None:
+                    state.voters, state.term = copy.voters - {manifest.own_key}, copy.term
+
+            follower = Follower(url, identity, self.folder, watch, lambda what: self.show(Warning(what)))
+            stack.callback(follower.close)
+            self._open_tunnel(relay, bind, lookout.port, stack)
+            stack.enter_context(leave_on_signal(lambda why: self.asked_to_leave.set()))
+            self.show(
+                Progressed(f"following {url.run} into {self.folder}; peers would find it at {self.place}")
+            )
+            follower.start()
+            why = self._wait(follower, lookout, state)
+        if why:
+            self.show(Warning(f"taking over the run {url.run}: {why}"))
+            self._take_over(follower, lookout.port)
+
+    def _own_keys(self) -> RunKeys:
+        """Read or make the keys of this standby; secrets of the run as far as its host gave them."""
+        from transport import RunKeys
+
+        path, given = self.folder / KEYS, self.wanted.keys
+        made = RunKeys.generate()
+        if path.is_file():
+            made = RunKeys(**json.loads(path.read_text(encoding="utf-8")))
+        keys = replace(made, token=self.wanted.url.token, signing=given.get("signing", ""))
+        keys = replace(keys, stop=given.get("stop", keys.stop))
+        machine.write_private(path, json.dumps(asdict(keys)))
+        return keys
+
+    def _versions(self) -> dict[str, str]:
+        from cocktail_cli.host import versions
+
+        return versions()
+
+    def _open_tunnel(self, relay: str, bind: str, port: int, stack: ExitStack) -> None:
+        """Be reachable through a relay as well."""
+        if relay:
+            from transport.relay import HubTunnel
+
+            host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(bind, bind)
+            warn = lambda what: self.show(Warning(what))  # noqa: E731
+            proxies = machine.proxies_of(os.environ)
+            tunnel = HubTunnel(relay, self.keys.pair, (host, port), warn, proxies)
+            stack.callback(tunnel.close)
+
+    # ---- waiting -------------------------------------------------------------------------------------------
+
+    def _wait(self, follower: Follower, lookout: Lookout, state: Any) -> str:
+        """Follow until the run is over or this standby is to take over; return why, "" if it is not."""
+        order, told = self.folder / ORDER, False
+        while not self.asked_to_leave.is_set():
+            if order.exists():
+                order.unlink()
+                if follower.synced.is_set() or follower.copy.rounds:
+                    return "its host says so"
+                self.show(Warning("there is nothing to take over yet: the copy is not whole"))
+            if lookout.elected.is_set():
+                return "the hub is lost, and a majority of the peers is here"
+            if follower.ended.is_set():
+                if follower.error is not None:
+                    raise follower.error
+                self.show(Progressed(f"the run is over: {follower.over.reason if follower.over else ''}"))
+                return ""
+            if follower.synced.is_set() and not told:
+                told = True
+                self.show(Progressed(f"the copy is whole: {follower.copy.rounds} rounds"))
+                self._prepare(follower)
+                state.synced = True
+            time.sleep(LOOK_S)
+        return ""
+
+    def _record(self, follower: Follower) -> machine.RunRecord:
+        """Describe the run as this machine would host it."""
+        manifest = follower.manifest
+        assert manifest is not None
+        url = str(self.wanted.url.at(self.place, self.keys.public))
+        known: dict[str, Any] = dict(manifest.record)
+        base = self.folder / run_folder.BASE
+        known |= {"url": url, "keys": asdict(self.keys), "pid": os.getpid(), "bind": self.wanted.listen.bind}
+        known |= {"output_dir": str(self.folder), "base": str(base), "arguments": {"peers": 0}, "port": 0}
+        return machine.RunRecord(**known)
+
+    def _prepare(self, follower: Follower) -> None:
+        """Do beforehand what takes seconds: import, load the tokenizer, read the data."""
+        from recipes import snapshots, training  # noqa: F401 - they take seconds, which the takeover has not
+
+        record = self._record(follower)
+        recipe = run_folder.recipe_in(self.folder)
+        self.session = HostSession(recipe, self.folder, [self.view], record)
+        if not recipe.data.streaming:  # the position in a stream moves on
+            self.session.prepared = self.session.prepare()
+
+    # ---- taking over ---------------------------------------------------------------------------------------
+
+    def _take_over(self, follower: Follower, port: int) -> None:
+        """Host the run: from now on this folder is the run's."""
+        from transport.ledger import LedgerCopy
+
+        if self.session is None:
+            self._prepare(follower)
+        assert self.session is not None
+        with closing(LedgerCopy(self.folder / run_folder.LEDGER)) as copy:
+            term = copy.take_over(self.keys.public)
+        record = replace(self._record(follower), port=port)
+        machine.save_run(record)
+        self.session.resumed, self.session.asked_hash = record, record.asked_hash
+        self.show(Progressed(f"hosting {record.run} in term {term}"))
+        recorder = run_folder.Recorder(self.folder, lambda what: self.show(Warning(what)))
+        listen = replace(self.wanted.listen, port=port, typed=True)
+        with closing(recorder):
+            self.session.views = [self.view, recorder]
+            self.session.run(listen, LocalSettings(), 0)

@@ -1,0 +1,235 @@
+"""A run with a standby has one history, whatever dies, is cut off, wakes up, and in which order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sim_swarm import STOP, TOKEN, SimPeer, SimSwarm
+from toy_swarm import toy_settings
+
+from transport import actions as do
+from transport.peer.peer_state import PeerState
+from transport.protocol import messages
+from transport.scheduling.rounds import Phase
+from transport.standby import Succession
+
+PEERS = ("ann", "bob", "cyd")
+ACT = st.one_of(
+    st.tuples(st.just("work"), st.integers(1, 30)),
+    st.tuples(st.sampled_from(["away", "back"]), st.sampled_from(PEERS)),
+    st.tuples(st.sampled_from(["standby away", "standby back", "order"]), st.just(0)),
+    st.tuples(st.just("wait"), st.sampled_from([0.5, 2.0, 6.0])),
+    st.tuples(st.just("wake"), st.just(0)),
+)
+
+
+class Follower(SimPeer):
+    """A standby's session: its disk is a copy of the hub's books, as of the newest Grown that it obeyed."""
+
+    rounds = 0
+    voters: frozenset[str] = frozenset()
+    term = 0
+
+    def __init__(self, swarm: StandbySwarm) -> None:
+        super().__init__(swarm, "standby", 1)
+        hello = messages.Follow(1, TOKEN, swarm.settings.run, "standby", place="b:2", secret=STOP)
+        self.state = PeerState(hello)
+        self.number = 0
+
+    def work(self) -> None:
+        grown = self.state.grown
+        if self.cable is not None and grown is not None and grown.number != self.number:
+            assert isinstance(self.swarm, StandbySwarm)
+            self.number = grown.number
+            self.rounds = len(self.swarm.books.rounds)
+            self.voters = next((v for _, v in reversed(self.swarm.voters) if v), frozenset())
+            self.say([messages.Stored(grown.number, self.rounds)])
+
+
+class StandbySwarm(SimSwarm):
+    """A hub, peers, a standby, and what each of them can reach."""
+
+    def __init__(self, durability: str) -> None:
+        super().__init__(
+            settings=toy_settings(
+                samples=4000,
+                global_batch=4,
+                durability=durability,
+                eval=False,
+                start_timeout=1e6,
+                peer_timeout=90.0,
+                lease_timeout=1e6,
+            )
+        )
+        self.voters: list[tuple[int, frozenset[str]]] = []
+        self.succession = Succession(self.settings.run, TOKEN)
+        self.succession.hub(True, self.now)
+        self.there: dict[str, bytes] = {}  # peers at the standby
+        self.taken: int | None = None  # rounds of the copy with which the standby took over
+        self.announced = 0
+        self.standby = Follower(self)
+        self.peers.append(self.standby)
+        self.standby.dial()
+        self.rest()
+        for name in PEERS:
+            self.join(name)
+
+    def rest(self, steps: int = 6) -> None:
+        for _ in range(steps):
+            self.step()
+
+    def commit(self, job: do.Commit) -> None:
+        self.voters.append((job.round, frozenset(c.key for c in job.claims if c.leases)))
+        super().commit(job)
+
+    def act(self, actions: list[do.Action]) -> None:
+        for action in actions:
+            if isinstance(action, do.Send) and isinstance(action.message, messages.Committed):
+                conn = self.cables.get(action.conn)
+                if conn is not None and conn[1] is not self.standby:
+                    self.announced = max(self.announced, action.message.round + 1)
+        super().act([a for a in actions if not isinstance(a, do.AskStandby)])
+
+    # ---- what may happen -----------------------------------------------------------------------------------
+
+    def peer(self, name: str) -> SimPeer:
+        return next(peer for peer in self.peers if peer.state.hello.name == name)
+
+    def away(self, name: str) -> None:
+        """A peer loses the hub, and dials the standby if it knows one."""
+        peer = self.peer(name)
+        if name in self.there or peer.dead:
+            return
+        self.cut(peer, noticed=False)
+        peer.dead = True  # for the hub
+        if peer.state.standby is not None:
+            peer.state.vote()
+            self.there[name] = conn = f"{name}.1".encode()
+            assert peer.state.welcome is not None
+            resume = messages.Resume(1, self.settings.run, name, "s")
+            self.succession.receive(conn, resume, self.now)
+
+    def back(self, name: str) -> None:
+        """It finds the hub again, unless the standby is its hub now."""
+        if self.taken is None or name not in self.there:
+            self.there.pop(name, None)
+            self.peer(name).dead = False
+
+    def cut_standby(self) -> None:
+        self.cut(self.standby, noticed=True)
+        self.standby.dead = True
+        self.succession.hub(False, self.now)
+
+    def restore_standby(self) -> None:
+        if self.taken is None:
+            self.standby.dead = False
+            self.standby.dial()
+            for conn, _ in self.succession.hub(True, self.now):
+                self.there.pop(conn.partition(b".")[0].decode(), None)
+                self.peer(conn.partition(b".")[0].decode()).dead = False
+
+    def wait(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.now < until:
+            self.pass_time(0.5)
+            for conn in self.there.values():
+                self.succession.receive(conn, messages.Pong(self.now), self.now)
+            self.succession.tick(self.now)
+            self.succession.voters = self.standby.voters
+            self.succession.synced = self.standby.rounds > 0
+            if self.taken is None and self.succession.elected(self.now):
+                self.take_over()
+            self.step()
+
+    def wake(self) -> None:
+        """The old hub reaches the standby's machine again, and is told its term."""
+        replication = self.hub.replication
+        assert replication is not None
+        self.apply(lambda _: replication.visited(1 << 20))
+
+    def take_over(self) -> None:
+        self.cut_standby()
+        self.taken = self.standby.rounds
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["replicated", "asynchronous"]), st.lists(ACT, max_size=25))
+def test_no_kill_and_no_partition_makes_a_second_history(
+    durability: str, acts: list[tuple[str, object]]
+) -> None:
+    """What the old hub announces, before and after a takeover, the standby has: all rounds where the run is
+    replicated, all but one where it is asynchronous."""
+    swarm = StandbySwarm(durability)
+    for act, value in acts:
+        if act == "work":
+            swarm.rest(int(str(value)))
+        elif act == "away":
+            swarm.away(str(value))
+        elif act == "back":
+            swarm.back(str(value))
+        elif act == "standby away":
+            swarm.cut_standby()
+        elif act == "standby back":
+            swarm.restore_standby()
+        elif act == "wait":
+            swarm.wait(float(str(value)))
+        elif (
+            act == "order" and swarm.taken is None and swarm.hub.replication and swarm.hub.replication.standby
+        ):
+            swarm.take_over()
+        elif act == "wake" and swarm.taken is not None and swarm.hub.replication is not None:
+            swarm.wake()
+            if swarm.hub.replication.standby is not None:
+                assert swarm.hub.rounds.phase is Phase.ENDED
+    swarm.rest(20)
+    if swarm.taken is not None:
+        lag = 0 if durability == "replicated" else 1
+        assert swarm.announced <= swarm.taken + lag
+
+
+@pytest.mark.parametrize(("durability", "lag"), [("replicated", 0), ("asynchronous", 1)])
+def test_a_hub_without_its_standby_stops_and_goes_on_when_it_is_back(durability: str, lag: int) -> None:
+    swarm = StandbySwarm(durability)
+    swarm.rest(40)
+    before = swarm.announced
+    assert before > 2
+    swarm.cut_standby()
+    for name in PEERS:
+        swarm.peer(name).state.voted = 99  # none promises anything
+    swarm.wait(30.0)
+    assert swarm.announced <= swarm.standby.rounds + lag
+    stopped = swarm.announced
+    swarm.restore_standby()
+    swarm.rest(60)
+    assert swarm.announced > stopped + 2
+
+
+def test_an_asynchronous_hub_goes_on_alone_once_a_majority_promises_not_to_elect_the_standby() -> None:
+    swarm = StandbySwarm("asynchronous")
+    swarm.rest(40)
+    swarm.cut_standby()
+    swarm.wait(30.0)
+    alone = swarm.announced
+    assert alone > swarm.standby.rounds + 3
+    for name in PEERS:
+        assert swarm.peer(name).state.standby is None, "nobody dials the standby any more"
+        swarm.away(name)
+    assert not swarm.there
+
+
+def test_a_standby_is_elected_by_a_majority_of_those_whose_samples_counted_and_only_without_the_hub() -> None:
+    state = Succession("a-run", "token")
+    state.synced, state.voters = True, frozenset({"ann", "bob", "cyd"})
+    resume = messages.Resume(1, "a-run", "ann", "s")
+    state.hub(True, 0.0)
+    assert isinstance(state.receive(b"ann.1", resume, 0.0)[0][1], messages.Refused)
+    state.hub(False, 1.0)
+    for conn in (b"ann.1", b"ann.2", b"eve.1"):  # one identity twice, and a stranger
+        assert isinstance(state.receive(conn, resume, 3.0)[0][1], messages.Wait)
+    assert not state.elected(4.0)
+    state.receive(b"bob.1", resume, 4.0)
+    assert state.elected(4.5)
+    assert not state.elected(9.0), "answers to pings are votes"
+    assert state.hub(True, 9.0)
+    assert not state.waiting

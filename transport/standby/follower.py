@@ -1,0 +1,232 @@
+"""A standby's thread: a session with the hub that brings its copy up to date, commit by commit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from transport.ledger import ERROR_FEEDBACK, LedgerChanges, LedgerCopy
+from transport.peer import LinkLimits, PeerIdentity, PeerLink
+from transport.protocol import (
+    LedgerError,
+    LinkLost,
+    ProtocolError,
+    RefusedByHub,
+    RunOver,
+    RunURL,
+    SessionRenewed,
+    TransportError,
+    messages,
+)
+from transport.transfer import HASH_BLOCK
+
+HEARD_S = 3.0  # seconds of silence after which the hub counts as lost
+LOOK_S = 10.0  # seconds between two looks at the hub's files
+AT_ONCE = 16  # rounds whose updates are fetched together
+LEAST_LOG = 64 << 20  # bytes of updates before the hub's newer error feedback is fetched in their place
+AGAIN_S = 0.5  # seconds before the hub is dialled again
+SAVED = f"ledger/{ERROR_FEEDBACK}"
+SENT = ("base", "data", "snapshots", "tokenizer")  # folders that a hub may send files of
+SENT_FILES = ("recipe.json", "recipe.yaml", "stream.jsonl", SAVED)
+
+
+class ReplicaFile(msgspec.Struct, frozen=True):
+    """One file of a hub's folder."""
+
+    path: str  # in the folder, with slashes
+    size: int
+    stamp: int  # of its content: another one is another file
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The files of a hub's folder that do not grow with each round, and what its process knows of the run."""
+
+    files: list[ReplicaFile]
+    saved: int  # the round before which the saved error feedback is; 0: there is none
+    own_key: str  # of the host's machine, which has no vote
+    record: dict[str, object]  # of the run, without its secrets
+
+
+class Follower:
+    """Follows one run into `folder` until `close`.
+
+    Args:
+        watch: called with whether the hub is heard, and the copy where it has changed.
+    """
+
+    def __init__(
+        self,
+        url: RunURL,
+        identity: PeerIdentity,
+        folder: Path,
+        watch: Callable[[bool, LedgerCopy | None], None],
+        notify: Callable[[str], None],
+    ) -> None:
+        self.url, self.folder = url, folder
+        self._identity, self._watch, self._notify = identity, watch, notify
+        self.copy = LedgerCopy(folder / "ledger")
+        self.manifest: Manifest | None = None
+        self.saved = 0  # the round before which the error feedback here is
+        self.synced = threading.Event()  # the copy was whole
+        self.over: messages.Over | None = None
+        self.error: Exception | None = None  # why this standby cannot follow any more
+        self.ended = threading.Event()
+        self._stop = threading.Event()
+        self._looked = 0.0
+        self._link: PeerLink | None = None
+        self._thread = threading.Thread(target=self._run, name="cocktail-standby", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the session, and leave the copy as it is on the disk."""
+        self._stop.set()
+        if self._link is not None:
+            self._link.abandon()
+        self._thread.join(30.0)
+        self.copy.close()
+
+    @property
+    def hears(self) -> bool:
+        """True while the hub is heard."""
+        return self._link is not None and self._link.heard_s < HEARD_S
+
+    # ---- the thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set() and self.over is None:
+                try:
+                    self._session()
+                except (LinkLost, RunOver, SessionRenewed) as lost:
+                    self.over = self._link.over if self._link and isinstance(lost, RunOver) else None
+                except RefusedByHub as refused:
+                    if refused.code not in ("full", "session", "term") or not self.synced.is_set():
+                        raise
+                except (KeyError, LedgerError, ProtocolError) as odd:
+                    self._notify(f"what the hub sent does not fit, and is fetched again: {odd}")
+                except TransportError:
+                    pass  # it cannot be reached: dialled again
+                if self._link is not None:
+                    self._link.close()
+                self._watch(False, None)
+                self._stop.wait(AGAIN_S)
+        except Exception as error:
+            self.error = error
+        finally:
+            self._watch(False, None)
+            self.ended.set()
+
+    def _session(self) -> None:
+        """Follow for as long as one session of one hub lasts."""
+        limits = LinkLimits(patience=HEARD_S)
+        link = self._link = PeerLink(self.url, self._identity, limits, notify=self._notify)
+        term, number = link.connect(HEARD_S).term, 0
+        self._look(link)
+        self._looked = time.monotonic()
+        while not self._stop.is_set() and link.welcome.term == term:
+            if link.over is not None:
+                self._fetch(link, number + 1)
+                self.over = link.over
+                link.leave("the run is over")
+                return
+            grown = link.next_growth(number, 0.5)
+            if grown is not None:
+                self._fetch(link, grown.number)
+                link.stored(grown.number, self.copy.rounds)
+                number = grown.number
+                self._watch(self.hears, self.copy)
+                self.synced.set()
+            else:
+                self._watch(self.hears, None)
+            if time.monotonic() >= self._looked + LOOK_S:
+                self._look(link)
+                self._looked = time.monotonic()
+
+    # ---- the ledger ----------------------------------------------------------------------------------------
+
+    def _fetch(self, link: PeerLink, number: int) -> None:
+        """Bring the copy to where the ledger is. Raises KeyError, LedgerError, and as PeerLink.fetch."""
+        while True:
+            copy = self.copy
+            changes = link.fetch(f"ledger/{copy.link}/{number}")
+            new = msgspec.msgpack.decode(changes, type=LedgerChanges)
+            start, stop = copy.rounds, copy.rounds + len(new.rounds)
+            packets = link.fetch(f"packets/{start}-{stop}") if stop > start else b""
+            copy.apply(changes, packets, self._updates(link, stop))
+            if new.newest:
+                return
+
+    def _updates(self, link: PeerLink, stop: int) -> bytes:
+        """Fetch the updates up to round `stop`; where the hub has cleared them, its error feedback first."""
+        got = b""
+        start = self.copy.next_update
+        while start < stop:
+            until = min(stop, start + AT_ONCE)
+            try:
+                got += link.fetch(f"updates/{start}-{until}")
+                start = until
+            except KeyError:
+                before = self.saved
+                self._look(link)
+                start, got = self.copy.next_update, b""
+                if self.saved == before:  # nor are they in its error feedback: they were cleared just now
+                    raise
+        return got
+
+    # ---- files ---------------------------------------------------------------------------------------------
+
+    def _look(self, link: PeerLink) -> None:
+        """Fetch the files that have come or changed, and remove those that the hub has removed."""
+        text = link.fetch(f"replica/manifest/{time.monotonic_ns()}")
+        manifest = msgspec.json.decode(text, type=Manifest)
+        wanted = {one.path: one for one in manifest.files}
+        for one in manifest.files:
+            if one.path != SAVED:
+                self._take(link, one)
+        if SAVED in wanted and self._wants_saved(manifest.saved):
+            self._take(link, wanted[SAVED])
+            self.copy.cut_updates(manifest.saved)
+            self.saved = manifest.saved
+        for path in (self.folder / "snapshots").glob("*/*"):
+            if path.relative_to(self.folder).as_posix() not in wanted:
+                path.unlink()
+        for folder in (self.folder / "snapshots").glob("*"):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        self.manifest = manifest
+
+    def _wants_saved(self, saved: int) -> bool:
+        """Tell whether the hub's error feedback is to replace updates here: they are many, or not here."""
+        behind = saved > self.copy.next_update
+        return behind or (saved <= self.copy.rounds and self.copy.updates_size > LEAST_LOG)
+
+    def _take(self, link: PeerLink, one: ReplicaFile) -> None:
+        parts = PurePosixPath(one.path).parts
+        known = one.path in SENT_FILES or (len(parts) > 1 and parts[0] in SENT)
+        if not known or ".." in parts or "\\" in one.path or ":" in one.path:
+            raise ProtocolError(f"the hub offers a file {one.path[:80]!r}, which no run has")
+        to = self.folder / one.path
+        if to.exists() and (to.stat().st_size, to.stat().st_mtime_ns) == (one.size, one.stamp):
+            return
+        name = f"{one.stamp}/{one.path}"
+        if one.size <= HASH_BLOCK:
+            to.parent.mkdir(parents=True, exist_ok=True)
+            part = to.with_name(to.name + ".part")
+            part.write_bytes(link.fetch(f"replica/{name}"))
+            os.replace(part, to)
+        else:
+            hashes = link.fetch(f"replica/hashes/{name}")
+            download = link.begin_file(f"replica/{name}", to, one.size, hashes)
+            try:
+                link.finish_file(download)
+            finally:
+                link.forget(download)
+        os.utime(to, ns=(one.stamp, one.stamp))

@@ -1,0 +1,234 @@
+"""The hub's side of a standby, without I/O: what must be on its disk before a round is announced.
+
+Round r is announced once the standby has stored the rounds up to r - lag: lag is 0 where the run is
+replicated, 1 where it is asynchronous. A standby that takes over stores nothing more for this hub. So
+whatever network and machines do, a hub that was replaced announces at most `lag` rounds that its standby
+lacks, and then waits: there is no second history. Nothing of this depends on clocks or on votes.
+
+    nobody follows   asynchronous: as without a standby. replicated: the first commit waits for one
+    FOLLOWING        its copy has come so far that it counts; peers are told where it is
+    LOST             the hub waits, and asks the standby's machine every two seconds whether it has taken over
+    alone            asynchronous only: a majority of the voters has promised not to vote for the lost standby
+
+Voters are the peers whose samples the newest round counted, by key; the host's own machine has no vote.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import msgspec
+
+from transport import actions as do
+from transport.actions import Outbox
+from transport.membership import Roster, Session
+from transport.protocol import RunSettings, messages
+from transport.scheduling import Rounds
+
+ASK_S = 2.0  # seconds between two questions to the machine of a lost standby
+LOST_S = 10.0  # seconds after which the host is told, and an asynchronous hub asks its peers
+REPLACED = 6  # exit code of a hub whose standby has taken over
+
+
+class Replication:
+    """One run's standby, from its hub's view.
+
+    Args:
+        recorded: the standby that the ledger names, as JSON; "": none. It counts before it is back.
+        term: of this hub.
+    """
+
+    def __init__(
+        self, settings: RunSettings, out: Outbox, members: Roster, rounds: Rounds, recorded: str, term: int
+    ) -> None:
+        self.settings, self._out, self._members, self._rounds = settings, out, members, rounds
+        self.term = term
+        self.lag = 0 if settings.durability == "replicated" else 1
+        self.standby = msgspec.json.decode(recorded, type=messages.Standby) if recorded else None
+        self.number = self.standby.number if self.standby else 0
+        self.place = ""  # of the session that follows
+        self.session = ""
+        self.stored: int | None = None  # rounds on its disk; None: not known since this hub started
+        self.durable = rounds.round  # rounds on this hub's disk
+        self.written = 0  # counts changes of the ledger
+        self.held: do.CommitDone | None = None  # waits for the standby
+        self.approved: set[str] = set()  # keys that the host lets follow
+        self.voters: dict[int, frozenset[str]] = {}  # rounds committed -> who votes then
+        self.backers: set[str] = set()  # keys that have promised not to vote for the standby
+        self.asked = False
+        self._lost_at: float | None = None  # None: the next tick says
+        self._ask_at, self._told = 0.0, False
+        if self.standby is not None:
+            self.approved.add(self.standby.key)
+
+    # ---- sessions ------------------------------------------------------------------------------------------
+
+    def refusal(self, key: str) -> messages.Refused | None:
+        """Say why this key cannot follow, or None."""
+        if self.settings.owners == "peers":
+            return messages.Refused("state", "a run whose peers aggregate shards has no standby")
+        if self.standby is not None and self.standby.key != key:
+            return messages.Refused(
+                "full", "the run has another standby; its host can remove that one (kick)"
+            )
+        return None
+
+    def follow(self, session: Session, place: str) -> None:
+        """Begin to feed a session that follows."""
+        self.session, self.place = session.id, place
+        if self.standby is not None and self.standby.place != place:
+            self._enlist(session.key)
+        self.wrote(self.durable)
+
+    def welcomed(self, session: Session) -> None:
+        """Tell a peer where the standby is."""
+        if self.standby is not None and session.id != self.session:
+            self._out.send(session.conn, self._petition if self.asked else self.standby)
+
+    def resumed(self, session: Session) -> None:
+        """Say again what a standby on a new connection may have missed."""
+        if session.id == self.session:
+            self.wrote(self.durable)
+
+    def ended(self, session: Session) -> None:
+        if session.id == self.session:
+            self.session, self._lost_at, self._told = "", None, False
+
+    def open_to_peers(self) -> bool:
+        """Return False where a restarted hub has rounds that its standby must have before any peer hears."""
+        return self.standby is None or self._stored_enough(self.durable - 1)
+
+    # ---- the standby's progress ----------------------------------------------------------------------------
+
+    def wrote(self, rounds: int) -> None:
+        """Note that the ledger has changed, and has so many rounds."""
+        self.durable, self.written = rounds, self.written + 1
+        session = self._members.get(self.session)
+        if session is not None:
+            self._out.send(session.conn, messages.Grown(self.written, rounds))
+
+    def has_stored(self, session: Session, m: messages.Stored, now: float) -> None:
+        """Take the standby's word that its disk has so many rounds."""
+        if session.id != self.session or m.rounds > self.durable:
+            return
+        self.stored = max(m.rounds, self.stored or 0)
+        self.asked = False
+        if self.standby is None and self._stored_enough(self.durable - 1):
+            self._enlist(session.key)
+            self._out.warn(f"the standby {session.name} at {self.place} has all of the run", session.name)
+        self._release(now)
+
+    def _stored_enough(self, round: int) -> bool:
+        return self.stored is not None and self.stored >= round + 1 - self.lag
+
+    def _enlist(self, key: str) -> None:
+        self.number += 1
+        self.backers.clear()
+        self._record(messages.Standby(self.number, self.place, key))
+
+    def _record(self, standby: messages.Standby) -> None:
+        self.standby = standby if standby.place else None
+        self._out.add(do.RecordStandby(msgspec.json.encode(standby).decode() if standby.place else ""))
+        self._tell(standby)
+
+    def _tell(self, message: messages.Standby) -> None:
+        for session in self._members:
+            if session.id != self.session:
+                self._out.send(session.conn, message)
+
+    # ---- commits -------------------------------------------------------------------------------------------
+
+    def committed(self, done: do.CommitDone, now: float) -> None:
+        """Announce a round that is durable here, once the standby has what it must have."""
+        if done.packets:
+            self.durable = max(self.durable, done.round + 1)
+            if voters := done.counted - {self.settings.own_key}:
+                self.voters[done.round + 1] = voters
+            self.held = done
+            self._release(now)
+        else:
+            self._rounds.committed(done, now)
+
+    def may_announce(self, round: int) -> bool:
+        return self.lag == 1 if self.standby is None else self._stored_enough(round)
+
+    def _release(self, now: float) -> None:
+        if self.held is not None and self.may_announce(self.held.round):
+            done, self.held = self.held, None
+            self._rounds.committed(done, now)
+            for old in sorted(self.voters)[:-8]:
+                del self.voters[old]
+
+    # ---- a lost standby ------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        if self.standby is None or self.session:
+            if self.standby is None and self.held is not None and not self._told:
+                self._told = True
+                self._out.warn("durability is replicated: the first round waits for a standby to follow")
+            return
+        if self._lost_at is None:
+            self._lost_at = self._ask_at = now
+        if now >= self._ask_at:
+            self._ask_at = now + ASK_S
+            self._out.add(do.AskStandby(self.standby))
+        if now >= self._lost_at + LOST_S and not self._told:
+            self._told = True
+            self._out.warn(
+                f"the standby at {self.standby.place} is lost: the run waits for it; `cocktail kick` of the "
+                "standby, which must be ended first, lets it go on without"
+            )
+        if now >= self._lost_at + LOST_S and self.lag and self.stored is not None and not self.asked:
+            self.asked = True
+            self._tell(self._petition)
+
+    @property
+    def _petition(self) -> messages.Standby:
+        """Ask peers to promise that they will not vote for the lost standby."""
+        return messages.Standby(self.number, "", "")
+
+    def backs(self, session: Session, m: messages.Backs, now: float) -> None:
+        """Count a peer's promise; with a majority of the voters the hub goes on alone."""
+        if m.number == self.number and self.standby is not None:
+            self.backers.add(session.key)
+            if self.asked and self._majority():
+                self.dismiss(now, "a majority of the peers goes on without the standby")
+
+    def _majority(self) -> bool:
+        """Tell whether the promises outvote the standby, whichever round it has: no word of it came since."""
+        assert self.stored is not None
+        last = [rounds for rounds in sorted(self.voters) if rounds <= self.stored][-1:]
+        some = [self.voters[rounds] for rounds in self.voters if rounds > self.stored or rounds in last]
+        return bool(some) and all(2 * len(voters & self.backers) > len(voters) for voters in some)
+
+    def dismiss(self, now: float, why: str) -> None:
+        """Go on without the standby, which must be unable to take over."""
+        self.asked, self.stored = False, None
+        self._record(messages.Standby(self.number, "", ""))
+        self._out.warn(why)
+        self._release(now)
+
+    def removed(self, key: str, now: float) -> None:
+        """Note that the host has removed a peer: where it is the standby, the hub goes on without."""
+        self.approved.discard(key)
+        if self.standby is not None and self.standby.key == key:
+            self.dismiss(now, "the run goes on without its standby, which its host has removed")
+
+    def visited(self, term: int) -> None:
+        """Take the term that the standby's machine has now. A higher one ends this hub: it is replaced."""
+        if term <= self.term or self.standby is None:
+            return
+        where = f"the standby at {self.standby.place} has taken this run over (term {term})"
+        for session in self._members:
+            self._out.refuse(session.conn, "term", where)
+        self._rounds.end(
+            f"{where}; this hub of term {self.term} stops, and what it has since is void", REPLACED
+        )
+
+    def deadline(self) -> float:
+        """Return when `tick` has something to do. inf: never."""
+        if self.standby is None or self.session:
+            return inf
+        if self._lost_at is None:
+            return -inf
+        return self._ask_at if self._told else min(self._ask_at, self._lost_at + LOST_S)

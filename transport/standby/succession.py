@@ -1,0 +1,99 @@
+"""A standby's side towards the peers, without I/O: it answers those that have lost the hub, and counts them.
+
+While the standby hears the hub, it sends every peer back there. Where it does not, peers wait here; each is
+pinged, and counts as long as it answers. A majority of the voters (the peers whose samples the newest round
+of its copy counted, by key) elects the standby. So does its host, at any time.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from dataclasses import dataclass
+
+from transport.protocol import messages
+from transport.wire import key_of
+
+HUB_IS_THERE = "the standby hears the run's hub: dial that one"
+PING_S = 1.0
+VOTES_S = 3.0  # seconds for which the answer to a ping counts
+PATIENCE_S = 2.0  # seconds without the hub before a vote counts: it may be started again
+MOST = 4096  # peers that wait at once
+
+Answer = tuple[bytes, messages.Message]
+
+
+@dataclass
+class Waiting:
+    """A peer that has lost the hub."""
+
+    key: str
+    seen: float
+    pinged: float
+
+
+class Succession:
+    """One standby's peers. `voters`, `synced` and the hub's liveness are told by the follower."""
+
+    def __init__(self, run: str, token: str) -> None:
+        self.run, self.token = run, token
+        self.voters: frozenset[str] = frozenset()
+        self.term = 0
+        self.synced = False  # the copy has been whole, and has lost nothing since but what came with the loss
+        self.waiting: dict[bytes, Waiting] = {}
+        self._lost_at: float | None = None  # since when the hub is not heard; None: it is
+
+    def hub(self, heard: bool, now: float) -> list[Answer]:
+        """Note whether the hub is heard; where it is back, send everybody there."""
+        if not heard:
+            self._lost_at = now if self._lost_at is None else self._lost_at
+            return []
+        self._lost_at = None
+        away: list[Answer] = [(conn, messages.Refused("term", HUB_IS_THERE)) for conn in self.waiting]
+        self.waiting.clear()
+        return away
+
+    def receive(self, conn: bytes, message: messages.Message, now: float) -> list[Answer]:
+        """Answer a message of anybody who dials the standby."""
+        if isinstance(message, messages.Pong):
+            if (one := self.waiting.get(conn)) is not None:
+                one.seen = now
+        elif isinstance(message, messages.Leave):
+            self.waiting.pop(conn, None)
+            return [(conn, messages.Over("left", False))]
+        elif isinstance(message, messages.AskStatus):
+            known = message.run == self.run and hmac.compare_digest(message.token, self.token)
+            status = messages.Status(json.dumps({"run": self.run, "term": self.term, "state": "standby"}))
+            return [
+                (conn, status if known else messages.Refused("token", "this is the standby of another run"))
+            ]
+        elif isinstance(message, messages.Hello | messages.Resume):
+            return [(conn, self._take(conn, message, now))]
+        return []
+
+    def _take(
+        self, conn: bytes, message: messages.Hello | messages.Resume, now: float
+    ) -> messages.Refused | messages.Wait:
+        if message.run != self.run:
+            return messages.Refused("run", f"this is the standby of the run {self.run}, not of {message.run}")
+        if self._lost_at is None:
+            return messages.Refused("term", HUB_IS_THERE)
+        if len(self.waiting) < MOST:
+            self.waiting[conn] = Waiting(key_of(conn), now, now)
+        return messages.Wait(
+            "the standby waits until a majority of the peers has lost the hub, or for its host"
+        )
+
+    def tick(self, now: float) -> list[Answer]:
+        """Ping those that wait, and forget the silent."""
+        self.waiting = {c: one for c, one in self.waiting.items() if now < one.seen + VOTES_S}
+        due = [(conn, one) for conn, one in self.waiting.items() if now >= one.pinged + PING_S]
+        for _, one in due:
+            one.pinged = now
+        return [(conn, messages.Ping(now)) for conn, _ in due]
+
+    def elected(self, now: float) -> bool:
+        """Tell whether a majority of the voters waits here, and the hub has been gone for a moment."""
+        keys = {one.key for one in self.waiting.values() if now < one.seen + VOTES_S}
+        gone = self._lost_at is not None and now >= self._lost_at + PATIENCE_S
+        return self.synced and gone and 2 * len(self.voters & keys) > len(self.voters)

@@ -37,15 +37,15 @@ class System:
         return chosen
 
 
+STEPS = "compression.local_steps=auto"
 PASSING = "swarm.passing=always"  # by peers with an open port
 SYSTEMS = {
     "cocktail": System(COCKTAIL, ""),
     "cocktail, the hub on such a line": System(COCKTAIL, "hub"),
-    "cocktail, H=auto": System(COCKTAIL, "", keys=("compression.local_steps=auto",)),
-    "cocktail, H=auto, the hub on such a line": System(
-        COCKTAIL, "hub", keys=("compression.local_steps=auto",)
-    ),
+    "cocktail, H=auto": System(COCKTAIL, "", keys=(STEPS,)),
+    "cocktail, H=auto, the hub on such a line": System(COCKTAIL, "hub", keys=(STEPS,)),
     "cocktail, the hub on such a line, peers pass on": System(COCKTAIL, "hub", keys=(PASSING,)),
+    "cocktail, H=auto, the hub on such a line, peers pass on": System(COCKTAIL, "hub", keys=(STEPS, PASSING)),
     "torch DDP FP32": System(GLOO, "fp32", 4 * RING),
     "torch DDP FP16": System(GLOO, "fp16", 2 * RING),
     "torch DDP PowerSGD": System(GLOO, "powersgd"),

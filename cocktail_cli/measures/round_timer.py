@@ -89,6 +89,7 @@ class RoundTimer:
             download=millis(before.download_s),
             apply=millis(new.asked - ready) if before.received else 0,
             disk=millis(before.disk_s),
+            upload=millis(before.uploaded - before.reported) if before.uploaded else 0,
             **load,
         )
 

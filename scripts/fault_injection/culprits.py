@@ -11,9 +11,9 @@ whom, what was named, and after how many rounds. Exit 1 where fewer than 19 of 2
 up, down     the peer's line at 20 kbit/s, one way
 loss         30 % of its packets are lost
 stop         SIGSTOP for 8 s
-nice         the peer at nice 19 beside busy processes
-core         the peer on one core, with busy processes on that core
-quota        the peer may use an eighth of a core (a control group; root)
+nice         the peer at nice 19 beside four busy processes on its core
+core         twelve busy processes on the peer's core
+quota        the peer may use a fiftieth of a core (a control group; root)
 disk         the hub's disk writes three times a second (a control group; root)
 clock        the peer's wall clock jumps by an hour
 
@@ -35,6 +35,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from scripts.fault_injection.run import write_data
 from scripts.netlab import lab as netlab
@@ -42,10 +43,11 @@ from scripts.swarms import lab
 from scripts.swarms.processes import Line, Process
 
 PEERS = ("p1", "p2", "p3")
-HUB = "the hub"
+HUB, ALONE = "the hub", "p1"
+CORES = {"p1": 0, "p2": 1, "p3": 1, "hub": 1}  # the first peer has a core of its own
 MBIT, THIN, RTT, LOSS = 20.0, 0.02, 20.0, 30.0
-ROUNDS, WELL = 8, 14  # rounds of a fault at most, and between two
-LONGEST = 90.0  # seconds of a fault
+ROUNDS, LEAST, WELL = 8, 3, 14  # rounds of a fault, those with its peer in them, and between two faults
+LONGEST = 60.0  # seconds of a fault
 STOPS = 8.0  # seconds
 RIGHT = 0.95
 CGROUPS = Path("/sys/fs/cgroup")
@@ -62,8 +64,12 @@ class Kind:
     end: Callable[[Swarm, str], None]
     right: tuple[str, ...]
     also: tuple[str, ...] = ()  # causes that may be named before more is known
-    of_hub: bool = False
+    to: str = ""  # always to this member
     needs: str = ""  # a controller of control groups
+
+
+def on_core(member: str) -> list[str]:
+    return ["taskset", "-c", str(CORES[member])] if (os.cpu_count() or 1) > 1 else []
 
 
 class Swarm:
@@ -86,12 +92,16 @@ class Swarm:
             str(folder / "out"),
         ]
         self.hub = Process(
-            [*COCKTAIL, *launch], "hub", logs=folder / "hub", COCKTAIL_HOME=str(folder / "host"), **home
+            [*on_core("hub"), *COCKTAIL, *launch],
+            "hub",
+            logs=folder / "hub",
+            COCKTAIL_HOME=str(folder / "host"),
+            **home,
         )
         url = self.hub.until("run_started")["url"]
         self.peers = {
             name: Process(
-                [*GUEST, "join", "-", "-y", "--json", "--name", name],
+                [*on_core(name), *GUEST, "join", "-", "-y", "--json", "--name", name],
                 name,
                 stdin=url + "\n",
                 logs=folder / name,
@@ -110,6 +120,17 @@ class Swarm:
         steps = self.hub.heard("step")
         return steps[-1]["round"] if steps else -1
 
+    def rounds_of(self, who: str, since: int) -> int:
+        """Count the rounds after this one that have an update of a member; of the hub, all."""
+        steps = [step for step in self.hub.heard("step") if step["round"] > since]
+        return sum(who == HUB or who in step["accepted"] for step in steps)
+
+    def longest(self, since: int) -> float:
+        """Return the longest round after this one, as a multiple of those before it."""
+        took = {step["round"]: step["step_s"] for step in self.hub.heard("step")}
+        before = median(took[number] for number in took if since - WELL < number <= since)
+        return max([took[number] for number in took if number > since], default=0.0) / max(before, 1e-3)
+
     def named(self) -> list[Line]:
         return self.hub.heard("culprit")
 
@@ -127,7 +148,8 @@ class Swarm:
     def crowd(self, count: int, core: int | None) -> None:
         """Start busy processes, on this core or on any."""
         on = [] if core is None else ["taskset", "-c", str(core)]
-        self.busy += [subprocess.Popen([*on, sys.executable, "-c", BUSY]) for _ in range(count)]
+        alone = [*on, sys.executable, "-c", BUSY]  # each in a session: the kernel shares cores by session
+        self.busy += [subprocess.Popen(alone, start_new_session=True) for _ in range(count)]
 
     def leave(self) -> None:
         for process in self.busy:
@@ -164,24 +186,29 @@ def stopped(swarm: Swarm, who: str) -> None:
     signalled(signal.SIGCONT)(swarm, who)
 
 
+def set_nice(swarm: Swarm, who: str, value: int) -> None:
+    """Set the nice value of a member's threads, and of its session where the kernel groups by session."""
+    (pid,) = swarm.pids(who)
+    group = Path(f"/proc/{pid}/autogroup")
+    if group.exists():
+        group.write_text(str(value))
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        os.setpriority(os.PRIO_PROCESS, int(thread), value)
+
+
 def reniced(swarm: Swarm, who: str) -> None:
-    swarm.crowd(2 * (os.cpu_count() or 1), None)
-    for thread in os.listdir(f"/proc/{swarm.pids(who)[0]}/task"):
-        os.setpriority(os.PRIO_PROCESS, int(thread), 19)
+    swarm.crowd(4, CORES[who])
+    set_nice(swarm, who, 19)
 
 
-def on_one_core(swarm: Swarm, who: str) -> None:
-    swarm.crowd(4, 0)
-    for thread in os.listdir(f"/proc/{swarm.pids(who)[0]}/task"):
-        os.sched_setaffinity(int(thread), {0})
+def crowded(swarm: Swarm, who: str) -> None:
+    swarm.crowd(12, CORES[who])
 
 
 def at_ease(swarm: Swarm, who: str) -> None:
     swarm.leave()
-    for thread in os.listdir(f"/proc/{swarm.pids(who)[0]}/task"):
-        with suppress(PermissionError):  # a lower nice value needs a privilege of the machine's own
-            os.setpriority(os.PRIO_PROCESS, int(thread), 0)
-        os.sched_setaffinity(int(thread), set(range(os.cpu_count() or 1)))
+    with suppress(PermissionError):  # a lower nice value needs a privilege of the machine's own
+        set_nice(swarm, who, 0)
 
 
 def grouped(controller: str, **limits: str) -> Callable[[Swarm, str], None]:
@@ -216,20 +243,20 @@ def nothing(swarm: Swarm, who: str) -> None:
 
 
 KINDS = {
-    "up": Kind(lambda swarm, who: line(who, up=THIN), mended, ("upload",)),
-    "down": Kind(lambda swarm, who: line(who, down=THIN), mended, ("download",)),
-    "loss": Kind(lambda swarm, who: line(who, loss=LOSS), mended, ("upload", "download")),
+    "up": Kind(lambda swarm, who: line(who, up=THIN), mended, ("upload",), ("silent",)),
+    "down": Kind(lambda swarm, who: line(who, down=THIN), mended, ("download",), ("silent",)),
+    "loss": Kind(lambda swarm, who: line(who, loss=LOSS), mended, ("upload", "download"), ("silent",)),
     "stop": Kind(stopped, nothing, ("stopped",), ("silent",)),
-    "nice": Kind(reniced, at_ease, ("other load",)),
-    "core": Kind(on_one_core, at_ease, ("other load",)),
+    "nice": Kind(reniced, at_ease, ("other load",), to=ALONE),
+    "core": Kind(crowded, at_ease, ("other load",), to=ALONE),
     "quota": Kind(
-        grouped("cpu", cfs_quota_us="12500"), ungrouped("cpu"), ("other load", "compute"), needs="cpu"
+        grouped("cpu", cfs_quota_us="2000"), ungrouped("cpu"), ("other load", "compute"), needs="cpu"
     ),
     "disk": Kind(
         grouped("blkio", **{"throttle.write_iops_device": f"{device_of('/tmp')} 3"}),
         ungrouped("blkio"),
         ("disk",),
-        of_hub=True,
+        to=HUB,
         needs="blkio",
     ),
     "clock": Kind(signalled(signal.SIGUSR2), nothing, ("clock",)),
@@ -244,7 +271,7 @@ def plan(only: Sequence[str]) -> list[tuple[str, str]]:
     many = 20 if not only else 3 * len(kinds)
     turns = [kinds[number % len(kinds)] for number in range(many)]
     return [
-        (kind, HUB if KINDS[kind].of_hub else PEERS[(number + number // len(kinds)) % 3])
+        (kind, KINDS[kind].to or PEERS[(number + number // len(kinds)) % 3])
         for number, kind in enumerate(turns)
     ]
 
@@ -257,10 +284,16 @@ def injected(swarm: Swarm, kind: str, who: str) -> Line:
     before, first, asked = len(swarm.named()), swarm.round, KINDS[kind]
     asked.begin(swarm, who)
     try:
-        last = first + ROUNDS
-        swarm.until(lambda: len(swarm.named()) > before or swarm.round >= last, LONGEST)
+        swarm.until(
+            lambda: (
+                any(one["cause"] in asked.right for one in swarm.named()[before:])
+                or (swarm.round >= first + ROUNDS and swarm.rounds_of(who, first) >= LEAST)
+            ),
+            LONGEST,
+        )
     finally:
         asked.end(swarm, who)
+    longest = swarm.longest(first)
     calm = swarm.rounds(WELL, 120.0)
     told = swarm.named()[before:]
     named = [(one["peer"], one["cause"]) for one in told]
@@ -272,6 +305,7 @@ def injected(swarm: Swarm, kind: str, who: str) -> Line:
         "named": named,
         "right": bool(right) and not wrong,
         "rounds": right[0]["round"] - first if right else None,
+        "longest": round(longest, 1),
         "evidence": right[0]["evidence"] if right else "",
         "calm": calm,
     }

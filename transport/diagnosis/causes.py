@@ -67,8 +67,6 @@ def rate(size: int, took: float) -> str:
 
 
 def _upload(sample: PeerSample) -> str:
-    if not sample.whole:
-        return f"its update was not here {seconds(sample.upload_s)} after its report"
     return f"its update took {seconds(sample.upload_s)}{rate(sample.up, sample.upload_s)} to arrive"
 
 

@@ -14,7 +14,7 @@
 - A peer that was slow from the beginning has no better history. It is compared with the others, and named
   where nearly all of its rounds are CHRONIC times as long as they would be without it.
 - A round that leaves a peer out was lengthened by it up to the straggler deadline. It is named once it is
-  silent for SILENT_S, or by its late report.
+  silent for SILENT_S, and by its next report, which says what has kept it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LeftOut:
     """A round that was committed without a peer's update."""
 
     round: int
-    since: float  # hub's monotonic seconds: the update before arrived
+    own: float  # seconds for which it was awaited
     without: float  # seconds that the round would have taken
 
 
@@ -81,7 +81,7 @@ class History:
     own: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
     votes: deque[Cause | None] = field(default_factory=lambda: deque(maxlen=WINDOW))
     slow: deque[bool] = field(default_factory=lambda: deque(maxlen=LATELY))
-    left_out: LeftOut | None = None  # the newest, until its late report is here
+    left_out: LeftOut | None = None  # the newest, until its next report is here
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,6 @@ class SlowRounds:
         owns = {
             session: own for session, one in sample.peers.items() if (own := self._own(sample, session, one))
         }
-        sample = replace(sample, peers={s: self._with_size(s, one) for s, one in sample.peers.items()})
         found = self._of_clocks(sample) + self._of_silence(sample)
         if not sample.uneven:
             suspects = {one.session: one for one in self._suspects(sample, owns)}
@@ -151,18 +150,20 @@ class SlowRounds:
     def late(self, session: str, peer: PeerSample) -> list[Culprit]:
         """Add the report of a peer that a round has closed without: it says what has kept it."""
         known = self._known.get(session)
-        if known is None or known.left_out is None:
+        if known is None or known.left_out is None or peer.spent is None:
             return []
-        missed, known.left_out = known.left_out, None
-        own = max(missed.without, peer.arrived - missed.since)
-        suspect = Suspect(session, peer, own, max(missed.without, LEAST_S))
-        verdict = explained(suspect, known.usual)
-        return self._tell(self._voted(known, suspect, verdict, missed.round)) if verdict else []
+        return self._tell(self._back(known, session, peer))
 
-    def _with_size(self, session: str, peer: PeerSample) -> PeerSample:
-        """Assume that an update which is not whole would have been as large as the one before."""
-        known = self._known.get(session)
-        return replace(peer, up=known.usual[-1].up) if not peer.whole and known and known.usual else peer
+    def _back(self, known: History, session: str, peer: PeerSample) -> list[Culprit]:
+        """Vote on a peer that was left out, by the first report since: it says how long its update took."""
+        missed, known.left_out = known.left_out, None
+        assert missed is not None
+        assert peer.spent is not None
+        size = known.usual[-1].up if known.usual else 0
+        told = replace(peer, upload_s=peer.spent.upload / 1000, up=size)
+        suspect = Suspect(session, told, missed.own, max(missed.without, LEAST_S))
+        verdict = explained(suspect, known.usual)
+        return self._voted(known, suspect, verdict, self.round) if verdict else []
 
     # ---- who -----------------------------------------------------------------------------------------------
 
@@ -200,9 +201,13 @@ class SlowRounds:
         known = self._known.setdefault(session, History(peer.name))
         known.slow.append(suspect is not None and suspect.lengthened >= CHRONIC)
         verdict: Verdict | None = None
+        if not peer.whole:
+            if suspect is not None:
+                known.left_out = LeftOut(sample.round, suspect.own, suspect.without)
+            return []
+        if known.left_out is not None and peer.spent is not None:
+            return self._back(known, session, peer)
         if suspect is not None:
-            if not peer.whole and peer.spent is None:
-                known.left_out = LeftOut(sample.round, known.arrived or sample.opened, suspect.without)
             verdict = explained(suspect, known.usual)
             if verdict is None and sum(known.slow) >= OFTEN:
                 others = [one for other, one in sample.peers.items() if other != session]
@@ -210,10 +215,9 @@ class SlowRounds:
             if verdict is not None:
                 return self._voted(known, suspect, verdict, sample.round)
         known.votes.append(None)
-        if peer.whole:
-            known.usual.append(peer)
-            if known.at == sample.round - 1:
-                known.own.append(peer.arrived - known.arrived - peer.seconds("idle"))
+        known.usual.append(peer)
+        if known.at == sample.round - 1:
+            known.own.append(peer.arrived - known.arrived - peer.seconds("idle"))
         return []
 
     def _voted(self, known: History, suspect: Suspect, verdict: Verdict, round: int) -> list[Culprit]:
@@ -238,7 +242,7 @@ class SlowRounds:
             known = self._known.get(session)
             if known is not None and known.left_out is not None and silent >= SILENT_S:
                 missed, said = known.left_out, f"nothing has come from it for {seconds(silent)}"
-                longer = (sample.opened - missed.since) / max(missed.without, LEAST_S) - 1
+                longer = missed.own / max(missed.without, LEAST_S) - 1
                 found.append(
                     Culprit(known.name, "silent", said, max(EFFECT, longer), sample.round, missed.round)
                 )
@@ -294,9 +298,9 @@ def explained(suspect: Suspect, before: Sequence[PeerSample]) -> Verdict | None:
     for counter, cause, share in COUNTERS:
         if cause in CERTAIN or known:
             normal = usual(counter, peer, before) or Usual(0.0, 0.0)
-            if normal.excess(peer.seconds(counter)) >= share * suspect.excess:
+            if (above := normal.excess(peer.seconds(counter))) >= share * suspect.excess:
                 said = evidence_of(cause, peer, normal if normal.seconds > 0 else None)
-                return Verdict(cause, said, cause in CERTAIN)
+                return Verdict(cause, said, cause in CERTAIN or above >= DRASTIC * suspect.without)
     return largest_phase(suspect, before) if known else None
 
 

@@ -137,6 +137,7 @@ class Spent(msgspec.Struct, frozen=True, array_like=True):
     slept: Millis = 0  # the machine was suspended
     clock: Annotated[int, Meta(ge=-(2**50), le=2**50)] = 0  # the wall clock was set, forward if positive
     resent: Annotated[int, Meta(ge=0, le=1000)] = 0  # of 1,000 TCP segments of this machine: sent again
+    upload: Millis = 0  # of the update before
 
 
 class Report(Message, frozen=True, omit_defaults=True):

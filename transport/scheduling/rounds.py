@@ -148,7 +148,8 @@ class Rounds:
             self._members.move(session, SessionEvent.LATE)
             if not self.leases.held(session.id):
                 session.owes_since = None
-            late = PeerSample(session.name, now, m.compute_s, spent=m.spent)
+            ids = sample_ids(self.leases.ids(session.id, max(m.delivers, default=-1)) or ())
+            late = PeerSample(session.name, now, m.compute_s, len(ids), sum(self._costs(ids)), spent=m.spent)
             self._tell_culprits(self.slow.late(session.id, late))
             if m.round in self.history.commits:
                 self._out.send(session.conn, self.history.commits[m.round])

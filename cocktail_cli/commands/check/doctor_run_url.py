@@ -1,7 +1,7 @@
 """The checks of `cocktail doctor RUN_URL`: reachability, versions, throughput.
 
 It joins as a peer would under the name `doctor`, fetches part of the base model, uploads bytes that the hub
-discards, and leaves before it is given work.
+discards, and leaves before it is given work. It measures its own line and the hub's, as busy as they are.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli.errors import explain
@@ -28,6 +29,7 @@ NAME = "doctor"
 FETCH_S, FETCH = 3.0, 32 << 20  # download trial: at most so many seconds and bytes
 FIRST, SEND_S, SEND = 64 << 10, 2.0, 4 << 20  # upload trial: bytes of the first, then seconds and most bytes
 SLOWEST = 30.0  # seconds for either trial
+ENOUGH = 0.7  # share of the time that a device computes; below that a line is worth a word
 TRIES = 3  # TCP connections; the fastest counts
 
 
@@ -54,8 +56,12 @@ def run(text: str) -> Iterator[Finding]:
             same = ", ".join(f"{package} {number}" for package, number in versions().items())
             yield found("ok", "versions", f"those of the run: {same}")
             gated = any(file.gated for file in link.welcome.base)
-            yield base_access(link) if gated else fetched(link)
-            yield sent(link)
+            down = None if gated else down_rate(link)
+            yield base_access(link) if down is None else fetched(link, down)
+            up = up_rate(link)
+            yield sent(up)
+            if up and down:
+                yield pace(status, link.welcome.recipe, up, down)
     except Exception as error:
         failure = explain(error)
         yield found("fail", "run", failure.message, "; ".join(failure.hints))
@@ -159,11 +165,11 @@ def down_rate(link: PeerLink) -> float:
     return (link.bytes_down - before) / max(time.monotonic() - started, 1e-3)
 
 
-def fetched(link: PeerLink) -> Finding:
+def fetched(link: PeerLink, rate: float) -> Finding:
     """Report the download rate, and how much of the base model is missing here."""
     from cocktail_cli.volunteer import base_folder, bytes_to_fetch, free_bytes
 
-    files, rate = link.welcome.base, down_rate(link)
+    files = link.welcome.base
     lacking, free = bytes_to_fetch(files, base_folder(files)), free_bytes()
     text = f"{8 * rate / 1e6:.0f} Mbit/s down; the base model is {megabytes(sum(f.size for f in files))}"
     if lacking > free:
@@ -208,12 +214,41 @@ def up_rate(link: PeerLink) -> float | None:
     return rate
 
 
-def sent(link: PeerLink) -> Finding:
+def sent(rate: float | None) -> Finding:
     """Report the upload rate of packets."""
-    rate = up_rate(link)
     if rate is None:
         return found("ok", "line", "the hub takes no trial uploads: how fast this line sends is not known")
     if rate <= FIRST / SLOWEST:
         hint = "packets will be late: compression.topk_ratio lower, or another line"
         return found("warn", "line", f"less than {8e-3 * rate:.0f} kbit/s up", hint)
     return found("ok", "line", f"{8 * rate / 1e6:.1f} Mbit/s up")
+
+
+def pace(status: dict[str, Any], recipe_text: str, up: float, down: float) -> Finding:
+    """Report what this line means for the run: seconds of a round, K, and how much of the time is computing.
+
+    Args:
+        status: the hub's answer; peers that take part say how long a round's compute takes.
+        up, down: bytes a second, as measured.
+    """
+    from recipes.algorithm import adaptive_rate_of
+    from recipes.config import recipe_from_json
+    from recipes.planning import LinkSpeed, cost_of_step, packet_bytes
+
+    recipe, steps = recipe_from_json(recipe_text), status.get("local_steps") or 1
+    took = [peer["compute_s"] / peer["rounds"] for peer in status["peers"] if peer.get("rounds")]
+    packet = packet_bytes(recipe, status["parameters"])
+    if not took or not median(took):
+        text = f"a packet of {megabytes(packet)} takes {packet / up:.1f} s up and {packet / down:.1f} s down"
+        return found("ok", "pace", f"{text}; no peer has trained yet, so its share of a round is not known")
+    line = LinkSpeed(up, down, "this line's up", "this line's down")
+    cost = replace(cost_of_step(recipe, packet, median(took) / steps, line), every=steps)
+    rate = adaptive_rate_of(recipe.compression)
+    usual = replace(rate, at=rate.usual, size=packet)
+    sent = usual.within(packet * cost.fitting) if cost.fitting < 1 else usual
+    seconds = steps * cost.compute / cost.computing
+    text = f"rounds of {seconds:.1f} s, of which {steps * cost.compute:.1f} s compute ({cost.computing:.0%})"
+    text += f", at K = {sent.compressor.topk_ratio:.2g}; the bottleneck is {cost.slowest}"
+    if cost.computing >= ENOUGH:
+        return found("ok", "pace", text)
+    return found("warn", "pace", text, "another line; or the host: compression.staleness, local_steps: auto")

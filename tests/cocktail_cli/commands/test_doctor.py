@@ -16,6 +16,8 @@ from stalling_hub import Material, stalling_hub
 from tls_only import Firewall, server_context
 
 from cocktail_cli.commands.check import doctor
+from cocktail_cli.commands.check.doctor_run_url import pace
+from recipes.config.loader import load_recipe
 from recipes.downloads.hub_access import HubAnswer
 from recipes.hardware import HostMemory
 from transport import RunKeys
@@ -177,6 +179,19 @@ def test_doctor_says_which_layer_of_the_connection_to_a_run_failed(cocktail: Run
     assert of(said.out, "run")["level"] == "fail"
 
 
+def test_doctor_says_what_a_line_means_for_the_run() -> None:
+    status = {"parameters": 1_000_000, "local_steps": 1, "peers": [{"compute_s": 20.0, "rounds": 10}]}
+    recipe = load_recipe("smoke").to_json()
+
+    good, tight, thin = (pace(status, recipe, rate, 10 * rate) for rate in (1e6, 6e3, 500.0))
+
+    assert (good.level, thin.level) == ("ok", "warn")
+    assert good.text.startswith("rounds of 2.0 s, of which 2.0 s compute (100%), at K = 0.2;")
+    assert "(100%)" in tight.text
+    assert "at K = 0.2" not in tight.text, "it sends less, so the compute hides it"
+    assert thin.text.endswith("the bottleneck is this line's up")
+
+
 @pytest.mark.slow
 def test_doctor_joins_a_run_and_leaves_it(cocktail: Run, tmp_path: Path) -> None:
     material = Material.prepare(tmp_path / "base")
@@ -199,6 +214,7 @@ def test_doctor_joins_a_run_and_leaves_it(cocktail: Run, tmp_path: Path) -> None
     lines = [one["text"] for one in json.loads(said.out)["findings"] if one["about"] == "line"]
     assert "Mbit/s down" in lines[0]
     assert "Mbit/s up" in lines[1]
+    assert "no peer has trained yet" in of(said.out, "pace")["text"]
     assert running.left("doctor") == ["left: the doctor has seen enough"] * 3
     assert ways.exit == 0, ways.out
     found = {about: of(ways.out, about) for about in ("direct", "relay", "tls", "run")}

@@ -99,9 +99,7 @@ def test_the_hubs_disk_is_named_where_rounds_take_long_to_become_durable() -> No
     assert (found.peer, found.cause) == (HUB, "disk")
 
 
-def test_a_peer_that_a_round_goes_on_without_is_named_once_it_is_silent_and_explained_once_it_is_back() -> (
-    None
-):
+def test_a_peer_that_is_left_out_is_named_once_it_is_silent_and_explained_once_it_is_back() -> None:
     sim, slow = SimulatedRounds(SWARM, noise=0.05), SlowRounds()
     for _ in range(WELL):
         last = sim.round()
@@ -111,12 +109,31 @@ def test_a_peer_that_a_round_goes_on_without_is_named_once_it_is_silent_and_expl
     assert slow.add(replace(sample, peers={**sample.peers, "p2": gone})) == []
     sample = sim.round()
 
-    (silent,) = slow.add(replace(sample, silent={"p2": 11.0}))
-    (back,) = slow.late("p2", PeerSample("p2", sample.opened + 30.0, spent=Spent(cycle=40000, stopped=35000)))
+    others = {name: peer for name, peer in sample.peers.items() if name != "p2"}
+    (silent,) = slow.add(replace(sample, peers=others, silent={"p2": 11.0}))
+    (back,) = slow.late("p2", replace(gone, spent=Spent(cycle=40000, stopped=35000)))
 
     assert (silent.peer, silent.cause) == ("p2", "silent")
     assert (back.peer, back.cause) == ("p2", "stopped")
-    assert slow.late("p2", gone) == [], "it is told once"
+    assert slow.late("p2", replace(gone, spent=Spent())) == [], "it is told once"
+
+
+def test_a_peer_that_a_round_went_on_without_says_in_the_next_why_its_update_was_late() -> None:
+    """Its process may have had no core, or its line no room: the hub cannot know before."""
+    for spent, cause in ((Spent(upload=6000), "upload"), (Spent(upload=6000, cpu_wait=7000), "other load")):
+        sim, slow = SimulatedRounds(SWARM, noise=0.05), SlowRounds()
+        for _ in range(WELL):
+            slow.add(sim.round())
+        sample = sim.round()
+        reported = replace(sample.peers["p2"], arrived=sample.opened + 9.0, whole=False)
+        assert slow.add(replace(sample, peers={**sample.peers, "p2": reported})) == []
+        sample = sim.round()
+
+        (found,) = slow.add(
+            replace(sample, peers={**sample.peers, "p2": replace(reported, spent=spent, whole=True)})
+        )
+
+        assert (found.peer, found.cause) == ("p2", cause)
 
 
 def test_an_older_peer_that_measures_nothing_is_judged_by_its_arrivals() -> None:

@@ -149,6 +149,7 @@ class RemoteReader:
             rounds=tuple(self.rounds),
             before=self.before,
             evaluations=tuple(Evaluation(0, s, loss) for s, loss in answer["eval_losses"]),
+            bottleneck=printable(str((answer.get("bottleneck") or {}).get("line", ""))),
             slow=tuple(self.slow.values()),
             stays=(*self.gone, *self.stays.values()),
             contributions=ranked(self.peers, self.tokens),

@@ -134,6 +134,8 @@ def words(c: RunHistory) -> Iterator[str]:
         late = f"; {missed:,} of {packets:,} packets were late or refused" if missed else ""
         are = "is" if len(c.present) == 1 else "are"
         yield f"{counted(len(did), 'peer')} took part, {len(c.present)} {are} there now{late}."
+    if c.bottleneck:
+        yield f"The bottleneck of the newest rounds is {c.bottleneck}."
     for one in c.slow[-1:]:
         yield f"Newest of {counted(len(c.slow), 'finding')} on slow rounds: {accusation(asdict(one))}."
     if c.note:
@@ -183,6 +185,7 @@ def figures(c: RunHistory) -> Element:
         ("peers now", f"{len(c.present)}"),
         ("below FP16", f"{times:,.0f}x" if times else "-"),
         ("idle", f"{share:.1%}" if share is not None else "-"),
+        ("bottleneck", c.bottleneck or "-"),
         ("left" if running else "took", time_left(c) if running else duration_text(duration(c))),
     ]
     return el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in shown), class_="figures")

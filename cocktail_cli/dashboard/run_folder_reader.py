@@ -52,6 +52,7 @@ class RunFolderReader:
         self.evaluations: tuple[Evaluation, ...] = ()
         self.told: dict[int, dict[str, Any]] = {}  # Step events of rounds not yet read from the ledger
         self.samples: list[Generation] = []
+        self.bottleneck = ""
         self.slow: list[SlowPeer] = []
         self.stays: list[Presence] = []
         self.by_peer: dict[str, Contribution] = {}
@@ -81,6 +82,7 @@ class RunFolderReader:
             rounds=tuple(self.rounds),
             evaluations=self.evaluations,
             samples=tuple(self.samples),
+            bottleneck=self.bottleneck,
             slow=tuple(self.slow),
             stays=tuple(self.stays if state == "running" else self.over()),
             contributions=ranked(self.by_peer, {peer: one.samples for peer, one in self.by_peer.items()}),
@@ -163,7 +165,7 @@ class RunFolderReader:
         elif kind == "peer_left":
             self.change(event["peer"], left=at, reason=event["reason"])
         elif kind == "step":
-            self.steps = event["steps"]
+            self.steps, self.bottleneck = event["steps"], printable(event.get("bottleneck", ""))
             if event["round"] < len(self.rounds):
                 self.measure(event)
             else:

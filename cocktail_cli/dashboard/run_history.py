@@ -150,6 +150,7 @@ class RunHistory:
     before: tuple[tuple[int, float], ...] = ()  # (step, loss) of rounds before the first answer
     evaluations: tuple[Evaluation, ...] = ()
     samples: tuple[Generation, ...] = ()  # oldest first
+    bottleneck: str = ""  # the line that bounds the newest rounds, or "the compute"; empty: unknown
     slow: tuple[SlowPeer, ...] = ()  # oldest first
     stays: tuple[Presence, ...] = ()
     contributions: tuple[Contribution, ...] = ()  # largest share first

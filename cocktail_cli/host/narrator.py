@@ -116,6 +116,7 @@ class Narrator:
             lr=self.rate_at(max(0, event.step - 1)) if self.rate_at and event.loss is not None else None,
             grad_norm=median(event.grad_norm.values()) if event.grad_norm else None,
             samples=event.counted,
+            bottleneck=printable(event.line),
             eta_s=None if event.eta_s is None else round(event.eta_s, 1),
             rewards=named_rewards(event.rewards),
         )

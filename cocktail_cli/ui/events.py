@@ -151,6 +151,7 @@ class Step:
     grad_norm: float | None = None  # before clipping; median over the peers, in `join` this machine's own
     samples: int = 0  # samples counted so far; 0: unknown
     eta_s: float | None = None  # seconds to the end of the run, at the pace of the whole swarm
+    bottleneck: str = ""  # the line that bounds the last rounds, or "the compute"; empty: unknown
     rewards: dict[str, float] = field(default_factory=dict)  # of preference pairs, by TRL's names
 
 

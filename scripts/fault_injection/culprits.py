@@ -330,6 +330,21 @@ def inside(only: Sequence[str], quiet: int) -> None:
             swarm.close()
 
 
+def streamed(program: Sequence[str]) -> list[Line]:
+    """Run python with these arguments in a lab of its own; print its rows as they come, and return them."""
+    options = lab.options(len(PEERS), up=MBIT, down=MBIT, rtt=RTT)
+    command = [sys.executable, lab.LAB, "rootless", *options, "--", sys.executable, *program]
+    rows = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        for row in running.stdout:
+            print(row, end="", flush=True)
+            rows.append(json.loads(row))
+    if running.returncode:
+        raise SystemExit(running.returncode)
+    return rows
+
+
 def main() -> int:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--only", default="", help="these kinds of faults, with commas between them")
@@ -343,9 +358,7 @@ def main() -> int:
         inside(only, given.quiet)
         return 0
     program = ["-m", "scripts.fault_injection.culprits", "--inside", "--only", given.only]
-    lines = lab.inside([*program, "--quiet", str(given.quiet)], lab.options(3, up=MBIT, down=MBIT, rtt=RTT))
-    for row in lines:
-        print(json.dumps(row))
+    lines = streamed([*program, "--quiet", str(given.quiet)])
     faults = [row for row in lines if "fault" in row]
     right = sum(row["right"] for row in faults)
     print(f"{right} of {len(faults)} right")

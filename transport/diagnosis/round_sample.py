@@ -21,6 +21,7 @@ class PeerSample:
     name: str
     arrived: float  # hub's monotonic seconds: its update was whole, or the round closed without it
     compute_s: float = 0.0  # of the lease before
+    wait_s: float = 0.0  # that its device then waited for the exchange
     samples: int = 0  # of that lease; 0: not known
     cost: float = 0.0  # of these samples, as the load balancer sees it
     upload_s: float = 0.0  # from its report to its whole update

@@ -105,6 +105,7 @@ class RoundCommitted(Event):
     rewards: tuple[float, ...] = ()  # as in EvaluationDone
     eta_s: float | None = None  # to the end of the run, at the rate of late; None: not known yet
     deadline: float = 0.0  # straggler deadline, seconds after the opening, as the last awaited update left it
+    line: str = ""  # the line that bounds the last rounds, or "the compute"; empty: not known
     local_steps: int = 1  # steps of the round
 
 

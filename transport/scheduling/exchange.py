@@ -154,6 +154,7 @@ class Exchange:
                 name,
                 self.opened + at,
                 compute_s=report.compute_s if report is not None else 0.0,
+                wait_s=report.wait_s if report is not None else 0.0,
                 samples=samples,
                 cost=cost,
                 upload_s=at - self.reported.get(session, at),

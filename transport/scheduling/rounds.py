@@ -24,7 +24,7 @@ from msgspec import structs
 
 from transport import actions as do
 from transport.actions import Outbox
-from transport.diagnosis import Culprit, PeerSample, SlowRounds
+from transport.diagnosis import Culprit, LineWatch, PeerSample, RoundSample, SlowestLine, SlowRounds
 from transport.ledger import EvaluationRow, Recovered
 from transport.membership import Admission, Roster, Session, SessionEvent, State
 from transport.protocol import (
@@ -117,7 +117,8 @@ class Rounds:
         self.sharding: Sharding | None = None
         self.passing: Passing | None = None
         self.over = messages.Over("", False)  # how the run ended
-        self.slow = SlowRounds()
+        self.slow, self._lines = SlowRounds(), LineWatch()
+        self.slowest: SlowestLine | None = None  # what bounds the last rounds
         self._uneven_until = -1  # rounds in which members evaluate, and those after them, take longer
         self._deadline, self._balancer = StragglerDeadline(self._longest), LoadBalancer()
         self._started = now
@@ -149,7 +150,9 @@ class Rounds:
             if not self.leases.held(session.id):
                 session.owes_since = None
             ids = sample_ids(self.leases.ids(session.id, max(m.delivers, default=-1)) or ())
-            late = PeerSample(session.name, now, m.compute_s, len(ids), sum(self._costs(ids)), spent=m.spent)
+            late = PeerSample(
+                session.name, now, m.compute_s, m.wait_s, len(ids), sum(self._costs(ids)), spent=m.spent
+            )
             self._tell_culprits(self.slow.late(session.id, late))
             if m.round in self.history.commits:
                 self._out.send(session.conn, self.history.commits[m.round])
@@ -536,18 +539,20 @@ class Rounds:
         event = ex.event(accepted, done, self._members.tell_traffic(), now)
         steps, counted = self.settings.steps, self.leases.counted
         self._pace.append((now, counted))
-        told = replace(event, step=self.step, steps=steps, counted=counted, eta_s=self.eta_s(now))
+        sample = self._sample(ex, done, now)
+        self.slowest = self._lines.add(sample)
+        line = self.slowest.line if self.slowest is not None else ""
+        told = replace(event, step=self.step, steps=steps, counted=counted, eta_s=self.eta_s(now), line=line)
         self._out.tell(told)
-        self._diagnose(ex, done, now)
+        self._tell_culprits(self.slow.add(sample))
         self._wait_again(now)
 
-    def _diagnose(self, ex: Exchange, done: do.CommitDone, now: float) -> None:
-        """Look for a peer that has lengthened the round."""
+    def _sample(self, ex: Exchange, done: do.CommitDone, now: float) -> RoundSample:
+        """Describe a durable round for the diagnosis."""
         before = self.history.commits.get(ex.round - 1)
         sample = ex.sample(done, before.size if before is not None else 0)
         silent = {s.id: now - s.seen for s in self._members if s.state is State.BEHIND}
-        uneven = ex.round <= self._uneven_until
-        self._tell_culprits(self.slow.add(replace(sample, silent=silent, uneven=uneven)))
+        return replace(sample, silent=silent, uneven=ex.round <= self._uneven_until)
 
     def _tell_culprits(self, found: list[Culprit]) -> None:
         for one in found:

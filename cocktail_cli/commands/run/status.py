@@ -61,8 +61,9 @@ def status(
     snapshot), parameters, local_steps, recipe_hash, reach (of a run of this machine), peers, each with name,
     gpu, state (syncing, waiting, training, behind, lost, done), share, tokens, up_bytes, down_bytes,
     fetched_bytes (of these: before it was ready), rtt_ms, last_seen_s, joined_s, rounds, left_out,
-    compute_s, wait_s; culprits (who has lengthened the last rounds), each with peer, cause, evidence, remedy,
-    lengthened (by what share), round, since; and others: peers that are not in the run (deciding, left, lost,
+    compute_s, wait_s; bottleneck (of the last rounds: line, waiting, bytes_per_s; null: not known yet);
+    culprits (who has lengthened the last rounds), each with peer, cause, evidence, remedy, lengthened (by
+    what share), round, since; and others: peers that are not in the run (deciding, left, lost,
     removed).
     """
     run = run or the_run_going_on().run
@@ -211,6 +212,9 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
     yield " · ".join(parts)
     if found.get("reason"):
         yield str(found["reason"])
+    if slowest := found.get("bottleneck"):
+        waiting = f"devices wait {slowest['waiting']:.0%} of the time for their exchange"
+        yield f"bottleneck: {printable(str(slowest['line']))} ({waiting})"
     if found.get("reach"):
         yield f"reach: {found['reach']}"
     if in_full:

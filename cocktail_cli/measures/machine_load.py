@@ -65,6 +65,7 @@ class LoadMeter:
         self._noticed = MachineLoad()  # by the thread, since the last `since`
         self._before = counters()
         self._looked, self._used, self._asked = time.monotonic(), time.process_time(), 0.0
+        self._waited = 0.0  # seconds for which the thread had no core
         self._thread = threading.Thread(target=self._watch, name="load", daemon=True)
 
     def start(self) -> None:
@@ -102,8 +103,10 @@ class LoadMeter:
         with self._lock:
             now, used, had = time.monotonic(), time.process_time(), self._noticed
             late = now - self._looked - TICK_S
-            stopped = late if late >= STOOD_S and used - self._used < BUSY * late else 0.0
-            self._looked, self._used = now, used
+            waited = core_wait(self._thread.native_id or 0)
+            idle = late - max(0.0, waited - self._waited)  # less the time in which the thread could have run
+            stopped = idle if idle >= STOOD_S and used - self._used < BUSY * late else 0.0
+            self._looked, self._used, self._waited = now, used, waited
             reading, passed = GpuReading(), 0.0
             if self._read_gpus is not None and now - self._asked >= GPU_S:
                 reading, passed, self._asked = self._read_gpus(), min(now - self._asked, 2 * GPU_S), now
@@ -135,11 +138,15 @@ if sys.platform == "linux":
         """Return by thread the seconds it was ready to run and had no core (schedstat)."""
         found = {}
         with suppress(OSError):
-            for thread in os.listdir("/proc/self/task"):
-                with suppress(OSError, ValueError, IndexError):  # a thread that ended meanwhile
-                    text = Path(f"/proc/self/task/{thread}/schedstat").read_text()
-                    found[int(thread)] = int(text.split()[1]) / 1e9
+            for thread in map(int, os.listdir("/proc/self/task")):
+                found[thread] = core_wait(thread)
         return found
+
+    def core_wait(thread: int) -> float:
+        """Return the seconds for which a thread was ready to run and had no core; 0: it has ended."""
+        with suppress(OSError, ValueError, IndexError):
+            return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1]) / 1e9
+        return 0.0
 
     def stalled(what: str) -> float:
         """Return the seconds in which some task stood still for a resource (pressure stall information).
@@ -182,3 +189,7 @@ else:
     def counters() -> Counters:
         """Read what every system tells: how far the wall clock is ahead."""
         return Counters(ahead=time.time() - time.monotonic())
+
+    def core_wait(thread: int) -> float:
+        """Return 0: this system does not tell."""
+        return 0.0

@@ -30,7 +30,7 @@ SHORT_S = 0.02  # a shorter transfer says nothing of its line
 
 @dataclass(frozen=True)
 class SlowestLine:
-    """What bounds the rounds of late."""
+    """A line, or the compute, that bounds the rounds of late."""
 
     line: str  # "the hub's up", "the hub's down", "NAME's up", "NAME's down", "each peer's up", "the compute"
     waiting: float  # share of a step that devices wait for the exchange

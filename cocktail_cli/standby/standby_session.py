@@ -160,6 +160,7 @@ class StandbySession:
                 self.show(Progressed(f"the copy is whole: {follower.copy.rounds} rounds"))
                 self._prepare(follower)
                 state.synced = True
+                self.show(Progressed("standing by for the hub"))
             time.sleep(LOOK_S)
         return ""
 

@@ -2,6 +2,7 @@
 
     scripts/chaos --minutes 30 --seed 1
     scripts/chaos --only hub-kill --times 100 --seed 1
+    scripts/chaos --only hub-lost --times 100 --seed 1 --replicated
     scripts/chaos --owners --minutes 5 --seed 1
     scripts/chaos --histories 200000 --seed 1
 
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.fault_injection.checks import Check, checks, hub_back_soon, save_told
+from scripts.fault_injection.checks import Check, checks, hub_back_soon, hub_lost, save_told
 from scripts.fault_injection.faults import Record, possible
 from scripts.fault_injection.histories import play_histories
 from scripts.fault_injection.run import Ended, Reference, Workload, fresh, play, reference_of, say, write_data
@@ -86,7 +87,8 @@ def planned(given: argparse.Namespace, work: Path, fill_s: float) -> tuple[Workl
     """Plan a run that fills so many seconds of training, and find its reference."""
 
     def workload(steps: int) -> Workload:
-        return Workload(given.peers, steps, given.seed, owners=given.owners)
+        replicated = given.replicated
+        return Workload(given.peers, steps, given.seed, owners=given.owners, replicated=replicated)
 
     steps = given.steps
     if not steps:
@@ -112,16 +114,17 @@ def hub_killed(given: argparse.Namespace, work: Path) -> int:
     workload, reference = planned(given, work, AT_ONCE * LIFE)
     records, kept = list[Record](), True
     while len(records) < given.times and kept:
-        faults = list(hub_kills(given.seed + len(records), given.times - len(records)))
-        out = under_faults(f"hub-kill-{given.seed}", workload, faults, reference, float("inf"), work)
+        left = given.times - len(records)
+        faults = list(hub_kills(given.seed + len(records), left, given.only))
+        out = under_faults(f"{given.only}-{given.seed}", workload, faults, reference, float("inf"), work)
         say("\n".join(out.lines()))
         kept = out.kept
-        records += [record for record in out.records if record.back_s is not None]
+        records += [one for one in out.records if one.back_s is not None or one.gap_s is not None]
         say(f"{len(records)} of {given.times} kills\n")
         if not out.records:
             break
-    check = hub_back_soon(records)
-    say(f"{check.promise}: {check.figure}")
+    for check in (hub_back_soon(records), *hub_lost(records)):
+        say(f"{check.promise}: {check.figure}")
     say(f"{'ok' if kept else 'failed'}: {len(records)} kills of the {HUB}, seed {given.seed}")
     return 0 if kept else 1
 
@@ -134,9 +137,10 @@ def main() -> int:
     asked.add_argument("--seed", type=int, default=1, help="the faults follow from it")
     asked.add_argument("--histories", type=int, default=0, help="play so many generated histories instead")
     asked.add_argument("--only", default="", help="these kinds of faults only, with commas between them")
-    asked.add_argument("--times", type=int, default=0, help="with --only hub-kill: so many kills")
+    asked.add_argument("--times", type=int, default=0, help="with --only hub-kill or hub-lost: so many")
     asked.add_argument("--peers", type=int, default=4, choices=range(1, len(PEERS) + 1), metavar="N")
     asked.add_argument("--owners", action="store_true", help="the peers own the shards of the vector")
+    asked.add_argument("--replicated", action="store_true", help="a round is committed once a standby has it")
     asked.add_argument("--every", type=float, default=9.0, help="seconds between two faults, on average")
     asked.add_argument("--steps", type=int, default=0, help="of the run; 0: so many as fill the minutes")
     asked.add_argument("--no-reference", action="store_true", help="do not compare the loss")
@@ -145,8 +149,8 @@ def main() -> int:
     unknown = [kind for kind in given.only.split(",") if kind and kind not in KINDS]
     if unknown:
         asked.error(f"no such fault: {unknown[0]}; there are {', '.join(KINDS)}")
-    if given.times and given.only != "hub-kill":
-        asked.error("--times goes with --only hub-kill")
+    if given.times and given.only not in ("hub-kill", "hub-lost"):
+        asked.error("--times goes with --only hub-kill or --only hub-lost")
     if given.histories:
         return play_histories(given.histories, given.seed)
     if not possible():

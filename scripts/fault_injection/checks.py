@@ -23,6 +23,7 @@ from scripts.swarms.processes import Line
 from transport import Ledger
 
 LOSS_WITHIN = 0.02  # of the held-out loss of the run without faults
+TAKES_OVER = 15.0  # seconds without a commit after the hub's machine was destroyed
 SLACK = 10.0  # seconds a round may take beyond its cap on a busy machine
 WARM_UP = 45.0  # seconds of work in which a process's memory may grow
 LONG_LIVED = 90.0  # seconds of life after that, to say anything about memory
@@ -60,6 +61,7 @@ def checks(
     yield rounds_in_time(swarm, records, step_timeout)
     yield everybody_came_back(records)
     yield hub_back_soon(records)
+    yield from hub_lost(records)
     yield reported(swarm, records)
     yield exits(swarm)
     yield sentences(swarm)
@@ -98,6 +100,8 @@ def books(swarm: Swarm) -> Iterator[Check]:
         common.apply(packet)
         truth[row.round] = f"{common.fingerprint:016x}"
     told = [(child, step) for child in swarm.children if child.name != HUB for step in child.heard("step")]
+    if swarm.lost:  # what a peer told of a lost round before it joined anew was void
+        told = [(c, s) for c, s in told if s["round"] not in swarm.lost]
     for child, step in told:
         if truth.get(step["round"]) != step["fingerprint"]:
             wrong.append(f"{child.name} held another global model after round {step['round']} ({child.log})")
@@ -109,7 +113,7 @@ def books(swarm: Swarm) -> Iterator[Check]:
     agreed = f"{len(told):,} told by the peers, {len(rows):,} agreed on"
     figure = f"{agreed}; the export folds to {common.fingerprint:016x}"
     yield found("fingerprints are equal", wrong[:3], figure)
-    rounds = [step.event["round"] for step in swarm.steps()]
+    rounds = [r for step in swarm.steps() if (r := step.event["round"]) not in swarm.lost]
     figure = f"{len(rounds):,} told of {len(rows):,}; what was committed at a kill may be untold"
     yield Check("no round is told twice", len(set(rounds)) == len(rounds), figure)
 
@@ -183,6 +187,16 @@ def hub_back_soon(records: Sequence[Record]) -> Check:
     ninth = times[int(0.9 * (len(times) - 1))]
     spread = f"median {median(times):.1f} s, 90 % {ninth:.1f} s, at most {times[-1]:.1f} s"
     return Check(promise, times[-1] <= RECONNECTS, f"{len(times)} times: {spread}")
+
+
+def hub_lost(records: Sequence[Record]) -> Iterator[Check]:
+    """Check what it cost where the hub's machine was destroyed."""
+    if gaps := sorted(r.gap_s for r in records if r.gap_s is not None):
+        lost = sum(r.lost for r in records)
+        figure = (
+            f"{len(gaps)} times: median {median(gaps):.1f} s, at most {gaps[-1]:.1f} s; {lost} rounds lost"
+        )
+        yield Check(f"a standby goes on within {TAKES_OVER:.0f} s", gaps[-1] <= TAKES_OVER, figure)
 
 
 # ---- what was told, and how it ended -----------------------------------------------------------------------

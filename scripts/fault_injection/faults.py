@@ -19,6 +19,7 @@ from pathlib import Path
 
 from scripts.fault_injection.schedule import JOINER, KINDS, Fault
 from scripts.swarms.commands import GUEST, STARTS, Child, Stopped, Swarm, Told
+from scripts.swarms.processes import Line
 from transport import parse_url
 from transport.peer.admin_client import ask_status
 from transport.protocol.errors import TransportError
@@ -46,6 +47,13 @@ class Record:
     back_s: float | None = None  # from the end until the peer works (hub: from its listening, all peers)
     said: str = ""
     problem: str = ""
+    gap_s: float | None = None  # without a commit, where the hub's machine was lost
+    lost: int = 0  # committed rounds that went with it
+
+
+def is_rolled_back(warning: Line) -> bool:
+    """Tell whether a peer has applied a round that the standby lacked."""
+    return "took over without round" in str(warning.get("message", ""))
 
 
 class Failed(Exception):
@@ -338,6 +346,34 @@ class Chaos:
         self._kill_hub()
         self._lasts(fault.pause)
         self._resume(record)
+
+    def do_hub_lost(self, fault: Fault, record: Record) -> None:
+        swarm = self.swarm
+        standby = swarm.start_standby()
+        self._lasts(fault.lasts)
+        if swarm.finished:
+            return
+        if not standby.alive:
+            raise Failed(f"the standby ended with exit {standby.exit}: {standby.last_words()}")
+        record.began = time.monotonic()
+        swarm.lose_hub()
+        swarm.wait_for(lambda: swarm.hub_up.is_set() or not standby.alive, STARTS)
+        if not standby.alive:
+            raise Failed(f"the standby ended with exit {standby.exit}: {standby.last_words()}")
+        first = standby.heard("run_started")[0]["round"]  # the next one that it commits
+        record.ended = time.monotonic()
+        self._commits(record)
+        told = [s.event["round"] for s in swarm.steps() if s.at < record.began]
+        lost = set(range(first, max(told, default=-1) + 1))
+        lost |= {first for peer in swarm.peers.values() if any(map(is_rolled_back, peer.heard("warning")))}
+        swarm.lost |= lost
+        next_step = swarm.first_step(record.ended)
+        gap = next_step.at - record.began if next_step else None
+        record.gap_s, record.lost = gap and round(gap, 2), len(lost)
+        record.said += f" took over before round {first}, {len(lost)} lost, gap {gap or 0:.1f} s"
+        most = 0 if "swarm.durability=replicated" in swarm.launch else 1
+        if len(lost) > most:
+            raise Failed(f"{len(lost)} committed rounds are lost, {most} at most")
 
     def do_hub_clock(self, fault: Fault, record: Record) -> None:
         self._kill_hub()

@@ -31,6 +31,7 @@ class Workload:
     batch: int = 48
     step_timeout: float = 30.0
     owners: bool = False  # the peers own the shards
+    replicated: bool = False  # a round is committed once the standby has it
 
     def command(self, data: Path) -> list[str]:
         """Build the arguments of `cocktail launch`, without a place."""
@@ -40,6 +41,7 @@ class Workload:
             *(f"eval_steps={max(10, self.steps // 8)}", f"training.seed={self.seed}", "learning_rate=3e-3"),
             *(f"swarm.step_timeout={self.step_timeout:.0f}", "swarm.peer_timeout=15"),
             "swarm.start_timeout=300",
+            *(("swarm.durability=replicated",) if self.replicated else ()),
             *(("swarm.owners=peers", f"compression.shards={SHARDS}") if self.owners else ()),
         ]
 
@@ -135,6 +137,8 @@ def begin(swarm: Swarm) -> None:
     hub = swarm.start_hub()
     if not swarm.wait_for(lambda: swarm.hub_up.is_set() or not hub.alive, STARTS) or not hub.alive:
         raise Ended(f"the hub did not start: {hub.last_words()}")
+    if "swarm.durability=replicated" in swarm.launch:
+        swarm.start_standby()
     for name in swarm.links:
         swarm.peers[name] = swarm.join(name)
     everybody = set(swarm.links)

@@ -50,6 +50,9 @@ KINDS: dict[str, Kind] = {
     "hub-kill": Kind("kill -9 of the hub after so many seconds, then --resume", 1, HUB, pause=(0.0, 2.0)),
     "hub-kill-again": Kind("kill -9 of the hub, and once more while it starts", 1, HUB, lasts=(1.0, 9.0)),
     "hub-stop": Kind("SIGSTOP of the hub, then SIGCONT", 1, HUB, lasts=(5.0, 5.0), long=40.0),
+    "hub-lost": Kind(
+        "the hub's machine is gone, disk and all; a standby takes over", 1, HUB, lasts=(0.0, 3.0)
+    ),
     "hub-clock": Kind("kill -9 of the hub; its wall clock is wrong by hours from now on", 1, HUB),
 }
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
@@ -111,9 +114,9 @@ def schedule(
         now += random.expovariate(1 / every)
 
 
-def hub_kills(seed: int, times: int) -> Iterator[Fault]:
+def hub_kills(seed: int, times: int, kind: str = "hub-kill") -> Iterator[Fault]:
     """Draw nothing but kill -9 of the hub, each after it has lived for a random while with its peers back."""
-    random = Random(f"hub-kill {seed}")
+    random = Random(f"{kind} {seed}")
     for number in range(times):
         lives = random.choice((random.uniform(0, 0.5), random.uniform(0, 6)))
-        yield Fault(number, 0.0, "hub-kill", HUB, round(lives, 3), 0.0, "SIGKILL", 0.0, 0.0)
+        yield Fault(number, 0.0, kind, HUB, round(lives, 3), 0.0, "SIGKILL", 0.0, 0.0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -116,6 +117,9 @@ class Swarm:
         self.doors: dict[str, list[Link]] = {name: [] for name in peers}  # of all its processes
         self.url, self.urls = "", dict[str, str]()
         self.hub: Child | None = None
+        self.standby: Child | None = None
+        self.standby_out = folder
+        self.lost: set[int] = set()  # rounds that a standby lacked when it took over
         self.hub_up = threading.Event()  # the hub listens, and is not stopped
         self.no_hub: list[list[float]] = []  # [from, to] in which there was no hub; the last may be open
         self.over = threading.Event()  # end everything now
@@ -143,6 +147,35 @@ class Swarm:
         command += ["-o", str(self.out), *(["--resume"] if resume else [])]
         self.hub = self.start(HUB, command, heard=self._take)
         return self.hub
+
+    def start_standby(self) -> Child:
+        """Start `cocktail standby` on a machine of its own, and wait until it stands by and counts."""
+        if self.standby is not None and self.standby.alive:
+            return self.standby
+        folder = self.folder / f"standby-{1 + len(list(self.folder.glob('standby-*')))}"
+        command = [*COCKTAIL, "standby", "-", "--json", "--bind", "127.0.0.1", "--port", "0"]
+        command += ["--keys", str(self.out / "run.json"), "-o", str(folder)]
+        home = str(self.folder / "homes" / folder.name)
+        self.standby = self.start(HUB, command, self.url + "\n", heard=self._take, COCKTAIL_HOME=home)
+        self.standby_out, child, since = folder, self.standby, time.monotonic()
+
+        def follows() -> bool:
+            ready = any("standing by" in told["state"] for told in child.heard("progressed"))
+            counts = self.first(lambda e: "has all of the run" in e.get("message", ""), since)
+            return not child.alive or self.finished is not None or bool(ready and counts)
+
+        self.wait_for(follows, STARTS)
+        return child
+
+    def lose_hub(self) -> None:
+        """Destroy the hub's machine, disk included; the standby is all that is left."""
+        assert self.hub is not None
+        assert self.standby is not None
+        self.hub_gone()
+        self.hub.kill()
+        self.hub.end(10)
+        shutil.rmtree(self.out)
+        self.hub, self.out, self.standby = self.standby, self.standby_out, None
 
     def _take(self, event: Line) -> None:
         now = time.monotonic()

@@ -1,6 +1,6 @@
 """Durable state: a run's ledger, append-only packet logs, and residual handoffs."""
 
-from .ledger_copy import LedgerChanges, LedgerCopy, changes_after, updates_between
+from .ledger_copy import TAKEN_OVER, LedgerChanges, LedgerCopy, changes_after, updates_between
 from .packet_log import HEADER_SIZE, PacketLog, read_packets
 from .residual_handoffs import (
     HUB,

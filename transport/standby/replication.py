@@ -5,7 +5,8 @@ replicated, 1 where it is asynchronous. A standby that takes over stores nothing
 whatever network and machines do, a hub that was replaced announces at most `lag` rounds that its standby
 lacks, and then waits: there is no second history. Nothing of this depends on clocks or on votes.
 
-    nobody follows   asynchronous: as without a standby. replicated: the first commit waits for one
+    nobody follows   asynchronous: as without a standby. replicated: the first commit waits for one, but not
+                     at a hub that has taken over: it is the second machine
     FOLLOWING        its copy has come so far that it counts; peers are told where it is
     LOST             the hub waits, and asks the standby's machine every two seconds whether it has taken over
     alone            asynchronous only: a majority of the voters has promised not to vote for the lost standby
@@ -21,6 +22,7 @@ import msgspec
 
 from transport import actions as do
 from transport.actions import Outbox
+from transport.ledger import TAKEN_OVER
 from transport.membership import Roster, Session
 from transport.protocol import RunSettings, messages
 from transport.scheduling import Rounds
@@ -150,7 +152,9 @@ class Replication:
             self._rounds.committed(done, now)
 
     def may_announce(self, round: int) -> bool:
-        return self.lag == 1 if self.standby is None else self._stored_enough(round)
+        if self.standby is None:  # who has taken over is the second machine, and waits for no third
+            return self.lag == 1 or self.term >= TAKEN_OVER
+        return self._stored_enough(round)
 
     def _release(self, now: float) -> None:
         if self.held is not None and self.may_announce(self.held.round):

@@ -153,7 +153,7 @@ class StandbySwarm(SimSwarm):
         self.taken = self.standby.rounds
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(["replicated", "asynchronous"]), st.lists(ACT, max_size=25))
 def test_no_kill_and_no_partition_makes_a_second_history(
     durability: str, acts: list[tuple[str, object]]

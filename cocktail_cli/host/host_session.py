@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -207,6 +208,8 @@ class HostSession:
         self.life_line: LifeLine | None = None
         self.share_gated_base = False
         self.prepared: RunDelegate | None = None  # what `prepare` made, where a standby has called it before
+        # Called just before the hub listens: a standby has its port until then.
+        self.free_port: Callable[[], None] | None = None
         self.arguments: dict[str, Any] = {}  # by which `resume` hosts the run again
         self.stop_reason = ""
         self.stop_by = float("inf")  # on the monotonic clock
@@ -400,7 +403,8 @@ class HostSession:
 
         old = self.resumed
         keys, name = (RunKeys(**old.keys), old.run) if old else (RunKeys.generate(), machine.new_name())
-        usual, listen = listen.port, machine.free_address(listen)
+        usual = listen.port
+        listen = listen if self.free_port else machine.free_address(listen)
         if listen.port != usual:
             self.show(events.Progressed(f"port {usual} is taken: this run listens on port {listen.port}"))
         settings = settings_of(work, name, peers, machine.own_keys().public, guests)
@@ -415,6 +419,8 @@ class HostSession:
         work.recover(ledger)
         narrator.recall(ledger)
         keep_freed_memory()
+        if self.free_port:
+            self.free_port()
         hub = Hub((listen.bind, listen.port), keys, ledger, settings, work)
         work.tell = hub.warn
         hub.start()

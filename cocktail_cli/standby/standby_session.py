@@ -75,38 +75,38 @@ class StandbySession:
         state = Succession(url.run, url.token)
         bind = wanted.listen.bind
         lookout = Lookout((bind, wanted.listen.port), self.keys.pair, state)
-        with ExitStack() as stack:
-            stack.callback(lookout.close)
-            reach = machine.reach_of(bind, lookout.port, wanted.listen.advertise)
-            relay = machine.relay_of(wanted.listen.relay)
-            self.place = machine.joined(reach.host, reach.port) + (f"+{relay}" if relay else "")
-            identity = PeerIdentity(
-                f"standby-{machine.default_peer_name()}",
-                f"standby at {self.place}",
-                self._versions(),
-                keys=self.keys.pair,
-                follows_at=self.place,
-                secret=wanted.keys.get("stop", ""),
-            )
+        with closing(lookout):
+            with ExitStack() as stack:
+                reach = machine.reach_of(bind, lookout.port, wanted.listen.advertise)
+                relay = machine.relay_of(wanted.listen.relay)
+                self.place = machine.joined(reach.host, reach.port) + (f"+{relay}" if relay else "")
+                identity = PeerIdentity(
+                    f"standby-{machine.default_peer_name()}",
+                    f"standby at {self.place}",
+                    self._versions(),
+                    keys=self.keys.pair,
+                    follows_at=self.place,
+                    secret=wanted.keys.get("stop", ""),
+                )
 
-            def watch(heard: bool, copy: LedgerCopy | None) -> None:
-                lookout.tell(lambda succession, now: succession.hub(heard, now))
-                manifest = follower.manifest
-                if copy is not None and manifest is not None:
-                    state.voters, state.term = copy.voters - {manifest.own_key}, copy.term
+                def watch(heard: bool, copy: LedgerCopy | None) -> None:
+                    lookout.tell(lambda succession, now: succession.hub(heard, now))
+                    manifest = follower.manifest
+                    if copy is not None and manifest is not None:
+                        state.voters, state.term = copy.voters - {manifest.own_key}, copy.term
 
-            follower = Follower(url, identity, self.folder, watch, lambda what: self.show(Warning(what)))
-            stack.callback(follower.close)
-            self._open_tunnel(relay, bind, lookout.port, stack)
-            stack.enter_context(leave_on_signal(lambda why: self.asked_to_leave.set()))
-            self.show(
-                Progressed(f"following {url.run} into {self.folder}; peers would find it at {self.place}")
-            )
-            follower.start()
-            why = self._wait(follower, lookout, state)
-        if why:
-            self.show(Warning(f"taking over the run {url.run}: {why}"))
-            self._take_over(follower, lookout.port)
+                follower = Follower(url, identity, self.folder, watch, lambda what: self.show(Warning(what)))
+                stack.callback(follower.close)
+                self._open_tunnel(relay, bind, lookout.port, stack)
+                stack.enter_context(leave_on_signal(lambda why: self.asked_to_leave.set()))
+                self.show(
+                    Progressed(f"following {url.run} into {self.folder}; peers would find it at {self.place}")
+                )
+                follower.start()
+                why = self._wait(follower, lookout, state)
+            if why:
+                self.show(Warning(f"taking over the run {url.run}: {why}"))
+                self._take_over(follower, lookout)
 
     def _own_keys(self) -> RunKeys:
         """Read or make the keys of this standby; secrets of the run as far as its host gave them."""
@@ -187,7 +187,7 @@ class StandbySession:
 
     # ---- taking over ---------------------------------------------------------------------------------------
 
-    def _take_over(self, follower: Follower, port: int) -> None:
+    def _take_over(self, follower: Follower, lookout: Lookout) -> None:
         """Host the run: from now on this folder is the run's."""
         from transport.ledger import LedgerCopy
 
@@ -196,8 +196,10 @@ class StandbySession:
         assert self.session is not None
         with closing(LedgerCopy(self.folder / run_folder.LEDGER)) as copy:
             term = copy.take_over(self.keys.public)
+        port = lookout.port
         record = replace(self._record(follower), port=port)
         machine.save_run(record)
+        self.session.free_port = lookout.close
         self.session.resumed, self.session.asked_hash = record, record.asked_hash
         self.show(Progressed(f"hosting {record.run} in term {term}"))
         recorder = run_folder.Recorder(self.folder, lambda what: self.show(Warning(what)))

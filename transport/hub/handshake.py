@@ -87,6 +87,7 @@ class Handshake:
         elif approved or (self.secret and same(m.secret, self.secret)) or key in replication.approved:
             replication.approved.add(key)
             session = self._members.begin(conn, m, now)
+            session.standby = True
             self._admission.move(key, KeyEvent.ADMITTED, session.name)
             self._welcome(session, resumed=False)
             replication.follow(session, m.place)

@@ -204,5 +204,7 @@ class HubState:
     def _drain(self, now: float) -> list[do.Action]:
         self.rounds.progress(now)
         if self.rounds.phase is Phase.ENDED:
+            if self.replication is not None:
+                self.replication.finish()
             self.admission.dismiss(self.admission.asking, messages.Refused("over", self.rounds.over.reason))
         return self.out.drain()

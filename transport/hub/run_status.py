@@ -23,7 +23,8 @@ WORDS = {
 
 def session_word(session: Session, over: bool) -> str:
     """Name a session's state. `over`: of the run, after which a peer that hangs up is done, not lost."""
-    return "done" if over else WORDS[session.state.value] if session.conn else "lost"
+    word = "standby" if session.standby else WORDS[session.state.value]
+    return "done" if over else word if session.conn else "lost"
 
 
 def run_status(rounds: Rounds, now: float) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from .run_ledger import MALFORMED, SCHEMA, entry_of, first_head, linked, lock_ex
 from .update_log import UPDATES, retired
 
 MOST_LINKS = 512  # of one message
+MOST_BYTES = 8 << 20  # of its rounds' packets: the updates that go with them are as many times more as peers
 TAKEN_OVER = 1 << 20  # added to the term; a hub that is only started again adds 1
 GROWN = {  # tables that only grow, with the columns of a row
     "chain": "link, kind, round, entry, head",
@@ -72,7 +73,8 @@ def changes_after(folder: Path, since: int, most: int = MOST_LINKS) -> bytes:
     with closing(sqlite3.connect(folder / "ledger.db", isolation_level=None, timeout=10)) as db:
         db.execute("BEGIN")
         chain = rows_of(db, "chain", f"link > {since} ORDER BY link LIMIT {most}")
-        newest = len(chain) < most
+        fits = within(db, chain)
+        newest, chain = len(chain) < most and fits == len(chain), chain[:fits]
         while not newest and chain[-1][1] == "fingerprint":  # links of one transaction, which a round ends
             chain.pop()
         names = {kind: sorted({row[2] for row in chain if row[1] == kind}) for kind in ENTRY_TABLES}
@@ -82,6 +84,21 @@ def changes_after(folder: Path, since: int, most: int = MOST_LINKS) -> bytes:
             grown[table] = rows_of(db, table, f"round IN ({','.join(map(str, sorted(rounds)))})")
         small = {table: rows_of(db, table) for table in (SMALL if newest else ("meta",))}
         return msgspec.msgpack.encode(LedgerChanges(since, grown, small))
+
+
+def within(db: sqlite3.Connection, chain: Rows) -> int:
+    """Count the links, from the first on, whose packets fit into one message; with one round at least."""
+    lengths = dict(db.execute("SELECT round, length FROM rounds WHERE round >= ?", (first_round(chain),)))
+    total = 0
+    for at, (_, kind, round, *_) in enumerate(chain):
+        total += lengths[round] if kind == "round" else 0
+        if total > MOST_BYTES:
+            return at + int(total == lengths[round])
+    return len(chain)
+
+
+def first_round(chain: Rows) -> int:
+    return min((int(row[2]) for row in chain), default=0)
 
 
 ENTRY_TABLES = {"round": ("rounds", "counted"), "fingerprint": ("rounds",), "evaluation": ("evaluations",)}

@@ -218,6 +218,11 @@ class Replication:
         if self.standby is not None and self.standby.key == key:
             self.dismiss(now, "the run goes on without its standby, which its host has removed")
 
+    def finish(self) -> None:
+        """Note that the run has ended in good order: a standby that hears that will not take over."""
+        if self.standby is not None and self.session:
+            self._record(messages.Standby(self.number, "", ""))
+
     def visited(self, term: int) -> None:
         """Take the term that the standby's machine has now. A higher one ends this hub: it is replaced."""
         if term <= self.term or self.standby is None:

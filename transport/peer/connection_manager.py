@@ -48,6 +48,7 @@ STALLED_S = 10.0  # a bulk flow that owes an answer for this long is dialled ane
 # After a silence of this length TCP waits up to as long again before it retries. Dialling anew is quicker and
 # costs a window at most: done when the control connection was as silent, or another flow is not.
 BACKED_OFF_S = 2.5
+LOOK_S = 1.0  # of silence, after which the kernel is asked whether bytes still move
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class ConnectionManager:
         self._give_up_at: float | None = None
         self._heard_at: dict[int, float] = {}  # when a flow last received, or began to wait for an answer
         self._bulk_heard_at = 0.0  # when any bulk flow last received
+        self._crossed: dict[int, int] = {}  # bytes of a flow's connection, when it was last looked at
         self._attach_sent_at: dict[int, float] = {}  # when a bulk flow sent Attach
         self._outbox: deque[messages.Message] = deque()
         self._thread = threading.Thread(target=self._run, name="cocktail-link", daemon=True)
@@ -172,7 +174,7 @@ class ConnectionManager:
 
     def _flow_up(self, flow: int, now: float) -> None:
         self._up.add(flow)
-        self._heard_at[flow] = now
+        self._heard_at[flow], self._crossed[flow] = now, self._wire.crossed(flow)
         self._retry.pop(flow, None)
         self._count(HANDSHAKE_UP, HANDSHAKE_DOWN, now)
         if flow == CONTROL:
@@ -301,6 +303,7 @@ class ConnectionManager:
 
     def _maintain(self, now: float) -> None:
         """Dial the flows that are due, hang up dead ones, and give up after `patience`."""
+        self._look(now)
         link = self.state.link
         if link in (SessionState.GREETING, SessionState.JOINED) and now >= self.state.silent_until():
             # A network that dropped this connection dropped the others; alone they would wait for STALLED_S.
@@ -323,6 +326,14 @@ class ConnectionManager:
         ):
             self.broken = self.broken or self._failure()
             self.changed.notify_all()
+
+    def _look(self, now: float) -> None:
+        """Hear a flow whose bytes still move: on a thin line a single message may take minutes."""
+        for flow in [f for f in self._up if now >= self._heard_at[f] + LOOK_S]:
+            if (crossed := self._wire.crossed(flow)) > self._crossed.get(flow, 0):
+                self._crossed[flow] = crossed
+                self._heard_at[flow] = self.state.heard = now
+                self._bulk_heard_at = now if flow != CONTROL else self._bulk_heard_at
 
     def _wanted(self, flow: int) -> bool:
         """Return True for a flow to dial: control always, one bulk flow, more once its window is full."""

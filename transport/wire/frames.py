@@ -110,6 +110,12 @@ class PeerWire(Protocol):
     def send(self, flow: int, frames: Frames) -> bool:
         """Send a message; returns False if the queue is full or the flow is not connected."""
 
+    def crossed(self, flow: int) -> int:
+        """Count the bytes that have crossed a flow's connection, both ways, parts of messages included.
+
+        0: not known.
+        """
+
     def wake(self) -> None: ...
 
     def close(self) -> None: ...

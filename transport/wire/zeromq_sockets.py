@@ -36,7 +36,7 @@ from transport.protocol import (
     to_base64,
 )
 
-from .connection_guard import ConnectionGuard, origin
+from .connection_guard import ConnectionGuard, counts_of, origin
 from .frames import Connected, Disconnected, Frames, Received, SharedPayload, wire_size
 from .tcp_probe import reach
 
@@ -66,7 +66,7 @@ def set_options(sock: zmq.Socket[bytes], options: dict[str, int]) -> None:
 COMMON = {
     "LINGER": 0,
     "IPV6": 1,
-    "TCP_MAXRT": 8000,  # ms unacknowledged before TCP gives up; keepalive is blind while data is in flight
+    "TCP_MAXRT": 20_000,  # ms unacknowledged before TCP gives up; keepalive is blind while data is in flight
     "TCP_KEEPALIVE": 1,
     "TCP_KEEPALIVE_IDLE": 30,
     "TCP_KEEPALIVE_INTVL": 10,
@@ -226,6 +226,7 @@ class DealerWire:
         self._poller.register(self._waker.inner, zmq.POLLIN)
         self._socks: dict[int, zmq.Socket[bytes]] = {}
         self._monitors: dict[int, zmq.Socket[bytes]] = {}
+        self._numbers: dict[int, int] = {}  # flow -> descriptor of its connection
         self._bridges: dict[Route, Bridge] = {}  # of routes that libzmq cannot dial
         self._connecting: dict[int, float] = {}  # flow -> deadline for the handshake
         self._resolved: queue.SimpleQueue[tuple[int, int, ProbedRoute | Unreachable]] = queue.SimpleQueue()
@@ -283,7 +284,8 @@ class DealerWire:
         sock.curve_serverkey = as_z85(self._server_key)
         sock.curve_publickey, sock.curve_secretkey = as_z85(self._keys.public), as_z85(self._keys.secret)
         events = (
-            zmq.EVENT_DISCONNECTED
+            zmq.EVENT_CONNECTED
+            | zmq.EVENT_DISCONNECTED
             | zmq.EVENT_CLOSED
             | zmq.EVENT_HANDSHAKE_SUCCEEDED
             | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -314,6 +316,7 @@ class DealerWire:
     def hang_up(self, flow: int) -> None:
         self._attempt.pop(flow, None)
         self._connecting.pop(flow, None)
+        self._numbers.pop(flow, None)
         sock, monitor = self._socks.pop(flow, None), self._monitors.pop(flow, None)
         if sock is not None and monitor is not None:
             self._poller.unregister(monitor)
@@ -358,9 +361,12 @@ class DealerWire:
     def _watch(self, flow: int) -> list[Connected | Disconnected | Received]:
         while True:
             try:
-                event = recv_monitor_message(self._monitors[flow], zmq.DONTWAIT)["event"]
+                said = recv_monitor_message(self._monitors[flow], zmq.DONTWAIT)
             except zmq.Again:
                 return []
+            if (event := said["event"]) == zmq.EVENT_CONNECTED:
+                self._numbers[flow] = said["value"]
+                continue
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 del self._connecting[flow]
                 proven = self._probed[flow].route
@@ -392,6 +398,10 @@ class DealerWire:
         except zmq.Again:
             return False
         return True
+
+    def crossed(self, flow: int) -> int:
+        counts = counts_of(self._numbers[flow]) if flow in self._numbers else None
+        return counts.acknowledged + counts.received if counts else 0
 
     def wake(self) -> None:
         self._waker.wake()

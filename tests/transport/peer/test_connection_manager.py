@@ -16,6 +16,7 @@ class SilentWire:
 
     def __init__(self) -> None:
         self.did: list[tuple[str, int]] = []
+        self.bytes: dict[int, int] = {}  # that have crossed a flow, parts of messages
 
     def dial(self, flow: int) -> None:
         self.did.append(("dial", flow))
@@ -28,6 +29,9 @@ class SilentWire:
 
     def send(self, flow: int, frames: Frames) -> bool:
         return True
+
+    def crossed(self, flow: int) -> int:
+        return self.bytes.get(flow, 0)
 
     def wake(self) -> None: ...
 
@@ -73,6 +77,28 @@ def test_a_hub_whose_chunks_arrive_is_not_silent_however_long_its_pings_wait_beh
     connections._maintain(late)
 
     assert ("hang up", CONTROL) not in wire.did
+
+
+def test_on_a_thin_line_a_flow_whose_bytes_still_move_is_left_alone_until_they_stop() -> None:
+    """One chunk may take minutes there, and pings wait behind it. To send it anew would never end."""
+    wire = SilentWire()
+    connections = joined(wire)
+    connections.transfers.up(1, 64, 0.05, 1.0)
+    connections.transfers.upload("update/0", bytes(FIRST_FRAGMENT), bytes(32)).agreed = True
+    assert connections.transfers.outgoing(now=1.0)
+
+    now = 1.0
+    while now < 120.0:
+        now += 0.5
+        wire.bytes[1] = wire.bytes.get(1, 0) + 500
+        connections._maintain(now)
+        if now % 7 == 0:  # a ping, after a silence
+            connections._received(Received(CONTROL, [encode(messages.Ping(now))]), now)
+    assert wire.did == []
+    connections._maintain(now + 5.9)
+    assert wire.did == []
+    connections._maintain(now + 6.0)
+    assert wire.did[:3] == [("hang up", 0), ("hang up", 1), ("hang up", 2)]
 
 
 def test_a_flow_that_the_others_leave_behind_is_dialled_anew_though_the_line_is_not_dark() -> None:

@@ -12,10 +12,11 @@ up, down     the peer's line at 20 kbit/s, one way
 loss         30 % of its packets are lost
 stop         SIGSTOP for 8 s
 nice         the peer at nice 19 beside four busy processes on its core
-core         twelve busy processes on the peer's core
-quota        the peer may use a fiftieth of a core (a control group; root)
+core         the peer's core gives it a twentieth of its time (a control group; root)
 disk         the hub's disk writes three times a second (a control group; root)
 clock        the peer's wall clock jumps by an hour
+
+`nice` says something only where each peer has a core to itself: busy processes slow whoever shares theirs.
 
 Not done here: memory pressure (without swap a control group ends the process instead, and the machine is not
 ours alone), heat, other programs on a GPU, suspending the machine.
@@ -201,10 +202,6 @@ def reniced(swarm: Swarm, who: str) -> None:
     set_nice(swarm, who, 19)
 
 
-def crowded(swarm: Swarm, who: str) -> None:
-    swarm.crowd(12, CORES[who])
-
-
 def at_ease(swarm: Swarm, who: str) -> None:
     swarm.leave()
     with suppress(PermissionError):  # a lower nice value needs a privilege of the machine's own
@@ -248,9 +245,8 @@ KINDS = {
     "loss": Kind(lambda swarm, who: line(who, loss=LOSS), mended, ("upload", "download"), ("silent",)),
     "stop": Kind(stopped, nothing, ("stopped",), ("silent",)),
     "nice": Kind(reniced, at_ease, ("other load",), to=ALONE),
-    "core": Kind(crowded, at_ease, ("other load",), to=ALONE),
-    "quota": Kind(
-        grouped("cpu", cfs_quota_us="2000"), ungrouped("cpu"), ("other load", "compute"), needs="cpu"
+    "core": Kind(
+        grouped("cpu", cfs_quota_us="5000"), ungrouped("cpu"), ("other load", "compute"), needs="cpu"
     ),
     "disk": Kind(
         grouped("blkio", **{"throttle.write_iops_device": f"{device_of('/tmp')} 3"}),
@@ -261,7 +257,7 @@ KINDS = {
     ),
     "clock": Kind(signalled(signal.SIGUSR2), nothing, ("clock",)),
 }
-ORDER = "up down loss stop nice core quota disk clock"
+ORDER = "up down loss stop nice core disk clock"
 
 
 def plan(only: Sequence[str]) -> list[tuple[str, str]]:

@@ -3,8 +3,8 @@
     own       seconds of a peer's cycle, from one arrival of an update to the next, less its idle time
     without   the longest own time of the peers that are not far above the others: what the round would take
     slow      own >= (1 + EFFECT) x without
-    cause     the counter of its machine, or else the phase of its round, that explains the difference:
-              its growth over what is usual for this peer and this size, beyond its spread
+    cause     the phase of its round that explains the difference by its growth over what is usual for this
+              peer and this size, beyond its spread; or a counter of its machine that has grown with it
     named     slow with the same cause in VOTES of its last WINDOW rounds
 
 - A slow, steady peer whose share of the batch the load balancer has adapted has an own time as all others.
@@ -46,7 +46,6 @@ COUNTERS: tuple[tuple[str, Cause, float], ...] = (
     ("memory", "memory", 0.25),
     ("throttled", "thermal", 0.4),
     ("io", "disk", 0.4),
-    ("disk", "disk", 0.4),
     ("gpu_wait", "gpu load", 0.4),
     ("cpu_wait", "other load", 0.4),
 )
@@ -57,6 +56,7 @@ PHASES: tuple[tuple[str, Cause], ...] = (
     ("upload", "upload"),
     ("download", "download"),
     ("lease", "download"),
+    ("disk", "disk"),
 )
 CERTAIN: tuple[Cause, ...] = ("asleep", "stopped", "silent", "clock")
 
@@ -109,6 +109,7 @@ class Verdict:
     cause: Cause
     evidence: str
     certain: bool  # one round suffices
+    grown: float  # seconds above the usual ones
 
 
 class SlowRounds:
@@ -293,15 +294,23 @@ class SlowRounds:
 
 
 def explained(suspect: Suspect, before: Sequence[PeerSample]) -> Verdict | None:
-    """Find what explains that a peer was slower than the others: a counter of its machine, or a phase."""
+    """Find what explains that a peer was slower than the others: a counter of its machine, or a phase.
+
+    A phase that has grown is explained by the first counter that has grown with it, however noisy that is.
+    """
     peer, known = suspect.sample, len(before) >= KNOWN
+    normal = {counter: usual(counter, peer, before) or Usual(0.0, 0.0) for counter, _, _ in COUNTERS}
+    phase = largest_phase(suspect, before) if known else None
     for counter, cause, share in COUNTERS:
-        if cause in CERTAIN or known:
-            normal = usual(counter, peer, before) or Usual(0.0, 0.0)
-            if (above := normal.excess(peer.seconds(counter))) >= share * suspect.excess:
-                said = evidence_of(cause, peer, normal if normal.seconds > 0 else None)
-                return Verdict(cause, said, cause in CERTAIN or above >= DRASTIC * suspect.without)
-    return largest_phase(suspect, before) if known else None
+        took, one = peer.seconds(counter), normal[counter]
+        above = one.excess(took) if phase is None or cause in CERTAIN else took - one.seconds
+        if (known or cause in CERTAIN) and above >= share * (
+            suspect.excess if phase is None else phase.grown
+        ):
+            drastic = above >= DRASTIC * suspect.without
+            said = evidence_of(cause, peer, one if one.seconds > 0 else None)
+            return Verdict(cause, said, cause in CERTAIN or drastic, above)
+    return phase
 
 
 def largest_phase(suspect: Suspect, before: Iterable[PeerSample], certain: bool = False) -> Verdict | None:
@@ -316,4 +325,4 @@ def largest_phase(suspect: Suspect, before: Iterable[PeerSample], certain: bool 
         return None
     drastic = grown[cause] >= DRASTIC * suspect.without
     said = evidence_of(cause, suspect.sample, Usual(normal[cause], 0.0))
-    return Verdict(cause, said, certain or drastic)
+    return Verdict(cause, said, certain or drastic, grown[cause])

@@ -118,7 +118,7 @@ class Swarm:
         self.url, self.urls = "", dict[str, str]()
         self.hub: Child | None = None
         self.standby: Child | None = None
-        self.standby_out = folder
+        self.standby_out, self.standbys = folder, 0
         self.lost: set[int] = set()  # rounds that a standby lacked when it took over
         self.hub_up = threading.Event()  # the hub listens, and is not stopped
         self.no_hub: list[list[float]] = []  # [from, to] in which there was no hub; the last may be open
@@ -152,7 +152,8 @@ class Swarm:
         """Start `cocktail standby` on a machine of its own, and wait until it stands by and counts."""
         if self.standby is not None and self.standby.alive:
             return self.standby
-        folder = self.folder / f"standby-{1 + len(list(self.folder.glob('standby-*')))}"
+        self.standbys += 1
+        folder = self.folder / f"standby-{self.standbys}"
         command = [*COCKTAIL, "standby", "-", "--json", "--bind", "127.0.0.1", "--port", "0"]
         command += ["--keys", str(self.out / "run.json"), "-o", str(folder)]
         home = str(self.folder / "homes" / folder.name)

@@ -1,0 +1,116 @@
+"""A real hub, real peers and a real standby over sockets: the run goes on with the standby's copy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from toy_swarm import ToyPeer, ToyWork, toy_settings
+
+from transport.hub import Hub
+from transport.ledger import Ledger, LedgerCopy, UpdateLog
+from transport.peer import LinkLimits, PeerIdentity, PeerLink
+from transport.protocol import Event, RunEnded, RunKeys, RunSettings, WeightedPacket, messages
+from transport.standby import Follower, Lookout, Succession
+
+FILE = b"the tokenizer"
+
+
+class FollowedWork(ToyWork):
+    """A toy that logs its updates, as an aggregator does, and has a file for its standby."""
+
+    def __init__(self, folder: Path, packets: Sequence[bytes] = ()) -> None:
+        super().__init__(list(packets))
+        self.log = UpdateLog(folder / "updates.log", len(packets))
+
+    def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
+        packet = super().aggregate(round, updates)
+        self.log.begin(round, [WeightedPacket(*one) for one in updates])
+        self.log.seal(hashlib.sha256(packet).digest())
+        return packet
+
+    def object(self, name: str) -> bytes | Path:
+        if name.startswith("replica/manifest/"):
+            files = [{"path": "tokenizer/t.json", "size": len(FILE), "stamp": 10**18}]
+            return json.dumps({"files": files, "saved": 0, "own_key": "", "record": {}}).encode()
+        return FILE
+
+
+def until(there: Callable[[], object], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def hub_of(
+    folder: Path, keys: RunKeys, settings: RunSettings, port: int = 0
+) -> tuple[Hub, list[Event], FollowedWork]:
+    ledger = Ledger(folder, run=settings.run, samples=settings.samples)
+    work = FollowedWork(folder, [packet for _, packet in ledger.packets()])
+    hub, told = Hub(("127.0.0.1", port), keys, ledger, settings, work), list[Event]()
+    hub.start()
+    threading.Thread(target=lambda: told.extend(filter(None, hub.events())), daemon=True).start()
+    return hub, told, work
+
+
+def test_a_standby_takes_over_on_its_hosts_word_and_the_old_hub_which_is_alive_stops(tmp_path: Path) -> None:
+    """The order of a host in a split network. Peers come by themselves, each sample is counted once, and the
+    old hub says in one sentence why it stops."""
+    keys = RunKeys.generate()
+    own = replace(RunKeys.generate(), token=keys.token)
+    settings = toy_settings(
+        samples=60, durability="replicated", min_peers=2, ping_s=0.1, grace_s=0.3, recover_s=2.0,
+        start_timeout=8.0,
+    )  # fmt: skip
+    old, told, _ = hub_of(tmp_path / "hub", keys, settings)
+    url, gate = keys.url("127.0.0.1", old.port, settings.run), threading.Event()
+    state = Succession(settings.run, keys.token)
+    with closing(Lookout(("127.0.0.1", 0), own.pair, state)) as lookout:
+        me = PeerIdentity("standby", keys=own.pair, follows_at=f"127.0.0.1:{lookout.port}", secret=keys.stop)
+        follower = Follower(url, me, tmp_path / "standby", lambda heard, copy: None, lambda what: None)
+        follower.start()
+
+        def wait_once(opened: messages.Round) -> None:
+            if opened.round == 4:
+                gate.wait(30.0)
+
+        peers = [
+            ToyPeer(PeerLink(url, PeerIdentity(name), LinkLimits(patience=30.0)), before_exchange=wait_once)
+            for name in ("ann", "bob")
+        ]
+        threads = [peer.start() for peer in peers]
+        until(lambda: [peer.rounds[-1] for peer in peers if peer.rounds] == [4, 4])
+        until(lambda: follower.copy.rounds == 4)
+        assert (tmp_path / "standby/tokenizer/t.json").read_bytes() == FILE
+        follower.close()
+        with LedgerCopy(tmp_path / "standby/ledger") as copy:
+            copy.take_over(own.public)
+    new, more, _ = hub_of(tmp_path / "standby/ledger", own, settings, lookout.port)
+    gate.set()
+
+    for thread in threads:
+        thread.join(40.0)
+    assert [(peer.error, peer.over is not None and peer.over.finished) for peer in peers] == [
+        (None, True)
+    ] * 2
+    assert old.join(10.0)
+    assert new.join(10.0)
+    ended = [event for event in told if isinstance(event, RunEnded)]
+    assert [one.exit_code for one in ended] == [6]
+    assert f"the standby at 127.0.0.1:{lookout.port} has taken this run over" in ended[0].reason
+    audit = new.ledger.verify(complete=True)
+    assert audit.counted == 60
+    assert [packet for _, packet in new.ledger.packets()] == peers[0].packets == peers[1].packets
+    with Ledger(tmp_path / "hub", write=False) as before:
+        known = [packet for _, packet in before.packets()]
+    assert known[:4] == peers[0].packets[:4]
+    assert next(event for event in more if isinstance(event, RunEnded)).finished
+    old.ledger.close()
+    new.ledger.close()

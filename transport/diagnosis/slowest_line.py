@@ -25,6 +25,7 @@ ALIKE = "each peer's"
 LATELY = 10  # rounds
 LEAST = 0.1  # share of a step
 APART = 0.6
+MANY = 32  # peers; beyond, it is the hub's line that they share, and comparing all pairs takes long
 SHORT_S = 0.02  # a shorter transfer says nothing of its line
 
 
@@ -56,23 +57,32 @@ class Transfer:
         return sum(shared) / (self.ended - self.started)
 
 
+@dataclass(frozen=True)
+class RoundLines:
+    """The transfers of one round, and the share of a step that each device waited."""
+
+    shares: list[float]
+    ups: list[Transfer]
+    downs: list[Transfer]
+
+
 class LineWatch:
     """The transfers of the last rounds."""
 
     def __init__(self) -> None:
-        self._rounds: deque[RoundSample] = deque(maxlen=LATELY)
+        self._rounds: deque[RoundLines] = deque(maxlen=LATELY)
 
     def add(self, sample: RoundSample) -> SlowestLine | None:
         """Add a round. Returns what bounds the last rounds; None: too little is known."""
         if not sample.uneven:
-            self._rounds.append(sample)
-        peers = [peer for one in self._rounds for peer in one.peers.values() if peer.whole]
-        shares = [peer.wait_s / (peer.compute_s + peer.wait_s) for peer in peers if peer.compute_s > 0]
+            peers = [peer for peer in sample.peers.values() if peer.whole and peer.compute_s > 0]
+            shares = [peer.wait_s / (peer.compute_s + peer.wait_s) for peer in peers]
+            self._rounds.append(RoundLines(shares, transfers(sample, up=True), transfers(sample, up=False)))
+        shares = [share for one in self._rounds for share in one.shares]
         if len(self._rounds) < LATELY // 2 or not shares:
             return None
         waiting = median(shares)
-        ups = [transfers(one, up=True) for one in self._rounds]
-        downs = [transfers(one, up=False) for one in self._rounds]
+        ups, downs = [one.ups for one in self._rounds], [one.downs for one in self._rounds]
         went_up, came_down = longest(ups), longest(downs)
         if waiting < LEAST or not went_up + came_down:
             return SlowestLine(COMPUTE, waiting, 0.0)
@@ -110,7 +120,8 @@ def owner(rounds: Sequence[Sequence[Transfer]], *, up: bool) -> tuple[str, float
     others = [rate for peer, rate in typical.items() if peer != slowest]
     if not others or typical[slowest] < APART * median(others):
         return f"{slowest}'s", typical[slowest]
+    if not up or len(typical) > MANY:
+        return HUBS, median(typical.values())
     alone = [log(one.rate) for round in rounds for one in round]
     shared = [log(one.rate * one.at_once(round)) for round in rounds for one in round]
-    alike = up and pstdev(alone) < pstdev(shared)
-    return ALIKE if alike else HUBS, median(typical.values())
+    return ALIKE if pstdev(alone) < pstdev(shared) else HUBS, median(typical.values())

@@ -20,7 +20,7 @@ from pathlib import Path
 from scripts.fault_injection.schedule import JOINER, KINDS, Fault
 from scripts.swarms.commands import GUEST, STARTS, Child, Stopped, Swarm, Told
 from scripts.swarms.processes import Line
-from transport import parse_url
+from transport import Ledger, parse_url
 from transport.peer.admin_client import ask_status
 from transport.protocol.errors import TransportError
 
@@ -355,7 +355,7 @@ class Chaos:
             return
         if not standby.alive:
             raise Failed(f"the standby ended with exit {standby.exit}: {standby.last_words()}")
-        record.began = time.monotonic()
+        record.began, at = time.monotonic(), time.time()
         swarm.lose_hub()
         swarm.wait_for(lambda: swarm.hub_up.is_set() or not standby.alive, STARTS)
         if not standby.alive:
@@ -367,9 +367,11 @@ class Chaos:
         lost = set(range(first, max(told, default=-1) + 1))
         lost |= {first for peer in swarm.peers.values() if any(map(is_rolled_back, peer.heard("warning")))}
         swarm.lost |= lost
-        next_step = swarm.first_step(record.ended)
-        gap = next_step.at - record.began if next_step else None
-        record.gap_s, record.lost = gap and round(gap, 2), len(lost)
+        with Ledger(
+            swarm.out / "ledger", write=False
+        ) as ledger:  # when it was told is later on a busy machine
+            gap = next((row.committed - at for row in ledger.rounds(first)), None)
+        record.gap_s, record.lost = None if gap is None else round(gap, 2), len(lost)
         record.said += f" took over before round {first}, {len(lost)} lost, gap {gap or 0:.1f} s"
         most = 0 if "swarm.durability=replicated" in swarm.launch else 1
         if len(lost) > most:

@@ -68,6 +68,7 @@ class LeftOut:
     round: int
     own: float  # seconds for which it was awaited
     without: float  # seconds that the round would have taken
+    asked: bool = False  # its first report since has not explained it
 
 
 @dataclass
@@ -81,7 +82,7 @@ class History:
     own: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
     votes: deque[Cause | None] = field(default_factory=lambda: deque(maxlen=WINDOW))
     slow: deque[bool] = field(default_factory=lambda: deque(maxlen=LATELY))
-    left_out: LeftOut | None = None  # the newest, until its next report is here
+    left_out: LeftOut | None = None  # the newest, until a report since explains it
 
 
 @dataclass(frozen=True)
@@ -157,13 +158,15 @@ class SlowRounds:
 
     def _back(self, known: History, session: str, peer: PeerSample) -> list[Culprit]:
         """Vote on a peer that was left out, by the first report since: it says how long its update took."""
-        missed, known.left_out = known.left_out, None
+        missed = known.left_out
         assert missed is not None
         assert peer.spent is not None
         size = known.usual[-1].up if known.usual else 0
         told = replace(peer, upload_s=peer.spent.upload / 1000, up=size)
         suspect = Suspect(session, told, missed.own, max(missed.without, LEAST_S))
         verdict = explained(suspect, known.usual)
+        again = verdict is None and not missed.asked  # it may have been stopped just after it had written
+        known.left_out = replace(missed, asked=True) if again else None
         return self._voted(known, suspect, verdict, self.round) if verdict else []
 
     # ---- who -----------------------------------------------------------------------------------------------

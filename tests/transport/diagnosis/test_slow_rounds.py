@@ -145,3 +145,17 @@ def test_an_older_peer_that_measures_nothing_is_judged_by_its_arrivals() -> None
         told += slow.add(replace(sample, peers=old))
 
     assert [(one.peer, one.cause) for one in told] == [("p2", "upload")]
+
+
+def test_a_process_that_was_stopped_just_after_it_had_written_its_report_says_so_in_the_next() -> None:
+    sim, slow = SimulatedRounds(SWARM, noise=0.05), SlowRounds()
+    for _ in range(WELL):
+        slow.add(sim.round())
+    sample = sim.round()
+    gone = replace(sample.peers["p2"], arrived=sample.opened + 9.0, whole=False, spent=None)
+    slow.add(replace(sample, peers={**sample.peers, "p2": gone}))
+
+    assert slow.late("p2", replace(gone, spent=Spent(cycle=1200))) == []
+    (found,) = slow.late("p2", replace(gone, spent=Spent(cycle=9000, stopped=8000)))
+
+    assert (found.peer, found.cause) == ("p2", "stopped")

@@ -2,6 +2,7 @@
 
 DIR/                 as a host's output folder; run.json is written when it takes over
 DIR/standby.json     the key pair by which peers know this machine, for its user alone
+DIR/manifest.json    the files of the host's folder, and its run.json but for secrets
 DIR/take-over        the host's order, until it is obeyed
 """
 
@@ -159,7 +160,9 @@ class StandbySession:
                 told = True
                 self.show(Progressed(f"the copy is whole: {follower.copy.rounds} rounds"))
                 self._prepare(follower)
-                state.synced = True
+                assert follower.manifest is not None
+                state.voters = follower.copy.voters - {follower.manifest.own_key}
+                state.term, state.synced = follower.copy.term, True
                 self.show(Progressed("standing by for the hub"))
             time.sleep(LOOK_S)
         return ""

@@ -352,6 +352,7 @@ class Chaos:
         standby = swarm.start_standby()
         self._lasts(fault.lasts)
         if swarm.finished:
+            standby.kill()
             return
         if not standby.alive:
             raise Failed(f"the standby ended with exit {standby.exit}: {standby.last_words()}")

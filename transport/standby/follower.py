@@ -31,6 +31,7 @@ LOOK_S = 10.0  # seconds between two looks at the hub's files
 AT_ONCE = 16  # rounds whose updates are fetched together
 LEAST_LOG = 64 << 20  # bytes of updates before the hub's newer error feedback is fetched in their place
 AGAIN_S = 0.5  # seconds before the hub is dialled again
+MANIFEST = "manifest.json"  # the newest one
 SAVED = f"ledger/{ERROR_FEEDBACK}"
 SENT = ("base", "data", "snapshots", "tokenizer")  # folders that a hub may send files of
 SENT_FILES = ("recipe.json", "recipe.yaml", "stream.jsonl", SAVED)
@@ -74,6 +75,9 @@ class Follower:
         self.manifest: Manifest | None = None
         self.saved = 0  # the round before which the error feedback here is
         self.synced = threading.Event()  # the copy was whole
+        if (folder / MANIFEST).is_file() and self.copy.rounds:  # this standby was started again
+            self.manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+            self.synced.set()
         self.over: messages.Over | None = None
         self.error: Exception | None = None  # why this standby cannot follow any more
         self.ended = threading.Event()
@@ -112,8 +116,9 @@ class Follower:
                         raise
                 except (KeyError, LedgerError, ProtocolError) as odd:
                     self._notify(f"what the hub sent does not fit, and is fetched again: {odd}")
-                except TransportError:
-                    pass  # it cannot be reached: dialled again
+                except TransportError:  # it cannot be reached: dialled again, if this standby has followed
+                    if not self.synced.is_set():
+                        raise
                 if self._link is not None:
                     self._link.close()
                 self._watch(False, None)
@@ -202,6 +207,9 @@ class Follower:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         self.manifest = manifest
+        part = self.folder / (MANIFEST + ".part")
+        part.write_bytes(text)
+        os.replace(part, self.folder / MANIFEST)
 
     def _wants_saved(self, saved: int) -> bool:
         """Tell whether the hub's error feedback is to replace updates here: they are many, or not here."""

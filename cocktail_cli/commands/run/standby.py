@@ -44,7 +44,7 @@ def standby(
             "--keys",
             metavar="FILE",
             show_default=False,
-            help="The host's run.json: no approval is asked, and receipts and `stop` go on.",
+            help="The host's run.json: it needs no approval then.",
         ),
     ] = None,
     take_over: Annotated[
@@ -61,11 +61,11 @@ def standby(
     no_color: options.NoColor = False,
     progress: options.ProgressOption = "auto",
 ) -> None:
-    """Stand by for a run's hub: copy what it decides, commit by commit, and take over when it is lost.
+    """Follow a run, and take over when its hub is lost.
 
-    The host approves the standby (`cocktail peers RUN --approve KEY`), or gives it run.json. It takes over
-    when a majority of the peers has lost the hub and come here, or when told with --take-over. Peers learn
-    its address while the run goes on, so it must be one that they can dial.
+    It copies what the hub decides, commit by commit. The host approves it (`cocktail peers RUN --approve
+    KEY`), or gives it run.json. It takes over when a majority of the peers has lost the hub and come here, or
+    when told with --take-over. Peers learn its address meanwhile, so it must be one that they can dial.
 
     Examples: cocktail standby cocktail://... --advertise HOST
     cocktail standby --take-over -o outputs/standby-amber-otter-42

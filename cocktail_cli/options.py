@@ -110,7 +110,7 @@ Listen = Annotated[
         "--listen",
         metavar="HOST:PORT",
         rich_help_panel=NETWORK,
-        help="Aggregate shards, pass packets on at this open port; 0: any.",
+        help="Aggregate, pass packets on at this port; 0: any.",
     ),
 ]
 PeerAdvertise = Annotated[

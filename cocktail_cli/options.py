@@ -110,7 +110,7 @@ Listen = Annotated[
         "--listen",
         metavar="HOST:PORT",
         rich_help_panel=NETWORK,
-        help="Aggregate, pass packets on at this port; 0: any.",
+        help="Pass packets on, aggregate here; port 0: any.",
     ),
 ]
 PeerAdvertise = Annotated[

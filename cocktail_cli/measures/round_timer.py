@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import threading
 from dataclasses import asdict, dataclass
-
-from transport.protocol import messages
+from typing import TYPE_CHECKING
 
 from .machine_load import LoadMeter
+
+if TYPE_CHECKING:
+    from transport.protocol import messages
 
 
 @dataclass
@@ -71,6 +73,8 @@ class RoundTimer:
 
     def report(self, compute_s: float, now: float) -> messages.Spent:
         """Return what was spent since the last report. `compute_s`: of the newest step."""
+        from transport.protocol import messages
+
         with self._lock:
             before, new = self._before, self._now
             new.reported = now

@@ -320,10 +320,13 @@ class Swarm:
         """Take a step of every peer, on its share of the rows; the others have a slow peer's rows."""
         peers = self.peers[1:] if self.first_is_busy else self.peers
         parts = [rows[i :: len(peers)] for i in range(len(peers))]
-        grads = self.models.gradients([peer.flat.vector for peer in peers], parts)[0]
         share = self.outer.peers_share(len(self.peers))
-        for peer, grad in zip(peers, grads, strict=True):
-            peer.step(grad, self.setting.clip, share * rate, share * self.setting.beta1)
+        for size in {len(part) for part in parts}:  # together, those with as many rows
+            alike = [(peer, part) for peer, part in zip(peers, parts, strict=True) if len(part) == size]
+            vectors = [peer.flat.vector for peer, _ in alike]
+            grads = self.models.gradients(vectors, [part for _, part in alike])[0]
+            for (peer, _), grad in zip(alike, grads, strict=True):
+                peer.step(grad, self.setting.clip, share * rate, share * self.setting.beta1)
 
     def start(self) -> list[DecodedPacket]:
         """Encode the packets of a round, without what is in flight (lines 1 and 2)."""

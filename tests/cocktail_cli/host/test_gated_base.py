@@ -35,6 +35,9 @@ def test_a_gated_base_is_announced_by_its_hashes_and_not_served(
         def pack_held_out(self) -> bytes:
             return b""
 
+        def costs(self, width: int) -> None:
+            """All cost the same."""
+
     recipe = load_recipe("smoke", ["lora.lora_r=4"] if lora else [])
     kept = replace(base, licence=Licence("llama3.1", gated=gated))
     work = RunDelegate(recipe, kept, Rows(range(64)), tmp_path / "ledger")  # type: ignore[arg-type]

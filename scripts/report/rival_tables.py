@@ -301,6 +301,7 @@ def newcomer(folder: Path) -> str:
     steps, rows, found = steps_of(folder), read(folder / "faults.jsonl"), quality(folder)
     steps.pop("torch DDP FP32", None)
     speeds, kinds = ("1000", "500", "100", "20"), [fault for fault in FAULTS if fault != "none"]
+    steps = {name: by for name, by in steps.items() if by.keys() >= set(speeds)}
     each = {name: {r["fault"]: in_short(r) for r in rows if r["system"] == name} for name in SYSTEMS}
     ruined = [[name, *(by.get(fault, "") for fault in kinds)] for name, by in each.items() if by]
     return "\n".join(

@@ -376,7 +376,8 @@ class HostSession:
         """Be reachable through the relay that the run URL names, until the block ends."""
         from transport import RunKeys, parse_url
 
-        if relay := parse_url(self.record.url).relay:
+        relay = parse_url(self.record.url).relay
+        if relay and self.free_port is None:  # a standby has its tunnel already
             from transport.relay import HubTunnel
 
             keys, here = RunKeys(**self.record.keys), (self.record.local_host(), hub.port)

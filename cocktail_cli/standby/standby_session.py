@@ -76,7 +76,7 @@ class StandbySession:
         state = Succession(url.run, url.token)
         bind = wanted.listen.bind
         lookout = Lookout((bind, wanted.listen.port), self.keys.pair, state)
-        with closing(lookout):
+        with closing(lookout), ExitStack() as reachable:
             with ExitStack() as stack:
                 reach = machine.reach_of(bind, lookout.port, wanted.listen.advertise)
                 relay = machine.relay_of(wanted.listen.relay)
@@ -98,7 +98,7 @@ class StandbySession:
 
                 follower = Follower(url, identity, self.folder, watch, lambda what: self.show(Warning(what)))
                 stack.callback(follower.close)
-                self._open_tunnel(relay, bind, lookout.port, stack)
+                self._open_tunnel(relay, bind, lookout.port, reachable)
                 stack.enter_context(leave_on_signal(lambda why: self.asked_to_leave.set()))
                 self.show(
                     Progressed(f"following {url.run} into {self.folder}; peers would find it at {self.place}")
@@ -128,7 +128,8 @@ class StandbySession:
         return versions()
 
     def _open_tunnel(self, relay: str, bind: str, port: int, stack: ExitStack) -> None:
-        """Be reachable through a relay as well."""
+        """Be reachable through a relay as well, also once this is the hub: a new claim would cost peers a
+        redial or two."""
         if relay:
             from transport.relay import HubTunnel
 

@@ -613,7 +613,7 @@ class PeerLink:
 
     def _notify_of_link(self, now: float) -> None:
         """Notify once that the connection has been lost for a while, and once that it is restored."""
-        state, where, how_long = self._state, self.url.address, f"for up to {self._patience:.0f} s"
+        state, where, how_long = self._state, self.way, f"for up to {self._patience:.0f} s"
         if state.welcome is None or state.link not in (SessionState.OFFLINE, SessionState.GREETING):
             if self._lost_told:
                 self._notify(f"connected to {where} again")

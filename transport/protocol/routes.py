@@ -140,7 +140,7 @@ class Route:
     @property
     def plain(self) -> bool:
         """True where libzmq can dial it by itself."""
-        return not self.tls and self.proxy is None
+        return not self.tls and not self.name and self.proxy is None
 
 
 def run_name(key: str) -> str:

@@ -20,10 +20,9 @@ from transport.tunnel import (
     PolledWire,
     ask,
     carry,
-    converse,
     dial_loopback,
-    open_stream,
     relay_socks,
+    request,
 )
 from transport.wire import Connected, DealerWire, Disconnected, Received, TokenBuckets, raise_file_limit
 
@@ -150,16 +149,10 @@ class HubTunnel:
     async def _fetch(self, ticket: str, origin: str) -> None:
         """Join a peer at the relay with the hub."""
         try:
-            with closing(await open_stream(self._route)) as tunnel:
-                async with asyncio.timeout(ANSWER_S):
-                    await tunnel.send(relay_socks.request(f"{ticket}.{relay_socks.GUEST}"))
-                    code, text = await converse(tunnel, relay_socks.read_reply())
-                if code == relay_socks.ACCEPTED:
-                    with closing(await dial_loopback(*self._hub, origin)) as hub:
-                        await carry(hub, tunnel)
-                else:
-                    log.debug("a peer at the relay was gone: %s", text)
-        except (OSError, ValueError, Unreachable) as error:
+            tunnel, _ = await request(self._route, f"{ticket}.{relay_socks.GUEST}", ANSWER_S)
+            with closing(tunnel), closing(await dial_loopback(*self._hub, origin)) as hub:
+                await carry(hub, tunnel)
+        except (OSError, Unreachable) as error:
             log.debug("a peer at the relay could not be fetched: %s", error)
 
 

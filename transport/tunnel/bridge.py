@@ -1,4 +1,6 @@
-"""A port of the loopback that leads along a route, so that libzmq needs to know of no proxy and no TLS."""
+"""A port of the loopback that leads along a route, so that libzmq needs to know of no relay, proxy or TLS.
+
+libzmq speaks SOCKS, but 4.3.5 aborts the process when a SOCKS server closes or refuses a connection."""
 
 from __future__ import annotations
 
@@ -8,11 +10,12 @@ from contextlib import closing, suppress
 
 from transport.protocol import Route, Unreachable
 
-from .dialling import open_stream
+from .dialling import request
 from .loop_thread import LoopThread
 from .streams import SocketStream, Stream, accept, prepare, splice
 from .websocket_stream import WebSocketStream
 
+ANSWER_S = 10.0  # for a relay to have the hub fetch a connection
 AT_ONCE = 64  # connections: a peer has up to five, and its probes; no other program may fill this one
 PING_S = 25.0  # proxies close what is silent for a minute
 
@@ -52,7 +55,7 @@ class Bridge:
     async def _carry(self, near: Stream) -> None:
         with closing(near):
             try:
-                far = await open_stream(self._route)
+                far, _ = await request(self._route, self._route.name, ANSWER_S)
             except Unreachable:  # the dialler finds its connection closed, and asks for the reason by a probe
                 return
             with closing(far):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from contextlib import closing
 from dataclasses import dataclass, replace
 
-from transport.protocol import PROXY_PORTS, Proxy, Route, Unreachable, join_address
+from transport.protocol import PROXY_PORTS, Proxy, Route, Unreachable
 
 from . import relay_socks
 from .proxy_handshake import ProxyRefused, through_proxy
@@ -32,7 +33,7 @@ async def open_stream(route: Route, timeout: float | None = None) -> Stream:
     """
     step, proxy = Step(), route.proxy
     try:
-        async with asyncio.timeout(timeout or (PLAIN_S if route.plain else FAR_S)):
+        async with asyncio.timeout(timeout or (FAR_S if route.tls or route.proxy else PLAIN_S)):
             try:
                 return await opened(route, step, client_context(True))
             except ssl.SSLCertVerificationError as error:
@@ -98,29 +99,39 @@ async def connected(there: Route | Proxy) -> SocketStream:
     raise failed
 
 
-async def ask(route: Route, name: str, timeout: float | None = None) -> tuple[str, str]:
-    """Ask a relay for a name ending in `probe`; return its IP address, "" where that is not seen, and the
-    text of its answer.
+async def request(route: Route, name: str, timeout: float | None = None) -> tuple[Stream, str]:
+    """Open a route to a relay, and ask it for a name; return the stream to whoever has that name, and the
+    text of the answer. No `name`: nothing is asked.
 
     Raises Unreachable: dns, tcp, proxy, tls, or relay, where something answers and says no.
     """
-    stream = await open_stream(route, timeout)
-    address = str(stream.sock.getpeername()[0]) if isinstance(stream, SocketStream) else ""
+    stream, text = await open_stream(route, timeout), ""
+    if not name:
+        return stream, text
     try:
         async with asyncio.timeout(timeout or PLAIN_S):
             await stream.send(relay_socks.request(name))
             code, text = await converse(stream, relay_socks.read_reply())
+        if code != relay_socks.ACCEPTED:
+            raise Unreachable(route.host, route.port, "relay", f"{route}: {text}")
     except (OSError, ValueError) as error:
-        where = join_address(route.host, route.port)
-        said = reason_of(error)
+        stream.close()
+        where, said = route.address, reason_of(error)
         raise Unreachable(
             route.host, route.port, "relay", f"what answers at {where} is no relay: {said}"
         ) from None
-    finally:
+    except BaseException:
         stream.close()
-    if code != relay_socks.ACCEPTED:
-        raise Unreachable(route.host, route.port, "relay", f"{route}: {text}")
-    return address, str(text)
+        raise
+    return stream, text
+
+
+async def ask(route: Route, name: str, timeout: float | None = None) -> tuple[str, str]:
+    """Ask a relay for a name ending in `probe`; return its IP address, "" where that is not seen, and the
+    text of its answer. Raises Unreachable, as `request`."""
+    stream, text = await request(route, name, timeout)
+    with closing(stream):
+        return str(stream.sock.getpeername()[0]) if isinstance(stream, SocketStream) else "", text
 
 
 def probe(route: Route) -> str:

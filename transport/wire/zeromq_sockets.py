@@ -295,9 +295,6 @@ class DealerWire:
         monitor = sock.get_monitor_socket(events)
         route = probed.route
         where = join_address(probed.address, route.port) if route.plain else self._bridged(route)
-        if route.name:
-            sock.setsockopt(zmq.SOCKS_PROXY, where.encode())
-            where = f"{route.name}:1"
         sock.connect(f"tcp://{where}")
         self._probed[flow] = probed
         self._socks[flow], self._monitors[flow] = sock, monitor
@@ -429,7 +426,7 @@ def answer_of(route: Route) -> str | Unreachable:
     """Return the IP address of a route that answers, "" where a proxy knows it; of a relay, one that has the
     hub."""
     try:
-        if route.plain and not route.name:
+        if route.plain:
             return reach(route.host, route.port, DIAL_S)
         from transport.tunnel import probe  # here: most runs need none
 

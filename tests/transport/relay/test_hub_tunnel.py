@@ -16,9 +16,10 @@ from toy_swarm import ToyPeer, toy_settings, trained
 
 from transport import PeerLink
 from transport.peer import PeerIdentity
-from transport.protocol import CurveKeys
+from transport.protocol import CurveKeys, Route
 from transport.relay import HubTunnel, Relay, hub_tunnel
 from transport.tunnel import relay_socks
+from transport.wire import DealerWire, Disconnected
 
 CHUNK = 1 << 16
 
@@ -78,6 +79,30 @@ def test_what_is_no_relay_is_told_once_and_dialled_again(answer: bytes, told: st
 
     assert len(said) == 1
     assert told in said[0]
+
+
+@pytest.mark.parametrize("refusal", [b"", b"\5\0", b"\5\0" + relay_socks.reply(4, "gone")])
+def test_a_relay_that_answers_a_probe_and_then_refuses_ends_no_process(refusal: bytes) -> None:
+    refused, key = list[bytes](), CurveKeys.generate().public
+    wanted = (b"control.relay", b"r.run")
+
+    def serve(came: socket.socket) -> None:
+        data = came.recv(CHUNK)
+        probed = relay_socks.reply(0, key)
+        refused.extend(name for name in wanted if name in data)
+        came.sendall(refusal if any(name in data for name in wanted) else b"\5\0" + probed)
+
+    with serving(serve) as port:
+        tunnel = HubTunnel(f"127.0.0.1:{port}", CurveKeys.generate(), ("127.0.0.1", 1))
+        wire = DealerWire([Route("127.0.0.1", port, "r.run")], key)
+        wire.dial(0)
+        events = list[object]()
+        until(lambda: events.extend(wire.poll(0.05)) or (events and refused.count(wanted[0]) >= 2))
+        wire.close()
+        tunnel.close()
+
+    assert [type(event) for event in events] == [Disconnected]
+    assert wanted[1] in refused
 
 
 def test_connections_that_a_relay_announces_in_a_flood_are_limited() -> None:

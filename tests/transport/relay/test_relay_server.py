@@ -156,12 +156,15 @@ def test_another_program_at_the_direct_address_is_passed_over(relayed: Callable[
 
 
 @pytest.mark.slow
-def test_a_relay_that_is_killed_and_restarted_costs_one_reconnect(relayed: Callable[..., Relayed]) -> None:
+def test_a_relay_that_is_killed_and_restarted_costs_one_reconnect(
+    relayed: Callable[..., Relayed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transport.peer.peer_link.LOST_S", 0.0)
     there = relayed(samples=240, min_peers=2, grace_s=5.0)
-    running = there.running
+    running, told = there.running, list[str]()
     wires = [CountedWire(there.url.routes, there.url.key) for _ in range(2)]
     peers = [
-        ToyPeer(PeerLink(there.url, PeerIdentity(name), wire=wire))
+        ToyPeer(PeerLink(there.url, PeerIdentity(name), wire=wire, notify=told.append))
         for name, wire in zip(("ann", "bob"), wires, strict=True)
     ]
     threads = [peer.start() for peer in peers]
@@ -176,6 +179,7 @@ def test_a_relay_that_is_killed_and_restarted_costs_one_reconnect(relayed: Calla
     assert [(peer.error, peer.renewed) for peer in peers] == [(None, 0)] * 2
     assert sum(isinstance(event, PeerJoined) for event in running.events) == 2
     assert [wire.ups for wire in wires] == [2, 2], "each reconnected once"
+    assert f"connected to the relay {there.place} again" in told, "the way is named, not the closed address"
     assert there.tunnel.claims == 2
     assert [line.split(":")[0] for line in there.said] == [
         "the run is not reachable through its relay for now",

@@ -18,7 +18,7 @@ from recipes.models.causal_lm import load_model
 from recipes.weight_files.parameter_layout import FlatParameters
 from scripts.fault_injection.faults import LEAVES, RECONNECTS, Record
 from scripts.fault_injection.schedule import JOINER, KINDS
-from scripts.swarms.commands import HUB, Child, Swarm
+from scripts.swarms.commands import HUB, RELAY, Child, Swarm
 from scripts.swarms.processes import Line
 from transport import Ledger
 
@@ -205,7 +205,7 @@ def hub_lost(records: Sequence[Record]) -> Iterator[Check]:
 def reported(swarm: Swarm, records: Sequence[Record]) -> Check:
     """Check that a fault that cost the run a peer, or its packet in a round, is told with the peer's name."""
     untold, many = [], 0
-    for r in (r for r in records if r.fault.target not in (HUB, JOINER) and not r.problem):
+    for r in (r for r in records if r.fault.target not in (HUB, RELAY, JOINER) and not r.problem):
         peer, until = r.fault.target, r.ended + TOLD_WITHIN
         until += swarm.without_hub(r.began, until)
         said = any(r.began <= t.at <= until and is_about(t.event, peer) for t in swarm.told)

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from scripts.fault_injection.schedule import JOINER, KINDS, Fault
-from scripts.swarms.commands import GUEST, STARTS, Child, Stopped, Swarm, Told
+from scripts.swarms.commands import GUEST, HUB, RELAY, STARTS, Child, Stopped, Swarm, Told
 from scripts.swarms.processes import Line
 from transport import Ledger, parse_url
 from transport.peer.admin_client import ask_status
@@ -306,7 +306,7 @@ class Chaos:
     def _resume(self, record: Record, hours: float = 0.0) -> None:
         """Start the hub again: the peers must be there within RECONNECTS of its listening."""
         started = time.monotonic()
-        steady = {name for name, child in self.swarm.peers.items() if child.alive and name not in self.busy}
+        steady = self._steady() - (self.swarm.relayed if RELAY in self.busy else set())
         hub = self.swarm.start_hub(resume=True, hours=hours)
         self.swarm.wait_for(lambda: self.swarm.hub_up.is_set() or not hub.alive, STARTS)
         if self.swarm.was_over:
@@ -316,19 +316,30 @@ class Chaos:
             return
         if not hub.alive:
             raise Failed(f"the hub ended with exit {hub.exit} at --resume: {hub.last_words()}")
-        listens = record.ended = time.monotonic()
-        record.said += f" listens {listens - started:.1f} s after its start;"
-        missing = set(steady)
+        record.ended = time.monotonic()
+        record.said += f" listens {record.ended - started:.1f} s after its start;"
+        self._all_back(record, steady, "hub")
+        self._commits(record)
+
+    def _all_back(self, record: Record, steady: set[str], whose: str) -> None:
+        """Wait until these peers are at the hub again: within RECONNECTS of the fault's end."""
+        listens, missing = record.ended, set(steady)
         while missing and time.monotonic() < listens + BACK and not self.swarm.finished:
-            missing &= {name for name in steady if name not in self.busy and self.swarm.peers[name].alive}
+            if record.fault.target != HUB and HUB in self.busy:
+                record.said += " the hub was away as well"
+                return
+            missing &= self._steady()
             missing -= self._there()
             self.swarm.over.wait(0.1)
         took = time.monotonic() - listens
         record.back_s = round(took, 2)
         if took > RECONNECTS:
             names = ", ".join(sorted(missing)) or "all of them by now"
-            raise Failed(f"{took:.1f} s after the hub listened again not all peers were back: {names}")
-        self._commits(record)
+            raise Failed(f"{took:.1f} s after the {whose} listened again not all peers were back: {names}")
+
+    def _steady(self) -> set[str]:
+        """The peers that no other fault has taken from the hub."""
+        return {name for name, child in self.swarm.peers.items() if child.alive and name not in self.busy}
 
     def _there(self) -> set[str]:
         """Ask the hub for the names of the peers that have a connection to it."""
@@ -377,6 +388,20 @@ class Chaos:
         most = 0 if "swarm.durability=replicated" in swarm.launch else 1
         if len(lost) > most:
             raise Failed(f"{len(lost)} committed rounds are lost, {most} at most")
+
+    def do_relay_kill(self, fault: Fault, record: Record) -> None:
+        """Kill the relay: its peers must be there within RECONNECTS of its listening."""
+        swarm = self.swarm
+        assert swarm.relay is not None
+        steady = self._steady() & swarm.relayed
+        swarm.relay.kill()
+        self._lasts(fault.pause)
+        relay = swarm.start_relay()
+        if not relay.alive:
+            raise Failed(f"the relay ended with exit {relay.exit}: {relay.last_words()}")
+        record.ended = time.monotonic()
+        self._all_back(record, steady, "relay")
+        self._commits(record)
 
     def do_hub_clock(self, fault: Fault, record: Record) -> None:
         self._kill_hub()

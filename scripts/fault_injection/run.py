@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -125,7 +126,10 @@ def play(swarm: Swarm, faults: Sequence[Fault], minutes: float) -> Chaos:
         chaos.ending.set()
         swarm.wait_for(lambda: chaos.idle, 2 * STARTS)
         until = time.monotonic() + ENDS
-        swarm.wait_for(lambda: not any(c.alive for c in swarm.children), until - time.monotonic())
+        others = [child for child in swarm.children if child is not swarm.relay]
+        swarm.wait_for(lambda: not any(c.alive for c in others), until - time.monotonic())
+        if swarm.relay is not None:
+            swarm.relay.stop(signal.SIGTERM)
     finally:
         chaos.ending.set()
         chaos.close()
@@ -134,6 +138,9 @@ def play(swarm: Swarm, faults: Sequence[Fault], minutes: float) -> Chaos:
 
 def begin(swarm: Swarm) -> None:
     """Start the hub and the peers, and wait for a round in which all of them work."""
+    relay = swarm.start_relay()
+    if not relay.alive:
+        raise Ended(f"the relay did not start: {relay.last_words()}")
     hub = swarm.start_hub()
     if not swarm.wait_for(lambda: swarm.hub_up.is_set() or not hub.alive, STARTS) or not hub.alive:
         raise Ended(f"the hub did not start: {hub.last_words()}")

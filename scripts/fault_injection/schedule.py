@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from scripts.swarms.commands import HUB
+from scripts.swarms.commands import HUB, RELAY
 
 JOINER = "guest"  # target of faults that happen to a further process, which never gets far
 
@@ -21,7 +21,7 @@ class Kind:
 
     words: str  # for --help
     cards: int = 1  # in the deck
-    target: str = "peer"  # peer, HUB or JOINER
+    target: str = "peer"  # peer, HUB, RELAY or JOINER
     lasts: tuple[float, float] = (0.0, 0.0)  # seconds, drawn between these; 0: an instant
     long: float = 0.0  # seconds it lasts now and then instead
     pause: tuple[float, float] = (0.0, 0.0)  # seconds until what was ended is started again
@@ -47,6 +47,9 @@ KINDS: dict[str, Kind] = {
     "twice": Kind("another process joins under the same name, and leaves", lasts=(3.0, 15.0)),
     "memory": Kind("a joiner without enough memory", target=JOINER),
     "disk": Kind("a joiner with a full disk", target=JOINER),
+    "relay-kill": Kind(
+        "kill -9 of the relay of every other peer, then started again", 1, RELAY, pause=(0.0, 2.0)
+    ),
     "hub-kill": Kind("kill -9 of the hub after so many seconds, then --resume", 1, HUB, pause=(0.0, 2.0)),
     "hub-kill-again": Kind("kill -9 of the hub, and once more while it starts", 1, HUB, lasts=(1.0, 9.0)),
     "hub-stop": Kind("SIGSTOP of the hub, then SIGCONT", 1, HUB, lasts=(5.0, 5.0), long=40.0),

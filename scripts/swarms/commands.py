@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -17,14 +16,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from scripts.swarms.processes import Line, Process
 from scripts.swarms.tcp_link import Link
+from transport import parse_url
 
-HUB = "hub"
+HUB, RELAY = "hub", "relay"
+CLOSED = 1  # the port of an address that nobody can dial
 COCKTAIL = (sys.executable, "-X", "faulthandler", "-m", "cocktail_cli")
 GUEST = (sys.executable, "-X", "faulthandler", "-m", "scripts.fault_injection.guest")
 STARTS = 120.0  # seconds a process may take until its first event, on a busy machine
@@ -101,7 +102,7 @@ class Swarm:
 
     Args:
         launch: recipe, overrides and options of `cocktail launch`, the same for each --resume.
-        peers: their names.
+        peers: their names; every other one reaches the hub through the relay alone.
         owners: they own shards, each with a door.
     """
 
@@ -119,6 +120,9 @@ class Swarm:
         self.hub: Child | None = None
         self.standby: Child | None = None
         self.standby_out, self.standbys = folder, 0
+        self.relay: Child | None = None
+        self.relay_address = "127.0.0.1:0"  # with its port once it has listened
+        self.relayed = set(peers[1::2])  # who reaches the hub through it alone
         self.lost: set[int] = set()  # rounds that a standby lacked when it took over
         self.hub_up = threading.Event()  # the hub listens, and is not stopped
         self.no_hub: list[list[float]] = []  # [from, to] in which there was no hub; the last may be open
@@ -144,18 +148,31 @@ class Swarm:
         """Start `cocktail launch --no-train`, with a wall clock that is so many hours wrong."""
         command = [*GUEST, "--hours", str(hours), "--"] if hours else COCKTAIL
         command = [*command, *self.launch, "--no-train", "--json", "--bind", "127.0.0.1", "--port", "0"]
-        command += ["-o", str(self.out), *(["--resume"] if resume else [])]
+        command += ["-o", str(self.out), *(["--resume"] if resume else ["--relay", self.relay_address])]
         self.hub = self.start(HUB, command, heard=self._take)
         return self.hub
 
+    def start_relay(self) -> Child:
+        """Start `cocktail relay`, each time at the same address, and wait until it listens."""
+        bind, _, port = self.relay_address.rpartition(":")
+        command = [*COCKTAIL, "relay", "--json", "--bind", bind, "--port", port]
+        self.relay = child = self.start(RELAY, command)
+        self.wait_for(lambda: child.said or not child.alive, STARTS)
+        if child.said:
+            child.works, self.relay_address = time.monotonic(), child.said[0]["address"]
+        return child
+
     def start_standby(self) -> Child:
-        """Start `cocktail standby` on a machine of its own, and wait until it stands by and counts."""
+        """Start `cocktail standby` on a machine of its own, and wait until it stands by and counts. Every
+        other one is reached through the relay alone.
+        """
         if self.standby is not None and self.standby.alive:
             return self.standby
         self.standbys += 1
         folder = self.folder / f"standby-{self.standbys}"
         command = [*COCKTAIL, "standby", "-", "--json", "--bind", "127.0.0.1", "--port", "0"]
-        command += ["--keys", str(self.out / "run.json"), "-o", str(folder)]
+        command += ["--keys", str(self.out / "run.json"), "-o", str(folder), "--relay", self.relay_address]
+        command += ["--advertise", f"127.0.0.1:{CLOSED}"] if self.standbys % 2 else []
         home = str(self.folder / "homes" / folder.name)
         self.standby = self.start(HUB, command, self.url + "\n", heard=self._take, COCKTAIL_HOME=home)
         self.standby_out, child, since = folder, self.standby, time.monotonic()
@@ -177,6 +194,8 @@ class Swarm:
         self.hub.end(10)
         shutil.rmtree(self.out)
         self.hub, self.out, self.standby = self.standby, self.standby_out, None
+        if self.standbys % 2:
+            self.relayed = set(self.links)
 
     def _take(self, event: Line) -> None:
         now = time.monotonic()
@@ -184,10 +203,8 @@ class Swarm:
             self.told.append(Told(now, event))
             if event.get("event") == "run_started":
                 self.url = event["url"]
-                port = int(re.search(r":(\d+)/", self.url)[1])  # type: ignore[index]
-                for name, link in self.links.items():
-                    link.behind = port
-                    self.urls[name] = self.url.replace(f":{port}/", f":{link.port}/")
+                for name in self.links:
+                    self.urls[name] = self._laid(name)
                 if self.hub is not None:
                     self.hub.works = now
                 self.hub_back()
@@ -196,6 +213,15 @@ class Swarm:
                 if peer is not None and peer.works is None:
                     peer.works = now
             self.changed.notify_all()
+
+    def _laid(self, name: str) -> str:
+        """Lay the link of a peer to the hub, or to the relay; return the run's URL over that link."""
+        link, url = self.links[name], parse_url(self.url)
+        if url.port != CLOSED and name not in self.relayed:
+            link.behind = url.port
+            return str(replace(url, port=link.port, relay=""))
+        link.behind = int(self.relay_address.rpartition(":")[2])
+        return str(replace(url, port=CLOSED, relay=f"127.0.0.1:{link.port}"))
 
     def hub_gone(self) -> None:
         """Note that from now on there is no hub."""

@@ -13,7 +13,7 @@ from scripts.fault_injection.checks import everybody_came_back, exits, growth_of
 from scripts.fault_injection.faults import Record, possible
 from scripts.fault_injection.run import Workload, write_data
 from scripts.fault_injection.schedule import HUB_SHARE, KINDS, Fault, hub_kills, schedule
-from scripts.swarms.commands import HUB, Child, Look, Swarm, Told
+from scripts.swarms.commands import HUB, RELAY, Child, Look, Swarm, Told
 from scripts.swarms.tcp_link import Link
 
 THREE = ["ann", "bob", "cyd"]
@@ -34,6 +34,7 @@ def test_a_run_under_faults_keeps_every_promise(tmp_path: Path) -> None:
         fault(2, "half-open", "cyd"),
         fault(3, "hub-kill", HUB, 1.0),
         fault(4, "hub-lost", HUB, 0.5),
+        fault(5, "relay-kill", RELAY),
     ]
     out = under_faults("run", Workload(3, 90, 1, batch=24), faults, None, math.inf, tmp_path)
 

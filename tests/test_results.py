@@ -9,7 +9,7 @@ import pytest
 
 from scripts.bench import growth
 from scripts.comparison import links, work
-from scripts.comparison.faults import stall
+from scripts.comparison.faults import not_counted, stall
 from scripts.comparison.systems import SYSTEMS
 from scripts.netlab import lab as netlab
 from scripts.report import rival_tables
@@ -42,6 +42,19 @@ def test_an_exchange_that_is_measured_is_one_that_can_be_waited_for(name: str) -
 def test_a_stall_is_told_while_it_lasts() -> None:
     assert stall([0.0, 1.0, 2.0], 2.5, 9.0)["stalled"] == 6.0
     assert stall([0.0, 1.0, 2.0, 6.0, 7.0], 2.5, 7.5)["stalled"] == 3.0
+
+
+def test_what_torchft_computed_and_does_not_count_is_lost() -> None:
+    together = [{"step": 0, "tried": 0, "batches": 4}] * 4
+    failed = [{"step": 1}] * 3  # the fourth was killed in it
+    three = [{"step": 1, "tried": 1, "batches": 7}] * 3
+    again = [{"step": 2, "tried": 2, "batches": 11}] * 3
+    healed = {"step": 2, "tried": 1, "batches": 11, "replaced": True}  # the fourth, in DiLoCo
+
+    assert not_counted([together[0]], together, 0) == 0
+    assert not_counted([together[0], three[0]], [*together, *failed, *three], 1) == 4 * work.BATCH
+    assert not_counted([together[0]], [*together, *failed], 0) == 0  # the step goes on
+    assert not_counted([again[0]], [*together, *three, *again, healed], 0) == work.BATCH
 
 
 def test_a_fit_finds_the_law_and_says_how_far_it_is_off_beyond_its_points() -> None:

@@ -1,1 +1,1 @@
-"""Cocktail beside torch DDP, PowerSGD, DiLoCo and hivemind on the same work: scripts/rivals."""
+"""Cocktail beside torch DDP, PowerSGD, DiLoCo, torchft and hivemind on the same work: scripts/rivals."""

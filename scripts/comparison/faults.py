@@ -37,12 +37,13 @@ from scripts.comparison import systems, work
 from scripts.comparison.systems import SYSTEMS
 from scripts.report import rows
 from scripts.swarms import lab
-from scripts.swarms.processes import Line
+from scripts.swarms.processes import Line, Process
 from transport import Ledger
 
 FAULTS = {"none": 20.0, "kill": 50.0, "stop": 85.0, "dark": 40.0, "late": 50.0}  # seconds watched after it
 LASTS = {"stop": 60.0, "dark": 5.0}
-RIVALS = ("cocktail", "torch DDP FP16", "DiLoCo FP16", "hivemind FP16")
+TORCHFT = ("torchft DDP FP32", "torchft DiLoCo FP32")
+RIVALS = ("cocktail", "torch DDP FP16", "DiLoCo FP16", *TORCHFT, "hivemind FP16")
 WIDTH, SECONDS, MBIT, RTT = 256, 1.0, 8.0, 20.0
 BEFORE = 4  # ordinary steps
 STRIKE = 0.3  # seconds into a step of cocktail; its packets of 20 kB are under way then
@@ -113,6 +114,8 @@ def of_rival(case: Case, folder: Path) -> Line:
     asked: Line = {"save": str(folder), "timeout": TIMEOUT_S, "chunk_s": CHUNK_S, "all_s": TIMEOUT_S}
     if system.module == systems.HIVEMIND and case.fault == "late":
         asked |= {"group": 5, "matchmaking": 3.0}  # a group waits so long for a fifth
+    if system.module == systems.TORCHFT:
+        asked["least"] = len(members) // 2 + 1  # a majority, as its documentation recommends
     with systems.ranks(system, members, **asked) as ranks:
         ranks.tell(**PHASE)
         first = ranks.ranks[0]
@@ -125,10 +128,18 @@ def of_rival(case: Case, folder: Path) -> Line:
         watched, over = time.monotonic(), all(rank.ended for rank in ranks.ranks[:3])
         steps = [line["t"] for line in first.heard("step")]
         failed = [line["error"] for rank in ranks.ranks for line in rank.heard("failed")[:1]]
+        if case.fault in LASTS and (back := joined(ranks.ranks[3], struck + LASTS[case.fault])):
+            guest["back"] = back
+        missing = None
+        if case.system in TORCHFT:
+            told = [line for rank in ranks.ranks for line in (*rank.heard("step"), *rank.heard("failed"))]
+            missing = not_counted(first.heard("step"), told, case.fault == "kill")
     survivors = range(3 if case.fault == "kill" else 4)
     errors = sorted({error.rpartition("RuntimeError: ")[2] for error in failed})
     found = stall(steps, struck, watched) | guest | {"errors": errors, "over": over}
-    return found | apart(folder, survivors) | {"lost": lost(case, over, bool(failed))}
+    if missing is None:
+        missing = lost(case, over, bool(failed))
+    return found | apart(folder, survivors) | {"lost": missing}
 
 
 def late(ranks: systems.Ranks, struck: float) -> Line:
@@ -136,10 +147,30 @@ def late(ranks: systems.Ranks, struck: float) -> Line:
     guest = ranks.start(GUEST)
     guest.tell(**PHASE)
     while time.monotonic() < struck + FAULTS["late"]:
-        if (said := guest.heard("averaged")) and said[0]["group"] > 1:
-            return {"joined": said[0]["t"] - struck}
+        if (after := joined(guest, struck)) is not None:
+            return {"joined": after}
         time.sleep(0.1)
     return {"joined": None}
+
+
+def joined(rank: Process, since: float) -> float | None:
+    """Find how long after this moment the peer was in a mean with others."""
+    means = (line["t"] for line in rank.heard("averaged") if line["group"] > 1)
+    return next((moment - since for moment in means if moment > since), None)
+
+
+def not_counted(first: Sequence[Line], told: Sequence[Line], killed: int) -> int:
+    """Compare the batches that torchft's manager counts in the first peer's model with those computed for it.
+
+    Args:
+        first: the steps of the first peer
+        told: the steps of all peers, and those that failed
+        killed: the peers that were killed in a step
+    """
+    newest = first[-1]
+    tries = [line for line in told if line.get("tried", line["step"]) <= newest["step"]]
+    replaced = sum(line.get("replaced", False) for line in tries)
+    return work.BATCH * (len(tries) + killed + replaced - newest["batches"])
 
 
 def lost(case: Case, over: bool, failed: bool) -> int | None:

@@ -14,7 +14,12 @@ from scripts.comparison import work
 from scripts.netlab.lab import NET, number_of
 from scripts.swarms.processes import Line, Process, program, wait_for
 
-COCKTAIL, GLOO, HIVEMIND = (f"scripts.comparison.{name}" for name in ("paced", "gloo_peer", "hivemind_peer"))
+COCKTAIL, GLOO, HIVEMIND, TORCHFT = (
+    f"scripts.comparison.{name}" for name in ("paced", "gloo_peer", "hivemind_peer", "torchft_peer")
+)
+LIGHTHOUSE = 29510  # the port that torchft's has by default
+# runs a command where the host name is its first argument, and others can reach it by that
+NAMED = ["unshare", "--uts", "sh", "-c", 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"']
 RING = 2 * (work.PEERS - 1) / work.PEERS  # of the vector that each sends and receives when four average it
 
 
@@ -29,12 +34,13 @@ class System:
 
     @property
     def python(self) -> str:
-        """The interpreter: hivemind has an environment of its own (scripts/rivals)."""
-        if self.module != HIVEMIND:
+        """The interpreter: hivemind and torchft have environments of their own (scripts/rivals)."""
+        if self.module not in (HIVEMIND, TORCHFT):
             return sys.executable
-        if not (chosen := os.environ.get("COCKTAIL_RIVALS_PYTHON")):
-            raise SystemExit("hivemind has an environment of its own: start this by scripts/rivals")
-        return chosen
+        name = "hivemind" if self.module == HIVEMIND else "torchft"
+        if not (folder := os.environ.get("COCKTAIL_RIVALS")):
+            raise SystemExit(f"{name} has an environment of its own: start this by scripts/rivals")
+        return str(Path(folder, name, "bin", "python"))
 
 
 STEPS = "compression.local_steps=auto"
@@ -50,6 +56,8 @@ SYSTEMS = {
     "torch DDP FP16": System(GLOO, "fp16", 2 * RING),
     "torch DDP PowerSGD": System(GLOO, "powersgd"),
     "DiLoCo FP16": System(GLOO, "diloco", 2 * RING),
+    "torchft DDP FP32": System(TORCHFT, "ddp", 4 * RING),
+    "torchft DiLoCo FP32": System(TORCHFT, "diloco", 4 * RING),
     "hivemind FP16": System(HIVEMIND, "fp16", 2 * RING),
     "hivemind 8-bit": System(HIVEMIND, "8bit", 1 * RING),
 }
@@ -65,12 +73,25 @@ class Ranks:
     def __init__(self, system: System, members: Sequence[str], asked: Line) -> None:
         self.system, self.asked, self.ranks = system, asked, list[Process]()
         self.world = len(members)
+        self.lighthouse: Process | None = None
+        if system.module == TORCHFT:
+            self.start_lighthouse()
         for member in members:
             self.start(member)
             if system.module == HIVEMIND:  # the others find each other by the first
                 self.ranks[-1].until("ready")
         for rank in self.ranks:
             rank.until("ready")
+
+    def start_lighthouse(self) -> None:
+        """Start torchft's own, on a line without a limit; a step needs `least` peers, all unless told."""
+        self.asked = {"least": self.world, "lighthouse": f"http://{address('hub')}:{LIGHTHOUSE}"} | self.asked
+        command = [
+            str(Path(self.system.python).with_name("torchft_lighthouse")),
+            "--join_timeout_ms",
+            "10000",
+        ]
+        self.lighthouse = Process([*command, "--min_replicas", str(self.asked["least"])], "hub")
 
     def start(self, member: str) -> Process:
         rank, first = len(self.ranks), self.ranks[0] if self.ranks else None
@@ -80,6 +101,8 @@ class Ranks:
         if first and self.system.module == HIVEMIND:
             asked["peers"] = first.until("ready")["maddrs"]
         command = program(self.system.module, self.system.kind, asked, self.system.python)
+        if self.system.module == TORCHFT:
+            command = [*NAMED, asked["own"], *command]
         self.ranks.append(Process(command, member))
         return self.ranks[-1]
 
@@ -100,8 +123,8 @@ def ranks(system: System, members: Sequence[str], **asked: Any) -> Iterator[Rank
     try:
         yield made
     finally:
-        for rank in made.ranks:
-            rank.kill()
+        for process in (*made.ranks, *([made.lighthouse] if made.lighthouse else [])):
+            process.kill()
 
 
 class Cocktail:

@@ -14,6 +14,7 @@ under faults is compared with its own. Exit 0 only if every promise was kept.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -25,10 +26,13 @@ from scripts.fault_injection.faults import Record, possible
 from scripts.fault_injection.histories import play_histories
 from scripts.fault_injection.run import Ended, Reference, Workload, fresh, play, reference_of, say, write_data
 from scripts.fault_injection.schedule import KINDS, Fault, hub_kills, schedule
+from scripts.netlab import lab as netlab
+from scripts.swarms import lab
 from scripts.swarms.commands import HUB
 from scripts.swarms.lab import parser
 
 PEERS = ["ann", "bob", "cyd", "dan", "eve", "fay", "gus", "hal"]
+MODULE = "scripts.fault_injection.chaos"
 FIRST = 60  # steps of the run that measures how long a step takes
 SLOWER = 0.6  # a run under faults makes so many of the steps that one without makes in the same time
 AT_ONCE = 25  # kills of the hub in one run, where only these are asked for
@@ -87,8 +91,8 @@ def planned(given: argparse.Namespace, work: Path, fill_s: float) -> tuple[Workl
     """Plan a run that fills so many seconds of training, and find its reference."""
 
     def workload(steps: int) -> Workload:
-        replicated = given.replicated
-        return Workload(given.peers, steps, given.seed, owners=given.owners, replicated=replicated)
+        how = {"owners": given.owners, "replicated": given.replicated, "mbit": given.mbit}
+        return Workload(given.peers, steps, given.seed, **how)
 
     steps = given.steps
     if not steps:
@@ -98,7 +102,7 @@ def planned(given: argparse.Namespace, work: Path, fill_s: float) -> tuple[Workl
 
 def mixed(given: argparse.Namespace, work: Path) -> int:
     """Do faults of all kinds for so many minutes."""
-    kinds = [kind for kind in possible() if not given.only or kind in given.only.split(",")]
+    kinds = [kind for kind in possible(given.mbit > 0) if not given.only or kind in given.only.split(",")]
     workload, reference = planned(given, work, given.minutes * 60 * SLOWER)
     faults = list(schedule(given.seed, 60 * given.minutes, PEERS[: given.peers], given.every, kinds))
     size = f"{given.minutes:g} minutes, {workload.steps} steps, {given.peers} peers"
@@ -129,6 +133,20 @@ def hub_killed(given: argparse.Namespace, work: Path) -> int:
     return 0 if kept else 1
 
 
+def in_lab(mbit: float, peers: int) -> float:
+    """Go on in a network lab, as a member of its own; return the rate of its lines, 0 where there is none."""
+    if not mbit or os.environ.get("NETLAB") == "lab":
+        return mbit
+    if reason := netlab.why_not(rootless=True):
+        say(f"links on the loopback instead of lines: no network lab here: {reason}")
+        return 0.0
+    lines = lab.options(peers + 3, up=mbit, down=mbit, rtt=lab.RTT, **{"hub-up": mbit, "hub-down": mbit})
+    lines += [word for more in (1, 3) for word in ("--peer", f"p{peers + more}:up=0,down=0,rtt=0")]
+    again = ["ip", "netns", "exec", f"lab-p{peers + 3}", sys.executable, "-m", MODULE, *sys.argv[1:]]
+    command = lab.rootless(lines, again)
+    return os.execv(command[0], command)
+
+
 def main() -> int:
     words = "\n".join(f"  {name:<15} {kind.words}" for name, kind in KINDS.items())
     asked = parser(__doc__)
@@ -141,6 +159,7 @@ def main() -> int:
     asked.add_argument("--peers", type=int, default=4, choices=range(1, len(PEERS) + 1), metavar="N")
     asked.add_argument("--owners", action="store_true", help="the peers own the shards of the vector")
     asked.add_argument("--replicated", action="store_true", help="a round is committed once a standby has it")
+    asked.add_argument("--mbit", type=float, default=20.0, help="of each line in a lab; 0: no lab")
     asked.add_argument("--every", type=float, default=9.0, help="seconds between two faults, on average")
     asked.add_argument("--steps", type=int, default=0, help="of the run; 0: so many as fill the minutes")
     asked.add_argument("--no-reference", action="store_true", help="do not compare the loss")
@@ -156,6 +175,7 @@ def main() -> int:
     if not possible():
         print("skipped: this system has no SIGSTOP and SIGKILL")
         return 77
+    given.mbit = in_lab(given.mbit, given.peers)
     work = given.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     if not (work / "rows.jsonl").is_file():

@@ -20,6 +20,7 @@ from pathlib import Path
 from scripts.fault_injection.schedule import JOINER, KINDS, Fault
 from scripts.swarms.commands import GUEST, HUB, RELAY, STARTS, Child, Stopped, Swarm, Told
 from scripts.swarms.processes import Line
+from scripts.swarms.tcp_link import Link
 from transport import Ledger, parse_url
 from transport.peer.admin_client import ask_status
 from transport.protocol.errors import TransportError
@@ -227,20 +228,32 @@ class Chaos:
         self._undone(record, child)
 
     def do_dark(self, fault: Fault, record: Record) -> None:
-        links = self.swarm.links_of(fault.target)
-        for link in links:
-            link.light.clear()
+        self._on_lines(fault, record, "dark")
+
+    def do_deaf(self, fault: Fault, record: Record) -> None:
+        self._on_lines(fault, record, "deaf")
+
+    def do_thin(self, fault: Fault, record: Record) -> None:
+        self._on_lines(fault, record, "thin")
+
+    def _on_lines(self, fault: Fault, record: Record, harm: str) -> None:
+        lines = self.swarm.links_of(fault.target)
+        for line in lines:
+            getattr(line, harm)()
         self._lasts(fault.lasts)
-        for link in links:
-            link.light.set()
+        for line in lines:
+            line.mend()
         self._undone(record, self.swarm.peers[fault.target])
 
     def do_half_open(self, fault: Fault, record: Record) -> None:
-        record.said = f"{sum(link.swallow() for link in self.swarm.links_of(fault.target))} connections"
+        for line in self.swarm.links_of(fault.target):
+            line.swallow()
         self._undone(record, self.swarm.peers[fault.target])
 
     def do_cut(self, fault: Fault, record: Record) -> None:
-        record.said = f"{sum(link.cut() for link in self.swarm.links_of(fault.target))} connections"
+        for line in self.swarm.links_of(fault.target):
+            assert isinstance(line, Link)  # `possible` has no such fault in a lab
+            line.cut()
         self._undone(record, self.swarm.peers[fault.target])
 
     def do_twice(self, fault: Fault, record: Record) -> None:
@@ -427,10 +440,10 @@ class Chaos:
         self._commits(record)
 
 
-def possible() -> list[str]:
-    """List the kinds of faults that can be done on this machine."""
+def possible(lab: bool = False) -> list[str]:
+    """List the kinds of faults that can be done on this machine; in a lab nothing cuts connections."""
     if not hasattr(signal, "SIGSTOP"):
         return []
     probe = ["unshare", "--user", "--map-root-user", "--mount", "true"]
     can_mount = shutil.which("unshare") and subprocess.run(probe, capture_output=True).returncode == 0
-    return [kind for kind in KINDS if can_mount or kind != "disk"]
+    return [kind for kind in KINDS if (can_mount or kind != "disk") and not (lab and kind == "cut")]

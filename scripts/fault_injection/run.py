@@ -33,6 +33,7 @@ class Workload:
     step_timeout: float = 30.0
     owners: bool = False  # the peers own the shards
     replicated: bool = False  # a round is committed once the standby has it
+    mbit: float = 0.0  # of all lines, in a network lab; 0: no lab
 
     def command(self, data: Path) -> list[str]:
         """Build the arguments of `cocktail launch`, without a place."""
@@ -47,11 +48,14 @@ class Workload:
         ]
 
     def swarm(self, folder: Path, work: Path, peers: Sequence[str]) -> Swarm:
-        return Swarm(folder, self.command(work / "rows.jsonl"), peers[: self.peers], owners=self.owners)
+        command = self.command(work / "rows.jsonl")
+        return Swarm(folder, command, peers[: self.peers], owners=self.owners, mbit=self.mbit)
 
     @property
     def key(self) -> str:
-        what = " ".join([*self.command(Path("data")), str(self.peers)])
+        what = " ".join(
+            [*self.command(Path("data")), str(self.peers), *([f"{self.mbit:g}"] if self.mbit else [])]
+        )
         return hashlib.sha256(what.encode()).hexdigest()[:16]
 
 

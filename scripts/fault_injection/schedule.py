@@ -41,7 +41,9 @@ KINDS: dict[str, Kind] = {
         "nothing passes on its link either way, and no connection ends", lasts=(5.0, 5.0), long=60.0
     ),
     "half-open": Kind("its connections are swallowed without a word; new ones pass"),
-    "cut": Kind("its connections are cut"),
+    "deaf": Kind("its line loses all that comes to it: one way only", lasts=(5.0, 5.0), long=60.0),
+    "thin": Kind("its line has 1 Mbit/s, or a twentieth of its rate in a lab", lasts=(15.0, 30.0)),
+    "cut": Kind("its connections are cut (not in a lab)"),
     "slow": Kind("ten times slower", lasts=(15.0, 30.0)),
     "clock": Kind("its wall clock is wrong by hours from now on", pause=(0.0, 1.0), ends=True),
     "twice": Kind("another process joins under the same name, and leaves", lasts=(3.0, 15.0)),

@@ -3,8 +3,8 @@ home.
 
     lab.py up LAB --peers 3 --up 20 --down 100 [--rtt 40] [--loss 0.5] [--peer p2:up=5,rtt=200 ...]
     lab.py set LAB p1 [--up M] [--down M] [--rtt MS] [--loss PERCENT]
-    lab.py link LAB p1 down|up|pulled    down: packets vanish both ways and the carrier stays (a dark
-    link); pulled: the member's own end is set down, as with a cable that is pulled out
+    lab.py link LAB p1 down|up|deaf|pulled    down: packets vanish both ways and the carrier stays (a
+    dark link); deaf: those to it vanish; pulled: its own end is set down, as with a cable that is pulled out
     lab.py nat LAB p1 on|off             nobody can dial this member; `up --nat p1` from the start
     lab.py forget LAB p1                 what a NAT does that lost its table: TCP connections of this
     moment are swallowed for ever, without a word to either end; new ones work
@@ -52,6 +52,7 @@ class Line:
     rtt: float = 0.0  # ms
     loss: float = 0.0  # percent of the packets, each direction
     dark: bool = False  # everything is lost
+    deaf: bool = False  # everything is lost that goes to it
     forgotten: int = 0  # how often its connections were forgotten
     nat: bool = False  # it can dial, and not be dialled
 
@@ -163,6 +164,7 @@ def write_ports(lab: Lab) -> Path:
             "mac": mac_of(member),
             "delay_s": line.rtt / 2 / 1000,
             "loss": 1.0 if line.dark else line.loss / 100,
+            "loss_to": 1.0 if line.dark or line.deaf else line.loss / 100,
             "forgotten": line.forgotten,
             "nat": line.nat,
             "up": line.up * 1e6 / 8,
@@ -227,7 +229,7 @@ def up(args: argparse.Namespace) -> None:
 
 def change(args: argparse.Namespace) -> None:
     lab = load(args.lab)
-    names = {f.name for f in fields(Line)} - {"dark", "forgotten", "nat"}
+    names = {f.name for f in fields(Line)} - {"dark", "deaf", "forgotten", "nat"}
     changed = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     was = lab.packet_by_packet
     alter(lab, args.member, **changed)
@@ -237,7 +239,7 @@ def change(args: argparse.Namespace) -> None:
 
 def link(args: argparse.Namespace) -> None:
     lab = load(args.lab)
-    alter(lab, args.member, dark=args.state == "down")
+    alter(lab, args.member, dark=args.state == "down", deaf=args.state == "deaf")
     carrier = "down" if args.state == "pulled" else "up"
     tell("ip", "-n", lab.namespace(args.member), "link", "set", "eth0", carrier)
 
@@ -350,7 +352,7 @@ def parser() -> argparse.ArgumentParser:
     changed = command("set", change, "member")
     for option in ("--up", "--down", "--rtt", "--loss"):
         changed.add_argument(option, type=float)
-    command("link", link, "member").add_argument("state", choices=["up", "down", "pulled"])
+    command("link", link, "member").add_argument("state", choices=["up", "down", "deaf", "pulled"])
     command("nat", nat, "member").add_argument("state", choices=["on", "off"])
     command("forget", forget, "member")
     command("exec", execute, "member").add_argument("command", nargs=argparse.REMAINDER)

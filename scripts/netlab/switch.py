@@ -2,9 +2,10 @@
 
     python switch.py PORTS.json      SIGHUP reads all but device and mac again, SIGTERM ends it
 
-PORTS.json is a list of {"device", "mac", "delay_s", "loss", "up", "queue_s", "forgotten", "nat"}. What comes
-from port i passes at most `up` bytes a second (0: all), behind at most queue_s seconds of others. A frame
-from port i to port j leaves delay_i + delay_j later, and is lost with probability loss_i, then loss_j.
+PORTS.json is a list of {"device", "mac", "delay_s", "loss", "loss_to", "up", "queue_s", "forgotten", "nat"}.
+What comes from port i passes at most `up` bytes a second (0: all), behind at most queue_s seconds of others.
+A frame from port i to port j leaves delay_i + delay_j later, and is lost with probability loss_i, then
+loss_to_j.
 Whenever `forgotten` of a port changes, the TCP connections it has had so far are dropped from then on. To a
 port with `nat` only TCP passes that belongs to a connection begun from it; addresses are not rewritten. It
 stands in for tc's netem, which many kernels lack. PACKET_VNET_HDR lets the kernel hand over 64 KiB segments
@@ -46,7 +47,8 @@ class Port:
     mac: bytes
     socket: socket.socket
     delay_s: float = 0.0
-    loss: float = 0.0  # 0 .. 1
+    loss: float = 0.0  # 0 .. 1, of what comes from it
+    loss_to: float = 0.0
     up: float = 0.0  # bytes a second that may come from it; 0: all
     queue_s: float = 0.0
     busy: float = 0.0  # until when what came from it is on its line
@@ -88,7 +90,7 @@ class Switch:
     def reread(self) -> None:
         """Take over what each line is like, which may change while it runs; ports may not."""
         for port, row in zip(self.ports, json.loads(self.path.read_text()), strict=True):
-            port.delay_s, port.loss = row["delay_s"], row["loss"]
+            port.delay_s, port.loss, port.loss_to = row["delay_s"], row["loss"], row["loss_to"]
             port.up, port.queue_s, port.nat = row["up"], row["queue_s"], row["nat"]
             if row["forgotten"] != port.forgotten:
                 port.forgotten = row["forgotten"]
@@ -128,7 +130,7 @@ class Switch:
             for target in [known] if known else [port for port in self.ports if port is not source]:
                 if target.nat and connection and reverse(connection) not in target.connections:
                     continue
-                if random.random() >= target.loss:
+                if random.random() >= target.loss_to:
                     due = sent + source.delay_s + target.delay_s
                     target.queues[number].append(Frame(due, data))
 

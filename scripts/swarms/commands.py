@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from scripts.netlab import lab as netlab
+from scripts.swarms.lab import LabLine
 from scripts.swarms.processes import Line, Process
 from scripts.swarms.tcp_link import Link
 from transport import parse_url
@@ -104,24 +106,36 @@ class Swarm:
         launch: recipe, overrides and options of `cocktail launch`, the same for each --resume.
         peers: their names; every other one reaches the hub through the relay alone.
         owners: they own shards, each with a door.
+        mbit: of the lines of all in the network lab that this process is in; 0: links on the loopback.
     """
 
     def __init__(
-        self, folder: Path, launch: Sequence[str], peers: Sequence[str], *, owners: bool = False
+        self,
+        folder: Path,
+        launch: Sequence[str],
+        peers: Sequence[str],
+        *,
+        owners: bool = False,
+        mbit: float = 0.0,
     ) -> None:
         self.folder, self.launch, self.owners, self.out = folder, list(launch), owners, folder / "out"
         self.changed = threading.Condition()
         self.told: list[Told] = []
         self.children: list[Child] = []
         self.peers: dict[str, Child] = {}
-        self.links = {name: Link() for name in peers}  # to the hub
+        self.lab = mbit > 0
+        self.members = {name: f"p{number}" for number, name in enumerate([*peers, RELAY], 1)}
+        self.machines = ["hub", f"p{len(peers) + 2}"]  # of the hub, of its standby
+        self.links: dict[str, Link | LabLine] = {  # to the hub
+            name: LabLine(self.members[name], mbit) if self.lab else Link() for name in peers
+        }
         self.doors: dict[str, list[Link]] = {name: [] for name in peers}  # of all its processes
         self.url, self.urls = "", dict[str, str]()
         self.hub: Child | None = None
         self.standby: Child | None = None
         self.standby_out, self.standbys = folder, 0
         self.relay: Child | None = None
-        self.relay_address = "127.0.0.1:0"  # with its port once it has listened
+        self.relay_address = f"{self._address(self.members[RELAY])}:0"  # with its port once it has listened
         self.relayed = set(peers[1::2])  # who reaches the hub through it alone
         self.lost: set[int] = set()  # rounds that a standby lacked when it took over
         self.hub_up = threading.Event()  # the hub listens, and is not stopped
@@ -131,32 +145,38 @@ class Swarm:
 
     # ---- starting --------------------------------------------------------------------------------------
 
-    def start(self, name: str, command: Sequence[str], stdin: str = "", **more: Any) -> Child:
-        """Start a process with a home of its own: each peer is a machine."""
+    def _address(self, member: str) -> str:
+        return f"{netlab.NET}{netlab.number_of(member)}" if self.lab else "127.0.0.1"
+
+    def start(
+        self, name: str, command: Sequence[str], stdin: str = "", *, member: str = "", **more: Any
+    ) -> Child:
+        """Start a process with a home of its own: each peer is a machine, in a lab this member."""
         number = 1 + sum(child.name == name for child in self.children)
         known = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
         known |= {"COCKTAIL_HOME": str(self.folder / "homes" / name), "OMP_NUM_THREADS": "1"}
-        logs = self.folder / "logs" / f"{name}-{number}"
+        logs, where = self.folder / "logs" / f"{name}-{number}", member if self.lab else ""
         with self.changed:
             if self.over.is_set():
                 raise Stopped
-            child = Child(name, command, logs, stdin=stdin, **(known | more))
+            child = Child(name, command, logs, stdin=stdin, member=where, **(known | more))
             self.children.append(child)
         return child
 
     def start_hub(self, *, resume: bool = False, hours: float = 0.0) -> Child:
         """Start `cocktail launch --no-train`, with a wall clock that is so many hours wrong."""
         command = [*GUEST, "--hours", str(hours), "--"] if hours else COCKTAIL
-        command = [*command, *self.launch, "--no-train", "--json", "--bind", "127.0.0.1", "--port", "0"]
+        bind, port = self._address(self.machines[0]), self._record()["port"] if resume and self.lab else 0
+        command = [*command, *self.launch, "--no-train", "--json", "--bind", bind, "--port", str(port)]
         command += ["-o", str(self.out), *(["--resume"] if resume else ["--relay", self.relay_address])]
-        self.hub = self.start(HUB, command, heard=self._take)
+        self.hub = self.start(HUB, command, member=self.machines[0], heard=self._take)
         return self.hub
 
     def start_relay(self) -> Child:
         """Start `cocktail relay`, each time at the same address, and wait until it listens."""
         bind, _, port = self.relay_address.rpartition(":")
         command = [*COCKTAIL, "relay", "--json", "--bind", bind, "--port", port]
-        self.relay = child = self.start(RELAY, command)
+        self.relay = child = self.start(RELAY, command, member=self.members[RELAY])
         self.wait_for(lambda: child.said or not child.alive, STARTS)
         if child.said:
             child.works, self.relay_address = time.monotonic(), child.said[0]["address"]
@@ -170,11 +190,13 @@ class Swarm:
             return self.standby
         self.standbys += 1
         folder = self.folder / f"standby-{self.standbys}"
-        command = [*COCKTAIL, "standby", "-", "--json", "--bind", "127.0.0.1", "--port", "0"]
+        bind, member = self._address(self.machines[1]), self.machines[1]
+        command = [*COCKTAIL, "standby", "-", "--json", "--bind", bind, "--port", "0"]
         command += ["--keys", str(self.out / "run.json"), "-o", str(folder), "--relay", self.relay_address]
-        command += ["--advertise", f"127.0.0.1:{CLOSED}"] if self.standbys % 2 else []
+        command += ["--advertise", f"{bind}:{CLOSED}"] if self.standbys % 2 else []
         home = str(self.folder / "homes" / folder.name)
-        self.standby = self.start(HUB, command, self.url + "\n", heard=self._take, COCKTAIL_HOME=home)
+        more: dict[str, Any] = {"member": member, "heard": self._take, "COCKTAIL_HOME": home}
+        self.standby = self.start(HUB, command, self.url + "\n", **more)
         self.standby_out, child, since = folder, self.standby, time.monotonic()
 
         def follows() -> bool:
@@ -194,6 +216,7 @@ class Swarm:
         self.hub.end(10)
         shutil.rmtree(self.out)
         self.hub, self.out, self.standby = self.standby, self.standby_out, None
+        self.machines.reverse()
         if self.standbys % 2:
             self.relayed = set(self.links)
 
@@ -217,11 +240,14 @@ class Swarm:
     def _laid(self, name: str) -> str:
         """Lay the link of a peer to the hub, or to the relay; return the run's URL over that link."""
         link, url = self.links[name], parse_url(self.url)
-        if url.port != CLOSED and name not in self.relayed:
-            link.behind = url.port
-            return str(replace(url, port=link.port, relay=""))
-        link.behind = int(self.relay_address.rpartition(":")[2])
-        return str(replace(url, port=CLOSED, relay=f"127.0.0.1:{link.port}"))
+        relayed = url.port == CLOSED or name in self.relayed
+        if isinstance(link, LabLine):
+            return str(replace(url, port=CLOSED) if relayed else replace(url, relay=""))
+        if relayed:
+            link.behind = int(self.relay_address.rpartition(":")[2])
+            return str(replace(url, port=CLOSED, relay=f"127.0.0.1:{link.port}"))
+        link.behind = url.port
+        return str(replace(url, port=link.port, relay=""))
 
     def hub_gone(self) -> None:
         """Note that from now on there is no hub."""
@@ -253,19 +279,21 @@ class Swarm:
         name = name or peer
         line = [*before, *command, "join", "-", "-y", "--json", "--name", name, "--wait", "10m"]
         line += self._door(peer)
-        return self.start(name, line, self.urls[peer] + "\n", **environment)
+        return self.start(name, line, self.urls[peer] + "\n", member=self.members[peer], **environment)
 
     def _door(self, peer: str) -> list[str]:
         """Options of a peer that owns shards: others reach its door over a link."""
         if not self.owners:
             return []
+        if self.lab:
+            return ["--listen", f"{self._address(self.members[peer])}:0"]
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         link = Link(port)
         self.doors[peer].append(link)
         return ["--listen", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{link.port}"]
 
-    def links_of(self, peer: str) -> list[Link]:
+    def links_of(self, peer: str) -> list[Link | LabLine]:
         return [self.links[peer], *self.doors[peer]]
 
     # ---- waiting ---------------------------------------------------------------------------------------

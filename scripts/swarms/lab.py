@@ -7,12 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 
 from scripts import ROOT
 from scripts.netlab import lab as netlab
 from scripts.swarms.processes import Line
 
+RTT, THIN = 40.0, 20.0  # ms; a thin line has so much less of its rate
 LAB = str(ROOT / "scripts" / "netlab" / "lab.py")
 
 
@@ -27,13 +29,18 @@ def inside(program: Sequence[str], lab: Sequence[str]) -> list[Line]:
     Ends this program with 77 and the reason where no lab can be made, with the program's words where it
     fails.
     """
-    command = [sys.executable, LAB, "rootless", *lab, "--", sys.executable, *program]
+    command = rootless(lab, [sys.executable, *program])
     known = {key: value for key, value in os.environ.items() if key != "NETLAB"} | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, env=known)
     if done.returncode:
         sys.stderr.write(done.stderr)
         raise SystemExit(done.returncode)
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def rootless(lab: Sequence[str], command: Sequence[str]) -> list[str]:
+    """Build the command that runs another one in a lab of its own."""
+    return [sys.executable, LAB, "rootless", *lab, "--", *command]
 
 
 def options(peers: int, **rates: float) -> list[str]:
@@ -43,7 +50,8 @@ def options(peers: int, **rates: float) -> list[str]:
 
 
 def link(member: str, state: str) -> None:
-    """Set a line dark ("down"), pull its cable ("pulled"), or mend it ("up")."""
+    """Set a line dark ("down", or "deaf" where its member still can send), pull its cable ("pulled"), or mend
+    it ("up")."""
     netlab.main(["link", "lab", member, state])
 
 
@@ -61,6 +69,39 @@ def rates(member: str, mbit: float, rtt: float, up: float | None = None) -> None
     """Shape a member's line, each way alike unless `up` is given."""
     both = ["--up", str(mbit if up is None else up), "--down", str(mbit)]
     netlab.main(["set", "lab", member, *both, "--rtt", str(rtt)])
+
+
+class LabLine:
+    """A member's line, as `tcp_link.Link` in what can happen to it."""
+
+    _lab = threading.Lock()  # its state is one file
+
+    def __init__(self, member: str, mbit: float) -> None:
+        self.member, self.mbit = member, mbit
+
+    def dark(self) -> None:
+        with self._lab:
+            link(self.member, "down")
+
+    def deaf(self) -> None:
+        with self._lab:
+            link(self.member, "deaf")
+
+    def thin(self) -> None:
+        with self._lab:
+            rates(self.member, self.mbit / THIN, RTT)
+
+    def mend(self) -> None:
+        with self._lab:
+            link(self.member, "up")
+            rates(self.member, self.mbit, RTT)
+
+    def swallow(self) -> None:
+        with self._lab:
+            forget(self.member)
+
+    def close(self) -> None:
+        """Leave it as it is: it vanishes with the lab."""
 
 
 def congestion(members: Sequence[str], name: str) -> None:

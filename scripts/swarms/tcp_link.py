@@ -1,4 +1,4 @@
-"""A TCP proxy for one line: it can go dark, swallow its connections, cut them, and be slow."""
+"""A TCP proxy for one line: it can go dark, swallow its connections, cut them, be deaf and be thin."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import socket
 import threading
 import time
 from contextlib import suppress
+
+THIN = 125_000.0  # bytes a second
 
 
 class Pair:
@@ -25,15 +27,17 @@ class Link:
     """Listens on `port` of the loopback; connects to the port `behind` it, which may be known later.
 
     Args:
-        rate: bytes a second up of a connection; 0: any.
+        up: bytes a second up of a connection; 0: any.
         source: the address that the hub sees.
     """
 
-    def __init__(self, behind: int = 0, rate: float = 0.0, source: str = "127.0.0.1") -> None:
-        self.behind, self.rate, self.source = behind, rate, source
+    def __init__(self, behind: int = 0, up: float = 0.0, source: str = "127.0.0.1") -> None:
+        self.behind, self.rates, self.source = behind, (up, 0.0), source
         self.up = self.down = 0  # bytes from the client, and back
         self.light = threading.Event()  # cleared: the link is dark
         self.light.set()
+        self._hears = threading.Event()  # cleared: what comes back is held
+        self._hears.set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
@@ -74,17 +78,38 @@ class Link:
         with suppress(OSError):
             while data := source.recv(1 << 16):
                 self.light.wait()
+                if not up:
+                    self._hears.wait()
                 if pair.swallowed.is_set():
                     continue
                 sink.sendall(data)
                 if up:
                     self.up += len(data)
-                    time.sleep(len(data) / self.rate if self.rate else 0.0)
                 else:
                     self.down += len(data)
+                if rate := self.rates[not up]:
+                    time.sleep(len(data) / rate)
         self.light.wait()  # an end is not heard of in the dark either
         if not pair.swallowed.is_set():
             pair.cut()
+
+    def dark(self) -> None:
+        """Hold whatever comes, either way."""
+        self.light.clear()
+
+    def deaf(self) -> None:
+        """Hold what comes back."""
+        self._hears.clear()
+
+    def thin(self) -> None:
+        """Let every connection pass 1 Mbit/s each way."""
+        self.rates = THIN, THIN
+
+    def mend(self) -> None:
+        """Undo these three."""
+        self.rates = 0.0, 0.0
+        self._hears.set()
+        self.light.set()
 
     def swallow(self) -> int:
         """Make the present connections half-open: neither end hears anything more of the other."""
@@ -102,5 +127,5 @@ class Link:
 
     def close(self) -> None:
         self._listener.close()
-        self.light.set()
+        self.mend()
         self.cut()

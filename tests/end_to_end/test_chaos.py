@@ -144,5 +144,15 @@ def test_a_swallowed_connection_brings_nothing_more_while_a_new_one_does() -> No
             beyond, _ = hub.accept()
             new.sendall(b"c")
             assert beyond.recv(1) == b"c"
+            link.deaf()
+            beyond.sendall(b"d")
+            new.sendall(b"e")
+            assert beyond.recv(1) == b"e", "only one direction is lost"
+            new.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                new.recv(1)
+            link.mend()
+            new.settimeout(5.0)
+            assert new.recv(1) == b"d"
         finally:
             link.close()

@@ -1,6 +1,6 @@
 """The cost of a fault to cocktail, and to its rivals: the same peers, lines, model and moment.
 
-    scripts/rivals faults                                   every system and fault, about half an hour
+    scripts/rivals faults                                   every system and fault, about an hour
     scripts/rivals faults --system cocktail --fault kill stop
     scripts/rivals faults --list
 
@@ -40,7 +40,7 @@ from scripts.swarms import lab
 from scripts.swarms.processes import Line, Process
 from transport import Ledger
 
-FAULTS = {"none": 20.0, "kill": 50.0, "stop": 85.0, "dark": 40.0, "late": 50.0}  # seconds watched after it
+FAULTS = {"none": 20.0, "kill": 50.0, "stop": 120.0, "dark": 40.0, "late": 80.0}  # seconds watched after it
 LASTS = {"stop": 60.0, "dark": 5.0}
 TORCHFT = ("torchft DDP FP32", "torchft DiLoCo FP32")
 RIVALS = ("cocktail", "torch DDP FP16", "DiLoCo FP16", *TORCHFT, "hivemind FP16")

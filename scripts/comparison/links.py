@@ -1,6 +1,6 @@
 """Tokens a second over shaped lines, cocktail beside what one would take instead: wall clock, the same work.
 
-    scripts/rivals links                             every system at every speed, 45 minutes
+    scripts/rivals links                             every system at every speed, an hour
     scripts/rivals links --system cocktail --speed 500 100
     scripts/rivals links --list
 

@@ -299,7 +299,8 @@ def in_words(error: str) -> str:
 def newcomer(folder: Path) -> str:
     """Make the README's tables: time that GPUs compute, what a fault costs, what the model loses."""
     steps, rows, found = steps_of(folder), read(folder / "faults.jsonl"), quality(folder)
-    steps.pop("torch DDP FP32", None)
+    for name in ("torch DDP FP32", "torchft DDP FP32"):
+        steps.pop(name, None)
     speeds, kinds = ("1000", "500", "100", "20"), [fault for fault in FAULTS if fault != "none"]
     steps = {name: by for name, by in steps.items() if by.keys() >= set(speeds)}
     each = {name: {r["fault"]: in_short(r) for r in rows if r["system"] == name} for name in SYSTEMS}

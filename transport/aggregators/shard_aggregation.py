@@ -89,9 +89,13 @@ class ShardAggregation:
         shard = round_and_name(SHARD, name) or (round_of(SHARD, name), "")
         if shard[0] is not None and (packet := self._packets.get((shard[0], shard[1]))) is not None:
             return packet
-        number = round_of("estate/", name)
-        if number is not None:
-            return self._ledger.handoffs.packet(number)
+        number, ex = round_of("estate/", name), self._coordinator.exchange
+        handoff = self._coordinator.handoffs.get(number) if number is not None else None
+        if number is not None and handoff is not None and ex is not None and session in ex.aggregators:
+            try:
+                return self._lacking(number, handoff, ex.aggregators[session])
+            except UpdateRejected:  # its aggregators find the same and go on without it
+                return self._ledger.handoffs.packet(number)
         raise KeyError(f"there is no {name} for this session")
 
     # ---- the commit thread ---------------------------------------------------------------------------------
@@ -143,12 +147,19 @@ class ShardAggregation:
     def committed(self, action: do.Commit) -> None:
         """Merge handoffs into the hub's error feedback, as the other aggregators do now too."""
         self._merged = {handoff.number: action.hub_shards for handoff in action.handoffs}
+        pending = self._ledger.handoffs.rows() if action.handoffs else {}
         for handoff in action.handoffs:
-            packet = self._ledger.handoffs.packet(handoff.number)
             try:
+                packet = self._lacking(handoff.number, pending[handoff.number], action.hub_shards)
                 self._delegate.inherit(handoff.peer, packet, handoff.share)
             except UpdateRejected as error:
                 self._shell.warn(error.peer, f"its handoff cannot be used: {error.reason}")
+
+    def _lacking(self, number: int, handoff: PendingHandoff, shards: Collection[int]) -> bytes:
+        """Cut a handoff down to those of these shards that have not merged it yet: a shard whose aggregator
+        changes meanwhile would merge it twice. Raises UpdateRejected."""
+        packet, lacking = self._ledger.handoffs.packet(number), handoff.shards & set(shards)
+        return self._delegate.restricted(handoff.peer, packet, lacking)[0]
 
     @property
     def _all_shards(self) -> frozenset[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from errno import ENOSPC
 from os import strerror
@@ -18,12 +18,14 @@ from toy_aggregators import SHARDS, AggregatingPeer, ShardedWork, ToyHalf, links
 from toy_swarm import trained
 
 from transport.actions import Abandoned, CommitDone, Outbox
+from transport.aggregators.shard_aggregation import ShardAggregation
 from transport.aggregators.shard_assignment import assign, digest_of
 from transport.aggregators.shard_barrier import ShardBarrier
+from transport.hub.hub_state import HubState
 from transport.ledger.residual_handoffs import PendingHandoff, handoffs_for
 from transport.ledger.run_ledger import Ledger, Recovered
 from transport.membership.roster import Roster
-from transport.protocol import messages
+from transport.protocol import UpdateRejected, messages
 from transport.protocol.events import Warned
 from transport.scheduling.exchange import Exchange
 from transport.scheduling.round_history import RoundHistory
@@ -88,6 +90,81 @@ def an_exchange() -> Exchange:
     ex.aggregators, ex.hub_shards = {"s-ann": [0, 1]}, ()
     ex.reports["s-bob"] = messages.Report(3, 7, [], parts={"ann": digest_of(b"new")})
     return ex
+
+
+class PartlyMerged:
+    """Round 3 of a hub with a leaver's handoff that shard 0 has merged already; ann aggregates 0 and 1, bob
+    2 and 3, the hub 4 and 5."""
+
+    def __init__(self, ledger: Ledger, packet: bytes) -> None:
+        self.work, self.warned = ShardedWork(), list[str]()
+        state = HubState(sharded_settings(), "token", "secret", 0.0)
+        assert state.shards is not None
+        state.rounds.exchange = self.ex = Exchange(3, 3, {"s-ann": "ann", "s-bob": "bob"}, 8, 0.0, 9.0)
+        self.ex.aggregators, self.ex.hub_shards = {"s-ann": [0, 1], "s-bob": [2, 3]}, (4, 5)
+        self.number = ledger.handoffs.add(PendingHandoff("cat", 0.5, frozenset(range(SHARDS))), packet)
+        ledger.handoffs.mark_merged({self.number: [0]})
+        state.shards.handoffs = ledger.handoffs.rows()
+        state.shards.closes(self.ex)
+        self.work.half.own(self.ex.hub_shards)
+        self.shards = ShardAggregation(state.shards, ledger, self.work, self)
+        self.state = state
+
+    def fetched(self, session: str) -> bytes:
+        return self.shards.find(session, f"estate/{self.number}")
+
+    def hub_merges(self) -> None:
+        self.shards.committed(self.ex.commit(self.state.rounds.leases))
+
+    def apply(self, change: Callable[[float], object]) -> None:
+        change(0.0)
+
+    def later(self, job: Callable[[], object]) -> None:
+        job()
+
+    def warn(self, peer: str, message: str) -> None:
+        self.warned.append(message)
+
+    def fail(self, error: Exception, reason: str, exit_code: int) -> None:
+        raise error
+
+
+def test_a_shard_merges_a_handoff_once_though_others_still_lack_it(tmp_path: Path) -> None:
+    """Shards whose aggregator was lost stay behind the others; they may go to one that has merged its own.
+    So each aggregator gets what its shards lack, and a handoff goes over the hub's line once in all."""
+    residual = {str(shard): [shard] * 1000 for shard in range(SHARDS)}
+    with Ledger(tmp_path, run="toy-run", samples=9) as ledger:
+        hub = PartlyMerged(ledger, json.dumps(residual).encode())
+        parts = {session: hub.fetched(session) for session in hub.ex.aggregators}
+        hub.hub_merges()
+
+        assert sorted(json.loads(parts["s-ann"])) == ["1"]
+        assert sorted(json.loads(parts["s-bob"])) == ["2", "3"]
+        assert {shard for shard, rounds in hub.work.half.errors.items() if rounds} == {4, 5}
+        assert sum(map(len, parts.values())) <= 0.51 * len(json.dumps(residual)), "three of six shards"
+
+
+def test_nobody_but_its_aggregators_may_fetch_a_handoff(tmp_path: Path) -> None:
+    with Ledger(tmp_path, run="toy-run", samples=9) as ledger:
+        hub = PartlyMerged(ledger, b"{}")
+        for name in (f"estate/{hub.number}", f"estate/{hub.number + 1}"):
+            with pytest.raises(KeyError):
+                hub.shards.find("s-eve", name)
+
+
+def test_a_handoff_of_noise_costs_no_round(tmp_path: Path) -> None:
+    """A leaver may upload anything. Aggregators get it, find that it does not decode, and go on."""
+    with Ledger(tmp_path, run="toy-run", samples=9) as ledger:
+        hub = PartlyMerged(ledger, b"\x00noise")
+        hub.work.restricted = refused  # type: ignore[method-assign]
+
+        assert hub.fetched("s-ann") == b"\x00noise"
+        hub.hub_merges()
+        assert hub.warned == ["its handoff cannot be used: not a packet"]
+
+
+def refused(peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
+    raise UpdateRejected(peer, "not a packet")
 
 
 def test_a_stale_part_is_not_the_one_that_was_reported() -> None:

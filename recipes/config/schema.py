@@ -13,7 +13,16 @@ import math
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    field_validator,
+    model_validator,
+)
 
 from .presets import PRESETS
 
@@ -406,6 +415,11 @@ class Swarm(Section):
         0, "samples on which the hub scores each peer's contribution; 0: no scores"
     )
     requires: Requires | None = key(None, "what a machine needs to take part; null: nothing")
+
+    @field_validator("passing", mode="before")
+    @classmethod
+    def _read_off(cls, given: object) -> object:
+        return "off" if given is False else given  # YAML reads the word as false
 
     @model_validator(mode="after")
     def _check_probe(self) -> Swarm:

@@ -192,6 +192,14 @@ def test_a_probe_wants_the_packets_at_the_hub(write) -> None:
     assert "a probe (probe_batch_size) needs the packets at the hub: owners: hub" in problem.message
 
 
+def test_off_is_a_word_though_yaml_reads_it_as_false(write) -> None:
+    quoted = load_recipe(write(SMALL + "swarm: {passing: 'off'}\n"))
+
+    assert quoted.swarm.passing == "off"
+    assert load_recipe(write(SMALL + "swarm: {passing: off}\n")).recipe_hash == quoted.recipe_hash
+    assert load_recipe(write(SMALL), ["swarm.passing=off"]).recipe_hash == quoted.recipe_hash
+
+
 def test_a_default_that_is_written_changes_nothing(write) -> None:
     plain = load_recipe(write(SMALL))
     spelt = load_recipe(

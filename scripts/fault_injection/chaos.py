@@ -4,6 +4,7 @@
     scripts/chaos --only hub-kill --times 100 --seed 1
     scripts/chaos --only hub-lost --times 100 --seed 1 --replicated
     scripts/chaos --owners --minutes 5 --seed 1
+    scripts/chaos --soak outputs/soak.jsonl --faults 10000 --minutes 10
     scripts/chaos --histories 200000 --seed 1
 
 The faults follow from the seed and are in faults.ndjson of the run's folder, as planned and as they happened.
@@ -15,10 +16,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from scripts.fault_injection.checks import Check, checks, hub_back_soon, hub_lost, save_told
@@ -26,6 +30,7 @@ from scripts.fault_injection.faults import Record, possible
 from scripts.fault_injection.histories import play_histories
 from scripts.fault_injection.run import Ended, Reference, Workload, fresh, play, reference_of, say, write_data
 from scripts.fault_injection.schedule import KINDS, Fault, hub_kills, schedule
+from scripts.fault_injection.soak import Row, soak
 from scripts.netlab import lab as netlab
 from scripts.swarms import lab
 from scripts.swarms.commands import HUB
@@ -47,6 +52,7 @@ class Outcome:
     records: list[Record] = field(default_factory=list)
     found: list[Check] = field(default_factory=list)
     problem: str = ""
+    peak_mb: dict[str, int] = field(default_factory=dict)  # of the processes of each name
 
     @property
     def kept(self) -> bool:
@@ -84,6 +90,9 @@ def under_faults(
             out.found = list(checks(swarm, out.records, reference and reference.loss, workload.step_timeout))
     finally:
         swarm.end()
+    for child in swarm.children:
+        most = max((look.rss for look in child.memory), default=0)
+        out.peak_mb[child.name] = max(out.peak_mb.get(child.name, 0), round(most / 1e6))
     return out
 
 
@@ -92,7 +101,7 @@ def planned(given: argparse.Namespace, work: Path, fill_s: float) -> tuple[Workl
 
     def workload(steps: int) -> Workload:
         how = {"owners": given.owners, "replicated": given.replicated, "mbit": given.mbit}
-        return Workload(given.peers, steps, given.seed, **how)
+        return Workload(given.peers, steps, seed=1, **how)
 
     steps = given.steps
     if not steps:
@@ -100,7 +109,7 @@ def planned(given: argparse.Namespace, work: Path, fill_s: float) -> tuple[Workl
     return workload(steps), None if given.no_reference else reference_of(workload(steps), work, PEERS)
 
 
-def mixed(given: argparse.Namespace, work: Path) -> int:
+def mixed(given: argparse.Namespace, work: Path) -> tuple[Outcome, Workload]:
     """Do faults of all kinds for so many minutes."""
     kinds = [kind for kind in possible(given.mbit > 0) if not given.only or kind in given.only.split(",")]
     workload, reference = planned(given, work, given.minutes * 60 * SLOWER)
@@ -110,7 +119,26 @@ def mixed(given: argparse.Namespace, work: Path) -> int:
     out = under_faults(f"seed-{given.seed}", workload, faults, reference, given.minutes, work)
     say("\n".join(out.lines()))
     say(f"{'ok' if out.kept else 'failed'}: {len(out.records)} faults, seed {given.seed}")
-    return 0 if out.kept else 1
+    return out, workload
+
+
+def part(given: argparse.Namespace, work: Path, number: int, way: Row) -> Row:
+    """Do one part of a soak, and delete its folder where all promises were kept."""
+    out, workload = mixed(argparse.Namespace(**vars(given) | way | {"seed": given.seed + number - 1}), work)
+    broken = [f"{c.promise}: {c.figure}" for c in out.found if not c.kept]
+    if out.kept:
+        shutil.rmtree(out.folder)
+    return {
+        "part": number,
+        **way,
+        "faults": Counter(record.fault.kind for record in out.records),
+        "samples": workload.steps * workload.batch if out.kept else 0,
+        "takeovers": sum(record.gap_s is not None for record in out.records),
+        "lost": sum(record.lost for record in out.records),
+        "longest_gap_s": max((record.gap_s or 0.0 for record in out.records), default=0.0),
+        "peak_mb": out.peak_mb,
+        "broken": [*broken, *([f"it came to its end: {out.problem}"] if out.problem else [])],
+    }
 
 
 def hub_killed(given: argparse.Namespace, work: Path) -> int:
@@ -160,6 +188,8 @@ def main() -> int:
     asked.add_argument("--owners", action="store_true", help="the peers own the shards of the vector")
     asked.add_argument("--replicated", action="store_true", help="a round is committed once a standby has it")
     asked.add_argument("--mbit", type=float, default=20.0, help="of each line in a lab; 0: no lab")
+    asked.add_argument("--soak", type=Path, help="parts of MINUTES each until this file has FAULTS of them")
+    asked.add_argument("--faults", type=int, default=10_000, help="with --soak: so many in all")
     asked.add_argument("--every", type=float, default=9.0, help="seconds between two faults, on average")
     asked.add_argument("--steps", type=int, default=0, help="of the run; 0: so many as fill the minutes")
     asked.add_argument("--no-reference", action="store_true", help="do not compare the loss")
@@ -185,7 +215,11 @@ def main() -> int:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return hub_killed(given, work) if given.times else mixed(given, work)
+        if given.times:
+            return hub_killed(given, work)
+        if given.soak:
+            return 0 if soak(given.soak, given.faults, partial(part, given, work)) else 1
+        return 0 if mixed(given, work)[0].kept else 1
     except KeyboardInterrupt:
         say("interrupted: everything that was started is ended")
         return 130

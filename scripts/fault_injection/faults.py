@@ -50,6 +50,7 @@ class Record:
     problem: str = ""
     gap_s: float | None = None  # without a commit, where the hub's machine was lost
     lost: int = 0  # committed rounds that went with it
+    may_lose: int = 0
 
 
 def is_rolled_back(warning: Line) -> bool:
@@ -391,16 +392,14 @@ class Chaos:
         told = [s.event["round"] for s in swarm.steps() if s.at < record.began]
         lost = set(range(first, max(told, default=-1) + 1))
         lost |= {first for peer in swarm.peers.values() if any(map(is_rolled_back, peer.heard("warning")))}
-        swarm.lost |= lost
+        swarm.lost |= dict.fromkeys(lost, record.ended)
         with Ledger(
             swarm.out / "ledger", write=False
         ) as ledger:  # when it was told is later on a busy machine
             gap = next((row.committed - at for row in ledger.rounds(first)), None)
         record.gap_s, record.lost = None if gap is None else round(gap, 2), len(lost)
         record.said += f" took over before round {first}, {len(lost)} lost, gap {gap or 0:.1f} s"
-        most = 0 if "swarm.durability=replicated" in swarm.launch else 1
-        if len(lost) > most:
-            raise Failed(f"{len(lost)} committed rounds are lost, {most} at most")
+        record.may_lose = 0 if "swarm.durability=replicated" in swarm.launch else 1
 
     def do_relay_kill(self, fault: Fault, record: Record) -> None:
         """Kill the relay: its peers must be there within RECONNECTS of its listening."""

@@ -137,7 +137,7 @@ class Swarm:
         self.relay: Child | None = None
         self.relay_address = f"{self._address(self.members[RELAY])}:0"  # with its port once it has listened
         self.relayed = set(peers[1::2])  # who reaches the hub through it alone
-        self.lost: set[int] = set()  # rounds that a standby lacked when it took over
+        self.lost: dict[int, float] = {}  # rounds that a standby lacked, and when it took over
         self.hub_up = threading.Event()  # the hub listens, and is not stopped
         self.no_hub: list[list[float]] = []  # [from, to] in which there was no hub; the last may be open
         self.over = threading.Event()  # end everything now
@@ -321,6 +321,10 @@ class Swarm:
     def accepted(self, peer: str, since: int, after: float) -> Told | None:
         """Find the first round from `since` on, told after this time, that has a packet of this peer."""
         return self.first(lambda e: peer in e.get("accepted", ()) and e["round"] >= since, after)
+
+    def is_void(self, round: int, at: float) -> bool:
+        """Tell whether this round, as it was told at this time, was lost with its hub."""
+        return round in self.lost and at <= self.lost[round]
 
     def first_step(self, after: float = 0.0) -> Told | None:
         return self.first(lambda event: event.get("event") == "step", after)

@@ -13,6 +13,7 @@ from scripts.fault_injection.checks import everybody_came_back, exits, growth_of
 from scripts.fault_injection.faults import Record, possible
 from scripts.fault_injection.run import Workload, write_data
 from scripts.fault_injection.schedule import HUB_SHARE, KINDS, Fault, hub_kills, schedule
+from scripts.fault_injection.soak import Row, read_rows, soak, totals
 from scripts.swarms.commands import HUB, RELAY, Child, Look, Swarm, Told
 from scripts.swarms.tcp_link import Link
 
@@ -57,6 +58,26 @@ def test_every_kind_of_fault_comes_and_what_is_watched_for_its_memory_is_left_al
     assert {f.target for f in faults if KINDS[f.kind].ends} == {"ann", "bob", "cyd"}
     assert max(f.at for f in faults if f.target == HUB) < HUB_SHARE * 1800
     assert {60.0, 5.0} <= {f.lasts for f in faults if f.kind in ("stop", "dark")}
+
+
+def test_a_soak_goes_on_where_its_file_ends_and_adds_up_its_parts(tmp_path: Path) -> None:
+    def part(number: int, way: Row) -> Row:
+        played.append(number)
+        row = way | {"part": number, "faults": {"kill": 3, "thin": 1}, "samples": 10, "lost": 0}
+        return row | {"takeovers": 1, "peak_mb": {"hub": number}, "broken": ["fork"] if number == 3 else []}
+
+    played: list[int] = []
+    file = tmp_path / "soak.jsonl"
+
+    assert soak(file, 8, part)
+    assert not soak(file, 12, part)
+    assert not soak(file, 12, part)
+    assert played == [1, 2, 3]
+    said = "\n".join(totals(read_rows(file)))
+    assert "3 parts, 12 faults: kill 9, thin 3" in said
+    assert "replicated: 1 hubs lost" in said
+    assert "peak of hub: 1 MB, in the last part 3, at most 3" in said
+    assert "NOT SO in part 3: fork" in said
 
 
 # ---- the checks find what they are for ---------------------------------------------------------------------

@@ -1,0 +1,56 @@
+"""A soak in parts: each is a run under faults, and a line of a file; a part that was cut off does not count.
+
+Parts differ in seed, and in turn in durability and in who aggregates. The soak goes on where the file ends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+WAYS = tuple({"replicated": first, "owners": then} for then in (False, True) for first in (False, True))
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read the parts that are over."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def soak(path: Path, least: int, play: Callable[[int, Row], Row]) -> bool:
+    """Play parts until there are so many faults; True where every promise was kept.
+
+    Args:
+        play: makes a part with this number, in this way, and returns its row.
+    """
+    rows = read_rows(path)
+    while sum(sum(row["faults"].values()) for row in rows) < least:
+        rows.append(play(len(rows) + 1, dict(WAYS[len(rows) % len(WAYS)])))
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(rows[-1]) + "\n")
+        print("\n".join(totals(rows)), flush=True)
+    return not any(row["broken"] for row in rows)
+
+
+def totals(rows: Sequence[Row]) -> list[str]:
+    """Add up the parts, for a person."""
+    faults: Counter[str] = sum((Counter(row["faults"]) for row in rows), Counter())
+    kinds = ", ".join(f"{kind} {count}" for kind, count in faults.most_common())
+    said = [f"{len(rows)} parts, {faults.total():,} faults: {kinds}"]
+    said.append(f"{sum(row['samples'] for row in rows):,} samples of runs that counted each of them once")
+    for way in ("asynchronous", "replicated"):
+        lost = [row for row in rows if row["replicated"] == (way == "replicated")]
+        times, rounds = sum(row["takeovers"] for row in lost), sum(row["lost"] for row in lost)
+        said.append(f"{way}: {times} hubs lost with their disk, {rounds} committed rounds with them")
+    peaks = {
+        name: [row["peak_mb"][name] for row in rows if name in row["peak_mb"]] for name in ("hub", "ann")
+    }
+    for name, seen in peaks.items():
+        if seen:
+            said.append(f"peak of {name}: {seen[0]} MB, in the last part {seen[-1]}, at most {max(seen)}")
+    said += [f"NOT SO in part {row['part']}: {broken}" for row in rows for broken in row["broken"]]
+    return said

@@ -378,12 +378,8 @@ class HostSession:
 
         relay = parse_url(self.record.url).relay
         if relay and self.free_port is None:  # a standby has its tunnel already
-            from transport.relay import HubTunnel
-
-            keys, here = RunKeys(**self.record.keys), (self.record.local_host(), hub.port)
-            proxies = machine.proxies_of(os.environ)
-            tunnel = HubTunnel(relay, keys.pair, here, partial(hub.warn, ""), proxies)
-            stack.enter_context(closing(tunnel))
+            pair, warn = RunKeys(**self.record.keys).pair, partial(hub.warn, "")
+            stack.enter_context(closing(machine.open_tunnel(relay, pair, self.record.bind, hub.port, warn)))
 
     def open(
         self,

@@ -11,7 +11,6 @@ What grows with each round (ledger, packets, updates) is fetched by the round in
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from cocktail_cli.machine import own_keys, read_run
 from transport.ledger import ERROR_FEEDBACK
-from transport.transfer import HASH_BLOCK
+from transport.transfer import block_hashes
 
 from . import run_folder as in_folder
 
@@ -29,17 +28,8 @@ if TYPE_CHECKING:
     from recipes.config import Dataset, Recipe
     from recipes.models import Base
 
-SECRETS = (
-    "keys",
-    "url",
-    "pid",
-    "port",
-    "bind",
-    "output_dir",
-    "base",
-    "arguments",
-    "reach",
-)  # not the standby's
+# Fields of run.json that a standby has of its own, and the secrets
+NOT_COPIED = ("keys", "url", "pid", "port", "bind", "output_dir", "base", "arguments", "reach")
 
 
 class ReplicaFiles:
@@ -74,7 +64,7 @@ class ReplicaFiles:
         here = self.paths().get(path)
         if here is None or str(here.stat().st_mtime_ns) != stamp:
             raise KeyError(f"there is no {name} any more")
-        return b"".join(hashes_of(here)) if kind == "hashes" else here
+        return block_hashes(here) if kind == "hashes" else here
 
     def manifest(self, saved: int) -> bytes:
         files = []
@@ -82,7 +72,7 @@ class ReplicaFiles:
             about = path.stat()
             files.append({"path": name, "size": about.st_size, "stamp": about.st_mtime_ns})
         record = read_run(self.folder)
-        known = {k: v for k, v in asdict(record).items() if k not in SECRETS} if record else {}
+        known = {k: v for k, v in asdict(record).items() if k not in NOT_COPIED} if record else {}
         own = own_keys().public
         return json.dumps({"files": files, "saved": saved, "own_key": own, "record": known}).encode()
 
@@ -127,9 +117,3 @@ def with_data_here(recipe: Recipe, folder: Path) -> Recipe:
     found = [here(n, dataset) for n, dataset in enumerate(datasets_of(recipe))]
     many = len(recipe.datasets)
     return recipe.model_copy(update={"datasets": tuple(found[:many]), "eval_datasets": tuple(found[many:])})
-
-
-def hashes_of(path: Path) -> Iterator[bytes]:
-    with path.open("rb", buffering=0) as file:
-        while block := file.read(HASH_BLOCK):
-            yield hashlib.sha256(block).digest()

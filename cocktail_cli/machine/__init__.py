@@ -28,13 +28,14 @@ from .network_address import (
     ListenAddress,
     free_address,
     joined,
+    local_host,
     network_of,
     parse_listen,
     reach_of,
     relay_of,
 )
 from .nvidia_driver import driver_version, handle_of, nvml, users_of
-from .proxy_settings import proxies_of, url_to_dial
+from .proxy_settings import open_tunnel, proxies_of, url_to_dial
 from .remote_code_consent import check_trust, isolate_model_code
 from .run_registry import (
     RunRecord,

@@ -55,6 +55,13 @@ def reach_of(bind: str, port: int, advertise: str | None, relay: str = "") -> Re
     return Reach(host, port, f"{joined(host, port)}, {known}")
 
 
+def local_host(bind: str) -> str:
+    """Return the address at which this machine reaches what listens on `bind`."""
+    if bind not in EVERYWHERE:
+        return bind
+    return "::1" if bind == "::" else "127.0.0.1"
+
+
 def joined(host: str, port: int) -> str:
     """Format HOST:PORT, an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

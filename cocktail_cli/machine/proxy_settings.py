@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cocktail_cli.errors import Failure
 
-from .network_address import own_address
+from .network_address import local_host, own_address
 
 if TYPE_CHECKING:
     from transport import RunURL
-    from transport.protocol import Proxies
+    from transport.protocol import CurveKeys, Proxies
+    from transport.relay import HubTunnel
 
 HINT = "http://USER:PASSWORD@HOST:PORT, or socks5://HOST:PORT; unset it to dial without a proxy"
 
@@ -45,3 +46,13 @@ def url_to_dial(text: str) -> RunURL:
     if url.host == own_address():  # local peers dial the address at which their hub listens
         proxies = replace(proxies, exempt=(*proxies.exempt, url.host))
     return replace(url, proxies=proxies)
+
+
+def open_tunnel(relay: str, keys: CurveKeys, bind: str, port: int, warn: Callable[[str], None]) -> HubTunnel:
+    """Make what listens on `bind` and `port` here reachable through a relay, until the tunnel is closed.
+
+    `relay`: its "host:port".
+    """
+    from transport.relay import HubTunnel
+
+    return HubTunnel(relay, keys, (local_host(bind), port), warn, proxies_of(os.environ))

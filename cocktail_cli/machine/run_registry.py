@@ -24,6 +24,8 @@ import platformdirs
 
 from cocktail_cli.errors import Failure
 
+from .network_address import joined, local_host
+
 # stopped: by its host, before all steps were done. died: derived, never written
 State = Literal["running", "paused", "finished", "stopped", "failed", "died"]
 
@@ -75,13 +77,7 @@ class RunRecord:
     def local_url(self) -> str:
         """Return the URL by which this machine reaches the hub, whatever address the others use."""
         head, at, place = self.url.rpartition("@")
-        host = self.local_host()
-        host = f"[{host}]" if ":" in host else host
-        return f"{head}{at}{host}:{self.port}/{place.partition('/')[2]}"
-
-    def local_host(self) -> str:
-        """Return the address at which the hub listens for this machine."""
-        return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self.bind, self.bind)
+        return f"{head}{at}{joined(local_host(self.bind), self.port)}/{place.partition('/')[2]}"
 
     def with_token(self, token: str) -> RunRecord:
         """Replace the join token in the keys and in the URL."""
@@ -93,7 +89,7 @@ class RunRecord:
     def hub_listens(self) -> bool:
         """Tell whether a process listens at the hub's address."""
         try:
-            socket.create_connection((self.local_host(), self.port), timeout=1.0).close()
+            socket.create_connection((local_host(self.bind), self.port), timeout=1.0).close()
         except OSError:
             return False
         return True

@@ -26,7 +26,7 @@ from cocktail_cli.ui import Event, Progressed, View, Warning
 if TYPE_CHECKING:
     from transport import RunKeys, RunURL
     from transport.ledger import LedgerCopy
-    from transport.standby import Follower, Lookout
+    from transport.standby import Follower, Lookout, Succession
 
 KEYS, ORDER = "standby.json", "take-over"
 LOOK_S = 0.1
@@ -64,8 +64,12 @@ class StandbySession:
     def show(self, event: Event) -> None:
         self.view.show(event)
 
+    def warn(self, what: str) -> None:
+        self.show(Warning(what))
+
     def run(self) -> None:
         """Follow, and take over when told to or elected. Raises Failure and the errors of transport."""
+        from cocktail_cli.host import versions
         from transport.peer import PeerIdentity
         from transport.standby import Follower, Lookout, Succession
 
@@ -84,7 +88,7 @@ class StandbySession:
                 identity = PeerIdentity(
                     f"standby-{machine.default_peer_name()}",
                     f"standby at {self.place}",
-                    self._versions(),
+                    versions(),
                     keys=self.keys.pair,
                     follows_at=self.place,
                     secret=wanted.keys.get("stop", ""),
@@ -92,13 +96,14 @@ class StandbySession:
 
                 def watch(heard: bool, copy: LedgerCopy | None) -> None:
                     lookout.tell(lambda succession, now: succession.hub(heard, now))
-                    manifest = follower.manifest
-                    if copy is not None and manifest is not None:
-                        state.voters, state.term = copy.voters - {manifest.own_key}, copy.term
+                    if copy is not None and follower.manifest is not None:
+                        self._note_voters(state, follower)
 
-                follower = Follower(url, identity, self.folder, watch, lambda what: self.show(Warning(what)))
+                follower = Follower(url, identity, self.folder, watch, self.warn)
                 stack.callback(follower.close)
-                self._open_tunnel(relay, bind, lookout.port, reachable)
+                if relay:  # also once this is the hub: a new claim would cost peers a redial or two
+                    tunnel = machine.open_tunnel(relay, self.keys.pair, bind, lookout.port, self.warn)
+                    reachable.callback(tunnel.close)
                 stack.enter_context(leave_on_signal(lambda why: self.asked_to_leave.set()))
                 self.show(
                     Progressed(f"following {url.run} into {self.folder}; peers would find it at {self.place}")
@@ -106,7 +111,7 @@ class StandbySession:
                 follower.start()
                 why = self._wait(follower, lookout, state)
             if why:
-                self.show(Warning(f"taking over the run {url.run}: {why}"))
+                self.warn(f"taking over the run {url.run}: {why}")
                 self._take_over(follower, lookout)
 
     def _own_keys(self) -> RunKeys:
@@ -122,26 +127,9 @@ class StandbySession:
         machine.write_private(path, json.dumps(asdict(keys)))
         return keys
 
-    def _versions(self) -> dict[str, str]:
-        from cocktail_cli.host import versions
-
-        return versions()
-
-    def _open_tunnel(self, relay: str, bind: str, port: int, stack: ExitStack) -> None:
-        """Be reachable through a relay as well, also once this is the hub: a new claim would cost peers a
-        redial or two."""
-        if relay:
-            from transport.relay import HubTunnel
-
-            host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(bind, bind)
-            warn = lambda what: self.show(Warning(what))  # noqa: E731
-            proxies = machine.proxies_of(os.environ)
-            tunnel = HubTunnel(relay, self.keys.pair, (host, port), warn, proxies)
-            stack.callback(tunnel.close)
-
     # ---- waiting -------------------------------------------------------------------------------------------
 
-    def _wait(self, follower: Follower, lookout: Lookout, state: Any) -> str:
+    def _wait(self, follower: Follower, lookout: Lookout, state: Succession) -> str:
         """Follow until the run is over or this standby is to take over; return why, "" if it is not."""
         order, told = self.folder / ORDER, False
         while not self.asked_to_leave.is_set():
@@ -149,7 +137,7 @@ class StandbySession:
                 order.unlink()
                 if follower.synced.is_set() or follower.copy.rounds:
                     return "its host says so"
-                self.show(Warning("there is nothing to take over yet: the copy is not whole"))
+                self.warn("there is nothing to take over yet: the copy is not whole")
             if lookout.elected.is_set():
                 return "the hub is lost, and a majority of the peers is here"
             if follower.ended.is_set():
@@ -161,12 +149,17 @@ class StandbySession:
                 told = True
                 self.show(Progressed(f"the copy is whole: {follower.copy.rounds} rounds"))
                 self._prepare(follower)
-                assert follower.manifest is not None
-                state.voters = follower.copy.voters - {follower.manifest.own_key}
-                state.term, state.synced = follower.copy.term, True
+                self._note_voters(state, follower)
+                state.synced = True
                 self.show(Progressed("standing by for the hub"))
             time.sleep(LOOK_S)
         return ""
+
+    @staticmethod
+    def _note_voters(state: Succession, follower: Follower) -> None:
+        """Note who elects a hub, and in which term, as the copy says."""
+        assert follower.manifest is not None
+        state.voters, state.term = follower.copy.voters - {follower.manifest.own_key}, follower.copy.term
 
     def _record(self, follower: Follower) -> machine.RunRecord:
         """Describe the run as this machine would host it."""

@@ -49,7 +49,7 @@ from .decoded_updates import (
     select_shards,
 )
 from .outer_optimizer import PLAIN, OuterOptimizer, outer_optimizer_of
-from .robust_mean import MEAN, AggregateStep, Rule, collect, handoff_scale, rule_of
+from .robust_mean import MEAN, AggregateStep, Rule, collect, fade_of, handoff_scale, rule_of
 
 ERROR, MOMENTUM = "error", "momentum"  # e and v, in a file
 
@@ -70,6 +70,7 @@ class Before:
     error: Tensor  # (m,) e on it
     momentum: Tensor | None  # (m,) v on it
     usual: float
+    recent: float
     packets: int
 
 
@@ -82,6 +83,7 @@ class ShardAggregator:
         self.momentum = torch.zeros(shard.size if outer.momentum else 0)  # v   (P,), or nothing
         self.shortened: tuple[WeightedUpdate, ...] = ()  # in the newest step
         self.usual = float("inf")  # typical absolute value in a packet; inf: a handoff is taken as it is
+        self.recent = 0.0  # the largest of those of late; not in a file: it only decides what is refused
         self.packets = 1  # in the newest step
         self._before: Before | None = None  # the newest step
         self._drawn: tuple[int, Sample] | None = None
@@ -94,13 +96,17 @@ class ShardAggregator:
             drawn = self._drawn = round, sample
         return drawn[1]
 
-    def collect(self, round: int, updates: Sequence[WeightedUpdate]) -> AggregateStep:
-        """D = sum_i w_i C[d_i] + e (line 3), with the outer step; e is unchanged. Raises RejectedUpdate."""
-        sample = self.sample(round)
+    def collect(
+        self, round: int, updates: Sequence[WeightedUpdate], *, replay: bool = False
+    ) -> AggregateStep:
+        """D = sum_i w_i C[d_i] + e (line 3), with the outer step; e is unchanged. Raises RejectedUpdate,
+        in a `replay` never for an update's length."""
+        sample, recent = self.sample(round), float("inf") if replay else self.recent
         e = sample.take(self.error)
         if not self.outer.momentum:
-            return collect(e, updates, self.rule, self.outer)
-        step = collect(torch.zeros(sample.m), updates, self.rule, self.outer)  # momentum is not to have e
+            return collect(e, updates, self.rule, self.outer, recent)
+        zero = torch.zeros(sample.m)  # momentum is not to have e
+        step = collect(zero, updates, self.rule, self.outer, recent)
         v = sample.take(self.momentum)
         return replace(step, D=self.outer.step(step.D, v).add_(e), momentum=v, error=e)
 
@@ -113,7 +119,7 @@ class ShardAggregator:
         sample, D = self.sample(round), step.D
         e = sample.take(self.error) if step.error is None else step.error
         v = sample.take(self.momentum) if self.outer.momentum else None
-        self._before = Before(sample, e, v, self.usual, self.packets)
+        self._before = Before(sample, e, v, self.usual, self.recent, self.packets)
         if step.momentum is not None:
             sample.put_(self.momentum, step.momentum)
         decode_packed(packet, sample.m).add_to(D, 0, sample.m, -1.0)
@@ -121,6 +127,8 @@ class ShardAggregator:
             D.mul_(self.outer.decay)
         sample.put_(self.error, D)  # 4
         self.shortened, self.usual, self.packets = step.shortened, step.usual, step.packets
+        if step.usual < float("inf"):
+            self.recent = max(step.usual, self.recent * fade_of(self.compressor))
 
     def undo(self) -> None:
         """Take back the newest step: it was not committed. To be called before another handoff is merged."""
@@ -128,7 +136,8 @@ class ShardAggregator:
             before.sample.put_(self.error, before.error)
             if before.momentum is not None:
                 before.sample.put_(self.momentum, before.momentum)
-            self.usual, self.packets, self._before = before.usual, before.packets, None
+            self.usual, self.recent, self.packets = before.usual, before.recent, before.packets
+            self._before = None
 
     def settle(self) -> None:
         """Forget what `undo` needs: the newest step is committed."""
@@ -137,8 +146,9 @@ class ShardAggregator:
     def open_handoff(self, peer: str, packet: bytes) -> tuple[PackedUpdate | Update, float]:
         """Decode a handoff of this shard; returns its update and s. Raises RejectedUpdate."""
         handoff = measured(peer, packet, self.shard.size)
-        usual = self.usual * self.shard.size**0.5
-        return handoff.decoded(self.shard.size), handoff_scale(peer, handoff.norm, usual, self.rule)
+        usual, recent = (each * self.shard.size**0.5 for each in (self.usual, self.recent))
+        scale = handoff_scale(peer, handoff.norm, usual, recent, self.rule)
+        return handoff.decoded(self.shard.size), scale
 
     def merge(self, handoff: PackedUpdate | Update, share: float, scale: float) -> None:
         """e <- e + share * scale * handoff."""
@@ -249,7 +259,7 @@ class Aggregator:
         moved stays as it is."""
         parts = split(packet, len(self.shards))
         moved = [number for number in self.assigned if parts[number]]
-        for number, step in self._collect(round, packets, self._fresh(round, moved)).items():
+        for number, step in self._collect(round, packets, self._fresh(round, moved), replay=True).items():
             self.assigned[number].apply(round, step, parts[number])
 
     def undo(self) -> None:
@@ -284,11 +294,11 @@ class Aggregator:
         return min((scale for _, _, scale in opened), default=1.0)
 
     def _collect(
-        self, round: int, packets: WeightedPackets, updates: DecodedUpdates
+        self, round: int, packets: WeightedPackets, updates: DecodedUpdates, *, replay: bool = False
     ) -> dict[int, AggregateStep]:
         """Line 3 of every shard. Raises RejectedUpdate; no e has moved."""
         weighed = updates.weigh(packets).items()
-        return {number: self.assigned[number].collect(round, of_shard) for number, of_shard in weighed}
+        return {n: self.assigned[n].collect(round, of_shard, replay=replay) for n, of_shard in weighed}
 
     def _updates_of(self, round: int) -> DecodedUpdates | None:
         """Return the cache of a round; None: a later round has begun, or this one is aggregated."""

@@ -1,14 +1,17 @@
 """The mean of one round's updates: norms are bounded, and liars cannot pull it far.
 
     n_i = |u_i|, M = their median          u_i = C[d_i], w_i = its share of the mean
-    n_i > REFUSED M: refused by name       at least 3 packets, and M > 0
+    n_i > REFUSED max(M, R sqrt(k_i)): refused by name     at least 3 packets, and M > 0
+                                           R: the largest M / sqrt(k) of late, which fades (`fade_of`)
     s_i = min(1, HELD M l_i / n_i)         below 1: shortened
     l_i = sqrt(k / k_i), from 1 on         k_i: its values, k: their median; bounded as the recipe bounds K
     D = e + a A(s_1 u_1, ... s_N u_N)      A: the mean sum_i w_i s_i u_i, or a rule that resists more
                                            a: the outer learning rate, which may be the number of packets
 
-All of it follows from the packets, their weights and the recipe, so that e is replayed to the bit: no clock,
-no memory of earlier rounds, no random numbers. What a bound or a rule leaves out is in no peer's residual and
+D follows from the packets, their weights and the recipe, so that e is replayed to the bit: no clock, no
+memory of earlier rounds, no random numbers. R only decides what is refused, so a replay leaves it out. It is
+there for the end of a run: as the learning rate falls to 0 so does M, while a peer that sends once in ten
+rounds still has the residual of a higher rate. What a bound or a rule leaves out is in no peer's residual and
 not in e: kept, a lie would only come later.
 """
 
@@ -22,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compress import PackedUpdate, Update, decode_windows
+from compress import Cocktail, PackedUpdate, Update, decode_windows
 from recipes.config import Compression
 
 from .adaptive_rate import adaptive_rate_of
@@ -32,6 +35,7 @@ from .outer_optimizer import PLAIN, OuterOptimizer
 FEWEST = 3  # packets that have a median which one liar cannot move
 HELD = 2.0  # x the median norm: what is longer is shortened to it
 REFUSED = 20.0  # x the median norm: no honest residual grows to it (LOG.md)
+SELDOM = 10  # rounds between the updates of a slow peer that is still honest
 ROUNDS = 3  # of centred clipping
 AT_ONCE = 1 << 20  # values of all peers together that a rule over coordinates looks at
 
@@ -71,18 +75,23 @@ class AggregateStep:
 
 
 def collect(
-    error: Tensor, updates: Sequence[WeightedUpdate], rule: Rule, outer: OuterOptimizer = PLAIN
+    error: Tensor,
+    updates: Sequence[WeightedUpdate],
+    rule: Rule,
+    outer: OuterOptimizer = PLAIN,
+    recent: float = 0.0,
 ) -> AggregateStep:
     """Compute D = rate A(updates) + e on the round's sample (Algorithm 2, line 3), without momentum.
 
     Args:
         error: (m,) e on the sample; it is not changed.
         updates: of one shard, by peer (`DecodedUpdates.weigh`).
+        recent: R; inf: nothing is refused for its length.
 
     Raises:
         RejectedUpdate: an update is far too long. One at a time: call again without that peer.
     """
-    bound = bounded(updates, rule)
+    bound = bounded(updates, rule, recent)
     shortened = tuple(replace(u, update=None) for u in bound if u.scale < 1)
     packets = sum(u.share > 0 for u in bound)
     rate = outer.rate_of(packets)
@@ -130,15 +139,18 @@ def median_of(norms: Sequence[float]) -> float:
     return sorted(norms)[(len(norms) - 1) // 2]
 
 
-def bounded(updates: Sequence[WeightedUpdate], rule: Rule) -> list[WeightedUpdate]:
+def bounded(updates: Sequence[WeightedUpdate], rule: Rule, recent: float = 0.0) -> list[WeightedUpdate]:
     """Bound norms by their median. Where that is 0 most peers have sent nothing: then no peer is refused, and
     what the others sent is shortened to nothing."""
     if len(updates) < FEWEST:
         return list(updates)
     median, longest = median_of([u.norm for u in updates]), max(updates, key=lambda u: u.norm)
-    if median > 0 and longest.norm > rule.refused * median:
-        what = f"its norm {longest.norm:.3g} is more than {rule.refused:g} times {median:.3g}"
-        raise RejectedUpdate(longest.peer, f"{what}, the median of the round's {len(updates)} packets")
+    typical = max(median, recent * max(longest.count, 1) ** 0.5)
+    if median > 0 and longest.norm > rule.refused * typical:
+        what = f"its norm {longest.norm:.3g} is more than {rule.refused:g} times {typical:.3g}"
+        raise RejectedUpdate(
+            longest.peer, f"{what}, the median of the round's {len(updates)} packets, or of late"
+        )
     count = median_of([float(u.count) for u in updates])
     usual = [to_float32(median * leeway(u.count, count, rule.spread)) for u in updates]
     return [
@@ -166,10 +178,16 @@ def usual_of(updates: Sequence[WeightedUpdate]) -> float:
     return to_float32(median_of([u.norm / max(u.count, 1) ** 0.5 for u in updates]))
 
 
-def handoff_scale(peer: str, norm: float, usual: float, rule: Rule) -> float:
-    """Return s of a handoff that would usually be `usual` long. Raises RejectedUpdate."""
-    if usual > 0 and norm > rule.refused * usual:
-        what = f"its norm {norm:.3g} is more than {rule.refused:g} times {usual:.3g}"
+def fade_of(compressor: Cocktail) -> float:
+    """Return by how much R fades in a round: over as many as a residual takes to be sent, 1 / (p K), times
+    SELDOM."""
+    return 1 - compressor.random_ratio * compressor.topk_ratio / SELDOM
+
+
+def handoff_scale(peer: str, norm: float, usual: float, recent: float, rule: Rule) -> float:
+    """Return s of a handoff that would be `usual` long now, and `recent` lately. Raises RejectedUpdate."""
+    if usual > 0 and norm > rule.refused * max(usual, recent):
+        what = f"its norm {norm:.3g} is more than {rule.refused:g} times {max(usual, recent):.3g}"
         raise RejectedUpdate(peer, f"{what}, what the round's median packet allows a whole residual")
     return to_float32(rule.held * usual / norm) if norm > rule.held * usual else 1.0
 

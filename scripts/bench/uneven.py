@@ -1,4 +1,4 @@
-"""How long unequal peers wait for each other where samples have unequal lengths.
+"""Measure how long unequal peers wait for each other where samples have unequal lengths.
 
     scripts/start scripts.bench.uneven --speeds 1 1 2 4 --rounds 30
 

@@ -136,17 +136,18 @@ class Swarm:
         if levers.way == "masks":
             sent[:, at] = quantized(self.deltas[:, at], levers.bits)
         else:
-            weights = self.weights(self.deltas.square().mean(0))[at]
+            weights = self.weights(self.deltas)[at]
             sent[:, at] = largest(self.deltas[:, at], levers.keep, levers.bits, weights)
         self._count(0, len(at), levers.bits)
         self.sent = sent
         return (self.deltas.clone() if levers.up == "exact" else sent), at
 
-    def weights(self, squares: Tensor) -> Tensor:
-        """Compute (RMS of its parameter)^-relative of each coordinate (P,), after L-GreCo (Markov et al.,
-        2024), which divides bytes among layers by the error relative to them."""
+    def weights(self, values: Tensor) -> Tensor:
+        """Compute (RMS of its parameter in `values`, (N, P))^-relative of each coordinate (P,), after L-GreCo
+        (Markov et al., 2024), which divides bytes among layers by the error relative to them."""
         if not self.levers.relative:
-            return torch.ones_like(squares)
+            return torch.ones(values.shape[1])
+        squares = values.square().mean(0)
         means = [view.mean().expand(view.numel()) for view in self.basis.layout.views(squares)]
         return (torch.cat(means) + 1e-30) ** (-self.levers.relative / 2)
 
@@ -157,7 +158,7 @@ class Swarm:
         if levers.way == "masks":
             aggregate[at] = quantized(total[None, at], levers.down_bits)[0]
         else:
-            weights = self.weights(total.square())[at]
+            weights = self.weights(total[None])[at]
             aggregate[at] = largest(total[None, at], levers.keep, levers.down_bits, weights)[0]
         self._count(1, len(at), levers.down_bits)
         if levers.down == "exact":
@@ -183,7 +184,7 @@ class Swarm:
         """Do a round of EControl with the peers' steps (N, P); returns what x' moves by (P,)."""
         at, keep, bits = self.ring.draw(), self.levers.keep, self.levers.bits
         wanted = self.levers.unsent * self.deltas + steps - self.sent
-        weights = self.weights(wanted.square().mean(0))[at]
+        weights = self.weights(wanted)[at]
         self.sent[:, at] += largest(wanted[:, at], keep, bits, weights)
         self.deltas = self.deltas + steps - self.sent
         self._count(0, len(at), bits)

@@ -293,7 +293,7 @@ class Swarm:
         training: Training,
         basis: FixedEigenbasis | None = None,
     ) -> None:
-        self.setting, self.seed, self.rounds = setting, training.seed, size.steps // setting.local_steps
+        self.setting, self.seed = setting, training.seed
         mix, outer = compressor_of(setting.compression), outer_optimizer_of(setting.compression)
         self.outer = outer
         self.common = One(start.clone(), mix, training.seed)
@@ -308,12 +308,8 @@ class Swarm:
 
     @property
     def first_is_busy(self) -> bool:
-        """Whether a slow peer is still at work on what it began in an earlier round.
-
-        What it begins last would arrive when the rate is nearly 0, and be refused: far longer than others.
-        """
-        slow = self.setting.slow
-        return bool(slow and (self.round % slow or self.round > self.rounds - slow))
+        """Tell whether a slow peer is still at work on what it began in an earlier round."""
+        return bool(self.setting.slow and self.round % self.setting.slow)
 
     @property
     def shared(self) -> Tensor:

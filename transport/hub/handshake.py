@@ -43,7 +43,8 @@ class Handshake:
         recovered: Recovered,
     ) -> None:
         self.settings, self._out, self._members = settings, out, members
-        self._admission, self._rounds, self._term = admission, rounds, recovered.term
+        self._admission, self._rounds = admission, rounds
+        self.term = recovered.term
         self._standby = recovered.standby
         self.secret = ""  # the host's; "": nobody knows it
         self.replication: Replication | None = None  # of a run that has, or waits for, a standby
@@ -108,11 +109,11 @@ class Handshake:
         session, rounds = self._members.get(m.session), self._rounds
         if self._refuse_banned(conn) or not self._open_to(key_of(conn), m):
             return
-        if m.term > self._term:
+        if m.term > self.term:
             # a stranger may claim anything
             if self._admission.standing(key_of(conn)) is Standing.MEMBER and not self.replaced:
                 self.replaced = True
-                told = f"{REPLACED} (term {m.term}, this one is of term {self._term}): stop this one"
+                told = f"{REPLACED} (term {m.term}, this one is of term {self.term}): stop this one"
                 self._out.warn(told, m.name)
             self._out.refuse(conn, "term", REPLACED)
         elif rounds.phase is Phase.ENDED:
@@ -151,14 +152,9 @@ class Handshake:
         from transport.standby import Replication  # a run without a standby never loads that package
 
         who = self._out, self._members, self._rounds
-        self.replication = Replication(self.settings, *who, self._standby, self._term)
+        self.replication = Replication(self.settings, *who, self._standby, self.term)
         self._out.add(do.FeedStandby())
         return self.replication
-
-    @property
-    def term(self) -> int:
-        """Return the term of this hub."""
-        return self._term
 
     def _refuse_banned(self, conn: bytes) -> bool:
         banned = self._admission.standing(key_of(conn)) is Standing.BANNED
@@ -185,7 +181,7 @@ class Handshake:
             round=self._rounds.round,
             ping_s=s.ping_s,
             resumed=resumed,
-            term=self._term,
+            term=self.term,
             log_bytes=history.log_bytes,
             snapshots=history.snapshots,
         )

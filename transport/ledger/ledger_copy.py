@@ -22,8 +22,18 @@ from transport.protocol import LedgerError
 
 from .packet_log import HEADER_SIZE, PacketLog, pack_header, read_packets, unpack_header
 from .residual_handoffs import TABLE
-from .run_ledger import MALFORMED, SCHEMA, entry_of, first_head, linked, lock_exclusively
-from .update_log import UPDATES, retired
+from .run_ledger import (
+    MALFORMED,
+    SCHEMA,
+    count_rounds,
+    entry_of,
+    first_head,
+    linked,
+    lock_exclusively,
+    meta_value,
+    packets_end,
+)
+from .update_log import UPDATES, retired, scan_rounds
 
 MOST_LINKS = 512  # of one message
 MOST_BYTES = 8 << 20  # of its rounds' packets: the updates that go with them are as many times more as peers
@@ -157,8 +167,7 @@ class LedgerCopy:
             if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name='meta'").fetchone():
                 self._create()
             self.link, self.head = self._newest()
-            (end,) = self._db.execute("SELECT max(offset + length) FROM rounds").fetchone()
-            self._packets = PacketLog(folder / "packets.log", 0 if end is None else end + HEADER_SIZE)
+            self._packets = PacketLog(folder / "packets.log", packets_end(self._db))
             self._open_updates()
         except MALFORMED as error:
             raise LedgerError(f"{folder / 'ledger.db'} is not the copy of a ledger: {error}") from None
@@ -175,28 +184,19 @@ class LedgerCopy:
 
     def _open_updates(self) -> None:
         """Open the update log, cut where its rounds or its bytes end."""
-        path, rounds, end = self.folder / UPDATES, list[int](), 0
-        if path.exists():
-            with path.open("rb") as file:
-                while (record := unpack_header(file.read(HEADER_SIZE), end)) is not None:
-                    if record.round >= self.rounds or record.end > path.stat().st_size:
-                        break
-                    end = record.end
-                    rounds.append(record.round)
-                    file.seek(end)
+        path, rounds = self.folder / UPDATES, self.rounds
+        end, last = scan_rounds(path, rounds)
         self._updates = PacketLog(path, end)
-        self.next_update = rounds[-1] + 1 if rounds else self.rounds
+        self.next_update = rounds if last is None else last + 1
 
     @property
     def rounds(self) -> int:
         """Return the number of committed rounds."""
-        (found,) = self._db.execute("SELECT coalesce(max(round) + 1, 0) FROM rounds").fetchone()
-        return int(found)
+        return count_rounds(self._db)
 
     @property
     def term(self) -> int:
-        found = self._db.execute("SELECT value FROM meta WHERE key='term'").fetchone()
-        return int(found[0]) if found else 0
+        return int(meta_value(self._db, "term", "0"))
 
     @property
     def voters(self) -> frozenset[str]:
@@ -235,8 +235,7 @@ class LedgerCopy:
             range(next_round, next_round + len(came))
         ):
             raise LedgerError(f"packets of rounds {[r for r, _ in came]} came, {new.rounds} were committed")
-        (end,) = self._db.execute("SELECT max(offset + length) FROM rounds").fetchone()
-        if (end := 0 if end is None else end + HEADER_SIZE) != self._packets.end:
+        if (end := packets_end(self._db)) != self._packets.end:
             self._packets.cut(end)  # packets whose rows did not follow
         for round, packet in came:
             if self._packets.append(round, packet).sha256 != known[round]:

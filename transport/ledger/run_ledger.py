@@ -253,8 +253,7 @@ class Ledger:
         self.term = int(meta.get("term", 0)) + self.writes
         if self.writes:
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('term', ?)", (str(self.term),))
-            (end,) = self._db.execute("SELECT max(offset + length) FROM rounds").fetchone()
-            self._log = PacketLog(self.log_path, 0 if end is None else end + HEADER_SIZE)
+            self._log = PacketLog(self.log_path, packets_end(self._db))
 
     def _begin(self, run: str, samples: int, origin: Mapping[str, str]) -> None:
         """Write the tables of a new ledger, all of them or none."""
@@ -501,8 +500,7 @@ class Ledger:
     @property
     def standby(self) -> str:
         """The run's standby (messages.Standby, as JSON); "": none."""
-        found = self._db.execute("SELECT value FROM meta WHERE key='standby'").fetchone()
-        return str(found[0]) if found else ""
+        return meta_value(self._db, "standby", "")
 
     @property
     def changes(self) -> int:
@@ -512,8 +510,7 @@ class Ledger:
     @property
     def next_round(self) -> int:
         """Count the committed rounds."""
-        (found,) = self._db.execute("SELECT coalesce(max(round) + 1, 0) FROM rounds").fetchone()
-        return int(found)
+        return count_rounds(self._db)
 
     def record(self, round: int) -> Record | None:
         """Locate the packet of a round in the log; None if the round is not committed."""
@@ -522,10 +519,10 @@ class Ledger:
 
     def packets(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
         """Yield (round, packet) of the committed rounds start .. stop-1, one packet in memory at a time."""
-        (last,) = self._db.execute("SELECT coalesce(max(round), -1) FROM rounds").fetchone()
-        stop = last + 1 if stop is None else stop
-        if not 0 <= start <= stop <= last + 1:
-            raise LedgerError(f"packets {start}-{stop} asked for, the ledger has 0-{last + 1}")
+        count = count_rounds(self._db)
+        stop = count if stop is None else stop
+        if not 0 <= start <= stop <= count:
+            raise LedgerError(f"packets {start}-{stop} asked for, the ledger has 0-{count}")
         first = self.record(start)
         if start == stop or first is None:
             return
@@ -541,7 +538,6 @@ class Ledger:
     def recover(self) -> Recovered:
         rounds = self.rounds()
         evaluations = self.evaluations()
-        steps = self._db.execute("SELECT value FROM meta WHERE key='local_steps'").fetchone()
         sessions = []
         for session, name, hardware, key in self._db.execute(
             "SELECT session, name, hardware, key FROM sessions"
@@ -559,7 +555,7 @@ class Ledger:
             recent=tuple(rounds[-RECENT:]),
             handoffs=self.handoffs.rows(),
             term=self.term,
-            local_steps=int(steps[0]) if steps else 0,
+            local_steps=int(meta_value(self._db, "local_steps", "0")),
             standby=self.standby,
             losses=tuple((row.step, row.loss) for row in rounds if row.loss is not None),
             held_out=tuple((one.step, one.loss) for one in evaluations),
@@ -647,6 +643,24 @@ def row_of(columns: tuple[Any, ...]) -> RoundRow:
     fingerprint, members, accepted = columns[4:7]
     names = tuple(json.loads(members)), tuple(json.loads(accepted))
     return RoundRow(*(*columns[:4], int(fingerprint), *names, *columns[7:]))
+
+
+def meta_value(db: sqlite3.Connection, key: str, default: str) -> str:
+    """Read one value of the table `meta`."""
+    found = db.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
+    return str(found[0]) if found else default
+
+
+def count_rounds(db: sqlite3.Connection) -> int:
+    """Count the committed rounds."""
+    (found,) = db.execute("SELECT coalesce(max(round) + 1, 0) FROM rounds").fetchone()
+    return int(found)
+
+
+def packets_end(db: sqlite3.Connection) -> int:
+    """Return the offset at which the committed packets end in their log, in bytes."""
+    (end,) = db.execute("SELECT max(offset + length) FROM rounds").fetchone()
+    return 0 if end is None else int(end) + HEADER_SIZE
 
 
 def merge_wal(folder: Path) -> None:

@@ -52,8 +52,8 @@ class Leases:
 
         Raises ValueError where a sample is not in the pool.
         """
+        self._pool.remove(tuple(sorted(run for ids in shares.values() for run in ids)))
         for session, ids in shares.items():
-            self._pool.remove(ids)
             self._leases.setdefault(session, {})[round] = Lease(ids)
 
     def held(self, session: str) -> list[int]:

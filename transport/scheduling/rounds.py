@@ -149,10 +149,8 @@ class Rounds:
             self._members.move(session, SessionEvent.LATE)
             if not self.leases.held(session.id):
                 session.owes_since = None
-            ids = sample_ids(self.leases.ids(session.id, max(m.delivers, default=-1)) or ())
-            late = PeerSample(
-                session.name, now, m.compute_s, m.wait_s, len(ids), sum(self._costs(ids)), spent=m.spent
-            )
+            count, cost = self._counted(self.leases.ids(session.id, max(m.delivers, default=-1)) or ())
+            late = PeerSample(session.name, now, m.compute_s, m.wait_s, count, cost, spent=m.spent)
             self._tell_culprits(self.slow.late(session.id, late))
             if m.round in self.history.commits:
                 self._out.send(session.conn, self.history.commits[m.round])
@@ -184,8 +182,8 @@ class Rounds:
         claims = ex.claims[session.id] = self.leases.claim(session.id, report.delivers)
         ex.arrived[session.id] = now - ex.opened
         if claims:  # the reported time is that of the newest
-            ids = sample_ids(self.leases.ids(session.id, claims[-1]) or ())
-            ex.timed[session.id] = len(ids), (cost := sum(self._costs(ids)))
+            count, cost = self._counted(self.leases.ids(session.id, claims[-1]) or ())
+            ex.timed[session.id] = count, cost
             self._balancer.note(session.id, cost, report.compute_s)
         if void := sorted(set(report.delivers) - set(claims)):
             self._out.warn(f"claims to deliver leases it does not hold: {void[:SHOWN]}", session.name)
@@ -429,6 +427,11 @@ class Rounds:
     def _costs(self, ids: Sequence[int]) -> list[float]:
         cost = self.settings.cost
         return [1.0] * len(ids) if cost is None else [cost(i) for i in ids]
+
+    def _counted(self, ids: SampleRanges) -> tuple[int, float]:
+        """Return the number of samples, and their cost."""
+        count = count_samples(ids)
+        return count, count if self.settings.cost is None else sum(self._costs(sample_ids(ids)))
 
     def _others_expected(self, ready: int, now: float) -> bool:
         """Tell whether to wait a little: for peers from before a restart, for those that start with the run,

@@ -1,7 +1,7 @@
 """Transfers of objects in acknowledged chunks, under a congestion window."""
 
 from .bandwidth_budget import BandwidthBudget
-from .chunks import HASH_BLOCK, MAX_OBJECT, ChunkBuffer, ChunkFile, ChunkMap
+from .chunks import HASH_BLOCK, MAX_OBJECT, ChunkBuffer, ChunkFile, ChunkMap, block_hashes
 from .congestion_window import MIN_FRAGMENT
 from .connection_registry import MAX_CONNECTIONS, ConnectionRegistry
 from .object_store import ObjectSource, ObjectStore, memory_source

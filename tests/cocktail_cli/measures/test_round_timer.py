@@ -1,4 +1,4 @@
-"""What a peer says of its round: phases that add up, and idle time that is not its own."""
+"""A peer's measures of its round: phases add up, and idle time is not its own."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from transport.scheduling.load_balancer import LoadBalancer
 
 @dataclass(frozen=True)
 class Machine:
-    """What one peer takes for a round, in seconds. A fault replaces some of it."""
+    """The times of one peer's round, in seconds. A fault replaces some of them."""
 
     sample: float = 0.25  # of compute, each
     encode: float = 0.05
@@ -26,7 +26,7 @@ class Machine:
 
 @dataclass
 class Place:
-    """Where a peer is in its round."""
+    """The phase of its round that a peer is in."""
 
     done: float = 0.0
     taken: float = 0.0

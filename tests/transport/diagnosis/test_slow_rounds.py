@@ -66,7 +66,7 @@ def test_a_slow_peer_with_a_share_of_its_own_slows_nobody() -> None:
 
 
 def test_a_line_that_was_thin_from_the_beginning_is_named_too() -> None:
-    """It has no better history: it is compared with the others."""
+    """Without a better history a peer is compared with the others."""
     thin = {**SWARM, "p2": replace(MINE, up=2e4)}
 
     found = named(SimulatedRounds(thin, noise=0.1), 30)

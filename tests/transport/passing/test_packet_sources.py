@@ -114,7 +114,7 @@ class Dying(ShardServer):
 def test_a_helper_that_fails_costs_no_round_and_no_fork(
     bad: type[ShardServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lies, is silent, or dies in the middle of a packet; the hub takes its role away and says so."""
+    """It tampers, says nothing, or dies within a packet; the hub takes its role away and says so."""
     monkeypatch.setattr(packet_sources, "FIRST_S", 0.3)
     monkeypatch.setattr(packet_sources, "FINISH_S", 0.3)
     monkeypatch.setattr(packet_sources, "STALL_S", 0.3)

@@ -1,4 +1,4 @@
-"""Who passes what on, and how a peer loses that role; a lone accuser only harms itself."""
+"""The roles of peers that pass packets on, and how one loses its role; a lone accuser only harms itself."""
 
 from __future__ import annotations
 

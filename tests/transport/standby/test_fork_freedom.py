@@ -78,7 +78,7 @@ class StandbySwarm(SimSwarm):
 
     @property
     def alone(self) -> bool:
-        """Whether the hub has gone on without its standby."""
+        """Tell whether the hub has gone on without its standby."""
         assert self.hub.replication is not None
         return self.hub.replication.standby is None and self.hub.rounds.phase is not Phase.ENDED
 

@@ -193,7 +193,7 @@ class Swarm:
         bind, member = self._address(self.machines[1]), self.machines[1]
         command = [*COCKTAIL, "standby", "-", "--json", "--bind", bind, "--port", "0"]
         command += ["--keys", str(self.out / "run.json"), "-o", str(folder), "--relay", self.relay_address]
-        command += ["--advertise", f"{bind}:{CLOSED}"] if self.standbys % 2 else []
+        command += ["--advertise", f"{bind}:{CLOSED}"] if self.standbys % 2 == 0 else []
         home = str(self.folder / "homes" / folder.name)
         more: dict[str, Any] = {"member": member, "heard": self._take, "COCKTAIL_HOME": home}
         self.standby = self.start(HUB, command, self.url + "\n", **more)
@@ -217,7 +217,7 @@ class Swarm:
         shutil.rmtree(self.out)
         self.hub, self.out, self.standby = self.standby, self.standby_out, None
         self.machines.reverse()
-        if self.standbys % 2:
+        if self.standbys % 2 == 0:
             self.relayed = set(self.links)
 
     def _take(self, event: Line) -> None:

@@ -10,15 +10,22 @@ from transport.actions import Abandoned
 from transport.protocol import UpdateRejected
 from transport.transfer import ChunkBuffer
 
+LONGEST = 20  # times the patience; then an aggregator is lost though its bytes move
+
 
 class ShardBarrier:
-    """Shard packets of one round. An attempt ends when every aggregator has answered or is lost."""
+    """Shard packets of one round. An attempt ends when every aggregator has answered or is lost.
+
+    An aggregator on a thin line may fetch a handoff, or upload its packet, for minutes: while bytes move
+    it is not silent.
+    """
 
     def __init__(self, patience: float) -> None:
         self.patience = patience  # seconds after which a silent aggregator is lost
         self.attempt = 0  # counts over all rounds
         self.lost: dict[str, str] = {}  # aggregator -> why, since `begin`
         self._waited: set[str] = set()
+        self._moved: dict[str, float] = {}  # aggregator -> when it last asked for, or sent, some bytes
         self._came: dict[str, bytes] = {}
         self._refused: UpdateRejected | None = None
         self._ended = False
@@ -31,22 +38,35 @@ class ShardBarrier:
         with self._changed:
             self.attempt += 1
             self._waited, self._came, self._refused = set(aggregators) - self.lost.keys(), {}, None
+            self._moved = {}
             return self.attempt
 
     def wait(self) -> dict[str, bytes]:
         """Return aggregator -> the packet of its shards. Raises UpdateRejected for a part, Abandoned."""
-        until = time.monotonic() + self.patience
+        began = time.monotonic()
         with self._changed:
             while self._waited and self._refused is None and not self._ended:
-                if not self._changed.wait(max(0.0, until - time.monotonic())) and time.monotonic() >= until:
-                    for aggregator in self._waited:
-                        self.lost[aggregator] = f"nothing came of it for {self.patience:.0f} s"
-                    self._waited = set()
+                now, until = time.monotonic(), {a: self._until(a, began) for a in self._waited}
+                for aggregator in [a for a in until if until[a] <= now]:
+                    took = until.pop(aggregator) - began
+                    silent = took < LONGEST * self.patience
+                    self.lost[aggregator] = (
+                        f"nothing came of it for {self.patience:.0f} s"
+                        if silent
+                        else f"its packet was not here after {took:.0f} s"
+                    )
+                    self._waited.discard(aggregator)
+                if until:
+                    self._changed.wait(min(until.values()) - now)
             if self._refused is not None:
                 raise self._refused
             if self._waited:
                 raise Abandoned
             return dict(self._came)
+
+    def _until(self, aggregator: str, began: float) -> float:
+        last = max(began, self._moved.get(aggregator, began))
+        return min(last + self.patience, began + LONGEST * self.patience)
 
     def lose(self, aggregator: str, why: str) -> None:
         """Stop waiting for an aggregator; from either thread."""
@@ -63,6 +83,11 @@ class ShardBarrier:
         from now on, while the commit thread may still be busy with earlier jobs."""
         with self._changed:
             self.lost = {}
+
+    def moves(self, aggregator: str) -> None:
+        """Note that it asked for some bytes, or sent some."""
+        with self._changed:
+            self._moved[aggregator] = time.monotonic()
 
     def came(self, aggregator: str, attempt: int, packet: ChunkBuffer) -> None:
         with self._changed:

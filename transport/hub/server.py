@@ -332,6 +332,8 @@ class Hub:
             return
         if isinstance(message, messages.Put):
             self._put_at[session, message.name] = now
+        elif self._shards is not None:
+            self._shards.barrier.moves(session)
         for answer in self._inbox.receive(session, message, payload):
             if isinstance(answer, CompletedUpload):
                 self._arrived(answer)
@@ -362,6 +364,8 @@ class Hub:
         if session is None:
             self._send(conn, messages.Refused("session", "this connection belongs to no session"))
             return
+        if self._shards is not None:
+            self._shards.barrier.moves(session)
         if self._end_at is not None:  # a peer still fetches: the end waits for it
             self._end_at = min(self._end_by, time.monotonic() + self.settings.linger_s)
         held = sum(map(self._wire.held, self._connections.of(session)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -29,6 +31,7 @@ from transport.protocol import UpdateRejected, messages
 from transport.protocol.events import Warned
 from transport.scheduling.exchange import Exchange
 from transport.scheduling.round_history import RoundHistory
+from transport.transfer import ChunkBuffer
 
 # ---- assignment --------------------------------------------------------------------------------------------
 
@@ -215,6 +218,28 @@ def test_the_barrier_skips_lost_aggregators_and_an_ending_run_abandons_its_round
     gather.end()
     with pytest.raises(Abandoned):
         gather.wait()
+
+
+def test_an_aggregator_whose_bytes_move_is_awaited_beyond_the_patience_with_a_silent_one() -> None:
+    gather, done = ShardBarrier(patience=0.2), threading.Event()
+    gather.begin()
+    attempt = gather.ask(["s-thin", "s-silent"])
+    part = ChunkBuffer(1, hashlib.sha256(b"p").digest(), 1)
+    part.add(0, b"p")
+
+    def fetch_and_send() -> None:
+        while "s-silent" not in gather.lost and not done.wait(0.01):
+            gather.moves("s-thin")
+        gather.came("s-thin", attempt, part)
+
+    thread = threading.Thread(target=fetch_and_send)
+    thread.start()
+    found = gather.wait()
+    done.set()
+    thread.join()
+
+    assert found == {"s-thin": b"p"}
+    assert gather.lost == {"s-silent": "nothing came of it for 0 s"}
 
 
 # ---- runs --------------------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ def test_a_peer_that_only_finds_the_old_hub_gives_up_with_the_reason(tmp_path: P
         wire = MemoryPeerWire(swarm.wire)
         link = PeerLink(swarm.url, PeerIdentity("ann"), LinkLimits(flows=1, patience=0.5), wire=wire)
         link.connect(10.0)
-        swarm.hub._state.handshake._term = 0
+        swarm.hub._state.handshake.term = 0
         wire.cut(0)
         with pytest.raises(LinkLost, match="another hub of this run has been started since"):
             link.next_round()

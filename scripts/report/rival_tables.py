@@ -98,18 +98,21 @@ BY_HALF = """: packets of p=.38 K=.047, 1 bit (`cocktail-wide`). Rates are chose
 text, with the first seed; losses are those of the other half, so they compare within this table only.
 
 """
+MILLION = "The same with a million parameters, 400 steps.\n\n"
 
 
 def loss(folder: Path) -> str:
     found, rivals = quality(folder), rival_losses(folder, quality(folder))
     longer = tables.markdown(cells.read(QUALITY, Size(steps=3200)), plan.LONGER)
-    compared = tables.optimizers(cells.read(folder / "optimizers.jsonl", Size()))
+    compared, larger = (
+        tables.optimizers(cells.read(folder / "optimizers.jsonl", size)) for size in (Size(), plan.MILLION)
+    )
     study = [*(tables.markdown(found, one) for one in plan.TABLES), longer]
     head = ["rival", "less than FP16", "learning rate", "held-out loss, by seed", "over all-reduce"]
     return section(
         "loss",
         study="\n".join(part for part in study if part),
-        optimizers=f"**optimizers**{BY_HALF}{compared}" if compared else "",
+        optimizers=f"**optimizers**{BY_HALF}{compared}\n{MILLION}{larger}" if compared else "",
         rivals=f"**rivals**\n\n{table(head, rivals)}" if rivals else "",
         steps=Size().steps,
         timed=table(["way", "held-out loss", *(f"h at {s} Mbit/s" for s in TIMED_AT)], timed(folder, found)),

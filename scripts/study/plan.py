@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scripts.study.cells import Cell, Found
-from scripts.study.train import Setting
+from scripts.study.train import Setting, Size
 
 RATES = (5e-4, 1e-3, 2e-3, 2.8e-3, 4e-3, 5.6e-3, 8e-3, 11e-3, 16e-3, 32e-3)
 START = (2e-3, 4e-3)  # the middle
 SEEDS = (1, 2, 3)
+MILLION = Size(hidden=160, layers=3, steps=400, base_steps=1000)  # a second size, of a million parameters
 
 AVERAGE = Setting(staleness=0, averaged=1)
 COCKTAIL = Setting()

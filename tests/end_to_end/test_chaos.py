@@ -33,10 +33,11 @@ def test_a_run_under_faults_keeps_every_promise(tmp_path: Path) -> None:
         fault(0, "stop", "ann", 4.0),
         fault(1, "kill", "bob"),
         fault(2, "half-open", "cyd"),
-        fault(3, "hub-lost", HUB, 0.5),
-        fault(4, "relay-kill", RELAY),
+        fault(3, "hub-kill", HUB, 1.0),
+        fault(4, "hub-lost", HUB, 0.5),
+        fault(5, "relay-kill", RELAY),
     ]
-    out = under_faults("run", Workload(3, 60, 1, batch=24), faults, None, math.inf, tmp_path)
+    out = under_faults("run", Workload(3, 70, 1, batch=24), faults, None, math.inf, tmp_path)
 
     assert out.kept, "\n".join(out.lines())
     assert {record.fault.kind for record in out.records} == {f.kind for f in faults}

@@ -22,7 +22,9 @@ def recipe_names(incomplete: str) -> Offers:
     places = [Path(place) / "library" for place in (spec.submodule_search_locations or [])] if spec else []
     shipped = [(path.stem, "shipped recipe") for place in places for path in place.glob("*.yaml")]
     files: list[Path] = []
-    with suppress(OSError, ValueError, NotImplementedError):  # the text so far may be no path
+    # A word that is being typed may be no path yet (/, **x, a null byte). Then no file is offered, as a
+    # traceback would stand in the middle of the line that is typed.
+    with suppress(OSError, ValueError, NotImplementedError):
         files = [*Path().glob(f"{incomplete}*.yaml"), *Path().glob(f"{incomplete}*.yml")]
     return beginning(incomplete, [*shipped, *((str(path), "file") for path in files)])
 

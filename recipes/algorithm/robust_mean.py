@@ -179,8 +179,8 @@ def usual_of(updates: Sequence[WeightedUpdate]) -> float:
 
 
 def fade_of(compressor: Cocktail) -> float:
-    """Return by how much R fades in a round: over as many as a residual takes to be sent, 1 / (p K), times
-    SELDOM."""
+    """Return the factor that is left of R after a round: it fades over SELDOM / (p K) rounds, as a residual
+    takes 1 / (p K) of its sender's updates to be sent."""
     return 1 - compressor.random_ratio * compressor.topk_ratio / SELDOM
 
 

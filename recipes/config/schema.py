@@ -13,16 +13,7 @@ import math
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    Strict,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 from .presets import PRESETS
 
@@ -61,6 +52,11 @@ def parse_size(value: Any) -> Any:
             raise ValueError(f"{value!r} is not a size; write 24GiB or 80GB")
         return int(float(match[1]) * _BYTES[match[2]])
     return value
+
+
+def parse_off(value: Any) -> Any:
+    """Convert false, as which YAML reads the word, to `off`."""
+    return "off" if value is False else value
 
 
 def steps_or_ratio(value: float) -> float:
@@ -400,7 +396,7 @@ class Swarm(Section):
     owners: Literal["hub", "peers"] = key(
         "hub", "who aggregates the shards; peers: those that accept connections"
     )
-    passing: Literal["auto", "always", "off"] = key(
+    passing: Annotated[Literal["auto", "always", "off"], BeforeValidator(parse_off)] = key(
         "auto",
         "with owners hub: peers that accept connections pass packets on; auto: where that is faster",
         since="0.2",
@@ -415,11 +411,6 @@ class Swarm(Section):
         0, "samples on which the hub scores each peer's contribution; 0: no scores"
     )
     requires: Requires | None = key(None, "what a machine needs to take part; null: nothing")
-
-    @field_validator("passing", mode="before")
-    @classmethod
-    def _read_off(cls, given: object) -> object:
-        return "off" if given is False else given  # YAML reads the word as false
 
     @model_validator(mode="after")
     def _check_probe(self) -> Swarm:

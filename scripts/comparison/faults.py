@@ -42,8 +42,14 @@ from transport import Ledger
 
 FAULTS = {"none": 20.0, "kill": 50.0, "stop": 120.0, "dark": 40.0, "late": 80.0}  # seconds watched after it
 LASTS = {"stop": 60.0, "dark": 5.0}
-TORCHFT = ("torchft DDP FP32", "torchft DiLoCo FP32")
-RIVALS = ("cocktail", "torch DDP FP16", "DiLoCo FP16", *TORCHFT, "hivemind FP16")
+RIVALS = (
+    "cocktail",
+    "torch DDP FP16",
+    "DiLoCo FP16",
+    "torchft DDP FP32",
+    "torchft DiLoCo FP32",
+    "hivemind FP16",
+)
 WIDTH, SECONDS, MBIT, RTT = 256, 1.0, 8.0, 20.0
 BEFORE = 4  # ordinary steps
 STRIKE = 0.3  # seconds into a step of cocktail; its packets of 20 kB are under way then
@@ -130,15 +136,14 @@ def of_rival(case: Case, folder: Path) -> Line:
         failed = [line["error"] for rank in ranks.ranks for line in rank.heard("failed")[:1]]
         if case.fault in LASTS and (back := joined(ranks.ranks[3], struck + LASTS[case.fault])):
             guest["back"] = back
-        missing = None
-        if case.system in TORCHFT:
+        if system.module == systems.TORCHFT:
             told = [line for rank in ranks.ranks for line in (*rank.heard("step"), *rank.heard("failed"))]
             missing = not_counted(first.heard("step"), told, case.fault == "kill")
+        else:
+            missing = lost(case, over, bool(failed))
     survivors = range(3 if case.fault == "kill" else 4)
     errors = sorted({error.rpartition("RuntimeError: ")[2] for error in failed})
     found = stall(steps, struck, watched) | guest | {"errors": errors, "over": over}
-    if missing is None:
-        missing = lost(case, over, bool(failed))
     return found | apart(folder, survivors) | {"lost": missing}
 
 

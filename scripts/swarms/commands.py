@@ -182,6 +182,11 @@ class Swarm:
             child.works, self.relay_address = time.monotonic(), child.said[0]["address"]
         return child
 
+    @property
+    def _standby_is_relayed(self) -> bool:
+        """Tell whether the newest standby can be reached through the relay alone, as every other one."""
+        return self.standbys % 2 == 0
+
     def start_standby(self) -> Child:
         """Start `cocktail standby` on a machine of its own, and wait until it stands by and counts. Every
         other one is reached through the relay alone.
@@ -193,7 +198,7 @@ class Swarm:
         bind, member = self._address(self.machines[1]), self.machines[1]
         command = [*COCKTAIL, "standby", "-", "--json", "--bind", bind, "--port", "0"]
         command += ["--keys", str(self.out / "run.json"), "-o", str(folder), "--relay", self.relay_address]
-        command += ["--advertise", f"{bind}:{CLOSED}"] if self.standbys % 2 == 0 else []
+        command += ["--advertise", f"{bind}:{CLOSED}"] if self._standby_is_relayed else []
         home = str(self.folder / "homes" / folder.name)
         more: dict[str, Any] = {"member": member, "heard": self._take, "COCKTAIL_HOME": home}
         self.standby = self.start(HUB, command, self.url + "\n", **more)
@@ -217,7 +222,7 @@ class Swarm:
         shutil.rmtree(self.out)
         self.hub, self.out, self.standby = self.standby, self.standby_out, None
         self.machines.reverse()
-        if self.standbys % 2 == 0:
+        if self._standby_is_relayed:
             self.relayed = set(self.links)
 
     def _take(self, event: Line) -> None:

@@ -114,7 +114,7 @@ class Dying(ShardServer):
 def test_a_helper_that_fails_costs_no_round_and_no_fork(
     bad: type[ShardServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It tampers, says nothing, or dies within a packet; the hub takes its role away and says so."""
+    """The hub says so, and takes the role from who tampers, says nothing, or dies within a packet."""
     monkeypatch.setattr(packet_sources, "FIRST_S", 0.3)
     monkeypatch.setattr(packet_sources, "FINISH_S", 0.3)
     monkeypatch.setattr(packet_sources, "STALL_S", 0.3)

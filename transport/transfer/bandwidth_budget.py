@@ -17,7 +17,9 @@ at first, and the exchange S rounds. But the hub opens a round when the one befo
     E = the longer of  E / S  and  the time from opening to commit
 
 The share grows only if packets are FULL: nearly the size that fits. It does not shrink for a peer whose own
-transfers are less than MINE of E: others caused the delay.
+transfers are less than MINE of E: others caused the delay. Where both packets are larger than what fits, as
+the sparsest are on a thin line, the share makes none of them smaller. There it does not shrink, and grows by
+any factor, so that K soon follows a line that becomes faster, and rounds of more local steps.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ class BandwidthBudget:
     settling: int = 0  # rounds
     spent: float = 0.0  # seconds of the newest round's transfers
     full: bool = False  # one of them was nearly the size that fits
+    over: bool = False  # both were larger than that
 
     def opened(self, steps: int) -> BandwidthBudget:
         return replace(self, steps=steps)
@@ -63,12 +66,14 @@ class BandwidthBudget:
         return replace(self, encodes=after(self.encodes, seconds))
 
     def sent(self, size: int, seconds: float) -> BandwidthBudget:
-        full = 0 < FULL * self.up <= size
-        return replace(self, ups=measured(self.ups, size, seconds), spent=seconds, full=full)
+        full, over = 0 < FULL * self.up <= size, 0 < self.up < FULL * size
+        return replace(self, ups=measured(self.ups, size, seconds), spent=seconds, full=full, over=over)
 
     def received(self, size: int, seconds: float) -> BandwidthBudget:
         full, spent = self.full or 0 < FULL * self.down <= size, self.spent + seconds
-        return replace(self, downs=measured(self.downs, size, seconds), spent=spent, full=full)
+        over = self.over and 0 < self.down < FULL * size
+        downs = measured(self.downs, size, seconds)
+        return replace(self, downs=downs, spent=spent, full=full, over=over)
 
     @classmethod
     def of(cls, staleness: int) -> BandwidthBudget:
@@ -83,9 +88,10 @@ class BandwidthBudget:
             return replace(self, settling=max(0, self.settling - 1))
         used = seconds / self.round_s
         more, less = used < LOW and self.full, used > HIGH and self.spent >= MINE * seconds
-        if not more and not less:
+        if not more and (self.over or not less):
             return self
-        share = self.share * min(MORE, max(LESS, AIM / used))
+        most = AIM / used if self.over else MORE
+        share = self.share * min(most, max(LESS, AIM / used))
         return replace(self, share=min(MOST_SHARE, max(LEAST_SHARE, share)), settling=SETTLE)
 
     @property

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,6 +104,23 @@ def test_who_waits_for_others_sends_no_less_for_it() -> None:
     assert slot.ended(10.0) == slot
     assert slot.ended(0.7).share == slot.share, "what fits is more than there is to send"
     assert slot.sent(slot.up, 0.35).ended(0.7).share > slot.share
+
+
+@given(st.floats(1.05, 8), st.floats(0.2, 5), st.floats(0, 0.2), st.integers(5, 60))
+def test_where_the_sparsest_packets_did_not_fit_longer_rounds_are_filled_within_twenty(
+    need: float, seconds: float, other: float, rounds: int
+) -> None:
+    """A round takes `need` times its compute, then has twice as many local steps as it takes."""
+    sparsest, rate = 10**6, 2e6 / (seconds * need * (1 - other))
+    slot = BandwidthBudget().computed(seconds)
+    for round in range(rounds + 20):
+        slot = slot.opened(1 if round < rounds else 2 * ceil(need))
+        size = max(slot.up, sparsest)
+        took = seconds * need * other + 2 * size / rate
+        slot = slot.sent(size, size / rate).received(size, size / rate).ended(took)
+
+    assert LOW <= took / slot.round_s <= HIGH
+    assert size > sparsest
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e3), st.floats(0, 1e3), st.floats(0, 1e3)), max_size=50))

@@ -1,4 +1,4 @@
-"""Places shards on peers by the links between them: how many each aggregates. Pure, and exact.
+"""Places shards on peers, and on the hub, by the links between them: how many each aggregates. Pure, exact.
 
 Peer i sends the part of each aggregator j to it, then j sends the packet of its shards to each i. With a
 share f_j of the shards at j, a link B_ij from i to j, and lines as fast as their fastest link, the seconds
@@ -7,7 +7,14 @@ for a byte of a packet are the sum of both ways, each as long as its slowest lin
     to aggregators      f_j / B_ij      (1 - f_i) / up_i        (N - 1) f_j / down_j
     from aggregators    f_j / B_ji      (1 - f_i) / down_i      (N - 1) f_j / up_j
 
-Within given seconds for each way a peer can have some counts of shards and no others: at most as many as its
+A hub that may aggregate a share h trains nothing. It gets the packet of each aggregator before any member
+fetches it, serves each to one member, and carries what L members on its own machine exchange:
+
+    to aggregators      N h / down      L (1 - h) / up
+    from aggregators    f_j / up_j more for each j, and for the hub
+                        (1 - h) / down + (1 + (N - 1) h) / up      (1 + L) (1 - h) / down
+
+Within given seconds for each way a place can have some counts of shards and no others: at most as many as its
 own links carry, at least as many as it need not send elsewhere. So all pairs of such seconds are compared.
 """
 
@@ -22,60 +29,105 @@ Matrix = Sequence[Sequence[float]]  # bytes a second from row to column
 
 
 @dataclass(frozen=True)
+class HubLine:
+    """The line of a hub that may aggregate shards, in bytes a second."""
+
+    up: float
+    down: float
+    members: int = 0  # on its own machine: what they exchange with aggregators goes over this line
+
+
+@dataclass(frozen=True)
 class Way:
-    """Seconds of one way by peer and count of its shards: what grows with the count, and what shrinks."""
+    """Seconds of one way by place and count of its shards: what grows with the count, and what shrinks."""
 
     grows: list[list[float]]
     shrinks: list[list[float]]
+    least: float  # of the peers that can have no shard
 
     def longest(self, counts: Sequence[int]) -> float:
-        return max(max(self.grows[i][n], self.shrinks[i][n]) for i, n in enumerate(counts))
+        return max(self.least, *(max(self.grows[i][n], self.shrinks[i][n]) for i, n in enumerate(counts)))
 
-    def allowed(self, peer: int, seconds: float) -> tuple[int, int]:
-        """Return the least and the most shards with which a peer takes no longer; least > most: none."""
-        least = bisect_left(self.shrinks[peer], -seconds, key=neg)
-        return least, bisect_right(self.grows[peer], seconds) - 1
+    def allowed(self, place: int, seconds: float) -> tuple[int, int]:
+        """Return the least and the most shards with which a place takes no longer; least > most: none."""
+        least = bisect_left(self.shrinks[place], -seconds, key=neg)
+        return least, bisect_right(self.grows[place], seconds) - 1
 
     @property
     def all(self) -> list[float]:
         """List all seconds that may be the longest, ascending."""
-        return sorted({one for table in (self.grows, self.shrinks) for peer in table for one in peer})
+        found = {one for table in (self.grows, self.shrinks) for place in table for one in place}
+        return sorted({max(self.least, one) for one in found})
 
 
 class Placement:
-    """Shards to place on peers.
+    """Shards to place on peers. Counts are by peer, and the last one is the hub's if it may have shards.
 
     Args:
         links: of at least two peers, rates above 0.
         able: the peers that can aggregate; None: all.
+        hub: None if it is to have no shard.
     """
 
-    def __init__(self, shards: int, links: Matrix, able: Collection[int] | None = None) -> None:
-        self.shards, n = shards, len(links)
-        self.able = sorted(range(n) if able is None else able)
-        self._peers = range(n)
-        back = [[links[j][i] for j in range(n)] for i in range(n)]
-        self._ways = self._way(links), self._way(back)
+    def __init__(
+        self,
+        shards: int,
+        links: Matrix,
+        able: Collection[int] | None = None,
+        hub: HubLine | None = None,
+    ) -> None:
+        self.shards, self._count, self._hub = shards, len(links), hub
+        self.able = sorted(range(self._count) if able is None else able)
+        if hub is not None:
+            self.able.append(self._count)
+        back = [[links[j][i] for j in range(self._count)] for i in range(self._count)]
+        self._ways = self._there(links), self._back(back)
 
-    def _way(self, links: Matrix) -> Way:
-        """Compute the way to aggregators; the other one is the same on the links turned round."""
-        peers, grows, shrinks = self._peers, [], []
-        for peer in peers:
-            others = [i for i in peers if i != peer]
+    def _there(self, links: Matrix) -> Way:
+        """Compute the way to aggregators."""
+        way, hub = self._between_peers(links, 0.0), self._hub
+        if hub is not None:
+            rest = [1 - count / self.shards for count in range(self.shards + 1)]
+            way.grows.append([self._count * (1 - one) / hub.down for one in rest])
+            way.shrinks.append([hub.members * one / hub.up for one in rest])
+        return way
+
+    def _back(self, links: Matrix) -> Way:
+        """Compute the way from aggregators: the other one on the links turned round, and through the hub."""
+        way, hub = self._between_peers(links, 1.0 if self._hub is not None else 0.0), self._hub
+        if hub is not None:
+            rest = [1 - count / self.shards for count in range(self.shards + 1)]
+            serves = [one / hub.down + (1 + (self._count - 1) * (1 - one)) / hub.up for one in rest]
+            fetches = [(1 + hub.members) * one / hub.down for one in rest]
+            growing = serves[0] <= serves[-1]
+            way.grows.append(serves if growing else [0.0] * len(rest))
+            way.shrinks.append(fetches if growing else list(map(max, serves, fetches)))
+        return way
+
+    def _between_peers(self, links: Matrix, uploads: float) -> Way:
+        """Compute the way to aggregators that are peers; `uploads`: of its packet to the hub, by each."""
+        grows, shrinks, least = list[list[float]](), list[list[float]](), 0.0
+        members = self._count - 1 + (self._hub.members if self._hub is not None else 0)
+        for peer in range(self._count):
+            others = [i for i in range(self._count) if i != peer]
             up, down = max(links[peer][i] for i in others), max(links[i][peer] for i in others)
-            a_share = max(1 / min(links[i][peer] for i in others), len(others) / down) / self.shards
+            if peer not in self.able:
+                least = max(least, 1 / up)
+                continue
+            slowest = min(links[i][peer] for i in others)
+            a_share = (max(1 / slowest, members / down) + uploads / down) / self.shards
             grows.append([count * a_share for count in range(self.shards + 1)])
             shrinks.append([(1 - count / self.shards) / up for count in range(self.shards + 1)])
-        return Way(grows, shrinks)
+        return Way(grows, shrinks, least)
 
     def cost(self, counts: Sequence[int]) -> float:
-        """Return the seconds for a byte of a packet, both ways, if peers aggregate so many shards."""
-        return sum(way.longest(counts) for way in self._ways)
+        """Return the seconds for a byte of a packet, both ways, if the places aggregate so many shards."""
+        return sum(way.longest([counts[place] for place in self.able]) for way in self._ways)
 
     def equal(self) -> list[int]:
-        """Return counts that differ by one at most."""
+        """Return counts that differ by one at most, the hub's too."""
         whole, rest = divmod(self.shards, len(self.able))
-        return [whole + (self.able.index(i) < rest) if i in self.able else 0 for i in self._peers]
+        return self._by_place([whole + (i < rest) for i in range(len(self.able))])
 
     def best(self) -> list[int]:
         """Return the counts of least cost."""
@@ -84,25 +136,32 @@ class Placement:
         for there in self._ways[0].all:  # the longer one way may take, the less the other needs
             while second and (fitting := self._fitting(there, second[-1])) is not None:
                 if there + second[-1] < least:
-                    found, least = fitting, there + second[-1]
+                    found, least = self._by_place(fitting), there + second[-1]
                 second.pop()
+        return found
+
+    def _by_place(self, counts: Sequence[int]) -> list[int]:
+        """Spread counts of the able places over all of them."""
+        found = [0] * (self._count + (self._hub is not None))
+        for place, count in zip(self.able, counts, strict=True):
+            found[place] = count
         return found
 
     def _fitting(self, there: float, back: float) -> list[int] | None:
         """Return counts with which neither way takes longer than that, None if there are none."""
         counts, room = [], []
-        for peer in self._peers:
+        for place in range(len(self.able)):
             (low, high), (also_low, also_high) = (
-                way.allowed(peer, within) for way, within in zip(self._ways, (there, back), strict=True)
+                way.allowed(place, within) for way, within in zip(self._ways, (there, back), strict=True)
             )
-            low, high = max(low, also_low), min(high, also_high) if peer in self.able else 0
+            low, high = max(low, also_low), min(high, also_high)
             if low > high:
                 return None
             counts.append(low)
             room.append(high - low)
         left = self.shards - sum(counts)
-        for peer in self._peers:
-            more = min(max(left, 0), room[peer])
-            counts[peer] += more
+        for place, free in enumerate(room):
+            more = min(max(left, 0), free)
+            counts[place] += more
             left -= more
         return counts if left == 0 else None

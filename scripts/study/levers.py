@@ -11,8 +11,6 @@ packets    each peer sends the top K of the round's sample in 1 bit, the aggrega
 masks      all send the same coordinates without positions: some in turn, some where the sums were largest
 returned   packets; what the aggregate leaves out goes back into the peers' deltas, not into e
 momentum   a peer's delta is its momentum, gradients are taken at x', which moves by the sum's sign (DeMo)
-econtrol   peers send how their steps differ from what they sent of the ones before, and a part of what is
-           unsent; x' moves by the sum of all that was sent (EControl, Gao et al., 2024); gradients at x'
 """
 
 from __future__ import annotations
@@ -33,8 +31,9 @@ from scripts.swarms.lab import parser
 
 BLOCK, BUCKET = 256, 128  # coordinates: of a unit of the sample, with one scale
 EXACT = ("packets", "exact")
-WAYS = ("packets", "masks", "returned", "momentum", "econtrol")
-CHOICES = {"way": WAYS, "up": EXACT, "down": EXACT}
+WAYS = ("packets", "masks", "returned", "momentum")
+UNITS = ("parameter", "norm", "chunk")
+CHOICES = {"way": WAYS, "up": EXACT, "down": EXACT, "unit": UNITS}
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,9 @@ class Levers:
     up: str = "packets"
     down: str = "packets"
     lane: int = 0  # eigenvectors along which deltas are sent whole; these bits are not counted
-    relative: float = 0.0  # values count by magnitude / (RMS of their parameter)^relative; 0: global top K
-    masked: int = 0  # 1: momentum is dropped where a peer has sent (DGC, Lin et al., 2018)
-    frozen: int = 0  # steps after which Adam's second moment stays (1-bit Adam, Tang et al., 2021); 0: never
-    unsent: float = 0.1  # of EControl: the part of what is unsent that a packet is made from
+    relative: float = 0.0  # values count by magnitude / (size of their unit)^relative; 0: global top K
+    unit: str = "parameter"  # by its RMS; norm: a parameter by its norm; chunk: neighbours by their RMS
+    chunk: int = 4096  # neighbours
     middle: int = 0  # 1: the aggregate enters between two halves of a step's samples
 
 
@@ -98,20 +96,24 @@ def largest(x: Tensor, keep: float, bits: int, weights: Tensor) -> Tensor:
     return torch.zeros_like(x).scatter_(1, at, quantized(x.gather(1, at), bits))
 
 
+def bits_of(share: float, keep: float, bits: int) -> float:
+    """Count bits a parameter of a packet: positions, values, and a scale of 8 bits a bucket."""
+    positions = -keep * math.log2(keep) - (1 - keep) * math.log2(1 - keep) if keep < 1 else 0.0
+    return share * (positions + keep * (bits + 1 / 16 * (bits < 16)))
+
+
 class Adam:
     """AdamW without decay, for all peers; the step is returned."""
 
-    def __init__(self, shape: torch.Size, beta1: float, beta2: float = 0.999, frozen: int = 0) -> None:
+    def __init__(self, shape: torch.Size, beta1: float, beta2: float = 0.999) -> None:
         self.mean, self.square, self.steps = torch.zeros(shape), torch.zeros(shape), 0
-        self.beta1, self.beta2, self.frozen = beta1, beta2, frozen
+        self.beta1, self.beta2 = beta1, beta2
 
     def step(self, gradient: Tensor, rate: float) -> Tensor:
         self.steps += 1
         self.mean.lerp_(gradient, 1 - self.beta1)
-        learnt = min(self.steps, self.frozen or self.steps)
-        if learnt == self.steps:
-            self.square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-        spread = (self.square / (1 - self.beta2**learnt)).sqrt_().add_(1e-8)
+        self.square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        spread = (self.square / (1 - self.beta2**self.steps)).sqrt_().add_(1e-8)
         return self.mean / spread * (-rate / (1 - self.beta1**self.steps))
 
 
@@ -121,7 +123,6 @@ class Swarm:
     def __init__(self, levers: Levers, start: Tensor, seed: int, basis: FixedEigenbasis) -> None:
         self.levers, self.x, self.error, self.basis = levers, start.clone(), torch.zeros_like(start), basis
         self.deltas = torch.zeros(levers.peers, len(start))
-        self.sent = torch.zeros_like(self.deltas)  # in the last round; of EControl all of it, which is h_i
         self.ring = Ring(len(start), levers.share, seed)
         self.moved = torch.zeros_like(start)  # decaying mean of the aggregate's magnitudes
         self.bits = [0.0, 0.0]  # a parameter, of all rounds: up, down
@@ -136,20 +137,33 @@ class Swarm:
         if levers.way == "masks":
             sent[:, at] = quantized(self.deltas[:, at], levers.bits)
         else:
-            weights = self.weights(self.deltas)[at]
+            weights = self.weights(self.deltas)[:, at]
             sent[:, at] = largest(self.deltas[:, at], levers.keep, levers.bits, weights)
         self._count(0, len(at), levers.bits)
-        self.sent = sent
         return (self.deltas.clone() if levers.up == "exact" else sent), at
 
     def weights(self, values: Tensor) -> Tensor:
-        """Compute (RMS of its parameter in `values`, (N, P))^-relative of each coordinate (P,), after L-GreCo
-        (Markov et al., 2024), which divides bytes among layers by the error relative to them."""
+        """Compute (size of its unit in its row of `values`, (N, P))^-relative of each coordinate (N, P).
+
+        L-GreCo (Markov et al., 2024) divides bytes among layers so that the sum of their errors is least. Of
+        squared errors the global top K does that already; of those relative to a layer the unit `norm` does,
+        with 1. What lies between is a trade of both.
+        """
         if not self.levers.relative:
-            return torch.ones(values.shape[1])
-        squares = values.square().mean(0)
-        means = [view.mean().expand(view.numel()) for view in self.basis.layout.views(squares)]
-        return (torch.cat(means) + 1e-30) ** (-self.levers.relative / 2)
+            return torch.ones_like(values)
+        squares = values.square()
+        if self.levers.unit == "chunk":
+            sizes = torch.cat([c.mean(1, True).expand_as(c) for c in squares.split(self.levers.chunk, 1)], 1)
+        else:
+            each = [self.basis.layout.views(row) for row in squares]
+            whole = self.levers.unit == "norm"
+            sizes = torch.stack(
+                [
+                    torch.cat([(v.sum() if whole else v.mean()).expand(v.numel()) for v in views])
+                    for views in each
+                ]
+            )
+        return (sizes + 1e-30) ** (-self.levers.relative / 2)
 
     def take(self, sent: Tensor, at: Tensor) -> Tensor:
         """Sum what was sent, compress the sum, and take it from the deltas; returns the aggregate (P,)."""
@@ -158,7 +172,7 @@ class Swarm:
         if levers.way == "masks":
             aggregate[at] = quantized(total[None, at], levers.down_bits)[0]
         else:
-            weights = self.weights(total[None])[at]
+            weights = self.weights(total[None])[:, at]
             aggregate[at] = largest(total[None, at], levers.keep, levers.down_bits, weights)[0]
         self._count(1, len(at), levers.down_bits)
         if levers.down == "exact":
@@ -180,22 +194,9 @@ class Swarm:
             self.deltas, fast = self.deltas - parts, parts.sum(0)
         return self.take(*self.send()) + fast
 
-    def control(self, steps: Tensor) -> Tensor:
-        """Do a round of EControl with the peers' steps (N, P); returns what x' moves by (P,)."""
-        at, keep, bits = self.ring.draw(), self.levers.keep, self.levers.bits
-        wanted = self.levers.unsent * self.deltas + steps - self.sent
-        weights = self.weights(wanted)[at]
-        self.sent[:, at] += largest(wanted[:, at], keep, bits, weights)
-        self.deltas = self.deltas + steps - self.sent
-        self._count(0, len(at), bits)
-        self._count(1, len(at), self.levers.down_bits)  # the sum is not compressed: its bits are a bound
-        return self.sent.sum(0)
-
     def _count(self, way: int, coordinates: int, bits: int) -> None:
-        k, share = self.levers.keep, coordinates / len(self.x)
-        positions = -k * math.log2(k) - (1 - k) * math.log2(1 - k)
-        each = bits + 1 / 16 if self.levers.way == "masks" else positions + k * (bits + 1 / 16)
-        self.bits[way] += share * each
+        keep = 1.0 if self.levers.way == "masks" else self.levers.keep
+        self.bits[way] += bits_of(coordinates / len(self.x), keep, bits)
 
 
 class Peers:
@@ -203,7 +204,7 @@ class Peers:
 
     def __init__(self, levers: Levers, models: Models, basis: FixedEigenbasis, size: int) -> None:
         self.models, self.basis = models, basis if levers.basis else None
-        self.adam = Adam(torch.Size((levers.peers, size)), levers.beta1, frozen=levers.frozen)
+        self.adam = Adam(torch.Size((levers.peers, size)), levers.beta1)
 
     def gradients(self, at: Tensor, parts: list[Tensor], after: Tensor | None = None) -> Tensor:
         """Compute the clipped gradients (N, P) at models (N, P); of every second sample at `after`."""
@@ -234,13 +235,7 @@ def train(levers: Levers, rate: float, seed: int, folder: Path) -> str:
         before = swarm.deltas
         rows = text.rows(levers.rows, seed, step)
         parts = [rows[i :: levers.peers] for i in range(levers.peers)]
-        if levers.way == "econtrol":
-            gradients = peers.gradients(swarm.x.expand_as(before), parts)
-            swarm.x = swarm.x + swarm.control(peers.moves(gradients, rate_at(step) / levers.peers))
-            continue
         aggregate = swarm.exchange()
-        if levers.masked:
-            peers.adam.mean[swarm.sent != 0] = 0
         if levers.way == "momentum":
             swarm.deltas = swarm.deltas + peers.gradients(swarm.x.expand_as(before), parts)
             swarm.x = swarm.x - rate_at(step) * aggregate.sign()
@@ -249,7 +244,7 @@ def train(levers: Levers, rate: float, seed: int, folder: Path) -> str:
         gradients = peers.gradients(swarm.x + before, parts, after if levers.middle else None)
         swarm.deltas = swarm.deltas + peers.moves(gradients, rate_at(step) / levers.peers)
         swarm.x = swarm.x + aggregate
-    if levers.way not in ("momentum", "econtrol"):
+    if levers.way not in ("momentum"):
         swarm.x = swarm.x + swarm.exchange()  # one more round brings the last packets home
     loss, halves = halves_of(size, flat, swarm.x, held.all())
     ratio = 32 * size.steps / sum(swarm.bits)

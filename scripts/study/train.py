@@ -139,6 +139,10 @@ class Text:
     def __init__(self, raw: bytes, length: int) -> None:
         self.raw, self.length = torch.frombuffer(bytearray(raw), dtype=torch.uint8), length
 
+    def slice(self, start: int, stop: int) -> Text:
+        """Take the bytes start .. stop - 1 as a text."""
+        return Text(bytes(self.raw[start:stop].tolist()), self.length)
+
     def rows(self, count: int, seed: int, step: int) -> Tensor:
         """Draw (count, length) windows from anywhere, the same for each method."""
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)

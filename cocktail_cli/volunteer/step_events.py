@@ -40,7 +40,7 @@ class StepMeter:
             steps=announced.steps if announced else 0,
             round=done.round,
             loss=done.loss,
-            peers=len(announced.members) if announced else 0,
+            peers=announced.peers if announced else 0,
             tokens=done.tokens,
             accepted=[name] if done.accepted else [],
             up_bytes={name: sent},

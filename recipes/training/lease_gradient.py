@@ -107,6 +107,6 @@ def take_step(peer: Peer, round: Round, number: int) -> None:
     if peer.rate_at is None:
         peer.rate_at = learning_rate(training, round.steps)
     peer.rate = peer.rate_at(round.step + number)
-    busy = min(len(round.members), training.global_batch_size)  # more than samples have none
+    busy = min(round.peers, training.global_batch_size)  # more than samples have none
     share = outer_optimizer_of(peer.recipe.compression).peers_share(max(busy, 1))
     peer.trainer.step(share * peer.rate, share * training.adam_beta1)

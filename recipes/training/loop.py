@@ -254,7 +254,7 @@ def exchange(
     model = peer.worker.global_model
     try:
         with peer.side.behind(mark):
-            alone = len(round.members) == 1
+            alone = round.peers == 1
             flight.sent = peer.worker.start(link.fits, alone, flight.round, earlier)
         fingerprint, behind = model.fingerprint, flight.round - model.round
     finally:

@@ -26,7 +26,7 @@ class Round(Protocol):
     round: int
     step: int
     steps: int
-    members: Sequence[str]
+    peers: int  # its members
     samples: int  # sequences in this peer's lease; 0: exchange only
     exchange: bool  # False: nothing is exchanged (the last evaluation)
     eval_part: int

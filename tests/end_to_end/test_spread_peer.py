@@ -265,7 +265,7 @@ def test_memory_that_runs_out_in_one_rank_halves_the_micro_batch_and_the_step_is
     two = build_fsdp_peer(ranks, tmp_path / "model", None, recipe, MANY)
     samples = [Sample(np.arange(LONG, dtype=np.int32) % 300, np.arange(LONG) > i) for i in range(2 * MANY)]
     link: Any = SimpleNamespace(leaving=threading.Event())
-    round: Any = SimpleNamespace(step=0, steps=10, members=("ann",))
+    round: Any = SimpleNamespace(step=0, steps=10, peers=1)
     for peer in (two, alone):
         step(peer, 0.0)
     before = [process.pid for process in ranks.processes]

@@ -100,7 +100,7 @@ class Suspect:
 
     @property
     def lengthened(self) -> float:
-        return self.own / self.without - 1
+        return self.own / max(self.without, LEAST_S) - 1
 
 
 @dataclass(frozen=True)

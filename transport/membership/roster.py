@@ -64,6 +64,7 @@ class Roster:
         name = unique_name(name, {s.name for s in self.sessions.values()})
         id, origin = secrets.token_urlsafe(16), origin_of(conn)
         session = Session(id, key, name, m.hardware, conn, State.JOINING, now, now, pinged=now, origin=origin)
+        session.counts = messages.COUNTS.items() <= m.versions.items()
         session.address, session.aggregated = m.address, set(self._aggregated.pop(key, ()))
         session.can_aggregate = m.owns and not m.address  # else once the hub has dialled that address
         self.sessions[session.id] = session

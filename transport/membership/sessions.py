@@ -78,6 +78,7 @@ class Session:
     pinged: float = 0.0
     owes_since: float | None = None  # since when it owes something; None: nothing
     ready_claim: tuple[int, int] | None = None  # (round, fingerprint) of its Ready, until it is compared
+    counts: bool = False  # it needs no names of others
     standby: bool = False  # it follows the run, and trains nothing
     rtt: float | None = None  # seconds
     origin: str = ""  # network address (wire.origin_of)

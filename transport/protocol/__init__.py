@@ -25,7 +25,7 @@ from .hub_delegate import HubDelegate, ShardPacket, WeightedPacket
 from .keys import CurveKeys, RunKeys, as_z85, short_key
 from .message_codec import OtherVersion, decode_to_hub, decode_to_peer, encode, versions
 from .object_names import ERROR, HANDOFF, PACKET, PART, SHARD, TRIAL, UPDATE, round_and_name, round_of
-from .peer_names import clean_name, unique_name
+from .peer_names import clean_name, hash_of_names, unique_name
 from .routes import (
     PROXY_PORTS,
     RUN,

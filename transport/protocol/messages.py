@@ -22,6 +22,8 @@ MAX_CHUNK = 1024 * 1024  # bytes of one chunk
 UPLOAD_TAG = 8  # bytes of a digest that tell apart two uploads of one name
 MAX_FINGERPRINT = 2**64 - 1
 MOST_IN_FLIGHT = 8  # rounds
+NAMED = 64  # members that a round names to each of them; in total that grows as their square
+COUNTS = {"rounds": "2"}  # among Hello.versions: this peer needs no names of others
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Size = Annotated[int, Meta(ge=0, le=2**40)]  # bytes of an object, or tokens: their sums stay within 64 bits
@@ -336,7 +338,7 @@ class Round(Message, frozen=True, omit_defaults=True):
     round: Count
     step: Count  # optimizer step of the run, for the learning-rate schedule
     steps: Count  # steps the run is expected to have
-    members: list[str]  # sorted names
+    members: list[str]  # sorted names; in a round of more than NAMED members the first few
     samples: Count  # sequences in this peer's lease; 0: exchange only
     exchange: bool  # False: nothing is exchanged (the last evaluation)
     eval_part: Count = 0  # the part of the evaluation set to evaluate the global model of this round on
@@ -348,6 +350,13 @@ class Round(Message, frozen=True, omit_defaults=True):
     spans: Annotated[int, Meta(ge=1)] = 1
     fits: Size = 0  # bytes, the minimum of the members' reports: a limit for aggregates; 0: not known
     local_steps: Count = 0  # of this round, where the run chooses them; 0: as the recipe says
+    count: Count = 0  # members, where not all are named
+    names: Word = ""  # `hash_of_names` of the members then
+
+    @property
+    def peers(self) -> int:
+        """Count the members."""
+        return self.count or len(self.members)
 
 
 class HandoffOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -387,12 +396,16 @@ class Committed(Message, frozen=True, omit_defaults=True):
     round: Count
     size: Size  # bytes of the packet
     sha256: str
-    accepted: list[str]  # whose packets are in it; any other peer keeps its update in the residual
+    # Whose packets are in it; any other peer keeps its update in the residual. In a round of more than NAMED
+    # members the receiver's own name at most, as in `refused`.
+    accepted: list[str]
     refused: dict[str, str] = {}  # peer -> why its packet could not be used: each is a strike
     lost: list[str] = []  # aggregators whose shards have not moved: updates of these stay in the residual
     moved: dict[str, str] = {}  # the other aggregators -> digest of the packet of its shards
     recalled: bool = False  # from a restarted hub: `lost` and `moved` must be read from the packet
     receipt: Receipt | None = None  # for a peer whose work this round has counted
+    count: Count = 0  # packets in it, where not all senders are named
+    names: Word = ""  # `hash_of_names` of their senders then
 
 
 class PacketSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

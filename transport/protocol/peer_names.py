@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import unicodedata
 from collections.abc import Iterable, Iterator
 
@@ -43,3 +44,8 @@ def unique_name(name: str, taken: Iterable[str]) -> str:
     """Return the name, or the first of name-2, name-3, ... that is not taken."""
     taken = set(taken)
     return next(n for i in range(1, len(taken) + 2) if (n := name if i == 1 else f"{name}-{i}") not in taken)
+
+
+def hash_of_names(names: Iterable[str]) -> str:
+    """Return 16 hex digits that stand for these names, in whatever order."""
+    return hashlib.sha256("\0".join(sorted(names)).encode()).hexdigest()[:16]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from msgspec.structs import replace
 
 from transport import actions as do
 from transport.diagnosis import PeerSample, RoundSample
 from transport.ledger import RoundRow
-from transport.protocol import TrafficDelta, events, messages
+from transport.membership import Session
+from transport.protocol import TrafficDelta, events, hash_of_names, messages
 
 from .evaluation import Evaluation, mean_rewards
 from .leases import Leases
@@ -60,24 +62,29 @@ class Exchange:
         """Tell whether a report's parts are for this round's aggregators, not for those before a restart."""
         return report.parts.keys() <= {self.members[session] for session in self.aggregators}
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self.members.values()))
+
+    @cached_property
+    def hash(self) -> str:
+        return hash_of_names(self.names)
 
     @property
     def by_name(self) -> list[str]:
         """Sessions with an update, by name, never by arrival: float sums depend on order."""
         return sorted(self.claims, key=lambda session: self.members[session])
 
-    def message(self, session: str, steps: int, samples: int, ev: Evaluation | None) -> messages.Round:
+    def message(self, session: Session, steps: int, samples: int, ev: Evaluation | None) -> messages.Round:
         """Announce the round to a member: its lease, and its part where this round evaluates."""
-        part = ev.part_of(session) if ev is not None and ev.round == self.round else None
+        part = ev.part_of(session.id) if ev is not None and ev.round == self.round else None
         parts = ev.parts if ev is not None and part is not None else 0
-        spans = self.spans.get(session, 1)
-        message = messages.Round(
-            self.round, self.step, steps, list(self.names), samples, True, part or 0, parts
-        )
-        return replace(message, spans=spans, fits=self.fits)
+        many = len(self.members) > messages.NAMED and not self.aggregators
+        names = list(self.names[: messages.NAMED] if many else self.names)
+        message = messages.Round(self.round, self.step, steps, names, samples, True, part or 0, parts)
+        if many and session.counts:
+            message = replace(message, members=[], count=len(self.members), names=self.hash)
+        return replace(message, spans=self.spans.get(session.id, 1), fits=self.fits)
 
     def whole(self, session: str) -> bool:
         """Tell whether all parts of a member's update have arrived. An aggregator has its own part."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from statistics import median
 
+from msgspec.structs import replace
+
 from transport import actions as do
 from transport.ledger import HEADER_SIZE, Recovered
-from transport.protocol import messages
+from transport.membership import Session
+from transport.protocol import hash_of_names, messages
 
 from .exchange import Exchange
 
@@ -39,12 +42,33 @@ class Curve:
         return [(step, round(loss, 4)) for step, loss in self.points]
 
 
+class Commit:
+    """A durable round, as each peer hears of it."""
+
+    def __init__(self, message: messages.Committed) -> None:
+        self.message = message
+        self._accepted, self._few = frozenset(message.accepted), message
+        if len(message.accepted) > messages.NAMED and not message.moved and not message.lost:
+            many, names = len(message.accepted), hash_of_names(message.accepted)
+            self._few = replace(message, accepted=[], refused={}, count=many, names=names)
+
+    def to(self, session: Session) -> messages.Committed:
+        """Return the message for one peer: of many names its own at most."""
+        if self._few is self.message:
+            return self.message
+        name, refused = session.name, self.message.refused
+        message = replace(self._few, accepted=[name] if name in self._accepted else [])
+        if name in refused:
+            message = replace(message, refused={name: refused[name]})
+        return message if session.counts else replace(message, count=0, names="")
+
+
 class RoundHistory:
     """Committed rounds of a run since its beginning, or since the hub was restarted."""
 
     def __init__(self, recovered: Recovered) -> None:
         last, evaluation = recovered.last, recovered.evaluation
-        self.commits: dict[int, messages.Committed] = {}
+        self.commits: dict[int, Commit] = {}
         self.fingerprints: dict[int, int] = {}  # x' by round, as the accepted reports agreed
         self.loss = last.loss if last else None  # of the newest round that trained
         self.curve, self.held_out = Curve(recovered.losses), Curve(recovered.held_out)
@@ -54,13 +78,13 @@ class RoundHistory:
         self.log_bytes = last.record.end if last else 0  # of the packet log
         self.snapshots: list[messages.SnapshotOffer] = []  # what a joiner may begin with
         if last is not None:
-            self.commits[last.round] = messages.Committed(
-                last.round, last.length, last.sha256.hex(), list(last.accepted), recalled=True
-            )
+            names = list(last.accepted)
+            recalled = messages.Committed(last.round, last.length, last.sha256.hex(), names, recalled=True)
+            self.commits[last.round] = Commit(recalled)
         self.fingerprints |= {row.round: row.fingerprint for row in recovered.recent if row.fingerprint}
 
-    def add(self, ex: Exchange, accepted: list[str], done: do.CommitDone) -> messages.Committed:
-        """Add a durable round with the updates of these sessions. Returns the message for all peers."""
+    def add(self, ex: Exchange, accepted: list[str], done: do.CommitDone) -> Commit:
+        """Add a durable round with the updates of these sessions."""
         reports = [ex.reports[s] for s in accepted]
         tokens = sum(r.tokens for r in reports)
         if tokens:
@@ -76,10 +100,10 @@ class RoundHistory:
         lost = sorted(ex.members[s] for s in ex.aggregators if s not in done.moved)
         moved = {ex.members[s]: digest for s, digest in done.moved.items()}
         message = messages.Committed(ex.round, done.size, done.sha256.hex(), names, refused, lost, moved)
-        self.commits[ex.round] = message
+        self.commits[ex.round] = commit = Commit(message)
         self.commits.pop(ex.round - KEPT, None)
         self.fingerprints.pop(ex.round - KEPT, None)
-        return message
+        return commit
 
     def evaluated(self, step: int, loss: float) -> None:
         """Add a held-out loss of x'."""

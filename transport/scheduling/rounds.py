@@ -153,7 +153,7 @@ class Rounds:
             late = PeerSample(session.name, now, m.compute_s, m.wait_s, count, cost, spent=m.spent)
             self._tell_culprits(self.slow.late(session.id, late))
             if m.round in self.history.commits:
-                self._out.send(session.conn, self.history.commits[m.round])
+                self._out.send(session.conn, self.history.commits[m.round].to(session))
         else:
             self._members.ignored += 1
 
@@ -237,7 +237,7 @@ class Rounds:
         """Say again everything that a peer on a new connection may have missed; it waits for this commit."""
         ex = self.exchange
         if waiting in self.history.commits:
-            self._out.send(session.conn, self.history.commits[waiting])
+            self._out.send(session.conn, self.history.commits[waiting].to(session))
         if self.phase is Phase.OPEN and ex is not None and session.id in ex.members:
             self._announce(session, ex)
         elif self.phase is Phase.CLOSED and ex is not None and session.id in ex.closes:
@@ -451,7 +451,7 @@ class Rounds:
 
     def _announce(self, session: Session, ex: Exchange) -> None:
         samples = count_samples(self.leases.ids(session.id, ex.round) or ())
-        message = ex.message(session.id, self.settings.steps, samples, self.evaluations.now)
+        message = ex.message(session, self.settings.steps, samples, self.evaluations.now)
         if self.ladder.climbs:
             message = structs.replace(message, local_steps=ex.local_steps)
         if self.sharding is not None:
@@ -521,7 +521,7 @@ class Rounds:
                     self._members.kick(session, "kicked", why)
 
     def _finish_round(self, ex: Exchange, accepted: list[str], done: do.CommitDone, now: float) -> None:
-        message = self.history.add(ex, accepted, done)
+        commit = self.history.add(ex, accepted, done)
         for session in self._members.present(ex.members):
             if session.id in accepted:
                 self._credit(session, ex, done, now)
@@ -530,7 +530,7 @@ class Rounds:
         if self.passing is not None:
             self.passing.committed(ex, done.size)
         for session in self._members:
-            receipt = done.receipts.get(session.id)
+            message, receipt = commit.to(session), done.receipts.get(session.id)
             own = structs.replace(message, receipt=receipt) if receipt else message
             self._out.send(session.conn, own)
             if session.ready_claim is not None and session.ready_claim[0] <= ex.round:
@@ -553,7 +553,7 @@ class Rounds:
     def _sample(self, ex: Exchange, done: do.CommitDone, now: float) -> RoundSample:
         """Describe a durable round for the diagnosis."""
         before = self.history.commits.get(ex.round - 1)
-        sample = ex.sample(done, before.size if before is not None else 0)
+        sample = ex.sample(done, before.message.size if before is not None else 0)
         silent = {s.id: now - s.seen for s in self._members if s.state is State.BEHIND}
         return replace(sample, silent=silent, uneven=ex.round <= self._uneven_until)
 
@@ -616,7 +616,7 @@ class Rounds:
         ev = self.evaluations.now
         part = ev.part_of(session.id) if ev is not None and ev.final else None
         if ev is not None and part is not None:
-            names = sorted(p.name for p in self._members.present(ev.holders.values()))
+            names = sorted(p.name for p in self._members.present(ev.holders.values()))[: messages.NAMED]
             self._out.send(
                 session.conn, messages.Round(ev.round, ev.step, ev.step, names, 0, False, part, ev.parts)
             )

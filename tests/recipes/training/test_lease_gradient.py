@@ -85,8 +85,7 @@ def test_where_packets_are_added_up_each_peer_takes_its_part_of_the_rate_and_of_
 ) -> None:
     asked = recipe(preset=preset, local_steps=1).to_json()
     asked = asked.replace('"optim":"sgd"', f'"optim":"{optim}"')
-    names = ("ann", "ben", "cid", "dan")[:members]
-    hub = FakeHub(recipe_from_json(asked), [OneRound(0, 0, members=names)])
+    hub = FakeHub(recipe_from_json(asked), [OneRound(0, 0, peers=members)])
     peer = peer_for(hub)
     (done,) = steps(hub, peer)
 

@@ -62,7 +62,7 @@ class OneRound:
     eval_parts: int = 0
     spans: int = 1
     local_steps: int = 0
-    members: tuple[str, ...] = ("ann",)
+    peers: int = 1
 
 
 @dataclass
@@ -350,8 +350,8 @@ def test_of_two_members_each_takes_half_a_step_where_the_aggregate_is_a_sum_and_
     None
 ):
     moved = []
-    for asked, members in [("packets", ("ann",)), ("packets", ("ann", "bob")), (1.0, ("ann", "bob"))]:
-        hub = FakeHub(recipe(outer_learning_rate=asked), [OneRound(0, 0, members=members)])
+    for asked, members in [("packets", 1), ("packets", 2), (1.0, 2)]:
+        hub = FakeHub(recipe(outer_learning_rate=asked), [OneRound(0, 0, peers=members)])
         peer = peer_for(hub)
         before = peer.worker.x.clone()
         steps(hub, peer)

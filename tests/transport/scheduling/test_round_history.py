@@ -60,7 +60,9 @@ class Heard(SimSwarm):
 
     def act(self, actions: list[do.Action]) -> None:
         for action in actions:
-            if isinstance(action, do.Send) and isinstance(action.message, messages.Round | messages.Committed):
+            if isinstance(action, do.Send) and isinstance(
+                action.message, messages.Round | messages.Committed
+            ):
                 peer = self.cables[action.conn][1].state.hello.name
                 self.told.setdefault(peer, []).append(action.message)
         super().act(actions)

@@ -19,7 +19,7 @@ from .lora import base_parameter_name
 from .model_card import Proof, RunSummary, method_of, package_versions, published_recipe, render_card
 from .packing_isolation import check_packing_isolation
 from .revision_pinning import pin_revisions
-from .sliced_loss import causal_model, loss_sum, token_losses
+from .sliced_loss import causal_model, decoder_inputs, loss_sum, replaced_forward, token_losses
 from .trainable import (
     DTYPES,
     autocast_dtype,

@@ -1,0 +1,4 @@
+"""Pipeline stages: a model's layers on several machines."""
+
+from .layer_partition import Costs, parameter_costs, partition_layers
+from .stage_model import ARCHITECTURES, StageModel, architecture_of, stage_ranges

@@ -1,0 +1,167 @@
+"""AQ-SGD (Wang et al., NeurIPS 2022): activations as quantised changes of what both ends remember.
+
+    sender      m' = m + C[a - m]     sends C[a - m]        m: of this sample; 0 at first
+    receiver    m' = m + C[a - m]     computes with m'
+
+C is the room's quantizer without sampling and top-k, and m' is rounded to bfloat16. A decoded value is exact
+in FP32, so both ends have the same m' to the bit. Each message has the digests of m and of m'. A receiver
+that differs for whatever reason (a lost message, a restart, a damaged disk) says so, both ends forget the
+samples of the message, and they are sent again, quantised directly.
+
+A message:  "CA", version 1, bits | samples, u32 | columns, u32 | of each sample its key u64, rows u32, digest
+of m, digest of m' (8 bytes each; zeros: not remembered) | one packet (FORMAT.md) of all rows.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NoReturn
+
+import torch
+
+from compress.codec import Cocktail
+from compress.errors import PacketError
+from compress.packet import decode
+
+from .activation_memory import NONE, ActivationMemory
+
+MAGIC, VERSION = b"CA", 1
+HEAD = struct.Struct("<2sBBII")  # magic, version, bits, samples, columns
+ENTRY = struct.Struct("<QI8s8s")  # key, rows, digest before, digest after
+BUCKET = 128  # neighbours in a row that share a scale
+GRADIENT_BUCKET = 1024  # so that 8 bits a value are 8.02, and less after entropy coding
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a micro-batch that are one sample's."""
+
+    key: int  # the same whenever this sample comes, 64 bits
+    count: int
+
+
+class MemoryMismatch(Exception):
+    """The ends of a line remember the samples of a message differently. The receiver has forgotten them; the
+    sender is to `forget` them too, and to encode them again.
+    """
+
+
+class ActivationEncoder:
+    """The sender's end.
+
+    Args:
+        bits: of a code, 2 to 4 are usual; 32: nothing is quantised or remembered.
+        memory: of the size that both ends agreed on.
+    """
+
+    def __init__(self, bits: int, memory: ActivationMemory) -> None:
+        self.bits, self.memory = bits, memory
+        self._cocktail = Cocktail(1.0, 1.0, bits, quant_bucket_size=BUCKET)
+
+    def encode(self, samples: Sequence[Rows], values: torch.Tensor) -> bytes:
+        """Encode the activations of samples, (rows, columns), and remember what the receiver reconstructs.
+
+        Errors: NonFiniteError: nothing is remembered then.
+        """
+        known = [self.memory.read(each.key, each.count) for each in samples]
+        before = torch.cat([held for _, held in known]).to(values.device).float()
+        packet = self._cocktail.encode((values.float() - before).reshape(-1)).packet
+        made = reconstruct(before, packet, self.bits)
+        after = torch.split(made, [each.count for each in samples])
+        entries = []
+        for each, part, (digest, _) in zip(samples, after, known, strict=True):
+            kept = self.bits < 32 and self.memory.admits(each.key, each.count)
+            written = self.memory.write(each.key, part) if kept else NONE
+            entries.append(ENTRY.pack(each.key, each.count, digest, written))
+        head = HEAD.pack(MAGIC, VERSION, self.bits, len(samples), values.shape[1])
+        return b"".join([head, *entries, packet])
+
+    def forget(self, samples: Sequence[Rows]) -> None:
+        """Forget the samples of a message that the receiver has refused with MemoryMismatch."""
+        for each in samples:
+            self.memory.forget(each.key)
+
+
+class ActivationDecoder:
+    """The receiver's end; `bits` and the size of `memory` are those of the sender."""
+
+    def __init__(self, bits: int, memory: ActivationMemory) -> None:
+        self.bits, self.memory = bits, memory
+
+    def decode(
+        self, message: bytes, samples: Sequence[Rows], device: torch.device | str = "cpu"
+    ) -> torch.Tensor:
+        """Decode the activations of samples that the receiver knows to come: (rows, columns) float32.
+
+        A message that was decoded before gives the same again.
+
+        Errors: PacketError: no message of these samples; MemoryMismatch.
+        """
+        digests, packet = self._parse(message, samples)
+        known = [self.memory.read(each.key, each.count) for each in samples]
+        if any(
+            digest not in (before, after) for (before, after), (digest, _) in zip(digests, known, strict=True)
+        ):
+            self._mismatch(samples)
+        held = torch.cat([values for _, values in known]).to(device).float()
+        counts = [each.count for each in samples]
+        made = list(torch.split(reconstruct(held, packet, self.bits), counts))
+        remembered = {each.key for each, (_, after) in zip(samples, digests, strict=True) if after != NONE}
+        for i, (each, earlier) in enumerate(zip(samples, torch.split(held, counts), strict=True)):
+            after = digests[i][1]
+            if after == NONE:
+                continue
+            if known[i][0] == after:  # this message has been decoded before
+                made[i] = earlier
+                continue
+            self.memory.make_room(each.key, remembered)
+            if self.memory.write(each.key, made[i]) != after:
+                self._mismatch(samples)
+        return torch.cat(made)
+
+    def _mismatch(self, samples: Sequence[Rows]) -> NoReturn:
+        for each in samples:
+            self.memory.forget(each.key)
+        raise MemoryMismatch(f"{len(samples)} samples are remembered differently at the ends of a line")
+
+    def _parse(self, message: bytes, samples: Sequence[Rows]) -> tuple[list[tuple[bytes, bytes]], memoryview]:
+        """Return the digests before and after of each sample, and the packet. Errors: PacketError."""
+        start = HEAD.size + ENTRY.size * len(samples)
+        if len(message) < start:
+            raise PacketError(f"{len(message):,} bytes, activations of {len(samples)} samples have {start:,}")
+        expected = (MAGIC, VERSION, self.bits, len(samples), self.memory.columns)
+        if (met := HEAD.unpack_from(message)) != expected:
+            raise PacketError(f"activations begin with {met}, expected {expected}")
+        entries = list(ENTRY.iter_unpack(message[HEAD.size : start]))
+        for each, (key, rows, _, _) in zip(samples, entries, strict=True):
+            if (key, rows) != (each.key, each.count):
+                raise PacketError(f"{rows} rows of {key:016x}, expected {each.count} of {each.key:016x}")
+        if any(before != NONE == after for _, _, before, after in entries):
+            raise PacketError("activations that are remembered no longer")
+        remembered = [rows for _, rows, _, after in entries if after != NONE]
+        if len(remembered) > self.memory.places or max(remembered, default=0) > self.memory.most_rows:
+            raise PacketError("activations to be remembered beyond the size that both ends agreed on")
+        return [(before, after) for _, _, before, after in entries], memoryview(message)[start:]
+
+
+def reconstruct(before: torch.Tensor, packet: bytes | memoryview, bits: int) -> torch.Tensor:
+    """Compute m' = m + C[a - m] as both ends do: (rows, columns) float32, rounded to bfloat16 unless exact.
+
+    Errors: PacketError.
+    """
+    made = before + decode(packet, before.numel(), before.device).dense().view(before.shape)
+    return made if bits == 32 else made.to(torch.bfloat16).float()
+
+
+def encode_gradient(gradient: torch.Tensor, bits: int) -> bytes:
+    """Encode a gradient of any shape in codes of so many bits. Errors: NonFiniteError."""
+    cocktail = Cocktail(1.0, 1.0, bits, quant_bucket_size=GRADIENT_BUCKET if bits == 8 else BUCKET)
+    return cocktail.encode(gradient.float().reshape(-1)).packet
+
+
+def decode_gradient(packet: bytes, shape: Sequence[int], device: torch.device | str = "cpu") -> torch.Tensor:
+    """Decode a gradient: `shape`, float32. Errors: PacketError."""
+    return decode(packet, prod(shape), device).dense().view(*shape)

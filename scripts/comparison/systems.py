@@ -20,7 +20,6 @@ COCKTAIL, GLOO, HIVEMIND, TORCHFT = (
 LIGHTHOUSE = 29510  # the port that torchft's has by default
 # runs a command where the host name is its first argument, and others can reach it by that
 NAMED = ["unshare", "--uts", "sh", "-c", 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"']
-RING = 2 * (work.PEERS - 1) / work.PEERS  # of the vector that each sends and receives when four average it
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class System:
 
     module: str  # of its peers
     kind: str
-    sends: float = 0.0  # bytes a parameter that a peer sends in a step, about; 0: so few that P may be large
+    averages: float = 0.0  # bytes a parameter of what peers average in a step; 0: so few that P may be large
     keys: tuple[str, ...] = ()  # of cocktail's recipe
 
     @property
@@ -42,24 +41,32 @@ class System:
             raise SystemExit(f"{name} has an environment of its own: start this by scripts/rivals")
         return str(Path(folder, name, "bin", "python"))
 
+    def sends(self, peers: int) -> float:
+        """Return the bytes a parameter that each peer sends in a step, about: by a ring."""
+        return self.averages * 2 * (peers - 1) / peers
+
 
 STEPS = "compression.local_steps=auto"
+IN_FLIGHT = "compression.staleness=2"
 PASSING = "swarm.passing=always"  # by peers with an open port
 SYSTEMS = {
     "cocktail": System(COCKTAIL, ""),
     "cocktail, the hub on such a line": System(COCKTAIL, "hub"),
+    "cocktail, staleness 2": System(COCKTAIL, "", keys=(IN_FLIGHT,)),
+    "cocktail, staleness 2, the hub on such a line": System(COCKTAIL, "hub", keys=(IN_FLIGHT,)),
+    "cocktail, staleness 2, H=auto, the hub on such a line": System(COCKTAIL, "hub", keys=(IN_FLIGHT, STEPS)),
     "cocktail, H=auto": System(COCKTAIL, "", keys=(STEPS,)),
     "cocktail, H=auto, the hub on such a line": System(COCKTAIL, "hub", keys=(STEPS,)),
     "cocktail, the hub on such a line, peers pass on": System(COCKTAIL, "hub", keys=(PASSING,)),
     "cocktail, H=auto, the hub on such a line, peers pass on": System(COCKTAIL, "hub", keys=(STEPS, PASSING)),
-    "torch DDP FP32": System(GLOO, "fp32", 4 * RING),
-    "torch DDP FP16": System(GLOO, "fp16", 2 * RING),
+    "torch DDP FP32": System(GLOO, "fp32", 4),
+    "torch DDP FP16": System(GLOO, "fp16", 2),
     "torch DDP PowerSGD": System(GLOO, "powersgd"),
-    "DiLoCo FP16": System(GLOO, "diloco", 2 * RING),
-    "torchft DDP FP32": System(TORCHFT, "ddp", 4 * RING),
-    "torchft DiLoCo FP32": System(TORCHFT, "diloco", 4 * RING),
-    "hivemind FP16": System(HIVEMIND, "fp16", 2 * RING),
-    "hivemind 8-bit": System(HIVEMIND, "8bit", 1 * RING),
+    "DiLoCo FP16": System(GLOO, "diloco", 2),
+    "torchft DDP FP32": System(TORCHFT, "ddp", 4),
+    "torchft DiLoCo FP32": System(TORCHFT, "diloco", 4),
+    "hivemind FP16": System(HIVEMIND, "fp16", 2),
+    "hivemind 8-bit": System(HIVEMIND, "8bit", 1),
 }
 
 
@@ -131,21 +138,22 @@ class Cocktail:
     """`cocktail launch` at the hub and `cocktail join` at the peers, where a sample takes a given time."""
 
     def __init__(
-        self, folder: Path, width: int, seconds: float | None = None, keys: Sequence[str] = ()
+        self, folder: Path, width: int, seconds: float, keys: Sequence[str] = (), count: int = work.PEERS
     ) -> None:
-        self.folder, self.width, self.keys, self.members = folder, width, keys, list[Process]()
-        self.sample_s = (work.compute_s(width) if seconds is None else seconds) / work.BATCH
+        self.folder, self.width, self.keys, self.count = folder, width, keys, count
+        self.members = list[Process]()
+        self.sample_s = seconds / work.BATCH
 
     def start(self, rounds: int, together: int) -> None:
         work.save_model(self.width, self.folder / "model")
         recipe = [f"model.model_name_or_path={self.folder}/model", f"max_length={work.LENGTH}"]
-        recipe += [f"global_batch_size={work.PEERS * work.BATCH}", f"max_steps={rounds}", "val_set_size=64"]
+        recipe += [f"global_batch_size={self.count * work.BATCH}", f"max_steps={rounds}", "val_set_size=64"]
         recipe += ["checkpoint.eval_steps=null", "checkpoint.save_steps=null", "learning_rate=1e-4"]
         recipe += [f"swarm.min_peers={together}", *self.keys]
         place = ["--no-train", "--advertise", "10.77.0.1", "--json", "-o", f"{self.folder}/out"]
         self.hub = self._start("hub", args=["launch", "smoke", *recipe, *place])
         self.url = self.hub.until("run_started")["url"]
-        self.peers = [self.join(f"p{i}") for i in range(1, work.PEERS + 1)]
+        self.peers = [self.join(f"p{i}") for i in range(1, self.count + 1)]
 
     def _start(self, member: str, **asked: Any) -> Process:
         # with keys of their own: who has the hub's is on its machine, and passes nothing on
@@ -173,10 +181,10 @@ class Cocktail:
 
 
 @contextmanager
-def cocktail(run: Cocktail, rounds: int, together: int = work.PEERS) -> Iterator[Cocktail]:
-    """Run cocktail; it trains while there are `together` peers and more."""
+def cocktail(run: Cocktail, rounds: int, together: int | None = None) -> Iterator[Cocktail]:
+    """Run cocktail; it trains while there are `together` peers and more, all unless told."""
     try:
-        run.start(rounds, together)
+        run.start(rounds, together or run.count)
         yield run
     finally:
         for member in run.members:

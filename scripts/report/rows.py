@@ -26,7 +26,7 @@ def there(path: Path, key: Row) -> bool:
 
 def keep(path: Path, found: Row, same: Sequence[str]) -> None:
     """Write a row in the place of the older one of which these keys are the same."""
-    older = [row for row in read(path) if any(row[key] != found[key] for key in same)]
+    older = [row for row in read(path) if any(row.get(key) != found.get(key) for key in same)]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in [*older, found]))
 

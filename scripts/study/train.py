@@ -37,6 +37,7 @@ from recipes.training.matrix_optimizers import embeddings_of
 from recipes.training.optimizers import build_optimizer, learning_rate, set_learning_rate
 from recipes.weight_files.parameter_layout import FlatParameters
 from scripts.study.eigenbasis import FixedEigenbasis, TurnedUpdate
+from scripts.study.fragments import by_layers
 from scripts.study.model import Models
 
 STRETCH = 4096  # bytes; every tenth stretch of the documentation is held out
@@ -78,6 +79,8 @@ class Setting:
     keep: float = 0.2  # K
     bits: int = 4
     block: int = 256
+    kind: Literal["block", "element", "fragment"] = "block"  # of the sample
+    layers: int = 0  # 1: fragments are whole layers
     staleness: Literal[0, 1, 2, 3, 4] = 1
     local_steps: int = 1  # H
     outer_rate: float = 1.0  # 0: `packets`, and `rate` is the swarm's
@@ -104,6 +107,7 @@ class Setting:
             topk_ratio=self.keep,
             quant_bits=self.bits,  # type: ignore[arg-type]
             block_size=self.block,
+            sample_kind=self.kind,
             staleness=self.staleness,
             local_steps=self.local_steps,
             outer_learning_rate=self.outer_rate or "packets",
@@ -300,6 +304,8 @@ class Swarm:
         self.setting, self.seed = setting, training.seed
         mix, outer = compressor_of(setting.compression), outer_optimizer_of(setting.compression)
         self.outer = outer
+        if setting.layers:
+            mix = by_layers(mix, new_model(size).layout)
         self.common = One(start.clone(), mix, training.seed)
         self.peers = [Peer(size, setting, self.common, training, basis) for _ in range(max(setting.peers, 1))]
         flat = self.peers[0].flat

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from compress import Cocktail
 from recipes.config.presets import PRESETS
 from recipes.config.schema import Compression, Training
 from scripts.study.cells import Cell, read, setting_of, setting_text
 from scripts.study.eigenbasis import FixedEigenbasis
+from scripts.study.fragments import by_layers
 from scripts.study.levers import Levers, Swarm
 from scripts.study.model import Models
 from scripts.study.plan import RATES, REFERENCE, SEEDS, SUM, TABLES, WIDE, best_rate, missing
@@ -185,6 +187,20 @@ def test_a_lever_loses_no_update_and_counts_none_twice(way: str, more: dict[str,
         assert torch.allclose(swarm.x + swarm.deltas.sum(0) + swarm.error, everything, atol=1e-4)
 
     assert float(swarm.x.norm()) > 0.2 * float(everything.norm())
+
+
+def test_fragments_by_layers_visit_each_layer_once_and_no_border_falls_inside_one() -> None:
+    layout = new_model(replace(QUICK, layers=3)).layout
+    mix = by_layers(Cocktail(topk_ratio=1.0), layout)
+    visited = [mix.draw(layout.size, 7, round) for round in range(2 * len(mix.ends))]
+    at = [sample.coordinates(torch.arange(sample.m)) for sample in visited]
+
+    assert len(mix.ends) == 5
+    assert set(mix.ends) <= set(layout.offsets)
+    assert torch.equal(torch.cat(at), torch.arange(layout.size).repeat(2))
+    for fragment in at[1:4]:
+        names = {layout.name_at(int(i)).split(".")[2] for i in fragment[[0, -1]]}
+        assert len(names) == 1
 
 
 def test_optimizers_are_compared_at_rates_that_the_other_half_chose() -> None:

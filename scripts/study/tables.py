@@ -6,13 +6,22 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import mean
+from typing import Any
 
 from scripts.study.cells import Cell, Found
-from scripts.study.plan import OPTIMIZERS, REFERENCE, SWARMS, Row, Table, best_rate, chosen_rate
+from scripts.study.plan import OPTIMIZERS, REFERENCE, SEEDS, SWARMS, Row, Table, best_rate, chosen_rate
 from scripts.study.train import Outcome, Setting, Size
 
 TITLES = "way | less than FP16 | learning rate | held-out loss | over all-reduce | with all that was unsent"
 HEAD = f"| {TITLES} |\n" + "|---" * 6 + "|\n"
+PUBLISHED = {
+    "dense": "no compression",
+    "feedback": "error feedback",
+    "dgc": "DGC",
+    "onebit": "1-bit Adam",
+    "econtrol": "EControl",
+    "scafcom": "SCAFCOM",
+}
 BY_HALF = (
     "way | optimizer | less than FP16 | learning rate | held-out loss (seeds) | over its own | over AdamW's"
 )
@@ -82,6 +91,42 @@ def optimizers(found: Found) -> str:
                     ]
                     lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([HEAD_BY_HALF, *dict.fromkeys(lines)]) + "\n" if lines else ""
+
+
+def published(rows: Sequence[Mapping[str, Any]], dense: Mapping[int, float]) -> list[list[str]]:
+    """Make the rows of methods as published: each at the rate with the lowest loss on the half that settings
+    are chosen on, with the first seed; the loss is that of the other half.
+
+    Args:
+        rows: of `published.jsonl`, of one size.
+        dense: seed -> loss of all-reduce with AdamW, on that half.
+    """
+    named = dict[str, list[Mapping[str, Any]]]()
+    for row in rows:
+        named.setdefault(way_text(row), []).append(row)
+    lines = list[list[str]]()
+    for name, tried in named.items():
+        first = [row for row in tried if row["seed"] == SEEDS[0]]
+        if not first:
+            continue
+        best = min(first, key=lambda row: float(row["halves"][0]))
+        losses = {int(row["seed"]): float(row["halves"][1]) for row in tried if row["rate"] == best["rate"]}
+        ratio = f"{best['ratio']:.0f}x" if best["method"] != "dense" else ""
+        mean_loss = f"{mean(losses.values()):.4f} ({len(losses)})"
+        lines.append([name, ratio, f"{best['rate']:g}", mean_loss, above(losses, dense)])
+    return lines
+
+
+def way_text(row: Mapping[str, Any]) -> str:
+    """Describe the method of a row of `published.jsonl`."""
+    number = {"econtrol": f", eta {row['control']:g}", "scafcom": f", beta {row['control']:g}"}
+    warm = f", {row['warm']} steps of warm-up" if row["warm"] else ""
+    members = f"{row['members']} of {row['peers']}" if row["members"] else f"{row['peers']}"
+    optim = "" if row["method"] == "onebit" else {"adam": "; Adam", "sgd": "; SGD"}[row["optim"]]
+    packets = "" if row["share"] == 1 else f"; p={row['share']:g} K={row['keep']:g}, {row['bits']} bit"
+    apart = ", each with a text of its own" if row["apart"] else ""
+    name = PUBLISHED[row["method"]] + number.get(row["method"], "") + warm + optim + packets
+    return f"{name}; {members} peers{apart}"
 
 
 def reported(found: Found, setting: Setting) -> dict[int, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from scripts.study.levers import BUCKET
 from scripts.study.published import METHODS, Compressor, Dgc, EControl, Feedback, OnebitAdam, Scafcom, Way
+from scripts.study.tables import published
 
 P, PEERS = 1000, 3
 ALL = torch.arange(PEERS)
@@ -136,3 +137,14 @@ def test_bits_are_those_of_the_way_up() -> None:
     dense = Compressor(replace(way, keep=1.0), P, seed=1)
     dense(torch.randn(PEERS, P))
     assert dense.bits == 16
+
+
+def test_a_method_is_reported_at_the_rate_that_the_other_half_chose_and_by_what_it_was() -> None:
+    way = asdict(Way(method="scafcom", members=4, apart=1, control=0.5))
+    tried = [(2e-3, 1, 1.0, 2.1), (4e-3, 1, 1.1, 1.9), (2e-3, 2, 1.2, 2.3), (4e-3, 2, 0.9, 1.5)]
+    rows = [{**way, "rate": r, "seed": s, "halves": [a, b], "ratio": 118.4} for r, s, a, b in tried]
+
+    [line] = published(rows, {1: 2.0, 2: 2.0})
+
+    name = "SCAFCOM, beta 0.5; Adam; 4 of 8 peers, each with a text of its own"
+    assert line == [name, "118x", "0.002", "2.2000 (2)", "+10.00%"]

@@ -94,8 +94,8 @@ class StandbySession:
                     secret=wanted.keys.get("stop", ""),
                 )
 
-                def watch(heard: bool, copy: LedgerCopy | None) -> None:
-                    lookout.tell(lambda succession, now: succession.hub(heard, now))
+                def watch(silence: float, copy: LedgerCopy | None) -> None:
+                    lookout.tell(lambda succession, now: succession.hub(silence, now))
                     if copy is not None and follower.manifest is not None:
                         self._note_voters(state, follower)
 

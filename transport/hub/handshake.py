@@ -91,7 +91,7 @@ class Handshake:
             session.standby = True
             self._admission.move(key, KeyEvent.ADMITTED, session.name)
             self._welcome(session, resumed=False)
-            replication.follow(session, m.place)
+            replication.follow(session, m.place, now)
         else:
             self._admission.ask(conn, m, now)
 

@@ -200,6 +200,8 @@ class HubState:
 
     def _pong(self, session: Session, m: messages.Pong, now: float) -> None:
         session.rtt = max(0.0, now - m.sent)
+        if self.replication is not None:
+            self.replication.answered(session, m.sent)
 
     def _drain(self, now: float) -> list[do.Action]:
         self.rounds.progress(now)

@@ -48,6 +48,8 @@ STALLED_S = 10.0  # a bulk flow that owes an answer for this long is dialled ane
 # After a silence of this length TCP waits up to as long again before it retries. Dialling anew is quicker and
 # costs a window at most: done when the control connection was as silent, or another flow is not.
 BACKED_OFF_S = 2.5
+# A standby that let this peer wait is about to be the hub, and back at its port within the second time.
+TAKES_OVER_RETRY, TAKES_OVER_S = 0.5, 15.0
 LOOK_S = 1.0  # of silence, after which the kernel is asked whether bytes still move
 
 
@@ -90,6 +92,8 @@ class ConnectionManager:
         self._dial_at: dict[int, float] = {CONTROL: 0.0}
         self._retry: dict[int, float] = {}
         self._error: Unreachable | None = None  # of the newest dial
+        self._waits_there = False  # the standby on the control connection lets this peer wait
+        self._stays_until = 0.0  # the standby that did is dialled until then, and not the hub
         self._give_up_at: float | None = None
         self._heard_at: dict[int, float] = {}  # when a flow last received, or began to wait for an answer
         self._bulk_heard_at = 0.0  # when any bulk flow last received
@@ -194,11 +198,16 @@ class ConnectionManager:
         self._retry[flow] = min(LAST_RETRY, max(FIRST_RETRY, 2 * wait))
         self._dial_at[flow] = now + wait * random.uniform(0.75, 1.25)  # a whole swarm reconnects at once
         self._up.discard(flow)
-        if flow == CONTROL and error is not None:
-            self._look_elsewhere()
         if flow != CONTROL:
             self.transfers.down(flow)
             return
+        if self._waits_there and error is None:
+            self._stays_until = now + TAKES_OVER_S
+        self._waits_there = False
+        if now < self._stays_until:
+            self._dial_at[flow] = now + TAKES_OVER_RETRY * random.uniform(0.5, 1.0)
+        elif error is not None:
+            self._look_elsewhere()
         self.state.disconnected()
         self._error = error or self._error
         if self._give_up_at is None:
@@ -219,6 +228,8 @@ class ConnectionManager:
         self._heard_at[CONTROL] = now
         sessions = self.state.sessions
         self._outbox.extend(self.state.receive(message, now))
+        if isinstance(message, messages.Wait):
+            self._waits_there = self._target is not self._url
         if self.state.link is SessionState.OFFLINE:  # it was a hub of an older term, or a standby
             elsewhere = self._look_elsewhere()
             self._hang_up(CONTROL, now + (FIRST_RETRY if elsewhere else LAST_RETRY))
@@ -227,6 +238,7 @@ class ConnectionManager:
             self._give_up_at = None
             if self._target is not self._url:  # the standby has taken over: it is the hub now
                 self._url, self.state.standby = self._target, None
+                self._waits_there, self._stays_until = False, 0.0
             if self.state.sessions != sessions:
                 self._new_session(now)
         if self.state.offer_again:
@@ -281,6 +293,7 @@ class ConnectionManager:
 
     def _look_elsewhere(self) -> bool:
         """Dial the standby next, if the hub was dialled; the hub, if it was not. False: there is no other."""
+        self._waits_there, self._stays_until = False, 0.0
         standby, target = self.state.standby, self._url
         if self._target is self._url and standby is not None:
             target = self._url.at(standby.place, standby.key)
@@ -307,9 +320,9 @@ class ConnectionManager:
         link = self.state.link
         if link in (SessionState.GREETING, SessionState.JOINED) and now >= self.state.silent_until():
             # A network that dropped this connection dropped the others; alone they would wait for STALLED_S.
+            self._look_elsewhere()
             for flow in sorted(self._up | {CONTROL}):
                 self._hang_up(flow, now)
-            self._look_elsewhere()
         for flow in self._up - {CONTROL}:
             overtaken = self._bulk_heard_at >= self._heard_at[flow] + BACKED_OFF_S
             if self.transfers.owes(flow) and (overtaken or now >= self._heard_at[flow] + STALLED_S):

@@ -90,6 +90,7 @@ class RelayedRun:
 class Announced:
     """A peer's connection that its hub should fetch."""
 
+    run: RelayedRun
     tunnel: asyncio.Future[Stream]
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -159,8 +160,9 @@ class Relay:
                 now = time.monotonic()
                 for conn, frames in messages:
                     self._receive(conn, bytes(frames[0]).decode("ascii", "replace"), now)
-                for name in [n for n, run in self._runs.items() if now >= run.heard + LOST_S]:
-                    del self._runs[name]
+                for name, run in list(self._runs.items()):
+                    if now >= run.heard + LOST_S or not self._router.is_open(run.conn):
+                        self._lost(name, run)
                 self._wire.call(partial(self._router.guard, now, self._claimant))
         finally:
             accepting.cancel()
@@ -194,6 +196,13 @@ class Relay:
         elif message == "ping" and run is not None and run.conn == conn:
             run.heard = now
             self._say(conn, "pong")
+
+    def _lost(self, name: str, run: RelayedRun) -> None:
+        """Forget a run whose hub is gone, and the connections that it was to fetch: they need not wait."""
+        del self._runs[name]
+        for one in self._announced.values():
+            if one.run is run and not one.tunnel.done():
+                one.tunnel.set_exception(TimeoutError())
 
     def _has_room(self, where: str) -> bool:
         """Return whether a hub of this origin may claim a run; one origin gets a quarter of them."""
@@ -266,7 +275,8 @@ class Relay:
         if refusal is not None or run is None:
             await self._answer(stream, *(refusal or (relay_socks.UNKNOWN,)))
             return
-        ticket, announced = secrets.token_hex(16), Announced(asyncio.get_running_loop().create_future())
+        ticket = secrets.token_hex(16)
+        announced = Announced(run, asyncio.get_running_loop().create_future())
         self._announced[ticket] = announced
         run.connections += 1
         try:

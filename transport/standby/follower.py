@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -26,7 +27,8 @@ from transport.protocol import (
 )
 from transport.transfer import HASH_BLOCK
 
-HEARD_S = 3.0  # seconds of silence after which the hub counts as lost
+from .succession import HEARD_S
+
 LOOK_S = 10.0  # seconds between two looks at the hub's files
 AT_ONCE = 16  # rounds whose updates are fetched together
 LEAST_LOG = 64 << 20  # bytes of updates before the hub's newer error feedback is fetched in their place
@@ -58,7 +60,7 @@ class Follower:
     """Follows one run into `folder` until `close`.
 
     Args:
-        watch: called with whether the hub is heard, and the copy where it has changed.
+        watch: called with the seconds for which the hub was not heard, and the copy where it has changed.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Follower:
         url: RunURL,
         identity: PeerIdentity,
         folder: Path,
-        watch: Callable[[bool, LedgerCopy | None], None],
+        watch: Callable[[float, LedgerCopy | None], None],
         notify: Callable[[str], None],
     ) -> None:
         self.url, self.folder = url, folder
@@ -98,9 +100,9 @@ class Follower:
         self.copy.close()
 
     @property
-    def hears(self) -> bool:
-        """True while the hub is heard."""
-        return self._link is not None and self._link.heard_s < HEARD_S
+    def silence(self) -> float:
+        """Return the seconds since the hub was last heard; inf: there is no session with it."""
+        return inf if self._link is None else self._link.heard_s
 
     # ---- the thread ----------------------------------------------------------------------------------------
 
@@ -121,12 +123,12 @@ class Follower:
                         raise
                 if self._link is not None:
                     self._link.close()
-                self._watch(False, None)
+                self._watch(inf, None)
                 self._stop.wait(AGAIN_S)
         except Exception as error:
             self.error = error
         finally:
-            self._watch(False, None)
+            self._watch(inf, None)
             self.ended.set()
 
     def _session(self) -> None:
@@ -147,10 +149,10 @@ class Follower:
                 self._fetch(link, grown.number)
                 link.stored(grown.number, self.copy.rounds)
                 number = grown.number
-                self._watch(self.hears, self.copy)
+                self._watch(self.silence, self.copy)
                 self.synced.set()
             else:
-                self._watch(self.hears, None)
+                self._watch(self.silence, None)
             if time.monotonic() >= self._looked + LOOK_S:
                 self._look(link)
                 self._looked = time.monotonic()

@@ -7,7 +7,8 @@ lacks, and then waits: there is no second history. Nothing of this depends on cl
 
     nobody follows   asynchronous: as without a standby. replicated: the first commit waits for one, but not
                      at a hub that has taken over: it is the second machine
-    FOLLOWING        its copy has come so far that it counts; peers are told where it is
+    FOLLOWING        its copy has come so far that it counts; peers are told where it is. Once every session has
+                     shown that it knows, the host is told that its machine may be lost
     LOST             the hub waits, and asks the standby's machine every two seconds whether it has taken over
     alone            asynchronous only: a majority of the voters has promised not to vote for the lost standby
 
@@ -58,6 +59,8 @@ class Replication:
         self.voters: dict[int, frozenset[str]] = {}  # rounds committed -> who votes then
         self.backers: set[str] = set()  # keys that have promised not to vote for the standby
         self.asked = False
+        self._unaware: dict[str, float] = {}  # session -> when it was told of the newest standby, unanswered
+        self._sure = self.number  # the host was told that everybody knows this one
         self._lost_at: float | None = None  # None: the next tick says
         self._ask_at, self._told = 0.0, False
         if self.standby is not None:
@@ -75,11 +78,11 @@ class Replication:
             )
         return None
 
-    def follow(self, session: Session, place: str) -> None:
+    def follow(self, session: Session, place: str, now: float) -> None:
         """Begin to feed a session that follows."""
         self.session, self.place = session.id, place
         if self.standby is not None and self.standby.place != place:
-            self._enlist(session.key)
+            self._enlist(session.key, now)
         self.wrote(self.durable)
 
     def welcomed(self, session: Session) -> None:
@@ -95,6 +98,23 @@ class Replication:
     def ended(self, session: Session) -> None:
         if session.id == self.session:
             self.session, self._lost_at, self._told = "", None, False
+        self._unaware.pop(session.id, None)
+        self._assure()
+
+    def answered(self, session: Session, pinged: float) -> None:
+        """Take a peer's answer to a ping of this time: what it was told before, it knows."""
+        if pinged > self._unaware.get(session.id, pinged):
+            del self._unaware[session.id]
+            self._assure()
+
+    def _assure(self) -> None:
+        """Tell the host, once, that the standby has all and that every peer would look for it there."""
+        following = self._members.get(self.session)
+        if following is None or self.standby is None or self._unaware or self._sure == self.number:
+            return
+        self._sure = self.number
+        told = f"the standby {following.name} at {self.place} has all of the run, and all peers know of it"
+        self._out.warn(told, following.name)
 
     def open_to_peers(self) -> bool:
         """Return False where a restarted hub has rounds that its standby must have before any peer hears."""
@@ -116,17 +136,18 @@ class Replication:
         self.stored = max(m.rounds, self.stored or 0)
         self.asked = False
         if self.standby is None and self._stored_enough(self.durable - 1):
-            self._enlist(session.key)
-            self._out.warn(f"the standby {session.name} at {self.place} has all of the run", session.name)
+            self._enlist(session.key, now)
         self._release(now)
 
     def _stored_enough(self, round: int) -> bool:
         return self.stored is not None and self.stored >= round + 1 - self.lag
 
-    def _enlist(self, key: str) -> None:
+    def _enlist(self, key: str, now: float) -> None:
         self.number += 1
         self.backers.clear()
+        self._unaware = {session.id: now for session in self._members if session.id != self.session}
         self._record(messages.Standby(self.number, self.place, key))
+        self._assure()
 
     def _record(self, standby: messages.Standby) -> None:
         self.standby = standby if standby.place else None

@@ -1,7 +1,7 @@
 """A standby's side towards the peers, without I/O: it answers those that have lost the hub, and counts them.
 
-While the standby hears the hub, it sends every peer back there. Where it does not, peers wait here; each is
-pinged, and counts as long as it answers. A majority of the voters (the peers whose samples the newest round
+Peers that have lost the hub wait here until the standby hears it after they came, and are sent back there
+then. Each is pinged, and counts as long as it answers, and the hub is silent. A majority of the voters (the peers whose samples the newest round
 of its copy counted, by key) elects the standby. So does its host, at any time.
 """
 
@@ -15,6 +15,7 @@ from transport.protocol import messages
 from transport.wire import key_of
 
 HUB_IS_THERE = "the standby hears the run's hub: dial that one"
+HEARD_S = 3.0  # seconds of silence after which the hub counts as lost
 PING_S = 1.0
 VOTES_S = 3.0  # seconds for which the answer to a ping counts
 PATIENCE_S = 2.0  # seconds without the hub before a vote counts: it may be started again
@@ -28,6 +29,7 @@ class Waiting:
     """A peer that has lost the hub."""
 
     key: str
+    came: float
     seen: float
     pinged: float
 
@@ -41,17 +43,18 @@ class Succession:
         self.term = 0
         self.synced = False  # the copy has been whole, and has lost nothing since but what came with the loss
         self.waiting: dict[bytes, Waiting] = {}
-        self._lost_at: float | None = None  # since when the hub is not heard; None: it is
+        self._lost_at: float | None = None  # when the hub's silence was noticed; None: it is heard
 
-    def hub(self, heard: bool, now: float) -> list[Answer]:
-        """Note whether the hub is heard; where it is back, send everybody there."""
-        if not heard:
+    def hub(self, silence: float, now: float) -> list[Answer]:
+        """Note for how many seconds the hub has not been heard; send back who came before it was heard."""
+        if silence >= HEARD_S:
             self._lost_at = now if self._lost_at is None else self._lost_at
             return []
         self._lost_at = None
-        away: list[Answer] = [(conn, messages.Refused("term", HUB_IS_THERE)) for conn in self.waiting]
-        self.waiting.clear()
-        return away
+        away = [conn for conn, one in self.waiting.items() if one.came < now - silence]
+        for conn in away:
+            del self.waiting[conn]
+        return [(conn, messages.Refused("term", HUB_IS_THERE)) for conn in away]
 
     def receive(self, conn: bytes, message: messages.Message, now: float) -> list[Answer]:
         """Answer a message of anybody who dials the standby."""
@@ -76,12 +79,10 @@ class Succession:
     ) -> messages.Refused | messages.Wait:
         if message.run != self.run:
             return messages.Refused("run", f"this is the standby of the run {self.run}, not of {message.run}")
-        if self._lost_at is None:
-            return messages.Refused("term", HUB_IS_THERE)
         if len(self.waiting) < MOST:
-            self.waiting[conn] = Waiting(key_of(conn), now, now)
+            self.waiting[conn] = Waiting(key_of(conn), now, now, now)
         return messages.Wait(
-            "the standby waits until a majority of the peers has lost the hub, or for its host"
+            "the standby listens for the hub, and waits until a majority of the peers has lost it, or for its host"
         )
 
     def tick(self, now: float) -> list[Answer]:

@@ -178,6 +178,9 @@ class ConnectionGuard:
         # an upper bound: acknowledgements since then are not known
         return line.held + line.sent - line.held_at
 
+    def is_open(self, conn: bytes) -> bool:
+        return conn in self._numbers
+
     def hang_up(self, conn: bytes, now: float) -> None:
         number = self._numbers.get(conn)
         if number is None or number in self._shut:  # messages sent before may still arrive

@@ -189,6 +189,10 @@ class RouterWire:
     def held(self, conn: bytes) -> int:
         return self._guard.held(conn)
 
+    def is_open(self, conn: bytes) -> bool:
+        """Tell whether this connection, by which a message has come, is not closed. Any thread may call it."""
+        return self._guard.is_open(conn)
+
     def hang_up(self, conn: bytes) -> None:
         self._guard.hang_up(conn, time.monotonic())
 

@@ -21,6 +21,7 @@ from transport.peer import LinkLimits, PeerIdentity
 from transport.protocol import CurveKeys, Route, Unreachable, run_name
 from transport.protocol.events import PeerJoined
 from transport.relay import HubTunnel, Relay, RelayLimits
+from transport.relay.relay_server import FETCH_S
 from transport.tunnel import Bridge, ask, relay_socks
 from transport.tunnel.websocket_stream import client_context
 from transport.wire import Connected, DealerWire, Disconnected, Received
@@ -361,3 +362,27 @@ def test_an_error_names_what_failed_on_each_way(relayed: Callable[..., Relayed])
 
     assert f"no connection to 127.0.0.1:{SHUT}" in str(direct_and_relay.value)
     assert f"no connection to the relay {there.place}" in str(direct_and_relay.value)
+
+
+def test_peers_of_a_hub_that_is_gone_are_refused_at_once(relayed: Callable[..., Relayed]) -> None:
+    """The relay need not wait for a hub whose control connection has ended, nor its peers for the relay."""
+    there = relayed()
+    route = next(route for route in there.url.routes if route.name)
+    keys = CurveKeys.generate()  # of a hub that claims its run, and fetches nobody
+    control = replace(route, name=f"{relay_socks.CONTROL}.{relay_socks.RELAY}")
+    key = asyncio.run(ask(route, f"{relay_socks.CONTROL}.{relay_socks.PROBE}"))[1]
+    hub = DealerWire((control,), key, keys)
+    hub.dial(0)
+    until(lambda: any(isinstance(event, Connected) for event in hub.poll(0.1)))
+    hub.send(0, [b"claim"])
+    until(lambda: any(isinstance(event, Received) for event in hub.poll(0.1)))
+    with socket.create_connection(("127.0.0.1", there.relay.port), PATIENCE_S) as sock:
+        sock.sendall(relay_socks.request(f"{run_name(keys.public)}.run"))
+        until(lambda: any(isinstance(event, Received) for event in hub.poll(0.1)))
+        started = time.monotonic()
+        hub.close()
+        said = heard(sock)
+
+    assert b"the run's hub does not answer it" in said
+    assert time.monotonic() - started < FETCH_S / 2
+    assert there.relay.runs == 1

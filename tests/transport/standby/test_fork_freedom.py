@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -50,7 +52,7 @@ class Follower(SimPeer):
 class StandbySwarm(SimSwarm):
     """A hub, peers, a standby, and what each of them can reach."""
 
-    def __init__(self, durability: str) -> None:
+    def __init__(self, durability: str, *, late: bool = False) -> None:
         super().__init__(
             settings=toy_settings(
                 samples=4000,
@@ -64,17 +66,23 @@ class StandbySwarm(SimSwarm):
         )
         self.voters: list[tuple[int, frozenset[str]]] = []
         self.succession = Succession(self.settings.run, TOKEN)
-        self.succession.hub(True, self.now)
+        self.succession.hub(0.0, self.now)
         self.there: dict[str, bytes] = {}  # peers at the standby
         self.taken: int | None = None  # rounds of the copy with which the standby took over
         self.announced = 0
         self.ordered = False  # the takeover, by the host
         self.standby = Follower(self)
-        self.peers.append(self.standby)
-        self.standby.dial()
-        self.rest()
+        self.assured: list[bool] = []  # whether each session knew of the standby when the host was told so
+        if not late:
+            self.follow()
+            self.rest()
         for name in PEERS:
             self.join(name)
+
+    def follow(self) -> None:
+        """The standby finds the hub for the first time."""
+        self.peers.append(self.standby)
+        self.standby.dial()
 
     @property
     def alone(self) -> bool:
@@ -96,9 +104,18 @@ class StandbySwarm(SimSwarm):
                 conn = self.cables.get(action.conn)
                 if conn is not None and conn[1] is not self.standby:
                     self.announced = max(self.announced, action.message.round + 1)
+            if isinstance(action, do.Tell) and "all peers know" in getattr(action.event, "message", ""):
+                known = {p.state.hello.name for p in self.peers if p.state.standby is not None}
+                self.assured.append(known >= {s.name for s in self.hub.members if not s.standby})
         super().act([a for a in actions if not isinstance(a, do.AskStandby)])
 
     # ---- what may happen -----------------------------------------------------------------------------------
+
+    def half_open(self, name: str) -> None:
+        """A peer's cable brings nothing more either way, and neither end notices yet."""
+        peer = self.peer(name)
+        peer.cable, peer.dead = None, True
+        peer.state.disconnected()
 
     def peer(self, name: str) -> SimPeer:
         return next(peer for peer in self.peers if peer.state.hello.name == name)
@@ -126,13 +143,14 @@ class StandbySwarm(SimSwarm):
     def cut_standby(self) -> None:
         self.cut(self.standby, noticed=True)
         self.standby.dead = True
-        self.succession.hub(False, self.now)
+        self.succession.hub(inf, self.now)
 
     def restore_standby(self) -> None:
         if self.taken is None:
             self.standby.dead = False
             self.standby.dial()
-            for conn, _ in self.succession.hub(True, self.now):
+            self.now += 0.01  # the peers that are there came before
+            for conn, _ in self.succession.hub(0.0, self.now):
                 self.there.pop(conn.partition(b".")[0].decode(), None)
                 self.peer(conn.partition(b".")[0].decode()).dead = False
 
@@ -204,6 +222,34 @@ def test_no_kill_and_no_partition_makes_a_second_history(
         assert swarm.announced <= swarm.taken + lag
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["half-open", "back"]), st.sampled_from(PEERS), st.integers(0, 3))),
+    st.integers(0, 8),
+)
+def test_a_host_hears_that_its_machine_may_be_lost_once_every_peer_knows_of_the_standby(
+    acts: list[tuple[str, str, int]], begins: int
+) -> None:
+    """Whenever lines are cut while the standby becomes whole: a peer that has a session then finds it."""
+    swarm = StandbySwarm("asynchronous", late=True)
+    swarm.rest(20)
+    for number, (act, name, seconds) in enumerate([*acts, *[("back", name, 0) for name in PEERS]]):
+        if number == min(begins, len(acts)):
+            swarm.follow()
+        if act == "back":
+            swarm.peer(name).dead = False
+        elif not swarm.peer(name).dead:
+            swarm.half_open(name)
+        for _ in range(seconds):
+            swarm.rest(1)
+            swarm.pass_time(1.0)
+    for _ in range(5):
+        swarm.rest()
+        swarm.pass_time(1.0)
+
+    assert swarm.assured == [True]
+
+
 @pytest.mark.parametrize(("durability", "lag"), [("replicated", 0), ("asynchronous", 1)])
 def test_a_hub_without_its_standby_stops_and_goes_on_when_it_is_back(durability: str, lag: int) -> None:
     swarm = StandbySwarm(durability)
@@ -238,14 +284,17 @@ def test_a_standby_is_elected_by_a_majority_of_those_whose_samples_counted_and_o
     state = Succession("a-run", "token")
     state.synced, state.voters = True, frozenset({"ann", "bob", "cyd"})
     resume = messages.Resume(1, "a-run", "ann", "s")
-    state.hub(True, 0.0)
-    assert isinstance(state.receive(b"ann.1", resume, 0.0)[0][1], messages.Refused)
-    state.hub(False, 1.0)
+    state.hub(0.5, 0.0)
+    assert isinstance(state.receive(b"ann.1", resume, 0.0)[0][1], messages.Wait)
+    assert not state.hub(0.6, 0.5), "the hub was not heard since this peer came"
+    assert isinstance(state.hub(0.1, 1.0)[0][1], messages.Refused)
+    state.hub(inf, 1.0)
     for conn in (b"ann.1", b"ann.2", b"eve.1"):  # one identity twice, and a stranger
         assert isinstance(state.receive(conn, resume, 3.0)[0][1], messages.Wait)
     assert not state.elected(4.0)
     state.receive(b"bob.1", resume, 4.0)
     assert state.elected(4.5)
     assert not state.elected(9.0), "answers to pings are votes"
-    assert state.hub(True, 9.0)
+    state.receive(b"ann.1", resume, 8.0)
+    assert state.hub(0.5, 9.0)
     assert not state.waiting

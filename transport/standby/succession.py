@@ -82,7 +82,7 @@ class Succession:
         if len(self.waiting) < MOST:
             self.waiting[conn] = Waiting(key_of(conn), now, now, now)
         return messages.Wait(
-            "the standby listens for the hub, and waits until a majority of the peers has lost it, or for its host"
+            "the standby waits until a majority of the peers has lost the hub, or for its host"
         )
 
     def tick(self, now: float) -> list[Answer]:

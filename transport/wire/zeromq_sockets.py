@@ -190,7 +190,7 @@ class RouterWire:
         return self._guard.held(conn)
 
     def is_open(self, conn: bytes) -> bool:
-        """Tell whether this connection, by which a message has come, is not closed. Any thread may call it."""
+        """Tell whether a connection by which a message has come is open still. Any thread may call it."""
         return self._guard.is_open(conn)
 
     def hang_up(self, conn: bytes) -> None:

@@ -7,8 +7,8 @@ lacks, and then waits: there is no second history. Nothing of this depends on cl
 
     nobody follows   asynchronous: as without a standby. replicated: the first commit waits for one, but not
                      at a hub that has taken over: it is the second machine
-    FOLLOWING        its copy has come so far that it counts; peers are told where it is. Once every session has
-                     shown that it knows, the host is told that its machine may be lost
+    FOLLOWING        its copy has come so far that it counts; peers are told where it is. Once every session
+                     has shown that it knows, the host is told that its machine may be lost
     LOST             the hub waits, and asks the standby's machine every two seconds whether it has taken over
     alone            asynchronous only: a majority of the voters has promised not to vote for the lost standby
 

@@ -5,6 +5,7 @@
     scripts/chaos --only hub-lost --times 100 --seed 1 --replicated
     scripts/chaos --owners --minutes 5 --seed 1
     scripts/chaos --soak outputs/soak.jsonl --faults 10000 --minutes 10
+    scripts/chaos --soak FILE --faults 100 --only hub-lost --minutes 5 --every 2 --steps 450 --no-reference
     scripts/chaos --histories 200000 --seed 1
 
 The faults follow from the seed and are in faults.ndjson of the run's folder, as planned and as they happened.
@@ -19,6 +20,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,7 +32,7 @@ from scripts.fault_injection.faults import Record, possible
 from scripts.fault_injection.histories import play_histories
 from scripts.fault_injection.run import Ended, Reference, Workload, fresh, play, reference_of, say, write_data
 from scripts.fault_injection.schedule import KINDS, Fault, hub_kills, schedule
-from scripts.fault_injection.soak import Row, soak
+from scripts.fault_injection.soak import WAYS, Row, soak
 from scripts.netlab import lab as netlab
 from scripts.swarms import lab
 from scripts.swarms.commands import HUB
@@ -130,14 +132,16 @@ def part(given: argparse.Namespace, work: Path, number: int, way: Row) -> Row:
     broken = [f"{c.promise}: {c.figure}" for c in out.found if not c.kept]
     if out.kept:
         shutil.rmtree(out.folder)
+    gaps = [record.gap_s for record in out.records if record.gap_s is not None]
     return {
         "part": number,
+        "date": time.strftime("%Y-%m-%d"),
+        "load": round(os.getloadavg()[2], 1),  # of this machine, in the last quarter of an hour
         **way,
         "faults": Counter(record.fault.kind for record in out.records),
         "samples": workload.steps * workload.batch if out.kept else 0,
-        "takeovers": sum(record.gap_s is not None for record in out.records),
         "lost": sum(record.lost for record in out.records),
-        "longest_gap_s": max((record.gap_s or 0.0 for record in out.records), default=0.0),
+        "gaps_s": gaps,
         "peak_mb": out.peak_mb,
         "broken": [*broken, *([f"it came to its end: {out.problem}"] if out.problem else [])],
     }
@@ -220,7 +224,8 @@ def main() -> int:
         if given.times:
             return hub_killed(given, work)
         if given.soak:
-            return 0 if soak(given.soak, given.faults, partial(part, given, work)) else 1
+            ways = WAYS[:2] if given.only == "hub-lost" else WAYS
+            return 0 if soak(given.soak, given.faults, partial(part, given, work), ways) else 1
         return 0 if mixed(given, work)[0].kept else 1
     except KeyboardInterrupt:
         say("interrupted: everything that was started is ended")

@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 Row = dict[str, Any]
@@ -25,15 +26,16 @@ def read_rows(path: Path) -> list[Row]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
-def soak(path: Path, least: int, play: Callable[[int, Row], Row]) -> bool:
+def soak(path: Path, least: int, play: Callable[[int, Row], Row], ways: Sequence[Row] = WAYS) -> bool:
     """Play parts until there are so many faults; True where every promise was kept.
 
     Args:
         play: makes a part with this number, in this way, and returns its row.
+        ways: taken in turn.
     """
     rows = read_rows(path)
     while sum(sum(row["faults"].values()) for row in rows) < least:
-        rows.append(play(len(rows) + 1, dict(WAYS[len(rows) % len(WAYS)])))
+        rows.append(play(len(rows) + 1, dict(ways[len(rows) % len(ways)])))
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(rows[-1]) + "\n")
         print("\n".join(totals(rows)), flush=True)
@@ -48,8 +50,10 @@ def totals(rows: Sequence[Row]) -> list[str]:
     said.append(f"{sum(row['samples'] for row in rows):,} samples of runs that counted each of them once")
     for way in ("asynchronous", "replicated"):
         lost = [row for row in rows if row["replicated"] == (way == "replicated")]
-        times, rounds = sum(row["takeovers"] for row in lost), sum(row["lost"] for row in lost)
-        said.append(f"{way}: {times} hubs lost with their disk, {rounds} committed rounds with them")
+        gaps, rounds = sorted(gap for row in lost for gap in row["gaps_s"]), sum(row["lost"] for row in lost)
+        said.append(f"{way}: {len(gaps)} hubs lost with their disk, {rounds} committed rounds with them")
+        if gaps:
+            said[-1] += f"; gap {median(gaps):.1f} s, at most {gaps[-1]:.1f} s"
     peaks = {
         name: [row["peak_mb"][name] for row in rows if name in row["peak_mb"]] for name in ("hub", "ann")
     }

@@ -64,7 +64,7 @@ def test_a_soak_goes_on_where_its_file_ends_and_adds_up_its_parts(tmp_path: Path
     def part(number: int, way: Row) -> Row:
         played.append(number)
         row = way | {"part": number, "faults": {"kill": 3, "thin": 1}, "samples": 10, "lost": 0}
-        return row | {"takeovers": 1, "peak_mb": {"hub": number}, "broken": ["fork"] if number == 3 else []}
+        return row | {"gaps_s": [number / 2], "peak_mb": {"hub": number}, "broken": ["fork"] if number == 3 else []}
 
     played: list[int] = []
     file = tmp_path / "soak.jsonl"
@@ -75,7 +75,7 @@ def test_a_soak_goes_on_where_its_file_ends_and_adds_up_its_parts(tmp_path: Path
     assert played == [1, 2, 3]
     said = "\n".join(totals(read_rows(file)))
     assert "3 parts, 12 faults: kill 9, thin 3" in said
-    assert "replicated: 1 hubs lost" in said
+    assert "replicated: 1 hubs lost with their disk, 0 committed rounds with them; gap 1.0 s" in said
     assert "peak of hub: 1 MB, in the last part 3, at most 3" in said
     assert "NOT SO in part 3: fork" in said
 

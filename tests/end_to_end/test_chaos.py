@@ -64,7 +64,11 @@ def test_a_soak_goes_on_where_its_file_ends_and_adds_up_its_parts(tmp_path: Path
     def part(number: int, way: Row) -> Row:
         played.append(number)
         row = way | {"part": number, "faults": {"kill": 3, "thin": 1}, "samples": 10, "lost": 0}
-        return row | {"gaps_s": [number / 2], "peak_mb": {"hub": number}, "broken": ["fork"] if number == 3 else []}
+        return row | {
+            "gaps_s": [number / 2],
+            "peak_mb": {"hub": number},
+            "broken": ["fork"] if number == 3 else [],
+        }
 
     played: list[int] = []
     file = tmp_path / "soak.jsonl"

@@ -2,3 +2,5 @@
 
 from .layer_partition import Costs, parameter_costs, partition_layers
 from .stage_model import ARCHITECTURES, StageModel, architecture_of, stage_ranges
+from .stage_schedule import StageSchedule, Work
+from .stage_worker import Line, StageMessage, StageWorker

@@ -119,20 +119,23 @@ class StageModel:
         with ExitStack() as skipped:
             for module in self._after():
                 skipped.enter_context(replaced_forward(module, lambda hidden: hidden))
-            return self._decode(inputs)
+            return self._decode(inputs).reshape(*batch["input_ids"].shape, -1)
 
     def through(self, hidden: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Other stages: the input of the first layer to the output of the last, (B, T, D). Of `batch` the
         mask and the positions are read."""
         inputs = decoder_inputs(self.model, batch)
         inputs.pop("input_ids", None)
-        return self._decode({"inputs_embeds": hidden, **inputs})
+        laid_out = next(iter(inputs.values())).shape  # (B, T), or (1, B T) where flash attention isolates
+        embeds = hidden.to(self.causal.dtype).reshape(*laid_out, -1)
+        return self._decode({"inputs_embeds": embeds, **inputs}).reshape(hidden.shape)
 
     def loss(self, hidden: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, int]:
         """First stage: the output of the model's last layer to the sum of the token losses, and their number,
         as `loss_sum` of the whole model."""
         from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
+        hidden = hidden.to(self.causal.dtype)
         for module in self._after():
             hidden = module(hidden)
         output = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden)

@@ -31,6 +31,7 @@ CLOSED = 1  # the port of an address that nobody can dial
 COCKTAIL = (sys.executable, "-X", "faulthandler", "-m", "cocktail_cli")
 GUEST = (sys.executable, "-X", "faulthandler", "-m", "scripts.fault_injection.guest")
 STARTS = 120.0  # seconds a process may take until its first event, on a busy machine
+YIELDS = ("nice", "-n", "5") if shutil.which("nice") else ()  # peers train: hub and standby have machines
 LOOK = 0.1  # seconds between two looks at what has changed
 
 
@@ -282,7 +283,7 @@ class Swarm:
     ) -> Child:
         """Start `cocktail join` over the link of `peer`, named `name` (else like the peer)."""
         name = name or peer
-        line = [*before, *command, "join", "-", "-y", "--json", "--name", name, "--wait", "10m"]
+        line = [*YIELDS, *before, *command, "join", "-", "-y", "--json", "--name", name, "--wait", "10m"]
         line += self._door(peer)
         return self.start(name, line, self.urls[peer] + "\n", member=self.members[peer], **environment)
 

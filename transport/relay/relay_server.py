@@ -163,7 +163,7 @@ class Relay:
                 for name, run in list(self._runs.items()):
                     if now >= run.heard + LOST_S or not self._router.is_open(run.conn):
                         self._lost(name, run)
-                self._wire.call(partial(self._router.guard, now, self._claimant))
+                self._wire.next_turn(partial(self._router.guard, now, self._claimant))
         finally:
             accepting.cancel()
             self._listener.close()

@@ -68,8 +68,12 @@ class PolledWire(Generic[T]):
         self._pool = ThreadPoolExecutor(1, "cocktail-relay-wire")
 
     def call(self, job: Callable[[], object]) -> None:
-        self._jobs.append(job)
+        self.next_turn(job)
         self._wire.wake()
+
+    def next_turn(self, job: Callable[[], object]) -> None:
+        """Do a job before the next poll, which it does not hasten: one in each turn must not spin."""
+        self._jobs.append(job)
 
     async def events(self) -> AsyncIterator[Sequence[T]]:
         """Yield what arrived, at least every POLL_S, and an empty list where that is nothing."""

@@ -1,3 +1,3 @@
 """Aggregators whose error feedback survives a crash."""
 
-from .durable_aggregator import DurableAggregator, DurableShards
+from .durable_aggregator import LEAST_LOG, NEVER, DurableAggregator, DurableShards, rejections

@@ -42,6 +42,7 @@ from scripts.study.model import Models
 
 STRETCH = 4096  # bytes; every tenth stretch of the documentation is held out
 BASIS_SEED = 77  # of the rows that a fixed basis is found on
+WeightedPacket = tuple[str, bytes, float]  # peer, packet, weight
 Optim = Literal["adamw_torch_fused", "muon", "soap"]
 ADAMW: Final = "adamw_torch_fused"
 EVALS = 4  # held-out losses on a quarter of the text, along the way
@@ -90,6 +91,7 @@ class Setting:
     beta1: float = 0.9
     beta2: float = 0.999
     clip: float = 1.0
+    hubs: int = 0  # inner hubs between the peers and x', each of as many peers: one more C with error feedback
     averaged: int = 0  # 1: updates are summed in FP32 after each round, without packets (staleness 0)
     late: int = 0  # rounds until other peers' updates arrive, where they are summed in FP32
     dropped: float = 0.0  # share of the packets that come too late
@@ -311,7 +313,10 @@ class Swarm:
         flat = self.peers[0].flat
         self.models = Models(flat.model.config, flat.layout, size.length, size.device)
         richer = replace(mix, topk_ratio=setting.owner_keep or mix.topk_ratio)
-        self.owner = Aggregator(start.numel(), richer, training.seed, outer=outer)
+        rate = outer.rate_of(max(setting.peers, 1))  # of all peers, also where their packets come by hubs
+        root = replace(outer, rate=rate) if setting.hubs else outer
+        self.owner = Aggregator(start.numel(), richer, training.seed, outer=root)
+        self.inner = [Aggregator(start.numel(), mix, training.seed) for _ in range(setting.hubs)]
         self.up = self.down = self.round = 0
         self.flights: deque[Flight] = deque()  # with a staleness of S never more than S
         self.under_way: deque[Tensor] = deque()  # (N, P) a round: updates summed in FP32 that come late
@@ -351,12 +356,25 @@ class Swarm:
         """Aggregate a round (lines 3 and 4), and join so that less than S are in flight. What is late is not
         taken."""
         taken = [(str(i), part.packet, 1.0) for i, part in enumerate(parts) if i not in late]
-        flight = Flight(self.owner.step(self.round, taken), parts, late)
+        flight = Flight(self.owner.step(self.round, self.through_hubs(taken)), parts, late)
         self.flights.append(flight)
         self.up += sum(len(part.packet) for part in parts)
         self.down += len(flight.aggregate)
         self.round += 1
         self.join(max(self.setting.staleness, 1) - 1)
+
+    def through_hubs(self, packets: list[WeightedPacket]) -> list[WeightedPacket]:
+        """Return the packets of the inner hubs that have some of these, or these where there is no tree."""
+        if not self.inner:
+            return packets
+        below: list[list[WeightedPacket]] = [[] for _ in self.inner]
+        for one in packets:
+            below[int(one[0]) % len(self.inner)].append(one)
+        return [
+            (f"h{number}", hub.step(self.round, some), float(len(some)))
+            for number, (hub, some) in enumerate(zip(self.inner, below, strict=True))
+            if some
+        ]
 
     def join(self, in_flight: int) -> None:
         """Move x' and every x_i by the rounds in flight (lines 5 to 7), until so many are left."""
@@ -402,7 +420,8 @@ class Swarm:
             return self.shared
         total = torch.stack([peer.flat.vector for peer in self.peers]).mean(0)
         for number, owner in self.owner.assigned.items():
-            self.owner.shards[number].of(total).add_(owner.error.to(total.device))
+            error = owner.error + sum(hub.assigned[number].error for hub in self.inner) / max(len(self.inner), 1)
+            self.owner.shards[number].of(total).add_(error.to(total.device))
         return total
 
 

@@ -142,6 +142,9 @@ class Spent(msgspec.Struct, frozen=True, array_like=True):
     upload: Millis = 0  # of the update before
 
 
+Positions = Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=4096)]  # (start, stop), ascending
+
+
 class Report(Message, frozen=True, omit_defaults=True):
     """Sent with the packet of a round: the leases it delivers, and measurements of the peer."""
 
@@ -164,6 +167,9 @@ class Report(Message, frozen=True, omit_defaults=True):
     # chooses them (step_ladder.py); 0: not known
     needs: Annotated[float, Meta(ge=0, le=1e30)] = 0.0
     spent: Spent | None = None  # None: a peer that does not measure it
+    # Of these leases in `delivers` only the samples at such positions: an inner hub has lost others. They
+    # return to the pool when the packet is accepted.
+    partly: Annotated[dict[Count, Positions], Meta(max_length=4096)] = {}
 
 
 class Evaluated(Message, frozen=True):

@@ -1,5 +1,6 @@
 """Rounds of a run: leases of samples, shares of the batch, straggler deadline, evaluations, history."""
 
 from .exchange import Exchange, row_of
+from .leases import Leases
 from .round_history import RoundHistory
-from .rounds import PHASES, Phase, Rounds
+from .rounds import PHASES, Phase, Rounds, Upstream

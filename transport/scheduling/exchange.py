@@ -124,7 +124,7 @@ class Exchange:
             do.Claim(
                 peer=self.members[s],
                 session=s,
-                leases={r: leases.ids(s, r) or () for r in self.claims[s]},
+                leases={r: leases.claimed(s, r) for r in self.claims[s]},
                 loss_sum=self.reports[s].loss_sum,
                 tokens=self.reports[s].tokens,
                 key=self.keys.get(self.members[s], ""),

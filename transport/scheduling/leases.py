@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from transport.protocol import SamplePool, SampleRanges, count_samples, minus
+from transport.protocol import SamplePool, SampleRanges, at_positions, count_samples, minus
+
+NOTHING: Mapping[int, SampleRanges] = {}
 
 
 @dataclass
 class Lease:
     ids: SampleRanges
-    claimed: bool = False
+    claimed: SampleRanges = ()  # delivered by an update that waits for its commit
 
 
 class Leases:
@@ -43,6 +45,10 @@ class Leases:
         """Return leases of this round that exist already: it is opened again, or the hub restarted."""
         return {s: lease.ids for s in sessions if (lease := self._leases.get(s, {}).get(round))}
 
+    def replace_pool(self, ranges: SampleRanges) -> None:
+        """Lease these samples next and none that were in the pool: an inner hub has others each round."""
+        self._pool = SamplePool(ranges)
+
     def next(self, count: int) -> list[int]:
         """Return the samples that are leased next, lowest ids first."""
         return self._pool.lowest(count)
@@ -64,26 +70,37 @@ class Leases:
         lease = self._leases.get(session, {}).get(round)
         return None if lease is None else lease.ids
 
-    def claim(self, session: str, rounds: Iterable[int]) -> list[int]:
-        """Claim the leases of `rounds` for an arrived update. Returns those that its session holds."""
+    def claimed(self, session: str, round: int) -> SampleRanges:
+        """Return the samples of a lease that an arrived update delivers."""
+        return self._leases[session][round].claimed
+
+    def claim(
+        self, session: str, rounds: Iterable[int], partly: Mapping[int, SampleRanges] = NOTHING
+    ) -> list[int]:
+        """Claim the leases of `rounds` for an arrived update. Returns those that its session holds.
+
+        `partly`: of these leases, only the samples at such positions.
+        """
         mine = self._leases.get(session, {})
         good = [r for r in sorted(set(rounds)) if r in mine and not mine[r].claimed]
         for r in good:
-            mine[r].claimed = True
-        return good
+            ids = mine[r].ids
+            mine[r].claimed = at_positions(ids, partly[r]) if r in partly else ids
+        return [r for r in good if mine[r].claimed]
 
     def count(self, session: str, rounds: Iterable[int]) -> None:
-        """Count the samples of a committed update, for good."""
+        """Count the samples of a committed update, for good; others of its leases return to the pool."""
         for r in rounds:
             lease = self._leases[session].pop(r)
             assert lease.claimed
-            self.counted += count_samples(lease.ids)
+            self.counted += count_samples(lease.claimed)
+            self._pool.put(rest for run in lease.ids for rest in minus(run, lease.claimed))
         self._forget(session)
 
     def refuse(self, session: str, rounds: Iterable[int], *, here: bool = True) -> None:
         """Release the claims of an update that was not committed; its session, if here, keeps the leases."""
         for r in rounds:
-            self._leases[session][r].claimed = False
+            self._leases[session][r].claimed = ()
         if not here:
             self.revoke(session)
 

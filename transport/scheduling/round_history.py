@@ -93,16 +93,20 @@ class RoundHistory:
         self.tokens += sum(done.tokens.values())
         if norms := [r.grad_norm for r in reports if r.grad_norm > 0]:
             self.grad_norm = median(norms)
-        self.log_bytes += HEADER_SIZE + done.size
         self.fingerprints |= {round: min(same) for round, same in ex.fingerprints(accepted).items()}
         names = [ex.members[s] for s in accepted]
         refused = {name: why[:REASON] for name, why in sorted(done.rejected.items())[:REASONS]}
         lost = sorted(ex.members[s] for s in ex.aggregators if s not in done.moved)
         moved = {ex.members[s]: digest for s, digest in done.moved.items()}
         message = messages.Committed(ex.round, done.size, done.sha256.hex(), names, refused, lost, moved)
-        self.commits[ex.round] = commit = Commit(message)
-        self.commits.pop(ex.round - KEPT, None)
         self.fingerprints.pop(ex.round - KEPT, None)
+        return self.passed(message)
+
+    def passed(self, message: messages.Committed) -> Commit:
+        """Add a durable round by its message."""
+        self.commits[message.round] = commit = Commit(message)
+        self.commits.pop(message.round - KEPT, None)
+        self.log_bytes += HEADER_SIZE + message.size
         return commit
 
     def evaluated(self, step: int, loss: float) -> None:

@@ -86,6 +86,16 @@ class Sharding(Protocol):
     def refusal(self, session: Session, name: str) -> str | None: ...
 
 
+class Upstream(Protocol):
+    """Hooks of a hub that is a peer of another one, see tree.InnerHub. The root of a tree has none."""
+
+    @property
+    def announced(self) -> messages.Round | None: ...
+    def may_open(self, round: int, ready: int) -> bool: ...
+    def closes(self, ex: Exchange, leases: Leases) -> None: ...
+    def evaluated(self, m: messages.Evaluated) -> None: ...
+
+
 class Passing(Protocol):
     """Hook of a run whose peers pass packets on, see passing.PassingCoordinator."""
 
@@ -116,6 +126,7 @@ class Rounds:
         self.evaluations = Evaluations(settings.eval, settings.eval_every, recovered.evaluation)
         self.sharding: Sharding | None = None
         self.passing: Passing | None = None
+        self.upstream: Upstream | None = None
         self.over = messages.Over("", False)  # how the run ended
         self.slow, self._lines = SlowRounds(), LineWatch()
         self.slowest: SlowestLine | None = None  # what bounds the last rounds
@@ -179,10 +190,10 @@ class Rounds:
             return
         if session.id in ex.claims or not ex.whole(session.id):
             return
-        claims = ex.claims[session.id] = self.leases.claim(session.id, report.delivers)
+        claims = ex.claims[session.id] = self.leases.claim(session.id, report.delivers, report.partly)
         ex.arrived[session.id] = now - ex.opened
         if claims:  # the reported time is that of the newest
-            count, cost = self._counted(self.leases.ids(session.id, claims[-1]) or ())
+            count, cost = self._counted(self.leases.claimed(session.id, claims[-1]))
             ex.timed[session.id] = count, cost
             self._balancer.note(session.id, cost, report.compute_s)
         if void := sorted(set(report.delivers) - set(claims)):
@@ -191,6 +202,9 @@ class Rounds:
 
     def evaluated(self, session: Session, m: messages.Evaluated) -> None:
         """Take one part of an evaluation."""
+        if self.upstream is not None:
+            self.upstream.evaluated(m)
+            return
         ev = self.evaluations.now
         if ev is None or not ev.arrived(session.id, m):
             self._members.ignored += 1
@@ -299,6 +313,30 @@ class Rounds:
         else:
             self._void(ex, now)
 
+    # ---- below another hub ---------------------------------------------------------------------------------
+
+    def follow(self, upstream: Upstream) -> None:
+        """Open rounds as a parent announces them, each with the samples that it has leased to this hub."""
+        self.upstream = upstream
+        self.leases.replace_pool(())
+
+    def opened_above(self, samples: SampleRanges) -> None:
+        """Open the round that `upstream` has, with these samples; others are void, and return to the parent."""
+        self.leases.replace_pool(samples)
+
+    def evaluate_above(self, opened: messages.Round) -> None:
+        """Have the first peer that is ready compute this hub's part of the final evaluation."""
+        for session in self._members.ready()[:1]:
+            self._out.send(session.conn, opened)
+
+    def passed(self, message: messages.Committed) -> None:
+        """Pass a round on that was committed above without this hub."""
+        assert self.phase is Phase.WAITING, self.phase
+        self.history.passed(message)
+        self.round = message.round + 1
+        for session in self._members:
+            self._out.send(session.conn, message)
+
     # ---- time ----------------------------------------------------------------------------------------------
 
     def tick(self, now: float, asleep: float) -> None:
@@ -356,6 +394,8 @@ class Rounds:
             self._enter(Phase.FINAL)
             self._waiting_since = now
             self._finish_or_wait(now)
+        elif self.upstream is not None and not self.upstream.may_open(self.round, len(ready)):
+            self._waiting_since = now
         elif self._others_expected(len(ready), now):
             if s.guests:
                 self._tell_missing(s.first_peers - len(ready), now)
@@ -367,7 +407,7 @@ class Rounds:
                 )
         else:
             self._waiting_since = now
-            if self.leases.free or any(self.leases.held(p.id) for p in ready):
+            if self.upstream or self.leases.free or any(self.leases.held(p.id) for p in ready):
                 self._open(ready, now)
             # else the holders of the last samples are behind: they deliver, or lose them after lease_s
 
@@ -414,9 +454,10 @@ class Rounds:
         takers = [p.id for p in ready if p.id not in granted]
         if not takers:
             return granted, {}
-        wanted = s.global_batch * self.ladder.steps
+        above = self.upstream.announced if self.upstream is not None else None
+        wanted = s.global_batch * self.ladder.steps if above is None else above.samples
         batch = min(max(0, wanted - sum(map(count_samples, granted.values()))), free)
-        longest = min(s.longest_lease, free // wanted)
+        longest = min(s.longest_lease, free // max(1, wanted))
         ids = self.leases.next(batch)
         portions = self._balancer.portions(self._costs(ids), takers, round, longest)
         taken = {p: one for p, one in zip(takers, portions, strict=True) if one.samples}
@@ -454,6 +495,8 @@ class Rounds:
         message = ex.message(session, self.settings.steps, samples, self.evaluations.now)
         if self.ladder.climbs:
             message = structs.replace(message, local_steps=ex.local_steps)
+        if self.upstream is not None and (above := self.upstream.announced) is not None:
+            message = announced_above(message, above, first=session.name == ex.names[0])
         if self.sharding is not None:
             message = self.sharding.announcement(ex, session, message)
         self._out.send(session.conn, message)
@@ -482,6 +525,8 @@ class Rounds:
         ex.closed = now - ex.opened
         if self.sharding is not None:
             self.sharding.closes(ex)
+        if self.upstream is not None:
+            self.upstream.closes(ex, self.leases)
         if missing:
             self._warn_overdue(ex, "goes on without", now)
         for session in self._members.present(ex.members):
@@ -682,3 +727,11 @@ class Rounds:
     def _enter(self, phase: Phase) -> None:
         assert phase in PHASES[self.phase], f"{self.phase} -> {phase}"
         self.phase = phase
+
+
+def announced_above(message: messages.Round, above: messages.Round, *, first: bool) -> messages.Round:
+    """Announce a round as the parent has; the first member by name has this hub's part of an evaluation."""
+    fits = min((size for size in (message.fits, above.fits) if size), default=0)
+    parts = {"eval_part": above.eval_part, "eval_parts": above.eval_parts} if first else {}
+    steps = {"step": above.step, "steps": above.steps, "local_steps": above.local_steps}
+    return structs.replace(message, fits=fits, **parts, **steps)

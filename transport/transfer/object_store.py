@@ -3,6 +3,7 @@
 lease/<round>       what Work.samples gives for the asking session's lease
 packet/<round>      the aggregated packet of a committed round
 packets/<a>-<b>     the log's records of rounds a .. b-1 (packet_log.py): what a joiner lacks
+accepted/<round>    names of the peers whose updates a round has, as JSON: for an inner hub that was killed
 part/<round>/<peer>, estate/<number>   updates and handoffs for an aggregator (shard_aggregation.py)
 shard/<round>/<peer>, shard/<round>   aggregate of the shards of a peer, or of the hub (the same)
 base/<file>, eval   whatever Work.object gives
@@ -14,6 +15,7 @@ hashes/<name>       SHA-256 of each MiB of a base or snapshot file (chunks.py), 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable
@@ -81,6 +83,8 @@ class ObjectStore:
             return self._range(int(rest), int(rest) + 1, payload=True)
         if kind == "packets" and (match := re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", rest)):
             return self._range(int(match[1]), int(match[2]))
+        if kind == "accepted" and re.fullmatch(r"[0-9]{1,18}", rest):
+            return self._accepted(int(rest))
         if kind in ("ledger", "updates", "replica") and self.for_standby is not None:
             return self.for_standby(session, name)
         if kind in ("part", "shard", "estate"):
@@ -152,18 +156,28 @@ class ObjectStore:
         """Locate the packets of these rounds in the log, whose end the system caches."""
         key = (start, stop, payload)
         if key not in self._ranges:
-            if self._ledger is None:
-                self._ledger = Ledger(self._folder, write=False)
-            first, last = self._ledger.record(start), self._ledger.record(stop - 1)
+            ledger = self._reader()
+            first, last = ledger.record(start), ledger.record(stop - 1)
             if start >= stop or first is None or last is None:
                 raise KeyError(f"rounds {start}-{stop} are not committed")
-            file = self._file(self._ledger.log_path)
+            file = self._file(ledger.log_path)
             records = ObjectSource(file, first.offset, last.end - first.offset, b"")
             packet = ObjectSource(file, first.payload, first.length, first.sha256)
             self._ranges[key] = packet if payload else records
             if len(self._ranges) > KEPT:
                 self._ranges.popitem(last=False)
         return self._ranges[key]
+
+    def _accepted(self, round: int) -> ObjectSource:
+        names = self._reader().accepted(round)
+        if names is None:
+            raise KeyError(f"round {round} is not committed")
+        return memory_source(json.dumps(names).encode())
+
+    def _reader(self) -> Ledger:
+        if self._ledger is None:
+            self._ledger = Ledger(self._folder, write=False)
+        return self._ledger
 
     def _ask(self, name: str) -> ObjectSource:
         given = self._work.object(name)

@@ -42,6 +42,7 @@ SHELLS = {
     "protocol": "keys",
     "relay": "hub_tunnel relay_server",
     "standby": "follower lookout",
+    "tree": "inner_hub",
     "tunnel": "bridge dialling loop_thread streams websocket_stream",
     "wire": "connection_guard memory_sockets rate_limit tcp_probe zeromq_sockets",
 }
@@ -319,6 +320,20 @@ def test_a_run_that_is_dialled_directly_loads_no_relay_proxy_or_tls() -> None:
         if path.parent.name not in ("relay", "tunnel")
         for module in at_the_top(ast.parse(path.read_text(encoding="utf-8")))
         if module.startswith(("transport.relay", "transport.tunnel", "websockets", "h11", "ssl"))
+    ]
+
+    assert found == []
+
+
+def test_a_run_with_one_hub_loads_no_tree() -> None:
+    """Inner hubs are processes of their own."""
+    packages = ("transport.tree", "cocktail_cli.subtree")
+    found = [
+        f"{name}: {module}"
+        for name, path in modules().items()
+        if not name.startswith(packages)
+        for module in imported(ast.parse(path.read_text(encoding="utf-8")))
+        if module.startswith(packages)
     ]
 
     assert found == []

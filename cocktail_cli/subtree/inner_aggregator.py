@@ -1,11 +1,11 @@
-"""The residual d_h of an inner hub, which survives a crash: an aggregator whose packets a parent may not take.
+"""The residual d_h of an inner hub, which survives a crash: an aggregator whose packets may be refused.
 
     aggregate   d_h <- d_h + D_h - C[d_h + D_h]; updates and packet are logged before the packet goes up
     settle      refused, or late: d_h <- d_h + C[d_h]; that is logged before the round is committed here
     start       d_h = <path>.residual.safetensors, or 0, then each record of <path>.sent.log
 
-So a round that is in this hub's ledger has a known outcome: a record says that its packet was refused, and none
-that it was accepted. The newest record, of a round that is not in the ledger, is `pending`: the parent knows.
+So the outcome of a round in this hub's ledger is known: a record says that its packet was refused, and none
+that it was accepted. A newest record whose round is not in the ledger is `pending`: the parent knows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from cocktail_cli.aggregation import LEAST_LOG, NEVER, rejections
 from transport.ledger import PacketLog, pack_updates, read_updates, scan_rounds
 from transport.protocol import LedgerError, WeightedPacket
 from transport.tree import SentUpdate
-
 
 if TYPE_CHECKING:
     from recipes.algorithm import Aggregator

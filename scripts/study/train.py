@@ -91,7 +91,9 @@ class Setting:
     beta1: float = 0.9
     beta2: float = 0.999
     clip: float = 1.0
-    hubs: int = 0  # inner hubs between the peers and x', each of as many peers: one more C with error feedback
+    hubs: int = (
+        0  # inner hubs between the peers and x', each of as many peers: one more C with error feedback
+    )
     averaged: int = 0  # 1: updates are summed in FP32 after each round, without packets (staleness 0)
     late: int = 0  # rounds until other peers' updates arrive, where they are summed in FP32
     dropped: float = 0.0  # share of the packets that come too late
@@ -420,7 +422,9 @@ class Swarm:
             return self.shared
         total = torch.stack([peer.flat.vector for peer in self.peers]).mean(0)
         for number, owner in self.owner.assigned.items():
-            error = owner.error + sum(hub.assigned[number].error for hub in self.inner) / max(len(self.inner), 1)
+            error = owner.error + sum(hub.assigned[number].error for hub in self.inner) / max(
+                len(self.inner), 1
+            )
             self.owner.shards[number].of(total).add_(error.to(total.device))
         return total
 

@@ -1,11 +1,11 @@
-"""A tree of hubs in one process: real hubs, ledgers, links, aggregators and packets; only the sockets are queues.
+"""A tree of hubs in one process: real hubs, ledgers, links, aggregators, packets; only sockets are queues.
 
 with Tree(folder, ["h0", "h1"]) as tree:
     ann = tree.peer("h0", "ann")
     tree.wait()
 
-A peer's step on a sample is a vector that follows from the sample, so what was trained is known to the end. Steps
-are sums at each level, so nothing is lost where
+A peer's step on a sample is a vector that follows from the sample, so what was trained is known to the end.
+Steps are summed at each level, so nothing is lost where
 
     sum_i (x_i - x') + sum_h d_h + e + x' = all steps.
 """
@@ -36,6 +36,7 @@ from transport.tree import InnerHub, LeasedSample, SentUpdate
 from transport.tree.parent_leases import TOTAL
 from transport.wire import MemoryHubWire, MemoryPeerWire
 
+NOT_KEPT = ("ledger.lock", "ledger.db-shm")  # a lock, which ends with its process; an index, which is remade
 P, SEED = 512, 7
 MIX = Cocktail(random_ratio=0.5, topk_ratio=0.25, quant_bits=4, block_size=16)
 SUM = OuterOptimizer("packets")
@@ -181,13 +182,13 @@ class VectorPeer(ToyPeer):
 class Inner:
     """One inner hub, which can be killed and started again."""
 
-    def __init__(self, tree: Tree, name: str, at: Callable[[str, int], None]) -> None:
+    def __init__(self, tree: Tree, name: str, at: Callable[[str, int], bool]) -> None:
         self.tree, self.name, self.at = tree, name, at
         self.keys = RunKeys.generate()
         self.wire = MemoryHubWire()
         self.peer_wires: list[MemoryPeerWire] = []
         self.events: list[Event] = []
-        self.dead = threading.Event()
+        self.dying, self.gone = threading.Event(), threading.Event()
 
     def start(self) -> None:
         folder = self.tree.folder / self.name
@@ -197,7 +198,10 @@ class Inner:
         self.work.sum.recover(self.ledger.next_round)
         wire = MemoryPeerWire(self.tree.root.wire, f"key-of-{self.name}")
         self.link = PeerLink(
-            self.tree.root.url, PeerIdentity(self.name, "memory"), LinkLimits(patience=10.0, flows=1), wire=wire
+            self.tree.root.url,
+            PeerIdentity(self.name, "memory"),
+            LinkLimits(patience=10.0, flows=1),
+            wire=wire,
         )
         self.uplink = wire
         self.link.connect(10.0)
@@ -207,31 +211,39 @@ class Inner:
         self._listener.start()
 
     def _hub(self, delegate: InnerHub) -> Hub:
-        settings = dc_replace(self.tree.settings, samples=TOTAL)
+        settings = dc_replace(self.tree.settings, samples=TOTAL, recover_s=2.0)
         return Hub(("memory", 0), self.keys, self.ledger, settings, delegate, wire=self.wire)
 
     def _listen(self, hub: Hub) -> None:
         self.events += [event for event in hub.events() if event is not None]
 
     def _at(self, step: str, round: int) -> None:
-        self.at(step, round)
+        if self.at(step, round):
+            self.dying.set()
+            self.gone.wait()
+            raise Killed
 
-    def kill(self) -> None:
-        """End it as kill -9 does: no goodbye to anybody, and only what is on the disk remains."""
-        hub = self.inner.hub
+    def kill_and_restart(self) -> None:
+        """Wait until `at` has a step at which it is to die. Nobody hears a goodbye, and what is on the disk
+        at that instant is all that remains."""
+        assert self.dying.wait(20.0)
+        hub, folder = self.inner.hub, self.tree.folder / self.name
+        files = {path: path.read_bytes() for path in folder.iterdir() if path.name not in NOT_KEPT}
         hub._call(lambda: setattr(hub, "_end_at", 0.0))
         self.link.abandon()
         self.uplink.close()
-        self.inner.close()
+        self.gone.set()
         assert hub.join(10.0)
+        self.inner.close()
         self.work.sum.close()
         self.ledger.close()
-
-    def restart(self) -> None:
-        self.wire = MemoryHubWire()
+        for path in folder.iterdir():
+            path.unlink()
+        for path, data in files.items():
+            path.write_bytes(data)
+        self.wire, self.dying, self.gone = MemoryHubWire(), threading.Event(), threading.Event()
         for wire in self.peer_wires:
             wire.hub = self.wire
-        self.dead.clear()
         self.start()
 
     def close(self) -> None:
@@ -250,11 +262,11 @@ class Tree:
         folder: Path,
         names: Sequence[str],
         settings: RunSettings = QUICK,
-        at: Callable[[str, str, int], None] = lambda name, step, round: None,
+        at: Callable[[str, str, int], bool] = lambda name, step, round: False,
     ) -> None:
         self.folder, self.settings = folder, settings
         self.work = RootWork(folder / "root")
-        root = dc_replace(settings, first_peers=len(names), min_peers=1)
+        root = dc_replace(settings, first_peers=len(names), min_peers=len(names))
         self.root = MemorySwarm(root, self.work, folder / "root")
         self.work.durable.recover(self.root.ledger)
         self.hubs = {

@@ -194,9 +194,9 @@ class Hub:
         kept = {f"snapshot/{offer.round}/" for offer in history.snapshots}
         self._reader.submit(self._objects.keep_snapshots, kept)
 
-    def open_above(self, samples: SampleRanges) -> None:
-        """Lease these samples in the round that the parent has opened; from any thread."""
-        self.apply(lambda _: self._rounds.opened_above(samples))
+    def open_above(self, opened: messages.Round, samples: SampleRanges) -> None:
+        """Open the parent's round with these samples; from any thread."""
+        self.apply(lambda _: self._rounds.opened_above(opened, samples))
 
     def evaluate_above(self, opened: messages.Round) -> None:
         """Pass the parent's order to evaluate x' on to one peer; from any thread."""

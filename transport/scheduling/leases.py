@@ -45,9 +45,13 @@ class Leases:
         """Return leases of this round that exist already: it is opened again, or the hub restarted."""
         return {s: lease.ids for s in sessions if (lease := self._leases.get(s, {}).get(round))}
 
-    def replace_pool(self, ranges: SampleRanges) -> None:
-        """Lease these samples next and none that were in the pool: an inner hub has others each round."""
-        self._pool = SamplePool(ranges)
+    def add(self, ids: SampleRanges) -> None:
+        """Put new samples into the pool."""
+        self._pool.put(ids)
+
+    def keep(self, ids: SampleRanges) -> None:
+        """Drop all samples but these from the pool: an inner hub has others in each round."""
+        self._pool = SamplePool(both for run in self._pool.ranges for both in minus(run, minus(run, ids)))
 
     def next(self, count: int) -> list[int]:
         """Return the samples that are leased next, lowest ids first."""

@@ -89,9 +89,7 @@ class Sharding(Protocol):
 class Upstream(Protocol):
     """Hooks of a hub that is a peer of another one, see tree.InnerHub. The root of a tree has none."""
 
-    @property
-    def announced(self) -> messages.Round | None: ...
-    def may_open(self, round: int, ready: int) -> bool: ...
+    def may_open(self, ready: int, opened: bool) -> bool: ...
     def closes(self, ex: Exchange, leases: Leases) -> None: ...
     def evaluated(self, m: messages.Evaluated) -> None: ...
 
@@ -127,6 +125,8 @@ class Rounds:
         self.sharding: Sharding | None = None
         self.passing: Passing | None = None
         self.upstream: Upstream | None = None
+        self._above: messages.Round | None = None  # the newest round that the parent has opened
+        self._given: SampleRanges = ()  # its samples
         self.over = messages.Over("", False)  # how the run ended
         self.slow, self._lines = SlowRounds(), LineWatch()
         self.slowest: SlowestLine | None = None  # what bounds the last rounds
@@ -318,11 +318,12 @@ class Rounds:
     def follow(self, upstream: Upstream) -> None:
         """Open rounds as a parent announces them, each with the samples that it has leased to this hub."""
         self.upstream = upstream
-        self.leases.replace_pool(())
+        self.leases.keep(())
 
-    def opened_above(self, samples: SampleRanges) -> None:
-        """Open the round that `upstream` has, with these samples; others are void, and return to the parent."""
-        self.leases.replace_pool(samples)
+    def opened_above(self, opened: messages.Round, samples: SampleRanges) -> None:
+        """Open the parent's round with these samples. Those left of earlier rounds are the parent's again."""
+        self._above, self._given = opened, samples
+        self.leases.add(samples)
 
     def evaluate_above(self, opened: messages.Round) -> None:
         """Have the first peer that is ready compute this hub's part of the final evaluation."""
@@ -394,7 +395,7 @@ class Rounds:
             self._enter(Phase.FINAL)
             self._waiting_since = now
             self._finish_or_wait(now)
-        elif self.upstream is not None and not self.upstream.may_open(self.round, len(ready)):
+        elif self.upstream is not None and not self._may_open(self.upstream, len(ready)):
             self._waiting_since = now
         elif self._others_expected(len(ready), now):
             if s.guests:
@@ -411,7 +412,13 @@ class Rounds:
                 self._open(ready, now)
             # else the holders of the last samples are behind: they deliver, or lose them after lease_s
 
+    def _may_open(self, upstream: Upstream, ready: int) -> bool:
+        """Tell whether the next round is open above, and the parent still waits for this hub's part of it."""
+        return upstream.may_open(ready, self._above is not None and self._above.round == self.round)
+
     def _open(self, ready: list[Session], now: float) -> None:
+        if self.upstream is not None:
+            self.leases.keep(self._given)
         s, free = self.settings, self.leases.free
         if s.guests and self.round == 0 and len(ready) < s.first_peers:
             waited = f"{s.first_wait_s / 60:.0f} min"
@@ -454,8 +461,7 @@ class Rounds:
         takers = [p.id for p in ready if p.id not in granted]
         if not takers:
             return granted, {}
-        above = self.upstream.announced if self.upstream is not None else None
-        wanted = s.global_batch * self.ladder.steps if above is None else above.samples
+        wanted = s.global_batch * self.ladder.steps if self._above is None else self._above.samples
         batch = min(max(0, wanted - sum(map(count_samples, granted.values()))), free)
         longest = min(s.longest_lease, free // max(1, wanted))
         ids = self.leases.next(batch)
@@ -495,8 +501,8 @@ class Rounds:
         message = ex.message(session, self.settings.steps, samples, self.evaluations.now)
         if self.ladder.climbs:
             message = structs.replace(message, local_steps=ex.local_steps)
-        if self.upstream is not None and (above := self.upstream.announced) is not None:
-            message = announced_above(message, above, first=session.name == ex.names[0])
+        if self._above is not None:
+            message = announced_above(message, self._above, first=session.name == ex.names[0])
         if self.sharding is not None:
             message = self.sharding.announcement(ex, session, message)
         self._out.send(session.conn, message)

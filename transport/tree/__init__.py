@@ -1,4 +1,4 @@
-"""Inner hubs: a tree of hubs for more peers than one hub can serve. A run with one hub never loads this package."""
+"""Inner hubs: a tree of hubs for more peers than one can serve. A run with one hub never loads it."""
 
 from .inner_hub import InnerHub
 from .inner_work import InnerWork, LeasedSample, SentUpdate

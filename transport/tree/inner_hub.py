@@ -1,7 +1,7 @@
 """An inner hub of a tree: a hub to its children, a peer of its parent. Design and laws: transport/SCALE.md.
 
     the parent opens round r, with a lease        the children share it, in a round r of this hub
-    the round closes here                         d_h <- d_h + D_h; C[d_h] goes up, with the leases it delivers
+    the round closes here                         d_h <- d_h + D_h; C[d_h] goes up, with what it delivers
     the parent commits r                          accepted: d_h <- d_h - C[d_h]; else it stays
     its packet is durable here                    the children hear `Committed`, and fetch it
 
@@ -26,7 +26,6 @@ from transport.hub import Hub
 from transport.ledger import Ledger
 from transport.peer import PeerLink
 from transport.protocol import (
-    LedgerError,
     RunOver,
     SampleRanges,
     SessionRenewed,
@@ -61,7 +60,7 @@ class InnerHub:
         self.link, self.work, self._ledger = link, work, ledger
         self.hub = make_hub(self)
         self.hub.follow(self)
-        self.announced: messages.Round | None = None  # the newest round that the parent has opened
+        self._round = -1  # the newest that the parent has opened
         self._taken: messages.Round | None = None  # announced while a packet was being delivered
         self._member_of = -1  # round of which the present session is a member
         self._leases, self._lock = ParentLeases(ledger.term), threading.Lock()
@@ -104,7 +103,7 @@ class InnerHub:
                     joined = False
         except RunOver as over:
             self._over = self._over or messages.Over(str(over), over.finished, over.resumable)
-        except (TransportError, KeyError, LedgerError) as error:
+        except (TransportError, KeyError, Abandoned) as error:
             self._over = self._over or messages.Over(f"{LOST}: {error}", False, True)
         self.hub.end(self._over or messages.Over("the inner hub was stopped", False, True))
 
@@ -138,12 +137,14 @@ class InnerHub:
             numbers = self._leases.add(opened.round, samples)
         self._member_of = opened.round
         self._round_over.clear()
-        self.announced = opened
-        self._in_commit_thread(lambda: self.hub.open_above(numbers))
+        self._round = opened.round
+        self._in_commit_thread(lambda: self.hub.open_above(opened, numbers))
         self._round_over.wait()
         if self._over is not None:
             raise RunOver(self._over.reason, self._over.finished, self._over.resumable)
-        if not self._stopping and self._ledger_round() == opened.round:  # it was over before a child was ready
+        if (
+            not self._stopping and self._ledger_round() == opened.round
+        ):  # it was over before a child was ready
             self._pass_on(opened.round + 1)
             self._children_ready.wait()
             self.link.ready(opened.round + 1, self.work.fingerprint(opened.round + 1))
@@ -172,10 +173,10 @@ class InnerHub:
         try:
             self.hub.later(do)
         except RuntimeError as error:  # its thread has ended
-            raise LedgerError("the inner hub has ended") from error
+            raise Abandoned from error
         while not done.wait(1.0):
             if self._stopping or self.hub.error is not None:
-                raise LedgerError("the inner hub has failed")
+                raise Abandoned
 
     def _finish_pending(self) -> None:
         """Finish the round in which this hub was killed: its updates are in d_h, and no child knows it."""
@@ -226,19 +227,16 @@ class InnerHub:
 
     # ---- Upstream: the I/O thread of the hub ---------------------------------------------------------------
 
-    def may_open(self, round: int, ready: int) -> bool:
-        """Tell whether the parent has this round open for this hub."""
+    def may_open(self, ready: int, opened: bool) -> bool:
+        """Tell whether to open the round with so many peers, if it is `opened` above."""
         if ready:
             self._children_ready.set()
         else:
             self._children_ready.clear()
-        opened = self.announced
-        if opened is None or opened.round != round or not opened.exchange:
-            return False
-        if self.link.newest_round >= round:  # the parent went on before a child was ready
+        if opened and self.link.newest_round >= self._round:  # the parent went on before a child was ready
             self._round_over.set()
             return False
-        return True
+        return opened
 
     def closes(self, ex: Exchange, leases: Leases) -> None:
         """Note what the children have delivered, and what they report."""

@@ -30,7 +30,7 @@ class SentUpdate(NamedTuple):
 class InnerWork(Protocol):
     """The model side of an inner hub: the residual d_h, durable, and the samples of a lease.
 
-        aggregate   d_h <- d_h + D_h, D_h = sum_i w_i C[d_i];  returns C[d_h], durable with all it follows from
+        aggregate   d_h <- d_h + D_h, D_h = sum_i w_i C[d_i];  returns C[d_h], durable
         settle      accepted: d_h <- d_h - C[d_h];  else it stays; durable, too
 
     Threads: as HubDelegate's methods of the same names; `settle` runs in the commit thread.

@@ -1,6 +1,6 @@
 """The samples that a parent has leased to an inner hub, under numbers of the inner hub's own.
 
-A parent's lease is known by its round, and a sample in it by its position: nobody but the root knows sample ids.
+A parent's lease is known by its round, a sample in it by its position: only the root knows sample ids.
 Numbers are never used twice, also not after a restart, so the inner hub's ledger counts each once.
 """
 

@@ -333,10 +333,10 @@ class Rounds:
     def passed(self, message: messages.Committed) -> None:
         """Pass a round on that was committed above without this hub."""
         assert self.phase is Phase.WAITING, self.phase
-        self.history.passed(message)
+        commit = self.history.passed(message)
         self.round = message.round + 1
         for session in self._members:
-            self._out.send(session.conn, message)
+            self._out.send(session.conn, commit.to(session))
 
     # ---- time ----------------------------------------------------------------------------------------------
 

@@ -311,29 +311,16 @@ def test_no_file_of_the_command_imports_torch_at_its_top() -> None:
     assert found == []
 
 
-def test_a_run_that_is_dialled_directly_loads_no_relay_proxy_or_tls() -> None:
+def test_a_run_of_one_hub_that_is_dialled_directly_loads_no_tree_relay_proxy_or_tls() -> None:
     """Only the relay imports them at its top; a peer's wire does so once it has such a way to try."""
     found = [
         f"{path.relative_to(ROOT)}: {module}"
         for room in ROOMS
         for path in files(room)
-        if path.parent.name not in ("relay", "tunnel")
+        if path.parent.name not in ("relay", "tunnel", "tree", "subtree")
         for module in at_the_top(ast.parse(path.read_text(encoding="utf-8")))
         if module.startswith(("transport.relay", "transport.tunnel", "websockets", "h11", "ssl"))
-    ]
-
-    assert found == []
-
-
-def test_a_run_with_one_hub_loads_no_tree() -> None:
-    """Inner hubs are processes of their own."""
-    packages = ("transport.tree", "cocktail_cli.subtree")
-    found = [
-        f"{name}: {module}"
-        for name, path in modules().items()
-        if not name.startswith(packages)
-        for module in imported(ast.parse(path.read_text(encoding="utf-8")))
-        if module.startswith(packages)
+        or module.startswith(("transport.tree", "cocktail_cli.subtree"))
     ]
 
     assert found == []

@@ -5,6 +5,9 @@ from .memory_plan import Machine, MemoryPlan, plan_memory
 from .method_choice import MethodChoice, choose_method
 from .recipe_validation import examine, unusual_settings
 from .step_cost import (
+    CARRIES,
+    HUBS_DOWN,
+    HUBS_UP,
     DataSurvey,
     LinkSpeed,
     StepCost,

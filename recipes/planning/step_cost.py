@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 UTILISATION = 0.35  # of a device's peak, as a rule of thumb: `--step-time` replaces it by a measurement
 TRIAL = 1 << 21  # elements of the encoded trial vector: bits a parameter do not depend on its length
+CARRIES = 0.9  # of a line's rate, in packets: the rows at 20 Mbit/s of RESULTS.md have 0.91 and 0.87
 PEERS_UP, PEERS_DOWN = "each peer's up", "each peer's down"
 HUBS_UP, HUBS_DOWN = "the hub's up", "the hub's down"
 FIRST = 200  # rows of a data set that are tokenized
@@ -30,16 +31,20 @@ class LinkSpeed:
     down: float
     up_line: str = PEERS_UP
     down_line: str = PEERS_DOWN
+    carries: float = 1.0  # share of these rates that packets get; CARRIES where they are a line's by name
 
-    def behind(self, hub: LinkSpeed, peers: int) -> LinkSpeed:
-        """Return a peer's share of both lines: N updates come in over the hub's, N aggregates go out."""
-        up, down = hub.down / peers, hub.up / peers
-        return LinkSpeed(
-            min(self.up, up),
-            min(self.down, down),
-            HUBS_DOWN if up < self.up else self.up_line,
-            HUBS_UP if down < self.down else self.down_line,
-        )
+    def behind(self, hub: LinkSpeed, peers: int, sent: float | None = None, passed: float = 0.0) -> LinkSpeed:
+        """Return a peer's share of the lines of a round: N updates come in over the hub's.
+
+        Args:
+            sent: aggregates that go out over the hub's line; None: one for each peer.
+            passed: aggregates that a peer which passes them on sends over its own.
+        """
+        ups = [(self.up, self.up_line), (hub.down / peers, HUBS_DOWN)]
+        downs = [(self.down, self.down_line), (hub.up / (sent or peers), HUBS_UP)]
+        downs += [(self.up / passed, PEERS_UP)] if passed else []
+        (up, up_line), (down, down_line) = (min(lines, key=lambda line: line[0]) for lines in (ups, downs))
+        return LinkSpeed(up, down, up_line, down_line, self.carries)
 
 
 @dataclass(frozen=True)
@@ -56,43 +61,41 @@ class StepCost:
     sparsest: int  # bytes of the smallest packet that the run sends by itself
 
     @property
-    def exchange(self) -> float:
-        """Seconds of upload and download, per step."""
-        return (self.up + self.down) / self.every
-
-    @property
-    def busy(self) -> float:
-        """Seconds that the line takes, per step. With several rounds in flight one goes up while another
-        comes down."""
-        return self.exchange if self.staleness < 2 else max(self.up, self.down) / self.every
+    def whole(self) -> float:
+        """Seconds that the recipe's packets take the line, per step. With several rounds in flight one goes
+        up while another comes down."""
+        return (self.up + self.down if self.staleness < 2 else max(self.up, self.down)) / self.every
 
     @property
     def fitting(self) -> float:
         """Share of the recipe's packet that the run sends: as much as the compute hides, or its sparsest."""
         least = min(1.0, self.sparsest / self.packet)
-        return min(1.0, max(least, self.compute / self.busy)) if self.busy else 1.0
+        return min(1.0, max(least, self.compute / self.whole)) if self.whole else 1.0
 
     @property
-    def computing(self) -> float:
-        """Share of the time that a device computes, at the packets that the run sends."""
-        busy = self.busy * self.fitting
-        whole = max(self.compute, busy) if self.staleness else self.compute + busy
-        return self.compute / whole if whole else 1.0
-
-    @property
-    def slowest(self) -> str:
-        """Name what bounds a round: the compute, or a line."""
-        if self.busy * self.fitting <= self.compute:
-            return "the compute"
-        return self.link.up_line if self.up >= self.down else self.link.down_line
+    def busy(self) -> float:
+        """Seconds that the packets that the run sends take the line, per step."""
+        return self.whole * self.fitting
 
     @property
     def seconds(self) -> float:
         return max(self.compute, self.busy) if self.staleness else self.compute + self.busy
 
     @property
+    def computing(self) -> float:
+        """Share of the time that a device computes."""
+        return self.compute / self.seconds if self.seconds else 1.0
+
+    @property
+    def slowest(self) -> str:
+        """Name what bounds a round: the compute, or a line."""
+        if self.bottleneck == "compute":
+            return "the compute"
+        return self.link.up_line if self.up >= self.down else self.link.down_line
+
+    @property
     def bottleneck(self) -> str:
-        return "network" if self.busy > self.compute else "compute"
+        return "network" if self.busy > self.compute * (1 + 1e-9) else "compute"
 
 
 def packet_bytes(recipe: Recipe, parameters: int) -> int:
@@ -120,11 +123,11 @@ def cost_of_step(recipe: Recipe, packet: int, compute: float, link: LinkSpeed) -
     sparsest, fixed = replace(rate, at=rate.usual, size=packet).sparsest, compression.step_rungs[-1]
 
     def cost(size: int, every: int) -> StepCost:
-        up, down = size / link.up, size / link.down
+        up, down = (size / (rate * link.carries) for rate in (link.up, link.down))
         return StepCost(size, every, compute, up, down, compression.staleness, link, sparsest)
 
     costs = [cost(sparsest, every) for every in compression.step_rungs]
-    every = next((one.every for one in costs if one.busy <= compute), fixed)
+    every = next((one.every for one in costs if one.whole <= compute), fixed)
     return cost(packet, every)
 
 
@@ -136,7 +139,7 @@ def topk_within(recipe: Recipe, parameters: int, link: LinkSpeed, seconds: float
             changed = recipe.model_copy(
                 update={"compression": recipe.compression.model_copy(update={"topk_ratio": keep})}
             )
-            if cost_of_step(changed, packet_bytes(changed, parameters), 0.0, link).busy <= seconds:
+            if cost_of_step(changed, packet_bytes(changed, parameters), 0.0, link).whole <= seconds:
                 return keep
     return None
 

@@ -1,6 +1,6 @@
 """Reachable peers pass a round's packet on: it leaves the hub once or twice, not once for each peer."""
 
 from .packet_sources import PacketSources
-from .packet_stripes import divide
+from .packet_stripes import divide, packets_over
 from .passing_choice import PassingChoice
 from .passing_coordinator import PassingCoordinator

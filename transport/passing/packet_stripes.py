@@ -47,6 +47,13 @@ def chunk_of(size: int) -> int:
     return min(LONGEST, max(LEAST, 1 << max(0, (size // CHUNKS).bit_length() - 1)))
 
 
+def packets_over(helpers: int, peers: int) -> tuple[float, float]:
+    """Return how many packets a round sends over the hub's line, and over each helper's, where uplinks are
+    alike."""
+    share = share_of_hub({str(number): 1.0 for number in range(helpers)}, peers)
+    return 1 + (peers - 1) * share, (peers - 1) * (1 - share) / helpers
+
+
 def share_of_hub(uplinks: Mapping[str, float], peers: int) -> float:
     """Return f, the share of a packet that the hub sends to every peer."""
     helpers, others = sum(uplinks.values()), peers - 1

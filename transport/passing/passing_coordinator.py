@@ -31,6 +31,11 @@ class PassingCoordinator:
         self._told: set[str] = set()  # helpers whose end the host was told of
         self._peers = 0  # members of the newest round, but those of the hub's machine
 
+    @property
+    def on(self) -> bool:
+        """Tell whether peers pass packets on at present."""
+        return self.choice.on
+
     def committed(self, ex: Exchange, size: int) -> None:
         """Tell the members of a durable round who passes which part of its packet on."""
         peers = [s for s in self._members.present(ex.members) if s.conn and s.key != self.settings.own_key]

@@ -97,6 +97,8 @@ class Upstream(Protocol):
 class Passing(Protocol):
     """Hook of a run whose peers pass packets on, see passing.PassingCoordinator."""
 
+    @property
+    def on(self) -> bool: ...
     def committed(self, ex: Exchange, size: int) -> None: ...
 
 

@@ -21,6 +21,7 @@ from cocktail_cli.ui import counted, found, megabytes
 
 if TYPE_CHECKING:
     from recipes.errors import Finding
+    from recipes.planning import LinkSpeed
     from transport import PeerLink, RunURL
     from transport.protocol import Route, Unreachable
 
@@ -228,7 +229,8 @@ def pace(status: dict[str, Any], recipe_text: str, up: float, down: float) -> Fi
     """Report what this line means for the run: seconds of a round, K, and how much of the time is computing.
 
     Args:
-        status: the hub's answer; peers that take part say how long a round's compute takes.
+        status: the hub's answer; peers that take part say how long a round's compute takes, and what of the
+            hub's line each of them has where that is the bottleneck.
         up, down: bytes a second, as measured.
     """
     from recipes.algorithm import adaptive_rate_of
@@ -241,14 +243,32 @@ def pace(status: dict[str, Any], recipe_text: str, up: float, down: float) -> Fi
     if not took or not median(took):
         text = f"a packet of {megabytes(packet)} takes {packet / up:.1f} s up and {packet / down:.1f} s down"
         return found("ok", "pace", f"{text}; no peer has trained yet, so its share of a round is not known")
-    line = LinkSpeed(up, down, "this line's up", "this line's down")
+    line = shared_line(status, LinkSpeed(up, down, "this line's up", "this line's down"))
     cost = replace(cost_of_step(recipe, packet, median(took) / steps, line), every=steps)
     rate = adaptive_rate_of(recipe.compression)
     usual = replace(rate, at=rate.usual, size=packet)
     sent = usual.within(packet * cost.fitting) if cost.fitting < 1 else usual
     seconds = steps * cost.compute / cost.computing
-    text = f"rounds of {seconds:.1f} s, of which {steps * cost.compute:.1f} s compute ({cost.computing:.0%})"
-    text += f", at K = {sent.compressor.topk_ratio:.2g}; the bottleneck is {cost.slowest}"
+    many = f" and {steps} steps" if steps > 1 else ""
+    text = f"rounds of {seconds:.1f} s{many}, of which {steps * cost.compute:.1f} s compute"
+    text += f" ({cost.computing:.0%}), at K = {sent.compressor.topk_ratio:.2g}"
+    text += f"; the bottleneck is {cost.slowest}"
     if cost.computing >= ENOUGH:
         return found("ok", "pace", text)
     return found("warn", "pace", text, "another line; or the host: compression.staleness, local_steps: auto")
+
+
+def shared_line(status: dict[str, Any], own: LinkSpeed) -> LinkSpeed:
+    """Return what this line carries in the run: at most what each peer has of the hub's, with this one more.
+
+    Where peers pass packets on, what comes from the hub alone says nothing of how fast an aggregate comes.
+    """
+    from recipes.planning import HUBS_DOWN, HUBS_UP
+
+    slowest, count = status.get("bottleneck") or {}, len(status["peers"])
+    share = slowest.get("bytes_per_s", 0) * count / (count + 1)
+    if share and slowest["line"] == HUBS_UP and (status.get("passing") or share < own.down):
+        return replace(own, down=share, down_line=HUBS_UP)
+    if share and slowest["line"] == HUBS_DOWN and share < own.up:
+        return replace(own, up=share, up_line=HUBS_DOWN)
+    return own

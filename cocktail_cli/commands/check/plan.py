@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from recipes.planning import LinkSpeed, Machine, MemoryPlan, StepCost
 
 RATE = 100e6 / 8  # default rate, bytes per second
+THIN = ("compression.staleness=2", "compression.local_steps=auto")  # for lines that the sparsest packets fill
+ENOUGH = 0.95  # share of the time that devices compute
 # Changes that save memory, those that hurt the result most last; the first sufficient one is proposed.
 SMALLER = (
     "training.activation_checkpointing=true",
@@ -43,6 +45,7 @@ class Asked:
     micro_batch: int | None
     step_time: float | None  # measured seconds
     price: float | None  # per GPU hour
+    listening: int = 0  # peers that others can reach
 
     @property
     def machine(self) -> Machine:
@@ -52,6 +55,24 @@ class Asked:
 
     def load(self, *more: str) -> Recipe:
         return self.request.load(*more)
+
+    def line_with(self, hub: LinkSpeed | None, recipe: Recipe, peers: int) -> LinkSpeed:
+        """Return a peer's share of its own line and the hub's. Reachable peers pass packets on where the
+        recipe says so, or where that is faster."""
+        if hub is None:
+            return self.line
+        alone, swarm = self.line.behind(hub, peers), recipe.swarm
+        helped = self.line.behind(hub, peers, *self.packets_over(recipe, peers))
+        return helped if swarm.passing == "always" or helped.down > alone.down else alone
+
+    def packets_over(self, recipe: Recipe, peers: int) -> tuple[float, float]:
+        """Return how many aggregates of a round go over the hub's line, and over that of a peer that passes
+        them on."""
+        from transport.passing import packets_over
+
+        swarm = recipe.swarm
+        helpers = min(self.listening, peers) if swarm.owners == "hub" and swarm.passing != "off" else 0
+        return packets_over(helpers, peers) if helpers and peers > 1 else (peers, 0.0)
 
 
 @dataclass(frozen=True)
@@ -75,6 +96,11 @@ class Plan:
     @property
     def hours(self) -> float | None:
         return self.step.seconds * self.steps / 3600 if self.steps else None
+
+    @property
+    def over_hub(self) -> float:
+        """Aggregates that go over the hub's line in a round."""
+        return self.asked.packets_over(self.recipe, self.peers)[0]
 
     @property
     def cost(self) -> float | None:
@@ -126,6 +152,15 @@ def plan(
             help="The hub's line down (default: as --hub-up).",
         ),
     ] = None,
+    listening: Annotated[
+        int,
+        typer.Option(
+            "--listening",
+            metavar="N",
+            min=0,
+            help="Peers that others can reach (join --listen): they pass packets on.",
+        ),
+    ] = 0,
     price: Annotated[
         float | None, typer.Option("--price", metavar="PRICE", min=0, help="Price of one GPU hour.")
     ] = None,
@@ -145,32 +180,33 @@ def plan(
     """Plan a run: memory by part, bytes, seconds, hours, cost. No weights are fetched; speeds are estimates.
 
     It also says how much of the time devices compute at these lines, and which line is the bottleneck. The
-    packets of all peers go over the hub's line.
+    packets of all peers go over the hub's line, up and down, unless peers pass them on.
 
     Examples: cocktail plan gptj-6b-lora --gpu rtx-4090 --peers 8 --bandwidth 200mbit
     cocktail plan my.yaml max_length=2048 --micro-batch-size 4 --price 1.10
 
     Exit 4 where it does not fit. With --json one object: {"v": 1, "recipe", "hash", "gpu",
     "precision", "peers", "micro_batch", "parameters", "memory": {"parts": [{"name", "bytes", "how"}],
-    "bytes", "fits", ...}, "traffic", "time", "line": {"computing" (share of the time), "bottleneck",
-    "hub_alike": {"computing", "bottleneck"} (with the hub on such a line)}, "bottleneck", "hint"}
+    "bytes", "fits", ...}, "traffic", "time", "line": {"computing" (share of the time), "over_hub"
+    (aggregates over the hub's line in a round), "bottleneck", "hub_alike": {"computing", "bottleneck"}
+    (with the hub on such a line)}, "bottleneck", "hint"}
     """
     from recipes.config import parse_duration
-    from recipes.planning import LinkSpeed, Machine
+    from recipes.planning import CARRIES, LinkSpeed, Machine
 
     wanted = gpu_of(gpu) if gpu else this_machine(pick_device(device))
     try:
         measured = float(parse_duration(step_time)) if step_time else None
     except ValueError as error:
         raise Failure("usage", f"--step-time: {error}") from error
-    line = LinkSpeed(up or bandwidth or RATE, down or bandwidth or RATE)
+    line = LinkSpeed(up or bandwidth or RATE, down or bandwidth or RATE, carries=CARRIES)
     given = hub_up or hub_down
     hub = LinkSpeed(hub_up or given, hub_down or given) if given else None
     request = RecipeRequest.of(recipe, overrides, data, model)
     check_trust(request.load(), trust_remote_code)
     room = Machine(wanted.bytes - RUNTIME, wanted.name != "cpu", gpus, wanted.bf16)
     request, said = request.choose(room)
-    made = make(Asked(request, wanted, gpus, peers, line, hub, micro_batch_size, measured, price))
+    made = make(Asked(request, wanted, gpus, peers, line, hub, micro_batch_size, measured, price, listening))
     print_plan(made, said, as_json, quiet)
 
 
@@ -209,9 +245,9 @@ def make(asked: Asked) -> Plan:
     compute = asked.step_time or compute_seconds(
         done, asked.gpus * asked.gpu.peak(computes_in(recipe, asked))
     )
-    line, packet = asked.line, packet_bytes(recipe, memory.parameters)
-    shared = line if asked.hub is None else line.behind(asked.hub, peers)
-    step, alike = (cost_of_step(recipe, packet, compute, one) for one in (shared, line.behind(line, peers)))
+    packet = packet_bytes(recipe, memory.parameters)
+    lines = [asked.line_with(hub, recipe, peers) for hub in (asked.hub, asked.line)]
+    step, alike = (cost_of_step(recipe, packet, compute, line) for line in lines)
     samples = known.samples(recipe)
     most = recipe.training.max_steps
     steps = most if most > 0 else recipe.training.total_steps(samples) if samples else None
@@ -285,22 +321,40 @@ def smaller(plan: Plan) -> str:
 
 def quicker(plan: Plan) -> str:
     """Suggest a change for the bottleneck, compute or network."""
-    from recipes.algorithm import adaptive_rate_of
     from recipes.planning import topk_within
 
     step, recipe = plan.step, plan.recipe
     if step.bottleneck == "network":
         keep = topk_within(recipe, plan.memory.parameters, step.link, step.compute)
-        if keep is not None:
-            lowest = adaptive_rate_of(recipe.compression).ladder[0].topk_ratio
-            alone = "; compression.auto does so" if keep >= lowest else ""
-            return f"compression.topk_ratio={keep:g} hides the exchange behind the compute{alone}"
-        return "a larger training.global_batch_size gives the line more time"
+        if keep is not None and step.sparsest == step.packet:  # else the run chooses K by itself
+            return f"compression.topk_ratio={keep:g} hides the exchange behind the compute"
+        return for_thin_lines(plan) or "a larger training.global_batch_size gives the line more time"
     busy = math.floor(plan.peers * step.compute / max(step.busy, 1e-9))
     most = min(busy, recipe.training.global_batch_size)
     if most > plan.peers:
         return f"up to {most:,} such peers make it faster; now their lines wait"
     return ""
+
+
+def for_thin_lines(plan: Plan) -> str:
+    """Suggest the fewest changes of THIN with which devices compute nearly always, or as much as can be."""
+    from recipes.errors import RecipeError
+    from recipes.planning import cost_of_step
+
+    asked, step, shares = plan.asked, plan.step, dict[str, float]()
+    for changes in (*((one,) for one in THIN), THIN):
+        try:
+            recipe = asked.load(*changes)
+        except RecipeError:
+            continue  # excluded by another key, or nothing that the recipe does not say
+        line = asked.line_with(asked.hub, recipe, plan.peers)
+        shares[" ".join(changes)] = cost_of_step(recipe, step.packet, step.compute, line).computing
+    best = max(shares.values(), default=0.0)
+    if best < 1.1 * step.computing:
+        return ""
+    change = next(name for name, share in shares.items() if share >= min(best, ENOUGH))
+    now = f"instead of {step.computing:.0%}"
+    return f"{change} lets devices compute {shares[change]:.0%} of the time {now}; see recipes/ALGORITHM.md"
 
 
 # ---- text --------------------------------------------------------------------------------------------------
@@ -324,8 +378,10 @@ def lines(plan: Plan) -> Iterator[str]:
     every = f" every {step.every} steps" if step.every > 1 else ""
     ways = f"up {step.up:.1f} s, down {step.down:.1f} s at {rate}"
     yield f"traffic  packet {megabytes(step.packet)}{every} ({ratio}); {ways}"
-    total = megabytes(plan.peers * step.packet / step.every)
-    yield f"         the hub receives and sends {total} a step"
+    received = plan.peers * step.packet * step.fitting / step.every
+    passed = plan.over_hub < plan.peers
+    way = f"{plan.over_hub:.1f} packets a round, which peers pass on" if passed else "as much"
+    yield f"         the hub receives {megabytes(received)} a step, and sends {way}"
     yield f"line     {line_words(step)}"
     if asked.hub is None:
         yield f"         with the hub on such a line: {line_words(plan.alike)}"
@@ -377,7 +433,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
         },
         "time": {
             "compute_s": step.compute,
-            "exchange_s": step.exchange,
+            "exchange_s": step.busy,
             "step_s": step.seconds,
             "steps": plan.steps,
             "hours": plan.hours,
@@ -385,6 +441,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
         },
         "line": {
             "computing": step.computing,
+            "over_hub": plan.over_hub,
             "bottleneck": step.slowest,
             "hub_alike": {"computing": plan.alike.computing, "bottleneck": plan.alike.slowest},
         },

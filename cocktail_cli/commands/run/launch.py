@@ -123,12 +123,12 @@ def launch(
         verbose=verbose,
     )
     if dry_run:
-        from recipes.planning import LinkSpeed
+        from recipes.planning import CARRIES, LinkSpeed
 
         check_machine(wanted, check_launch(wanted).listen)
         request, said = chosen(RecipeRequest.of(recipe, overrides, data, model), wanted)
         print_checks(request.resolve(), said, as_json, quiet)
-        line = LinkSpeed(max_up or RATE, max_down or RATE)
+        line = LinkSpeed(max_up or RATE, max_down or RATE, carries=CARRIES)
         here = this_machine(pick_device(split_devices(device)[0]))
         asked = Asked(request, here, gpus, wanted.peers or None, line, None, micro_batch_size, None, None)
         print_plan(make(asked), (), as_json, quiet)

@@ -9,6 +9,7 @@ from in_this_process import Run
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine.gpu_catalogue import GIB, GPUS, Gpu, gpu_of
+from recipes.planning import CARRIES
 
 SMALL = ("plan", "smoke", "--gpu", "t4", "--peers", "4")
 
@@ -20,7 +21,7 @@ def test_a_plan_adds_up(cocktail: Run) -> None:
     on_the_device = [part["bytes"] for part in memory["parts"] if not part["host"]]
     assert memory["bytes"] == sum(on_the_device) + memory["runtime"]
     assert memory["fits"]
-    assert traffic["up_s"] == pytest.approx(8 * traffic["packet"] / 10e6)
+    assert traffic["up_s"] == pytest.approx(8 * traffic["packet"] / (CARRIES * 10e6))
     assert time["step_s"] == max(time["compute_s"], time["exchange_s"])
     assert time["hours"] == pytest.approx(time["step_s"] * 100 / 3600)
     assert time["cost"] == pytest.approx(time["hours"] * 4 * 0.5)
@@ -34,6 +35,13 @@ def test_a_plan_says_what_a_thin_hub_costs_and_which_line_it_is(cocktail: Run) -
     assert good["bottleneck"] == "the compute"
     assert thin["bottleneck"] == "the hub's up"
     assert thin["computing"] < good["hub_alike"]["computing"] <= good["computing"]
+
+    passed = json.loads(
+        cocktail(*lines, "--hub-up", "1mbit", "--hub-down", "100mbit", "--listening", "4").out
+    )
+    assert (thin["over_hub"], passed["line"]["over_hub"]) == (4, 1)
+    assert passed["line"]["computing"] > thin["computing"]
+    assert passed["hint"].startswith("compression.local_steps=auto lets devices compute 100% of the time")
 
 
 def test_a_plan_is_four_lines_for_people_and_a_word_for_scripts(cocktail: Run) -> None:
@@ -74,7 +82,7 @@ def test_a_plan_that_does_not_fit_is_exit_4_with_a_change_that_fits(
 
 
 def test_a_slow_line_is_the_bottleneck_and_the_hint_hides_it(cocktail: Run) -> None:
-    slow = (*SMALL, "--bandwidth", "1mbit", "--step-time", "100ms")
+    slow = (*SMALL, "--bandwidth", "1mbit", "--step-time", "100ms", "compression.auto=false")
     before = json.loads(cocktail(*slow, "--json").out)
     change = before["hint"].split()[0]
     after = json.loads(cocktail(*slow, change, "--json").out)
@@ -101,7 +109,7 @@ def test_a_fresh_exchange_is_added_to_the_compute(cocktail: Run) -> None:
 
 
 def test_with_rounds_in_flight_a_step_takes_the_longer_direction_and_not_both(cocktail: Run) -> None:
-    thin = (*SMALL, "--step-time", "1ms", "--bandwidth", "1mbit", "--json")
+    thin = (*SMALL, "--step-time", "1ms", "--bandwidth", "1mbit", "compression.auto=false", "--json")
     one, two = (json.loads(cocktail(*thin, f"staleness={s}").out) for s in (1, 2))
 
     assert one["time"]["step_s"] == pytest.approx(one["traffic"]["up_s"] + one["traffic"]["down_s"])

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from recipes.config.loader import recipe_from_json
 from recipes.config.schema import Recipe
 from recipes.planning.step_cost import LinkSpeed, StepCost, cost_of_step
+from transport.scheduling.step_ladder import BLOCK, StepLadder
 
 PACKET = 10**6
 
@@ -66,6 +67,29 @@ def test_over_the_hubs_line_go_the_packets_of_all_peers() -> None:
     assert shared.computing == 0.8 / 2.0
 
 
+def test_peers_that_pass_packets_on_relieve_the_hubs_line() -> None:
+    home = LinkSpeed(2.5e6, 12.5e6)
+
+    passed = home.behind(home, 4, sent=1.4, passed=1.6)
+
+    assert (passed.up, passed.down) == (2.5e6, 2.5e6 / 1.6)
+    assert passed.down_line == "each peer's up", "whose line passes on more than the hub's sends"
+    assert home.behind(home, 4, sent=1.8).down_line == "the hub's up"
+
+
+@given(st.floats(1, 100), st.floats(0.3, 40), st.integers(1, 3))
+def test_the_local_steps_of_a_plan_are_those_at_which_the_ladder_of_a_run_rests(
+    compute: float, need: float, staleness: int
+) -> None:
+    asked = recipe(local_steps="auto", auto=False, staleness=staleness)
+    ways = 2 if staleness == 1 else 1
+    found, ladder = cost(asked, compute, ways * PACKET / (need * compute)), StepLadder((1, 2, 4, 8), 1)
+    for round in range(4 * BLOCK):
+        ladder = ladder.committed(round, need)
+
+    assert ladder.steps == found.every
+
+
 @given(st.floats(0.01, 100), st.floats(1e3, 1e8), st.integers(0, 3))
 def test_a_run_computes_all_the_time_exactly_where_the_compute_is_the_bottleneck(
     compute: float, rate: float, staleness: int
@@ -85,3 +109,5 @@ def test_packets_shrink_until_the_compute_hides_them_and_no_further() -> None:
     assert 0.05 < thinner.fitting < 0.3
     assert thinner.computing < 0.1
     assert thinner.slowest == "each peer's up"
+    assert thin.seconds == 1.0, "a step takes as long as the packets that are sent"
+    assert thinner.computing * thinner.seconds == 1.0

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.passing import divide
+from transport.passing import divide, packets_over
 from transport.passing.packet_stripes import CHUNKS, LEAST, LONGEST, MOST, chunk_of
 
 UPLINKS = st.dictionaries(
@@ -29,6 +29,19 @@ def test_equal_helpers_pass_equal_stripes_on(count: int, turn: int) -> None:
     stripes = divide(840, {f"p{i}": 1e6 for i in range(count)}, count, turn)
 
     assert {len(chunks) for chunks in stripes.values()} == {840 // count}
+
+
+@given(st.integers(1, 8), st.integers(2, 64))
+def test_packets_over_the_lines_are_those_of_a_packet_that_is_divided(helpers: int, peers: int) -> None:
+    """Hub and helpers together send each peer the packet once."""
+    peers, chunks = max(peers, helpers), 10_000
+    hub, each = packets_over(helpers, peers)
+    stripes = divide(chunks, {f"p{i}": 1e6 for i in range(helpers)}, peers)
+    passed = sum(map(len, stripes.values()))
+
+    assert abs(hub + helpers * each - peers) < 1e-9
+    assert abs(hub - (passed + (chunks - passed) * peers) / chunks) <= peers / chunks
+    assert hub <= MOST + 1e-9
 
 
 def test_a_stripe_is_as_long_as_its_uplink_is_fast() -> None:

@@ -25,6 +25,7 @@ from transport import Ledger, parse_url
 from transport.peer.admin_client import ask_status
 from transport.protocol.errors import TransportError
 
+SILENT = 0.5  # dose above which a lost hub closes no connection
 LEAVES = 25.0  # seconds from the signal to the end of the process
 GIVEN_UP = 60.0  # seconds until one that does not is killed, so that the run can go on
 BACK = 60.0  # seconds of hub time until a peer that can come back has a packet in a committed round
@@ -375,6 +376,7 @@ class Chaos:
     def do_hub_lost(self, fault: Fault, record: Record) -> None:
         swarm = self.swarm
         standby = swarm.start_standby()
+        swarm.wait_for(self._all_joined, BACK)  # who is just starting knows one address, the lost hub's
         self._lasts(fault.lasts)
         if swarm.finished:
             standby.kill()
@@ -382,8 +384,11 @@ class Chaos:
         if not standby.alive:
             raise Failed(f"the standby ended with exit {standby.exit}: {standby.last_words()}")
         record.began, at = time.monotonic(), time.time()
-        swarm.lose_hub()
+        silent = fault.dose > SILENT
+        gone = swarm.lose_hub(silent=silent)
         swarm.wait_for(lambda: swarm.hub_up.is_set() or not standby.alive, STARTS)
+        gone.kill()
+        record.said += " without a word," if silent else ""
         if not standby.alive:
             raise Failed(f"the standby ended with exit {standby.exit}: {standby.last_words()}")
         first = standby.heard("run_started")[0]["round"]  # the next one that it commits
@@ -400,6 +405,11 @@ class Chaos:
         record.gap_s, record.lost = None if gap is None else round(gap, 2), len(lost)
         record.said += f" took over before round {first}, {len(lost)} lost, gap {gap or 0:.1f} s"
         record.may_lose = 0 if "swarm.durability=replicated" in swarm.launch else 1
+
+    def _all_joined(self) -> bool:
+        """Tell whether every peer that lives has had a session."""
+        alive = [child for child in self.swarm.peers.values() if child.alive]
+        return self.swarm.finished is not None or all(child.heard("joined") for child in alive)
 
     def do_relay_kill(self, fault: Fault, record: Record) -> None:
         """Kill the relay: its peers must be there within RECONNECTS of its listening."""

@@ -40,7 +40,7 @@ class Workload:
         return [
             *("launch", "smoke", "--data", str(data), f"max_steps={self.steps}", "warmup_steps=20"),
             *(f"global_batch_size={self.batch}", "data.max_length=64", "val_set_size=200", "packing=false"),
-            *(f"eval_steps={max(10, self.steps // 8)}", f"training.seed={self.seed}", "learning_rate=3e-3"),
+            *(f"eval_steps={max(25, self.steps // 8)}", f"training.seed={self.seed}", "learning_rate=3e-3"),
             *(f"swarm.step_timeout={self.step_timeout:.0f}", "swarm.peer_timeout=15"),
             "swarm.start_timeout=300",
             *(("swarm.durability=replicated",) if self.replicated else ()),

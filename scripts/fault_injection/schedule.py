@@ -78,7 +78,7 @@ class Fault:
     pause: float
     signal: str  # for those that ask somebody to leave
     hours: float  # for clocks: how wrong
-    dose: float  # 0..1: whatever else is to be drawn
+    dose: float  # 0..1: whatever else is to be drawn: memory, whether a lost hub is silent
 
 
 def schedule(
@@ -124,4 +124,4 @@ def hub_kills(seed: int, times: int, kind: str = "hub-kill") -> Iterator[Fault]:
     random = Random(f"{kind} {seed}")
     for number in range(times):
         lives = random.choice((random.uniform(0, 0.5), random.uniform(0, 6)))
-        yield Fault(number, 0.0, kind, HUB, round(lives, 3), 0.0, "SIGKILL", 0.0, 0.0)
+        yield Fault(number, 0.0, kind, HUB, round(lives, 3), 0.0, "SIGKILL", 0.0, number % 2)

@@ -213,18 +213,27 @@ class Swarm:
         self.wait_for(follows, STARTS)
         return child
 
-    def lose_hub(self) -> None:
-        """Destroy the hub's machine, disk included; the standby is all that is left."""
+    def lose_hub(self, *, silent: bool) -> Child:
+        """Destroy the hub's machine, disk included; the standby is all that is left. Return the lost hub.
+
+        Where it is `silent`, nothing closes its connections, as where a machine loses its power: it is only
+        stopped, and the caller kills it later.
+        """
         assert self.hub is not None
         assert self.standby is not None
         self.hub_gone()
-        self.hub.kill()
-        self.hub.end(10)
+        lost = self.hub
+        if silent:
+            lost.signal(signal.SIGSTOP)
+        else:
+            lost.kill()
+            lost.end(10)
         shutil.rmtree(self.out)
         self.hub, self.out, self.standby = self.standby, self.standby_out, None
         self.machines.reverse()
         if self._standby_is_relayed:
             self.relayed = set(self.links)
+        return lost
 
     def _take(self, event: Line) -> None:
         now = time.monotonic()

@@ -138,22 +138,23 @@ def packets_of(size: int) -> list[bytes]:
 class Wires:
     """The sockets of all peers of one process, in one poll."""
 
-    def __init__(self, port: int, server: str) -> None:
+    def __init__(self, ports: Sequence[int], server: str) -> None:
         raise_file_limit()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 4096)
-        self._port, self._server = port, server
+        self._ports, self._server = ports, server
         self._epoll = select.epoll()
         self._socks: dict[int, zmq.Socket[bytes]] = {}  # by descriptor
         self._owner: dict[zmq.Socket[bytes], Any] = {}
         self._used: set[zmq.Socket[bytes]] = set()
 
-    def dial(self, keys: CurveKeys, owner: Any) -> zmq.Socket[bytes]:
+    def dial(self, keys: CurveKeys, owner: Any, number: int = 0) -> zmq.Socket[bytes]:
+        """Dial the hub of the peer of this number: they take turns."""
         sock = self._context.socket(zmq.DEALER)
         set_options(sock, COMMON | PEER | {"HANDSHAKE_IVL": 60_000, "IMMEDIATE": 0})
         sock.curve_serverkey = as_z85(self._server)
         sock.curve_publickey, sock.curve_secretkey = as_z85(keys.public), as_z85(keys.secret)
-        sock.connect(f"tcp://127.0.0.1:{self._port}")
+        sock.connect(f"tcp://127.0.0.1:{self._ports[number % len(self._ports)]}")
         number = int(sock.getsockopt(zmq.FD))
         self._epoll.register(number, select.EPOLLIN)
         self._socks[number], self._owner[sock] = sock, owner
@@ -186,7 +187,7 @@ class Peer:
         self.missing = 0  # chunks of the aggregate under way
         self.bulk: zmq.Socket[bytes] | None = None
         self.over = False
-        self.control = wires.dial(self.keys, self)
+        self.control = wires.dial(self.keys, self, number)
         self.say(m.Hello(m.PROTOCOL, run.token, RUN, f"p{number:04}"))
 
     def say(self, message: m.Message, sock: zmq.Socket[bytes] | None = None) -> None:
@@ -209,7 +210,7 @@ class Peer:
         elif isinstance(message, m.Ping):
             self.say(m.Pong(message.sent))
         elif isinstance(message, m.Welcome):
-            self.bulk = self.wires.dial(self.keys, self)
+            self.bulk = self.wires.dial(self.keys, self, self.number)
             self.say(m.Attach(message.session), self.bulk)
         elif isinstance(message, m.Attached):
             self.say(m.Ready(0, SAME))
@@ -224,19 +225,20 @@ class Peer:
             return
         assert self.bulk is not None
         round, which = self.opened.round, (self.number + self.opened.round) % VARIANTS
+        delivers = [round] if self.opened.samples else []
         name, packet, self.opened = f"update/{round}", memoryview(self.packets[which]), None
         self.say(m.Put(name, len(packet), self.digests[which], CHUNK), self.bulk)
         for i in range(-(-len(packet) // CHUNK)):
             chunk = m.Chunk(name, i, self.digests[which][: m.UPLOAD_TAG])
             self.wires.send(self.bulk, encode(chunk), more=True)
             self.wires.send(self.bulk, packet[i * CHUNK : (i + 1) * CHUNK])
-        self.say(m.Report(round, SAME, [round], 30.0, 10))
+        self.say(m.Report(round, SAME, delivers, 30.0, 10))
 
 
 def run_peers(asked: Line) -> None:
     keys, size = RunKeys(**asked["keys"]), asked["size"]
     packets = packets_of(size) if asked["work"] == "owner" else [os.urandom(size) for _ in range(VARIANTS)]
-    wires = Wires(asked["port"], keys.public)
+    wires = Wires(asked["ports"], keys.public)
     numbers = range(asked["first"], asked["first"] + asked["count"])
     peers = [Peer(wires, keys, number, packets) for number in numbers]
     while not all(peer.over for peer in peers):
@@ -292,7 +294,7 @@ class Dealer:
 
 
 def run_raws(asked: Line) -> None:
-    wires, data = Wires(asked["port"], RunKeys(**asked["keys"]).public), os.urandom(asked["size"])
+    wires, data = Wires(asked["ports"], RunKeys(**asked["keys"]).public), os.urandom(asked["size"])
     dealers = [Dealer(wires, data) for _ in range(asked["count"])]
     while dealers:
         wires.turn()
@@ -366,7 +368,7 @@ def measure(kind: str, load: Load) -> Row:
             port = started[0].until("listening")["port"]
             for part in range(load.processes):
                 first, last = (load.peers * n // load.processes for n in (part, part + 1))
-                mine = asked | {"port": port, "first": first, "count": last - first}
+                mine = asked | {"ports": [port], "first": first, "count": last - first}
                 started.append(Process(program(module, "raws" if kind == "raw" else "peers", mine)))
             return watch(started, load.rounds)
         finally:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as dc_replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -183,8 +184,11 @@ class Inner:
     """One inner hub, which can be killed and started again."""
 
     def __init__(self, tree: Tree, name: str, at: Callable[[str, int], bool]) -> None:
-        self.tree, self.name, self.at = tree, name, at
+        self.tree, self.at = tree, at
+        above, _, self.name = name.rpartition("/")
+        self.parent: MemorySwarm | Inner = tree.hubs[above] if above else tree.root
         self.keys = RunKeys.generate()
+        self.url = self.keys.url("memory", 1, tree.settings.run)
         self.wire = MemoryHubWire()
         self.peer_wires: list[MemoryPeerWire] = []
         self.events: list[Event] = []
@@ -196,14 +200,16 @@ class Inner:
         self.ledger = Ledger(folder, run=settings.run, samples=TOTAL)
         self.work = TreeWork(folder, self._at)
         self.work.sum.recover(self.ledger.next_round)
-        wire = MemoryPeerWire(self.tree.root.wire, f"key-of-{self.name}")
+        wire = MemoryPeerWire(self.parent.wire, f"key-of-{self.name}")
         self.link = PeerLink(
-            self.tree.root.url,
+            self.parent.url,
             PeerIdentity(self.name, "memory"),
             LinkLimits(patience=10.0, flows=1),
             wire=wire,
         )
         self.uplink = wire
+        if isinstance(self.parent, Inner):
+            self.parent.peer_wires.append(wire)
         self.link.connect(10.0)
         self.inner = InnerHub(self.link, self.ledger, self.work, self._hub)
         self.inner.start()
@@ -222,6 +228,16 @@ class Inner:
             self.dying.set()
             self.gone.wait()
             raise Killed
+
+    def darken(self, seconds: float) -> None:
+        """Cut the line to the parent for so long."""
+        away, parent, up = MemoryHubWire(), self.uplink.hub, self.uplink
+        away.close()
+        up.hub = away
+        for flow, conn in list(up.conns.items()):
+            parent.drop(conn)
+            up.inbox.put((flow, conn, None))
+        threading.Timer(seconds, lambda: setattr(up, "hub", parent)).start()
 
     def kill_and_restart(self) -> None:
         """Wait until `at` has a step at which it is to die. Nobody hears a goodbye, and what is on the disk
@@ -255,7 +271,7 @@ class Inner:
 
 
 class Tree:
-    """A root, its inner hubs by name, and their peers."""
+    """A root, inner hubs by name ("h0/h2" is below "h0", which comes before it), and peers."""
 
     def __init__(
         self,
@@ -266,13 +282,13 @@ class Tree:
     ) -> None:
         self.folder, self.settings = folder, settings
         self.work = RootWork(folder / "root")
-        root = dc_replace(settings, first_peers=len(names), min_peers=len(names))
+        below = [name for name in names if "/" not in name]
+        root = dc_replace(settings, first_peers=len(below), min_peers=len(below))
         self.root = MemorySwarm(root, self.work, folder / "root")
         self.work.durable.recover(self.root.ledger)
-        self.hubs = {
-            name: Inner(self, name, lambda step, round, name=name: at(name, step, round))  # type: ignore[misc]
-            for name in names
-        }
+        self.hubs: dict[str, Inner] = {}
+        for name in names:
+            self.hubs[name] = Inner(self, name, partial(at, name))
         self.peers: dict[str, VectorPeer] = {}
         self.threads: list[threading.Thread] = []
 
@@ -287,8 +303,9 @@ class Tree:
         inner = self.hubs[hub]
         wire = MemoryPeerWire(inner.wire, f"key-of-{name}")
         inner.peer_wires.append(wire)
-        url = inner.keys.url("memory", 1, self.settings.run)
-        link = PeerLink(url, PeerIdentity(name, "memory"), LinkLimits(patience=10.0, flows=1), wire=wire)
+        link = PeerLink(
+            inner.url, PeerIdentity(name, "memory"), LinkLimits(patience=10.0, flows=1), wire=wire
+        )
         peer = self.peers[name] = VectorPeer(link)
         self.threads.append(peer.start())
         return peer
@@ -307,7 +324,7 @@ class Tree:
             ledger.verify(complete=True)
             packets = [packet for _, packet in ledger.packets()]
         for name in self.hubs:
-            with Ledger(self.folder / name, write=False) as ledger:
+            with Ledger(self.folder / self.hubs[name].name, write=False) as ledger:
                 ledger.verify()
                 assert [packet for _, packet in ledger.packets()] == packets, name
         total = error_of(self.work.durable.aggregator).clone()

@@ -449,7 +449,7 @@ class Rounds:
         for p in ready:
             self._members.move(p, SessionEvent.OPENED)
             p.owes_since = now if p.owes_since is None else p.owes_since
-        if self.evaluations.due(step):
+        if self.upstream is None and self.evaluations.due(step):
             self.evaluations.begin(self.round, step, [p.id for p in here])
             self._uneven_until = self.round + 1
         self._enter(Phase.OPENING)

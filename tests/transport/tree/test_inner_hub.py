@@ -25,7 +25,7 @@ RUN = replace(QUICK, samples=320, eval=True, eval_every=4)
 @pytest.mark.slow
 def test_an_inner_hub_killed_at_each_step_loses_nothing_and_counts_nothing_twice(tmp_path: Path) -> None:
     """Hubs of three levels are killed six times, once after a packet was refused, and start again from their
-    disks. Every sample is counted once, x' is the same to the bit at each level, evaluated as often as wanted,
+    disks. Every sample is counted once, x' is the same to the bit at each level, evaluated as wanted,
     and all residuals, d_h, e and x' together are all steps taken."""
     left, dark = dict(KILLS), list[int]()
 

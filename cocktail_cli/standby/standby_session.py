@@ -14,6 +14,7 @@ import threading
 import time
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,13 @@ class StandbySession:
         self.keys = self._own_keys()
         state = Succession(url.run, url.token)
         bind = wanted.listen.bind
-        lookout = Lookout((bind, wanted.listen.port), self.keys.pair, state)
+        followed: list[Follower] = []  # who follows is known by the port that the lookout has
+        lookout = Lookout(
+            (bind, wanted.listen.port),
+            self.keys.pair,
+            state,
+            lambda: followed[0].silence if followed else inf,
+        )
         with closing(lookout), ExitStack() as reachable:
             with ExitStack() as stack:
                 reach = machine.reach_of(bind, lookout.port, wanted.listen.advertise)
@@ -94,12 +101,12 @@ class StandbySession:
                     secret=wanted.keys.get("stop", ""),
                 )
 
-                def watch(silence: float, copy: LedgerCopy | None) -> None:
-                    lookout.tell(lambda succession, now: succession.hub(silence, now))
-                    if copy is not None and follower.manifest is not None:
+                def watch(copy: LedgerCopy) -> None:
+                    if follower.manifest is not None:
                         self._note_voters(state, follower)
 
                 follower = Follower(url, identity, self.folder, watch, self.warn)
+                followed.append(follower)
                 stack.callback(follower.close)
                 if relay:  # also once this is the hub: a new claim would cost peers a redial or two
                     tunnel = machine.open_tunnel(relay, self.keys.pair, bind, lookout.port, self.warn)

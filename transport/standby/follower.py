@@ -60,7 +60,7 @@ class Follower:
     """Follows one run into `folder` until `close`.
 
     Args:
-        watch: called with the seconds for which the hub was not heard, and the copy where it has changed.
+        watch: called with the copy when it has changed.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Follower:
         url: RunURL,
         identity: PeerIdentity,
         folder: Path,
-        watch: Callable[[float, LedgerCopy | None], None],
+        watch: Callable[[LedgerCopy], None],
         notify: Callable[[str], None],
     ) -> None:
         self.url, self.folder = url, folder
@@ -101,7 +101,8 @@ class Follower:
 
     @property
     def silence(self) -> float:
-        """Return the seconds since the hub was last heard; inf: there is no session with it."""
+        """Return the seconds since the hub was last heard, also while something is fetched; inf: there is no
+        session with it."""
         return inf if self._link is None else self._link.heard_s
 
     # ---- the thread ----------------------------------------------------------------------------------------
@@ -123,12 +124,10 @@ class Follower:
                         raise
                 if self._link is not None:
                     self._link.close()
-                self._watch(inf, None)
                 self._stop.wait(AGAIN_S)
         except Exception as error:
             self.error = error
         finally:
-            self._watch(inf, None)
             self.ended.set()
 
     def _session(self) -> None:
@@ -149,10 +148,8 @@ class Follower:
                 self._fetch(link, grown.number)
                 link.stored(grown.number, self.copy.rounds)
                 number = grown.number
-                self._watch(self.silence, self.copy)
+                self._watch(self.copy)
                 self.synced.set()
-            else:
-                self._watch(self.silence, None)
             if time.monotonic() >= self._looked + LOOK_S:
                 self._look(link)
                 self._looked = time.monotonic()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from toy_swarm import ToyPeer, ToyWork, toy_settings
@@ -72,9 +73,9 @@ def test_a_standby_takes_over_on_its_hosts_word_and_the_old_hub_which_is_alive_s
     old, told, _ = hub_of(tmp_path / "hub", keys, settings)
     url, gate = keys.url("127.0.0.1", old.port, settings.run), threading.Event()
     state = Succession(settings.run, keys.token)
-    with closing(Lookout(("127.0.0.1", 0), own.pair, state)) as lookout:
+    with closing(Lookout(("127.0.0.1", 0), own.pair, state, lambda: inf)) as lookout:
         me = PeerIdentity("standby", keys=own.pair, follows_at=f"127.0.0.1:{lookout.port}", secret=keys.stop)
-        follower = Follower(url, me, tmp_path / "standby", lambda heard, copy: None, lambda what: None)
+        follower = Follower(url, me, tmp_path / "standby", lambda copy: None, lambda what: None)
         follower.start()
 
         def wait_once(opened: messages.Round) -> None:
@@ -88,6 +89,7 @@ def test_a_standby_takes_over_on_its_hosts_word_and_the_old_hub_which_is_alive_s
         threads = [peer.start() for peer in peers]
         until(lambda: [peer.rounds[-1] for peer in peers if peer.rounds] == [4, 4])
         until(lambda: follower.copy.rounds == 4)
+        until(lambda: follower.silence < 1.0)
         assert (tmp_path / "standby/tokenizer/t.json").read_bytes() == FILE
         follower.close()
         with LedgerCopy(tmp_path / "standby/ledger") as copy:

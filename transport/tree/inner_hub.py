@@ -65,8 +65,8 @@ class InnerHub:
         self._member_of = -1  # round of which the present session is a member
         self._leases, self._lock = ParentLeases(ledger.term), threading.Lock()
         self._closed: dict[str, tuple[messages.Report, SampleRanges]] = {}  # by child, of the closed exchange
-        self._report = messages.Report(0, 0, [])  # what the closed exchange says of the children together
         self._children_ready, self._round_over = threading.Event(), threading.Event()
+        self._delivers = False  # a closed round is on its way up, or not yet committed here
         self._over: messages.Over | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._follow, name="cocktail-inner", daemon=True)
@@ -76,7 +76,7 @@ class InnerHub:
         self._thread.start()
 
     def close(self) -> None:
-        """Leave the parent and end the hub here."""
+        """End the hub here, at once. The parent takes it for lost, and its leases back."""
         self._stopping = True
         self._children_ready.set()
         self._round_over.set()
@@ -90,7 +90,7 @@ class InnerHub:
     def _follow(self) -> None:
         try:
             self._finish_pending()
-            self._children_ready.wait()
+            self._await(self._children_ready)
             joined = False
             while not self._stopping:
                 try:
@@ -104,7 +104,8 @@ class InnerHub:
         except RunOver as over:
             self._over = self._over or messages.Over(str(over), over.finished, over.resumable)
         except (TransportError, KeyError, Abandoned) as error:
-            self._over = self._over or messages.Over(f"{LOST}: {error}", False, True)
+            reason = f"{LOST}: {error}" if str(error) else LOST
+            self._over = self._over or messages.Over(reason, False, True)
         self.hub.end(self._over or messages.Over("the inner hub was stopped", False, True))
 
     def _next(self) -> messages.Round:
@@ -139,15 +140,24 @@ class InnerHub:
         self._round_over.clear()
         self._round = opened.round
         self._in_commit_thread(lambda: self.hub.open_above(opened, numbers))
-        self._round_over.wait()
+        self._await(self._round_over)
         if self._over is not None:
             raise RunOver(self._over.reason, self._over.finished, self._over.resumable)
         if (
             not self._stopping and self._ledger_round() == opened.round
         ):  # it was over before a child was ready
             self._pass_on(opened.round + 1)
-            self._children_ready.wait()
+            self._await(self._children_ready)
             self.link.ready(opened.round + 1, self.work.fingerprint(opened.round + 1))
+
+    def _await(self, event: threading.Event) -> None:
+        """Wait for the children. Raises where the parent ends the run or is lost, unless a packet is on its
+        way: its round is finished first."""
+        while not event.wait(1.0):
+            if not self._delivers and self.link.over is not None:
+                raise RunOver.of(self.link.over)
+            if not self._delivers and self.link.lost:
+                raise Abandoned
 
     def _pass_on(self, stop: int) -> None:
         """Commit the parent's rounds before `stop`, of which this hub has closed no exchange."""
@@ -229,6 +239,7 @@ class InnerHub:
 
     def may_open(self, ready: int, opened: bool) -> bool:
         """Tell whether to open the round with so many peers, if it is `opened` above."""
+        self._delivers = False
         if ready:
             self._children_ready.set()
         else:
@@ -240,6 +251,7 @@ class InnerHub:
 
     def closes(self, ex: Exchange, leases: Leases) -> None:
         """Note what the children have delivered, and what they report."""
+        self._delivers = True
         reports = {ex.members[s]: ex.reports[s] for s in ex.claims}
         claimed = {s: [leases.claimed(s, r) for r in rounds] for s, rounds in ex.claims.items()}
         numbers = {ex.members[s]: tuple(run for ids in each for run in ids) for s, each in claimed.items()}

@@ -103,6 +103,7 @@ def planned(given: argparse.Namespace, work: Path, fill_s: float) -> tuple[Workl
 
     def workload(steps: int) -> Workload:
         how = {"owners": given.owners, "replicated": given.replicated, "mbit": given.mbit}
+        how["approve"] = given.approve
         return Workload(given.peers, steps, seed=1, **how)
 
     steps = given.steps
@@ -193,6 +194,7 @@ def main() -> int:
     asked.add_argument("--peers", type=int, default=4, choices=range(1, len(PEERS) + 1), metavar="N")
     asked.add_argument("--owners", action="store_true", help="the peers own the shards of the vector")
     asked.add_argument("--replicated", action="store_true", help="a round is committed once a standby has it")
+    asked.add_argument("--approve", action="store_true", help="every newcomer waits for its host's yes")
     asked.add_argument("--mbit", type=float, default=20.0, help="of each line in a lab; 0: no lab")
     asked.add_argument("--soak", type=Path, help="parts of MINUTES each until this file has FAULTS of them")
     asked.add_argument("--faults", type=int, default=10_000, help="with --soak: so many in all")

@@ -32,6 +32,7 @@ class Workload:
     batch: int = 48
     step_timeout: float = 30.0
     owners: bool = False  # the peers own the shards
+    approve: bool = False  # newcomers wait for the host, who says yes
     replicated: bool = False  # a round is committed once the standby has it
     mbit: float = 0.0  # of all lines, in a network lab; 0: no lab
 
@@ -44,6 +45,7 @@ class Workload:
             *(f"swarm.step_timeout={self.step_timeout:.0f}", "swarm.peer_timeout=15"),
             "swarm.start_timeout=300",
             *(("swarm.durability=replicated",) if self.replicated else ()),
+            *(("swarm.join=approve",) if self.approve else ()),
             *(("swarm.owners=peers", f"compression.shards={SHARDS}") if self.owners else ()),
         ]
 

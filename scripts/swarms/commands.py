@@ -24,7 +24,8 @@ from scripts.netlab import lab as netlab
 from scripts.swarms.lab import LabLine
 from scripts.swarms.processes import Line, Process
 from scripts.swarms.tcp_link import Link
-from transport import parse_url
+from transport import ask_admin, parse_url
+from transport.protocol.errors import TransportError
 
 HUB, RELAY = "hub", "relay"
 CLOSED = 1  # the port of an address that nobody can dial
@@ -251,6 +252,13 @@ class Swarm:
                 if peer is not None and peer.works is None:
                     peer.works = now
             self.changed.notify_all()
+        if event.get("event") == "peer_asks":
+            threading.Thread(target=self._approve, args=(event["key"],), daemon=True).start()
+
+    def _approve(self, key: str) -> None:
+        """Say yes to a newcomer, as its host; to one whose hub is gone by then, when it asks the next."""
+        with suppress(TransportError, FileNotFoundError):
+            ask_admin(parse_url(self.url), self._record()["keys"]["stop"], "approve", peer=key)
 
     def _laid(self, name: str) -> str:
         """Lay the link of a peer to the hub, or to the relay; return the run's URL over that link."""

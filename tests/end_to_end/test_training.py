@@ -48,22 +48,26 @@ def plain_pytorch(swarm: Swarm, steps: int) -> torch.Tensor:
 def test_lossless_and_fresh_sgd_is_synchronous_data_parallel_sgd(
     neox: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Three peers with unequal leases, three shards: the weights of SGD on all of the batch, almost."""
+    """Three peers with unequal leases, three shards: the weights of SGD on all of the batch, almost. Two of them
+    are below an inner hub, which changes nothing of what the batch says."""
     recipe = recipe_of(
         neox,
         data,
         compression=EXACT | {"shards": 3},
         training={"optim": "sgd", "learning_rate": 0.05, "max_grad_norm": 0.0, "global_batch_size": 7},
     )
-    with Swarm(recipe, tmp_path / "run", min_peers=3) as swarm:
-        swarm.start("ann", "bob", "cat")
+    with Swarm(recipe, tmp_path / "run", min_peers=2) as swarm:
+        swarm.below("hub", "bob", "cat")
+        swarm.start("ann")
         swarm.finish()
+        swarm.audit()
 
         steps = len(swarm.all(hub.RoundCommitted))
         plain = plain_pytorch(swarm, steps)
         moved = (plain - FlatParameters(swarm.model()).vector).abs().max()
         assert moved > 0.01
         torch.testing.assert_close(swarm.members["ann"].common, plain, rtol=0, atol=float(moved) * 1e-3)
+        assert all(torch.equal(swarm.members["ann"].common, one.common) for one in swarm.members.values())
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])

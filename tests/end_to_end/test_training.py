@@ -48,8 +48,8 @@ def plain_pytorch(swarm: Swarm, steps: int) -> torch.Tensor:
 def test_lossless_and_fresh_sgd_is_synchronous_data_parallel_sgd(
     neox: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Three peers with unequal leases, three shards: the weights of SGD on all of the batch, almost. Two of them
-    are below an inner hub, which changes nothing of what the batch says."""
+    """Three peers with unequal leases, three shards: the weights of SGD on all of the batch, almost. Two
+    of them are below an inner hub, which changes nothing of what the batch says."""
     recipe = recipe_of(
         neox,
         data,

@@ -121,10 +121,9 @@ class Handshake:
         elif session is None or (session.name, session.key) != (m.name, key_of(conn)):
             self._out.refuse(conn, "session", "the hub does not know this session any more")
         elif unknown := rounds.lacks(session, m.holds):
-            self._members.kick(session, "session", f"its lease of round {unknown[0]} is not known here")
+            self._end(session, conn, f"its lease of round {unknown[0]} is not known here")
         elif not rounds.can_repeat(m.waiting):
-            session.conn = conn
-            self._members.kick(session, "session", f"away since round {m.waiting}")
+            self._end(session, conn, f"away since round {m.waiting}")
         else:
             if session.awaited:
                 session.address, session.can_aggregate = m.address, m.owns and not m.address
@@ -135,6 +134,11 @@ class Handshake:
             rounds.repeat(session, m.waiting)
             if self.replication is not None:
                 self.replication.resumed(session)
+
+    def _end(self, session: Session, conn: bytes, why: str) -> None:
+        """End a session, and say so on the connection by which its peer is back: it begins another at once."""
+        session.conn = conn
+        self._members.kick(session, "session", why)
 
     def ready(self, session: Session, m: messages.Ready, now: float) -> None:
         """Accept a peer that holds x' of a round, if that is the run's x', made from the run's files."""

@@ -362,3 +362,18 @@ def test_a_run_in_star_mode_loads_no_code_of_shard_aggregators() -> None:
 
     assert swarm.hub.shards is swarm.hub.rounds.sharding is None
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_a_peer_whose_lease_the_next_hub_lacks_begins_anew_at_once() -> None:
+    """A standby may take over without the newest lease; the peer is told, and does not wait for silence."""
+    swarm = SimSwarm()
+    peer = swarm.join()
+    while not peer.pending:
+        swarm.step()
+    for session in swarm.books.sessions.values():
+        session.leases.clear()
+    swarm.restart_hub()
+    peer.dial()
+    swarm.chat(peer)
+
+    assert peer.state.sessions == 2

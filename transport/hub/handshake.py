@@ -136,7 +136,7 @@ class Handshake:
                 self.replication.resumed(session)
 
     def _end(self, session: Session, conn: bytes, why: str) -> None:
-        """End a session, and say so on the connection by which its peer is back: it begins another at once."""
+        """End a session, and say so on the connection by which its peer is back: it begins another."""
         session.conn = conn
         self._members.kick(session, "session", why)
 

@@ -189,8 +189,8 @@ def test_an_aggregator_that_is_lost_after_its_packet_came_has_done_its_part() ->
         round=3, size=9, packets=tokens, tokens=tokens, lost={"s-ann": "gone"}, moved={"s-ann": "digest"}
     )
 
-    assert RoundHistory(Recovered()).add(ex, ["s-bob"], done).lost == []
-    assert RoundHistory(Recovered()).add(ex, ["s-bob"], replace(done, moved={})).lost == ["ann"]
+    assert RoundHistory(Recovered()).add(ex, ["s-bob"], done).message.lost == []
+    assert RoundHistory(Recovered()).add(ex, ["s-bob"], replace(done, moved={})).message.lost == ["ann"]
 
 
 def test_a_new_session_may_hand_over_error_feedback_of_the_old_one() -> None:

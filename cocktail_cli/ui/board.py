@@ -32,7 +32,7 @@ FIXED = {"STATE": 8, "TOK/S": 6, "UP/S": 6, "DOWN/S": 6, "RTT": 6, "SHARE": 5, "
 # styles of the states' words, by how they begin
 STATES = {
     "good": ("train", "running"),
-    "busy": ("deciding", "syncing", "waiting", "starting", "joined", "behind", "stopping"),
+    "busy": ("deciding", "syncing", "waiting", "in line", "starting", "joined", "behind", "stopping"),
     "bad": ("lost", "late", "failed"),
     "dim": ("done", "left", "removed", "finished", "stopped", "paused"),
 }

@@ -109,6 +109,8 @@ class RunLink:
                 self.ended, self.finished = message.reason, message.finished
                 self.resumable = message.resumable
             return None
+        if not message.exchange:
+            return message
         now = time.monotonic()
         self.timer.took_round(asked, now)
         self.steps = self.round.spans * max(1, self.round.local_steps) if self.round is not None else 1

@@ -138,6 +138,12 @@ def _conflicts(recipe: Recipe) -> Iterator[Conflict]:
         yield Conflict("training.global_batch_size", text)
     if swarm.max_peers is not None and swarm.max_peers < fewest:
         yield Conflict("swarm.max_peers", f"{swarm.max_peers} is below swarm.min_peers={fewest}")
+    if (members := swarm.members_per_round) is not None:
+        if members < fewest:
+            yield Conflict("swarm.members_per_round", f"{members} is below swarm.min_peers={fewest}")
+        if swarm.owners == "peers":
+            text = "peers that aggregate shards are members of every round"
+            yield Conflict("swarm.members_per_round", text, "null, or `swarm.owners: hub`")
     weighted = [dataset.weight is not None for dataset in recipe.datasets]
     for number, has_weight in enumerate(weighted):
         if any(weighted) and not has_weight:

@@ -393,6 +393,9 @@ class Swarm(Section):
     join: Literal["token", "approve"] = key("token", "approve: the host also approves each newcomer")
     min_peers: Whole = key(1, "no step starts with fewer")
     max_peers: Whole | None = key(None, "more are refused; null: no limit")
+    members_per_round: Whole | None = key(
+        None, "of more peers a round takes so many, in long turns; the others wait; null: all", since="0.2"
+    )
     owners: Literal["hub", "peers"] = key(
         "hub", "who aggregates the shards; peers: those that accept connections"
     )

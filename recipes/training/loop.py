@@ -131,6 +131,8 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
                 yield from exchanges.join_down_to(0)
             if round.round > global_model.round + len(peer.flights):
                 yield catch_up(link, peer, round.round)
+            if not round.exchange and not round.eval_parts:  # a call: this peer's turn is near
+                link.ready(global_model.round, global_model.fingerprint)
             if round.exchange and staleness:
                 if round.eval_parts:
                     peer.evaluated.clear()

@@ -28,7 +28,7 @@ class Round(Protocol):
     steps: int
     peers: int  # its members
     samples: int  # sequences in this peer's lease; 0: exchange only
-    exchange: bool  # False: nothing is exchanged (the last evaluation)
+    exchange: bool  # False: nothing is exchanged (the last evaluation, or a call to catch up)
     eval_part: int
     eval_parts: int  # 0: no evaluation
     spans: int  # rounds that the lease is to last; above 1 this peer is no member before it says `ready`

@@ -124,6 +124,8 @@ class SimPeer:
         if opened.eval_parts:
             self.say(self.state.evaluated(messages.Evaluated(opened.round, opened.eval_part, 2.0, 1)))
         if not opened.exchange:
+            if not opened.eval_parts:  # a call: it catches up
+                self.ready()
             return
         self.local_steps[opened.round] = opened.local_steps
         self.sent = sorted(self.pending)
@@ -164,7 +166,9 @@ class SimPeer:
 class SimSwarm:
     """Hub, peers, cables, ledger, clock."""
 
-    def __init__(self, staleness: int = 1, settings: RunSettings | None = None) -> None:
+    def __init__(
+        self, staleness: int = 1, settings: RunSettings | None = None, members: int | None = None
+    ) -> None:
         self.settings = settings or toy_settings(
             samples=13,
             global_batch=4,
@@ -174,6 +178,7 @@ class SimSwarm:
             step_timeout=20.0,
             start_timeout=300.0,
             peer_timeout=90.0,
+            members_per_round=members,
         )
         self.staleness = staleness
         self.now = 100.0

@@ -167,6 +167,8 @@ class ToyPeer:
                 opened.round, opened.eval_part, 2.0 * (opened.eval_part + 1), opened.eval_part + 1
             )
         if not opened.exchange:
+            if not opened.eval_parts:  # a call
+                self.link.ready(len(self.packets), toy_fingerprint(self.packets))
             return
         if self.staleness == 0:
             self.train(opened)

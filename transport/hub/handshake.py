@@ -147,7 +147,10 @@ class Handshake:
             self._members.kick(session, "state", differ)
         elif m.round > self._rounds.round or self._rounds.history.differs(m.round, m.fingerprint):
             self._members.kick_other_state(session, m.round)
-        elif self._members.move(session, SessionEvent.READY) and joining:
+        elif self._members.move(session, SessionEvent.READY):
+            self._rounds.caught_up(session, m.round)
+            if not joining:
+                return
             session.ready_claim = (m.round, m.fingerprint)
             self._out.tell(events.PeerReady(0.0, session.name, m.round, now - session.since))
 

@@ -164,7 +164,10 @@ class HubState:
 
     def status(self, now: float, recipe: bool = False) -> str:
         """Return the JSON text of `cocktail status --json`; `recipe` adds what a joiner wants to know."""
-        status = run_status(self.rounds, now) | people_status(self.members, self.admission.visitors, now)
+        turns = self.rounds.turns
+        line = turns.line() if turns is not None else {}
+        people = people_status(self.members, self.admission.visitors, line, now)
+        status = run_status(self.rounds, now) | people
         status["term"] = self.handshake.term
         return json.dumps(status | (joiners_status(self.rounds) if recipe else {}))
 

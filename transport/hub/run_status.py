@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from transport.diagnosis import Culprit, SlowestLine
-from transport.membership import Roster, Session, Visitors
+from transport.membership import Roster, Session, State, Visitors
 from transport.protocol import Traffic
 from transport.scheduling import Rounds
 
@@ -19,6 +20,7 @@ WORDS = {
     "apart": "training",
     "behind": "behind",
 }
+IN_LINE = "in line"  # it waits for its turn: the run's rounds take fewer members than there are peers
 
 
 def session_word(session: Session, over: bool) -> str:
@@ -89,11 +91,20 @@ def joiners_status(rounds: Rounds) -> dict[str, Any]:
     }
 
 
-def people_status(members: Roster, visitors: Visitors, now: float) -> dict[str, Any]:
-    """Return the peers in the run, and the others: those that are deciding, have left, or were lost."""
+def people_status(members: Roster, visitors: Visitors, line: Mapping[str, int], now: float) -> dict[str, Any]:
+    """Return the peers in the run, and the others: those that are deciding, have left, or were lost.
+
+    Args:
+        line: places in the line of those that wait for their turn, by session.
+    """
     here = members.by_name()
     total = sum(p.tokens for p, _ in here) + sum(d.session.tokens for d in members.gone.values()) or 1
-    peers = [peer_status(p, t, session_word(p, members.quiet), total, now) for p, t in here]
+    peers = []
+    for p, t in here:
+        turn = line.get(p.id) if p.state is State.READY else None
+        word = session_word(p, members.quiet)
+        word = IN_LINE if turn is not None and word == WORDS["ready"] else word
+        peers.append(peer_status(p, t, word, total, now) | {"turn": turn})
     gone = members.gone.values()
     others = [
         peer_status(d.session, d.traffic, d.how, total, now) | {"reason": d.reason, "rtt_ms": None}

@@ -39,7 +39,11 @@ class SessionEvent(Enum):
 
 SESSION_TRANSITIONS: dict[State, dict[SessionEvent, State]] = {
     State.JOINING: {SessionEvent.READY: State.READY},
-    State.READY: {SessionEvent.OPENED: State.TRAINING, SessionEvent.LEAVING: State.BEHIND},
+    State.READY: {
+        SessionEvent.READY: State.READY,  # it has caught up, for its turn
+        SessionEvent.OPENED: State.TRAINING,
+        SessionEvent.LEAVING: State.BEHIND,
+    },
     State.TRAINING: {
         SessionEvent.ARRIVED: State.SENT,
         SessionEvent.CLOSED: State.BEHIND,
@@ -77,6 +81,7 @@ class Session:
     awaited: bool = False  # it took part before the hub was restarted, and has not come back yet
     pinged: float = 0.0
     owes_since: float | None = None  # since when it owes something; None: nothing
+    at: int = 0  # newest round whose x' it is known to have
     ready_claim: tuple[int, int] | None = None  # (round, fingerprint) of its Ready, until it is compared
     counts: bool = False  # it needs no names of others
     standby: bool = False  # it follows the run, and trains nothing

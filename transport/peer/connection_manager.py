@@ -249,9 +249,8 @@ class ConnectionManager:
                 self.transfers.withdraw(name)
         if isinstance(message, messages.Round) and message.samples:
             self._prefetch(f"lease/{message.round}", 0)
-        elif isinstance(message, messages.Committed) and self.state.takes_part and not self.state.assembles:
-            part = self.part_of(message)
-            self._prefetch(f"packet/{message.round}", message.size, part)
+        elif isinstance(message, messages.Committed) and self.state.fetches(message.round):
+            self._prefetch(f"packet/{message.round}", message.size, self.part_of(message))
 
     def _prefetch(self, name: str, size: int, part: HubPart | None = None) -> None:
         """Fetch an object, or a part, before the training thread asks for it, to save it a round trip."""

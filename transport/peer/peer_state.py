@@ -261,17 +261,19 @@ class PeerState:
         self._leave = message
         return [message] if self.link in (SessionState.JOINED, SessionState.OVER) else []
 
-    @property
-    def takes_part(self) -> bool:
-        """True once this peer has taken a round in this session."""
-        return self.taken >= 0
+    def fetches(self, round: int) -> bool:
+        """True if this peer is a member of the round, and gets its packet whole, from the hub."""
+        member = round == self.taken or any(r.round == round and r.exchange for r in self.rounds)
+        return member and not self.assembles
 
     def take_round(self) -> messages.Round | None:
         """Pop the next round to work on, if one is open."""
         if not self.rounds:
             return None
         round = self.rounds.popleft()
-        self.taken, self.owners, self.reopened = round.round, round.owners, None
+        if round.exchange:  # else it may still be opened with this peer
+            self.taken = round.round
+        self.owners, self.reopened = round.owners, None
         return round
 
     def settled(self, round: int) -> bool:

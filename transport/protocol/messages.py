@@ -346,7 +346,7 @@ class Round(Message, frozen=True, omit_defaults=True):
     steps: Count  # steps the run is expected to have
     members: list[str]  # sorted names; in a round of more than NAMED members the first few
     samples: Count  # sequences in this peer's lease; 0: exchange only
-    exchange: bool  # False: nothing is exchanged (the last evaluation)
+    exchange: bool  # False: nothing is exchanged (the last evaluation; without a part: a call to catch up)
     eval_part: Count = 0  # the part of the evaluation set to evaluate the global model of this round on
     eval_parts: Count = 0  # 0: no evaluation in this round
     owners: list[AggregatorInfo] = []  # peers that aggregate shards, by name; the hub aggregates the rest

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import structs
 
@@ -44,6 +44,9 @@ from .load_balancer import LoadBalancer
 from .round_history import RoundHistory
 from .step_ladder import StepLadder
 from .straggler_deadline import StragglerDeadline
+
+if TYPE_CHECKING:
+    from .turns import Turns
 
 SHOWN = 8  # rounds named in a warning
 LOOK_S = 0.02  # seconds between two computations of the deadline: each visits every member
@@ -129,6 +132,11 @@ class Rounds:
         self.upstream: Upstream | None = None
         self._above: messages.Round | None = None  # the newest round that the parent has opened
         self._given: SampleRanges = ()  # its samples
+        self.turns: Turns | None = None
+        if settings.members_per_round is not None:
+            from .turns import Turns  # a run whose peers are all members never loads that module
+
+            self.turns = Turns(settings)
         self.over = messages.Over("", False)  # how the run ended
         self.slow, self._lines = SlowRounds(), LineWatch()
         self.slowest: SlowestLine | None = None  # what bounds the last rounds
@@ -148,6 +156,9 @@ class Rounds:
             for lease_round, ids in old.leases.items():
                 self.leases.grant(lease_round, {old.session: ids})
             self._deadline.recover(old.session, old.name, recovered.recent)
+            if self.turns is not None and recovered.last and old.name in recovered.last.members:
+                members.sessions[old.session].at = recovered.round
+                self.turns.recover(old.session, recovered.round)
 
     # ---- messages of sessions ------------------------------------------------------------------------------
 
@@ -169,6 +180,12 @@ class Rounds:
                 self._out.send(session.conn, self.history.commits[m.round].to(session))
         else:
             self._members.ignored += 1
+
+    def caught_up(self, session: Session, round: int) -> None:
+        """Note the round whose x' a peer has."""
+        session.at = max(session.at, round)
+        if self.turns is not None:
+            self.turns.caught_up(session)
 
     def open_to(self, session: str, round: int) -> Exchange | None:
         """Return the exchange if this round is open with this session as a member."""
@@ -229,6 +246,8 @@ class Rounds:
         self.evaluations.lost(session.id)
         self._deadline.forget(session.id)
         self._balancer.forget(session.id)
+        if self.turns is not None:
+            self.turns.forget(session.id)
         self.slow.forget(session.id)
         return self.leases.revoke(session.id)
 
@@ -260,6 +279,8 @@ class Rounds:
             self._out.send(session.conn, ex.closes[session.id])
         elif self.phase is Phase.FINAL:
             self._announce_part(session)
+        if self.turns is not None and (called := self.turns.called(session)) is not None:
+            self._call(session, called)
 
     # ---- answers of the shell ------------------------------------------------------------------------------
 
@@ -410,7 +431,13 @@ class Rounds:
                 )
         else:
             self._waiting_since = now
-            if self.upstream or self.leases.free or any(self.leases.held(p.id) for p in ready):
+            holding = {p.id for p in ready if self.leases.held(p.id)}
+            if self.turns is not None and (self.leases.free or holding):
+                members = self.turns.members(self.round, ready, holding)
+                for called in self.turns.to_call(self.round, ready):
+                    self._call(called, self.round)
+                self._open(members, now)
+            elif self.upstream or self.leases.free or holding:
                 self._open(ready, now)
             # else the holders of the last samples are behind: they deliver, or lose them after lease_s
 
@@ -444,6 +471,8 @@ class Rounds:
             hub_shards=tuple(range(s.shards)),
         )
         self._deadline.cap = self._longest
+        if self.turns is not None:
+            self.turns.spans(spans)
         if self.sharding is not None:
             self.sharding.opens(ex, here)
         for p in ready:
@@ -460,7 +489,8 @@ class Rounds:
         """Lease a global batch a local step. Returns samples by session, and rounds of longer leases."""
         s, round, free = self.settings, self.round, self.leases.free
         granted = self.leases.of(round, [p.id for p in ready])
-        takers = [p.id for p in ready if p.id not in granted]
+        out = self.turns.last if self.turns is not None else frozenset()
+        takers = [p.id for p in ready if p.id not in granted and p.id not in out]
         if not takers:
             return granted, {}
         wanted = s.global_batch * self.ladder.steps if self._above is None else self._above.samples
@@ -498,6 +528,11 @@ class Rounds:
         known = ", ".join(self._members.not_ready(now)) or "none has come yet"
         self._out.warn(f"waiting for {lacking} {'peer' if lacking == 1 else 'peers'}: {known}")
 
+    def _call(self, session: Session, round: int) -> None:
+        """Tell a peer that its turn is near: it catches up, and says that it is ready."""
+        call = messages.Round(round, self.step, self.settings.steps, [], 0, False)
+        self._out.send(session.conn, call)
+
     def _announce(self, session: Session, ex: Exchange) -> None:
         samples = count_samples(self.leases.ids(session.id, ex.round) or ())
         message = ex.message(session, self.settings.steps, samples, self.evaluations.now)
@@ -523,9 +558,12 @@ class Rounds:
         waited = [p.id for p in missing if not self._members.suspect(p, now)]
         if ex.claims and waited:
             ex.deadline = ex.opened + self._deadline.after_opening(waited, ex.arrived)
+        lacks = missing and self.turns is not None and not self.turns.enough(len(ex.claims), len(missing))
+        if lacks:  # until they come, or are dropped
+            ex.deadline = ex.opened + self._longest
         if not ex.claims and not missing:
             self._void(ex, now)
-        elif ex.claims and (not waited or now >= ex.deadline):
+        elif ex.claims and ((not waited and not lacks) or now >= ex.deadline):
             self._close(ex, bool(missing), now)
 
     def _close(self, ex: Exchange, missing: bool, now: float) -> None:
@@ -652,6 +690,8 @@ class Rounds:
             self.end(DONE, 0, finished=True)
             return
         ready = self._members.ready()
+        if self.turns is not None:
+            ready = self.turns.near(self.round, ready) or ready
         given = self.evaluations.assign(self.round, self.settings.steps, [p.id for p in ready])
         for session in self._members.present(given):
             session.owes_since = now

@@ -59,10 +59,10 @@ def status(
     step, max_steps, loss, eval_loss, losses and eval_losses (while it runs: pairs of step and loss, 128
     at most), tokens, tokens_per_s, samples, grad_norm, eta_s, since_s, checkpoint (round of the newest
     snapshot), parameters, local_steps, passing (whether peers pass packets on), recipe_hash, reach (of a run
-    of this machine), peers, each with name, gpu, state (syncing, waiting, training, behind, standby, lost,
-    done), share, tokens, up_bytes, down_bytes, fetched_bytes (of these: before it was ready), rtt_ms,
-    last_seen_s, joined_s, rounds, left_out, compute_s, wait_s; bottleneck (of the last rounds: line, waiting,
-    bytes_per_s; null: not known yet);
+    of this machine), peers, each with name, gpu, state (syncing, waiting, in line, training, behind, standby,
+    lost, done), turn (place in line), share, tokens, up_bytes, down_bytes, fetched_bytes (of these: before it
+    was ready), rtt_ms, last_seen_s, joined_s, rounds, left_out, compute_s, wait_s; bottleneck (of the last
+    rounds: line, waiting, bytes_per_s; null: not known yet);
     culprits (who has lengthened the last rounds), each with peer, cause, evidence, remedy, lengthened (by
     what share), round, since; and others: peers that are not in the run (deciding, left, lost,
     removed).

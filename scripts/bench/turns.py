@@ -4,8 +4,8 @@
 
 Two runs of the whole hub, with peers in other processes and real messages; the first packet is taken for the
 aggregate. Peers that wait fetch nothing. One that becomes a member fetches every packet that it has missed;
-a real one takes a snapshot where that is smaller, as it is after some 200 packets. Bytes are those of packets,
-counted at the peers.
+a real one takes a snapshot where that is smaller, as it is after some 200 packets. Bytes are those of
+packets, counted at the peers.
 """
 
 from __future__ import annotations
@@ -135,7 +135,11 @@ def main() -> None:
     asked.add_argument("--rounds", type=int, default=240)
     asked.add_argument("--kilobytes", type=float, default=10.0, help="of a packet")
     args = asked.parse_args()
-    print("| members of a round | rounds | packets up | peers that took part | MB up | MB down |\n" + "|---" * 6 + "|")
+    print(
+        "| members of a round | rounds | packets up | peers that took part | MB up | MB down |\n"
+        + "|---" * 6
+        + "|"
+    )
     rows = []
     for members in (args.peers, args.members):
         begun = time.monotonic()

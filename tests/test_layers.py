@@ -41,6 +41,7 @@ SHELLS = {
     "peer": "admin_client catch_up_downloads connection_manager peer_link run_visit",
     "protocol": "keys",
     "relay": "hub_tunnel relay_server",
+    "stages": "stage_link",
     "standby": "follower lookout",
     "tree": "inner_hub",
     "tunnel": "bridge dialling loop_thread streams websocket_stream",

@@ -1,0 +1,275 @@
+"""A stage's lines to its two neighbours, over sockets with CURVE.
+
+The stage before dials where the other has an address, else the other way round. Each line is a connection of
+its own, also where both neighbours are the same peer. `StageLine` decides; this is two threads and a lock.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+
+from transport.protocol import CurveKeys, LinkLost, ProtocolError, Route, parse_address
+from transport.wire import (
+    GUARD_S,
+    Bandwidth,
+    Connected,
+    DealerWire,
+    Disconnected,
+    Frames,
+    HubWire,
+    PeerWire,
+    RateLimits,
+    Received,
+    key_of,
+    wire_size,
+)
+
+from .stage_line import GONE_S, LIFE, Gone, LineMessage, Renewed, StageLine, State, unpack
+
+RETRY_S = 0.5  # until a lost or refused connection is dialled again
+BURST = 32  # fragments sent before messages are looked at again
+OLD = 64  # connections of before whose late frames are known as such
+BEFORE, AFTER = "before", "after"
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """The stage before or after, as it is assigned."""
+
+    name: str
+    key: str  # CURVE, base64url
+    address: str = ""  # "host:port" of its stage link; empty: it cannot be dialled
+
+
+@dataclass(frozen=True)
+class FromNeighbour:
+    """A message of a neighbour, or news: it is silent, was started again, or breaks the line's rules."""
+
+    neighbour: Neighbour
+    what: LineMessage | Renewed | Gone | ProtocolError
+
+
+class _Line:
+    """A line and its present connection."""
+
+    def __init__(self, neighbour: Neighbour, line: StageLine, wire: PeerWire | None) -> None:
+        self.neighbour, self.line, self.wire = neighbour, line, wire
+        self.conn = b""  # of the listening end
+        self.old: deque[bytes] = deque(maxlen=OLD)
+        self.dial_at = 0.0  # infinite: it is dialled
+        self.more = False  # is to be sent at once
+        self.broken = False  # its neighbour breaks the rules
+
+
+class StageLink:
+    """The lines of one stage.
+
+    Args:
+        wire: listens; RouterWire(..., allowed=lambda key: link.knows(key)) lets only neighbours in.
+        limit: bytes of the longest message that a neighbour may send.
+    """
+
+    def __init__(self, wire: HubWire, keys: CurveKeys, limit: int, gone_s: float = GONE_S) -> None:
+        self.port, self.key = wire.port, keys.public
+        self.rate_limits = RateLimits(Bandwidth())  # the peer's own, once it has a link to its hub
+        self.bytes_up = self.bytes_down = 0
+        self._wire, self._keys, self._limit, self._gone_s = wire, keys, limit, gone_s
+        self._lines: dict[str, _Line] = {}
+        self._inbox: deque[tuple[_Line, LineMessage | Renewed | Gone | ProtocolError]] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._threads: list[threading.Thread] = []
+        self._start(self._listen)
+
+    def _start(self, run: Callable[[], None]) -> None:
+        thread = threading.Thread(target=run, name="cocktail-stage-link", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    # ---- the stage's side, one thread ----------------------------------------------------------------------
+
+    def connect(self, before: Neighbour, after: Neighbour, can_be_dialled: bool = True) -> None:
+        """Connect to these neighbours; lines that are new replace those of before, with all they hold.
+
+        Errors: LinkLost: neither end of a line can be dialled.
+        """
+        for side, neighbour in ((BEFORE, before), (AFTER, after)):
+            known = self._lines.get(side)
+            if known is not None and known.neighbour == neighbour:
+                continue
+            dials = bool(neighbour.address) and (side == AFTER or not can_be_dialled)
+            if not dials and not can_be_dialled:
+                raise LinkLost(f"neither this stage nor {neighbour.name} can be dialled")
+            self._replace(side, neighbour, dials)
+
+    def _replace(self, side: str, neighbour: Neighbour, dials: bool) -> None:
+        wire: PeerWire | None = None
+        if dials:
+            route = Route(*parse_address(neighbour.address))
+            wire = DealerWire((route,), neighbour.key, self._keys)
+        line = StageLine(
+            secrets.token_bytes(LIFE), side == AFTER, self._limit, time.monotonic(), self._gone_s
+        )
+        made = _Line(neighbour, line, wire)
+        with self._changed:
+            old, self._lines[side] = self._lines.get(side), made
+            self._inbox = deque((of, what) for of, what in self._inbox if of is not old)
+        if old is not None and old.wire is not None:
+            old.wire.wake()  # its thread sees that it is replaced
+        if wire is not None:
+            self._start(lambda: self._dial(side, made))
+
+    def knows(self, key: str) -> bool:
+        """Tell whether this is a neighbour's key."""
+        return any(line.neighbour.key == key for line in list(self._lines.values()))
+
+    def send(self, message: LineMessage) -> None:
+        """Send a message: activations to the next stage, all else to the one before. Does not wait."""
+        with self._changed:
+            line = self._lines[AFTER if message.kind == "activations" else BEFORE]
+            line.line.send(message)
+        (line.wire or self._wire).wake()
+
+    def receive(self, timeout: float) -> FromNeighbour | None:
+        """Wait for a message or for news of a neighbour; None: nothing in so many seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._inbox, timeout)
+            if not self._inbox:
+                return None
+            line, what = self._inbox.popleft()
+            if isinstance(what, LineMessage):
+                line.line.took(what)
+        return FromNeighbour(line.neighbour, what)
+
+    @property
+    def resent(self) -> int:
+        """Count the bytes of the present lines that were sent more than once."""
+        return sum(line.line.resent for line in list(self._lines.values()))
+
+    def close(self) -> None:
+        self._closing = True
+        self._wire.wake()
+        for line in list(self._lines.values()):
+            if line.wire is not None:
+                line.wire.wake()
+        for thread in self._threads:
+            thread.join(5.0)
+
+    # ---- threads: one listens, one more for each line that is dialled --------------------------------------
+
+    def _listen(self) -> None:
+        guard_at = 0.0
+        try:
+            while not self._closing:
+                lines = [line for line in list(self._lines.values()) if line.wire is None]
+                for conn, frames in self._wire.poll(self._pause(lines, time.monotonic())):
+                    with self._changed:
+                        self._arrived_at_port(conn, frames)
+                for line in lines:
+                    self._flow(line, partial(self._wire.send, line.conn))
+                now = time.monotonic()
+                for line in lines:
+                    if line.line.is_quiet(now):
+                        line.line.closed()
+                if now >= guard_at:
+                    guard_at = now + GUARD_S
+                    self._wire.guard(now, self._session_of)
+        finally:
+            self._wire.close()
+
+    def _session_of(self, conn: bytes) -> str | None:
+        return next((line.neighbour.name for line in list(self._lines.values()) if line.conn == conn), None)
+
+    def _arrived_at_port(self, conn: bytes, frames: Frames) -> None:
+        line = next((line for line in self._lines.values() if line.wire is None and line.conn == conn), None)
+        if line is None:
+            found = unpack(frames)
+            if found is None or not isinstance(found[0], State):
+                return
+            line = self._lines.get(BEFORE if found[0].before else AFTER)
+            mine = line is not None and line.wire is None and line.neighbour.key == key_of(conn)
+            if line is None or not mine or conn in line.old:
+                return
+            line.old.append(line.conn)
+            line.conn = conn
+            line.line.opened(time.monotonic())
+        self._take(line, frames)
+
+    def _dial(self, side: str, line: _Line) -> None:
+        assert line.wire is not None
+        wire = line.wire
+        try:
+            while not self._closing and self._lines[side] is line:
+                now = time.monotonic()
+                if now >= line.dial_at:
+                    line.dial_at = inf
+                    wire.dial(0)
+                elif line.line.is_quiet(now):
+                    wire.hang_up(0)
+                    self._lost(line, now)
+                for event in wire.poll(self._pause([line], now)):
+                    with self._changed:
+                        if isinstance(event, Connected):
+                            line.line.opened(time.monotonic())
+                        elif isinstance(event, Disconnected):
+                            self._lost(line, time.monotonic())
+                        elif isinstance(event, Received):
+                            self._take(line, event.frames)
+                if not self._flow(line, lambda frames: wire.send(0, frames)):
+                    wire.hang_up(0)
+                    self._lost(line, time.monotonic())
+        finally:
+            wire.close()
+
+    def _lost(self, line: _Line, now: float) -> None:
+        line.line.closed()
+        line.dial_at = now + RETRY_S
+
+    def _take(self, line: _Line, frames: Frames) -> None:
+        now = time.monotonic()
+        self.bytes_down += wire_size(frames)
+        self.rate_limits.down.take(wire_size(frames), now)
+        if line.broken:
+            return
+        try:
+            self._tell(line, line.line.receive(frames, now))
+        except ProtocolError as error:
+            line.broken = True
+            self._tell(line, [error])
+
+    def _tell(self, line: _Line, news: Iterable[LineMessage | Renewed | Gone | ProtocolError]) -> None:
+        self._inbox.extend((line, what) for what in news)
+        self._changed.notify_all()
+
+    def _flow(self, line: _Line, send: Callable[[Frames], bool]) -> bool:
+        """Send what the line has, and tell when its neighbour is silent; returns False where the connection
+        is closed."""
+        with self._changed:
+            now = time.monotonic()
+            self._tell(line, line.line.look(now))
+            for _ in range(BURST):
+                waits = line.broken or self.rate_limits.up.open_at(now) > now
+                frames = None if waits else line.line.next(now)
+                line.more = frames is not None
+                if frames is None:
+                    return True
+                self.bytes_up += wire_size(frames)
+                self.rate_limits.up.take(wire_size(frames), now)
+                if not send(frames):
+                    line.line.closed()
+                    return False
+            return True
+
+    def _pause(self, lines: Sequence[_Line], now: float) -> float:
+        """Return the seconds that a poll may take, unless it is woken."""
+        if any(line.more for line in lines):
+            return 0.0
+        opens = self.rate_limits.up.open_at(now) - now
+        return min(GUARD_S, opens) if opens > 0 else GUARD_S

@@ -47,14 +47,10 @@ class System:
 
 
 STEPS = "compression.local_steps=auto"
-IN_FLIGHT = "compression.staleness=2"
 PASSING = "swarm.passing=always"  # by peers with an open port
 SYSTEMS = {
     "cocktail": System(COCKTAIL, ""),
     "cocktail, the hub on such a line": System(COCKTAIL, "hub"),
-    "cocktail, staleness 2": System(COCKTAIL, "", keys=(IN_FLIGHT,)),
-    "cocktail, staleness 2, the hub on such a line": System(COCKTAIL, "hub", keys=(IN_FLIGHT,)),
-    "cocktail, staleness 2, H=auto, the hub on such a line": System(COCKTAIL, "hub", keys=(IN_FLIGHT, STEPS)),
     "cocktail, H=auto": System(COCKTAIL, "", keys=(STEPS,)),
     "cocktail, H=auto, the hub on such a line": System(COCKTAIL, "hub", keys=(STEPS,)),
     "cocktail, the hub on such a line, peers pass on": System(COCKTAIL, "hub", keys=(PASSING,)),

@@ -118,10 +118,6 @@ BY_HALF = """: packets of p=.38 K=.047, 1 bit (`cocktail-wide`). Rates are chose
 text, with the first seed; losses are those of the other half, so they compare within this table only.
 
 """
-AS_PUBLISHED = """: gradients are taken at x', and one optimizer steps along what the method makes of them
-(`scripts.study.published`). Rates and losses are by halves, as above, where `cocktail-wide` is AdamW's row.
-
-"""
 MILLION = "The same with a million parameters, 400 steps.\n\n"
 
 
@@ -131,34 +127,16 @@ def loss(folder: Path) -> str:
     compared, larger = (
         tables.optimizers(cells.read(folder / "optimizers.jsonl", size)) for size in (Size(), plan.MILLION)
     )
-    published = published_methods(folder)
     study = [*(tables.markdown(found, one) for one in plan.TABLES), longer]
     head = ["rival", "less than FP16", "learning rate", "held-out loss, by seed", "over all-reduce"]
     return section(
         "loss",
         study="\n".join(part for part in study if part),
         optimizers=f"**optimizers**{BY_HALF}{compared}\n{MILLION}{larger}" if compared else "",
-        published=f"**methods of others, as published**{AS_PUBLISHED}{published}" if published else "",
         rivals=f"**rivals**\n\n{table(head, rivals)}" if rivals else "",
         steps=Size().steps,
         timed=table(["way", "held-out loss", *(f"h at {s} Mbit/s" for s in TIMED_AT)], timed(folder, found)),
     )
-
-
-def published_methods(folder: Path) -> str:
-    """Make the table of methods as published; empty where none was measured."""
-    dense = tables.reported(cells.read(folder / "optimizers.jsonl", Size()), plan.DENSE)
-    lines = tables.published(
-        [row for row in read(folder / "published.jsonl") if row["size"] == Size().name], dense
-    )
-    head = [
-        "method",
-        "less than FP16, up",
-        "learning rate",
-        "held-out loss (seeds)",
-        "over AdamW's all-reduce",
-    ]
-    return table(head, lines) if lines else ""
 
 
 def rival_losses(folder: Path, found: Found) -> list[list[str]]:
@@ -233,7 +211,7 @@ def timed_ways(folder: Path, found: Found) -> list[Timed]:
             ways.append(Timed(name, best.loss, by, tuple(best.curve)))
 
     for row in plan.METHODS:
-        if row.setting.peers and row.setting.staleness and not row.setting.averaged:
+        if row.setting.peers and row.setting.staleness:
             by, ratios = affordable(folder, found, row.setting), ratios_of(found, row.setting)
             add(f"cocktail, {max(ratios, default=0):.0f}x less", row.setting, by)
     for system in ("torch DDP FP16", "torch DDP FP32", "hivemind FP16"):

@@ -40,18 +40,6 @@ class FixedEigenbasis:
         turned = (rotated(part, *self.bases[i], back) if i in self.bases else part for i, part in parts)
         return torch.cat([part.flatten() for part in turned])
 
-    def low_rank(self, x: Tensor, rank: int) -> Tensor:
-        """Project each matrix of a vector (P,) on the last `rank` eigenvectors, those of the largest values,
-        of its shorter dimension; all else stays whole."""
-        parts = list[Tensor]()
-        for i, part in enumerate(self.layout.views(x)):
-            if i in self.bases:
-                tall = part.shape[0] >= part.shape[1]
-                basis = self.bases[i][tall][:, -rank:]
-                part = part @ basis @ basis.T if tall else basis @ (basis.T @ part)
-            parts.append(part.flatten())
-        return torch.cat(parts)
-
 
 class TurnedUpdate:
     """A peer's update in the eigenbasis: parameters that are zero before each step, for any optimizer."""

@@ -17,9 +17,7 @@ START = (2e-3, 4e-3)  # the middle
 SEEDS = (1, 2, 3)
 MILLION = Size(hidden=160, layers=3, steps=400, base_steps=1000)  # a second size, of a million parameters
 
-AVERAGE = Setting(staleness=0, averaged=1)
 COCKTAIL = Setting()
-TWO_BITS = Setting(bits=2)
 SUM = Setting(sample=0.113, bits=2, outer_rate=0.0, beta1=0.5)  # the recipes' default
 BEFORE = replace(SUM, outer_rate=4.0, beta2=0.99)  # until 2026-11-22: no peer's momentum was divided
 WIDE = replace(SUM, sample=0.38, keep=0.047, bits=1, beta1=0.0)  # visits more, sends less of it
@@ -57,10 +55,7 @@ def with_peers(rows: tuple[Row, ...], peers: int) -> tuple[Row, ...]:
 
 
 METHODS = (
-    Row("all-reduce, betas .5 .99", Setting(peers=0, beta1=0.5, beta2=0.99)),
-    Row("local AdamW, averaged each step in FP32", AVERAGE),
     Row("p=.1 K=.2, 4 bits (`cocktail-paper`)", COCKTAIL),
-    Row("p=.1 K=.2, 2 bits", TWO_BITS),
     Row("p=.113 K=.2, 2 bits, 4 times the mean, betas .5 .99", BEFORE),
     Row("p=.113 K=.2, 2 bits, `packets`, beta1 .5 (`cocktail`)", SUM),
     Row("p=.04 K=.2, 2 bits, `packets`, beta1 .5", THIN),

@@ -2,7 +2,7 @@
 learning rate tuned for each way.
 
     scripts/bench_quality --workers 2          # all cells that are not in the file yet, then the tables
-    scripts/bench_quality --show               # the tables and plots of what is in the file
+    scripts/bench_quality --show               # the tables of what is in the file
     scripts/bench_quality --cell keep=0.05,bits=2 --rates 1e-3 2e-3 --seeds 1      # cells of one's own
 
 On a GPU (not run yet: none was at hand) models, optimizers and the global model are on it, the aggregator is
@@ -29,7 +29,7 @@ from pathlib import Path
 
 from scripts.study.cells import Cell, cells, changed, read, setting_of, write
 from scripts.study.plan import COCKTAIL, REFERENCE, SEEDS, TABLES, missing
-from scripts.study.tables import markdown, plot, spread
+from scripts.study.tables import markdown, spread
 from scripts.study.train import Outcome, Size, base, train
 from scripts.swarms.lab import parser
 
@@ -61,14 +61,11 @@ def run(size: Size, wanted: list[Cell], folder: Path, results: Path, workers: in
         print(f"{which}: {losses}, {outcome.ratio:.1f}x, {outcome.seconds:.0f} s", flush=True)
 
 
-def show(size: Size, results: Path, plots: Path) -> None:
+def show(size: Size, results: Path) -> None:
     found = read(results, size)
     for table in TABLES:
-        text = markdown(found, table)
-        if text:
+        if text := markdown(found, table):
             print(text)
-            plots.mkdir(parents=True, exist_ok=True)
-            (plots / f"quality-{table.name.replace(' ', '-')}.svg").write_text(plot(found, table))
     wide = spread(found, SEEDS)
     if wide is not None:
         print(f"all-reduce, the largest loss less the smallest of the seeds that are there: {wide:.2%}")
@@ -84,7 +81,6 @@ def options() -> argparse.ArgumentParser:
     asked.add_argument("--seeds", type=int, nargs="+", default=[1])
     asked.add_argument("--folder", type=Path, default=home, help="for the pre-trained model")
     asked.add_argument("--results", type=Path, default=home / "results.jsonl")
-    asked.add_argument("--plots", type=Path, default=home)
     for field in fields(Size):
         name, usual = field.name.replace("_", "-"), field.default
         asked.add_argument(f"--{name}", type=type(usual), default=usual)
@@ -102,7 +98,7 @@ def main() -> None:
     elif not given.show:
         while wanted := missing(read(given.results, size)):
             run(size, wanted, *where)
-    show(size, given.results, given.plots)
+    show(size, given.results)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,17 @@
-"""The quality study's tables and plots, from its cells."""
+"""The quality study's tables, from its cells."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import mean
-from typing import Any
 
 from scripts.study.cells import Cell, Found
-from scripts.study.plan import OPTIMIZERS, REFERENCE, SEEDS, SWARMS, Row, Table, best_rate, chosen_rate
+from scripts.study.plan import OPTIMIZERS, REFERENCE, SWARMS, Row, Table, best_rate, chosen_rate
 from scripts.study.train import Outcome, Setting, Size
 
 TITLES = "way | less than FP16 | learning rate | held-out loss | over all-reduce | with all that was unsent"
 HEAD = f"| {TITLES} |\n" + "|---" * 6 + "|\n"
-PUBLISHED = {
-    "dense": "no compression",
-    "feedback": "error feedback",
-    "dgc": "DGC",
-    "onebit": "1-bit Adam",
-    "econtrol": "EControl",
-    "scafcom": "SCAFCOM",
-}
 BY_HALF = (
     "way | optimizer | less than FP16 | learning rate | held-out loss (seeds) | over its own | over AdamW's"
 )
@@ -93,42 +83,6 @@ def optimizers(found: Found) -> str:
     return "\n".join([HEAD_BY_HALF, *dict.fromkeys(lines)]) + "\n" if lines else ""
 
 
-def published(rows: Sequence[Mapping[str, Any]], dense: Mapping[int, float]) -> list[list[str]]:
-    """Make the rows of methods as published: each at the rate with the lowest loss on the half that settings
-    are chosen on, with the first seed; the loss is that of the other half.
-
-    Args:
-        rows: of `published.jsonl`, of one size.
-        dense: seed -> loss of all-reduce with AdamW, on that half.
-    """
-    named = dict[str, list[Mapping[str, Any]]]()
-    for row in rows:
-        named.setdefault(way_text(row), []).append(row)
-    lines = list[list[str]]()
-    for name, tried in named.items():
-        first = [row for row in tried if row["seed"] == SEEDS[0]]
-        if not first:
-            continue
-        best = min(first, key=lambda row: float(row["halves"][0]))
-        losses = {int(row["seed"]): float(row["halves"][1]) for row in tried if row["rate"] == best["rate"]}
-        ratio = f"{best['ratio']:.0f}x" if best["method"] != "dense" else ""
-        mean_loss = f"{mean(losses.values()):.4f} ({len(losses)})"
-        lines.append([name, ratio, f"{best['rate']:g}", mean_loss, above(losses, dense)])
-    return lines
-
-
-def way_text(row: Mapping[str, Any]) -> str:
-    """Describe the method of a row of `published.jsonl`."""
-    number = {"econtrol": f", eta {row['control']:g}", "scafcom": f", beta {row['control']:g}"}
-    warm = f", {row['warm']} steps of warm-up" if row["warm"] else ""
-    members = f"{row['members']} of {row['peers']}" if row["members"] else f"{row['peers']}"
-    optim = "" if row["method"] == "onebit" else {"adam": "; Adam", "sgd": "; SGD"}[row["optim"]]
-    packets = "" if row["share"] == 1 else f"; p={row['share']:g} K={row['keep']:g}, {row['bits']} bit"
-    apart = ", each with a text of its own" if row["apart"] else ""
-    name = PUBLISHED[row["method"]] + number.get(row["method"], "") + warm + optim + packets
-    return f"{name}; {members} peers{apart}"
-
-
 def reported(found: Found, setting: Setting) -> dict[int, float]:
     """Find seed -> loss on the reported half, at the rate that the other half chose."""
     rate = chosen_rate(found, setting)
@@ -145,35 +99,3 @@ def spread(found: Found, seeds: Sequence[int]) -> float | None:
     """Compute the reference's largest loss less its smallest over the seeds, as a share of their mean."""
     losses = [end.loss for end in outcomes(found, REFERENCE, seeds)]
     return (max(losses) - min(losses)) / mean(losses) if len(losses) > 1 else None
-
-
-def plot(found: Found, table: Table) -> str:
-    """Draw an SVG: how much more than all-reduce, in %, over how many times less than FP16."""
-    points = []
-    for row in table.rows:
-        ends, gaps = outcomes(found, row, table.seeds), over(found, row, table)
-        if row.setting.peers and ends and gaps:
-            points.append((math.log10(max(ends[0].ratio, 1.0)), 100 * gaps[0], row.name))
-    high = max([math.ceil(y) for _, y, _ in points] + [1])
-    low = min([math.floor(y) for _, y, _ in points] + [0])
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        return 60 + 150 * x, 20 + 260 * (high - y) / (high - low)
-
-    parts = [
-        f'<line x1="60" x2="560" y1="{at(0, y)[1]:.1f}" y2="{at(0, y)[1]:.1f}" stroke="#ddd"/>'
-        f'<text x="52" y="{at(0, y)[1] + 4:.1f}" text-anchor="end">{y} %</text>'
-        for y in range(low, high + 1)
-    ]
-    parts += [f'<text x="{at(n, low)[0]:.0f}" y="300" text-anchor="middle">{10**n}x</text>' for n in range(4)]
-    for x, y, name in points:
-        px, py = at(x, y)
-        parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="4" fill="#2563eb"/>')
-        parts.append(f'<text x="{px + 7:.1f}" y="{py - 5:.1f}">{name}</text>')
-    title = f"{table.name}: held-out loss over all-reduce, against bytes less than FP16"
-    return (
-        '<svg xmlns="http://www.w3.org/2000/svg" width="760" height="330" '
-        'font-family="sans-serif" font-size="12">'
-        f'<rect width="760" height="330" fill="white"/><text x="60" y="14">{title}</text>'
-        f"{''.join(parts)}</svg>\n"
-    )

@@ -37,7 +37,6 @@ from recipes.training.matrix_optimizers import embeddings_of
 from recipes.training.optimizers import build_optimizer, learning_rate, set_learning_rate
 from recipes.weight_files.parameter_layout import FlatParameters
 from scripts.study.eigenbasis import FixedEigenbasis, TurnedUpdate
-from scripts.study.fragments import by_layers
 from scripts.study.model import Models
 
 STRETCH = 4096  # bytes; every tenth stretch of the documentation is held out
@@ -45,6 +44,7 @@ BASIS_SEED = 77  # of the rows that a fixed basis is found on
 WeightedPacket = tuple[str, bytes, float]  # peer, packet, weight
 Optim = Literal["adamw_torch_fused", "muon", "soap"]
 ADAMW: Final = "adamw_torch_fused"
+CLIP = 1.0  # of the gradient's norm
 EVALS = 4  # held-out losses on a quarter of the text, along the way
 
 
@@ -79,9 +79,6 @@ class Setting:
     sample: float = 0.1  # p
     keep: float = 0.2  # K
     bits: int = 4
-    block: int = 256
-    kind: Literal["block", "element", "fragment"] = "block"  # of the sample
-    layers: int = 0  # 1: fragments are whole layers
     staleness: Literal[0, 1, 2, 3, 4] = 1
     local_steps: int = 1  # H
     outer_rate: float = 1.0  # 0: `packets`, and `rate` is the swarm's
@@ -90,15 +87,8 @@ class Setting:
     owner_error_decay: float = 1.0
     beta1: float = 0.9
     beta2: float = 0.999
-    clip: float = 1.0
-    hubs: int = (
-        0  # inner hubs between the peers and x', each of as many peers: one more C with error feedback
-    )
-    averaged: int = 0  # 1: updates are summed in FP32 after each round, without packets (staleness 0)
-    late: int = 0  # rounds until other peers' updates arrive, where they are summed in FP32
+    hubs: int = 0  # inner hubs between the peers and x', each of as many peers
     dropped: float = 0.0  # share of the packets that come too late
-    slow: int = 0  # the first peer takes a step, and sends it, once in so many rounds
-    owner_keep: float = 0.0  # K of the owner; 0: that of the peers
     rows: int = 0  # of a step, where it is not the study's
     optim: Optim = ADAMW
     matrix_momentum: float = 0.95  # of Muon
@@ -110,8 +100,6 @@ class Setting:
             random_ratio=self.sample,
             topk_ratio=self.keep,
             quant_bits=self.bits,  # type: ignore[arg-type]
-            block_size=self.block,
-            sample_kind=self.kind,
             staleness=self.staleness,
             local_steps=self.local_steps,
             outer_learning_rate=self.outer_rate or "packets",
@@ -121,7 +109,7 @@ class Setting:
         )
 
     def training(self, rate: float, seed: int, steps: int) -> Training:
-        betas = {"adam_beta1": self.beta1, "adam_beta2": self.beta2, "max_grad_norm": self.clip}
+        betas = {"adam_beta1": self.beta1, "adam_beta2": self.beta2}
         optim = {"optim": self.optim, "momentum": self.matrix_momentum}
         return Training(learning_rate=rate, seed=seed, max_steps=steps, **betas, **optim)
 
@@ -217,7 +205,7 @@ def base(size: Size, folder: Path) -> Tensor:
         optimizer = build_optimizer(flat.masters, training, embeddings_of(flat.model))
         rate = learning_rate(training, size.base_steps)
         for step in range(size.base_steps):
-            loss = backward(flat, text.rows(2 * size.rows, 0, step), 1.0)
+            loss = backward(flat, text.rows(2 * size.rows, 0, step), CLIP)
             set_learning_rate(optimizer, rate(step))
             optimizer.step()
             if step % 100 == 0:
@@ -273,9 +261,9 @@ class Peer:
         trained = self.flat.masters if self.turned is None else self.turned.parameters
         self.optimizer = build_optimizer(trained, training, embeddings_of(self.flat.model))
 
-    def step(self, grad: Tensor, clip: float, rate: float, beta1: float) -> None:
+    def step(self, grad: Tensor, rate: float, beta1: float) -> None:
         self.flat.grad.copy_(grad)
-        self.flat.clip(clip)
+        self.flat.clip(CLIP)
         set_learning_rate(self.optimizer, rate, beta1)
         if self.turned is None:
             self.optimizer.step()
@@ -308,25 +296,16 @@ class Swarm:
         self.setting, self.seed = setting, training.seed
         mix, outer = compressor_of(setting.compression), outer_optimizer_of(setting.compression)
         self.outer = outer
-        if setting.layers:
-            mix = by_layers(mix, new_model(size).layout)
         self.common = One(start.clone(), mix, training.seed)
         self.peers = [Peer(size, setting, self.common, training, basis) for _ in range(max(setting.peers, 1))]
         flat = self.peers[0].flat
         self.models = Models(flat.model.config, flat.layout, size.length, size.device)
-        richer = replace(mix, topk_ratio=setting.owner_keep or mix.topk_ratio)
         rate = outer.rate_of(max(setting.peers, 1))  # of all peers, also where their packets come by hubs
         root = replace(outer, rate=rate) if setting.hubs else outer
-        self.owner = Aggregator(start.numel(), richer, training.seed, outer=root)
+        self.owner = Aggregator(start.numel(), mix, training.seed, outer=root)
         self.inner = [Aggregator(start.numel(), mix, training.seed) for _ in range(setting.hubs)]
         self.up = self.down = self.round = 0
         self.flights: deque[Flight] = deque()  # with a staleness of S never more than S
-        self.under_way: deque[Tensor] = deque()  # (N, P) a round: updates summed in FP32 that come late
-
-    @property
-    def first_is_busy(self) -> bool:
-        """Tell whether a slow peer is still at work on what it began in an earlier round."""
-        return bool(self.setting.slow and self.round % self.setting.slow)
 
     @property
     def shared(self) -> Tensor:
@@ -334,16 +313,15 @@ class Swarm:
         return self.common.vector if self.setting.peers else self.peers[0].flat.vector
 
     def step(self, rows: Tensor, rate: float) -> None:
-        """Take a step of every peer, on its share of the rows; the others have a slow peer's rows."""
-        peers = self.peers[1:] if self.first_is_busy else self.peers
+        """Take a step of every peer, on its share of the rows."""
+        peers, share = self.peers, self.outer.peers_share(len(self.peers))
         parts = [rows[i :: len(peers)] for i in range(len(peers))]
-        share = self.outer.peers_share(len(self.peers))
         for size in {len(part) for part in parts}:  # together, those with as many rows
             alike = [(peer, part) for peer, part in zip(peers, parts, strict=True) if len(part) == size]
             vectors = [peer.flat.vector for peer, _ in alike]
             grads = self.models.gradients(vectors, [part for _, part in alike])[0]
             for (peer, _), grad in zip(alike, grads, strict=True):
-                peer.step(grad, self.setting.clip, share * rate, share * self.setting.beta1)
+                peer.step(grad, share * rate, share * self.setting.beta1)
 
     def start(self) -> list[DecodedPacket]:
         """Encode the packets of a round, without what is in flight (lines 1 and 2)."""
@@ -386,34 +364,11 @@ class Swarm:
             for i, (peer, part) in enumerate(zip(self.peers, flight.parts, strict=True)):
                 peer.worker.follow(moved, None if i in flight.late else part)
 
-    def average(self) -> None:
-        """Sum the round's updates in FP32, as packets of 32 bits with p = K = 1 would, without making them.
-
-        A peer's own part is in its model at once, the others' after `late` rounds.
-        """
-        count, width = len(self.peers), self.common.vector.numel()
-        at = torch.stack([peer.flat.vector for peer in self.peers])
-        before = self.common.vector + sum(self.under_way, torch.zeros(()))
-        self.under_way.append(at - before)
-        self.up += 4 * count * width
-        self.down += 4 * width
-        self.arrive(self.setting.late)
-
-    def arrive(self, rounds: int) -> None:
-        """Add the sums of all but the newest rounds to the global model."""
-        while len(self.under_way) > rounds:
-            own = self.under_way.popleft()  # (N, P)
-            self.common.vector.add_(own.sum(0), alpha=self.outer.rate_of(len(own)) / len(own))
-        for i, peer in enumerate(self.peers):
-            peer.flat.vector.copy_(self.common.vector)
-            for own in self.under_way:
-                peer.flat.vector.add_(own[i])
-
     def late(self) -> set[int]:
         """Draw the peers whose packets come too late this round; never all of them."""
         generator = torch.Generator().manual_seed(self.seed * 7919 + self.round)
         drawn = torch.rand(len(self.peers), generator=generator) < self.setting.dropped
-        late = set(torch.nonzero(drawn).flatten().tolist()) | ({0} if self.first_is_busy else set())
+        late = set(torch.nonzero(drawn).flatten().tolist())
         return late if len(late) < len(self.peers) else late - {self.round % len(self.peers)}
 
     def everything(self) -> Tensor:
@@ -460,14 +415,10 @@ def steps(size: Size, swarm: Swarm, text: Text, rate: Callable[[int], float]) ->
             swarm.step(rows, rate(step))
             if step + 1 < min(first + setting.local_steps, size.steps):
                 yield step
-        if setting.averaged:
-            swarm.average()
-        elif setting.peers:
+        if setting.peers:
             swarm.exchange(parts or swarm.start(), swarm.late())
         if first < size.steps:
             yield min(first + setting.local_steps, size.steps) - 1
-    if setting.averaged:
-        swarm.arrive(0)
     swarm.join(0)
 
 

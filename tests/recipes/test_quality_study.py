@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from compress import Cocktail
 from recipes.config.presets import PRESETS
 from recipes.config.schema import Compression, Training
+from recipes.training.optimizers import learning_rate
 from scripts.study.cells import Cell, read, setting_of, setting_text
 from scripts.study.eigenbasis import FixedEigenbasis
-from scripts.study.fragments import by_layers
-from scripts.study.levers import Levers, Swarm
 from scripts.study.model import Models
 from scripts.study.plan import RATES, REFERENCE, SEEDS, SUM, TABLES, WIDE, best_rate, missing
 from scripts.study.run import QUICK, run
-from scripts.study.tables import markdown, optimizers, plot
-from scripts.study.train import Outcome, Setting, backward, new_model, train
+from scripts.study.tables import markdown, optimizers
+from scripts.study.train import (
+    Outcome,
+    Setting,
+    Swarm,
+    backward,
+    base,
+    documentation,
+    loss_at,
+    new_model,
+    train,
+)
 
 EXACT = Setting(peers=1, sample=1.0, keep=1.0, bits=32, staleness=0)  # packets that lose nothing
 TWO = replace(EXACT, peers=2)
@@ -40,23 +47,28 @@ def test_the_study_begins_at_the_papers_preset_and_what_it_recommends_is_the_def
     assert best.training(1e-3, 7, 9) == Training(learning_rate=1e-3, seed=7, max_steps=9)
 
 
-@pytest.mark.parametrize(("setting", "same"), [(EXACT, REFERENCE.setting), (TWO, replace(TWO, averaged=1))])
-def test_without_loss_one_peer_is_all_reduce_and_two_are_their_average(
-    setting: Setting, same: Setting, tmp_path: Path
-) -> None:
-    exact, other = (train(QUICK, one, 2e-3, 1, tmp_path) for one in (setting, same))
+def test_without_loss_one_peer_is_all_reduce(tmp_path: Path) -> None:
+    exact, other = (train(QUICK, one, 2e-3, 1, tmp_path) for one in (EXACT, REFERENCE.setting))
 
     assert exact.loss == pytest.approx(other.loss, rel=1e-4)
     assert exact.curve == pytest.approx(other.curve, rel=1e-4)
 
 
-def test_a_slow_peer_takes_fewer_steps_and_delivers_each_of_them(tmp_path: Path) -> None:
-    """The others have its rows meanwhile; it sends a step in the round in which it took it."""
-    three = replace(TWO, peers=3)
-    slow, even = (train(QUICK, replace(three, slow=n), 2e-3, 1, tmp_path) for n in (2, 0))
+def test_without_loss_two_peers_are_their_average(tmp_path: Path) -> None:
+    """Beside a loop that takes the mean of both models after each step, without packets."""
+    exact = train(QUICK, TWO, 2e-3, 1, tmp_path)
 
-    assert slow.residual < 1e-4
-    assert slow.loss != even.loss
+    text, held = documentation(QUICK.length)
+    training = TWO.training(2e-3, 1, QUICK.steps)
+    rate = learning_rate(training, QUICK.steps)
+    swarm = Swarm(QUICK, TWO, base(QUICK, tmp_path), training)
+    both = [peer.flat.vector for peer in swarm.peers]
+    for step in range(QUICK.steps):
+        swarm.step(text.rows(QUICK.rows, 1, step), rate(step))
+        mean = torch.stack(both).mean(0)
+        for vector in both:
+            vector.copy_(mean)
+    assert exact.loss == pytest.approx(loss_at(swarm.peers[0].flat, mean, held.all()), rel=1e-4)
 
 
 @pytest.mark.parametrize("staleness", [1, 2, 4])
@@ -123,7 +135,6 @@ def test_the_plan_finds_each_rows_best_rate_and_ends() -> None:
             assert all(Cell(row.setting, best_rate(found, row), seed) in found for seed in table.seeds)
     assert len([c for c in found if c.setting == REFERENCE.setting and c.seed == SEEDS[1]]) == 1
     assert markdown(found, TABLES[0]).count("\n| ") >= len(TABLES[0].all)
-    assert plot(found, TABLES[0]).count("<circle") == sum(row.setting.peers > 0 for row in TABLES[0].rows)
 
 
 def test_a_fixed_eigenbasis_turns_gradients_and_back_and_separates_their_directions() -> None:
@@ -141,66 +152,6 @@ def test_a_fixed_eigenbasis_turns_gradients_and_back_and_separates_their_directi
     matrices = torch.stack([layout.views(one)[first] for one in turned])
     rows = torch.einsum("sij,skj->ik", matrices, matrices)
     assert float((rows - rows.diag().diag()).abs().max()) < 1e-4 * float(rows.abs().max())
-
-
-def test_sums_that_come_late_come_all_the_same(tmp_path: Path) -> None:
-    """Updates that arrive two rounds late are another training; none of them is missing at its end."""
-    at_once, late = (
-        train(
-            QUICK, Setting(peers=2, averaged=1, staleness=0, outer_rate=0.0, late=rounds), 2e-3, 1, tmp_path
-        )
-        for rounds in (0, 2)
-    )
-
-    assert late.loss != at_once.loss
-    assert late.mean == pytest.approx(late.loss, rel=1e-6)  # nothing is under way
-    assert late.loss == pytest.approx(at_once.loss, rel=0.05)
-    assert min(late.halves) <= late.loss <= max(late.halves)
-
-
-@pytest.mark.parametrize("way", ["packets", "masks", "returned"])
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        {"up": "exact"},
-        {"down": "exact"},
-        {"lane": 1},
-        {"relative": 0.5},
-        {"relative": 1.0, "unit": "norm"},
-    ],
-    ids=str,
-)
-def test_a_lever_loses_no_update_and_counts_none_twice(way: str, more: dict[str, Any]) -> None:
-    """x' + sum of the deltas + e is the same before a round and after it."""
-    layout = new_model(QUICK).layout
-    draws = torch.Generator().manual_seed(3)
-    basis = FixedEigenbasis(layout)
-    basis.add(torch.randn(8, layout.size, generator=draws))
-    basis.close()
-    swarm = Swarm(Levers(peers=3, way=way, informed=0.1, **more), torch.zeros(layout.size), 1, basis)
-    swarm.deltas = torch.randn(3, layout.size, generator=draws)
-    everything = swarm.deltas.sum(0)
-
-    for _ in range(3):
-        swarm.x = swarm.x + swarm.exchange()
-        assert torch.allclose(swarm.x + swarm.deltas.sum(0) + swarm.error, everything, atol=1e-4)
-
-    assert float(swarm.x.norm()) > 0.2 * float(everything.norm())
-
-
-def test_fragments_by_layers_visit_each_layer_once_and_no_border_falls_inside_one() -> None:
-    layout = new_model(replace(QUICK, layers=3)).layout
-    mix = by_layers(Cocktail(topk_ratio=1.0), layout)
-    visited = [mix.draw(layout.size, 7, round) for round in range(2 * len(mix.ends))]
-    at = [sample.coordinates(torch.arange(sample.m)) for sample in visited]
-
-    assert len(mix.ends) == 5
-    assert set(mix.ends) <= set(layout.offsets)
-    assert torch.equal(torch.cat(at), torch.arange(layout.size).repeat(2))
-    for fragment in at[1:4]:
-        names = {layout.name_at(int(i)).split(".")[2] for i in fragment[[0, -1]]}
-        assert len(names) == 1
 
 
 def test_optimizers_are_compared_at_rates_that_the_other_half_chose() -> None:

@@ -34,9 +34,9 @@ print(rtt, whole)
 """
 BOTH = """
 import subprocess, sys
-netlab, hub, peer = sys.argv[1:]
+hub, peer = sys.argv[1:]
 def inside(member, text):
-    return [sys.executable, netlab, "exec", "lab", member, "--", sys.executable, "-c", text]
+    return ["ip", "netns", "exec", f"lab-{member}", sys.executable, "-c", text]
 
 with subprocess.Popen(inside("hub", hub), stdout=subprocess.PIPE) as server:
     server.stdout.readline()
@@ -48,9 +48,9 @@ sys.exit(done.returncode)
 @pytest.mark.slow
 def test_a_link_has_the_round_trip_and_the_rate_it_was_given() -> None:
     line = ["--peers", "1", "--up", "10", "--rtt", "60"]
-    inner = [sys.executable, "-c", BOTH, str(NETLAB), HUB, PEER]
+    inner = [sys.executable, "-c", BOTH, HUB, PEER]
     done = subprocess.run(
-        [sys.executable, str(NETLAB), "rootless", *line, "--", *inner],
+        [sys.executable, str(NETLAB), *line, "--", *inner],
         capture_output=True,
         text=True,
         timeout=60,

@@ -114,7 +114,7 @@ def test_what_was_not_measured_is_an_empty_cell(tmp_path: Path) -> None:
 
 
 def test_packets_go_one_by_one_where_a_line_is_slow_or_loses_some() -> None:
-    lab = netlab.Lab("x", {"hub": netlab.Line(), "p1": netlab.Line(up=100, down=100)})
+    lab = netlab.Lab({"hub": netlab.Line(), "p1": netlab.Line(up=100, down=100)})
     assert not lab.packet_by_packet
     for line in (netlab.Line(up=100, down=2), netlab.Line(loss=0.1)):
         lab.lines["p1"] = line

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
+from scripts.netlab import lab as netlab
 from scripts.swarms import lab
 from scripts.swarms.idle_delegate import IdleDelegate
 from scripts.swarms.processes import Line, Process, program, say
@@ -192,7 +193,7 @@ def measure(asked: Line) -> Line:
                 mover.heard("down")[0]["seconds"],
                 size * 8e-6 / found["relay_down"],
             )
-            lab.nat("hub", False)
+            netlab.nat("hub", False)
             return found | moved("direct")
     finally:
         for process in processes:

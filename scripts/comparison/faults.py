@@ -35,6 +35,7 @@ import torch
 
 from scripts.comparison import systems, work
 from scripts.comparison.systems import SYSTEMS
+from scripts.netlab import lab as netlab
 from scripts.report import rows
 from scripts.swarms import lab
 from scripts.swarms.processes import Line, Process
@@ -69,7 +70,7 @@ class Case:
 def measure(case: Case) -> Line:
     """Inside the lab."""
     for member in ("p1", "p2", "p3", VICTIM, GUEST):
-        lab.rates(member, MBIT, RTT)
+        netlab.change(member, up=MBIT, down=MBIT, rtt=RTT)
     with tempfile.TemporaryDirectory() as folder:
         found = of_cocktail(case, Path(folder)) if case.system == "cocktail" else of_rival(case, Path(folder))
     return {**asdict(case), **found, "date": time.strftime("%Y-%m-%d")}
@@ -77,14 +78,14 @@ def measure(case: Case) -> Line:
 
 def strike(fault: str) -> None:
     if fault == "dark":
-        lab.link(VICTIM, "down")
+        netlab.link(VICTIM, "down")
     elif fault in ("kill", "stop"):
         signal_all(signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
 
 
 def heal(fault: str) -> None:
     if fault == "dark":
-        lab.link(VICTIM, "up")
+        netlab.link(VICTIM, "up")
     elif fault == "stop":
         signal_all(signal.SIGCONT)
 

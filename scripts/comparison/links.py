@@ -27,6 +27,7 @@ from statistics import mean, median
 
 from scripts.comparison import systems, work
 from scripts.comparison.systems import SYSTEMS, System
+from scripts.netlab import lab as netlab
 from scripts.report import rows
 from scripts.swarms import lab
 from scripts.swarms.processes import Line
@@ -66,7 +67,7 @@ class Case:
         down, up = SPEEDS[speed]
         rtt = work.RTT * self.slower if down else 0.0
         for member in members:
-            lab.rates(member, down * self.mbit, rtt, up * self.mbit)
+            netlab.change(member, up=up * self.mbit, down=down * self.mbit, rtt=rtt)
 
     def exchange_s(self, speed: str, width: int) -> float:
         """Estimate the seconds of an exchange: bytes over the slower direction."""

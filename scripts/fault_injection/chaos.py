@@ -172,7 +172,7 @@ def in_lab(mbit: float, peers: int) -> float:
     """Go on in a network lab, as a member of its own; return the rate of its lines, 0 where there is none."""
     if not mbit or os.environ.get("NETLAB") == "lab":
         return mbit
-    if reason := netlab.why_not(rootless=True):
+    if reason := netlab.why_not():
         say(f"links on the loopback instead of lines: no network lab here: {reason}")
         return 0.0
     lines = lab.options(peers + 3, up=mbit, down=mbit, rtt=lab.RTT, **{"hub-up": mbit, "hub-down": mbit})

@@ -169,8 +169,7 @@ class Swarm:
 
 
 def line(member: str, up: float = MBIT, down: float = MBIT, loss: float = 0.0) -> None:
-    rates = ["--up", str(up), "--down", str(down), "--rtt", str(RTT), "--loss", str(loss)]
-    netlab.main(["set", "lab", member, *rates])
+    netlab.change(member, up=up, down=down, rtt=RTT, loss=loss)
 
 
 def mended(swarm: Swarm, who: str) -> None:
@@ -334,7 +333,7 @@ def inside(only: Sequence[str], quiet: int) -> None:
 def streamed(program: Sequence[str]) -> list[Line]:
     """Run python with these arguments in a lab of its own; print its rows as they come, and return them."""
     options = lab.options(len(PEERS), up=MBIT, down=MBIT, rtt=RTT)
-    command = [sys.executable, lab.LAB, "rootless", *options, "--", sys.executable, *program]
+    command = lab.rootless(options, [sys.executable, *program])
     rows = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None

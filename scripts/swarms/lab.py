@@ -1,4 +1,4 @@
-"""Run a measurement inside a network lab, and do to its lines what lines suffer."""
+"""Run a measurement inside a network lab."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from scripts.netlab import lab as netlab
 from scripts.swarms.processes import Line
 
 RTT, THIN = 40.0, 20.0  # ms; a thin line has so much less of its rate
-LAB = str(ROOT / "scripts" / "netlab" / "lab.py")
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
@@ -40,35 +39,13 @@ def inside(program: Sequence[str], lab: Sequence[str]) -> list[Line]:
 
 def rootless(lab: Sequence[str], command: Sequence[str]) -> list[str]:
     """Build the command that runs another one in a lab of its own."""
-    return [sys.executable, LAB, "rootless", *lab, "--", *command]
+    return [sys.executable, netlab.__file__, *lab, "--", *command]
 
 
 def options(peers: int, **rates: float) -> list[str]:
     """The options of netlab for so many peers with equal lines: up, down, rtt, queue, loss."""
     words = [word for name, value in rates.items() for word in (f"--{name}", str(value))]
     return ["--peers", str(peers), *words]
-
-
-def link(member: str, state: str) -> None:
-    """Set a line dark ("down", or "deaf" where its member still can send), pull its cable ("pulled"), or mend
-    it ("up")."""
-    netlab.main(["link", "lab", member, state])
-
-
-def forget(member: str) -> None:
-    """Swallow the member's present connections for ever, as a NAT does that lost its table."""
-    netlab.main(["forget", "lab", member])
-
-
-def nat(member: str, on: bool) -> None:
-    """Put a member behind a NAT, so that nobody can dial it, or before it."""
-    netlab.main(["nat", "lab", member, "on" if on else "off"])
-
-
-def rates(member: str, mbit: float, rtt: float, up: float | None = None) -> None:
-    """Shape a member's line, each way alike unless `up` is given."""
-    both = ["--up", str(mbit if up is None else up), "--down", str(mbit)]
-    netlab.main(["set", "lab", member, *both, "--rtt", str(rtt)])
 
 
 class LabLine:
@@ -81,24 +58,27 @@ class LabLine:
 
     def dark(self) -> None:
         with self._lab:
-            link(self.member, "down")
+            netlab.link(self.member, "down")
 
     def deaf(self) -> None:
         with self._lab:
-            link(self.member, "deaf")
+            netlab.link(self.member, "deaf")
 
     def thin(self) -> None:
         with self._lab:
-            rates(self.member, self.mbit / THIN, RTT)
+            self._rates(self.mbit / THIN)
 
     def mend(self) -> None:
         with self._lab:
-            link(self.member, "up")
-            rates(self.member, self.mbit, RTT)
+            netlab.link(self.member, "up")
+            self._rates(self.mbit)
 
     def swallow(self) -> None:
         with self._lab:
-            forget(self.member)
+            netlab.forget(self.member)
+
+    def _rates(self, mbit: float) -> None:
+        netlab.change(self.member, up=mbit, down=mbit, rtt=RTT)
 
     def close(self) -> None:
         """Leave it as it is: it vanishes with the lab."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import line_swarm
 
+from scripts.netlab import lab as netlab
 from scripts.swarms import lab
 from scripts.swarms.processes import Line, Process, wait_for
 
@@ -123,9 +124,9 @@ def strike(fault: str, victim: Process) -> None:
     if fault in SIGNALS:
         victim.signal(SIGNALS[fault])
     elif fault == "forgotten":
-        lab.forget(victim.member)
+        netlab.forget(victim.member)
     else:
-        lab.link(victim.member, LINKS[fault])
+        netlab.link(victim.member, LINKS[fault])
 
 
 def heal(fault: str, victim: Process) -> None:
@@ -133,7 +134,7 @@ def heal(fault: str, victim: Process) -> None:
     if fault == "stop":
         victim.signal(signal.SIGCONT)
     elif fault in LINKS:
-        lab.link(victim.member, "up")
+        netlab.link(victim.member, "up")
 
 
 if __name__ == "__main__":

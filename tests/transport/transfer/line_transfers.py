@@ -17,6 +17,7 @@ from pathlib import Path
 
 import line_swarm
 
+from scripts.netlab import lab as netlab
 from scripts.swarms import lab
 from scripts.swarms.processes import Line
 
@@ -83,15 +84,15 @@ def lateness(pings: list[Line], begins: float, ends: float) -> float:
 def strike(case: Case, swarm: line_swarm.Swarm) -> None:
     """Do the fault, and mend what does not mend itself."""
     if case.fault == "forgotten":
-        lab.forget("p1")
+        netlab.forget("p1")
     elif case.fault == "hub killed":
         swarm.hub.signal(signal.SIGKILL)
         time.sleep(2.0)
         swarm.start_hub()
     else:
-        lab.link("p1", {"dark": "down", "pulled": "pulled"}[case.fault])
+        netlab.link("p1", {"dark": "down", "pulled": "pulled"}[case.fault])
         time.sleep(case.fault_s)
-        lab.link("p1", "up")
+        netlab.link("p1", "up")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ fp16      with its hook `fp16_compress_hook`
 powersgd  with its hook `powerSGD_hook`, rank 1, error feedback and warm start; dense for its first two steps
 diloco    local steps; then the mean of what all have moved, in FP16, through an outer Nesterov step
 
-It is told phases (`width`, `steps`; `local`: of DiLoCo, steps between two exchanges) and says each step, with
-`wait`: how much longer it took than its compute. An error is said, with a digest of the model, and ends it.
+It is told phases (`width`, `steps`; `local`: of DiLoCo, steps between two exchanges) and says each step. An
+error is said, and ends it.
 """
 
 from __future__ import annotations
@@ -48,14 +48,11 @@ class Synchronous:
             state = PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
             self.model.register_comm_hook(state, powerSGD_hook)
 
-    def step(self, number: int) -> float:
-        began = time.monotonic()
-        ends = began + self.work.seconds
+    def step(self, number: int) -> None:
+        ends = time.monotonic() + self.work.seconds
         self.work.gradient(self.model, ends - LAST_BACKWARD * self.work.seconds)  # and all is exchanged
         sleep_until(ends)
-        waited = time.monotonic() - ends
         self.work.step()
-        return waited
 
 
 class LocalSteps:
@@ -69,14 +66,11 @@ class LocalSteps:
     def flat(self) -> torch.Tensor:
         return torch.nn.utils.parameters_to_vector(self.work.model.parameters()).detach()
 
-    def step(self, number: int) -> float:
-        began = time.monotonic()
-        self.work.gradient(self.work.model, began + self.work.seconds)
+    def step(self, number: int) -> None:
+        self.work.gradient(self.work.model, time.monotonic() + self.work.seconds)
         self.work.step()
-        ended = time.monotonic()
         if (number + 1) % self.local == 0:
             self.exchange()
-        return time.monotonic() - ended
 
     def exchange(self) -> None:
         moved = (self.common - self.flat()).half()
@@ -103,14 +97,14 @@ def run(kind: str, asked: dict[str, Any]) -> None:
         for _ in range(phase["steps"]):
             sent = bytes_sent()
             try:
-                waited = way.step(number)
+                way.step(number)
             except RuntimeError as error:
-                say("failed", step=number, error=str(error).splitlines()[0], sha256=way.work.digest())
+                say("failed", step=number, error=str(error).splitlines()[0])
                 os._exit(1)  # what its threads hold is not waited for
             way.work.save(asked.get("save"), asked["rank"], number)
-            say("step", step=number, wait=waited, sent=bytes_sent() - sent)
+            say("step", step=number, sent=bytes_sent() - sent)
             number += 1
-        say("over", sha256=way.work.digest())
+        say("over")
 
 
 if __name__ == "__main__":

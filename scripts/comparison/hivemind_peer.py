@@ -45,9 +45,8 @@ class Averaged:
             compression=KINDS[kind](),
         )
 
-    def step(self, number: int) -> float:
-        began = time.monotonic()
-        ends = began + self.work.seconds
+    def step(self, number: int) -> None:
+        ends = time.monotonic() + self.work.seconds
         self.work.gradient(self.work.model, ends)
         now = [gradient.clone() for gradient in self.work.gradients]
         sleep_until(ends)
@@ -57,7 +56,6 @@ class Averaged:
             for mine, gradient in zip(shared, now, strict=True):
                 mine.copy_(gradient)
         self.under_way = self.averager.step(wait=False)
-        return time.monotonic() - ends
 
     def arrive(self, number: int) -> None:
         """The mean of the step before: apply it."""
@@ -88,11 +86,11 @@ def run(kind: str, asked: dict[str, Any]) -> None:
             way = Averaged(kind, work, dht, asked)
         for _ in range(phase["steps"]):
             sent = bytes_sent()
-            waited = way.step(number)
+            way.step(number)
             way.work.save(asked.get("save"), asked["rank"], number)
-            say("step", step=number, wait=waited, sent=bytes_sent() - sent)
+            say("step", step=number, sent=bytes_sent() - sent)
             number += 1
-        say("over", sha256=way.work.digest())
+        say("over")
     if way is not None:
         way.averager.shutdown()
     dht.shutdown()

@@ -78,31 +78,30 @@ class Replica:
         self.work.model.load_state_dict(state["model"])
         self.work.optimizer.load_state_dict(state["optimizer"])
 
-    def step(self) -> float:
-        return self.synchronous() if self.kind == "ddp" else self.local()
+    def step(self) -> None:
+        if self.kind == "ddp":
+            self.synchronous()
+        else:
+            self.local()
 
-    def synchronous(self) -> float:
+    def synchronous(self) -> None:
         """Exchange the gradients while the last backward pass runs."""
         ends = time.monotonic() + self.work.seconds
         self.optimizer.zero_grad()  # asks the lighthouse for a quorum
         self.work.gradient(self.model, ends - LAST_BACKWARD * self.work.seconds)  # and all is exchanged
         sleep_until(ends)
-        waited = time.monotonic() - ends
         self.optimizer.step()  # where nothing has failed
-        return waited
 
-    def local(self) -> float:
-        ends = time.monotonic() + self.work.seconds
-        self.work.gradient(self.work.model, ends)
+    def local(self) -> None:
+        self.work.gradient(self.work.model, time.monotonic() + self.work.seconds)
         self.work.step()  # each `local`-th exchanges
-        return time.monotonic() - ends
 
 
 def attempt(replica: Replica, asked: dict[str, Any], local: int, index: int) -> None:
     """Make a step, and say what has come of it."""
     manager, sent = replica.manager, bytes_sent()
     before = manager.current_step()
-    waited = replica.step()
+    replica.step()
     sent, after = bytes_sent() - sent, manager.current_step()
     exchanges = replica.kind == "ddp" or (index + 1) % local == 0
     if exchanges and after == before:
@@ -116,7 +115,7 @@ def attempt(replica: Replica, asked: dict[str, Any], local: int, index: int) -> 
     replica.work.save(asked.get("save"), asked["rank"], after - 1)
     batches = manager.batches_committed() * local
     found = {"batches": batches, "replaced": healed and replica.kind == "diloco"}
-    say("step", step=after - 1, wait=waited, sent=sent, tried=before, healed=healed, **found)
+    say("step", step=after - 1, sent=sent, tried=before, healed=healed, **found)
 
 
 def run(kind: str, asked: dict[str, Any]) -> None:
@@ -142,7 +141,7 @@ def run(kind: str, asked: dict[str, Any]) -> None:
                 say("failed", step=replica.manager.current_step(), error=said, ended=True)
                 os._exit(1)
             index += 1
-        say("over", sha256=work.digest())
+        say("over")
 
 
 if __name__ == "__main__":

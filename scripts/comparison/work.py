@@ -13,7 +13,6 @@ beside other work, the cores then have as little to do in a second.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 import time
@@ -99,13 +98,6 @@ class Work:
         torch.save(vector, Path(folder, f"{rank}-{number}.part"))
         Path(folder, f"{rank}-{number}.part").rename(Path(folder, f"{rank}-{number}.pt"))
         Path(folder, f"{rank}-{number - KEPT}.pt").unlink(missing_ok=True)
-
-    def digest(self) -> str:
-        """Hash the model: equal where peers agree to the bit."""
-        digest = hashlib.sha256()
-        for p in self.model.parameters():
-            digest.update(p.detach().numpy().tobytes())
-        return digest.hexdigest()[:16]
 
 
 def sleep_until(moment: float) -> None:

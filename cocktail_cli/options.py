@@ -122,9 +122,8 @@ PeerAdvertise = Annotated[
         help="With --listen: address others dial.",
     ),
 ]
-Bind = Annotated[
-    str, typer.Option("--bind", metavar="ADDRESS", rich_help_panel=NETWORK, help="Address to listen on.")
-]
+BIND = typer.Option("--bind", metavar="ADDRESS", rich_help_panel=NETWORK, help="Address to listen on.")
+Bind = Annotated[str, BIND]
 Port = Annotated[
     int | None,
     port(
@@ -158,15 +157,9 @@ Detach = Annotated[bool, typer.Option("--detach", help="Return when the run has 
 WithPage = Annotated[bool, typer.Option("--dashboard", help="Show a page in the browser during the run.")]
 Detached = Annotated[bool, typer.Option("--detached", hidden=True)]
 LifeLine = Annotated[bool, typer.Option("--life-line", hidden=True)]  # leave when stdin ends
-Device = Annotated[
-    str,
-    typer.Option(
-        "--device",
-        metavar="DEVICE",
-        rich_help_panel=MACHINE,
-        help="auto, cpu, mps, xpu, cuda:1 or cuda:0,1.",
-    ),
-]
+DEVICES = "auto, cpu, mps, xpu, cuda:1 or cuda:0,1."
+DEVICE = typer.Option("--device", metavar="DEVICE", rich_help_panel=MACHINE, help=DEVICES)
+Device = Annotated[str, DEVICE]
 MicroBatch = Annotated[
     int | None,
     typer.Option(
@@ -178,12 +171,9 @@ MicroBatch = Annotated[
         help="Sequences in memory at once.",
     ),
 ]
-Gpus = Annotated[
-    int,
-    typer.Option(
-        "--gpus", min=1, metavar="N", rich_help_panel=MACHINE, help="Spread each peer here over N GPUs."
-    ),
-]
+SPREAD = "Spread each peer here over N GPUs."
+GPUS = typer.Option("--gpus", min=1, metavar="N", rich_help_panel=MACHINE, help=SPREAD)
+Gpus = Annotated[int, GPUS]
 MAX_UP = "Limit sending: 5mbit, 500kbit or 2MB/s."
 MAX_DOWN = "Limit receiving: 50mbit."
 VRAM_LIMIT = "Limit a peer's GPU memory: 20GiB."

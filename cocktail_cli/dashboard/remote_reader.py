@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from cocktail_cli.machine import url_to_dial
-from cocktail_cli.ui import printable
+from cocktail_cli.ui import events, printable
 
-from .run_folder_reader import slow_peer_of, with_recipe
+from .run_folder_reader import culprit_of, with_recipe
 from .run_history import (
     SLOW,
     STAYS,
@@ -25,7 +25,6 @@ from .run_history import (
     Presence,
     Round,
     RunHistory,
-    SlowPeer,
     ranked,
 )
 
@@ -45,7 +44,7 @@ class RemoteReader:
         self.rounds: list[Round] = []
         self.stays: dict[str, Presence] = {}  # peers present
         self.gone: list[Presence] = []
-        self.slow: dict[tuple[str, str, int], SlowPeer] = {}  # by peer, cause and first round
+        self.slow: dict[tuple[str, str, int], events.Culprit] = {}  # by peer, cause and first round
         self.peers: dict[str, Contribution] = {}  # as of the last answer
         self.tokens: dict[str, int] = {}  # tokens delivered by each peer
         self.before: tuple[tuple[int, float], ...] = ()
@@ -101,7 +100,7 @@ class RemoteReader:
         self.peers = had | {name: contribution_of(name, peer) for name, peer in peers.items()}
         for told in answer.get("culprits", ()):  # the newest figures of each
             self.slow = dict([*self.slow.items()][-SLOW:])
-            self.slow[told["peer"], told["cause"], told["since"]] = slow_peer_of(told)
+            self.slow[told["peer"], told["cause"], told["since"]] = culprit_of(told)
         self.tokens |= {name: peer["tokens"] for name, peer in peers.items()}
         if before and answer["round"] > before["round"]:
             self.add_round(before, had, now)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -30,7 +31,6 @@ from .run_history import (
     Presence,
     Round,
     RunHistory,
-    SlowPeer,
     ranked,
 )
 
@@ -47,13 +47,13 @@ class RunFolderReader:
     def __init__(self, record: RunRecord, there: Callable[[RunRecord], bool] = RunRecord.hub_listens) -> None:
         self.record, self.folder, self.there = record, Path(record.output_dir), there
         self.asked, self.gone = 0.0, False  # when `there` was last asked, and its answer
-        self.tail = Tail(self.folder / in_folder.EVENTS)
+        self.events = in_folder.GrowingFile(self.folder / in_folder.EVENTS)
         self.rounds: list[Round] = []  # index = round: the ledger has no gaps
         self.evaluations: tuple[Evaluation, ...] = ()
         self.told: dict[int, dict[str, Any]] = {}  # Step events of rounds not yet read from the ledger
         self.samples: list[Generation] = []
         self.bottleneck = ""
-        self.slow: list[SlowPeer] = []
+        self.slow: list[events.Culprit] = []
         self.stays: list[Presence] = []
         self.by_peer: dict[str, Contribution] = {}
         self.about = about(record)
@@ -68,8 +68,9 @@ class RunFolderReader:
             LedgerError: the ledger is missing or unreadable.
         """
         self.record = reread_run(self.record)
-        for event in self.tail.new():
-            self.hear(event)
+        for line in self.events.new_lines():
+            with suppress(json.JSONDecodeError):  # cut short by a kill
+                self.hear(json.loads(line))
         self.read_ledger()
         state = self.state(time.time())
         return RunHistory(
@@ -152,6 +153,8 @@ class RunFolderReader:
 
     def hear(self, event: Mapping[str, Any]) -> None:
         """Apply one line of events.jsonl; lines of an unknown kind or version are ignored."""
+        if event.get("v") != events.VERSION:
+            return
         kind, at = event["event"], datetime.fromisoformat(event["t"].replace("Z", "+00:00")).timestamp()
         self.seen = max(self.seen or 0.0, at)
         if kind == "run_started":
@@ -174,7 +177,7 @@ class RunFolderReader:
             said = (visible(event.get(key, "")) for key in ("prompt", "text", "reference"))
             self.samples = [*self.samples[-SAMPLES:], Generation(event["step"], *said)]
         elif kind == "culprit":
-            self.slow = [*self.slow[-SLOW:], slow_peer_of(event)]
+            self.slow = [*self.slow[-SLOW:], culprit_of(event)]
         elif kind == "run_finished":
             self.reason = event["reason"]
 
@@ -221,35 +224,10 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-class Tail:
-    """Yield the lines added to a file since the last look; an unfinished line waits."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.at = path, 0
-
-    def new(self) -> Iterator[Mapping[str, Any]]:
-        try:
-            file = self.path.open("rb")
-        except FileNotFoundError:  # the launch has not created it yet
-            return
-        with file:
-            file.seek(self.at)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self.at += len(line)
-                try:
-                    event = json.loads(line)
-                except ValueError:  # cut short by a kill
-                    continue
-                if event.get("v") == events.VERSION:
-                    yield event
-
-
-def slow_peer_of(told: Mapping[str, Any]) -> SlowPeer:
+def culprit_of(told: Mapping[str, Any]) -> events.Culprit:
     """Read a culprit, of an event or of a hub's answer."""
     said = {key: printable(str(told[key]), 500) for key in ("peer", "cause", "evidence", "remedy")}
-    return SlowPeer(**said, lengthened=told["lengthened"], round=told["round"])
+    return events.Culprit(**said, lengthened=told["lengthened"], round=told["round"])
 
 
 def about(record: RunRecord) -> About:

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from cocktail_cli.ui import events
+
 BYTES_FP16 = 2  # bytes of one parameter
 # fields of Contribution that are sums
 SUMS = ("samples", "rounds", "left_out", "up", "down", "fetched", "compute_s", "wait_s")
 STAYS = 2000  # presences remembered; the oldest are dropped first
 SAMPLES = 400  # samples remembered, likewise
-SLOW = 400  # slow peers, likewise
+SLOW = 400  # culprits, likewise
 WINDOW = 5  # rounds that a point of the curve of speed is averaged over
 LATELY = 20  # rounds of the figure of speed
 
@@ -72,18 +74,6 @@ class Generation:
     prompt: str
     text: str
     reference: str = ""
-
-
-@dataclass(frozen=True)
-class SlowPeer:
-    """A peer, or the hub, that has lengthened rounds."""
-
-    peer: str
-    cause: str
-    evidence: str
-    remedy: str
-    lengthened: float  # what share longer the round was
-    round: int
 
 
 @dataclass(frozen=True)
@@ -151,7 +141,7 @@ class RunHistory:
     evaluations: tuple[Evaluation, ...] = ()
     samples: tuple[Generation, ...] = ()  # oldest first
     bottleneck: str = ""  # the line that bounds the newest rounds, or "the compute"; empty: unknown
-    slow: tuple[SlowPeer, ...] = ()  # oldest first
+    slow: tuple[events.Culprit, ...] = ()  # oldest first
     stays: tuple[Presence, ...] = ()
     contributions: tuple[Contribution, ...] = ()  # largest share first
     note: str = ""  # a remark to the reader

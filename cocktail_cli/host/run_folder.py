@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -50,6 +50,25 @@ OURS = {
 }
 TOLD = "cocktail_cli.told"  # logger of the user's messages, which the terminal shows already
 ROOMS = ("cocktail_cli", "transport", "recipes", "compress")
+
+
+class GrowingFile:
+    """A text file that another process appends lines to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._offset = path, 0  # bytes that were read
+
+    def new_lines(self) -> Iterator[str]:
+        """Yield the lines that are complete by now and were not yielded before."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):  # its rest is being written
+                    return
+                self._offset += len(line)
+                yield line.decode(errors="replace").rstrip()
 
 
 def claim(folder: Path, recipe_hash: str) -> None:

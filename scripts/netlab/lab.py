@@ -178,7 +178,7 @@ def start_switch(lab: Lab) -> None:
                 "exec",
                 namespace("sw"),
                 sys.executable,
-                str(HERE.with_name("switch.py")),
+                str(SWITCH),
                 str(ports),
             ],
             stdin=subprocess.DEVNULL,

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
@@ -51,55 +51,45 @@ def logs(
     With --json each line is an event, as of `launch --json`.
     """
     record = load_run(run)
-    files = sources(record, peer, as_json)
-    shown = [line for file in files for line in file.new_lines()]
+    logs_of = sources(record, peer, as_json)
+    shown = [line for log in logs_of for line in log.new_lines()]
     for line in shown[max(0, len(shown) - count) :]:
         typer.echo(line)
     with suppress(KeyboardInterrupt):
         while follow:
             over = reread_run(record).state_now() != "running"
-            for line in (line for file in files for line in file.new_lines()):
+            for line in (line for log in logs_of for line in log.new_lines()):
                 typer.echo(line)
             if over:  # asked before the files were read, so nothing is missed
                 return
             time.sleep(EVERY)
 
 
-@dataclass
-class LogFile:
-    """A file that grows. `words` formats a line; None leaves it out."""
+@dataclass(frozen=True)
+class Log:
+    """A file of words, or of events. `words` formats a line; None leaves it out."""
 
-    path: Path
+    file: in_folder.GrowingFile
     words: Callable[[str], str | None] = str
-    offset: int = field(default=0)  # bytes that were read
 
     def new_lines(self) -> Iterator[str]:
-        """Yield the lines that are complete by now and were not yielded before."""
-        if not self.path.exists():
-            return
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            for line in file:
-                if not line.endswith(b"\n"):  # its rest is being written
-                    return
-                self.offset += len(line)
-                text = self.words(line.decode(errors="replace").rstrip())
-                if text is not None:
-                    yield text
+        said = map(self.words, self.file.new_lines())
+        return (line for line in said if line is not None)
 
 
-def sources(record: RunRecord, peer: str | None, as_json: bool) -> list[LogFile]:
+def sources(record: RunRecord, peer: str | None, as_json: bool) -> list[Log]:
     """Return the files of the hub or of a local peer. Raises Failure (usage) for a peer that has none."""
-    folder = Path(record.output_dir)
+    folder, growing = Path(record.output_dir), in_folder.GrowingFile
     if peer is None:
-        return [LogFile(folder / in_folder.EVENTS) if as_json else LogFile(folder / in_folder.LOG, log_words)]
+        events_log, words_log = folder / in_folder.EVENTS, folder / in_folder.LOG
+        return [Log(growing(events_log)) if as_json else Log(growing(words_log), log_words)]
     names = sorted(path.stem for path in (folder / PEERS).glob("*.jsonl"))
     if peer not in names:
         near = get_close_matches(peer, names, n=1)
         hint = f"did you mean {near[0]}?" if near else f"local peers: {', '.join(names) or 'none'}"
         raise Failure("usage", f"{record.run} has no log of a peer {peer}", hints=(hint,))
-    events_file = LogFile(folder / PEERS / f"{peer}.jsonl", str if as_json else event_words)
-    return [events_file] if as_json else [events_file, LogFile(folder / PEERS / f"{peer}.log")]
+    told, said = growing(folder / PEERS / f"{peer}.jsonl"), growing(folder / PEERS / f"{peer}.log")
+    return [Log(told)] if as_json else [Log(told, event_words), Log(said)]
 
 
 def log_words(line: str) -> str:

@@ -26,12 +26,7 @@ def resume(
     ] = None,
     detach: options.Detach = False,
     dashboard: options.WithPage = False,
-    bind: Annotated[
-        str | None,
-        typer.Option(
-            "--bind", metavar="ADDRESS", rich_help_panel=options.NETWORK, help="Address to listen on."
-        ),
-    ] = None,
+    bind: Annotated[str | None, options.BIND] = None,
     port: Annotated[
         int | None,
         options.port("TCP port. Another one makes a new URL.", rich_help_panel=options.NETWORK),
@@ -46,25 +41,8 @@ def resume(
         ),
     ] = None,
     relay: options.RelayHost = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="DEVICE",
-            rich_help_panel=options.MACHINE,
-            help="auto, cpu, mps, xpu, cuda:1 or cuda:0,1.",
-        ),
-    ] = None,
-    gpus: Annotated[
-        int | None,
-        typer.Option(
-            "--gpus",
-            metavar="N",
-            min=1,
-            rich_help_panel=options.MACHINE,
-            help="Spread each peer here over N GPUs.",
-        ),
-    ] = None,
+    device: Annotated[str | None, options.DEVICE] = None,
+    gpus: Annotated[int | None, options.GPUS] = None,
     micro_batch_size: options.MicroBatch = None,
     max_up: options.MaxUp = None,
     max_down: options.MaxDown = None,

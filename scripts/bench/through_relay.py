@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +25,7 @@ from pathlib import Path
 from scripts.netlab import lab as netlab
 from scripts.swarms import lab
 from scripts.swarms.idle_delegate import IdleDelegate
-from scripts.swarms.processes import Line, Process, program, say
+from scripts.swarms.processes import Line, Process, run_role, say, started
 from transport import Hub, Ledger, PeerLink, RunKeys, RunSettings, RunURL, parse_url
 from transport.peer import PeerIdentity
 from transport.protocol import RunOver, SessionRenewed, TransportError, messages
@@ -85,10 +85,8 @@ def run_relay(_: Line) -> None:
 def run_joins(asked: Line) -> None:
     """Join so many times, AT_ONCE at a time."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        ways = list(
-            pool.map(lambda number: join(parse_url(asked["url"]), f"p{number}"), range(asked["joins"]))
-        )
-    say("joined", ways=ways)
+        url, names = parse_url(asked["url"]), [f"p{number}" for number in range(asked["joins"])]
+        say("joined", ways=list(pool.map(lambda name: join(url, name), names)))
 
 
 def join(url: RunURL, name: str) -> str:
@@ -116,10 +114,8 @@ def join(url: RunURL, name: str) -> str:
 
 def run_transfers(asked: Line) -> None:
     """Fetch and send one object, each `times` times; print the seconds of each."""
-    link, size = (
-        PeerLink(parse_url(asked["url"]), PeerIdentity("mover"), notify=lambda text: say("told", text=text)),
-        asked["size"],
-    )
+    url, me, size = parse_url(asked["url"]), PeerIdentity("mover"), asked["size"]
+    link = PeerLink(url, me, notify=lambda text: say("told", text=text))
     link.connect(30.0)
     for number in range(asked["times"]):
         started = time.monotonic()
@@ -157,47 +153,36 @@ def measure(asked: Line) -> Line:
     """Inside the lab."""
     size, keys = round(asked["megabytes"] * 1e6), RunKeys.generate()
     url = str(keys.url(HUB, 29400, RUN, f"{RELAY}:29399"))
-    processes: list[Process] = []
 
-    def start(member: str, role: str, **what: object) -> Process:
-        processes.append(Process(program(MODULE, role, dict(what)), member))
-        return processes[-1]
-
-    def moved(direction: str, times: int = asked["times"]) -> dict[str, float]:
-        mover = start("p1", "transfers", url=url, size=size, times=times, up=True)
+    def moved(start: Callable[..., Process], direction: str) -> dict[str, float]:
+        mover = start("transfers", "p1", url=url, size=size, times=asked["times"], up=True)
         mover.until("done", timeout=600)
         assert all((RELAY in line["way"]) == (direction == "relay") for line in mover.said if "way" in line)
         sizes = {"down": size, "up": LONGEST}
         rates = {way: [s * 8e-6 / line["seconds"] for line in mover.heard(way)] for way, s in sizes.items()}
         return {f"{direction}_{way}": sorted(each)[len(each) // 2] for way, each in rates.items()}
 
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            relay = start("p2", "relay")
-            relay.until("listening")
-            start("hub", "hub", folder=folder, keys=asdict(keys), size=size).until("listening")
-            relay.until("claimed")
-            started = time.monotonic()
-            ways = start("p1", "joins", url=url, joins=asked["joins"]).until("joined", timeout=600)["ways"]
-            found: Line = {"joins": sum(RELAY in way for way in ways), "of": asked["joins"]}
-            found |= {"failed": sorted({way for way in ways if RELAY not in way})}
-            found |= {"joins_s": time.monotonic() - started, **moved("relay")}
-            mover = start("p1", "transfers", url=url, size=size, times=1, up=False)
-            mover.until("halfway")
-            relay.kill()
-            killed = time.monotonic()
-            start("p2", "relay").until("claimed")
-            found["claimed_again_s"] = time.monotonic() - killed
-            mover.until("done", timeout=120)
-            found["killed_down_s"], found["down_s"] = (
-                mover.heard("down")[0]["seconds"],
-                size * 8e-6 / found["relay_down"],
-            )
-            netlab.nat("hub", False)
-            return found | moved("direct")
-    finally:
-        for process in processes:
-            process.kill()
+    with tempfile.TemporaryDirectory() as folder, started(MODULE) as start:
+        relay = start("relay", "p2")
+        relay.until("listening")
+        start("hub", "hub", folder=folder, keys=asdict(keys), size=size).until("listening")
+        relay.until("claimed")
+        begun = time.monotonic()
+        ways = start("joins", "p1", url=url, joins=asked["joins"]).until("joined", timeout=600)["ways"]
+        found: Line = {"joins": sum(RELAY in way for way in ways), "of": asked["joins"]}
+        found |= {"failed": sorted({way for way in ways if RELAY not in way})}
+        found |= {"joins_s": time.monotonic() - begun, **moved(start, "relay")}
+        mover = start("transfers", "p1", url=url, size=size, times=1, up=False)
+        mover.until("halfway")
+        relay.kill()
+        killed = time.monotonic()
+        start("relay", "p2").until("claimed")
+        found["claimed_again_s"] = time.monotonic() - killed
+        mover.until("done", timeout=120)
+        found["killed_down_s"] = mover.heard("down")[0]["seconds"]
+        found["down_s"] = size * 8e-6 / found["relay_down"]
+        netlab.nat("hub", False)
+        return found | moved(start, "direct")
 
 
 def main() -> None:
@@ -207,33 +192,19 @@ def main() -> None:
     for name, default in {"megabytes": 32.0, "rate": 20.0, "rtt": 40.0}.items():
         parser.add_argument(f"--{name}", type=float, default=default)
     asked = vars(parser.parse_args())
-    rate = str(asked["rate"])
-    lines = lab.options(2, up=asked["rate"], down=asked["rate"], rtt=asked["rtt"])
-    lines += [
-        "--hub-up",
-        rate,
-        "--hub-down",
-        rate,
-        "--peer",
-        f"p2:up={10 * asked['rate']},down={10 * asked['rate']},rtt=2",
-    ]
-    lines += ["--nat", "hub", "--nat", "p1"]
+    rate = asked["rate"]
+    lines = lab.options(2, up=rate, down=rate, rtt=asked["rtt"], **{"hub-up": rate, "hub-down": rate})
+    lines += ["--peer", f"p2:up={10 * rate},down={10 * rate},rtt=2", "--nat", "hub", "--nat", "p1"]
     (found,) = lab.inside(["-m", MODULE, "measure", json.dumps(asked)], lines)
     for way in ("down", "up"):
         found[f"of_direct_{way}"] = found[f"relay_{way}"] / found[f"direct_{way}"]
-    print(
-        json.dumps(
-            {key: round(value, 3) if isinstance(value, float) else value for key, value in found.items()}
-        )
-    )
+    print_rounded(found)
 
 
-ROLES = {"hub": run_hub, "relay": run_relay, "joins": run_joins, "transfers": run_transfers}
+def print_rounded(found: Line) -> None:
+    print(json.dumps({key: round(v, 3) if isinstance(v, float) else v for key, v in found.items()}))
+
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["measure"]:
-        print(json.dumps(measure(json.loads(sys.argv[2]))))
-    elif sys.argv[1:2] and sys.argv[1] in ROLES:
-        ROLES[sys.argv[1]](json.loads(sys.argv[2]))
-    else:
-        main()
+    roles = {"hub": run_hub, "relay": run_relay, "joins": run_joins, "transfers": run_transfers}
+    run_role(roles | {"measure": lambda asked: print(json.dumps(measure(asked)))}, main)

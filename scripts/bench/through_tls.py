@@ -10,22 +10,22 @@ installed, joins are left out. One line of JSON is printed.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import signal
 import socket
 import ssl
-import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median
 
 from scripts import ROOT
-from scripts.bench.through_relay import AT_ONCE, BLOB, RUN, join, serve
-from scripts.swarms.processes import Line, Process, program, say
+from scripts.bench.through_relay import AT_ONCE, BLOB, RUN, join, print_rounded, serve
+from scripts.swarms.lab import parser
+from scripts.swarms.processes import Line, Process, run_role, say, started
 from transport import PeerLink, RunKeys, parse_url
 from transport.peer import PeerIdentity
 from transport.protocol import Proxies, Proxy, Route, RunURL
@@ -107,50 +107,37 @@ class ByTls(RunURL):
 
 def measure(asked: argparse.Namespace) -> Line:
     size, keys = round(asked.megabytes * 1e6), RunKeys.generate()
-    processes: list[Process] = []
-
-    def start(role: str, **what: object) -> Process:
-        processes.append(Process(program(MODULE, role, what)))
-        return processes[-1]
-
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            relay = start("relay")
-            port = relay.until("listening")["port"]
-            place = f"127.0.0.1:{port}"
-            url = str(keys.url("127.0.0.1", SHUT, RUN, place))
-            start("hub", folder=f"{folder}/ledger", keys=asdict(keys), size=size, relay=place).until(
-                "listening"
-            )
-            relay.until("claimed")
-            found: Line = {}
-            for name, tls in (("socks", False), ("tls", True)):
-                mover = start("transfers", url=url, size=size, times=asked.times, tls=tls)
-                mover.until("done", timeout=600)
-                rates = sorted(line["mbit"] for line in mover.heard("down"))
-                found[f"{name}_mbit"] = rates[len(rates) // 2]
-            found["tls_of_socks"] = found["tls_mbit"] / found["socks_mbit"]
-            name = next((name for name in PROXIES if shutil.which(name)), "")
-            if not name:
-                return found | {"joins": "left out: neither squid nor tinyproxy is installed"}
-            proxy = start_proxy(name, port, Path(folder), processes)
-            ways = start("joins", url=url, joins=asked.joins, proxy=proxy).until("joined", timeout=300)[
-                "ways"
-            ]
-            good = [way for way in ways if way.startswith(f"the relay {place} by TLS through the proxy")]
-            return found | {"proxy": name, "joins": len(good), "failed": sorted({*ways} - {*good})}
-    finally:
-        for process in processes:
-            process.kill()
+    with tempfile.TemporaryDirectory() as folder, started(MODULE) as start, ExitStack() as stack:
+        relay = start("relay")
+        port = relay.until("listening")["port"]
+        place = f"127.0.0.1:{port}"
+        url = str(keys.url("127.0.0.1", SHUT, RUN, place))
+        hub = start("hub", folder=f"{folder}/ledger", keys=asdict(keys), size=size, relay=place)
+        hub.until("listening")
+        relay.until("claimed")
+        found: Line = {}
+        for name, tls in (("socks", False), ("tls", True)):
+            mover = start("transfers", url=url, size=size, times=asked.times, tls=tls)
+            mover.until("done", timeout=600)
+            found[f"{name}_mbit"] = median(line["mbit"] for line in mover.heard("down"))
+        found["tls_of_socks"] = found["tls_mbit"] / found["socks_mbit"]
+        name = next((name for name in PROXIES if shutil.which(name)), "")
+        if not name:
+            return found | {"joins": "left out: neither squid nor tinyproxy is installed"}
+        proxy = start_proxy(name, port, Path(folder), stack)
+        joins = start("joins", url=url, joins=asked.joins, proxy=proxy)
+        ways = joins.until("joined", timeout=300)["ways"]
+        good = [way for way in ways if way.startswith(f"the relay {place} by TLS through the proxy")]
+        return found | {"proxy": name, "joins": len(good), "failed": sorted({*ways} - {*good})}
 
 
-def start_proxy(name: str, relay: int, folder: Path, processes: list[Process]) -> int:
-    """Start a proxy that lets CONNECT to the relay's port through; return its own."""
+def start_proxy(name: str, relay: int, folder: Path, stack: ExitStack) -> int:
+    """Start a proxy that lets CONNECT to the relay's port through, until the stack ends; return its own."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     folder.chmod(0o755)  # squid gives up root's rights
     (folder / name).write_text(PROXIES[name].format(port=port, relay=relay), encoding="utf-8")
-    processes.append(Process([*START[name], str(folder / name)]))
+    stack.callback(Process([*START[name], str(folder / name)]).kill)
     end = time.monotonic() + 20.0
     while True:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
@@ -161,24 +148,12 @@ def start_proxy(name: str, relay: int, folder: Path, processes: list[Process]) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--megabytes", type=float, default=64.0)
+    asked = parser(__doc__)
+    asked.add_argument("--megabytes", type=float, default=64.0)
     for name, value in {"times": 3, "joins": 20}.items():
-        parser.add_argument(f"--{name}", type=int, default=value)
-    found = measure(parser.parse_args())
-    print(
-        json.dumps(
-            {key: round(value, 3) if isinstance(value, float) else value for key, value in found.items()}
-        )
-    )
+        asked.add_argument(f"--{name}", type=int, default=value)
+    print_rounded(measure(asked.parse_args()))
 
-
-ROLES = {"hub": run_hub, "relay": run_relay, "joins": run_joins, "transfers": run_transfers}
 
 if __name__ == "__main__":
-    if sys.argv[1:2] and sys.argv[1] in ROLES:
-        ROLES[sys.argv[1]](json.loads(sys.argv[2]))
-    else:
-        main()
+    run_role({"hub": run_hub, "relay": run_relay, "joins": run_joins, "transfers": run_transfers}, main)

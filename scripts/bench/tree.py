@@ -10,10 +10,8 @@ Linux only. All levels share this machine's cores, so how long a round takes say
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -22,7 +20,7 @@ from pathlib import Path
 
 from scripts.bench.hub import RUN, SAME, SEED, Aggregating, cpu, parameters, resident, run_peers
 from scripts.swarms.lab import parser
-from scripts.swarms.processes import Line, Process, program, say
+from scripts.swarms.processes import Line, Process, divided, run_role, say, started
 from transport import Hub, Ledger, LinkLimits, PeerIdentity, PeerLink, RunKeys, RunSettings
 from transport.hub import keep_freed_memory
 from transport.protocol import Event, RoundCommitted, Warned, WeightedPacket
@@ -167,32 +165,25 @@ class Load:
 
 
 def measure(load: Load) -> None:
-    size, module = round(load.megabytes * 1e6), "scripts.bench.tree"
-    with tempfile.TemporaryDirectory() as folder:
+    size = round(load.megabytes * 1e6)
+    with tempfile.TemporaryDirectory() as folder, started("scripts.bench.tree") as start:
         asked = {"keys": asdict(RunKeys.generate()), "peers": load.peers, "hubs": load.hubs, "size": size}
         asked |= {"folder": folder, "work": "owner"}
-        started = [Process(program(module, "root", asked))]
-        try:
-            asked["port"] = started[0].until("listening", timeout=120)["port"]
-            started.append(Process(program(module, "inner", asked)))
-            asked["ports"] = started[1].until("listening", timeout=300)["ports"]
-            for part in range(load.processes):
-                first, last = (load.peers * n // load.processes for n in (part, part + 1))
-                mine = asked | {"first": first, "count": last - first}
-                started.append(Process(program(module, "peers", mine)))
-            watch(load, started)
-        finally:
-            for process in started:
-                process.stop(signal.SIGKILL)
+        root = start("root", **asked)
+        asked["port"] = root.until("listening", timeout=120)["port"]
+        inner = start("inner", **asked)
+        asked["ports"] = inner.until("listening", timeout=300)["ports"]
+        parts = divided(load.peers, load.processes)
+        watch(load, [root, inner, *(start("peers", **asked, first=p.start, count=len(p)) for p in parts)])
 
 
-def watch(load: Load, started: Sequence[Process]) -> None:
+def watch(load: Load, processes: Sequence[Process]) -> None:
     """Measure the rounds after the first few, and print the table."""
-    root, inner = started[:2]
+    root, inner = processes[:2]
     root.until("round", WARM, timeout=900)
-    before = [cpu(Path(f"/proc/{p.pid}/stat")) for p in started]
+    before = [cpu(Path(f"/proc/{p.pid}/stat")) for p in processes]
     root.until("round", WARM + load.rounds, timeout=900)
-    used = [cpu(Path(f"/proc/{p.pid}/stat")) - b for p, b in zip(started, before, strict=True)]
+    used = [cpu(Path(f"/proc/{p.pid}/stat")) - b for p, b in zip(processes, before, strict=True)]
     above = root.heard("round")[WARM : WARM + load.rounds]
     rounds = {line["round"] for line in above}
     below = [line for line in inner.heard("round") if line["round"] in rounds]
@@ -207,7 +198,7 @@ def watch(load: Load, started: Sequence[Process]) -> None:
     show("root", above, s, used[0] / len(rounds), 1)
     show(f"{load.hubs} inner hubs, each", below, s, used[1] / len(rounds), load.hubs)
     peers = 1000 * sum(used[2:]) / len(rounds) / load.peers
-    memory = [round(resident(process.pid)) for process in started]
+    memory = [round(resident(process.pid)) for process in processes]
     print(f"\npeers: {peers:.1f} ms of CPU each; MB resident: {memory[0]}, {memory[1]}, {memory[2:]}")
     for line in [*root.heard("told"), *inner.heard("told")][:10]:
         print("told:", line["text"])
@@ -235,9 +226,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    roles = {"root": run_root, "inner": run_inner, "peers": run_peers}
-    if sys.argv[1:2] and sys.argv[1] in roles:
-        keep_freed_memory()
-        roles[sys.argv[1]](json.loads(sys.argv[2]))
-    else:
-        main()
+    keep_freed_memory()  # as `cocktail launch` does
+    run_role({"root": run_root, "inner": run_inner, "peers": run_peers}, main)

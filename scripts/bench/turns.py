@@ -10,7 +10,6 @@ packets, counted at the peers.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -25,7 +24,7 @@ import zmq
 from scripts.bench.hub import CHUNK, RUN, SAME, Peer, Wires
 from scripts.swarms.idle_delegate import IdleDelegate
 from scripts.swarms.lab import parser
-from scripts.swarms.processes import Line, Process, program, say
+from scripts.swarms.processes import Line, divided, run_role, say, started
 from transport import Hub, Ledger, RunKeys, RunSettings
 from transport.protocol import messages as m
 from transport.protocol.events import RoundCommitted
@@ -109,22 +108,14 @@ def run_peers(asked: Line) -> None:
 
 def measure(peers: int, members: int, rounds: int, size: int) -> Line:
     """Run to the end. Returns the packets' bytes up and down, and who took part."""
-    module = "scripts.bench.turns"
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, started("scripts.bench.turns") as start:
         asked = {"keys": asdict(RunKeys.generate()), "peers": peers, "members": members, "rounds": rounds}
         asked |= {"folder": folder, "size": size}
-        started = [Process(program(module, "hub", asked))]
-        try:
-            port = started[0].until("listening")["port"]
-            for part in range(2):
-                first, last = (peers * n // 2 for n in (part, part + 1))
-                mine = asked | {"ports": [port], "first": first, "count": last - first}
-                started.append(Process(program(module, "peers", mine)))
-            said = [process.until("bytes", timeout=3600) for process in started[1:]]
-            over = started[0].until("over", timeout=60)
-        finally:
-            for process in started:
-                process.stop(signal.SIGTERM)
+        hub = start("hub", **asked)
+        asked["ports"] = [hub.until("listening")["port"]]
+        mine = [start("peers", **asked, first=part.start, count=len(part)) for part in divided(peers, 2)]
+        said = [process.until("bytes", timeout=3600) for process in mine]
+        over = hub.until("over", timeout=60)
     return over | {way: sum(one[way] for one in said) for way in ("up", "down")}
 
 
@@ -135,11 +126,8 @@ def main() -> None:
     asked.add_argument("--rounds", type=int, default=240)
     asked.add_argument("--kilobytes", type=float, default=10.0, help="of a packet")
     args = asked.parse_args()
-    print(
-        "| members of a round | rounds | packets up | peers that took part | MB up | MB down |\n"
-        + "|---" * 6
-        + "|"
-    )
+    print("| members of a round | rounds | packets up | peers that took part | MB up | MB down |")
+    print("|---" * 6 + "|")
     rows = []
     for members in (args.peers, args.members):
         begun = time.monotonic()
@@ -153,8 +141,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    roles = {"hub": run_hub, "peers": run_peers}
-    if sys.argv[1:2] and sys.argv[1] in roles:
-        roles[sys.argv[1]](json.loads(sys.argv[2]))
-    else:
-        main()
+    run_role({"hub": run_hub, "peers": run_peers}, main)

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,35 @@ class Process:
         if not self.ended:
             self.process.kill()
         self.end()
+
+
+@contextmanager
+def started(module: str) -> Iterator[Callable[..., Process]]:
+    """Yield a function that starts a role of a module as a process; all of them are killed at the end."""
+    processes: list[Process] = []
+
+    def start(role: str, member: str = "", **asked: Any) -> Process:
+        processes.append(Process(program(module, role, asked), member))
+        return processes[-1]
+
+    try:
+        yield start
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def run_role(roles: Mapping[str, Callable[[Line], None]], otherwise: Callable[[], None]) -> None:
+    """Run what `program` asks for; `otherwise` where the command line names no role."""
+    if sys.argv[1:2] and sys.argv[1] in roles:
+        roles[sys.argv[1]](json.loads(sys.argv[2]))
+    else:
+        otherwise()
+
+
+def divided(count: int, parts: int = 2) -> list[range]:
+    """Divide so many peers among so many processes."""
+    return [range(count * n // parts, count * (n + 1) // parts) for n in range(parts)]
 
 
 def wait_for(there: Callable[[], object], what: str, timeout: float) -> None:

@@ -172,7 +172,6 @@ def main() -> None:
     asked = parser(__doc__)
     asked.add_argument("--largest", type=float, default=SIZES[-1])
     asked.add_argument("--only", nargs="+", default=kinds, choices=kinds)
-    asked.add_argument("--missing", action="store_true", help="only what is not in the file yet")
     asked.add_argument("--folder", help="where ledgers are; the system's folder for temporary files")
     asked.add_argument("--out", type=Path, default=rows.FOLDER / "growth.jsonl")
     asked.add_argument("--show", action="store_true")
@@ -185,7 +184,7 @@ def main() -> None:
         return
     for kind, parameters, peers in [] if args.show else points_of(args.largest):
         key = {"kind": kind, "parameters": parameters, "peers": peers}
-        if kind not in args.only or (args.missing and rows.there(args.out, key)):
+        if kind not in args.only:
             continue
         own = [sys.executable, "-m", "scripts.bench.growth", "--inside", kind, str(parameters), str(peers)]
         own += ["--folder", args.folder] if args.folder else []

@@ -2,16 +2,14 @@
 
     scripts/rivals links                             every system at every speed, an hour
     scripts/rivals links --system cocktail --speed 500 100
-    scripts/rivals links --system cocktail "cocktail, the hub on such a line" --speed 100 --peers 16
     scripts/rivals links --list
 
-Four peers, or --peers, in network namespaces, each on a line of its own; work.py has the work, in which
+Four peers in network namespaces, each on a line of its own; work.py has the work, in which
 compute : FP16 bytes : line is GPT-J-6B's on 8 A100. Speeds are those that the lines stand for; the real ones
 are MBIT times as fast and are in the rows. Systems that send whole gradients run a smaller model, at the
 same ratios, so that a step of theirs is waited for. `unthrottled` is the same system over the loopback
-device, or, of those that send little, over lines without a limit. With more peers, or --slower, compute and
-lines are slower alike, so that a machine that has other work still measures lines. A row is a line of JSON in
---out, and replaces the older one of its system, speed and peers.
+device, or, of those that send little, over lines without a limit. A row is a line of JSON in --out, and
+replaces the older one of its system and speed.
 """
 
 from __future__ import annotations
@@ -43,7 +41,8 @@ SPEEDS = {  # Mbit/s: down, up
 WAITED = 20.0  # seconds; a larger model whose exchange takes longer is not measured
 LEARNT, COUNTED = 6, 10  # rounds of cocktail on a new line that do not count, and that do
 CLIMBS = 40  # rounds until H, and then K, have found their places on a new line
-PATIENCE = 1200.0  # seconds that all of these rounds may take, with PEERS peers
+PATIENCE = 1200.0  # seconds that all of these rounds may take
+MEMBERS = [f"p{i + 1}" for i in range(work.PEERS)]
 LOCAL = 2  # steps of DiLoCo between two exchanges here; rows of more are made of both times
 
 
@@ -51,32 +50,19 @@ LOCAL = 2  # steps of DiLoCo between two exchanges here; rows of more are made o
 class Case:
     system: str
     speeds: tuple[str, ...]
-    peers: int = work.PEERS
-    slower: float = 1.0  # so many times longer compute takes, and lines and round trips with it
-
-    @property
-    def members(self) -> list[str]:
-        return [f"p{i + 1}" for i in range(self.peers)]
-
-    @property
-    def mbit(self) -> float:
-        """Ratio of a line's rate here to the one it stands for."""
-        return work.MBIT / self.slower
 
     def shape(self, speed: str, members: list[str]) -> None:
-        down, up = SPEEDS[speed]
-        rtt = work.RTT * self.slower if down else 0.0
+        down, up = (rate * work.MBIT for rate in SPEEDS[speed])
         for member in members:
-            netlab.change(member, up=up * self.mbit, down=down * self.mbit, rtt=rtt)
+            netlab.change(member, up=up, down=down, rtt=work.RTT if down else 0.0)
 
     def exchange_s(self, speed: str, width: int) -> float:
         """Estimate the seconds of an exchange: bytes over the slower direction."""
-        sent, slower = SYSTEMS[self.system].sends(self.peers) * work.parameters(width), min(SPEEDS[speed])
-        return sent * 8e-6 / (slower * self.mbit) if slower else 0.0
+        sent, slower = SYSTEMS[self.system].sends * work.parameters(width), min(SPEEDS[speed])
+        return sent * 8e-6 / (slower * work.MBIT) if slower else 0.0
 
     def width_for(self, speed: str) -> int:
-        waited = WAITED * self.slower
-        fitting = [width for width in work.WIDTHS if self.exchange_s(speed, width) <= waited]
+        fitting = [width for width in work.WIDTHS if self.exchange_s(speed, width) <= WAITED]
         return fitting[0] if fitting else work.WIDTHS[-1]
 
     def steps_for(self, speed: str, width: int) -> int:
@@ -84,18 +70,15 @@ class Case:
         not."""
         if SYSTEMS[self.system].kind == "diloco":
             return 2 * LOCAL
-        return 2 if self.exchange_s(speed, width) > WAITED * self.slower / 2 else 5
+        return 2 if self.exchange_s(speed, width) > WAITED / 2 else 5
 
     def row(self, speed: str, width: int, busy: float) -> Line:
-        more = {} if self.peers == work.PEERS else {"peers": self.peers}
-        more |= {} if self.slower == 1 else {"slower": self.slower}
         return {
             "system": self.system,
             "speed": speed,
-            **more,
-            "mbit": [round(rate * self.mbit, 3) for rate in SPEEDS[speed]],
+            "mbit": [round(rate * work.MBIT, 3) for rate in SPEEDS[speed]],
             "parameters": work.parameters(width),
-            "compute_s": self.slower * work.compute_s(width),
+            "compute_s": work.compute_s(width),
             "busy": round(busy, 3),
             "date": time.strftime("%Y-%m-%d"),
         }
@@ -110,9 +93,9 @@ def measure(case: Case) -> Iterator[Line]:
     limited = [speed for speed in case.speeds if speed != "unthrottled"]
     places: list[tuple[list[str], list[str]]] = []
     if system.averages and "unthrottled" in case.speeds:
-        places.append((["hub"] * case.peers, ["unthrottled"]))
+        places.append((["hub"] * work.PEERS, ["unthrottled"]))
     if limited or not system.averages:
-        places.append((case.members, limited if system.averages else list(case.speeds)))
+        places.append((MEMBERS, limited if system.averages else list(case.speeds)))
     for where, speeds in places:
         with systems.ranks(system, where) as ranks:
             phases = 0
@@ -120,14 +103,13 @@ def measure(case: Case) -> Iterator[Line]:
                 phases += 1
                 ranks.phase(phases, 120, width=work.WIDTHS[0], steps=3)
             for speed in speeds:
-                case.shape(speed, case.members)
+                case.shape(speed, MEMBERS)
                 width = case.width_for(speed)
                 steps = case.steps_for(speed, width)
                 phases += 1
                 busy = Busy()
-                patience = 280 * case.slower + 8 * steps * case.exchange_s(speed, width)
-                each = case.slower * work.compute_s(width)
-                ranks.phase(phases, patience, width=width, steps=steps, local=LOCAL, seconds=each)
+                patience = 280 + 8 * steps * case.exchange_s(speed, width)
+                ranks.phase(phases, patience, width=width, steps=steps, local=LOCAL)
                 said = ranks.ranks[0].heard("step")[-steps:]
                 found = case.row(speed, width, busy.share()) | step_of(system, said)
                 if averaged := ranks.ranks[0].heard("averaged"):
@@ -163,24 +145,21 @@ def measure_cocktail(case: Case) -> Iterator[Line]:
     keys, width = SYSTEMS[case.system].keys, work.WIDTHS[0]
     learnt = CLIMBS if any("local_steps" in key for key in keys) else LEARNT
     with tempfile.TemporaryDirectory() as folder:
-        seconds = case.slower * work.compute_s(width)
-        yield from measure_lines(
-            case, systems.Cocktail(Path(folder), width, seconds, keys, case.peers), learnt
-        )
+        started = systems.Cocktail(Path(folder), width, work.compute_s(width), keys)
+        yield from measure_lines(case, started, learnt)
 
 
 def measure_lines(case: Case, started: systems.Cocktail, learnt: int) -> Iterator[Line]:
     """Measure one run at each speed; the first `learnt` rounds at one do not count."""
-    patience = PATIENCE * case.slower
-    members = [*case.members, *(["hub"] if SYSTEMS[case.system].kind == "hub" else [])]
+    members = [*MEMBERS, *(["hub"] if SYSTEMS[case.system].kind == "hub" else [])]
     with systems.cocktail(started, rounds=10_000) as run:
-        run.until_round(0, patience)  # the base model comes over lines without a limit
+        run.until_round(0, PATIENCE)  # the base model comes over lines without a limit
         at = 1
         for speed in case.speeds:
             case.shape(speed, members)
-            run.until_round(at + learnt, patience)
+            run.until_round(at + learnt, PATIENCE)
             busy = Busy()
-            run.until_round(at + learnt + COUNTED, patience)
+            run.until_round(at + learnt + COUNTED, PATIENCE)
             share = busy.share()
             counted = range(at + learnt, at + learnt + COUNTED + 1)
             at = run.peers[0].heard("round")[-1]["round"] + 1
@@ -204,23 +183,19 @@ def rounds_of(run: systems.Cocktail, counted: range) -> Line:
 
 def main() -> None:
     asked = rows.options(__doc__, rows.FOLDER / "links.jsonl", system=SYSTEMS, speed=SPEEDS)
-    asked.add_argument("--peers", type=int, default=work.PEERS, help=f"usually {work.PEERS}")
-    about = "times longer a step takes, on lines as much thinner (usually peers / 4, at least 1)"
-    asked.add_argument("--slower", type=float, help=about)
     args = asked.parse_args()
     if args.inside:
         for found in measure(Case(**json.loads(args.inside))):  # kept at once: what follows may fail
-            rows.keep(args.out, found, ("system", "speed", "peers"))
+            rows.keep(args.out, found, ("system", "speed"))
             print(json.dumps(found), flush=True)
         return
     if args.list:
         print("\n".join([*SYSTEMS, *SPEEDS]))
         return
-    slower = args.slower or max(1.0, args.peers / work.PEERS)
     for system in args.system:
         own = ["-m", "scripts.comparison.links", "--out", str(args.out.resolve())]
-        own += ["--inside", json.dumps(asdict(Case(system, tuple(args.speed), args.peers, slower)))]
-        for found in lab.inside(own, lab.options(args.peers)):
+        own += ["--inside", json.dumps(asdict(Case(system, tuple(args.speed))))]
+        for found in lab.inside(own, lab.options(work.PEERS)):
             share = found["compute_s"] / found["step_s"]
             print(f"{system}, {found['speed']}: {found['step_s']:.2f} s a step, {share:.1%} of it compute")
 

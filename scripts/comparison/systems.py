@@ -41,9 +41,10 @@ class System:
             raise SystemExit(f"{name} has an environment of its own: start this by scripts/rivals")
         return str(Path(folder, name, "bin", "python"))
 
-    def sends(self, peers: int) -> float:
-        """Return the bytes a parameter that each peer sends in a step, about: by a ring."""
-        return self.averages * 2 * (peers - 1) / peers
+    @property
+    def sends(self) -> float:
+        """The bytes a parameter that each peer sends in a step, about: by a ring."""
+        return self.averages * 2 * (work.PEERS - 1) / work.PEERS
 
 
 STEPS = "compression.local_steps=auto"
@@ -133,23 +134,21 @@ def ranks(system: System, members: Sequence[str], **asked: Any) -> Iterator[Rank
 class Cocktail:
     """`cocktail launch` at the hub and `cocktail join` at the peers, where a sample takes a given time."""
 
-    def __init__(
-        self, folder: Path, width: int, seconds: float, keys: Sequence[str] = (), count: int = work.PEERS
-    ) -> None:
-        self.folder, self.width, self.keys, self.count = folder, width, keys, count
+    def __init__(self, folder: Path, width: int, seconds: float, keys: Sequence[str] = ()) -> None:
+        self.folder, self.width, self.keys = folder, width, keys
         self.members = list[Process]()
         self.sample_s = seconds / work.BATCH
 
     def start(self, rounds: int, together: int) -> None:
         work.save_model(self.width, self.folder / "model")
         recipe = [f"model.model_name_or_path={self.folder}/model", f"max_length={work.LENGTH}"]
-        recipe += [f"global_batch_size={self.count * work.BATCH}", f"max_steps={rounds}", "val_set_size=64"]
+        recipe += [f"global_batch_size={work.PEERS * work.BATCH}", f"max_steps={rounds}", "val_set_size=64"]
         recipe += ["checkpoint.eval_steps=null", "checkpoint.save_steps=null", "learning_rate=1e-4"]
         recipe += [f"swarm.min_peers={together}", *self.keys]
         place = ["--no-train", "--advertise", "10.77.0.1", "--json", "-o", f"{self.folder}/out"]
         self.hub = self._start("hub", args=["launch", "smoke", *recipe, *place])
         self.url = self.hub.until("run_started")["url"]
-        self.peers = [self.join(f"p{i}") for i in range(1, self.count + 1)]
+        self.peers = [self.join(f"p{i}") for i in range(1, work.PEERS + 1)]
 
     def _start(self, member: str, **asked: Any) -> Process:
         # with keys of their own: who has the hub's is on its machine, and passes nothing on
@@ -177,10 +176,10 @@ class Cocktail:
 
 
 @contextmanager
-def cocktail(run: Cocktail, rounds: int, together: int | None = None) -> Iterator[Cocktail]:
-    """Run cocktail; it trains while there are `together` peers and more, all unless told."""
+def cocktail(run: Cocktail, rounds: int, together: int = work.PEERS) -> Iterator[Cocktail]:
+    """Run cocktail; it trains while there are `together` peers and more."""
     try:
-        run.start(rounds, together or run.count)
+        run.start(rounds, together)
         yield run
     finally:
         for member in run.members:

@@ -7,8 +7,7 @@ COMPUTE_S seconds a parameter, most of them slept: that stands for the GPUs. So 
     here: P parameters, COMPUTE_S P seconds, and lines MBIT times as fast as the ones they stand for
 
 so compute : FP16 bytes : line is as there, whatever P is. Round trips are as much shorter as the longest
-step is, about. All of it, compute, lines and round trips, may be so many times slower: with more peers, or
-beside other work, the cores then have as little to do in a second.
+step is, about.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ GPTJ, GPTJ_S, GPTJ_TOKENS = 6.05e9, 10.76, 262_144  # parameters; seconds and to
 COMPUTE_S = 2.0e-7  # a parameter
 MBIT = (GPTJ_S / GPTJ) / COMPUTE_S  # of a line's rate
 RTT = 5.0  # ms, for the 20 of a home line
-PEERS = 4  # unless told, and as many as two cores carry at COMPUTE_S
+PEERS = 4  # as many as two cores carry at COMPUTE_S
 BATCH, LENGTH, VOCABULARY = 8, 16, 2048  # sequences of a peer's step, and their tokens
 # A step of 65 k tokens a machine is several backward passes; DDP exchanges during the last one. It is taken
 # to have all gradients when that one begins, which is the best that it could have.

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from scripts import ROOT
@@ -48,22 +49,14 @@ def device_name(device: str) -> str:
 def run(stage: Stage, limit: float, output: Path) -> tuple[int, float]:
     """Run a stage's command, its output into a file; its exit status and seconds."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"} | stage.environment
-    started = time.monotonic()
+    started, status = time.monotonic(), LATE
     with output.open("w") as file:
         file.write(f"$ {shlex.join(stage.command)}\n")
         file.flush()
         streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
-        process = subprocess.Popen(stage.command, cwd=ROOT, env=environment, **streams)
-        try:
-            status = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            status = LATE
+        with suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(stage.command, cwd=ROOT, env=environment, timeout=limit, **streams)
+            status = done.returncode
     return status, time.monotonic() - started
 
 

@@ -42,7 +42,7 @@ def steps_of(folder: Path) -> dict[str, dict[str, float]]:
     """Find how many times its compute a step of four peers takes: system -> speed -> times. DiLoCo's local
     steps are compute alone."""
     found: dict[str, dict[str, float]] = {}
-    for row in line_rows(folder):
+    for row in read(folder / "links.jsonl"):
         if "exchange_s" not in row:
             found.setdefault(row["system"], {})[row["speed"]] = row["step_s"] / row["compute_s"]
             continue
@@ -53,27 +53,8 @@ def steps_of(folder: Path) -> dict[str, dict[str, float]]:
     return {name: found[name] for name in order if name in found}
 
 
-def line_rows(folder: Path) -> list[Row]:
-    """Read the rows of four peers."""
-    return [row for row in read(folder / "links.jsonl") if "peers" not in row]
-
-
-def with_more_peers(folder: Path) -> str:
-    """Make the table of rows with more peers than four; empty where none was measured."""
-    shares, columns = {name: dict[str, float]() for name in SYSTEMS}, set[tuple[int, str]]()
-    for row in read(folder / "links.jsonl"):
-        if "peers" in row and "exchange_s" not in row:
-            columns.add((row["peers"], row["speed"]))
-            share = row["compute_s"] / row["step_s"]
-            shares[row["system"]][f"{row['peers']} peers at {row['speed']}"] = share
-    heads = [f"{peers} peers at {speed}" for peers, speed in sorted(columns)]
-    body = by_speed("computing at Mbit/s", shares, heads, percent)
-    about = "Share of the time that devices compute, with more peers and all of it slower by as much:"
-    return f"{about}\n\n{body}" if heads else ""
-
-
 def links(folder: Path) -> str:
-    steps, rows = steps_of(folder), line_rows(folder)
+    steps, rows = steps_of(folder), read(folder / "links.jsonl")
     if not steps:
         return NOTHING
     ideal = work.GPTJ_TOKENS / work.GPTJ_S
@@ -103,7 +84,6 @@ def links(folder: Path) -> str:
         shares=by_speed("share at Mbit/s", shares, speeds, percent),
         sent=by_speed("sent", sent, speeds, lambda share: f"{share:.4f}"),
         busy=by_speed("busy", busy, speeds, lambda share: f"{share:.0%}"),
-        more=with_more_peers(folder),
     )
 
 
@@ -225,7 +205,7 @@ def timed_ways(folder: Path, found: Found) -> list[Timed]:
 def affordable(folder: Path, found: Found, setting: Setting) -> dict[str, float]:
     """Find cocktail's steps at the speeds at which it sent about what this setting sends, or more."""
     ratios = ratios_of(found, setting)
-    mine = {row["speed"]: row for row in line_rows(folder) if row["system"] == "cocktail"}
+    mine = {row["speed"]: row for row in read(folder / "links.jsonl") if row["system"] == "cocktail"}
     steps = steps_of(folder).get("cocktail", {})
     return {
         speed: steps[speed]

@@ -58,13 +58,11 @@ class Size:
     rows: int = 8  # samples of a step, over all peers
     steps: int = 1600
     base_steps: int = 4000  # of the pre-training, with twice as many rows
-    base_optim: Optim = ADAMW  # of the pre-training
     device: str = "cpu"
 
     @property
     def base_name(self) -> str:
-        name = f"{self.hidden}x{self.layers}-{self.length}x{2 * self.rows}x{self.base_steps}"
-        return name if self.base_optim == ADAMW else f"{name}-{self.base_optim}"
+        return f"{self.hidden}x{self.layers}-{self.length}x{2 * self.rows}x{self.base_steps}"
 
     @property
     def name(self) -> str:
@@ -201,7 +199,7 @@ def base(size: Size, folder: Path) -> Tensor:
     if not path.exists():
         flat, raw = new_model(size), sources()
         text = Text(raw, size.length)
-        training = Training(learning_rate=2e-3, adam_beta1=0.9, adam_beta2=0.99, optim=size.base_optim)
+        training = Training(learning_rate=2e-3, adam_beta1=0.9, adam_beta2=0.99)
         optimizer = build_optimizer(flat.masters, training, embeddings_of(flat.model))
         rate = learning_rate(training, size.base_steps)
         for step in range(size.base_steps):

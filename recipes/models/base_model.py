@@ -88,9 +88,6 @@ def config_folder(model: Model) -> Path:
         if looks_like_path(name):
             raise ModelError(f"no such model folder: {name}")
         folder = fetch_model_files(name, model.model_revision, companion_patterns(model.trust_remote_code))
-    if not (folder / "config.json").is_file():
-        hint = "(hint: a folder that save_pretrained wrote, of model and tokenizer, or a hub id)"
-        raise ModelError(f"{name}: no config.json, so this is no model saved by save_pretrained {hint}")
     check_config(folder, name)
     return folder
 

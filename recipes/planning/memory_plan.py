@@ -38,6 +38,11 @@ FOUR_BITS = 0.5 + FLOAT / 64  # bytes of a quantized weight, with one scale for 
 DOUBLE = 0.5 + 1 / 64 + FLOAT / (64 * 256)  # the same where scales take one byte, with one scale for 256
 
 
+def count_text(parameters: int) -> str:
+    """Format a number of parameters: `1.32 B`, `125.0 M`."""
+    return f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M"
+
+
 @dataclass(frozen=True)
 class MemoryPart:
     """One use of memory."""

@@ -18,7 +18,7 @@ from recipes.data import no_rows
 from recipes.models import config_folder, context_of, load_tokenizer
 from recipes.weight_files import meta_model
 
-from .memory_plan import Machine, plan_memory
+from .memory_plan import Machine, count_text, plan_memory
 from .step_cost import DataSurvey, survey_data
 
 Load = Callable[[Mapping[str, Any]], Resolved]  # dotted key -> value: the recipe with these values
@@ -163,7 +163,6 @@ def batch_of(recipe: Recipe, survey: DataSurvey) -> int:
 def explain(recipe: Recipe, survey: DataSurvey, fit: Fit, size: int) -> list[str]:
     """Write the three lines: model and method, data and length, the run."""
     training, longest = recipe.training, recipe.data.max_length
-    count = f"{size / 1e9:.2f} B" if size >= 1e9 else f"{size / 1e6:.1f} M"
     model = public_name(recipe.model.model_name_or_path)
     paths = ", ".join(public_name(dataset.path) for dataset in recipe.datasets)
     rows = "rows not counted" if survey.rows is None else f"{survey.rows:,} rows"
@@ -185,7 +184,7 @@ def explain(recipe: Recipe, survey: DataSurvey, fit: Fit, size: int) -> list[str
         else f"{epochs} = {steps:,} steps"
     )
     return [
-        f"model   {model}: {count} parameters, {NAMES[fit.method]} ({fit.why})",
+        f"model   {model}: {count_text(size)} parameters, {NAMES[fit.method]} ({fit.why})",
         f"data    {paths}: {rows}{kinds}; samples of {longest:,} tokens at most, {held}",
         f"run     {long} of {training.global_batch_size} samples, learning rate {training.learning_rate:g} "
         "(change any: learning_rate=1e-4)",

@@ -25,6 +25,8 @@ from recipes.models import (
 )
 from recipes.weight_files import check_model_folder, layout_of, meta_model, open_stored_vector
 
+from .memory_plan import count_text
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -83,11 +85,12 @@ def model_of(recipe: Recipe, folder: Path) -> Finding:
     drawn = meta_model(folder, code=recipe.model.trust_remote_code)
     trained = layout_of(meta_trained_model(recipe, folder)).size
     size = sum(parameter.numel() for parameter in drawn.parameters())
-    said = f"{size / 1e9:.2f} B" if size >= 1e9 else f"{size / 1e6:.1f} M"
     name, revision = recipe.model.model_name_or_path, recipe.model.model_revision
     called = f"{name} @ {revision}" if revision else name
     adapters = f", trains {trained / 1e6:.1f} M beside them" if recipe.lora else ""
-    return Finding("ok", "model", f"{called}: {type(drawn).__name__}, {said} parameters{adapters}")
+    return Finding(
+        "ok", "model", f"{called}: {type(drawn).__name__}, {count_text(size)} parameters{adapters}"
+    )
 
 
 @dataclass

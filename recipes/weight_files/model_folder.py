@@ -70,9 +70,6 @@ def check_model_folder(folder: Path, name: str | None = None) -> None:
     name = name or str(folder)
     if not folder.is_dir():
         raise ModelError(f"no such model folder: {name}")
-    if not (folder / "config.json").is_file():
-        hint = "(hint: a folder that save_pretrained wrote, of model and tokenizer, or a hub id)"
-        raise ModelError(f"{name}: no config.json, so this is no model saved by save_pretrained {hint}")
     check_config(folder, name)
     if not any(next(folder.glob(pattern), None) for pattern in ("model*.safetensors", "pytorch_model*.bin")):
         hint = "GGUF is for inference; give the folder that it was made from"
@@ -83,6 +80,9 @@ def check_model_folder(folder: Path, name: str | None = None) -> None:
 
 def check_config(folder: Path, name: str) -> None:
     """Raise ModelError unless config.json is a JSON object; `name`: what the message calls the folder."""
+    if not (folder / "config.json").is_file():
+        hint = "(hint: a folder that save_pretrained wrote, of model and tokenizer, or a hub id)"
+        raise ModelError(f"{name}: no config.json, so this is no model saved by save_pretrained {hint}")
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -20,7 +20,7 @@ import msgspec
 
 from transport.protocol import LedgerError
 
-from .packet_log import HEADER_SIZE, PacketLog, pack_header, read_packets, unpack_header
+from .packet_log import PacketLog, pack_header, read_headers, read_packets
 from .residual_handoffs import TABLE
 from .run_ledger import (
     MALFORMED,
@@ -141,15 +141,12 @@ def updates_between(folder: Path, start: int, stop: int) -> bytes:
 
 def records_between(path: Path, start: int, stop: int) -> dict[int, bytes]:
     """Read whole records by round; torn ones are left out."""
-    found, at = dict[int, bytes](), 0
+    found = dict[int, bytes]()
     with path.open("rb") as file:
-        while (record := unpack_header(file.read(HEADER_SIZE), at)) is not None:
+        for record in read_headers(file):
             if start <= record.round < stop:
                 payload = file.read(record.length)
-                if len(payload) == record.length:
-                    found[record.round] = pack_header(record.round, payload) + payload
-            at = record.end
-            file.seek(at)
+                found[record.round] = pack_header(record.round, payload) + payload
     return found
 
 

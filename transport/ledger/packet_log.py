@@ -64,6 +64,19 @@ def unpack_header(head: bytes, offset: int) -> Record | None:
     return Record(round, offset, length, digest)
 
 
+def read_headers(file: BinaryIO) -> Iterator[Record]:
+    """Yield the headers of the records from the start of the file on, up to the first that is torn or cut;
+    the file is left at the payload."""
+    end, at = file.seek(0, os.SEEK_END), 0
+    while True:
+        file.seek(at)
+        record = unpack_header(file.read(HEADER_SIZE), at)
+        if record is None or record.end > end:
+            return
+        yield record
+        at = record.end
+
+
 def read_packets(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield (round, packet) of each record from the file's position on, checksums verified, one packet in
     memory.

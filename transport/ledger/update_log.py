@@ -29,7 +29,7 @@ from pathlib import Path
 
 from transport.protocol import LedgerError, WeightedPacket
 
-from .packet_log import HEADER_SIZE, PacketLog, read_packets, unpack_header
+from .packet_log import PacketLog, read_headers, read_packets
 
 PACKETS, SUM = b"CKU2", b"CKU3"  # what a record holds: packets, or their sum
 UPDATES, ERROR_FEEDBACK = "updates.log", "error.safetensors"  # in the ledger's folder
@@ -144,14 +144,12 @@ def read_updates(path: Path, start: int) -> Iterator[RoundUpdates]:
 def scan_rounds(path: Path, stop: int) -> tuple[int, int | None]:
     """Return (end of the records of rounds before `stop`, the last such round). Reads headers only."""
     end, last = 0, None
-    size = path.stat().st_size if path.exists() else 0
-    if size:
+    if path.exists():
         with path.open("rb") as file:
-            while (record := unpack_header(file.read(HEADER_SIZE), end)) is not None:
-                if record.round >= stop or record.end > size:
+            for record in read_headers(file):
+                if record.round >= stop:
                     break
                 end, last = record.end, record.round
-                file.seek(end)
     return end, last
 
 

@@ -361,10 +361,11 @@ def for_thin_lines(plan: Plan) -> str:
 
 
 def lines(plan: Plan) -> Iterator[str]:
+    from recipes.planning import count_text
+
     asked, recipe, memory, step = plan.asked, plan.recipe, plan.memory, plan.step
-    count = memory.parameters
-    size = f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
-    yield f"model    {recipe.model.model_name_or_path}: trains {size} parameters"
+    trained = count_text(memory.parameters)
+    yield f"model    {recipe.model.model_name_or_path}: trains {trained} parameters"
     parts = " + ".join(f"{part.name} {in_gib(part.bytes)}" for part in memory.parts if not part.host)
     total = f"{gib(memory.bytes + RUNTIME)} of {gib(asked.gpu.bytes)} of {asked.gpu.name}"
     yield f"memory   {parts} + runtime {in_gib(RUNTIME)} GiB, micro-batch {plan.micro_batch}"
@@ -372,7 +373,7 @@ def lines(plan: Plan) -> Iterator[str]:
     for part in memory.parts:
         if part.host:
             yield f"         in the host's memory: {part.name} {gib(part.bytes)}"
-    full = 2 * count
+    full = 2 * memory.parameters
     rate = f"{8 * step.link.up / 1e6:g} and {8 * step.link.down / 1e6:g} Mbit/s"
     ratio = f"{megabytes(full)} a step as FP16: {full * step.every / step.packet:.0f}x"
     every = f" every {step.every} steps" if step.every > 1 else ""

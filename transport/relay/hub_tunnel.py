@@ -18,6 +18,7 @@ from transport.protocol import CurveKeys, Proxies, Route, Unreachable, relay_rou
 from transport.tunnel import (
     LoopThread,
     PolledWire,
+    TaskSet,
     ask,
     carry,
     dial_loopback,
@@ -66,7 +67,7 @@ class HubTunnel:
         self._routes = [*relay_routes(relay, f"{relay_socks.CONTROL}.{relay_socks.RELAY}", proxies)]
         self._most = min(MOST, raise_file_limit() // 4)
         self._dials = TokenBuckets(DIALS_S, DIALS)
-        self._guests: set[asyncio.Task[None]] = set()
+        self._guests = TaskSet()
         self._lost = ""  # why there is no claim, once told
         self._route = self._routes[0]  # by which the relay was reached last
         self.claims = 0  # how often the relay accepted the claim
@@ -90,10 +91,7 @@ class HubTunnel:
                 await asyncio.sleep(retry)
                 retry = min(2 * retry, LAST_RETRY)
         finally:
-            guests = [*self._guests]
-            for task in guests:
-                task.cancel()
-            await asyncio.gather(*guests, return_exceptions=True)
+            await self._guests.close()
 
     def _tell_lost(self, why: str) -> None:
         if not self._lost:
@@ -135,9 +133,7 @@ class HubTunnel:
             if len(self._guests) >= self._most or not self._dials.take("relay", now):
                 self.refused += 1
                 return
-            task = asyncio.create_task(self._fetch(*guest.groups()))
-            self._guests.add(task)
-            task.add_done_callback(self._guests.discard)
+            self._guests.start(self._fetch(*guest.groups()))
         elif message == "claimed":
             self.claims += 1
             if self._lost:

@@ -32,6 +32,7 @@ from transport.tunnel import (
     ReadAhead,
     SocketStream,
     Stream,
+    TaskSet,
     accept,
     accept_websocket,
     converse,
@@ -127,7 +128,7 @@ class Relay:
         self._wire = PolledWire(self._router)
         self._runs: dict[str, RelayedRun] = {}  # by the name that peers ask for
         self._announced: dict[str, Announced] = {}  # by ticket
-        self._served: set[asyncio.Task[None]] = set()
+        self._served = TaskSet()
         self._of_origin: Counter[str] = Counter()
         self._dials = TokenBuckets(DIALS_S, DIALS)
         self._kinds = {
@@ -167,10 +168,7 @@ class Relay:
         finally:
             accepting.cancel()
             self._listener.close()
-            served = [*self._served]
-            for task in served:
-                task.cancel()
-            await asyncio.gather(*served, return_exceptions=True)
+            await self._served.close()
             await self._wire.close()
 
     # ---- hubs ----------------------------------------------------------------------------------------------
@@ -224,9 +222,7 @@ class Relay:
                 sock.close()
                 continue
             self._count(where, 1)  # here: a flood is accepted before any of its tasks begins
-            task = asyncio.create_task(self._serve(sock, where))
-            self._served.add(task)
-            task.add_done_callback(self._served.discard)
+            self._served.start(self._serve(sock, where))
 
     async def _serve(self, sock: socket.socket, where: str) -> None:
         stream: Stream = SocketStream(prepare(sock))

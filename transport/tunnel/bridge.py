@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from transport.protocol import Route, Unreachable
 
 from .dialling import request
-from .loop_thread import LoopThread
+from .loop_thread import LoopThread, TaskSet
 from .streams import SocketStream, Stream, accept, prepare, splice
 from .websocket_stream import WebSocketStream
 
@@ -28,7 +28,7 @@ class Bridge:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=AT_ONCE)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
-        self._carried: set[asyncio.Task[None]] = set()
+        self._carried = TaskSet()
         self._thread = LoopThread("cocktail-bridge", self._main)
         self._thread.start()
 
@@ -42,15 +42,10 @@ class Bridge:
                 if len(self._carried) >= AT_ONCE:
                     sock.close()
                     continue
-                task = asyncio.create_task(self._carry(SocketStream(prepare(sock))))
-                self._carried.add(task)
-                task.add_done_callback(self._carried.discard)
+                self._carried.start(self._carry(SocketStream(prepare(sock))))
         finally:
             self._listener.close()
-            carried = [*self._carried]
-            for task in carried:
-                task.cancel()
-            await asyncio.gather(*carried, return_exceptions=True)
+            await self._carried.close()
 
     async def _carry(self, near: Stream) -> None:
         with closing(near):

@@ -1,4 +1,4 @@
-"""An asyncio loop in a thread of its own, and a ZeroMQ wire that it polls."""
+"""An asyncio loop in a thread of its own, the tasks that it serves, and a ZeroMQ wire that it polls."""
 
 from __future__ import annotations
 
@@ -46,6 +46,28 @@ class LoopThread:
     async def _followed(self) -> None:
         self._task = asyncio.current_task()
         await self._main()
+
+
+class TaskSet:
+    """The tasks of a coroutine that serves many connections; they end with it."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Cancel all tasks and wait for them."""
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Polled(Protocol[T]):

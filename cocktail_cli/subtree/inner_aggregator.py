@@ -31,10 +31,14 @@ class InnerAggregator:
 
     Args:
         path: stem of both.
+        equal: each peer's weight in the mean is the same.
     """
 
-    def __init__(self, aggregator: Aggregator, path: Path, least: int = LEAST_LOG) -> None:
-        self.aggregator, self.least = aggregator, max(least, 2 * aggregator.nbytes)
+    def __init__(
+        self, aggregator: Aggregator, path: Path, least: int = LEAST_LOG, equal: bool = False
+    ) -> None:
+        self.aggregator, self.equal = aggregator, equal
+        self.least = max(least, 2 * aggregator.nbytes)
         self.saved, self.records = (path.with_name(path.name + end) for end in (RESIDUAL, SENT))
         self.pending: SentUpdate | None = None  # the newest packet, until `settle`
         self._inherited: list[WeightedPacket] = []  # handoffs since the last packet
@@ -61,6 +65,14 @@ class InnerAggregator:
         if self.pending is not None and self.pending.round < rounds:
             self.pending = None
 
+    def arrived(self, round: int, peer: str, packet: bytes) -> None:
+        """Decode an update before its round closes."""
+        self.aggregator.add(round, peer, packet)
+
+    def fits(self, size: int) -> None:
+        """Limit the next packets to `size` bytes."""
+        self.aggregator.set_budget(size)
+
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         """Merge a share of a leaver's handoff into d_h. Raises UpdateRejected, with nothing changed."""
         with rejections():
@@ -69,6 +81,10 @@ class InnerAggregator:
 
     def aggregate(self, round: int, updates: Sequence[WeightedPacket], sender: str) -> bytes:
         """Add the updates to d_h, and return C[d_h], logged. Raises UpdateRejected, with nothing changed."""
+        from recipes.algorithm import equal_weights
+
+        if self.equal:
+            updates = [WeightedPacket(*one) for one in equal_weights(updates)]
         with rejections():
             packet = self.aggregator.step(round, updates)
         self._append(round, [WeightedPacket(sender, packet, 0.0), *updates], self._inherited)

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cocktail_cli.host import CommittedModel
-from transport.protocol import WeightedPacket
-from transport.tree import LeasedSample, SentUpdate
+from transport.tree import LeasedSample
 
 from .inner_aggregator import InnerAggregator
 
@@ -32,19 +31,17 @@ class InnerRun:
         from recipes.models import count_trainable
 
         self.recipe, self._fetch = recipe, fetch
-        self.sum = InnerAggregator(inner_aggregator_of(recipe, count_trainable(recipe, base)), run / "inner")
+        aggregator = inner_aggregator_of(recipe, count_trainable(recipe, base))
+        equal = recipe.compression.weighting == "uniform"
+        self.residual = InnerAggregator(aggregator, run / "inner", equal=equal)
         self._model = CommittedModel(recipe, base, run)
 
     def recover(self, rounds: int) -> None:
         """Bring d_h to where it was; the ledger has so many rounds. Raises LedgerError."""
-        self.sum.recover(rounds)
+        self.residual.recover(rounds)
 
     def close(self) -> None:
-        self.sum.close()
-
-    @property
-    def pending(self) -> SentUpdate | None:
-        return self.sum.pending
+        self.residual.close()
 
     def unpack(self, lease: bytes) -> list[LeasedSample]:
         from recipes.data import unpack_samples
@@ -56,28 +53,6 @@ class InnerRun:
         from recipes.data import pack_samples
 
         return pack_samples([sample.data for sample in samples])
-
-    def arrived(self, round: int, peer: str, packet: bytes) -> None:
-        self.sum.aggregator.add(round, peer, packet)
-
-    def fits(self, size: int) -> None:
-        self.sum.aggregator.set_budget(size)
-
-    def aggregate(self, round: int, updates: Sequence[WeightedPacket], sender: str) -> bytes:
-        from recipes.algorithm import equal_weights
-
-        if self.recipe.compression.weighting == "uniform":
-            updates = [WeightedPacket(*one) for one in equal_weights(updates)]
-        return self.sum.aggregate(round, updates, sender)
-
-    def settle(self, accepted: bool) -> None:
-        self.sum.settle(accepted)
-
-    def inherit(self, peer: str, packet: bytes, share: float) -> None:
-        self.sum.inherit(peer, packet, share)
-
-    def committed(self, round: int) -> None:
-        self.sum.committed(round)
 
     def fingerprint(self, round: int) -> int:
         return self._model.load(round).global_model.fingerprint

@@ -23,8 +23,8 @@ from scripts.swarms.lab import parser
 from scripts.swarms.processes import Line, Process, divided, run_role, say, started
 from transport import Hub, Ledger, LinkLimits, PeerIdentity, PeerLink, RunKeys, RunSettings
 from transport.hub import keep_freed_memory
-from transport.protocol import Event, RoundCommitted, Warned, WeightedPacket
-from transport.tree import InnerHub, LeasedSample, SentUpdate
+from transport.protocol import Event, RoundCommitted, Warned
+from transport.tree import InnerHub, LeasedSample
 from transport.tree.parent_leases import TOTAL
 
 SAMPLE, TOKENS = 4096, 10  # bytes and trained tokens of each sample
@@ -54,35 +54,13 @@ class Work:
         from compress import Cocktail
         from recipes.algorithm import Aggregator
 
-        self.sum = InnerAggregator(Aggregator(parameters(size), Cocktail(), SEED), folder / "inner")
-
-    @property
-    def pending(self) -> SentUpdate | None:
-        return self.sum.pending
+        self.residual = InnerAggregator(Aggregator(parameters(size), Cocktail(), SEED), folder / "inner")
 
     def unpack(self, lease: bytes) -> list[LeasedSample]:
         return [LeasedSample(lease[i : i + SAMPLE], TOKENS, 1.0) for i in range(0, len(lease), SAMPLE)]
 
     def pack(self, samples: Sequence[LeasedSample]) -> bytes:
         return b"".join(sample.data for sample in samples)
-
-    def arrived(self, round: int, peer: str, packet: bytes) -> None:
-        self.sum.aggregator.add(round, peer, packet)
-
-    def fits(self, size: int) -> None:
-        self.sum.aggregator.set_budget(size)
-
-    def aggregate(self, round: int, updates: Sequence[WeightedPacket], sender: str) -> bytes:
-        return self.sum.aggregate(round, updates, sender)
-
-    def settle(self, accepted: bool) -> None:
-        self.sum.settle(accepted)
-
-    def inherit(self, peer: str, packet: bytes, share: float) -> None:
-        self.sum.inherit(peer, packet, share)
-
-    def committed(self, round: int) -> None:
-        self.sum.committed(round)
 
     def fingerprint(self, round: int) -> int:
         return SAME

@@ -33,7 +33,7 @@ from transport.hub import Hub
 from transport.ledger import Ledger
 from transport.peer import LinkLimits, PeerIdentity, PeerLink
 from transport.protocol import Event, RunKeys, RunSettings, WeightedPacket, messages
-from transport.tree import InnerHub, LeasedSample, SentUpdate
+from transport.tree import InnerHub, LeasedSample
 from transport.tree.parent_leases import TOTAL
 from transport.wire import MemoryHubWire, MemoryPeerWire
 
@@ -75,49 +75,42 @@ class RootWork(ToyWork):
         return self.durable.aggregate(round, updates)
 
 
+class SteppedAggregator(InnerAggregator):
+    """d_h of an inner hub. `at` is called at each step of a round, and may raise Killed."""
+
+    def __init__(self, folder: Path, at: Callable[[str, int], None]) -> None:
+        super().__init__(aggregator(), folder / "inner", equal=True)
+        self.at = at
+
+    def aggregate(self, round: int, updates: Sequence[WeightedPacket], sender: str) -> bytes:
+        self.at("closed", round)
+        packet = super().aggregate(round, updates, sender)
+        self.at("logged", round)
+        return packet
+
+    def settle(self, accepted: bool) -> None:
+        assert self.pending is not None
+        round = self.pending.round
+        self.at("committed above", round)
+        super().settle(accepted)
+        self.at("settled", round)
+
+    def committed(self, round: int) -> None:
+        self.at("committed here", round)
+        super().committed(round)
+
+
 class TreeWork:
-    """The model side of an inner hub. `at` is called at each step of a round, and may raise Killed."""
+    """The model side of an inner hub."""
 
     def __init__(self, folder: Path, at: Callable[[str, int], None] = lambda step, round: None) -> None:
-        self.folder, self.at = folder, at
-        self.sum = InnerAggregator(aggregator(), folder / "inner")
-
-    @property
-    def pending(self) -> SentUpdate | None:
-        return self.sum.pending
+        self.folder, self.residual = folder, SteppedAggregator(folder, at)
 
     def unpack(self, lease: bytes) -> list[LeasedSample]:
         return [LeasedSample(i, TOKENS, 1.0) for i in json.loads(lease)]
 
     def pack(self, samples: Sequence[LeasedSample]) -> bytes:
         return json.dumps([sample.data for sample in samples]).encode()
-
-    def arrived(self, round: int, peer: str, packet: bytes) -> None:
-        self.sum.aggregator.add(round, peer, packet)
-
-    def fits(self, size: int) -> None:
-        pass
-
-    def aggregate(self, round: int, updates: Sequence[WeightedPacket], sender: str) -> bytes:
-        self.at("closed", round)
-        equal = [one._replace(weight=1.0) for one in updates]
-        packet = self.sum.aggregate(round, equal, sender)
-        self.at("logged", round)
-        return packet
-
-    def settle(self, accepted: bool) -> None:
-        assert self.sum.pending is not None
-        round = self.sum.pending.round
-        self.at("committed above", round)
-        self.sum.settle(accepted)
-        self.at("settled", round)
-
-    def inherit(self, peer: str, packet: bytes, share: float) -> None:
-        self.sum.inherit(peer, packet, share)
-
-    def committed(self, round: int) -> None:
-        self.at("committed here", round)
-        self.sum.committed(round)
 
     def fingerprint(self, round: int) -> int:
         with Ledger(self.folder, write=False) as ledger:
@@ -199,7 +192,7 @@ class Inner:
         settings = dc_replace(self.tree.settings, samples=TOTAL)
         self.ledger = Ledger(folder, run=settings.run, samples=TOTAL)
         self.work = TreeWork(folder, self._at)
-        self.work.sum.recover(self.ledger.next_round)
+        self.work.residual.recover(self.ledger.next_round)
         wire = MemoryPeerWire(self.parent.wire, f"key-of-{self.name}")
         self.link = PeerLink(
             self.parent.url,
@@ -251,7 +244,7 @@ class Inner:
         self.gone.set()
         assert hub.join(10.0)
         self.inner.close()
-        self.work.sum.close()
+        self.work.residual.close()
         self.ledger.close()
         for path in folder.iterdir():
             path.unlink()
@@ -266,7 +259,7 @@ class Inner:
         self.inner.close()
         self.inner.hub.join(10.0)
         self._listener.join(10.0)
-        self.work.sum.close()
+        self.work.residual.close()
         self.ledger.close()
 
 
@@ -336,7 +329,7 @@ class Tree:
             assert torch.equal(peer.x, first.x), name
             total += peer.residual - peer.all
         for hub in self.hubs.values():
-            total += error_of(hub.work.sum.aggregator)
+            total += error_of(hub.work.residual.aggregator)
         assert total.abs().max() < 1e-3, "nothing is lost, and nothing counts twice"
 
     def __exit__(self, *_: object) -> None:

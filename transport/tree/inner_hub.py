@@ -57,7 +57,7 @@ class InnerHub:
     def __init__(
         self, link: PeerLink, ledger: Ledger, work: InnerWork, make_hub: Callable[[InnerHub], Hub]
     ) -> None:
-        self.link, self.work, self._ledger = link, work, ledger
+        self.link, self.work, self._residual, self._ledger = link, work, work.residual, ledger
         self.hub = make_hub(self)
         self.hub.follow(self)
         self._round = -1  # the newest that the parent has opened
@@ -132,7 +132,7 @@ class InnerHub:
         if opened.samples:
             samples = self.work.unpack(self.link.fetch(f"lease/{opened.round}"))
         if opened.fits:
-            self.work.fits(opened.fits)
+            self._residual.fits(opened.fits)
         with self._lock:
             self._leases.ended_before(opened.round - KEPT)
             numbers = self._leases.add(opened.round, samples)
@@ -190,11 +190,11 @@ class InnerHub:
 
     def _finish_pending(self) -> None:
         """Finish the round in which this hub was killed: its updates are in d_h, and no child knows it."""
-        if (sent := self.work.pending) is None:
+        if (sent := self._residual.pending) is None:
             return
         if sent.accepted is None:
             accepted = self._deliver(sent.packet, messages.Report(sent.round, 0, []), {sent.sender})
-            self._in_commit_thread(lambda: self.work.settle(accepted))
+            self._in_commit_thread(lambda: self._residual.settle(accepted))
         self._commit_above(sent.round, self._fetch(f"packet/{sent.round}"), sent.peers)
 
     def _renew(self) -> None:
@@ -281,14 +281,14 @@ class InnerHub:
         return [sample for sample in found if sample is not None]
 
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
-        self.work.arrived(round, peer, packet)
+        self._residual.arrived(round, peer, packet)
 
     def fits(self, size: int) -> None:
         """Ignore the children's limit: the root has that of all, see `_take_part`."""
 
     def aggregate(self, round: int, updates: Sequence[WeightedPacket]) -> bytes:
         """Send the children's updates up as one, and return the packet that the root has committed."""
-        packet = self.work.aggregate(round, updates, self.link.name)
+        packet = self._residual.aggregate(round, updates, self.link.name)
         taken = {one.peer: self._closed[one.peer] for one in updates}
         with self._lock:
             for _, numbers in taken.values():
@@ -297,7 +297,7 @@ class InnerHub:
         report = replace(joint_report(round, [each for each, _ in taken.values()]), delivers=delivers)
         try:
             accepted = self._deliver(packet, replace(report, partly=partly), set())
-            self.work.settle(accepted)
+            self._residual.settle(accepted)
             if accepted:
                 with self._lock:
                     self._leases.accepted(delivers)
@@ -322,10 +322,10 @@ class InnerHub:
         return b"", []
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
-        self.work.inherit(peer, packet, share)
+        self._residual.inherit(peer, packet, share)
 
     def committed(self, round: int, packet: bytes) -> None:
-        self.work.committed(round)
+        self._residual.committed(round)
         self._round_over.set()
 
     def fingerprint(self, round: int) -> int:

@@ -1,4 +1,4 @@
-"""InnerWork: what an inner hub leaves to its caller, and the values that pass between the two."""
+"""The model side of an inner hub, which its caller brings, and the values that pass between the two."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class SentUpdate(NamedTuple):
     accepted: bool | None = None  # None: only the parent knows
 
 
-class InnerWork(Protocol):
-    """The model side of an inner hub: the residual d_h, durable, and the samples of a lease.
+class InnerResidual(Protocol):
+    """The residual d_h of an inner hub, durable: what its children have sent and its parent has not taken.
 
         aggregate   d_h <- d_h + D_h, D_h = sum_i w_i C[d_i];  returns C[d_h], durable
         settle      accepted: d_h <- d_h - C[d_h];  else it stays; durable, too
@@ -39,12 +39,6 @@ class InnerWork(Protocol):
     @property
     def pending(self) -> SentUpdate | None:
         """The newest update of before a crash, if its round is not in this hub's ledger."""
-
-    def unpack(self, lease: bytes) -> Sequence[LeasedSample]:
-        """Cut the parent's lease into its samples."""
-
-    def pack(self, samples: Sequence[LeasedSample]) -> bytes:
-        """Return the payload of a peer's lease."""
 
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
         """Take an update that has arrived, to decode it before the round closes."""
@@ -64,6 +58,20 @@ class InnerWork(Protocol):
 
     def committed(self, round: int) -> None:
         """Note that a round is durable in this hub's ledger."""
+
+
+class InnerWork(Protocol):
+    """The model side of an inner hub: its residual, and the samples of a lease."""
+
+    @property
+    def residual(self) -> InnerResidual:
+        """The residual d_h."""
+
+    def unpack(self, lease: bytes) -> Sequence[LeasedSample]:
+        """Cut the parent's lease into its samples."""
+
+    def pack(self, samples: Sequence[LeasedSample]) -> bytes:
+        """Return the payload of a peer's lease."""
 
     def fingerprint(self, round: int) -> int:
         """Compute the fingerprint of the global model of `round` by folding the ledger, slowly."""

@@ -33,7 +33,7 @@ from transport.wire import (
 
 from .stage_line import GONE_S, LIFE, Gone, LineMessage, Renewed, StageLine, State, unpack
 
-RETRY_S = 0.5  # until a lost or refused connection is dialled again
+RETRY_S = 0.5  # until a refused connection is dialled again
 BURST = 32  # fragments sent before messages are looked at again
 OLD = 64  # connections of before whose late frames are known as such
 BEFORE, AFTER = "before", "after"
@@ -172,11 +172,9 @@ class StageLink:
                 for conn, frames in self._wire.poll(self._pause(lines, time.monotonic())):
                     with self._changed:
                         self._arrived_at_port(conn, frames)
-                for line in lines:
-                    self._flow(line, partial(self._wire.send, line.conn))
                 now = time.monotonic()
                 for line in lines:
-                    if line.line.is_quiet(now):
+                    if not self._flow(line, partial(self._wire.send, line.conn)) or line.line.is_quiet(now):
                         line.line.closed()
                 if now >= guard_at:
                     guard_at = now + GUARD_S
@@ -229,8 +227,9 @@ class StageLink:
             wire.close()
 
     def _lost(self, line: _Line, now: float) -> None:
+        """Dial a lost connection at once; one that was not made, later."""
+        line.dial_at = now if line.line.open else now + RETRY_S
         line.line.closed()
-        line.dial_at = now + RETRY_S
 
     def _take(self, line: _Line, frames: Frames) -> None:
         now = time.monotonic()
@@ -263,7 +262,6 @@ class StageLink:
                 self.bytes_up += wire_size(frames)
                 self.rate_limits.up.take(wire_size(frames), now)
                 if not send(frames):
-                    line.line.closed()
                     return False
             return True
 

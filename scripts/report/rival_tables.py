@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean
 
 from scripts import ROOT
 from scripts.comparison import work
@@ -121,7 +120,7 @@ def loss(folder: Path) -> str:
 
 def rival_losses(folder: Path, found: Found) -> list[list[str]]:
     """Make the rivals' rows, each at the rate that was best with the first seed."""
-    dense = by_seed(found, plan.REFERENCE)
+    dense = tables.losses_of(tables.at_best_rate(found, plan.REFERENCE))
     ways = [
         (name, one[0]["ratio"], one[0]["rate"], {r["seed"]: r["loss"] for r in one})
         for name, one in powersgd(folder).items()
@@ -130,22 +129,14 @@ def rival_losses(folder: Path, found: Found) -> list[list[str]]:
         plan.Row("DiLoCo, every 50 steps, FP16", DILOCO),
         plan.Row("the same with Muon (MuLoCo)", replace(DILOCO, optim="muon")),
     ):
-        if losses := by_seed(found, diloco):
+        if losses := tables.losses_of(tables.at_best_rate(found, diloco)):
             rate = plan.best_rate(found, diloco)
             ways.append((diloco.name, max(ratios_of(found, diloco.setting)), rate, losses))
     rows = []
     for name, ratio, rate, losses in ways if dense else []:
-        over = mean(loss / dense[seed] - 1 for seed, loss in losses.items() if seed in dense)
         each = ", ".join(f"{loss:.4f}" for loss in losses.values())
-        rows.append([name, f"{ratio:.0f}x", f"{rate:g}", each, f"{over:+.2%}"])
+        rows.append([name, f"{ratio:.0f}x", f"{rate:g}", each, tables.above(losses, dense)])
     return rows
-
-
-def by_seed(found: Found, row: plan.Row) -> dict[int, float]:
-    """Find seed -> loss of the cells at the row's rate."""
-    rate = plan.best_rate(found, row)
-    tried = {seed: plan.losses(found, row.setting, seed) for seed in plan.SEEDS}
-    return {seed: losses[rate] for seed, losses in tried.items() if rate in losses}
 
 
 def powersgd(folder: Path) -> dict[str, list[Row]]:
@@ -323,11 +314,12 @@ def newcomer(folder: Path) -> str:
 def losses_in_short(folder: Path, found: Found) -> list[list[str]]:
     """Make the README's rows on loss: presets and settings that a recipe names, then the rivals."""
     four_peers, rows = plan.TABLES[0], []
+    dense = tables.losses_of(tables.at_best_rate(found, plan.REFERENCE))
     for row in four_peers.rows:
-        ends = tables.outcomes(found, row, four_peers.seeds)
-        gaps = tables.over(found, row, four_peers)
-        if row.setting.peers and "`" in row.name and ends and gaps:
-            rows.append([row.name, f"{ends[0].ratio:.0f}x", f"{gaps[0]:+.2%}"])
+        ends = tables.at_best_rate(found, row, four_peers.seeds)
+        over = tables.above(tables.losses_of(ends), dense)
+        if row.setting.peers and "`" in row.name and over:
+            rows.append([row.name, f"{ends[plan.SEEDS[0]].ratio:.0f}x", over])
     rivals = rival_losses(folder, found)
     return rows + [
         [name, ratio, over] for name, ratio, _, each, over in rivals if each.count(",") + 1 == len(plan.SEEDS)

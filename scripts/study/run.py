@@ -28,7 +28,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from scripts.study.cells import Cell, cells, changed, read, setting_of, write
-from scripts.study.plan import COCKTAIL, REFERENCE, SEEDS, TABLES, missing
+from scripts.study.plan import COCKTAIL, REFERENCE, TABLES, missing
 from scripts.study.tables import markdown, spread
 from scripts.study.train import Outcome, Size, base, train
 from scripts.swarms.lab import parser
@@ -66,7 +66,7 @@ def show(size: Size, results: Path) -> None:
     for table in TABLES:
         if text := markdown(found, table):
             print(text)
-    wide = spread(found, SEEDS)
+    wide = spread(found)
     if wide is not None:
         print(f"all-reduce, the largest loss less the smallest of the seeds that are there: {wide:.2%}")
 

@@ -7,7 +7,16 @@ from dataclasses import replace
 from statistics import mean
 
 from scripts.study.cells import Cell, Found
-from scripts.study.plan import OPTIMIZERS, REFERENCE, SWARMS, Row, Table, best_rate, chosen_rate
+from scripts.study.plan import (
+    OPTIMIZERS,
+    REFERENCE,
+    SEEDS,
+    SWARMS,
+    Row,
+    Table,
+    best_rate,
+    chosen_rate,
+)
 from scripts.study.train import Outcome, Setting, Size
 
 TITLES = "way | less than FP16 | learning rate | held-out loss | over all-reduce | with all that was unsent"
@@ -18,37 +27,32 @@ BY_HALF = (
 HEAD_BY_HALF = f"| {BY_HALF} |\n" + "|---" * 7 + "|"
 
 
-def outcomes(found: Found, row: Row, seeds: Sequence[int]) -> list[Outcome]:
-    """Find the outcomes that are there, at the row's rate, in the order of the seeds."""
+def at_best_rate(found: Found, row: Row, seeds: Sequence[int] = SEEDS) -> dict[int, Outcome]:
+    """Find seed -> outcome of the cells that are there, at the row's rate."""
     rate = best_rate(found, row)
-    cells = [Cell(row.setting, rate, seed) for seed in seeds]
-    return [found[cell] for cell in cells if cell in found]
+    return {seed: found[cell] for seed in seeds if (cell := Cell(row.setting, rate, seed)) in found}
 
 
-def over(found: Found, row: Row, table: Table) -> tuple[float, float] | None:
-    """Average over the seeds how much more the row's loss is than the reference's, as a share; and if all
-    were sent."""
-    ways = [(way.setting, best_rate(found, way)) for way in (row, table.reference)]
-    pairs = [tuple(found.get(Cell(*way, seed)) for way in ways) for seed in table.seeds]
-    there = [(one, reference) for one, reference in pairs if one and reference]
-    if not there:
-        return None
-    return (
-        mean(one.loss / reference.loss - 1 for one, reference in there),
-        mean(one.mean / reference.loss - 1 for one, reference in there),
-    )
+def losses_of(outcomes: Mapping[int, Outcome]) -> dict[int, float]:
+    return {seed: outcome.loss for seed, outcome in outcomes.items()}
 
 
 def line(found: Found, row: Row, table: Table) -> str:
-    ends = outcomes(found, row, table.seeds)
+    ends = at_best_rate(found, row, table.seeds)
     if not ends:
         return ""
-    losses = [end.loss for end in ends]
-    each = f" ({', '.join(f'{loss:.4f}' for loss in losses)})" if len(losses) > 1 else ""
-    gaps = over(found, row, table)
-    more = f"{gaps[0]:+.2%} | {gaps[1]:+.2%}" if gaps else "|"
-    ratio = f"{ends[0].ratio:.0f}x" if row.setting.peers else ""
-    return f"| {row.name} | {ratio} | {best_rate(found, row):g} | {mean(losses):.4f}{each} | {more} |\n"
+    losses, reference = losses_of(ends), losses_of(at_best_rate(found, table.reference, table.seeds))
+    sent = {seed: end.mean for seed, end in ends.items()}  # as if nothing were unsent
+    each = f" ({', '.join(f'{loss:.4f}' for loss in losses.values())})" if len(losses) > 1 else ""
+    cells = [
+        row.name,
+        f"{next(iter(ends.values())).ratio:.0f}x" if row.setting.peers else "",
+        f"{best_rate(found, row):g}",
+        f"{mean(losses.values()):.4f}{each}",
+        above(losses, reference),
+        above(sent, reference),
+    ]
+    return f"| {' | '.join(cells)} |\n"
 
 
 def markdown(found: Found, table: Table) -> str:
@@ -95,7 +99,7 @@ def above(losses: Mapping[int, float], reference: Mapping[int, float]) -> str:
     return f"{mean(losses[seed] / reference[seed] - 1 for seed in both):+.2%}" if both else ""
 
 
-def spread(found: Found, seeds: Sequence[int]) -> float | None:
+def spread(found: Found) -> float | None:
     """Compute the reference's largest loss less its smallest over the seeds, as a share of their mean."""
-    losses = [end.loss for end in outcomes(found, REFERENCE, seeds)]
+    losses = losses_of(at_best_rate(found, REFERENCE)).values()
     return (max(losses) - min(losses)) / mean(losses) if len(losses) > 1 else None

@@ -28,7 +28,6 @@ from .network_address import (
     ListenAddress,
     free_address,
     joined,
-    local_host,
     network_of,
     parse_listen,
     reach_of,

@@ -8,7 +8,6 @@ from .quantizer import (
     packed_size,
     planes,
     quantize,
-    signed_levels,
     signed_table,
     table_size,
     widen,

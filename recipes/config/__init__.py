@@ -16,7 +16,6 @@ from .schema import (
     Data,
     Dataset,
     Dpo,
-    Logging,
     Lora,
     Model,
     Recipe,

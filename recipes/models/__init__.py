@@ -21,7 +21,6 @@ from .packing_isolation import check_packing_isolation
 from .revision_pinning import pin_revisions
 from .sliced_loss import causal_model, decoder_inputs, loss_sum, replaced_forward, token_losses
 from .trainable import (
-    DTYPES,
     autocast_dtype,
     available_attention,
     check_trainable,

@@ -103,7 +103,7 @@ def load() -> Lab:
 # ---- the kernel's part -------------------------------------------------------------------------------------
 
 
-def tell(*command: str, check: bool = True) -> str:
+def run_iproute(*command: str, check: bool = True) -> str:
     """Run a command of iproute2; return its output, or end with its own words."""
     done = subprocess.run(command, capture_output=True, text=True)
     if check and done.returncode:
@@ -114,13 +114,13 @@ def tell(*command: str, check: bool = True) -> str:
 def plug_in(member: str) -> None:
     """Make a namespace for the member and a cable from it to the switch."""
     inside, switch, device = namespace(member), namespace("sw"), device_of(member)
-    tell("ip", "netns", "add", inside)
-    tell("ip", "-n", inside, "link", "set", "lo", "up")
+    run_iproute("ip", "netns", "add", inside)
+    run_iproute("ip", "-n", inside, "link", "set", "lo", "up")
     cable = ["ip", "link", "add", "eth0", "netns", inside, "address", mac_of(member), "type", "veth"]
-    tell(*cable, "peer", "name", device, "netns", switch)
-    tell("ip", "-n", inside, "addr", "add", f"{NET}{number_of(member)}/24", "dev", "eth0")
-    tell("ip", "-n", inside, "link", "set", "eth0", "up")
-    tell("ip", "-n", switch, "link", "set", device, "up")
+    run_iproute(*cable, "peer", "name", device, "netns", switch)
+    run_iproute("ip", "-n", inside, "addr", "add", f"{NET}{number_of(member)}/24", "dev", "eth0")
+    run_iproute("ip", "-n", inside, "link", "set", "eth0", "up")
+    run_iproute("ip", "-n", switch, "link", "set", device, "up")
 
 
 def shape(lab: Lab, member: str) -> None:
@@ -128,16 +128,16 @@ def shape(lab: Lab, member: str) -> None:
     sends."""
     segments = "1" if lab.packet_by_packet else "65535"
     own = ["ip", "-n", namespace(member), "link", "set", "eth0", "gso_max_segs", segments]
-    tell(*own, check=False)
+    run_iproute(*own, check=False)
     line, device = lab.lines[member], device_of(member)
-    tell("tc", "-n", namespace("sw"), "qdisc", "del", "dev", device, "root", check=False)
+    run_iproute("tc", "-n", namespace("sw"), "qdisc", "del", "dev", device, "root", check=False)
     if line.down:
         bytes_per_ms = line.down * 1e6 / 8 / 1000
         least = 4_000 if lab.packet_by_packet else 70_000  # a whole segment fits
         burst = max(least, int(bytes_per_ms * 2))
         limit = burst + max(lab.least_queue, int(bytes_per_ms * lab.queue_ms))
         bucket = ["tbf", "rate", f"{line.down}mbit", "burst", str(burst), "limit", str(limit)]
-        tell("tc", "-n", namespace("sw"), "qdisc", "add", "dev", device, "root", *bucket)
+        run_iproute("tc", "-n", namespace("sw"), "qdisc", "add", "dev", device, "root", *bucket)
 
 
 # ---- the switch's part -------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def link(member: str, state: str) -> None:
     it ("up"). The carrier of a dark line stays."""
     alter(member, dark=state == "down", deaf=state == "deaf")
     carrier = "down" if state == "pulled" else "up"
-    tell("ip", "-n", namespace(member), "link", "set", "eth0", carrier)
+    run_iproute("ip", "-n", namespace(member), "link", "set", "eth0", carrier)
 
 
 def nat(member: str, on: bool) -> None:
@@ -246,13 +246,13 @@ def up(args: argparse.Namespace) -> None:
         lab.lines[member] = replace(lab.lines[member], **changed)
     for member in args.nat:
         lab.lines[member] = replace(lab.lines[member], nat=True)
-    tell("ip", "netns", "add", namespace("sw"))
+    run_iproute("ip", "netns", "add", namespace("sw"))
     for member in lab.lines:
         plug_in(member)
     for member in lab.lines:  # static neighbours: no ARP, which loss and delay would slow down
         for other in lab.lines.keys() - {member}:
             address = [f"{NET}{number_of(other)}", "lladdr", mac_of(other), "dev", "eth0", "nud", "permanent"]
-            tell("ip", "-n", namespace(member), "neigh", "replace", *address)
+            run_iproute("ip", "-n", namespace(member), "neigh", "replace", *address)
         shape(lab, member)
     save(lab)
     start_switch(lab)
@@ -296,7 +296,7 @@ def main() -> None:
             raise SystemExit(UNAVAILABLE)
         os.environ["NETLAB"] = "lab"
         os.execvp("unshare", [*UNSHARE, "--kill-child", sys.executable, str(HERE), *sys.argv[1:]])
-    tell("mount", "-t", "tmpfs", "tmpfs", "/run")  # ours alone: `ip netns` keeps its names there
+    run_iproute("mount", "-t", "tmpfs", "tmpfs", "/run")  # ours alone: `ip netns` keeps its names there
     up(args)
     raise SystemExit(subprocess.run(args.command).returncode)
 

@@ -226,7 +226,7 @@ def fixed_basis(size: Size, start: Tensor, text: Text, batches: int = 32) -> Fix
     return basis
 
 
-class One(GlobalModel):
+class SharedGlobalModel(GlobalModel):
     """The global model of all peers, equal to the bit: stored once, and sampled once a round."""
 
     def __init__(self, vector: Tensor, compressor: Cocktail, seed: int) -> None:
@@ -248,13 +248,13 @@ class Peer:
         self,
         size: Size,
         setting: Setting,
-        common: GlobalModel,
+        global_model: GlobalModel,
         training: Training,
         basis: FixedEigenbasis | None,
     ) -> None:
         self.flat = new_model(size)
-        self.flat.take(common.vector)
-        self.worker = Worker(self.flat.vector, common, decay=setting.error_decay)
+        self.flat.take(global_model.vector)
+        self.worker = Worker(self.flat.vector, global_model, decay=setting.error_decay)
         self.turned = None if basis is None else TurnedUpdate(basis)
         trained = self.flat.masters if self.turned is None else self.turned.parameters
         self.optimizer = build_optimizer(trained, training, embeddings_of(self.flat.model))
@@ -272,12 +272,12 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class Flight:
-    """A round that is committed and that no peer is joined with."""
+class RoundInFlight:
+    """A committed round whose aggregate no peer has applied yet."""
 
     aggregate: bytes
-    parts: list[DecodedPacket]  # by peer
-    late: set[int]  # peers whose packets were not taken
+    packets: list[DecodedPacket]  # by peer
+    late: set[int]  # peers whose packets came too late
 
 
 class Swarm:
@@ -294,21 +294,23 @@ class Swarm:
         self.setting, self.seed = setting, training.seed
         mix, outer = compressor_of(setting.compression), outer_optimizer_of(setting.compression)
         self.outer = outer
-        self.common = One(start.clone(), mix, training.seed)
-        self.peers = [Peer(size, setting, self.common, training, basis) for _ in range(max(setting.peers, 1))]
+        self.global_model = SharedGlobalModel(start.clone(), mix, training.seed)
+        self.peers = [
+            Peer(size, setting, self.global_model, training, basis) for _ in range(max(setting.peers, 1))
+        ]
         flat = self.peers[0].flat
         self.models = Models(flat.model.config, flat.layout, size.length, size.device)
         rate = outer.rate_of(max(setting.peers, 1))  # of all peers, also where their packets come by hubs
         root = replace(outer, rate=rate) if setting.hubs else outer
-        self.owner = Aggregator(start.numel(), mix, training.seed, outer=root)
-        self.inner = [Aggregator(start.numel(), mix, training.seed) for _ in range(setting.hubs)]
+        self.aggregator = Aggregator(start.numel(), mix, training.seed, outer=root)
+        self.inner_hubs = [Aggregator(start.numel(), mix, training.seed) for _ in range(setting.hubs)]
         self.up = self.down = self.round = 0
-        self.flights: deque[Flight] = deque()  # with a staleness of S never more than S
+        self.flights: deque[RoundInFlight] = deque()  # with a staleness of S never more than S
 
     @property
     def shared(self) -> Tensor:
-        """The global model; of all-reduce the one model there is."""
-        return self.common.vector if self.setting.peers else self.peers[0].flat.vector
+        """The global model (P,); of all-reduce the one model there is."""
+        return self.global_model.vector if self.setting.peers else self.peers[0].flat.vector
 
     def step(self, rows: Tensor, rate: float) -> None:
         """Take a step of every peer, on its share of the rows."""
@@ -325,42 +327,42 @@ class Swarm:
         """Encode the packets of a round, without what is in flight (lines 1 and 2)."""
         return [
             peer.worker.start(
-                round=self.round, in_flight=[f.parts[i] for f in self.flights if i not in f.late]
+                round=self.round, in_flight=[f.packets[i] for f in self.flights if i not in f.late]
             )
             for i, peer in enumerate(self.peers)
         ]
 
-    def exchange(self, parts: list[DecodedPacket], late: set[int]) -> None:
-        """Aggregate a round (lines 3 and 4), and join so that less than S are in flight. What is late is not
-        taken."""
-        taken = [(str(i), part.packet, 1.0) for i, part in enumerate(parts) if i not in late]
-        flight = Flight(self.owner.step(self.round, self.through_hubs(taken)), parts, late)
+    def exchange(self, packets: list[DecodedPacket], late: set[int]) -> None:
+        """Aggregate a round without the late packets (lines 3 and 4), and apply old aggregates, so that less
+        than S are in flight."""
+        taken = [(str(i), one.packet, 1.0) for i, one in enumerate(packets) if i not in late]
+        flight = RoundInFlight(self.aggregator.step(self.round, self.through_hubs(taken)), packets, late)
         self.flights.append(flight)
-        self.up += sum(len(part.packet) for part in parts)
+        self.up += sum(len(one.packet) for one in packets)
         self.down += len(flight.aggregate)
         self.round += 1
-        self.join(max(self.setting.staleness, 1) - 1)
+        self.apply(max(self.setting.staleness, 1) - 1)
 
     def through_hubs(self, packets: list[WeightedPacket]) -> list[WeightedPacket]:
-        """Return the packets of the inner hubs that have some of these, or these where there is no tree."""
-        if not self.inner:
+        """Sum the packets at the inner hubs; return what those send up. Without inner hubs: the packets."""
+        if not self.inner_hubs:
             return packets
-        below: list[list[WeightedPacket]] = [[] for _ in self.inner]
+        below: list[list[WeightedPacket]] = [[] for _ in self.inner_hubs]
         for one in packets:
-            below[int(one[0]) % len(self.inner)].append(one)
+            below[int(one[0]) % len(self.inner_hubs)].append(one)
         return [
             (f"h{number}", hub.step(self.round, some), float(len(some)))
-            for number, (hub, some) in enumerate(zip(self.inner, below, strict=True))
+            for number, (hub, some) in enumerate(zip(self.inner_hubs, below, strict=True))
             if some
         ]
 
-    def join(self, in_flight: int) -> None:
-        """Move x' and every x_i by the rounds in flight (lines 5 to 7), until so many are left."""
+    def apply(self, in_flight: int) -> None:
+        """Apply the rounds in flight to x' and every x_i (lines 5 to 7), until so many are left."""
         while len(self.flights) > in_flight:
             flight = self.flights.popleft()
-            moved = self.common.apply(flight.aggregate)
-            for i, (peer, part) in enumerate(zip(self.peers, flight.parts, strict=True)):
-                peer.worker.follow(moved, None if i in flight.late else part)
+            moved = self.global_model.apply(flight.aggregate)
+            for i, (peer, packet) in enumerate(zip(self.peers, flight.packets, strict=True)):
+                peer.worker.follow(moved, None if i in flight.late else packet)
 
     def late(self) -> set[int]:
         """Draw the peers whose packets come too late this round; never all of them."""
@@ -369,16 +371,16 @@ class Swarm:
         late = set(torch.nonzero(drawn).flatten().tolist())
         return late if len(late) < len(self.peers) else late - {self.round % len(self.peers)}
 
-    def everything(self) -> Tensor:
+    def model_with_all_residuals(self) -> Tensor:
         """Compute mean_i x_i + e (P,): the model as if nothing were unsent."""
         if not self.setting.peers:
             return self.shared
         total = torch.stack([peer.flat.vector for peer in self.peers]).mean(0)
-        for number, owner in self.owner.assigned.items():
-            error = owner.error + sum(hub.assigned[number].error for hub in self.inner) / max(
-                len(self.inner), 1
+        for number, shard in self.aggregator.assigned.items():
+            error = shard.error + sum(hub.assigned[number].error for hub in self.inner_hubs) / max(
+                len(self.inner_hubs), 1
             )
-            self.owner.shards[number].of(total).add_(error.to(total.device))
+            self.aggregator.shards[number].of(total).add_(error.to(total.device))
         return total
 
 
@@ -407,17 +409,17 @@ def steps(size: Size, swarm: Swarm, text: Text, rate: Callable[[int], float]) ->
     stale = bool(setting.peers and setting.staleness)
     last = size.steps + (setting.local_steps if stale else 0)
     for first in range(0, last, setting.local_steps):
-        parts = swarm.start() if stale else []
+        packets = swarm.start() if stale else []
         for step in range(first, min(first + setting.local_steps, size.steps)):
             rows = text.rows(setting.rows or size.rows, swarm.seed, step)
             swarm.step(rows, rate(step))
             if step + 1 < min(first + setting.local_steps, size.steps):
                 yield step
         if setting.peers:
-            swarm.exchange(parts or swarm.start(), swarm.late())
+            swarm.exchange(packets or swarm.start(), swarm.late())
         if first < size.steps:
             yield min(first + setting.local_steps, size.steps) - 1
-    swarm.join(0)
+    swarm.apply(0)
 
 
 def halves_of(
@@ -436,7 +438,7 @@ def outcome(
 ) -> Outcome:
     flat, peers = swarm.peers[0].flat, max(swarm.setting.peers, 1)
     loss, halves = halves_of(size, flat, swarm.shared, rows)
-    mean = loss_at(flat, swarm.everything(), rows) if swarm.setting.peers else loss
+    mean = loss_at(flat, swarm.model_with_all_residuals(), rows) if swarm.setting.peers else loss
     up, down = swarm.up / peers / size.steps, swarm.down / size.steps
     moved = float(torch.dist(swarm.shared, start))
     residual = sum(peer.worker.residual_norm() for peer in swarm.peers) / peers / moved

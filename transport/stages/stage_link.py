@@ -244,6 +244,8 @@ class StageLink:
             self._tell(line, [error])
 
     def _tell(self, line: _Line, news: Iterable[LineMessage | Renewed | Gone | ProtocolError]) -> None:
+        if line not in self._lines.values():
+            return  # replaced, while its thread had this at hand
         self._inbox.extend((line, what) for what in news)
         self._changed.notify_all()
 

@@ -176,9 +176,10 @@ def test_the_plan_is_within_a_tenth_of_what_a_process_takes_and_so_is_each_part(
     head, _, *lines = [[cell.strip() for cell in line.split("|")[2:-1]] for line in done.stdout.splitlines()]
     compared = set()
     for planned, measured in zip(lines[::3], lines[1::3], strict=True):
+        measured_whole = float(measured[-1])
         for part, plan, found in zip(head, map(float, planned), map(float, measured), strict=True):
-            if part == "rest":  # pages that the allocator keeps, some of them huge ones of 2 MB
-                assert found < 16, done.stdout
+            if part == "rest":  # the allocator's and Python's: it differs by 11 MB from machine to machine
+                assert found < 0.05 * measured_whole, done.stdout
             elif max(plan, found) > 10:  # MB: below that it is the allocator and Python that are measured
                 assert plan == pytest.approx(found, rel=0.1), f"{part}: {done.stdout}"
                 compared.add(part)

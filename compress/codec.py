@@ -24,7 +24,7 @@ from compress.sampling import Sample, Schedule, schedule
 from compress.selection import topk
 
 from .errors import NonFiniteError
-from .sharding import MOST_SHARDS, Shard, cut
+from .sharding import MOST_SHARDS, Shard, cut, rises
 from .sparse_update import Update
 
 
@@ -58,6 +58,7 @@ class Cocktail:
     shards: int = 1  # ranges of the vector, each compressed on its own: draw, schedule and encode take one
     uncompressed_rounds: int = 0  # rounds at the start that visit and send everything, in 16 bits
     topk_chunk: int = 0  # top-k within chunks of this many visited values; 0: over the whole sample
+    shard_ends: tuple[int, ...] = ()  # where each shard ends; none: shards of one size
 
     def __post_init__(self) -> None:
         if not 1e-6 <= self.random_ratio <= 1:
@@ -76,10 +77,12 @@ class Cocktail:
             raise ValueError(f"quant_bucket_size {self.quant_bucket_size}: from 1 to {1 << 20}")
         if not 1 <= self.shards <= MOST_SHARDS:
             raise ValueError(f"shards {self.shards}: from 1 to {MOST_SHARDS}")
+        if self.shard_ends and not rises(self.shard_ends, self.shards):
+            raise ValueError(f"shard_ends {self.shard_ends}: {self.shards} numbers that rise from 1 on")
 
     def cut(self, n: int, seed: int) -> tuple[Shard, ...]:
         """Cut a vector of n coordinates into shards, in a run of this seed."""
-        return cut(n, self.shards, seed)
+        return cut(n, self.shards, seed, self.shard_ends)
 
     def at(self, round: int) -> Cocktail:
         """Return the compressor of one round, whose `encode` is to be called."""

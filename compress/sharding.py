@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
@@ -36,6 +37,7 @@ class Shard:
     start: int
     stop: int
     seed: int  # of its samples
+    offset: int = 0  # of `within`: start + offset is its place in the whole vector
 
     @property
     def size(self) -> int:
@@ -46,15 +48,38 @@ class Shard:
         return x[self.start : self.stop]
 
 
-def cut(n: int, count: int, seed: int) -> tuple[Shard, ...]:
-    """Cut n coordinates into `count` shards, whose sizes differ by at most 1.
+def cut(n: int, count: int, seed: int, ends: Sequence[int] = ()) -> tuple[Shard, ...]:
+    """Cut n coordinates into `count` shards: where `ends` says, or else in sizes that differ by at most 1.
 
     The first has the seed itself, below 2^32, so that a vector of one shard is sampled with it.
     """
     if not 1 <= count <= n:
         raise ValueError(f"{count:,} shards of {n:,} coordinates: from 1 to as many as those")
-    ends = [i * n // count for i in range(count + 1)]
-    return tuple(Shard(i, ends[i], ends[i + 1], i << 32 | seed) for i in range(count))
+    if ends and ends[-1] != n:
+        raise ValueError(f"the last shard ends at {ends[-1]:,} of {n:,} coordinates")
+    places = [0, *ends] if ends else [i * n // count for i in range(count + 1)]
+    return tuple(Shard(i, places[i], places[i + 1], i << 32 | seed) for i in range(count))
+
+
+def rises(ends: Sequence[int], count: int) -> bool:
+    """Tell whether these can be the ends of `count` shards: none is empty."""
+    return len(ends) == count and all(start < end for start, end in pairwise((0, *ends)))
+
+
+def within(shards: Sequence[Shard], ranges: Sequence[range]) -> tuple[Shard, ...]:
+    """Find the shards of ranges of a vector, in the vector that these ranges make one behind the other.
+
+    Errors: ValueError where a range begins or ends inside a shard.
+    """
+    found, size = list[Shard](), 0
+    for part in ranges:
+        offset = part.start - size
+        inside = [s for s in shards if part.start <= s.start and s.stop <= part.stop]
+        if sum(shard.size for shard in inside) != len(part):
+            raise ValueError(f"coordinates {part.start:,} to {part.stop:,} are not a union of shards")
+        found += [replace(s, start=s.start - offset, stop=s.stop - offset, offset=offset) for s in inside]
+        size += len(part)
+    return tuple(found)
 
 
 def join(packets: Sequence[bytes]) -> bytes:

@@ -227,6 +227,9 @@ def _compression_conflicts(recipe: Recipe) -> Iterator[Conflict]:
     if compression.staleness > 1 and recipe.swarm.owners == "peers":
         text = f"{compression.staleness}: peers that aggregate shards do so one round at a time"
         yield Conflict("compression.staleness", text, "staleness=1, or `swarm.owners: hub`")
+    if compression.shards_at_layers and compression.shards > 1 and not compression.shard_ends:
+        text = f"{compression.shards}: with shards_at_layers each layer is one, and `launch` counts them"
+        yield Conflict("compression.shards", text, "shards=1, or shards_at_layers=false")
     if 0 < compression.topk_chunk * compression.topk_ratio < 0.5:
         text = f"topk_ratio {compression.topk_ratio:g} keeps none of {compression.topk_chunk} values"
         yield Conflict("compression.topk_chunk", text, "a larger chunk")

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import re
+from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
@@ -333,6 +334,12 @@ class Compression(Section):
     shards: Annotated[int, Field(ge=1, le=1024)] = key(
         1, "ranges of the vector, each with its own packet and aggregator"
     )
+    shards_at_layers: bool = key(
+        False, "a shard for each layer, so that volunteers may join as pipeline stages", since="0.2"
+    )
+    shard_ends: Annotated[tuple[Whole, ...], Strict(False)] = key(
+        (), "where each shard ends in the vector; `launch` writes it, with shards_at_layers", since="0.2"
+    )
     staleness: Literal[0, 1, 2, 3, 4] = key(
         1, "rounds of compute that an exchange overlaps with, from 2 on with other rounds' too; 0: none"
     )
@@ -376,6 +383,9 @@ class Compression(Section):
         low, high = self.topk_ratio_min or self.topk_ratio, self.topk_ratio_max or self.topk_ratio
         if not low <= self.topk_ratio <= high:
             raise ValueError(f"topk_ratio {self.topk_ratio:g} is not from topk_ratio_min to topk_ratio_max")
+        rising = all(start < end for start, end in pairwise((0, *self.shard_ends)))
+        if self.shard_ends and not (rising and len(self.shard_ends) == self.shards):
+            raise ValueError(f"shard_ends: {self.shards} numbers that rise are expected, one for each shard")
         return self
 
 

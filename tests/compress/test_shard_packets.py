@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress import Cocktail, PacketError, join, split
+from compress import Cocktail, PacketError, join, split, within
 
 PACKETS = st.one_of(st.just(b""), st.binary(max_size=40).map(lambda rest: b"CK" + rest))
 
@@ -47,6 +47,29 @@ def test_more_shards_than_coordinates_are_refused() -> None:
         Cocktail(shards=4).cut(3, 0)
     with pytest.raises(ValueError, match="shards 1025"):
         Cocktail(shards=1025)
+
+
+@given(st.lists(st.integers(1, 300), min_size=2, max_size=9), st.data())
+def test_a_part_of_a_vector_has_the_samples_of_the_whole(sizes: list[int], data: st.DataObject) -> None:
+    """Shards end where they are told to; ranges of whole shards make a vector whose shards have the numbers
+    and seeds that they have in the whole, at the places that `offset` names."""
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    shards = Cocktail(shards=len(sizes), shard_ends=tuple(ends)).cut(ends[-1], seed=42)
+    chosen = sorted(data.draw(st.sets(st.integers(0, len(sizes) - 1), min_size=1)))
+    part = within(shards, [range(shards[n].start, shards[n].stop) for n in chosen])
+
+    assert [s.stop for s in shards] == ends
+    assert [(s.number, s.seed, s.size) for s in part] == [(n, shards[n].seed, shards[n].size) for n in chosen]
+    assert [s.start + s.offset for s in part] == [shards[n].start for n in chosen]
+    assert [s.start for s in part] == [0, *(s.stop for s in part[:-1])]
+
+
+def test_a_part_that_cuts_a_shard_is_refused() -> None:
+    shards = Cocktail(shards=2).cut(10, seed=1)
+    with pytest.raises(ValueError, match="coordinates 0 to 7 are not a union of shards"):
+        within(shards, [range(7)])
+    with pytest.raises(ValueError, match="3 numbers that rise"):
+        Cocktail(shards=3, shard_ends=(1, 1, 3))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from compress import (
     decode_packed,
     fingerprint,
     split,
+    within,
 )
 
 from .update_windows import each_window
@@ -46,6 +47,15 @@ class DecodedPacket:
 
     packet: bytes
     shard_updates: tuple[ShardUpdate, ...]
+    round: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """The ranges of x' that one machine of a replica holds: whole shards."""
+
+    ranges: tuple[range, ...]
+    size: int  # P, of all of x'
 
 
 class GlobalModel:
@@ -55,12 +65,18 @@ class GlobalModel:
         vector: (P,) float32, x' of `round`; changed in place.
         compressor: gives shards and samples; a packet says its own K and q.
         seed: of the run; all peers sample the same coordinates from (seed, round).
+        part: the vector is these ranges of x', one behind the other. Packets are then of its shards alone,
+            and fingerprints of all parts add up to that of x'.
     """
 
-    def __init__(self, vector: Tensor, compressor: Cocktail, seed: int, round: int = 0) -> None:
+    def __init__(
+        self, vector: Tensor, compressor: Cocktail, seed: int, round: int = 0, part: Part | None = None
+    ) -> None:
         self.vector, self.compressor, self.seed, self.round = vector, compressor, seed, round
-        self.shards = compressor.cut(vector.numel(), seed)
-        self.fingerprint = fingerprint(vector)
+        part = part or Part((range(vector.numel()),), vector.numel())
+        self.size = part.size
+        self.shards = within(compressor.cut(part.size, seed), part.ranges)
+        self.fingerprint = sum(fingerprint(s.of(vector), s.start + s.offset) for s in self.shards) & WRAP
 
     @property
     def fingerprint(self) -> int:
@@ -80,7 +96,8 @@ class GlobalModel:
     def decode(self, packet: bytes, round: int | None = None) -> DecodedPacket:
         """Decode and verify the aggregate of a round, None: of `self.round`; changes nothing. Raises
         PacketError."""
-        return decode_packet(packet, self.samples(round), len(self.shards))
+        round = self.round if round is None else round
+        return decode_packet(packet, self.samples(round), len(self.shards), round)
 
     def apply(self, packet: bytes) -> DecodedPacket:
         """Decode the aggregate of `self.round` and move by it. Raises PacketError; x' is then unchanged."""
@@ -91,10 +108,10 @@ class GlobalModel:
     def move(self, aggregate: DecodedPacket) -> None:
         """x' <- x' + C[D] (line 7) with the aggregate of `self.round`; the fingerprint follows at the cost of
         what changed. No device is waited for."""
-        n, device = self.vector.numel(), self.vector.device
+        n, device = self.size, self.vector.device
         changes = list[Tensor]()
         for update in aggregate.shard_updates:
-            part, start = update.shard.of(self.vector), update.shard.start
+            part, start = update.shard.of(self.vector), update.shard.start + update.shard.offset
 
             def add(
                 window: Update, update: ShardUpdate = update, part: Tensor = part, start: int = start
@@ -107,11 +124,13 @@ class GlobalModel:
         self.round += 1
 
 
-def decode_packet(packet: bytes, samples: Iterable[tuple[Shard, Sample]], shards: int) -> DecodedPacket:
+def decode_packet(
+    packet: bytes, samples: Iterable[tuple[Shard, Sample]], shards: int, round: int
+) -> DecodedPacket:
     """Decode and verify the packet of a vector of so many shards, on these samples. Raises PacketError."""
     cut = zip(samples, split(packet, shards), strict=True)
     moved = tuple(ShardUpdate(shard, s, decode_packed(part, s.m)) for (shard, s), part in cut if part)
-    return DecodedPacket(packet, moved)
+    return DecodedPacket(packet, moved, round)
 
 
 def replay(model: GlobalModel, packets: Iterable[bytes]) -> Iterator[GlobalModel]:

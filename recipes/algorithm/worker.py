@@ -84,6 +84,11 @@ class Worker:
         assert isinstance(self.local_model, LocalVector)
         return self.local_model.x
 
+    @property
+    def sparsest(self) -> int:
+        """Estimate the bytes of the sparsest packet that the recipe allows; 0: not known."""
+        return self.rate.sparsest
+
     def start(
         self,
         budget: int = 0,
@@ -117,7 +122,7 @@ class Worker:
             updates.append(ShardUpdate(shard, sample, update, unsent))
         whole = round < model.compressor.uncompressed_rounds
         self.rate = self.rate.sent(0 if whole else sum(map(len, packets)))
-        return DecodedPacket(join(packets), tuple(updates))
+        return DecodedPacket(join(packets), tuple(updates), round)
 
     def finish(self, aggregate: bytes, sent: DecodedPacket | None) -> None:
         """Move x' and x_i by C[D] and take C[d_i] out of x_i (lines 5 to 7, without the optimizer).
@@ -180,7 +185,8 @@ class Worker:
             packet = join([one.packet for one in sent])
             if len(packet) <= budget:
                 parts = zip(samples, sent, strict=True)
-                return DecodedPacket(packet, tuple(ShardUpdate(*at, one.update()) for at, one in parts))
+                updates = tuple(ShardUpdate(*at, one.update()) for at, one in parts)
+                return DecodedPacket(packet, updates, model.round)
             keep *= 0.9 * max(budget, 1) / len(packet)  # the fewer there are, the more a position costs
         return None
 

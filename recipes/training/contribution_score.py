@@ -243,7 +243,7 @@ class Probe:
         steep = norm_of(np.concatenate(g))
         norms, falls = dict[str, float](), dict[str, float]()
         for peer, packet, _ in packets:
-            pieces = decode_packet(packet, where, len(where)).shard_updates
+            pieces = decode_packet(packet, where, len(where), self.global_model.round).shard_updates
             updates = [(piece.shard.number, piece.update.decoded()) for piece in pieces]
             values = np.concatenate([update.values.numpy() for _, update in updates])
             slopes = np.concatenate([g[number][update.positions.numpy()] for number, update in updates])

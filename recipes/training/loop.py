@@ -276,7 +276,7 @@ def exchange(
                 wait_s=peer.wait_s,
                 grad_norm=peer.grad_norm,
                 behind=behind,
-                sparsest=peer.worker.rate.sparsest,
+                sparsest=peer.worker.sparsest,
             ),
         )
     except Interrupted as interrupted:

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from recipes.algorithm import DecodedPacket, SideStream, Worker
+from recipes.algorithm import DecodedPacket, LocalModel, SideStream
 from recipes.config import Recipe
 from recipes.data import Sample
 from recipes.objectives import Measured
@@ -230,6 +230,40 @@ class Trainer(Protocol):
         """Restore what `tensors` gave, one tensor after the other."""
 
 
+class PeerGlobalModel(Protocol):
+    """x' as a peer's loop asks for it: in this process (`GlobalModel`), or spread over the machines of a
+    replica."""
+
+    vector: Tensor  # of this process: all of x', or this machine's ranges of it
+    round: int
+    fingerprint: int
+
+    def decode(self, packet: bytes, round: int | None = None) -> DecodedPacket: ...
+    def move(self, aggregate: DecodedPacket) -> None: ...
+
+
+class PeerWorker(Protocol):
+    """A peer's half of Algorithm 1, as `recipes.algorithm.Worker` documents it."""
+
+    short_of_memory: bool
+
+    @property
+    def global_model(self) -> PeerGlobalModel: ...
+    @property
+    def local_model(self) -> LocalModel: ...
+    @property
+    def sparsest(self) -> int: ...
+    def start(
+        self, budget: int, alone: bool, round: int, in_flight: Sequence[DecodedPacket]
+    ) -> DecodedPacket: ...
+    def bring(self, aggregate: DecodedPacket, sent: DecodedPacket | None) -> None: ...
+    def follow(self, aggregate: DecodedPacket, sent: DecodedPacket | None) -> None: ...
+    def catch_up(self, aggregate: bytes) -> None: ...
+    def subtract(self, sent: DecodedPacket) -> None: ...
+    def handoff(self, budget: int) -> DecodedPacket | None: ...
+    def residual_norm(self) -> float: ...
+
+
 @dataclass(frozen=True)
 class Lease:
     """A finished lease: its gradient is in x_i."""
@@ -260,7 +294,7 @@ class Peer:
     """All that one peer computes with."""
 
     trainer: Trainer  # x_i, its gradient, its optimizer
-    worker: Worker
+    worker: PeerWorker
     recipe: Recipe
     vocabulary: int | None  # token ids from the hub are below this
     micro_batch: int  # sequences per forward pass; halved when memory runs out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from compress import Cocktail, PacketError, decode, join, split
 from recipes.algorithm.aggregator import Aggregator
 from recipes.algorithm.decoded_updates import RejectedUpdate, select_shards
-from recipes.algorithm.global_model import GlobalModel
+from recipes.algorithm.global_model import WRAP, GlobalModel, Part
 from recipes.algorithm.outer_optimizer import OuterOptimizer
 from recipes.algorithm.robust_mean import OPEN, AggregateStep
 from recipes.algorithm.worker import Worker
@@ -59,6 +60,35 @@ def test_each_shard_is_a_vector_of_its_own() -> None:
             for w in peers
         ]
         assert part == Aggregator(shard.size, ALONE, shard.seed).step(0, updates_of(alone))
+
+
+def test_workers_of_parts_are_to_the_aggregator_what_one_of_the_whole_vector_is() -> None:
+    """The machines of a replica, the first with both ends: the same packets shard for shard, the same x_i and
+    x' to the bit, and fingerprints that add up."""
+    mix = replace(MIX, shards=4, shard_ends=(90, 200, 410, N))
+    [whole, *_] = workers(mix)
+    parts = []
+    for ranges, numbers in (((range(90), range(410, N)), (0, 3)), ((range(90, 410),), (1, 2))):
+        x, common = (
+            torch.cat([v[r.start : r.stop] for r in ranges]) for v in (whole.x, whole.global_model.vector)
+        )
+        parts.append((numbers, ranges, Worker(x, GlobalModel(common, mix, SEED, part=Part(ranges, N)))))
+    aggregator = Aggregator(N, mix, SEED)
+    for round in range(3):
+        sent = whole.start()
+        packet = aggregator.step(round, [("peer", sent.packet, 1.0)])
+        whole.finish(packet, sent)
+        for numbers, ranges, worker in parts:
+            own = worker.start()
+            assert split(own.packet, 2) == [split(sent.packet, 4)[n] for n in numbers]
+            worker.finish(join([split(packet, 4)[n] for n in numbers]), own)
+            for mine, all_of_it in (
+                (worker.x, whole.x),
+                (worker.global_model.vector, whole.global_model.vector),
+            ):
+                assert torch.equal(mine, torch.cat([all_of_it[r.start : r.stop] for r in ranges]))
+        both = sum(worker.global_model.fingerprint for *_, worker in parts) & WRAP
+        assert both == whole.global_model.fingerprint
 
 
 def test_a_shard_that_the_aggregate_leaves_out_has_not_moved_and_stays_in_the_residual() -> None:

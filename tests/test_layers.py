@@ -48,6 +48,7 @@ SHELLS = {
     "wire": "connection_guard memory_sockets rate_limit tcp_probe zeromq_sockets",
 }
 
+STAGES = ("pipeline", "staged_peer", "stages", "stage_machines")  # packages of pipeline stages
 MODULES_IN_A_PACKAGE = 14
 PARAMETERS = 6
 # Functions that may take more parameters: a command has one for each of its options, a kernel one for each
@@ -312,16 +313,18 @@ def test_no_file_of_the_command_imports_torch_at_its_top() -> None:
     assert found == []
 
 
-def test_a_run_of_one_hub_that_is_dialled_directly_loads_no_tree_relay_proxy_or_tls() -> None:
-    """Only the relay imports them at its top; a peer's wire does so once it has such a way to try."""
+def test_a_run_of_one_hub_that_is_dialled_directly_loads_no_tree_stages_relay_proxy_or_tls() -> None:
+    """Only the relay imports them at its top; a peer's wire does so once it has such a way to try;
+    replicas of several machines import what they need of stages."""
     found = [
         f"{path.relative_to(ROOT)}: {module}"
         for room in ROOMS
         for path in files(room)
-        if path.parent.name not in ("relay", "tunnel", "tree", "subtree")
+        if path.parent.name not in ("relay", "tunnel", "tree", "subtree", *STAGES)
         for module in at_the_top(ast.parse(path.read_text(encoding="utf-8")))
         if module.startswith(("transport.relay", "transport.tunnel", "websockets", "h11", "ssl"))
         or module.startswith(("transport.tree", "cocktail_cli.subtree"))
+        or (module.startswith((*ROOMS, ".")) and module.rpartition(".")[2] in STAGES)
     ]
 
     assert found == []

@@ -26,21 +26,25 @@ def parameter_costs(model: nn.Module) -> Costs:
     return Costs(layers, sum(p.numel() for p in model.parameters()) - sum(layers))
 
 
-def partition_layers(costs: Costs, capacities: Sequence[float]) -> tuple[range, ...]:
+def partition_layers(costs: Costs, capacities: Sequence[float], first: int = 0) -> tuple[range, ...]:
     """Divide the layers among stages of these capacities, the largest cost over capacity as low as can be.
 
-    Each stage has at least one layer, except the first, which has the ends. Of equal partitions the one whose
-    first stages have fewest layers is taken, so all machines find the same.
+    Each stage has at least one layer; the first, which has the ends, at least `first`: beside adapters, which
+    layers alone have, 1. Of equal partitions the one whose first stages have fewest layers is taken, so all
+    machines find the same.
 
     Errors: ValueError where there are more stages than that allows.
     """
     count, stages = len(costs.layers), len(capacities)
-    if not 1 <= stages <= count + 1 or min(capacities) <= 0:
+    if not 1 <= stages <= count + 1 - first or min(capacities) <= 0:
         raise ValueError(f"{stages} stages of {count} layers, of capacities {list(capacities)}")
     before = list(accumulate(costs.layers, initial=0.0))  # cost of the first i layers
     # of the first i layers on the stages so far: the largest load, and where each stage begins
     best: list[tuple[float, tuple[int, ...]]]
-    best = [((costs.ends + before[stop]) / capacities[0], (0,)) for stop in range(count + 1)]
+    best = [
+        ((costs.ends + before[stop]) / capacities[0] if stop >= first else inf, (0,))
+        for stop in range(count + 1)
+    ]
     for capacity in capacities[1:]:
         longer: list[tuple[float, tuple[int, ...]]] = [(inf, ())]  # one more stage needs a layer
         for stop in range(1, count + 1):

@@ -33,7 +33,7 @@ from recipes.objectives import Measured
 from .stage_model import StageModel
 from .stage_schedule import StageSchedule, Work
 
-Kind = Literal["activations", "gradients", "mismatch"]
+Kind = Literal["activations", "gradients", "mismatch", "request"]
 HEAD = struct.Struct("<II")  # micro-batches of the step, samples of this one
 ENTRY = struct.Struct("<QI")  # key of a sample, its documents
 MOST = 1 << 20  # micro-batches of a step, tokens of a micro-batch
@@ -41,10 +41,10 @@ MOST = 1 << 20  # micro-batches of a step, tokens of a micro-batch
 
 @dataclass(frozen=True)
 class StageMessage:
-    """A message to the next stage (activations) or to the one before."""
+    """A message to the next stage (activations, requests) or to the one before."""
 
     step: int  # counts up; messages of earlier steps come too late
-    kind: Kind
+    kind: Kind  # a request is no `StageWorker`'s: it is the head's, to all stages of its replica
     micro_batch: int
     body: bytes
 
@@ -88,6 +88,9 @@ class StageWorker:
         self.stage, self.line = stage, line
         self.device, self.precision = torch.device(device), precision
         self.measured = Measured()  # first stage: the losses of the step
+        self.learns = (
+            True  # False: losses alone; gradients are then empty messages, and the model is not moved
+        )
         self.step = -1  # the last one begun
         self._terms = 1
         self._batches: dict[int, MicroBatch] = {}
@@ -171,7 +174,7 @@ class StageWorker:
         kind, number = taken
         known = self._batches[number]
         if kind is Work.FORWARD:
-            with self.precision():
+            with self.precision(), torch.set_grad_enabled(self.learns):
                 known.left = self._forward(known)
             return [self._activations(number, known)]
         if kind is Work.LOSS:
@@ -197,15 +200,16 @@ class StageWorker:
         """First stage: the loss, its gradient through head and norm, and the message to the last stage."""
         assert known.arrived is not None
         batch = {name: part.to(self.device) for name, part in known.batch.items()}
-        with self.precision():
+        with self.precision(), torch.set_grad_enabled(self.learns):
             loss, terms = self.stage.loss(known.arrived, batch)
-        (loss / self._terms).backward()  # type: ignore[no-untyped-call]
+        if self.learns:
+            (loss / self._terms).backward()  # type: ignore[no-untyped-call]
         self.measured += Measured(float(loss.detach()), terms)
         return self._gradients(number, known)
 
     def _back(self, number: int, known: MicroBatch) -> list[StageMessage]:
         assert known.left is not None
-        if known.left.requires_grad:  # not the embeddings beside adapters
+        if known.left.requires_grad:  # not the embeddings beside adapters, nor an evaluation
             shape = (sum(each.count for each in known.rows), known.left.shape[-1])
             gradient = padded(decode_gradient(known.gradient, shape, self.device), known.rows)
             torch.autograd.backward(known.left, gradient.to(known.left.dtype))
@@ -214,6 +218,8 @@ class StageWorker:
     def _gradients(self, number: int, known: MicroBatch) -> StageMessage:
         """Make the message to the stage before: the gradient of what it sent."""
         assert known.arrived is not None
+        if not self.learns:
+            return StageMessage(self.step, "gradients", number, b"")
         assert known.arrived.grad is not None
         gradient = rows_of(known.arrived.grad, known.rows)
         known.arrived = None

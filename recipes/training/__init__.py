@@ -21,6 +21,7 @@ from .trainer import (
     RANK,
     Lazy,
     LossScale,
+    SingleDeviceTrainer,
     backward,
     load_state,
     load_states,

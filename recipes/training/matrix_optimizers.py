@@ -27,7 +27,8 @@ def embeddings_of(model: nn.Module) -> frozenset[int]:
     """Number the trained parameters, in the layout's order, that are embeddings or the head."""
     tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    tables += [head.weight] if head is not None else []
+    weight = getattr(head, "weight", None)  # None: of a pipeline stage without the head
+    tables += [weight] if weight is not None else []
     found = {id(table) for table in tables}
     trained = [p for p in model.parameters() if p.requires_grad]
     return frozenset(number for number, p in enumerate(trained) if id(p) in found)

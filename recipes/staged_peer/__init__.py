@@ -1,0 +1,7 @@
+"""A peer that is several machines, each holding consecutive layers (pipeline stages)."""
+
+from .ring_head import RingHead
+from .ring_request import LineLost, StageFailed, StageLines, StageLost
+from .stage_part import StagePart, check_staged
+from .stage_server import StageServer
+from .staged_peer import build_staged_peer, mend

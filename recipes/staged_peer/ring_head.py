@@ -1,0 +1,146 @@
+"""The head's end of the ring: sends requests around, and takes what comes back.
+
+A thread takes all messages: activations and gradients for the step under way, answers for those who asked. So
+the threads of an exchange ask while the step is computed. Each wait ends: with the answer, with what a stage
+has met, or after SILENT seconds.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as TookTooLong
+from contextlib import suppress
+from typing import Any
+
+from recipes.pipeline import StageMessage
+
+from .ring_request import (
+    FAILED,
+    Answer,
+    LineLost,
+    RingRequest,
+    StageLines,
+    StageLost,
+    numbered,
+    raise_error,
+    request_of,
+)
+from .stage_part import StagePart
+
+SILENT = 600.0  # seconds for an answer, or for a message of a step
+LOOK_S = 0.1  # between two looks at `close`
+
+
+class RingHead:
+    """Asks all machines of a replica, of which this one is the first.
+
+    Args:
+        part: of this machine.
+        stages: of the replica, this one counted.
+    """
+
+    def __init__(self, part: StagePart, lines: StageLines, stages: int) -> None:
+        self.part, self.lines, self.stages = part, lines, stages
+        self._failure: Exception | None = None  # a machine is lost
+        self._asked = 0
+        self._waiting: dict[int, Future[RingRequest]] = {}
+        self._lock = threading.Lock()
+        self._step: queue.SimpleQueue[StageMessage | Exception] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._take, name="ring", daemon=True)
+        self._thread.start()
+
+    def ask(self, do: str, data: Sequence[bytes] = (), **fields: Any) -> list[Answer]:
+        """Let every machine do `do`, this one too, each with its bytes; returns their answers in order.
+
+        Raises what a machine has met: MemoryError, NonFiniteError, StageFailed; StageLost.
+        """
+        each = list(data) or [b""] * self.stages
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            self._asked += 1
+            number, future = self._asked, Future[RingRequest]()
+            self._waiting[number] = future
+        self.lines.send(RingRequest(number, do, fields, tuple(each[1:])).message())
+        try:
+            own = self.part.answer(do, fields, each[0])
+            found = future.result(SILENT)
+        except TookTooLong:
+            raise StageLost(f"no answer to {do} within {SILENT:.0f} s") from None
+        finally:
+            with self._lock:
+                self._waiting.pop(number, None)
+        numbered(found.answers)
+        return [own, *map(Answer, found.answers, found.data)]
+
+    def begin(self) -> None:
+        """Forget what has come of an earlier step."""
+        with suppress(queue.Empty):
+            while True:
+                self._step.get_nowait()
+        if self._failure is not None:
+            raise self._failure
+
+    def next(self, wait: bool) -> StageMessage | None:
+        """Return the next message of the step under way; None: there is none yet.
+
+        Raises what a stage has met, as `ask`.
+        """
+        try:
+            came = self._step.get(wait, SILENT) if wait else self._step.get_nowait()
+        except queue.Empty:
+            if wait:
+                raise StageLost(f"no activations and no gradients for {SILENT:.0f} s") from None
+            return None
+        if isinstance(came, Exception):
+            raise came
+        return came
+
+    def mend(self) -> None:
+        """Go on after a lost machine is there again."""
+        with self._lock:
+            self._failure = None
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+
+    # ---- the ring's thread ---------------------------------------------------------------------------------
+
+    def _take(self) -> None:
+        while not self._closing.is_set():
+            came = self.lines.receive(LOOK_S)
+            if isinstance(came, LineLost):
+                self._lose(StageLost(came.why))
+            elif came is not None and came.kind == "request":
+                self._answered(came)
+            elif came is not None:
+                self._step.put(came)
+
+    def _answered(self, message: StageMessage) -> None:
+        try:
+            request = request_of(message)
+            if request.do == FAILED:
+                raise_error(self.stages - 1, request.fields)
+        except StageLost as lost:
+            self._lose(lost)
+        except Exception as error:  # of any kind: the step under way is void
+            self._step.put(error)
+        else:
+            with self._lock:
+                future = self._waiting.pop(request.number, None)
+            if future is not None:
+                future.set_result(request)
+
+    def _lose(self, lost: StageLost) -> None:
+        with self._lock:
+            self._failure = lost
+            waiting = list(self._waiting.values())
+            self._waiting.clear()
+        for future in waiting:
+            future.set_exception(lost)
+        self._step.put(lost)

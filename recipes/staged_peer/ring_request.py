@@ -1,0 +1,143 @@
+"""Requests of a replica's first stage, its head, to all its stages: each goes once around the ring.
+
+    head -> stage 1 -> ... -> stage S - 1 -> head
+
+Each stage does what is asked, puts its answer behind those before it, and its bytes into the place of those
+that were for it. So a request needs no line but the activations', arrives in order with them, and comes back
+when all have answered.
+
+    u32 length of the JSON | JSON: do, fields, answers, sizes | the bytes of each stage, one behind the other
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from compress import NonFiniteError, PacketError
+from recipes.pipeline import StageMessage
+
+HEAD = struct.Struct("<I")
+FAILED = "failed"  # a request that nobody made: a stage tells the head what it met
+UNASKED = 0  # number of that
+
+BESIDE = ("encode", "decode", "move")  # requests that run beside the compute; see StagePart for all
+
+
+class StageLost(Exception):
+    """A machine of this replica is gone, or was started again: what it had of x_i is lost."""
+
+
+class StageFailed(Exception):
+    """A machine of this replica met an error of its own."""
+
+
+@dataclass(frozen=True)
+class LineLost:
+    """A neighbour is gone, or was started again."""
+
+    why: str
+    before: bool  # the stage before
+
+
+class StageLines(Protocol):
+    """A stage's lines to its two neighbours. `send` may be called from any thread, `receive` from one."""
+
+    def send(self, message: StageMessage) -> None:
+        """Send activations and requests to the next stage, all else to the one before. Does not wait."""
+
+    def receive(self, timeout: float) -> StageMessage | LineLost | None:
+        """Wait for what a neighbour sends, or becomes; None: nothing in so many seconds."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of one stage."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    data: bytes = b""
+
+
+@dataclass(frozen=True)
+class RingRequest:
+    """A request on its way around the ring."""
+
+    number: int
+    do: str
+    fields: Mapping[str, Any]
+    data: tuple[bytes, ...]  # of stages 1 .. S - 1: for those that have not answered, from those that have
+    answers: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        return any("error" in answer for answer in self.answers)
+
+    @property
+    def mine(self) -> bytes:
+        """Return the bytes for the stage that is next to answer."""
+        return self.data[len(self.answers)]
+
+    def answered(self, answer: Answer) -> RingRequest:
+        """Add the answer of the stage whose turn it is."""
+        at = len(self.answers)
+        data = (*self.data[:at], answer.data, *self.data[at + 1 :])
+        return replace(self, answers=(*self.answers, answer.values), data=data)
+
+    def message(self) -> StageMessage:
+        sizes = [len(part) for part in self.data]
+        told = {"do": self.do, "fields": self.fields, "answers": self.answers, "sizes": sizes}
+        text = json.dumps(told).encode()
+        return StageMessage(self.number, "request", 0, b"".join([HEAD.pack(len(text)), text, *self.data]))
+
+
+def request_of(message: StageMessage) -> RingRequest:
+    """Read a request. Errors: PacketError."""
+    body = message.body
+    try:
+        (length,) = HEAD.unpack_from(body)
+        told = json.loads(body[HEAD.size : HEAD.size + length])
+        at, data = HEAD.size + length, list[bytes]()
+        for size in told["sizes"]:
+            data.append(body[at : at + size])
+            at += size
+        answers = tuple(told["answers"])
+        if at != len(body) or len(answers) > len(data):
+            raise ValueError(f"{len(body):,} bytes, its table adds up to {at:,}")
+        return RingRequest(message.step, told["do"], told["fields"], tuple(data), answers)
+    except (struct.error, ValueError, KeyError, TypeError) as error:
+        raise PacketError(f"a request of {len(body):,} bytes: {error}") from None
+
+
+def error_values(error: BaseException, full: bool) -> dict[str, Any]:
+    """Describe an error of a stage for the head.
+
+    Args:
+        full: memory ran out.
+    """
+    if isinstance(error, NonFiniteError):
+        told = {"value": repr(error.value), "position": error.position, "parameter": error.parameter}
+        return {"error": "not finite", **told}
+    text = (str(error).splitlines() or [""])[0][:200]
+    return {"error": "memory" if full else type(error).__name__, "message": text}
+
+
+def raise_error(stage: int, values: Mapping[str, Any]) -> None:
+    """Raise what a stage met: MemoryError, NonFiniteError, StageLost, or StageFailed for all else."""
+    kind, said = values["error"], f"stage {stage}: {values.get('message', '')}"
+    if kind == "memory":
+        raise MemoryError(said)
+    if kind == "not finite":
+        raise NonFiniteError(float(values["value"]), values["position"], values["parameter"])
+    if kind == "StageLost":
+        raise StageLost(said)
+    raise StageFailed(f"{said} ({kind})")
+
+
+def numbered(answers: Sequence[Mapping[str, Any]]) -> None:
+    """Raise the first error among the answers of stages 1 .. S - 1."""
+    for stage, values in enumerate(answers, 1):
+        if "error" in values:
+            raise_error(stage, values)

@@ -1,0 +1,218 @@
+"""One machine's part of a replica: its layers, and its ranges of x_i, x', the gradient and the optimizer.
+
+To the algorithm these ranges are a vector of their own, whose shards are whole shards of the run's
+(`compression.shards_at_layers`): the same `Worker` and `GlobalModel` as of an ordinary peer encode, decode
+and move them. Every machine answers the same requests, the head too; the others get them by the ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+from zlib import crc32
+
+import torch
+
+from compress.activations import ActivationDecoder, ActivationEncoder, ActivationMemory
+from recipes.algorithm import DecodedPacket, GlobalModel, Part, Worker, adaptive_rate_of, compressor_of
+from recipes.config import Recipe
+from recipes.errors import ModelError
+from recipes.pipeline import Line, StageModel, StageWorker, stage_ranges
+from recipes.training import SingleDeviceTrainer
+from recipes.weight_files import FlatParameters, Layout
+
+from .ring_request import Answer
+
+
+def check_staged(recipe: Recipe) -> None:
+    """Raise ModelError where stages cannot do together what the recipe asks for."""
+    training, model = recipe.training, recipe.model
+    cannot = {
+        "compression.shards_at_layers=false": not recipe.compression.shard_ends,
+        "training.fp32_master_weights=false": not training.fp32_master_weights,
+        "model.load_in_4bit, load_in_8bit": model.quantized,
+        "dpo": recipe.dpo is not None,  # its reference is a second pass, around the ring
+        "training.fp16": training.fp16,
+    }
+    for what, asked in cannot.items():
+        if asked:
+            raise ModelError(f"{what}: a replica of several machines cannot do that")
+
+
+class StagePart:
+    """The part of one machine, at x' of `round`.
+
+    Args:
+        stage: the machine's layers, at x'.
+        whole: layout of the whole model.
+        name: of the replica; its machines share the noise of stochastic rounding.
+        device: where it trains; None: where the model is.
+    """
+
+    def __init__(
+        self,
+        stage: StageModel,
+        whole: Layout,
+        recipe: Recipe,
+        name: str = "",
+        round: int = 0,
+        device: torch.device | None = None,
+    ) -> None:
+        check_staged(recipe)
+        own = crc32(name.encode())
+        self.whole, self.recipe = whole, recipe
+        self.trainer = SingleDeviceTrainer(stage.model, recipe, own, device)
+        if self.trainer.half == torch.float16:
+            raise ModelError(f"{self.trainer.device}: stages compute in bfloat16 or float32, not in float16")
+        assert isinstance(self.trainer.flat, FlatParameters)
+        self.flat = self.trainer.flat
+        apart = recipe.compression.state_device == "cpu"
+        vector = self.flat.vector.to("cpu" if apart else self.trainer.device, copy=True)
+        part = Part(stage_ranges(whole, self.flat.layout), whole.size)
+        compression = recipe.compression
+        model = GlobalModel(vector, compressor_of(compression), recipe.training.seed, round, part)
+        rate, name_at = adaptive_rate_of(compression), self.flat.layout.name_at
+        self.worker = Worker(self.flat.vector, model, name_at, own, compression.error_decay, rate)
+        self.compute = StageWorker(
+            stage, line_of(stage), self.trainer.device, lambda: self.trainer.precision()
+        )
+        self.sent: dict[int, DecodedPacket] = {}  # by round: updates in flight, or handed over
+        self.aggregates: dict[int, DecodedPacket] = {}  # by round
+        self._evaluating = ExitStack()
+        self._methods: Mapping[str, Callable[..., Answer]] = {
+            **{"state": self.state, "settle": self.settle, "catch_up": self.catch_up},
+            **{"encode": self.encode, "decode": self.decode, "move": self.move},
+            **{"zero": self.zero, "square": self.square, "scale": self.scale, "step": self.step},
+            **{"follow": self.follow, "subtract": self.subtract, "handoff": self.handoff},
+            **{"use_global_model": self.use_global_model, "use_local_model": self.use_local_model},
+            "distance": self.distance,
+        }
+
+    @property
+    def share(self) -> float:
+        """Return this machine's share of the parameters."""
+        return self.flat.layout.size / self.whole.size
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """List the numbers of this machine's shards."""
+        return tuple(shard.number for shard in self.worker.global_model.shards)
+
+    def answer(self, do: str, fields: Mapping[str, Any], data: bytes) -> Answer:
+        """Do what is asked. Raises KeyError where it is no request."""
+        return self._methods[do](data, **fields)
+
+    # ---- the model x' and the exchange ---------------------------------------------------------------------
+
+    def state(self, data: bytes = b"") -> Answer:
+        """Say which x' is here: its round, its part of the fingerprint; and which shards."""
+        model = self.worker.global_model
+        told = {"round": model.round, "fingerprint": model.fingerprint, "shards": list(self.numbers)}
+        return Answer({**told, "stepped": self.trainer.stepped})
+
+    def encode(self, data: bytes, round: int, budget: int, alone: bool, flights: Sequence[int]) -> Answer:
+        """Encode this machine's shards of C[d_i] (lines 1 and 2). budget: bytes for all of the replica."""
+        earlier = [self.sent[one] for one in flights if one in self.sent]
+        sent = self.worker.start(int(budget * self.share), alone, round, earlier)
+        self.sent[round] = sent
+        short, self.worker.short_of_memory = self.worker.short_of_memory, False
+        return Answer({"sparsest": self.worker.sparsest, "short": short}, sent.packet)
+
+    def decode(self, data: bytes, round: int) -> Answer:
+        """Decode this machine's shards of a round's aggregate (line 5). Raises PacketError."""
+        self.aggregates[round] = self.worker.global_model.decode(data, round)
+        return Answer()
+
+    def move(self, data: bytes, round: int) -> Answer:
+        """x' <- x' + C[D] (line 7)."""
+        self.worker.global_model.move(self.aggregates[round])
+        return self.state()
+
+    def follow(self, data: bytes, round: int, taken: bool) -> Answer:
+        """x_i <- x_i + C[D] - C[d_i] (line 6), without the latter where it was not `taken`."""
+        aggregate = self.aggregates.pop(round)
+        sent = self.sent.pop(round, None)
+        self.worker.follow(aggregate, sent if taken else None)
+        return Answer()
+
+    def subtract(self, data: bytes, round: int) -> Answer:
+        """Take an update, or a handoff, out of d_i: the aggregator has it."""
+        if (sent := self.sent.pop(round, None)) is not None:
+            self.worker.subtract(sent)
+        return Answer()
+
+    def catch_up(self, data: bytes, round: int) -> Answer:
+        """Apply the aggregate of a round that this replica took no part in; a part that has it, does not."""
+        if self.worker.global_model.round == round:
+            self.worker.catch_up(data)
+            self.sent.clear()  # of a session that is over
+            self.aggregates.clear()
+        return self.state()
+
+    def settle(self, data: bytes, taken: Sequence[int]) -> Answer:
+        """Complete the rounds in flight of a session that is over, whose updates the aggregator has of the
+        rounds `taken`. x_i follows where x' has moved."""
+        model = self.worker.global_model
+        for round in sorted({*self.sent, *self.aggregates}):
+            sent = self.sent.get(round) if round in taken else None
+            if round < model.round and round in self.aggregates:
+                self.worker.follow(self.aggregates[round], sent)
+            elif sent is not None:
+                self.worker.subtract(sent)
+        self.sent.clear()
+        self.aggregates.clear()
+        return self.state()
+
+    def handoff(self, data: bytes, budget: int) -> Answer:
+        """Encode the largest of this machine's d_i; no bytes where nothing is."""
+        part = self.worker.handoff(int(budget * self.share))
+        if part is None:
+            return Answer()
+        self.sent[part.round] = part
+        return Answer(data=part.packet)
+
+    def distance(self, data: bytes) -> Answer:
+        return Answer({"square": self.worker.residual_norm() ** 2})
+
+    # ---- the step ------------------------------------------------------------------------------------------
+
+    def zero(self, data: bytes) -> Answer:
+        self.trainer.zero()
+        return Answer()
+
+    def square(self, data: bytes) -> Answer:
+        """Sum the squares of this machine's part of g_i."""
+        views = self.flat.layout.views(self.flat.grad)
+        norms = torch.stack([torch.linalg.vector_norm(view, dtype=torch.float32) for view in views])
+        return Answer({"square": float(norms.double().square().sum())})
+
+    def scale(self, data: bytes, factor: float) -> Answer:
+        self.flat.grad.mul_(factor)
+        return Answer()
+
+    def step(self, data: bytes, rate: float, beta1: float | None) -> Answer:
+        """x_i <- x_i - optimizer(g_i)."""
+        self.trainer.step(rate, beta1)
+        return Answer()
+
+    def use_global_model(self, data: bytes) -> Answer:
+        """Compute losses at x' from now on."""
+        self._evaluating.enter_context(self.flat.use(self.worker.global_model.vector))
+        self.compute.learns = False
+        self.compute.stage.model.eval()
+        return Answer()
+
+    def use_local_model(self, data: bytes) -> Answer:
+        """Reverse `use_global_model`."""
+        self._evaluating.close()
+        self.compute.learns = True
+        self.compute.stage.model.train()
+        return Answer()
+
+
+def line_of(stage: StageModel) -> Line:
+    """Make the ends of a stage's lines, which carry numbers as they are."""
+    columns = int(stage.causal.config.hidden_size)
+    encoder = ActivationEncoder(32, ActivationMemory(1, 1, columns))
+    return Line(encoder, ActivationDecoder(32, ActivationMemory(1, 1, columns)), 32)

@@ -1,0 +1,103 @@
+"""A machine behind the head: computes its stage's part of each step, and answers what comes around the ring.
+
+One thread takes messages and computes, in the order in which they come. Requests that belong beside the
+compute (the exchange of a round) are answered by a second one, so that no micro-batch waits for an encoding.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+
+from torch.cuda import Event
+
+from compress import PacketError
+from recipes.algorithm import SideStream
+from recipes.pipeline import StageMessage
+from recipes.training import is_full
+
+from .ring_request import (
+    BESIDE,
+    FAILED,
+    UNASKED,
+    Answer,
+    LineLost,
+    RingRequest,
+    StageLines,
+    StageLost,
+    error_values,
+    request_of,
+)
+from .stage_part import StagePart
+
+LOOK_S = 0.1  # between two looks at `stop`
+
+
+class StageServer:
+    """Serves one part until `stop` is set.
+
+    Args:
+        stages: of the replica.
+    """
+
+    def __init__(self, part: StagePart, lines: StageLines, stages: int) -> None:
+        self.part, self.lines, self.stages = part, lines, stages
+        self.stop = threading.Event()
+        self.side = SideStream(part.trainer.device)
+
+    def run(self) -> None:
+        """Serve. Raises what is wrong with a neighbour's messages, and nothing that the head is told."""
+        with ThreadPoolExecutor(1, "beside") as beside:
+            while not self.stop.is_set():
+                came = self.lines.receive(0.0)
+                if came is None and not self._work():
+                    came = self.lines.receive(LOOK_S)
+                if isinstance(came, LineLost):
+                    self._tell(StageLost(came.why))
+                elif came is not None and came.kind == "request":
+                    self._take(request_of(came), beside)
+                elif came is not None:
+                    self._compute(came)
+
+    def _work(self) -> bool:
+        """Do the next piece of the step; returns whether there was one."""
+        try:
+            made = self.part.compute.work()
+        except (RuntimeError, MemoryError, ValueError) as error:
+            self._tell(error)
+            return False
+        for message in made or ():
+            self.lines.send(message)
+        return made is not None
+
+    def _compute(self, message: StageMessage) -> None:
+        try:
+            for answer in self.part.compute.receive(message):
+                self.lines.send(answer)
+        except PacketError as error:
+            self._tell(error)
+
+    def _take(self, request: RingRequest, beside: ThreadPoolExecutor) -> None:
+        """Answer a request, or pass on what it has met before."""
+        if request.do == FAILED or request.failed:
+            self.lines.send(request.message())
+        elif request.do in BESIDE:
+            beside.submit(self._answer, request, self.side.mark())
+        else:
+            self._answer(request, None)
+
+    def _answer(self, request: RingRequest, mark: Event | None) -> None:
+        inside = self.side.behind(mark) if request.do in BESIDE else nullcontext()
+        try:
+            with inside, self.side.turn() if request.do == "follow" else nullcontext():
+                answer = self.part.answer(request.do, request.fields, request.mine)
+        except Exception as error:  # of any kind: the head is to know
+            answer = Answer(error_values(error, is_full(error)))
+        self.lines.send(request.answered(answer).message())
+
+    def _tell(self, error: Exception) -> None:
+        """Tell the head what was met without being asked."""
+        told = error_values(error, is_full(error))
+        request = RingRequest(UNASKED, FAILED, told, ())
+        self.lines.send(request.message())

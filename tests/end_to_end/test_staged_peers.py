@@ -1,0 +1,272 @@
+"""Replicas of several machines in a real run: to the hub each is one peer, to the model a whole one."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections import defaultdict
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from in_process import Member, Swarm, recipe_of, rows, save_tiny
+
+from cocktail_cli.volunteer.run_link import RunLink
+from compress import fingerprint
+from recipes.config.schema import Recipe
+from recipes.objectives import Measured
+from recipes.pipeline import StageMessage, StageModel, cut_at_layers, parameter_costs, partition_layers
+from recipes.pipeline.stage_model import layers_of
+from recipes.staged_peer import LineLost, RingHead, StageLost, StagePart, StageServer, build_staged_peer, mend
+from recipes.training.types import EvaluatedPart, HandedOver, StepDone
+from recipes.weight_files import layout_of
+
+LOSSLESS = {"random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 32, "staleness": 0}
+SGD = {"optim": "sgd", "learning_rate": 0.3}
+
+
+class Lines:
+    """A machine's lines to its neighbours, as queues."""
+
+    def __init__(self) -> None:
+        self.inbox: queue.Queue[StageMessage | LineLost] = queue.Queue()
+        self.next = self.before = self
+
+    def send(self, message: StageMessage) -> None:
+        to = self.next if message.kind in ("activations", "request") else self.before
+        to.inbox.put(message)
+
+    def receive(self, timeout: float) -> StageMessage | LineLost | None:
+        try:
+            return self.inbox.get(timeout=timeout) if timeout else self.inbox.get_nowait()
+        except queue.Empty:
+            return None
+
+
+@dataclass
+class Replica:
+    """The machines of one peer. The first is the head; each of the others has a thread."""
+
+    model: Any  # the whole, at x_0
+    recipe: Recipe
+    stages: int
+    name: str
+    lines: list[Lines] = field(default_factory=list)
+    parts: dict[int, StagePart] = field(default_factory=dict)
+    servers: dict[int, tuple[StageServer, threading.Thread]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.lines = [Lines() for _ in range(self.stages)]
+        self.parts[0] = self.part(0)
+        self.head = RingHead(self.parts[0], self.lines[0], self.stages)
+        for number in range(1, self.stages):
+            self.start(number)
+
+    def part(self, number: int) -> StagePart:
+        costs, first = parameter_costs(self.model), self.recipe.lora is not None
+        layers = partition_layers(costs, [1.0] * self.stages, first)[number]
+        stage = StageModel(deepcopy(self.model), layers, first=number == 0)
+        return StagePart(stage, layout_of(self.model), self.recipe, self.name)
+
+    def start(self, number: int) -> None:
+        """Start a machine, or start it again: with x_0 and new lines."""
+        self.lines[number].inbox = queue.Queue()
+        for here, there in zip(self.lines, self.lines[1:] + self.lines[:1], strict=True):
+            here.next, there.before = there, here
+        self.parts[number] = self.part(number)
+        server = StageServer(self.parts[number], self.lines[number], self.stages)
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        self.servers[number] = server, thread
+
+    def end(self, number: int) -> None:
+        server, thread = self.servers.pop(number)
+        server.stop.set()
+        thread.join(10)
+
+    def kill(self, number: int) -> None:
+        """End a machine in the middle of whatever it does; its neighbours are told."""
+        self.end(number)
+        gone = f"stage {number} is gone"
+        self.lines[number].next.inbox.put(LineLost(gone, before=True))
+        self.lines[number].before.inbox.put(LineLost(gone, before=False))
+
+    def close(self) -> None:
+        for number in list(self.servers):
+            self.end(number)
+        self.head.close()
+
+
+class StagedSwarm(Swarm):
+    """A run whose peers are replicas of several machines."""
+
+    def __init__(self, recipe: Recipe, folder: Path, min_peers: int = 1, stages: int = 2) -> None:
+        super().__init__(recipe, folder, min_peers)
+        self.stages, self.replicas = stages, dict[str, Replica]()
+
+    def prepare(self, name: str, link: Any = None) -> Member:
+        link = self.memory.link(name)
+        link.connect(10)
+        replica = Replica(self.trained(), self.recipe, self.stages, name)
+        self.replicas[name] = replica
+        self.closing.append(replica.close)
+        peer = build_staged_peer(replica.head, micro_batch=2)
+        member = Member(name, RunLink(link, self.recipe.compression.staleness), peer)
+        self.members[name] = member
+        return member
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows(42)))
+    return path
+
+
+def staged_recipe(tmp_path: Path, family: str, data: Path, **sections: dict[str, Any]) -> Recipe:
+    folder = tmp_path / family
+    model = folder if folder.exists() else save_tiny(family, folder)
+    sections["compression"] = {"shards_at_layers": True, **sections.get("compression", {})}
+    return cut_at_layers(recipe_of(model, data, **sections), model)
+
+
+def finished(swarm: Swarm, *names: str) -> torch.Tensor:
+    """Run to the end; x' as the ledger has it."""
+    with swarm:
+        swarm.start(*names)
+        swarm.finish()
+        swarm.audit()
+        assert all(step.accepted for member in swarm.members.values() for step in member.steps)
+        return swarm.folded()
+
+
+@pytest.mark.parametrize(
+    ("family", "stages", "lora"),
+    [("gpt_neox", 2, None), ("llama", 3, None), ("llama", 2, {"lora_r": 4, "lora_dropout": 0.0})],
+)
+def test_two_replicas_of_stages_end_where_two_whole_peers_do(
+    tmp_path: Path, data: Path, family: str, stages: int, lora: dict[str, Any] | None
+) -> None:
+    """Nothing is quantised: the same x' to rounding, by a run of the same samples."""
+    sections = {"compression": LOSSLESS, "training": SGD} | ({"lora": lora} if lora else {})
+    recipe = staged_recipe(tmp_path, family, data, **sections)
+    plain = Swarm(recipe, tmp_path / "whole", min_peers=2)
+    whole = finished(plain, "ann", "bob")
+    staged = StagedSwarm(recipe, tmp_path / "staged", min_peers=2, stages=stages)
+    start = staged.folded()
+    found = finished(staged, "ann", "bob")
+
+    moved = (whole - start).abs().max()
+    assert (found - whole).abs().max() < 1e-4 * moved
+    assert held_out(staged) == pytest.approx(held_out(plain), rel=1e-4)
+
+
+def held_out(swarm: Swarm) -> list[float]:
+    """The held-out loss of every evaluation, from the parts of all peers."""
+    found = defaultdict[int, Measured](Measured)
+    for member in swarm.members.values():
+        for event in member.events:
+            if isinstance(event, EvaluatedPart):
+                found[event.round] += event.measured
+    assert len(found) > 1
+    return [found[round].mean for round in sorted(found)]
+
+
+def whole_of(replica: Replica) -> torch.Tensor:
+    """x' of a replica, from the ranges of its machines."""
+    whole = torch.full((replica.parts[0].whole.size,), torch.nan)
+    for part in replica.parts.values():
+        for shard in part.worker.global_model.shards:
+            at = shard.start + shard.offset
+            whole[at : at + shard.size] = shard.of(part.worker.global_model.vector)
+    return whole
+
+
+def test_stages_and_whole_peers_hold_the_same_x_prime_to_the_bit(tmp_path: Path, data: Path) -> None:
+    """The default compression, and a staleness of 2: two replicas of different stages beside a whole peer."""
+    recipe = staged_recipe(tmp_path, "gpt_neox", data, compression={"staleness": 2})
+    with StagedSwarm(recipe, tmp_path / "run", min_peers=3) as swarm:
+        swarm.prepare("ann")
+        swarm.stages = 3
+        swarm.prepare("bob")
+        cid = Swarm.prepare(swarm, "cid")
+        for member in list(swarm.members.values()):
+            swarm.go(member)
+        swarm.finish()
+        swarm.audit()
+        folded = swarm.folded()
+
+    assert torch.equal(cid.common, folded)
+    for name in ("ann", "bob"):
+        assert torch.equal(whole_of(swarm.replicas[name]), folded)
+        assert swarm.members[name].steps[-1].fingerprint == fingerprint(folded)
+        assert sum(step.tokens for step in swarm.members[name].steps)
+
+
+def test_a_replica_that_leaves_hands_its_residual_over(tmp_path: Path, data: Path) -> None:
+    """Asked to leave in the middle of a run: its machines' residuals are one handoff to the aggregator."""
+    recipe = staged_recipe(tmp_path, "gpt_neox", data)
+
+    def watch(member: Member, event: Any) -> None:
+        if isinstance(event, StepDone) and event.round == 2:
+            member.leave()
+
+    with StagedSwarm(recipe, tmp_path / "run") as swarm:
+        ann = swarm.prepare("ann")
+        bob = swarm.prepare("bob")
+        swarm.go(ann, watch)
+        swarm.go(bob)
+        swarm.finish()
+        swarm.audit()
+
+    [handed] = [event for event in ann.events if isinstance(event, HandedOver)]
+    assert handed.taken
+    assert handed.smaller > 0.3
+    assert torch.equal(whole_of(swarm.replicas["bob"]), swarm.folded())
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+def test_a_machine_that_is_lost_costs_the_lease_and_nothing_else(
+    tmp_path: Path, data: Path, victim: int
+) -> None:
+    """One of three machines ends in the middle of a step and starts again with x_0. The samples of its
+    replica go back, the others keep what they have, it catches up, and every sample is counted once."""
+    recipe = staged_recipe(tmp_path, "gpt_neox", data)
+    with StagedSwarm(recipe, tmp_path / "run", min_peers=2, stages=3) as swarm:
+        ann, bob = swarm.prepare("ann"), swarm.prepare("bob")
+        replica, computing = swarm.replicas["bob"], threading.Event()
+        layers, passes = layers_of(replica.parts[victim].compute.stage.model), []
+
+        def count(*_: object) -> None:
+            passes.append(1)
+            if len(passes) == 6:
+                computing.set()
+
+        layers[-1].register_forward_hook(count)
+        for member in (ann, bob):
+            swarm.go(member)
+        assert computing.wait(30)
+        replica.kill(victim)
+        with pytest.raises(StageLost, match=f"stage {victim} is gone"):
+            bob.join()
+        stepped = len(bob.steps)
+        bob.link.link.leave("a machine of this replica is lost")
+        replica.start(victim)
+        mend(bob.peer)
+        again = swarm.memory.link("bob")
+        again.connect(10)
+        back = Member("bob", RunLink(again, recipe.compression.staleness), bob.peer)
+        swarm.members["bob"] = back
+        swarm.go(back)
+        swarm.finish()
+        swarm.audit()
+        folded = swarm.folded()
+
+    assert stepped
+    assert sum(step.tokens for step in back.steps)
+    assert torch.equal(whole_of(replica), folded)
+    assert back.steps[-1].fingerprint == fingerprint(folded)

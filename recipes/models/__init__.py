@@ -16,6 +16,7 @@ from .base_model import (
 )
 from .causal_lm import TextGenerator, load_model, open_vector
 from .lora import base_parameter_name
+from .meta_init import ParameterFiller, build_on_meta, frozen_name
 from .model_card import Proof, RunSummary, method_of, package_versions, published_recipe, render_card
 from .packing_isolation import check_packing_isolation
 from .revision_pinning import pin_revisions

@@ -27,7 +27,7 @@ from recipes.algorithm import SideStream
 from recipes.config import Training, recipe_from_json
 from recipes.data import Sample, unpack_samples
 from recipes.hardware import half_precision
-from recipes.models import autocast_dtype, open_vector, trained_dtype
+from recipes.models import ParameterFiller, autocast_dtype, build_on_meta, open_vector, trained_dtype
 from recipes.objectives import measured, objective_of
 from recipes.training import (
     LOCAL,
@@ -51,7 +51,6 @@ from recipes.training import (
 )
 from recipes.weight_files import layout_of, write_safetensors
 
-from .meta_init import ParameterFiller, build_on_meta
 from .shared_memory import REQUESTS, SharedMemory, windows
 
 TIMEOUT = timedelta(minutes=5)  # for the other ranks: one may still be at a long batch

@@ -1,7 +1,9 @@
 """A peer that is several machines, each holding consecutive layers (pipeline stages)."""
 
+from .replica_loading import load_replica
 from .ring_head import RingHead
 from .ring_request import LineLost, StageFailed, StageLines, StageLost
+from .stage_machine import StageMachine
 from .stage_part import StagePart, check_staged
 from .stage_server import StageServer
 from .staged_peer import build_staged_peer, mend

@@ -28,6 +28,7 @@ from .ring_request import (
     raise_error,
     request_of,
 )
+from .stage_machine import StageMachine
 from .stage_part import StagePart
 
 SILENT = 600.0  # seconds for an answer, or for a message of a step
@@ -38,12 +39,13 @@ class RingHead:
     """Asks all machines of a replica, of which this one is the first.
 
     Args:
-        part: of this machine.
+        machine: this one.
         stages: of the replica, this one counted.
     """
 
-    def __init__(self, part: StagePart, lines: StageLines, stages: int) -> None:
-        self.part, self.lines, self.stages = part, lines, stages
+    def __init__(self, machine: StageMachine, lines: StageLines, stages: int) -> None:
+        self.machine, self.lines, self.stages = machine, lines, stages
+        self.steps = -1  # the last step begun: they count up whatever is loaded anew
         self._failure: Exception | None = None  # a machine is lost
         self._asked = 0
         self._waiting: dict[int, Future[RingRequest]] = {}
@@ -52,6 +54,10 @@ class RingHead:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._take, name="ring", daemon=True)
         self._thread.start()
+
+    @property
+    def part(self) -> StagePart:
+        return self.machine.part
 
     def ask(self, do: str, data: Sequence[bytes] = (), **fields: Any) -> list[Answer]:
         """Let every machine do `do`, this one too, each with its bytes; returns their answers in order.
@@ -67,7 +73,7 @@ class RingHead:
             self._waiting[number] = future
         self.lines.send(RingRequest(number, do, fields, tuple(each[1:])).message())
         try:
-            own = self.part.answer(do, fields, each[0])
+            own = self.machine.answer(do, fields, each[0])
             found = future.result(SILENT)
         except TookTooLong:
             raise StageLost(f"no answer to {do} within {SILENT:.0f} s") from None
@@ -77,13 +83,15 @@ class RingHead:
         numbered(found.answers)
         return [own, *map(Answer, found.answers, found.data)]
 
-    def begin(self) -> None:
-        """Forget what has come of an earlier step."""
+    def begin(self) -> int:
+        """Forget what has come of an earlier step; returns the number of the next one."""
         with suppress(queue.Empty):
             while True:
                 self._step.get_nowait()
         if self._failure is not None:
             raise self._failure
+        self.steps += 1
+        return self.steps
 
     def next(self, wait: bool) -> StageMessage | None:
         """Return the next message of the step under way; None: there is none yet.

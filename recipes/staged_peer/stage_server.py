@@ -24,27 +24,24 @@ from .ring_request import (
     Answer,
     LineLost,
     RingRequest,
+    StageFailed,
     StageLines,
     StageLost,
     error_values,
     request_of,
 )
-from .stage_part import StagePart
+from .stage_machine import StageMachine
 
 LOOK_S = 0.1  # between two looks at `stop`
 
 
 class StageServer:
-    """Serves one part until `stop` is set.
+    """Serves as one machine of a replica until `stop` is set."""
 
-    Args:
-        stages: of the replica.
-    """
-
-    def __init__(self, part: StagePart, lines: StageLines, stages: int) -> None:
-        self.part, self.lines, self.stages = part, lines, stages
+    def __init__(self, machine: StageMachine, lines: StageLines) -> None:
+        self.machine, self.lines = machine, lines
         self.stop = threading.Event()
-        self.side = SideStream(part.trainer.device)
+        self.side = SideStream(machine.device)
 
     def run(self) -> None:
         """Serve. Raises what is wrong with a neighbour's messages, and nothing that the head is told."""
@@ -63,7 +60,7 @@ class StageServer:
     def _work(self) -> bool:
         """Do the next piece of the step; returns whether there was one."""
         try:
-            made = self.part.compute.work()
+            made = self.machine.part.compute.work() if self.machine.has_part else None
         except (RuntimeError, MemoryError, ValueError) as error:
             self._tell(error)
             return False
@@ -73,9 +70,9 @@ class StageServer:
 
     def _compute(self, message: StageMessage) -> None:
         try:
-            for answer in self.part.compute.receive(message):
+            for answer in self.machine.part.compute.receive(message):
                 self.lines.send(answer)
-        except PacketError as error:
+        except (PacketError, StageFailed) as error:
             self._tell(error)
 
     def _take(self, request: RingRequest, beside: ThreadPoolExecutor) -> None:
@@ -91,7 +88,7 @@ class StageServer:
         inside = self.side.behind(mark) if request.do in BESIDE else nullcontext()
         try:
             with inside, self.side.turn() if request.do == "follow" else nullcontext():
-                answer = self.part.answer(request.do, request.fields, request.mine)
+                answer = self.machine.answer(request.do, request.fields, request.mine)
         except Exception as error:  # of any kind: the head is to know
             answer = Answer(error_values(error, is_full(error)))
         self.lines.send(request.answered(answer).message())

@@ -95,8 +95,7 @@ class StagedTrainer:
 
     def backward(self, parts: Sequence[Sequence[Sample]], terms: int) -> Measured:
         compute = self.part.compute
-        self.ring.begin()
-        compute.begin(compute.step + 1, parts, max(terms, 1), self.in_flight)
+        compute.begin(self.ring.begin(), parts, max(terms, 1), self.in_flight)
         while not compute.finished:
             self._turn(compute)
         return compute.measured

@@ -6,8 +6,6 @@ import json
 import queue
 import threading
 from collections import defaultdict
-from copy import deepcopy
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +18,22 @@ from compress import fingerprint
 from recipes.algorithm.aggregator import aggregator_of
 from recipes.algorithm.decoded_updates import shards_in
 from recipes.config.schema import Recipe
+from recipes.models.trainable import load_trained
 from recipes.objectives import Measured
-from recipes.pipeline import StageMessage, StageModel, cut_at_layers, parameter_costs, partition_layers
+from recipes.pipeline import StageMessage, StageModel, cut_at_layers
 from recipes.pipeline.stage_model import layers_of
-from recipes.staged_peer import LineLost, RingHead, StageLost, StagePart, StageServer, build_staged_peer, mend
+from recipes.staged_peer import (
+    LineLost,
+    RingHead,
+    StageLost,
+    StageMachine,
+    StagePart,
+    StageServer,
+    build_staged_peer,
+    load_replica,
+    mend,
+)
 from recipes.training.types import CaughtUp, EvaluatedPart
-from recipes.weight_files import layout_of
 
 LOSSLESS = {"random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 32, "staleness": 0}
 SGD = {"optim": "sgd", "learning_rate": 0.3}
@@ -49,41 +57,41 @@ class Lines:
             return None
 
 
-@dataclass
 class Replica:
-    """The machines of one peer. The first is the head; each of the others has a thread."""
+    """The machines of one peer, which the head has loaded. Each of the others has a thread."""
 
-    model: Any  # the whole, at x_0
-    recipe: Recipe
-    stages: int
-    name: str
-    lines: list[Lines] = field(default_factory=list)
-    parts: dict[int, StagePart] = field(default_factory=dict)
-    servers: dict[int, tuple[StageServer, threading.Thread]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.lines = [Lines() for _ in range(self.stages)]
-        self.parts[0] = self.part(0)
-        self.head = RingHead(self.parts[0], self.lines[0], self.stages)
-        for number in range(1, self.stages):
+    def __init__(self, base: Path, recipe: Recipe, stages: int, name: str) -> None:
+        self.base, self.recipe, self.stages, self.name = base, recipe, stages, name
+        self.lines = [Lines() for _ in range(stages)]
+        self.machines = [StageMachine(number) for number in range(stages)]
+        self.servers: dict[int, tuple[StageServer, threading.Thread]] = {}
+        self.head = RingHead(self.machines[0], self.lines[0], stages)
+        for number in range(1, stages):
             self.start(number)
-
-    def part(self, number: int) -> StagePart:
-        costs, first = parameter_costs(self.model), self.recipe.lora is not None
-        layers = partition_layers(costs, [1.0] * self.stages, first)[number]
-        stage = StageModel(deepcopy(self.model), layers, first=number == 0)
-        return StagePart(stage, layout_of(self.model), self.recipe, self.name)
+        load_replica(self.head, recipe, base, name=name)
 
     def start(self, number: int) -> None:
-        """Start a machine, or start it again: with x_0 and new lines."""
         self.lines[number].inbox = queue.Queue()
         for here, there in zip(self.lines, self.lines[1:] + self.lines[:1], strict=True):
             here.next, there.before = there, here
-        self.parts[number] = self.part(number)
-        server = StageServer(self.parts[number], self.lines[number], self.stages)
+        server = StageServer(self.machines[number], self.lines[number])
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         self.servers[number] = server, thread
+
+    def start_again(self, number: int) -> None:
+        """Start a machine that was lost: with new lines, and x_0."""
+        layers = [n for n, layer in enumerate(layers_of(self.compute(number))) if holds(layer)]
+        stage = StageModel(
+            load_trained(self.recipe, self.base), range(layers[0], layers[-1] + 1), first=False
+        )
+        part = StagePart(stage, self.machines[0].part.whole, self.recipe, self.name)
+        part.compute.step = self.head.steps
+        self.machines[number] = StageMachine(number, part=part)
+        self.start(number)
+
+    def compute(self, number: int) -> Any:
+        return self.machines[number].part.compute.stage.model
 
     def end(self, number: int) -> None:
         server, thread = self.servers.pop(number)
@@ -113,7 +121,7 @@ class StagedSwarm(Swarm):
     def prepare(self, name: str, link: Any = None) -> Member:
         link = self.memory.link(name)
         link.connect(10)
-        replica = Replica(self.trained(), self.recipe, self.stages, name)
+        replica = Replica(self.base.folder, self.recipe, self.stages, name)
         self.replicas[name] = replica
         self.closing.append(replica.close)
         peer = build_staged_peer(replica.head, micro_batch=2)
@@ -178,10 +186,15 @@ def held_out(swarm: Swarm) -> list[float]:
     return [found[round].mean for round in sorted(found)]
 
 
+def holds(layer: torch.nn.Module) -> bool:
+    return any(True for _ in layer.parameters())
+
+
 def whole_of(replica: Replica) -> torch.Tensor:
     """x' of a replica, from the ranges of its machines."""
-    whole = torch.full((replica.parts[0].whole.size,), torch.nan)
-    for part in replica.parts.values():
+    parts = [machine.part for machine in replica.machines]
+    whole = torch.full((parts[0].whole.size,), torch.nan)
+    for part in parts:
         for shard in part.worker.global_model.shards:
             at = shard.start + shard.offset
             whole[at : at + shard.size] = shard.of(part.worker.global_model.vector)
@@ -245,14 +258,14 @@ def test_a_machine_that_is_lost_costs_the_lease_and_nothing_else(
     with StagedSwarm(recipe, tmp_path / "run", min_peers=2, stages=3) as swarm:
         ann, bob = swarm.prepare("ann"), swarm.prepare("bob")
         replica, computing = swarm.replicas["bob"], threading.Event()
-        layers, passes = layers_of(replica.parts[victim].compute.stage.model), []
+        layers, passes = layers_of(replica.compute(victim)), []
 
         def count(*_: object) -> None:
             passes.append(1)
             if len(passes) == 6:
                 computing.set()
 
-        layers[-1].register_forward_hook(count)
+        next(layer for layer in layers if holds(layer)).register_forward_hook(count)
         for member in (ann, bob):
             swarm.go(member)
         assert computing.wait(30)
@@ -261,7 +274,7 @@ def test_a_machine_that_is_lost_costs_the_lease_and_nothing_else(
             bob.join()
         stepped = len(bob.steps)
         bob.link.link.leave("a machine of this replica is lost")
-        replica.start(victim)
+        replica.start_again(victim)
         mend(bob.peer)
         again = swarm.memory.link("bob")
         again.connect(10)

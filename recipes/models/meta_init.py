@@ -5,6 +5,7 @@ A model larger than a device, or a host, is never there as a whole.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +17,13 @@ from torch import Tensor, nn
 from recipes.config import Recipe
 from recipes.downloads import from_pretrained_options
 from recipes.errors import ModelError
-from recipes.models import available_attention, base_parameter_name, frozen_dtype, prepare_for_training
 from recipes.weight_files import Layout, StoredVector, not_loadable, quiet_transformers
 
-from .shared_memory import windows
+from .lora import base_parameter_name
+from .trainable import available_attention, frozen_dtype, prepare_for_training
+
+WINDOW = 1 << 22  # parameters read at a time
+PATCHED = threading.Lock()  # of nn.Module, for all threads of this process
 
 
 def build_on_meta(base: Path, recipe: Recipe, device: torch.device) -> Any:
@@ -55,19 +59,27 @@ def build_on_meta(base: Path, recipe: Recipe, device: torch.device) -> Any:
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Put the parameters of modules that are made inside on the meta device. Not for two threads at once."""
-    register = nn.Module.register_parameter
+    """Put the parameters of modules that are made inside on the meta device. One thread at a time: modules
+    that another makes meanwhile have theirs there, too."""
+    with PATCHED:
+        register = nn.Module.register_parameter
 
-    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:  # one that is: tied to another
-            parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-        register(module, name, parameter)
+        def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+            if parameter is not None and not parameter.is_meta:  # one that is: tied to another
+                parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+            register(module, name, parameter)
 
-    nn.Module.register_parameter = on_meta  # type: ignore[assignment,method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        nn.Module.register_parameter = on_meta  # type: ignore[assignment,method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def frozen_name(stored: StoredVector, name: str) -> str:
+    """Name in the layout of the base what a model with adapters calls so, and does not train."""
+    name = base_parameter_name(name).replace(".base_layer", "").replace(".original_module", "")
+    return stored.tied.get(name, name)
 
 
 class ParameterFiller:
@@ -97,10 +109,10 @@ class ParameterFiller:
         layout, flat = self.layout, values.view(-1)
         if frozen := not empty.requires_grad:
             assert self.stored is not None
-            name = base_parameter_name(name).replace(".base_layer", "").replace(".original_module", "")
-            layout, name = self.stored.layout, self.stored.tied.get(name, name)
+            layout, name = self.stored.layout, frozen_name(self.stored, name)
         first = layout.offsets[layout.names.index(name)]
-        for start, stop in windows(0, len(flat)):
+        for start in range(0, len(flat), WINDOW):
+            stop = min(start + WINDOW, len(flat))
             place = first + start, first + stop
             flat[start:stop] = self.of_base(*place) if frozen else self.vector[slice(*place)]
         return nn.Parameter(values, empty.requires_grad)

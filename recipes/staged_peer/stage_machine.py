@@ -1,0 +1,128 @@
+"""A machine of a replica from its start on: nothing, then a stage that the head fills, then its part.
+
+    load    recipe and config of the model; the stage is built on the meta device
+    fill    values of one parameter
+    begin   the stage trains: every later request is its part's
+
+A machine behind the head needs no run URL, no account and no disk. The head reads weights from its own disk,
+window by window, so no machine ever has more than its stage.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recipes.config import Recipe, recipe_from_json
+from recipes.models import build_on_meta
+from recipes.pipeline import StageModel
+from recipes.weight_files import Layout, layout_of
+
+from .ring_request import Answer, StageFailed
+from .stage_part import StagePart, check_staged
+
+CONFIG = "config.json"
+
+
+class StageMachine:
+    """One machine's end of all requests.
+
+    Args:
+        number: of its stage; 0: the head's.
+        device: where it trains.
+        part: what it trains, where it has that already.
+    """
+
+    def __init__(
+        self, number: int, device: torch.device | str = "cpu", part: StagePart | None = None
+    ) -> None:
+        self.number, self.device, self._part = number, torch.device(device), part
+        self.loading: LoadingStage | None = None
+
+    @property
+    def part(self) -> StagePart:
+        if self._part is None:
+            raise StageFailed("it has nothing to train yet")
+        return self._part
+
+    @property
+    def has_part(self) -> bool:
+        return self._part is not None
+
+    def answer(self, do: str, fields: Mapping[str, Any], data: bytes) -> Answer:
+        """Do what the head asks. Raises KeyError where it is no request."""
+        methods: dict[str, Callable[..., Answer]]
+        methods = {"load": self.load, "fill": self.fill, "begin": self.begin}
+        if do in methods:
+            return methods[do](data, **fields)
+        return self.part.answer(do, fields, data)
+
+    def load(self, data: bytes, recipe: str, config: str, layers: Sequence[Sequence[int]]) -> Answer:
+        """Build this machine's stage without values; says which it needs. What it trained before is gone."""
+        self._part = self.loading = None
+        here = range(*layers[self.number])
+        self.loading = LoadingStage(recipe_from_json(recipe), config, here, self.number == 0, self.device)
+        return Answer({"parameters": self.loading.wanted})
+
+    def fill(self, data: bytes, stage: int, name: str, start: int) -> Answer:
+        """Take values of one parameter of one stage, from element `start` on."""
+        if stage == self.number:
+            assert self.loading is not None
+            self.loading.fill(name, start, data)
+        return Answer()
+
+    def begin(self, data: bytes, name: str, round: int, step: int) -> Answer:
+        """Train what was filled: x' of `round`, of the replica `name`. Steps are counted on from `step`."""
+        assert self.loading is not None
+        loaded, self.loading = self.loading, None
+        self._part = StagePart(loaded.stage, loaded.whole, loaded.recipe, name, round, self.device)
+        self._part.compute.step = step
+        return self._part.state()
+
+
+class LoadingStage:
+    """A stage on its way from the meta device to one with values.
+
+    Args:
+        config: the text of the model's config.json.
+    """
+
+    def __init__(self, recipe: Recipe, config: str, layers: range, first: bool, device: torch.device) -> None:
+        check_staged(recipe)
+        self.recipe = recipe
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / CONFIG).write_text(config, encoding="utf-8")
+            model: nn.Module = build_on_meta(Path(folder), recipe, device)
+        self.whole: Layout = layout_of(model)
+        self.stage = StageModel(model, layers, first)
+        self.flat: dict[str, Tensor] = {}
+        self._allocate()
+
+    def _allocate(self) -> None:
+        """Give each parameter memory, a tied one once."""
+        names = {parameter: name for name, parameter in self.stage.model.named_parameters()}
+        made: dict[Tensor, nn.Parameter] = {}
+        for owner in self.stage.model.modules():
+            for attribute, empty in list(owner.named_parameters(recurse=False)):
+                if not empty.is_meta:
+                    continue
+                if empty not in made:
+                    values = torch.empty(empty.shape, dtype=empty.dtype)
+                    made[empty] = nn.Parameter(values, empty.requires_grad)
+                    self.flat[names[empty]] = values.view(-1)
+                owner._parameters[attribute] = made[empty]  # as `register_parameter`, which may be patched
+
+    @property
+    def wanted(self) -> list[tuple[str, int, str]]:
+        """List name, size and dtype of each parameter."""
+        return [(name, len(flat), str(flat.dtype)) for name, flat in self.flat.items()]
+
+    def fill(self, name: str, start: int, data: bytes) -> None:
+        flat = self.flat[name]
+        values = torch.frombuffer(bytearray(data), dtype=flat.dtype)
+        flat[start : start + len(values)] = values

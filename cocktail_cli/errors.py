@@ -128,6 +128,8 @@ CODES = {
     "transport.NotGenuine": "altered",
     "transport.LedgerBusy": "output_in_use",
     "transport.LedgerError": "preflight",
+    "recipes.StageLost": "rank_lost",
+    "recipes.StageFailed": "rank_lost",
     "recipes.MemoryFull": "out_of_memory",
     "torch.OutOfMemoryError": "out_of_memory",
     "torch.cuda.OutOfMemoryError": "out_of_memory",

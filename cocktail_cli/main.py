@@ -32,6 +32,7 @@ from cocktail_cli.commands.run import (
     relay,
     resume,
     run_list,
+    stage,
     standby,
     status,
     stop,
@@ -65,6 +66,7 @@ app.command("peers", rich_help_panel=RUN)(peers.peers)
 app.command("kick", rich_help_panel=RUN)(peers.kick)
 app.command("relay", rich_help_panel=RUN)(relay.relay)
 app.command("standby", rich_help_panel=RUN)(standby.standby)
+app.command("stage", rich_help_panel=RUN)(stage.stage)
 app.command("validate", rich_help_panel=CHECK)(validate.validate)
 app.command("preview", rich_help_panel=CHECK)(preview.preview)
 app.command("plan", rich_help_panel=CHECK)(plan.plan)
@@ -81,6 +83,7 @@ SHOWING = (
     "launch",
     "resume",
     "join",
+    "stage",
     "standby",
 )  # commands that declare these options themselves; others leave them to `main`
 OUTPUT_CLOSED = 141  # exit status where a pipe's reader is gone, as of programs that SIGPIPE ends

@@ -122,6 +122,15 @@ PeerAdvertise = Annotated[
         help="With --listen: address others dial.",
     ),
 ]
+Ring = Annotated[
+    str | None,
+    typer.Option(
+        "--ring",
+        metavar="ADDRESSES",
+        rich_help_panel=NETWORK,
+        help="Join with other machines: a:29500,b:29500 or -.",
+    ),
+]
 BIND = typer.Option("--bind", metavar="ADDRESS", rich_help_panel=NETWORK, help="Address to listen on.")
 Bind = Annotated[str, BIND]
 Port = Annotated[

@@ -48,6 +48,14 @@ class HubUnreachable(Exception):
     """The Hugging Face hub did not answer, so a hub id could not be fetched."""
 
 
+class StageLost(Exception):
+    """A machine of a replica is gone, or was started again: what it had of x_i is lost."""
+
+
+class StageFailed(Exception):
+    """A machine of a replica met an error of its own."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One fault of a recipe, and where it is written."""

@@ -227,6 +227,7 @@ def take_turns(
         session: joins, takes part and leaves; its argument tells whether it is a return.
         join_first: the first session does not wait: a person at the terminal answers its prompt.
     """
+    from recipes.errors import StageLost
     from transport.protocol import RefusedByHub, RolledBack
 
     again = False
@@ -240,7 +241,7 @@ def take_turns(
             if not ended.paused:
                 return ended.status
             del ended
-        except RolledBack as error:
+        except (RolledBack, StageLost) as error:
             show(events.Warning(f"{error}: joining anew"))
         except RefusedByHub as refused:
             if not again or refused.code != "over":

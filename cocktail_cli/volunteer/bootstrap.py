@@ -171,7 +171,14 @@ class Bootstrap:
         for weakness in weaknesses(self.limits.devices, recipe):
             self.show(Warning(weakness))
         with self.interruptible():
-            if self.ranks is not None:
+            if (ring := self.limits.ring) is not None:
+                from recipes.staged_peer import build_staged_peer  # no run of one machine imports it
+
+                said = f"waiting for the other {ring.head.stages - 1} of {ring.head.stages} machines, then "
+                self.show(Progressed(f"{said}giving each its layers"))
+                ring.load(recipe, self.folder, snapshot, name, round)
+                peer = build_staged_peer(ring.head, batch)
+            elif self.ranks is not None:
                 peer = build_fsdp_peer(self.ranks, self.folder, snapshot, recipe, batch, name, round)
             else:
                 model = load_trained(recipe, self.folder, device, snapshot)

@@ -12,6 +12,7 @@ from cocktail_cli.ui import megabytes
 from .base_weights import free_bytes
 
 if TYPE_CHECKING:
+    from cocktail_cli.stage_machines import StageRing
     from recipes.config import Recipe
 
 NOMINAL = 0.92  # share of a size as sold that programs can have: 24 GB cards give 22 to 23.6 GiB
@@ -31,10 +32,16 @@ class VolunteerLimits:
     vram_limit: int | None = None  # bytes of each GPU
     max_disk: int | None = None  # bytes of fetched models and of checkpoints
     trust_remote_code: bool = False
+    ring: StageRing | None = None  # of the machines that are this peer; None: this one alone
 
     @property
     def hardware(self) -> str:
-        return hardware(self.devices[0], len(self.devices))
+        one = hardware(self.devices[0], len(self.devices))
+        return one if self.ring is None else f"{self.machines} machines, the first {one}"
+
+    @property
+    def machines(self) -> int:
+        return 1 if self.ring is None else self.ring.head.stages
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,7 @@ class Resources:
     def of(cls, limits: VolunteerLimits, fetched: int = 0) -> Resources:
         """Measure this machine within its limits."""
         memory = sum(min(memory_of(d), limits.vram_limit or memory_of(d)) for d in set(limits.devices))
+        memory *= limits.machines  # as if the others were like this one, whose share of the layers they get
         return cls.of_memory(memory, limits, fetched)
 
     @classmethod

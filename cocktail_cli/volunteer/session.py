@@ -180,7 +180,9 @@ class VolunteerSession:
 
         limits = self.limits
         with request.raising():
-            checkpoint = checkpoint_store.find(checkpoint_store.CheckpointKey.of(welcome), self.warn)
+            checkpoint = None
+            if limits.ring is None:
+                checkpoint = checkpoint_store.find(checkpoint_store.CheckpointKey.of(welcome), self.warn)
             bootstrap = Bootstrap(link, limits, self.view.show, request.raising, checkpoint)
             check_trust(bootstrap.recipe, limits.trust_remote_code, "rejected")
             check_requirements(bootstrap.recipe, Resources.of(limits, bootstrap.downloads.bytes_here))
@@ -188,6 +190,10 @@ class VolunteerSession:
                 from recipes.multi_gpu import check_fsdp
 
                 check_fsdp(bootstrap.recipe)
+            if limits.ring is not None:
+                from recipes.staged_peer import check_staged
+
+                check_staged(bootstrap.recipe)
             self._show_joined(welcome, bootstrap)
         self.run = RunLink(link, bootstrap.recipe.compression.staleness)
         self.run.receipts = ReceiptFile(self.url, own_keys().public, self.warn)
@@ -308,7 +314,7 @@ class VolunteerSession:
         """Store a checkpoint while the run goes on without this peer; delete it where the run is over."""
         if run.ended is not None and not run.resumable:
             checkpoint_store.delete_run(welcome.run)
-        elif self.peer is not None:
+        elif self.peer is not None and self.limits.ring is None:
             self.storing = True
             most = self.limits.max_disk
             room = None if most is None else most - folder_bytes(cache())

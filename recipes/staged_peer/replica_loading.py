@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 
 from recipes.config import Recipe
+from recipes.errors import StageFailed
 from recipes.models import frozen_name, meta_trained_model, open_trained, open_vector
 from recipes.pipeline import parameter_costs, partition_layers
 from recipes.weight_files import StoredVector
 
 from .ring_head import RingHead
-from .ring_request import StageFailed
 from .stage_machine import CONFIG
 
 WINDOW = 1 << 21  # parameters of a `fill`: 8 MiB, which a line takes at once

@@ -15,6 +15,7 @@ from concurrent.futures import TimeoutError as TookTooLong
 from contextlib import suppress
 from typing import Any
 
+from recipes.errors import StageLost
 from recipes.pipeline import StageMessage
 
 from .ring_request import (
@@ -23,7 +24,6 @@ from .ring_request import (
     LineLost,
     RingRequest,
     StageLines,
-    StageLost,
     numbered,
     raise_error,
     request_of,

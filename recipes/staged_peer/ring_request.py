@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from compress import NonFiniteError, PacketError
+from recipes.errors import StageFailed, StageLost
 from recipes.pipeline import StageMessage
 
 HEAD = struct.Struct("<I")
@@ -25,14 +26,6 @@ FAILED = "failed"  # a request that nobody made: a stage tells the head what it 
 UNASKED = 0  # number of that
 
 BESIDE = ("encode", "decode", "move")  # requests that run beside the compute; see StagePart for all
-
-
-class StageLost(Exception):
-    """A machine of this replica is gone, or was started again: what it had of x_i is lost."""
-
-
-class StageFailed(Exception):
-    """A machine of this replica met an error of its own."""
 
 
 @dataclass(frozen=True)

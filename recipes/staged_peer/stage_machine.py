@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from recipes.config import Recipe, recipe_from_json
+from recipes.errors import StageFailed
 from recipes.models import build_on_meta
 from recipes.pipeline import StageModel
 from recipes.weight_files import Layout, layout_of
 
-from .ring_request import Answer, StageFailed
+from .ring_request import Answer
 from .stage_part import StagePart, check_staged
 
 CONFIG = "config.json"

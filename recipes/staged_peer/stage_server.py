@@ -14,6 +14,7 @@ from torch.cuda import Event
 
 from compress import PacketError
 from recipes.algorithm import SideStream
+from recipes.errors import StageFailed, StageLost
 from recipes.pipeline import StageMessage
 from recipes.training import is_full
 
@@ -24,9 +25,7 @@ from .ring_request import (
     Answer,
     LineLost,
     RingRequest,
-    StageFailed,
     StageLines,
-    StageLost,
     error_values,
     request_of,
 )

@@ -18,6 +18,7 @@ from compress import fingerprint
 from recipes.algorithm.aggregator import aggregator_of
 from recipes.algorithm.decoded_updates import shards_in
 from recipes.config.schema import Recipe
+from recipes.errors import StageLost
 from recipes.models.trainable import load_trained
 from recipes.objectives import Measured
 from recipes.pipeline import StageMessage, StageModel, cut_at_layers
@@ -25,7 +26,6 @@ from recipes.pipeline.stage_model import layers_of
 from recipes.staged_peer import (
     LineLost,
     RingHead,
-    StageLost,
     StageMachine,
     StagePart,
     StageServer,

@@ -26,8 +26,9 @@ from msgspec import Meta
 from transport.protocol import ProtocolError, messages
 from transport.wire import Frames
 
-Kind = Literal["activations", "gradients", "mismatch"]
-KINDS: tuple[Kind, ...] = ("activations", "gradients", "mismatch")
+Kind = Literal["activations", "gradients", "mismatch", "request"]
+KINDS: tuple[Kind, ...] = ("activations", "gradients", "mismatch", "request")
+FORWARD = ("activations", "request")  # kinds that go to the next stage; all else goes to the one before
 HEAD = struct.Struct("<QBIQ")  # step, kind, micro-batch, bytes of the body
 DIGEST = 8  # bytes, before each frame's head
 LIFE = 8  # bytes
@@ -44,7 +45,7 @@ Life = Annotated[bytes, Meta(max_length=LIFE)]
 
 @dataclass(frozen=True)
 class LineMessage:
-    """A message to the next stage (activations) or to the one before."""
+    """A message to the next stage (activations, requests) or to the one before."""
 
     step: int
     kind: Kind

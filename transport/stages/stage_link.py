@@ -31,7 +31,7 @@ from transport.wire import (
     wire_size,
 )
 
-from .stage_line import GONE_S, LIFE, Gone, LineMessage, Renewed, StageLine, State, unpack
+from .stage_line import FORWARD, GONE_S, LIFE, Gone, LineMessage, Renewed, StageLine, State, unpack
 
 RETRY_S = 0.5  # until a refused connection is dialled again
 BURST = 32  # fragments sent before messages are looked at again
@@ -131,9 +131,10 @@ class StageLink:
         return any(line.neighbour.key == key for line in list(self._lines.values()))
 
     def send(self, message: LineMessage) -> None:
-        """Send a message: activations to the next stage, all else to the one before. Does not wait."""
+        """Send a message: activations and requests to the next stage, all else to the one before, from any
+        thread. Does not wait."""
         with self._changed:
-            line = self._lines[AFTER if message.kind == "activations" else BEFORE]
+            line = self._lines[AFTER if message.kind in FORWARD else BEFORE]
             line.line.send(message)
         (line.wire or self._wire).wake()
 

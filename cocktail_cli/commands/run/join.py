@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +17,7 @@ from cocktail_cli.signals import StopAsked, leave_on_signal
 from cocktail_cli.ui import Display, Progressed, View, Warning, open_view
 
 if TYPE_CHECKING:
+    from cocktail_cli.stage_machines import StageRing
     from transport import RunURL
 
 RETURN_WITHIN = 600.0  # seconds to reach the hub after a pause: nobody may be there to try again
@@ -60,6 +61,7 @@ def join(
     max_temp: options.MaxTemp = None,
     listen: options.Listen = None,
     advertise: options.PeerAdvertise = None,
+    ring: options.Ring = None,
     trust_remote_code: options.TrustCode = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -114,6 +116,8 @@ def join(
             view.show(Progressed("loading the libraries"))
             machine.isolate_model_code(trust_remote_code)
             limits = replace(limits, devices=machine.pick_devices(device, gpus))
+            if ring is not None:
+                limits = replace(limits, ring=stack.enter_context(closing(opened_ring(ring, limits, view))))
             if gpus == 1:
                 machine.limit_memory(limits.devices, vram_limit)
             monitor = volunteer.AvailabilityMonitor(
@@ -136,6 +140,23 @@ def join(
             status = EXIT["lost"] if stop.reason == "SIGTERM" else 0
     if status:
         raise typer.Exit(status)
+
+
+def opened_ring(addresses: str, limits: volunteer.VolunteerLimits, view: View) -> StageRing:
+    """Listen for the other machines of this peer, and say what to type there. Raises UrlError, Failure,
+    AddressInUse."""
+    from transport.stages import parse_addresses
+
+    places = parse_addresses(addresses)
+    if len(limits.devices) > 1:
+        raise Failure("usage", "--ring and --gpus: a machine of several takes part with one device")
+    from cocktail_cli.stage_machines import StageRing, ring_of
+
+    url = ring_of(places)
+    for number in range(1, url.stages):
+        which = f"machine {number + 1} of {url.stages}"
+        view.show(Progressed(f"type on {which}: cocktail stage {url.of(number)}"))
+    return StageRing(url, limits.devices[0])
 
 
 def dialled(text: str, view: View) -> RunURL:

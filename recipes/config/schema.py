@@ -340,6 +340,12 @@ class Compression(Section):
     shard_ends: Annotated[tuple[Whole, ...], Strict(False)] = key(
         (), "where each shard ends in the vector; `launch` writes it, with shards_at_layers", since="0.2"
     )
+    activation_bits: Literal[2, 3, 4, 32] = key(
+        32, "bits of an activation between pipeline stages, as a change of what both ends know", since="0.2"
+    )
+    activation_gradient_bits: Literal[4, 8, 32] = key(
+        32, "bits of an activation's gradient between pipeline stages", since="0.2"
+    )
     staleness: Literal[0, 1, 2, 3, 4] = key(
         1, "rounds of compute that an exchange overlaps with, from 2 on with other rounds' too; 0: none"
     )

@@ -7,8 +7,11 @@ and move them. Every machine answers the same requests, the head too; the others
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -16,13 +19,16 @@ import torch
 
 from compress.activations import ActivationDecoder, ActivationEncoder, ActivationMemory
 from recipes.algorithm import DecodedPacket, GlobalModel, Part, Worker, adaptive_rate_of, compressor_of
-from recipes.config import Recipe
+from recipes.config import Compression, Recipe
 from recipes.errors import ModelError
 from recipes.pipeline import Line, StageModel, StageWorker, stage_ranges
 from recipes.training import SingleDeviceTrainer
 from recipes.weight_files import FlatParameters, Layout
 
 from .ring_request import Answer
+
+MEMORY = 4 << 30  # bytes of samples' activations that an end of a line remembers, on disk
+MOST_SAMPLES = 1 << 16
 
 
 def check_staged(recipe: Recipe) -> None:
@@ -74,9 +80,12 @@ class StagePart:
         model = GlobalModel(vector, compressor_of(compression), recipe.training.seed, round, part)
         rate, name_at = adaptive_rate_of(compression), self.flat.layout.name_at
         self.worker = Worker(self.flat.vector, model, name_at, own, compression.error_decay, rate)
-        self.compute = StageWorker(
-            stage, line_of(stage), self.trainer.device, lambda: self.trainer.precision()
-        )
+        # of the lines' memories; gone with this part
+        self.files = tempfile.TemporaryDirectory(prefix="cocktail-stage-", ignore_cleanup_errors=True)
+        columns, rows = int(stage.causal.config.hidden_size), recipe.data.max_length
+        self.line = quantised_line(compression, columns, rows, Path(self.files.name))
+        self.exact = exact_line(columns)
+        self.compute = StageWorker(stage, self.line, self.trainer.device, lambda: self.trainer.precision())
         self.sent: dict[int, DecodedPacket] = {}  # by round: updates in flight, or handed over
         self.aggregates: dict[int, DecodedPacket] = {}  # by round
         self._evaluating = ExitStack()
@@ -197,22 +206,37 @@ class StagePart:
         return Answer()
 
     def use_global_model(self, data: bytes) -> Answer:
-        """Compute losses at x' from now on."""
+        """Compute losses at x' from now on, with activations as they are: no sample is remembered by them."""
         self._evaluating.enter_context(self.flat.use(self.worker.global_model.vector))
-        self.compute.learns = False
+        self.compute.learns, self.compute.line = False, self.exact
         self.compute.stage.model.eval()
         return Answer()
 
     def use_local_model(self, data: bytes) -> Answer:
         """Reverse `use_global_model`."""
         self._evaluating.close()
-        self.compute.learns = True
+        self.compute.learns, self.compute.line = True, self.line
         self.compute.stage.model.train()
         return Answer()
 
 
-def line_of(stage: StageModel) -> Line:
-    """Make the ends of a stage's lines, which carry numbers as they are."""
-    columns = int(stage.causal.config.hidden_size)
-    encoder = ActivationEncoder(32, ActivationMemory(1, 1, columns))
-    return Line(encoder, ActivationDecoder(32, ActivationMemory(1, 1, columns)), 32)
+def exact_line(columns: int) -> Line:
+    """Make the ends of lines that carry numbers as they are, and remember nothing."""
+    ends = [ActivationMemory(1, 1, columns) for _ in range(2)]
+    return Line(ActivationEncoder(32, ends[0]), ActivationDecoder(32, ends[1]), 32)
+
+
+def quantised_line(compression: Compression, columns: int, rows: int, folder: Path) -> Line:
+    """Make the ends of a stage's lines as a recipe has them. Both ends of a line have as many places.
+
+    Args:
+        columns, rows: of the longest sample's activations.
+        folder: of the memories, which are files: the system may drop them from its memory.
+    """
+    bits = compression.activation_bits
+    if bits == 32:
+        return replace(exact_line(columns), gradient_bits=compression.activation_gradient_bits)
+    places = min(max(1, MEMORY // (2 * rows * columns)), MOST_SAMPLES)
+    ends = [ActivationMemory(places, rows, columns, folder / side) for side in ("after", "before")]
+    encoder, decoder = ActivationEncoder(bits, ends[0]), ActivationDecoder(bits, ends[1])
+    return Line(encoder, decoder, compression.activation_gradient_bits)

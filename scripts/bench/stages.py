@@ -3,6 +3,7 @@
     scripts/start scripts.bench.stages equal                     beside whole models: 2 stages x 2 replicas
     scripts/start scripts.bench.stages kill                      kill -9 of a stage in the middle of a step
     scripts/start scripts.bench.stages memory --stages 2 4       bytes of a stage's process, by what they are
+    scripts/start scripts.bench.stages machines --stages 2 4     peak of each machine of a real replica
     scripts/start scripts.bench.stages idle --bits 4 --gradient-bits 8     waiting for lines, in a lab
 
 This process stands in for the hub: it leases samples, adds gradients up, holds a snapshot and decides which
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import socket
 import tempfile
 import time
 from collections import Counter
@@ -29,8 +31,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
 
+from recipes.config import Recipe
 from recipes.data import collate
 from recipes.models import loss_sum
+from recipes.pipeline import cut_at_layers
 from scripts.netlab import lab as netlab
 from scripts.swarms import lab
 from scripts.swarms.processes import Line, Process, say, started
@@ -281,6 +285,47 @@ def memory(given: argparse.Namespace) -> None:
                 )
 
 
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def machines(given: argparse.Namespace) -> None:
+    """Say the peak of each machine of a replica, loaded by its head, beside that of an ordinary peer."""
+    config = {"width": given.width, "layers": given.layers, "length": 64}
+    with tempfile.TemporaryDirectory() as place, started("scripts.swarms.ring_process") as begins:
+        base, written = Path(place) / "model", Path(place) / "recipe.json"
+        torch.manual_seed(0)
+        LlamaForCausalLM(config_of(config)).save_pretrained(base)
+        sections = {"model": {"model_name_or_path": str(base)}, "datasets": [{"path": "none"}]}
+        told = {"version": 1, "name": "stages", "compression": {"shards_at_layers": True}} | sections
+        written.write_text(cut_at_layers(Recipe.model_validate(told), base).to_json())
+        asked = {"recipe": str(written), "base": str(base), "length": 64, "micro_batches": 8}
+        one = begins("whole", "", **asked).until("weighed", timeout=600.0)
+        say(
+            "machines",
+            stages=1,
+            peak_mb=round(one["peak"] / 1e6),
+            loss=one["loss"],
+            parameters=one["parameters"],
+        )
+        for stages in given.stages:
+            addresses = [f"127.0.0.1:{free_port()}" for _ in range(stages)]
+            asked |= {"addresses": addresses}
+            others = [begins("stage", "", number=number, **asked) for number in range(1, stages)]
+            for process in others:
+                process.until("ready")
+            head = begins("head", "", number=0, **asked).until("weighed", timeout=600.0)
+            for process in others:
+                process.tell(do="weigh")
+            found = [head, *(process.until("weighed") for process in others)]
+            shares = [round(stages * line["parameters"], 3) for line in found]
+            peaks = [round(stages * line["peak"] / one["peak"], 3) for line in found]
+            say("machines", stages=stages, shares=shares, peaks=peaks, loss=head["loss"])
+
+
 def idle(given: argparse.Namespace) -> None:
     """Make the lab, and in it measure each pair of bits at each compute."""
     stages = max(given.stages)
@@ -339,7 +384,7 @@ def inside(given: argparse.Namespace) -> None:
 
 def main() -> None:
     root = lab.parser(__doc__)
-    root.add_argument("what", choices=("equal", "memory", "kill", "idle", "inside"))
+    root.add_argument("what", choices=("equal", "memory", "kill", "machines", "idle", "inside"))
     root.add_argument("--stages", type=int, nargs="+", default=[2])
     root.add_argument("--steps", type=int, default=6)
     root.add_argument("--bits", type=int, default=32)

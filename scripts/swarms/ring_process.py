@@ -1,0 +1,101 @@
+"""One machine of a replica as a process, as `join --ring` and `cocktail stage` run it, and what it holds.
+
+    stage   serves; "weigh" on its stdin: says its peak
+    head    loads all machines, takes a step and exchanges a packet with itself, and says its peak
+    whole   an ordinary peer, which does the same
+
+A peak is of resident memory, beyond what the process had when its libraries and compiled loops were there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cocktail_cli.stage_machines import RingLines, StageRing
+from compress import Cocktail
+from recipes.config import recipe_from_json
+from recipes.data import Sample
+from recipes.models import load_trained
+from recipes.staged_peer import StageMachine, StageServer, build_staged_peer
+from recipes.training import Peer, build_peer
+from scripts.swarms.processes import say
+from scripts.swarms.stage_process import resident, sample_of
+from transport.stages import RingURL
+
+
+def peak() -> int:
+    """The largest number of bytes in memory since `clear`."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def clear() -> int:
+    """Begin to measure; returns the bytes in memory now."""
+    Cocktail(0.1, 0.2, 4).encode(torch.ones(1 << 22))
+    empty = resident()
+    Path("/proc/self/clear_refs").write_text("5")
+    return empty
+
+
+def samples(asked: dict[str, Any]) -> list[list[Sample]]:
+    return [[sample_of(one, asked["length"])] for one in range(asked["micro_batches"])]
+
+
+def exercise(peer: Peer, parts: list[list[Sample]]) -> float:
+    """Take a step, and a round of one peer; returns the loss."""
+    terms = sum(sample.count for part in parts for sample in part)
+    peer.trainer.zero()
+    found = peer.trainer.backward(parts, terms) if peer.trainer.at_once > 1 else None
+    if found is None:
+        found = peer.trainer.backward(parts[:1], terms)
+        for part in parts[1:]:
+            found += peer.trainer.backward([part], terms)
+    peer.trainer.clip(1.0)
+    peer.trainer.step(1e-3)
+    worker = peer.worker
+    sent = worker.start(0, True, 0, [])
+    aggregate = worker.global_model.decode(sent.packet)
+    worker.global_model.move(aggregate)
+    worker.follow(aggregate, sent)
+    return found.mean
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    role, asked = sys.argv[1], json.loads(sys.argv[2])
+    recipe, base = recipe_from_json(Path(asked["recipe"]).read_text()), Path(asked["base"])
+    if role == "whole":
+        empty = clear()
+        peer = build_peer(load_trained(recipe, base), recipe, 1)
+        loss = exercise(peer, samples(asked))
+        say("weighed", peak=peak() - empty, parameters=peer.trainer.layout.size, loss=loss)
+        return
+    url = RingURL("0" * 32, tuple(asked["addresses"]), asked["number"])
+    if role == "head":
+        with closing(StageRing(url, "cpu")) as ring:
+            empty = clear()
+            ring.load(recipe, base, None, "", 0)
+            loss = exercise(build_staged_peer(ring.head, 1), samples(asked))
+            share = ring.head.part.share
+            say("weighed", peak=peak() - empty, parameters=share, loss=loss)
+        return
+    lines = RingLines(url)
+    with closing(lines):
+        machine = StageMachine(url.number)
+        server, empty = StageServer(machine, lines), clear()
+        say("ready")
+        threading.Thread(target=server.run, daemon=True).start()
+        sys.stdin.readline()
+        say("weighed", peak=peak() - empty, parameters=machine.part.share)
+        server.stop.set()
+
+
+if __name__ == "__main__":
+    main()

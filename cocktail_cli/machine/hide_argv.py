@@ -1,4 +1,4 @@
-"""Hides the join token from other users of a machine, who can read the arguments of a running command.
+"""Hides join tokens from other users of a machine, who can read the arguments of a running command.
 
 A command that is given a run URL starts itself again with the URL in its environment, which only its own user
 can read, and without the token in its arguments.
@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-SCHEME = "cocktail://"
+SCHEMES = ("cocktail://", "cocktail-ring://")  # of a run, of the machines of a peer
 TYPED = "COCKTAIL_TYPED_URL"  # the URL that was an argument
 
 
@@ -25,7 +25,7 @@ def hide_token() -> None:
         delay_interrupts(False)
         return
     given, typed = sys.argv[1:], sys.orig_argv
-    urls = {argument for argument in given if SCHEME in argument}
+    urls = {argument for argument in given if any(scheme in argument for scheme in SCHEMES)}
     if os.name != "posix" or len(urls) != 1 or typed[-len(given) :] != given or not sys.executable:
         return
     (url,) = urls
@@ -41,4 +41,5 @@ def delay_interrupts(wanted: bool) -> None:
 
 
 def masked(url: str) -> str:
-    return f"{SCHEME}***@{url.rpartition('@')[2]}" if "@" in url else f"{SCHEME}***"
+    scheme = next(scheme for scheme in SCHEMES if scheme in url)
+    return f"{scheme}***@{url.rpartition('@')[2]}" if "@" in url else f"{scheme}***"

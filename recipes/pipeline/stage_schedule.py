@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+PER_STAGE = 3  # micro-batches in flight for each stage, which keep all busy on lines without latency
+
 
 class Work(IntEnum):
     """Work on one micro-batch; the least value comes first where there is a choice."""

@@ -1,7 +1,7 @@
 """Plan memory, bytes and seconds of a run from the model's config alone, and check a recipe's model and
 data."""
 
-from .memory_plan import Machine, MemoryPlan, count_text, plan_memory
+from .memory_plan import Machine, MemoryPart, MemoryPlan, count_text, plan_memory
 from .method_choice import MethodChoice, choose_method
 from .recipe_validation import examine, unusual_settings
 from .step_cost import (

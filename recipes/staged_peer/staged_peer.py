@@ -15,7 +15,7 @@ from recipes.algorithm import DecodedPacket, LocalModel, SideStream
 from recipes.data import Sample, batches
 from recipes.errors import ModelError
 from recipes.objectives import Measured
-from recipes.pipeline import StageWorker
+from recipes.pipeline import PER_STAGE, StageWorker
 from recipes.training import Peer, share_taken
 from recipes.weight_files import Layout
 
@@ -24,7 +24,6 @@ from .ring_request import Answer
 
 WRAP = (1 << 64) - 1  # fingerprints are counted modulo 2**64
 FILLS = 16  # times that a group of micro-batches fills the pipeline: it stands still for a 16th of the time
-PER_STAGE = 3  # micro-batches in flight for each stage
 
 
 def build_staged_peer(ring: RingHead, micro_batch: int) -> Peer:

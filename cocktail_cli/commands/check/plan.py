@@ -46,6 +46,7 @@ class Asked:
     step_time: float | None  # measured seconds
     price: float | None  # per GPU hour
     listening: int = 0  # peers that others can reach
+    stages: int = 1  # machines of one peer
 
     @property
     def machine(self) -> Machine:
@@ -88,6 +89,7 @@ class Plan:
     alike: StepCost  # with the hub on a line as each peer's
     steps: int | None
     hint: str = ""
+    stage_line: float = 0.0  # bytes that a machine of several sends to its neighbours in a step
 
     @property
     def fits(self) -> bool:
@@ -161,6 +163,12 @@ def plan(
             help="Peers that others can reach (join --listen): they pass packets on.",
         ),
     ] = 0,
+    stages: Annotated[
+        int,
+        typer.Option(
+            "--stages", metavar="N", min=1, help="Machines of a peer, each with some layers (join --ring)."
+        ),
+    ] = 1,
     price: Annotated[
         float | None, typer.Option("--price", metavar="PRICE", min=0, help="Price of one GPU hour.")
     ] = None,
@@ -189,7 +197,8 @@ def plan(
     "precision", "peers", "micro_batch", "parameters", "memory": {"parts": [{"name", "bytes", "how"}],
     "bytes", "fits", ...}, "traffic", "time", "line": {"computing" (share of the time), "over_hub"
     (aggregates over the hub's line in a round), "bottleneck", "hub_alike": {"computing", "bottleneck"}
-    (with the hub on such a line)}, "bottleneck", "hint"}
+    (with the hub on such a line)}, "stages": {"machines", "sent" (bytes to neighbours in a step)},
+    "bottleneck", "hint"}
     """
     from recipes.config import parse_duration
     from recipes.planning import CARRIES, LinkSpeed, Machine
@@ -205,8 +214,11 @@ def plan(
     request = RecipeRequest.of(recipe, overrides, data, model)
     check_trust(request.load(), trust_remote_code)
     room = Machine(wanted.bytes - RUNTIME, wanted.name != "cpu", gpus, wanted.bf16)
+    if stages > 1 and gpus > 1:
+        raise Failure("usage", "--stages and --gpus: a machine of several takes part with one device")
     request, said = request.choose(room)
-    made = make(Asked(request, wanted, gpus, peers, line, hub, micro_batch_size, measured, price, listening))
+    asked = Asked(request, wanted, gpus, peers, line, hub, micro_batch_size, measured, price)
+    made = make(replace(asked, listening=listening, stages=stages))
     print_plan(made, said, as_json, quiet)
 
 
@@ -230,7 +242,13 @@ def make(asked: Asked) -> Plan:
         the errors of recipes, for a recipe, model or data set that cannot be used.
     """
     from recipes.models import check_fit, config_folder, load_tokenizer
-    from recipes.planning import compute_seconds, cost_of_step, packet_bytes, samples_per_peer, survey_data
+    from recipes.planning import (
+        compute_seconds,
+        cost_of_step,
+        packet_bytes,
+        samples_per_peer,
+        survey_data,
+    )
 
     recipe = asked.load()
     folder = config_folder(recipe.model)
@@ -242,28 +260,31 @@ def make(asked: Asked) -> Plan:
     share = samples_per_peer(recipe, peers)
     done = memory.flops / (micro_batch * recipe.data.max_length) * known.length(recipe) * share
     done += memory.step_flops
-    compute = asked.step_time or compute_seconds(
-        done, asked.gpus * asked.gpu.peak(computes_in(recipe, asked))
-    )
+    devices = asked.gpus * asked.stages
+    compute = asked.step_time or compute_seconds(done, devices * asked.gpu.peak(computes_in(recipe, asked)))
+    stage_line = 0.0
+    if asked.stages > 1:
+        from recipes.pipeline import plan_stages  # no peer of one machine imports it
+
+        stage_line = plan_stages(recipe, folder, asked.stages).sent * known.length(recipe) * share
+        compute = max(compute, stage_line / (asked.line.carries * min(asked.line.up, asked.line.down)))
     packet = packet_bytes(recipe, memory.parameters)
     lines = [asked.line_with(hub, recipe, peers) for hub in (asked.hub, asked.line)]
     step, alike = (cost_of_step(recipe, packet, compute, line) for line in lines)
     samples = known.samples(recipe)
     most = recipe.training.max_steps
     steps = most if most > 0 else recipe.training.total_steps(samples) if samples else None
-    made = Plan(asked, recipe, peers, micro_batch, memory, step, alike, steps)
+    made = Plan(asked, recipe, peers, micro_batch, memory, step, alike, steps, stage_line=stage_line)
     return replace(made, hint=quicker(made) if made.fits else smaller(made))
 
 
 def fitted(asked: Asked, recipe: Recipe) -> tuple[int, MemoryPlan]:
     """Return the requested micro-batch, or the largest power of two that fits, and the memory it takes."""
     from cocktail_cli.volunteer import micro_batch_of
-    from recipes.models import config_folder
-    from recipes.planning import plan_memory
     from recipes.training import LEAVE, MOST, ON_CPU
 
     def needed(size: int) -> MemoryPlan:
-        return plan_memory(recipe, config_folder(recipe.model), size, asked.machine)
+        return memory_of(asked, recipe, size)
 
     size = micro_batch_of(recipe, asked.micro_batch)
     if size is not None:
@@ -276,6 +297,20 @@ def fitted(asked: Asked, recipe: Recipe) -> tuple[int, MemoryPlan]:
     enough = max(1, min(most, 1 + int(room // max(1, two.bytes - one.bytes))))
     size = 1 << (enough.bit_length() - 1)
     return size, {1: one, 2: two}.get(size) or needed(size)
+
+
+def memory_of(asked: Asked, recipe: Recipe, size: int) -> MemoryPlan:
+    """Plan the memory of a peer, or of that one of its machines which needs most."""
+    from recipes.models import config_folder
+    from recipes.planning import plan_memory
+
+    folder = config_folder(recipe.model)
+    whole = plan_memory(recipe, folder, size, asked.machine)
+    if asked.stages == 1:
+        return whole
+    from recipes.pipeline import plan_stages  # no peer of one machine imports it
+
+    return plan_stages(recipe, folder, asked.stages).memory(whole)
 
 
 def computes_in(recipe: Recipe, asked: Asked) -> str:
@@ -296,12 +331,10 @@ def computes_in(recipe: Recipe, asked: Asked) -> str:
 def smaller(plan: Plan) -> str:
     """Suggest the first change that makes the model fit, or else the one that saves most."""
     from recipes.errors import RecipeError
-    from recipes.models import config_folder
-    from recipes.planning import plan_memory
 
     asked, size, least, best = plan.asked, plan.micro_batch, plan.memory.bytes, ""
     while (size := size // 2) >= 1:
-        memory = plan_memory(plan.recipe, config_folder(plan.recipe.model), size, asked.machine)
+        memory = memory_of(asked, plan.recipe, size)
         if memory.bytes + RUNTIME <= asked.gpu.bytes:
             return f"--micro-batch-size {size} needs {gib(memory.bytes + RUNTIME)}"
     last = "model.load_in_4bit=true" if plan.recipe.lora else "lora.lora_r=16"
@@ -370,6 +403,10 @@ def lines(plan: Plan) -> Iterator[str]:
     total = f"{gib(memory.bytes + RUNTIME)} of {gib(asked.gpu.bytes)} of {asked.gpu.name}"
     yield f"memory   {parts} + runtime {in_gib(RUNTIME)} GiB, micro-batch {plan.micro_batch}"
     yield f"         = {total}: {'fits' if plan.fits else 'does not fit'}"
+    if asked.stages > 1:
+        slow = plan.stage_line / (asked.line.carries * min(asked.line.up, asked.line.down))
+        sends = f"each sends {megabytes(plan.stage_line)} a step to its neighbours, {slow:.1f} s"
+        yield f"stages   {asked.stages} machines, of which that one is the fullest; {sends}"
     for part in memory.parts:
         if part.host:
             yield f"         in the host's memory: {part.name} {gib(part.bytes)}"
@@ -446,6 +483,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
             "bottleneck": step.slowest,
             "hub_alike": {"computing": plan.alike.computing, "bottleneck": plan.alike.slowest},
         },
+        "stages": {"machines": plan.asked.stages, "sent": plan.stage_line},
         "bottleneck": step.bottleneck,
         "hint": plan.hint,
     }

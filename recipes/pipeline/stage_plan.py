@@ -1,0 +1,64 @@
+"""Plan a peer that is several machines: the memory of the one that needs most, and what its lines carry.
+
+vectors, base     by the largest share of the parameters that a machine has
+activations       of its layers, for all micro-batches in flight; logits on the first machine, of one
+lines             of each micro-batch a machine sends its output, and the gradient of its input
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from recipes.config import Recipe
+from recipes.errors import ModelError
+from recipes.models import meta_trained_model, width_of
+from recipes.planning import MemoryPart, MemoryPlan
+
+from .layer_partition import parameter_costs, partition_layers
+from .stage_schedule import PER_STAGE
+
+WHOLE = ("logits",)  # parts that one machine has alone, for one micro-batch
+CODED = 1.05  # bytes of a coded message over those of its codes: scales and heads
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """The machines of a peer."""
+
+    stages: int
+    share: float  # of the parameters, on the machine that has most
+    sent: float  # bytes that each machine sends to its neighbours for a token
+
+    def memory(self, whole: MemoryPlan) -> MemoryPlan:
+        """Return the memory of the machine that needs most, where one alone would need `whole`."""
+        parts = tuple(self._part(part) for part in whole.parts if part.name != "loading")
+        return replace(whole, parts=parts)
+
+    def _part(self, part: MemoryPart) -> MemoryPart:
+        if part.name in WHOLE:
+            return part
+        if part.name != "activations":
+            return replace(part, bytes=round(self.share * part.bytes), how=f"({part.how}) x {self.share:.3f}")
+        flight = PER_STAGE * self.stages
+        size, how = round(flight * self.share * part.bytes), f"{flight} micro-batches in flight"
+        return replace(part, bytes=size, how=f"({part.how}) x {self.share:.3f}, {how}")
+
+
+def plan_stages(recipe: Recipe, folder: Path, stages: int) -> StagePlan:
+    """Plan the machines of a peer with the model in `folder` (a config suffices).
+
+    Errors: ModelError: the model cannot be cut, or not into so many.
+    """
+    costs, width = parameter_costs(meta_trained_model(recipe, folder)), width_of(folder)
+    try:
+        cut = partition_layers(costs, [1.0] * stages, first=int(recipe.lora is not None))
+    except ValueError:
+        raise ModelError(f"{stages} machines are more than this model has layers for") from None
+    if width is None:
+        raise ModelError("the model's config does not say how wide it is")
+    loads = [sum(costs.layers[layers.start : layers.stop]) for layers in cut]
+    loads[0] += costs.ends
+    compression = recipe.compression
+    bits = compression.activation_bits + compression.activation_gradient_bits
+    return StagePlan(stages, max(loads) / (sum(costs.layers) + costs.ends), CODED * width * bits / 8)

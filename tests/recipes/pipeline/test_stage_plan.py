@@ -1,0 +1,66 @@
+"""The plan of a replica's machines, beside that of one machine and beside what stages are."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import transformers
+from tiny_models import CLASSES
+from transformers import AutoModelForCausalLM
+
+from recipes.config.loader import load_recipe
+from recipes.config.schema import Recipe
+from recipes.errors import ModelError
+from recipes.pipeline import StageModel, parameter_costs, partition_layers, plan_stages
+from recipes.planning import Machine, plan_memory
+
+LENGTH, LAYERS = 32, 6
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("model")
+    config = CLASSES["llama"]()
+    config.num_hidden_layers, config.architectures = LAYERS, ["LlamaForCausalLM"]
+    config.save_pretrained(place)
+    return place
+
+
+def recipe(*overrides: str) -> Recipe:
+    return load_recipe("smoke", [f"data.max_length={LENGTH}", *overrides])
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_the_vectors_of_a_plan_are_those_of_the_largest_stage(folder: Path, stages: int) -> None:
+    """Weights, x', gradient and optimizer are 4, 4, 4 and 8 bytes of each of its parameters; activations are
+    of all micro-batches in flight, logits of one."""
+    whole = plan_memory(recipe(), folder, 1, Machine(1 << 40))
+    found = plan_stages(recipe(), folder, stages).memory(whole)
+
+    model = AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
+    parts = [
+        StageModel(deepcopy(model), layers, first=number == 0)
+        for number, layers in enumerate(partition_layers(parameter_costs(model), [1.0] * stages))
+    ]
+    largest = max(sum(p.numel() for p in part.model.parameters()) for part in parts)
+    for name, each in (("weights", 4), ("common", 4), ("gradient", 4), ("optimizer", 8)):
+        assert found.part(name) == pytest.approx(each * largest, abs=each)
+    assert found.part("logits") == whole.part("logits")
+    assert found.part("activations") == pytest.approx(
+        3 * stages * largest / whole.parameters * whole.part("activations"), rel=1e-3
+    )
+
+
+def test_a_line_carries_what_the_recipe_says_of_a_value(folder: Path) -> None:
+    exact = plan_stages(recipe(), folder, 2).sent
+    quantised = recipe("compression.activation_bits=4", "compression.activation_gradient_bits=8")
+
+    assert exact == pytest.approx(32 * 8, rel=0.06)  # a row of 32 numbers each way, 4 bytes each
+    assert plan_stages(quantised, folder, 2).sent == pytest.approx(exact * 12 / 64)
+
+
+def test_more_machines_than_layers_are_refused(folder: Path) -> None:
+    with pytest.raises(ModelError, match="8 machines are more than this model has layers for"):
+        plan_stages(recipe(), folder, LAYERS + 2)

@@ -141,9 +141,14 @@ def _conflicts(recipe: Recipe) -> Iterator[Conflict]:
     if (members := swarm.members_per_round) is not None:
         if members < fewest:
             yield Conflict("swarm.members_per_round", f"{members} is below swarm.min_peers={fewest}")
-        if swarm.owners == "peers":
+        if swarm.owners != "hub":
             text = "peers that aggregate shards are members of every round"
             yield Conflict("swarm.members_per_round", text, "null, or `swarm.owners: hub`")
+    if swarm.owners == "auto" and recipe.compression.shards == 1:
+        text = "peers can share the aggregation of several shards only, and there is one"
+        yield Conflict(
+            "swarm.owners", text, "`compression.shards: 8`, or as many as there may be aggregators"
+        )
     weighted = [dataset.weight is not None for dataset in recipe.datasets]
     for number, has_weight in enumerate(weighted):
         if any(weighted) and not has_weight:
@@ -224,7 +229,7 @@ def _compression_conflicts(recipe: Recipe) -> Iterator[Conflict]:
         yield Conflict("compression.local_steps", text, f"local_steps={max(1, steps // 10)}")
     if compression.local_steps == "auto":
         yield from _auto_conflicts(compression)
-    if compression.staleness > 1 and recipe.swarm.owners == "peers":
+    if compression.staleness > 1 and recipe.swarm.owners != "hub":
         text = f"{compression.staleness}: peers that aggregate shards do so one round at a time"
         yield Conflict("compression.staleness", text, "staleness=1, or `swarm.owners: hub`")
     if 0 < compression.topk_chunk * compression.topk_ratio < 0.5:

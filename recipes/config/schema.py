@@ -396,8 +396,9 @@ class Swarm(Section):
     members_per_round: Whole | None = key(
         None, "of more peers a round takes so many, in long turns; the others wait; null: all", since="0.2"
     )
-    owners: Literal["hub", "peers"] = key(
-        "hub", "who aggregates the shards; peers: those that accept connections"
+    owners: Literal["hub", "peers", "auto"] = key(
+        "hub",
+        "who aggregates the shards; peers: those that accept connections; auto: they, where it is faster",
     )
     passing: Annotated[Literal["auto", "always", "off"], BeforeValidator(parse_off)] = key(
         "auto",
@@ -417,7 +418,7 @@ class Swarm(Section):
 
     @model_validator(mode="after")
     def _check_probe(self) -> Swarm:
-        if self.probe_batch_size and self.owners == "peers":
+        if self.probe_batch_size and self.owners != "hub":
             raise ValueError("a probe (probe_batch_size) needs the packets at the hub: owners: hub")
         return self
 

@@ -79,7 +79,7 @@ class CommitThread:
             self._shards.own(action.round, action.hub_shards)
         if action.fits:
             self._delegate.fits(action.fits)
-        self._ledger.leased(action.round, action.leases, action.local_steps)
+        self._ledger.leased(action.round, action.leases, action.local_steps, action.aggregators)
         self._shell.apply(lambda _: self._rounds.leased(action.round))
 
     def find_fingerprint(self, action: do.FindFingerprint) -> None:

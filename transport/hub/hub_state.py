@@ -65,11 +65,16 @@ class HubState:
         self.admission = admission = Admission(settings, out, token, recovered.peers)
         self.rounds = rounds = Rounds(settings, out, members, admission, recovered, now)
         self.shards: ShardCoordinator | None = None
-        if settings.owners == "peers":
-            from transport.aggregators import ShardCoordinator  # star mode never loads that package
+        if settings.owners != "hub":
+            from transport.aggregators import (  # star mode never loads that package
+                AggregationChoice,
+                ShardCoordinator,
+            )
 
+            auto = settings.owners == "auto"
+            choice = AggregationChoice(recovered.round, recovered.aggregators) if auto else None
             self.shards = rounds.sharding = ShardCoordinator(
-                settings, out, members, rounds, recovered.handoffs
+                settings, out, members, rounds, recovered.handoffs, choice
             )
         self.uploads = UploadPolicy(settings, out, members, rounds)
         who = settings, out, members, admission

@@ -25,7 +25,7 @@ class RunSettings:
     needs: dict[str, int] = field(default_factory=dict)  # bytes that a joiner is told of, by what needs them
     licence: str = ""  # of the base model, for joiners
     shards: int = 1  # of the global model; HubDelegate knows their bounds
-    owners: str = "hub"  # "peers": reachable peers aggregate the shards
+    owners: str = "hub"  # "peers": reachable peers aggregate the shards; "auto": where the hub's line is slow
     passing: str = "off"  # "auto", "always": reachable peers pass packets on; only where the hub aggregates
     durability: str = "asynchronous"  # "replicated": a round is committed once its standby has it
     longest_lease: int = 1  # maximum rounds of the lease of a slow peer

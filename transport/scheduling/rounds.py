@@ -310,6 +310,10 @@ class Rounds:
         else:
             self._void(ex, now)
 
+    def measure_lines_anew(self) -> None:
+        """Forget which line bounds the rounds: what is sent to whom has changed."""
+        self._lines, self.slowest = LineWatch(), None
+
     def fingerprinted(self, round: int, truth: int, now: float) -> None:
         """Settle a disagreement about x' of the round by its true fingerprint.
 

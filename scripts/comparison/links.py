@@ -40,7 +40,7 @@ SPEEDS = {  # Mbit/s: down, up
 }
 WAITED = 20.0  # seconds; a larger model whose exchange takes longer is not measured
 LEARNT, COUNTED = 6, 10  # rounds of cocktail on a new line that do not count, and that do
-CLIMBS = 40  # rounds until H or the aggregators, and then K, have found their places on a new line
+CLIMBS = 40  # the same of other recipes: until H, who aggregates, and then K have found their places
 PATIENCE = 1200.0  # seconds that all of these rounds may take
 LOCAL = 2  # steps of DiLoCo between two exchanges here; rows of more are made of both times
 
@@ -147,7 +147,7 @@ class Busy:
 
 def measure_cocktail(case: Case) -> Iterator[Line]:
     system, width = SYSTEMS[case.system], work.WIDTHS[0]
-    learnt = CLIMBS if any(key.endswith("=auto") for key in system.keys) else LEARNT
+    learnt = CLIMBS if system.keys else LEARNT
     with tempfile.TemporaryDirectory() as folder:
         started = systems.Cocktail(Path(folder), width, system.compute_s(width), system.keys, system.peers)
         yield from measure_lines(case, started, learnt)

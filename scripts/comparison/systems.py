@@ -77,8 +77,9 @@ SYSTEMS = {
     "cocktail, the hub on such a line, owners=auto": System(COCKTAIL, "hub", keys=CHOSEN),
     "cocktail, 8 peers": System(COCKTAIL, "", peers=8),
     "cocktail, 16 peers": System(COCKTAIL, "", peers=16, slower=3),
-    "cocktail, 8 peers, the hub on such a line, peers aggregate": System(
-        COCKTAIL, "hub", keys=AGGREGATING, peers=8, slower=3
+    "cocktail, 8 peers, staleness 2, the hub on such a line": System(COCKTAIL, "hub", keys=(TWO,), peers=8),
+    "cocktail, 16 peers, staleness 2, the hub on such a line": System(
+        COCKTAIL, "hub", keys=(TWO,), peers=16, slower=3
     ),
     "cocktail, H=auto": System(COCKTAIL, "", keys=(STEPS,)),
     "cocktail, H=auto, the hub on such a line": System(COCKTAIL, "hub", keys=(STEPS,)),

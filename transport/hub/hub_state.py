@@ -76,6 +76,10 @@ class HubState:
             self.shards = rounds.sharding = ShardCoordinator(
                 settings, out, members, rounds, recovered.handoffs, choice
             )
+        if settings.audit_share:
+            from transport.audits import AuditCoordinator  # a run without audits never loads that package
+
+            rounds.audits = AuditCoordinator(settings, out, stop_secret)
         self.uploads = UploadPolicy(settings, out, members, rounds)
         who = settings, out, members, admission
         self.handshake = Handshake(*who, rounds, recovered)

@@ -68,7 +68,7 @@ class AuditCoordinator:
             audits, answer = len(self.book.tasks(round, name)), report.audits.get(round, b"")
             if len(sketches) != SKETCH * len(samples):
                 lacks = f"no gradient sketch of each of the {len(samples)} samples of its lease"
-            elif len(answer) != SKETCH * audits:
+            elif audits and len(answer) != SKETCH * audits:  # none: those of a hub before this one
                 lacks = f"no gradient sketch of each of the {audits} samples that it audits"
             if lacks:
                 lacks = f"its report has {lacks} of round {round} (swarm.audit_share)"

@@ -49,7 +49,9 @@ def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gra
     goodbye.
     """
     lease = unpack_samples(link.fetch(f"lease/{round.round}"), peer.vocabulary)
-    audits = audited(link, peer, round) if round.audits else b""
+    audits = b""
+    if round.audits:
+        audits = yield from shrink_to_fit(peer, partial(audited, link, peer, round))
     steps = min(local_steps(peer, round), max(1, round.steps - round.step))
     done: Gradient | None = None
     for number, part in parts_of(lease, steps):

@@ -28,6 +28,7 @@ from .audit_case import SKETCH, Case
 
 OUT = 2.0  # L above which a peer is found
 FORGIVEN = 1 / 8  # of a case, by each sample on which another peer agrees
+FRESH = 4  # rounds after which a lease is not audited any more: x' has moved on
 LATE = 8  # rounds after which an answer, or an auditor, is not waited for any more
 AT_ONCE = 16  # samples that one peer audits in a round
 ENOUGH, LATEST = 6, 16  # pairs that agreed: so many say what is usual, and so many at most
@@ -127,6 +128,7 @@ class AuditBook:
         self.machines |= members
         random, given = Random(f"{self.secret}/{round}"), dict[str, list[Case]]()
         self._given = {r: cases for r, cases in self._given.items() if r >= round - LATE} | {round: given}
+        self._work = {peer: work for peer, work in self._work.items() if round - work.lease <= FRESH}
         self._drop_late(round)
         waiting = [case for case in self.cases if not case.auditor]
         suspects = self._suspects(members, random)

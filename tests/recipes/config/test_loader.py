@@ -309,7 +309,7 @@ def test_durations_are_seconds(text: str | int, seconds: float) -> None:
         ),
         ("training: {global_batch_size: 1025}\nswarm: {audit_share: 0.02}", "swarm.audit_share"),
         (
-            "compression: {local_steps: auto}\ntraining: {global_batch_size: 129}\nswarm: {audit_share: 0.02}",
+            "compression: {local_steps: auto}\ntraining: {global_batch_size: 129}\nswarm: {audit_share: 0.1}",
             "swarm.audit_share",
         ),
         ("training: {torch_compile: true}\nswarm: {audit_share: 0.02}", "swarm.audit_share"),

@@ -232,6 +232,21 @@ def test_what_a_peer_does_not_answer_is_asked_of_another() -> None:
     assert len(case.opinions) == 2
 
 
+def test_a_lease_that_took_many_rounds_is_not_audited() -> None:
+    """Its peer is slow: x' has moved on since, and an auditor would find another gradient."""
+    book, peers = AuditBook(0.5, "secret"), {"ann": "ann", "bob": "bob", "slow": "slow"}
+    for round in range(30):
+        book.opens(round, peers, 16.0, lambda sample: 1.0)
+        for number, peer in enumerate(peers):
+            book.answered(peer, round, bytes([1]) * SKETCH * len(book.tasks(round, peer)))
+            lease = round - (5 if peer == "slow" else 0)
+            samples = range(1000 * number + round * 4, 1000 * number + round * 4 + 4)
+            book.delivered(peer, Work(lease, samples, bytes([1]) * SKETCH * 4))
+        assert "slow" not in {case.peer for case in book.cases}
+
+    assert book.figures.audited > 20
+
+
 def test_two_peers_alone_accuse_nobody() -> None:
     swarm = Swarm({"ann": "honest", "bob": "copied"}, share=0.3).run(200)
 

@@ -50,7 +50,11 @@ class AuditedPeer(SimPeer):
         )
 
     def found(self, sample: int, lease: int) -> bytes:
-        return sketch(sample, lease) if not self.lies else sketch(-sample - 1, int.from_bytes(self.key.encode(), "big"))
+        return (
+            sketch(sample, lease)
+            if not self.lies
+            else sketch(-sample - 1, int.from_bytes(self.key.encode(), "big"))
+        )
 
 
 class AuditedSwarm(SimSwarm):
@@ -149,8 +153,8 @@ def test_whatever_happens_to_them_honest_peers_are_never_refused() -> None:
 
 
 def test_a_run_without_audits_loads_none_of_this() -> None:
-    said = "import sys, transport; from transport.hub.hub_state import HubState; from transport import RunSettings"
+    hub = "from transport import RunSettings; from transport.hub.hub_state import HubState"
     made = "HubState(RunSettings('run', '{}', '00', 8, 4), 't', 's', 0.0)"
-    code = f"{said}; {made}; assert not any('audits' in name for name in sys.modules)"
+    code = f"import sys; {hub}; {made}; assert not any('audits' in name for name in sys.modules)"
 
     subprocess.run([sys.executable, "-c", code], check=True)

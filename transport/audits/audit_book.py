@@ -6,7 +6,7 @@
     level     L of a peer: + 1 for each case in which it is wrong, - 1/8 for each of its own samples on which
               another agrees, at least 0 (Page's test, 1954). Above OUT it is found: three cases at least
     suspects  of a peer with L > 0 as many cases are open at once as would find it; it decides on others
-              only where nobody else is left
+              only where nobody else is left. A peer of the host decides where there is one
     clear     nobody is called wrong where honest peers differ much, as at a very high learning rate: where
               the last 16 pairs that agreed differ in more than 20 bits at the median, or are fewer than 6
 
@@ -97,6 +97,7 @@ class AuditBook:
     records: dict[str, Record] = field(default_factory=dict)  # of machines with L > 0
     found: dict[str, str] = field(default_factory=dict)  # machine -> why
     machines: dict[str, str] = field(default_factory=dict)  # of each peer
+    own: Collection[str] = ()  # peers of the host
     cases: list[Case] = field(default_factory=list)  # open, the oldest first
     _work: dict[str, Work] = field(default_factory=dict)  # the newest of each peer
     _turn: list[str] = field(default_factory=list)  # peers whose turn in this cycle is to come
@@ -194,17 +195,18 @@ class AuditBook:
     def _auditor(
         self, case: Case, members: Collection[str], given: Mapping[str, Sequence[Case]], random: Random
     ) -> str | None:
-        """Draw an auditor from the members with the fewest audits. A suspect decides only where nobody else
-        can; its first answers are evidence on itself as well."""
+        """Draw an auditor from the members with the fewest audits. A peer of the host decides before others,
+        a suspect after them; what it is asked first is evidence on itself as well."""
 
         decides = len(case.opinions) > 1
         judges = {self.machines[peer] for peer in case.opinions}
 
-        def order(peer: str) -> tuple[bool, int]:
-            return decides and self._level(peer) > 0, len(given.get(peer, ()))
+        def order(peer: str) -> tuple[bool, bool, int]:
+            others, suspects = peer not in self.own, self._level(peer) > 0
+            return decides and others, decides and suspects, len(given.get(peer, ()))
 
-        others = (peer for peer in sorted(members) if self.machines[peer] not in judges)
-        free = [peer for peer in others if len(given.get(peer, ())) < AT_ONCE]
+        apart = (peer for peer in sorted(members) if self.machines[peer] not in judges)
+        free = [peer for peer in apart if len(given.get(peer, ())) < AT_ONCE]
         best = min(map(order, free), default=None)
         return random.choice([peer for peer in free if order(peer) == best]) if free else None
 

@@ -49,6 +49,7 @@ class AuditCoordinator:
         leased = sum(self._cost(sample) for samples in ids.values() for sample in samples)
         names = [ex.members[session] for session, of in ids.items() if of and session not in ex.spans]
         self._arrived.clear()
+        self.book.own = {name for name in names if self._is_own(ex, name)}
         self.book.opens(ex.round, {name: self._machine(ex, name) for name in names}, leased, self._cost)
 
     def announcement(self, ex: Exchange, session: Session, message: messages.Round) -> messages.Round:
@@ -78,9 +79,11 @@ class AuditCoordinator:
         self._arrived[name] = Arrived(works, answers, lacks)
 
     def refusals(self, ex: Exchange) -> dict[str, str]:
-        """Return the senders of this round whose updates are refused, and why."""
-        found = {name: self.book.found.get(self._machine(ex, name), "") for name in self._arrived}
-        return {name: why for name, one in self._arrived.items() if (why := found[name] or one.lacks)}
+        """Return the senders of this round whose updates are refused, and why; of the host's own peers it is
+        told only."""
+        others = {name: one for name, one in self._arrived.items() if not self._is_own(ex, name)}
+        found = {name: self.book.found.get(self._machine(ex, name), "") for name in others}
+        return {name: why for name, one in others.items() if (why := found[name] or one.lacks)}
 
     def committed(self, accepted: AbstractSet[str]) -> None:
         """Decide cases by what the accepted updates of a round came with; tell the host who is found."""
@@ -121,4 +124,7 @@ class AuditCoordinator:
     def _machine(self, ex: Exchange, name: str) -> str:
         """Name the judge that a peer is: its key; of the host's own peers, each is one."""
         key = ex.keys.get(name, "")
-        return name if key in ("", self._own_key) else key
+        return name if not key or self._is_own(ex, name) else key
+
+    def _is_own(self, ex: Exchange, name: str) -> bool:
+        return bool(self._own_key) and ex.keys.get(name) == self._own_key

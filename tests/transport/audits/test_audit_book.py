@@ -39,6 +39,7 @@ class Swarm:
     share: float = SHARE
     machines: dict[str, str] = field(default_factory=dict)
     friends: Collection[str] = ()  # peers that slander only others, and agree with each other
+    own: Collection[str] = ()  # peers of the host
     found: dict[str, int] = field(default_factory=dict)  # peer -> round
     round: int = 0
     computed: dict[str, tuple[Work, bytes, int]] = field(default_factory=dict)  # reported in the next round
@@ -66,6 +67,7 @@ class Swarm:
         """One round: leases and audits go out; what the round before computed comes in and is accepted."""
         here = [peer for peer in sorted(self.kinds) if peer not in self.found]
         machines = {peer: self.machines.get(peer, peer) for peer in here}
+        self.book.own = self.own
         self.book.opens(self.round, machines, float(self.batch), lambda sample: 1.0)
         reported, self.computed = self.computed, {}
         for number, peer in enumerate(here):
@@ -80,7 +82,8 @@ class Swarm:
             if peer in here:
                 for machine in self.book.answered(peer, asked, answers):
                     for name in [name for name in self.kinds if machines.get(name) == machine]:
-                        self.found[name] = self.round
+                        if name not in self.own:  # the hub refuses no update of these
+                            self.found[name] = self.round
                 self.book.delivered(peer, work)
         self.round += 1
 
@@ -105,7 +108,7 @@ def lazy(swarm: Swarm) -> set[str]:
 @pytest.mark.parametrize("kind", ["zero", "copied", "stale"])
 def test_two_lazy_peers_of_ten_are_found_within_20_rounds_at_2_percent_extra_compute(kind: Kind) -> None:
     """With 128 samples a round. The budget is what takes time: it pays for 2.6 audits a round."""
-    for seed in range(40):
+    for seed in range(30):
         swarm = ten(kind, kind, seed=seed, batch=128).run(20)
 
         assert swarm.found.keys() == lazy(swarm), seed
@@ -116,7 +119,7 @@ def test_two_lazy_peers_of_ten_are_found_within_20_rounds_at_2_percent_extra_com
 def test_how_soon_lazy_peers_are_found_follows_from_the_audits_that_the_budget_pays_for(
     batch: int, rounds: int
 ) -> None:
-    for seed in range(40):
+    for seed in range(20):
         swarm = ten("copied", "copied", seed=seed, batch=batch).run(rounds)
 
         assert swarm.found.keys() == lazy(swarm), seed
@@ -134,12 +137,12 @@ def test_honest_peers_are_never_found(noise: float) -> None:
 
 @pytest.mark.parametrize("noise", [0.2, 0.3, 0.5])
 def test_where_honest_peers_differ_as_much_as_liars_nobody_is_found(noise: float) -> None:
-    for seed in range(10):
+    for seed in range(4):
         assert not ten("copied", "zero", seed=seed, noise=noise).run(300).found
 
 
 def test_who_leaves_out_half_of_the_samples_is_found_later() -> None:
-    for seed in range(20):
+    for seed in range(10):
         swarm = ten("half", "half", seed=seed, batch=128).run(80)
 
         assert swarm.found.keys() == lazy(swarm), seed
@@ -150,7 +153,7 @@ def test_who_lies_as_an_auditor_is_found_and_expels_no_honest_peer(slanderers: i
     """Two agree on their lies, and work honestly themselves: each lie is decided by a third at random."""
     kinds: list[Kind] = ["slanders"] * slanderers
     falsely = 0
-    for seed in range(15):
+    for seed in range(8):
         swarm = ten(*kinds, seed=seed, batch=128)
         swarm.friends = lazy(swarm)
         swarm.run(200)
@@ -159,6 +162,17 @@ def test_who_lies_as_an_auditor_is_found_and_expels_no_honest_peer(slanderers: i
         falsely += len(swarm.found.keys() - lazy(swarm))
 
     assert falsely == 0
+
+
+def test_where_the_host_has_a_peer_of_its_own_no_majority_of_accomplices_expels_another_peer() -> None:
+    for seed in range(4):
+        swarm = ten(*["slanders"] * 6, seed=seed, batch=128)
+        swarm.friends = lazy(swarm)
+        swarm.own = sorted(swarm.kinds.keys() - lazy(swarm))[:1]
+        swarm.run(200)
+
+        assert swarm.found.keys() <= lazy(swarm), seed
+        assert swarm.book.figures.disagreements > 10, seed
 
 
 @pytest.mark.parametrize("share", [0.005, 0.02, 0.3])

@@ -126,6 +126,7 @@ class Commit:
     aggregators: dict[str, messages.AggregatorInfo] = field(default_factory=dict)  # by session
     # the hub adds these to its error feedback once the round is durable
     handoffs: tuple[messages.HandoffOffer, ...] = ()
+    refused: dict[str, str] = field(default_factory=dict)  # peer -> why its update is left out
 
 
 @dataclass(frozen=True)

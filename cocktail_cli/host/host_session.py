@@ -244,7 +244,7 @@ class HostSession:
                 stack.enter_context(self.life_line.leaving(self.ask_stop, lambda: True))
             hub = self.open(work, narrator, listen, peers, guests)
             self._open_tunnel(hub, stack)
-            door = self.door() if self.recipe.swarm.owners == "peers" else None
+            door = self.door() if self.recipe.swarm.owners != "hub" else None
             children = LocalPeers(self.folder, replace(local, door=door))
             steps = hub.settings.steps
             narrator.rate_at = learning_rate(self.recipe.training, steps)

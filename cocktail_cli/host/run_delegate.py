@@ -218,6 +218,7 @@ def settings_of(
         owners=swarm.owners,
         passing=swarm.passing if swarm.owners == "hub" else "off",
         durability=swarm.durability,
+        audit_share=swarm.audit_share,
         longest_lease=LONGEST_LEASE if recipe.compression.staleness else 1,
         eval=bool(work.corpus.held_out),
         eval_every=recipe.checkpoint.eval_every(steps),

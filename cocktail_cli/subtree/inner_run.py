@@ -28,8 +28,11 @@ class InnerRun:
 
     def __init__(self, recipe: Recipe, base: Path, run: Path, fetch: Callable[[str], bytes]) -> None:
         from recipes.algorithm import inner_aggregator_of
+        from recipes.errors import ModelError
         from recipes.models import count_trainable
 
+        if recipe.swarm.audit_share:
+            raise ModelError("swarm.audit_share: the peers below an inner hub cannot be audited")
         self.recipe, self._fetch = recipe, fetch
         aggregator = inner_aggregator_of(recipe, count_trainable(recipe, base))
         equal = recipe.compression.weighting == "uniform"

@@ -126,7 +126,7 @@ def question_lines(preview: RunPreview, plan: DownloadPlan, offer: Offer) -> Ite
     yield labelled("uses", usage(status, offer))
     if offer.rules:
         yield labelled("takes part", ", ".join(offer.rules))
-    if recipe.swarm.owners == "peers" or recipe.swarm.passing != "off":
+    if recipe.swarm.owners != "hub" or recipe.swarm.passing != "off":
         others = "all peers" if limits.listen else "peers that listen"
         yield labelled("shows", f"your address to the host, and to {others}, from which packets may come")
     if recipe.model.trust_remote_code:

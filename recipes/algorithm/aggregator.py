@@ -198,10 +198,11 @@ class Aggregator:
     def assign(self, numbers: Collection[int]) -> bytes:
         """Take over these shards, and give up all others. Returns the e of those given up, as a handoff for
         `merge_handoff`; empty where there is nothing in it."""
-        exact = replace(handoff_compressor(self.compressor, 1.0), quant_bits=32)
         given = [b""] * len(self.shards)
         for number, shard in self.assigned.items():
-            if number not in numbers and bool(shard.error.any()):
+            left = int(shard.error.count_nonzero())  # few of them in the first rounds
+            if number not in numbers and left:
+                exact = replace(handoff_compressor(self.compressor, left / shard.shard.size), quant_bits=32)
                 given[number] = exact.encode(shard.error).packet
         with self._lock:
             self.assigned = {n: self.assigned.get(n) or self._new(n) for n in sorted(numbers)}

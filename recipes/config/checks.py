@@ -100,6 +100,8 @@ _FOREIGN_NAMES: dict[str, str] = {  # ours -> theirs
 }
 FOREIGN_KEYS = {theirs: ours for ours, names in _FOREIGN_NAMES.items() for theirs in names.split()}
 
+MOST_SKETCHED = 1024  # samples of a round: a report has room for sketches of three such leases
+
 
 @dataclass(frozen=True)
 class Conflict:
@@ -141,9 +143,15 @@ def _conflicts(recipe: Recipe) -> Iterator[Conflict]:
     if (members := swarm.members_per_round) is not None:
         if members < fewest:
             yield Conflict("swarm.members_per_round", f"{members} is below swarm.min_peers={fewest}")
-        if swarm.owners == "peers":
+        if swarm.owners != "hub":
             text = "peers that aggregate shards are members of every round"
             yield Conflict("swarm.members_per_round", text, "null, or `swarm.owners: hub`")
+    compression = recipe.compression
+    if swarm.owners == "auto" and compression.shards == 1 and not compression.shards_at_layers:
+        text = "peers can share the aggregation of several shards only, and there is one"
+        yield Conflict(
+            "swarm.owners", text, "`compression.shards: 8`, or as many as there may be aggregators"
+        )
     weighted = [dataset.weight is not None for dataset in recipe.datasets]
     for number, has_weight in enumerate(weighted):
         if any(weighted) and not has_weight:
@@ -176,6 +184,8 @@ def _conflicts(recipe: Recipe) -> Iterator[Conflict]:
     if checkpoint.push_to_hub and checkpoint.hub_strategy != "end" and not checkpoint.save_steps:
         yield Conflict("checkpoint.hub_strategy", f"`{checkpoint.hub_strategy}` needs save_steps")
     yield from _compression_conflicts(recipe)
+    if swarm.audit_share:
+        yield from _audit_conflicts(recipe)
     if recipe.lora is not None and recipe.lora.target_parameters:
         if recipe.lora.use_dora:
             yield Conflict("lora.use_dora", "excluded by target_parameters, as in PEFT")
@@ -224,7 +234,7 @@ def _compression_conflicts(recipe: Recipe) -> Iterator[Conflict]:
         yield Conflict("compression.local_steps", text, f"local_steps={max(1, steps // 10)}")
     if compression.local_steps == "auto":
         yield from _auto_conflicts(compression)
-    if compression.staleness > 1 and recipe.swarm.owners == "peers":
+    if compression.staleness > 1 and recipe.swarm.owners != "hub":
         text = f"{compression.staleness}: peers that aggregate shards do so one round at a time"
         yield Conflict("compression.staleness", text, "staleness=1, or `swarm.owners: hub`")
     if compression.shards_at_layers and compression.shards > 1 and not compression.shard_ends:
@@ -267,6 +277,19 @@ def _streaming_conflicts(recipe: Recipe) -> Iterator[Conflict]:
     if recipe.swarm.probe_batch_size:
         text = "must be 0 where data.streaming is on: the probe draws from all rows"
         yield Conflict("swarm.probe_batch_size", text)
+
+
+def _audit_conflicts(recipe: Recipe) -> Iterator[Conflict]:
+    """Yield what audits cannot do: their sketches go with a report, and their samples are leased again."""
+    most = recipe.training.global_batch_size * recipe.compression.step_rungs[-1]
+    if most > MOST_SKETCHED:
+        text = f"a round has {most:,} samples; audits take {MOST_SKETCHED:,} at most"
+        yield Conflict("swarm.audit_share", text, "audit_share=0, or a smaller batch")
+    if recipe.training.torch_compile:
+        yield Conflict("swarm.audit_share", "excluded by training.torch_compile", "torch_compile=false")
+    if recipe.data.streaming:
+        text = "must be 0 where data.streaming is on: an audited row was read before"
+        yield Conflict("swarm.audit_share", text)
 
 
 def _dtype_conflicts(recipe: Recipe) -> Iterator[Conflict]:

@@ -412,8 +412,9 @@ class Swarm(Section):
     members_per_round: Whole | None = key(
         None, "of more peers a round takes so many, in long turns; the others wait; null: all", since="0.2"
     )
-    owners: Literal["hub", "peers"] = key(
-        "hub", "who aggregates the shards; peers: those that accept connections"
+    owners: Literal["hub", "peers", "auto"] = key(
+        "hub",
+        "who aggregates the shards; peers: those that accept connections; auto: they, where it is faster",
     )
     passing: Annotated[Literal["auto", "always", "off"], BeforeValidator(parse_off)] = key(
         "auto",
@@ -429,12 +430,19 @@ class Swarm(Section):
     probe_batch_size: Annotated[int, Field(ge=0)] = key(
         0, "samples on which the hub scores each peer's contribution; 0: no scores"
     )
+    audit_share: Annotated[Real, Field(ge=0, le=0.5)] = key(
+        0.0,
+        "share of the compute spent on audits: another peer computes a sample's gradient too; 0: no audits",
+        since="0.2",
+    )
     requires: Requires | None = key(None, "what a machine needs to take part; null: nothing")
 
     @model_validator(mode="after")
-    def _check_probe(self) -> Swarm:
-        if self.probe_batch_size and self.owners == "peers":
+    def _check_owners(self) -> Swarm:
+        if self.probe_batch_size and self.owners != "hub":
             raise ValueError("a probe (probe_batch_size) needs the packets at the hub: owners: hub")
+        if self.audit_share and self.owners != "hub":
+            raise ValueError("audits (audit_share) need the packets at the hub: owners: hub")
         return self
 
 

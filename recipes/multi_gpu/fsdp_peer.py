@@ -145,8 +145,9 @@ class FsdpTrainer:
         answers = self._deal("attempt", [part] * self.at_once, terms=terms, aside=aside)
         return max(float(answer["share"]) for answer in answers)
 
-    def backward(self, parts: Sequence[Sequence[Sample]], terms: int) -> Measured:
-        return sum((Measured(**answer) for answer in self._deal("backward", parts, terms=terms)), Measured())
+    def backward(self, parts: Sequence[Sequence[Sample]], terms: int, key: str = "") -> Measured:
+        answers = self._deal("backward", parts, terms=terms, key=key)
+        return sum((Measured(**answer) for answer in answers[: len(parts)]), Measured())  # others were idle
 
     def clip(self, limit: float) -> float | None:
         norm: float | None = self.ranks.all("clip", limit=limit)[0]["norm"]  # all have the same

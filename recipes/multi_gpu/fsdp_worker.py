@@ -47,6 +47,7 @@ from recipes.training import (
     set_learning_rate,
     share_taken,
     sizes_of,
+    sketching,
     states_of,
 )
 from recipes.weight_files import layout_of, write_safetensors
@@ -202,10 +203,12 @@ class FsdpWorker:
         self.zero()
         return {"share": share}
 
-    def backward(self, part: Sequence[Sample], terms: int) -> dict[str, Any]:
-        with self.precision():
-            loss = self.objective.loss(self.model, part, self.device)
-        return asdict(backward(loss, terms, self.scale.value))
+    def backward(self, part: Sequence[Sample], terms: int, key: str = "") -> dict[str, Any]:
+        with sketching(self.model, part, key) as sketches:
+            with self.precision():
+                loss = self.objective.loss(self.model, part, self.device)
+            found = asdict(backward(loss, terms, self.scale.value))
+        return found | {"sketches": "".join(sketches)}
 
     def clip(self, limit: float) -> dict[str, Any]:
         grads = [local(p.grad) for p in self.trained() if p.grad is not None]

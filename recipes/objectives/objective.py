@@ -32,6 +32,7 @@ class Measured:
     loss_sum: float = 0.0
     terms: int = 0
     rewards: tuple[float, ...] = ()  # of the chosen and of the rejected answers; pairs whose chosen has more
+    sketches: str = ""  # in hex, of the gradient of each sample, where peers audit each other
 
     @property
     def mean(self) -> float:
@@ -40,7 +41,8 @@ class Measured:
 
     def __add__(self, other: Measured) -> Measured:
         rewards = (a + b for a, b in zip_longest(self.rewards, other.rewards, fillvalue=0.0))
-        return Measured(self.loss_sum + other.loss_sum, self.terms + other.terms, tuple(rewards))
+        sums = self.loss_sum + other.loss_sum, self.terms + other.terms, tuple(rewards)
+        return Measured(*sums, self.sketches + other.sketches)
 
 
 class Objective(Protocol):

@@ -40,6 +40,7 @@ def check_staged(recipe: Recipe) -> None:
         "model.load_in_4bit, load_in_8bit": model.quantized,
         "dpo": recipe.dpo is not None,  # its reference is a second pass, around the ring
         "training.fp16": training.fp16,
+        "swarm.audit_share": bool(recipe.swarm.audit_share),  # no machine has a sample's whole gradient
     }
     for what, asked in cannot.items():
         if asked:

@@ -92,7 +92,8 @@ class StagedTrainer:
     def zero(self) -> None:
         self.ring.ask("zero")
 
-    def backward(self, parts: Sequence[Sequence[Sample]], terms: int) -> Measured:
+    def backward(self, parts: Sequence[Sequence[Sample]], terms: int, key: str = "") -> Measured:
+        assert not key, "no machine has the whole gradient of a sample"
         compute = self.part.compute
         compute.begin(self.ring.begin(), parts, max(terms, 1), self.in_flight)
         while not compute.finished:

@@ -15,9 +15,11 @@ from functools import partial
 from itertools import pairwise
 
 from recipes.algorithm import outer_optimizer_of
+from recipes.config import Recipe
 from recipes.data import Sample, batches, unpack_samples
 from recipes.objectives import Measured, objective_of
 
+from .gradient_sketch import sketch_key
 from .micro_batch import shrink_to_fit
 from .optimizers import learning_rate
 from .types import Event, Lease, Link, Peer, Round
@@ -36,7 +38,7 @@ class Gradient:
     def then(self, last: Gradient) -> Gradient:
         """Combine the work of this step and the next."""
         mine, its = self.lease, last.lease
-        lease = Lease(its.round, mine.measured + its.measured, mine.tokens + its.tokens)
+        lease = replace(mine, measured=mine.measured + its.measured, tokens=mine.tokens + its.tokens)
         return replace(last, lease=lease, started=self.started)
 
 
@@ -47,6 +49,9 @@ def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gra
     goodbye.
     """
     lease = unpack_samples(link.fetch(f"lease/{round.round}"), peer.vocabulary)
+    audits = b""
+    if round.audits:
+        audits = yield from shrink_to_fit(peer, partial(audited, link, peer, round))
     steps = min(local_steps(peer, round), max(1, round.steps - round.step))
     done: Gradient | None = None
     for number, part in parts_of(lease, steps):
@@ -58,7 +63,26 @@ def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gra
         if new is None:
             return None
         done = new if done is None else done.then(new)
-    return done
+    return done and replace(done, lease=replace(done.lease, audits=audits))
+
+
+def audited(link: Link, peer: Peer, round: Round) -> bytes:
+    """Sketch the gradients of samples that other peers had, one by one; no step is taken with them."""
+    sketches = ""
+    samples = unpack_samples(link.fetch(f"audit/{round.round}"), peer.vocabulary)
+    for sample, lease in zip(samples, round.audits, strict=True):
+        terms, held = objective_of(peer.recipe).terms([sample]), None
+        while held is None:  # float16 may not hold it at the first try
+            peer.trainer.zero()
+            found = peer.trainer.backward([[sample]], terms, key_of(peer.recipe, lease))
+            held = peer.trainer.clip(0.0)
+        sketches += found.sketches
+    return bytes.fromhex(sketches)
+
+
+def key_of(recipe: Recipe, round: int) -> str:
+    """Return the key of the sketches of a round's leases; empty where peers are not audited."""
+    return sketch_key(recipe.training.seed, round) if recipe.swarm.audit_share else ""
 
 
 def local_steps(peer: Peer, round: Round) -> int:
@@ -78,17 +102,26 @@ def compute(link: Link, peer: Peer, round: int, number: int, lease: Sequence[Sam
     """Compute the gradient of the mean loss over the terms of a step, micro-batch by micro-batch."""
     started, norm = time.monotonic(), None
     terms = objective_of(peer.recipe).terms(lease)
-    parts = list(batches(lease, peer.micro_batch))
+    parts, key = list(batches(lease, peer.micro_batch)), key_of(peer.recipe, round)
     while norm is None:
         found = Measured()
         peer.trainer.zero()
         for start in range(0, len(parts), peer.trainer.at_once):
             if link.leaving.is_set():
                 return None
-            found += peer.trainer.backward(parts[start : start + peer.trainer.at_once], terms)
+            found += peer.trainer.backward(parts[start : start + peer.trainer.at_once], terms, key)
         norm = peer.trainer.clip(peer.recipe.training.max_grad_norm)
     tokens = sum(sample.count for sample in lease)
+    found = replace(found, sketches=in_order(lease, parts, found.sketches))
     return Gradient(Lease(round, found, tokens), norm, number, started, time.monotonic())
+
+
+def in_order(lease: Sequence[Sample], parts: Sequence[Sequence[Sample]], sketches: str) -> str:
+    """Bring the sketches of micro-batches into the order of their lease."""
+    size = len(sketches) // len(lease)
+    computed = (id(sample) for part in parts for sample in part)
+    at = {sample: number * size for number, sample in enumerate(computed)}
+    return "".join(sketches[at[id(sample)] :][:size] for sample in lease)
 
 
 def apply(peer: Peer, round: Round, gradient: Gradient | None) -> None:

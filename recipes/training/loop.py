@@ -43,6 +43,7 @@ from .types import (
     Flight,
     HandedOver,
     Interrupted,
+    Lease,
     Left,
     Link,
     Lowered,
@@ -277,6 +278,7 @@ def exchange(
                 grad_norm=peer.grad_norm,
                 behind=behind,
                 sparsest=peer.worker.sparsest,
+                **sketches_of(peer, flight.delivered),
             ),
         )
     except Interrupted as interrupted:
@@ -284,6 +286,14 @@ def exchange(
         raise
     flight.taken, flight.refused = link.name in committed.accepted, committed.refused.get(link.name, "")
     flight.decided = time.monotonic()
+
+
+def sketches_of(peer: Peer, delivered: Sequence[Lease]) -> dict[str, dict[int, bytes]]:
+    """Return the sketches of leases for their delivery, where peers audit each other."""
+    if not peer.recipe.swarm.audit_share:
+        return {}
+    own = {lease.round: bytes.fromhex(lease.measured.sketches) for lease in delivered}
+    return {"sketches": own, "audits": {lease.round: lease.audits for lease in delivered if lease.audits}}
 
 
 def receive(link: Link, peer: Peer, flight: Flight, committed: Future[None]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, prod
 
 import torch
@@ -22,6 +22,7 @@ from recipes.models import autocast_dtype, trained_dtype
 from recipes.objectives import BatchLoss, Measured, evaluate, measured, objective_of
 from recipes.weight_files import FlatParameters, Layout
 
+from .gradient_sketch import sketching
 from .matrix_optimizers import embeddings_of
 from .micro_batch import share_taken, sizes_of
 from .optimizers import build_optimizer, set_learning_rate
@@ -130,12 +131,14 @@ class SingleDeviceTrainer:
         self.flat.refresh()
         self.flat.grad.zero_()
 
-    def backward(self, parts: Sequence[Sequence[Sample]], terms: int) -> Measured:
+    def backward(self, parts: Sequence[Sequence[Sample]], terms: int, key: str = "") -> Measured:
         found = Measured()
         for part in parts:
-            with self.precision():
-                loss = self.objective.loss(self.model, part, self.device)
-            found += backward(loss, terms, self.scale.value)
+            with sketching(self.model, part, key) as sketches:
+                with self.precision():
+                    loss = self.objective.loss(self.model, part, self.device)
+                one = backward(loss, terms, self.scale.value)
+            found += replace(one, sketches="".join(sketches))
         return found
 
     def clip(self, limit: float) -> float | None:

@@ -33,6 +33,7 @@ class Round(Protocol):
     eval_parts: int  # 0: no evaluation
     spans: int  # rounds that the lease is to last; above 1 this peer is no member before it says `ready`
     local_steps: int  # of this round, where the run chooses them; 0: as the recipe says
+    audits: Sequence[int]  # of each sample to audit beside the lease: the round whose lease had it
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Delivery:
     rewards: tuple[float, ...] = ()  # of preference pairs, as in `Measured`
     behind: int = 0  # rounds in flight, whose aggregates x' lacks
     sparsest: int = 0  # bytes of the sparsest packet that the recipe lets this peer send; 0: not known
+    sketches: dict[int, bytes] = field(default_factory=dict)  # of the samples of each lease, where asked for
+    audits: dict[int, bytes] = field(default_factory=dict)  # of the samples audited beside each lease
 
 
 class Committed(Protocol):
@@ -207,8 +210,9 @@ class Trainer(Protocol):
     def zero(self) -> None:
         """g_i <- 0."""
 
-    def backward(self, parts: Sequence[Sequence[Sample]], terms: int) -> Measured:
-        """g_i += the gradient of (summed losses / terms) of up to `at_once` micro-batches."""
+    def backward(self, parts: Sequence[Sequence[Sample]], terms: int, key: str = "") -> Measured:
+        """g_i += the gradient of (summed losses / terms) of up to `at_once` micro-batches. With a key their
+        samples are sketched, in their order (gradient_sketch.py)."""
 
     def clip(self, limit: float) -> float | None:
         """Clip g_i to a norm of `limit` (0: no limit) and return the norm before. None: float16 could not
@@ -271,6 +275,7 @@ class Lease:
     round: int
     measured: Measured
     tokens: int  # trained
+    audits: bytes = b""  # sketches of the samples that were audited beside it
 
 
 @dataclass

@@ -4,12 +4,12 @@
     scripts/rivals links --system cocktail --speed 500 100
     scripts/rivals links --list
 
-Four peers in network namespaces, each on a line of its own; work.py has the work, in which
-compute : FP16 bytes : line is GPT-J-6B's on 8 A100. Speeds are those that the lines stand for; the real ones
-are MBIT times as fast and are in the rows. Systems that send whole gradients run a smaller model, at the
-same ratios, so that a step of theirs is waited for. `unthrottled` is the same system over the loopback
-device, or, of those that send little, over lines without a limit. A row is a line of JSON in --out, and
-replaces the older one of its system and speed.
+Four peers in network namespaces, or as many as a system says, each on a line of its own; work.py has the
+work, in which compute : FP16 bytes : line is GPT-J-6B's on 8 A100. Speeds are those that the lines stand for;
+the real ones are MBIT times as fast and are in the rows. Systems that send whole gradients run a smaller
+model, at the same ratios, so that a step of theirs is waited for. `unthrottled` is the same system over the
+loopback device, or, of those that send little, over lines without a limit. A row is a line of JSON in --out,
+and replaces the older one of its system and speed.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ SPEEDS = {  # Mbit/s: down, up
 }
 WAITED = 20.0  # seconds; a larger model whose exchange takes longer is not measured
 LEARNT, COUNTED = 6, 10  # rounds of cocktail on a new line that do not count, and that do
-CLIMBS = 40  # rounds until H, and then K, have found their places on a new line
+CLIMBS = 40  # the same of other recipes: until H, who aggregates, and then K have found their places
 PATIENCE = 1200.0  # seconds that all of these rounds may take
-MEMBERS = [f"p{i + 1}" for i in range(work.PEERS)]
 LOCAL = 2  # steps of DiLoCo between two exchanges here; rows of more are made of both times
 
 
@@ -51,10 +50,15 @@ class Case:
     system: str
     speeds: tuple[str, ...]
 
+    @property
+    def members(self) -> list[str]:
+        return [f"p{i + 1}" for i in range(SYSTEMS[self.system].peers)]
+
     def shape(self, speed: str, members: list[str]) -> None:
-        down, up = (rate * work.MBIT for rate in SPEEDS[speed])
+        system = SYSTEMS[self.system]
+        down, up = (rate * system.mbit for rate in SPEEDS[speed])
         for member in members:
-            netlab.change(member, up=up, down=down, rtt=work.RTT if down else 0.0)
+            netlab.change(member, up=up, down=down, rtt=work.RTT * system.slower if down else 0.0)
 
     def exchange_s(self, speed: str, width: int) -> float:
         """Estimate the seconds of an exchange: bytes over the slower direction."""
@@ -76,9 +80,9 @@ class Case:
         return {
             "system": self.system,
             "speed": speed,
-            "mbit": [round(rate * work.MBIT, 3) for rate in SPEEDS[speed]],
+            "mbit": [round(rate * SYSTEMS[self.system].mbit, 3) for rate in SPEEDS[speed]],
             "parameters": work.parameters(width),
-            "compute_s": work.compute_s(width),
+            "compute_s": SYSTEMS[self.system].compute_s(width),
             "busy": round(busy, 3),
             "date": time.strftime("%Y-%m-%d"),
         }
@@ -95,7 +99,7 @@ def measure(case: Case) -> Iterator[Line]:
     if system.averages and "unthrottled" in case.speeds:
         places.append((["hub"] * work.PEERS, ["unthrottled"]))
     if limited or not system.averages:
-        places.append((MEMBERS, limited if system.averages else list(case.speeds)))
+        places.append((case.members, limited if system.averages else list(case.speeds)))
     for where, speeds in places:
         with systems.ranks(system, where) as ranks:
             phases = 0
@@ -103,7 +107,7 @@ def measure(case: Case) -> Iterator[Line]:
                 phases += 1
                 ranks.phase(phases, 120, width=work.WIDTHS[0], steps=3)
             for speed in speeds:
-                case.shape(speed, MEMBERS)
+                case.shape(speed, case.members)
                 width = case.width_for(speed)
                 steps = case.steps_for(speed, width)
                 phases += 1
@@ -142,16 +146,16 @@ class Busy:
 
 
 def measure_cocktail(case: Case) -> Iterator[Line]:
-    keys, width = SYSTEMS[case.system].keys, work.WIDTHS[0]
-    learnt = CLIMBS if any("local_steps" in key for key in keys) else LEARNT
+    system, width = SYSTEMS[case.system], work.WIDTHS[0]
+    learnt = CLIMBS if system.keys else LEARNT
     with tempfile.TemporaryDirectory() as folder:
-        started = systems.Cocktail(Path(folder), width, work.compute_s(width), keys)
+        started = systems.Cocktail(Path(folder), width, system.compute_s(width), system.keys, system.peers)
         yield from measure_lines(case, started, learnt)
 
 
 def measure_lines(case: Case, started: systems.Cocktail, learnt: int) -> Iterator[Line]:
     """Measure one run at each speed; the first `learnt` rounds at one do not count."""
-    members = [*MEMBERS, *(["hub"] if SYSTEMS[case.system].kind == "hub" else [])]
+    members = [*case.members, *(["hub"] if SYSTEMS[case.system].kind == "hub" else [])]
     with systems.cocktail(started, rounds=10_000) as run:
         run.until_round(0, PATIENCE)  # the base model comes over lines without a limit
         at = 1
@@ -195,7 +199,7 @@ def main() -> None:
     for system in args.system:
         own = ["-m", "scripts.comparison.links", "--out", str(args.out.resolve())]
         own += ["--inside", json.dumps(asdict(Case(system, tuple(args.speed))))]
-        for found in lab.inside(own, lab.options(work.PEERS)):
+        for found in lab.inside(own, lab.options(SYSTEMS[system].peers)):
             share = found["compute_s"] / found["step_s"]
             print(f"{system}, {found['speed']}: {found['step_s']:.2f} s a step, {share:.1%} of it compute")
 

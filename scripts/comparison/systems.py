@@ -30,6 +30,19 @@ class System:
     kind: str
     averages: float = 0.0  # bytes a parameter of what peers average in a step; 0: so few that P may be large
     keys: tuple[str, ...] = ()  # of cocktail's recipe
+    peers: int = work.PEERS
+    slower: float = (
+        1.0  # so many times longer compute takes, and lines with it: for more peers than two cores carry
+    )
+
+    @property
+    def mbit(self) -> float:
+        """The ratio of a line's rate here to the one it stands for."""
+        return work.MBIT / self.slower
+
+    def compute_s(self, width: int) -> float:
+        """Return the seconds of a step of a model of this width."""
+        return self.slower * work.compute_s(width)
 
     @property
     def python(self) -> str:
@@ -48,10 +61,26 @@ class System:
 
 
 STEPS = "compression.local_steps=auto"
+TWO = "compression.staleness=2"  # rounds in flight
 PASSING = "swarm.passing=always"  # by peers with an open port
+SHARDS = "compression.shards=8"
+AGGREGATING, CHOSEN = ("swarm.owners=peers", SHARDS), ("swarm.owners=auto", SHARDS)  # the same
 SYSTEMS = {
     "cocktail": System(COCKTAIL, ""),
     "cocktail, the hub on such a line": System(COCKTAIL, "hub"),
+    "cocktail, staleness 2": System(COCKTAIL, "", keys=(TWO,)),
+    "cocktail, staleness 2, the hub on such a line": System(COCKTAIL, "hub", keys=(TWO,)),
+    "cocktail, staleness 2, the hub on such a line, peers pass on": System(
+        COCKTAIL, "hub", keys=(TWO, PASSING)
+    ),
+    "cocktail, the hub on such a line, peers aggregate": System(COCKTAIL, "hub", keys=AGGREGATING),
+    "cocktail, the hub on such a line, owners=auto": System(COCKTAIL, "hub", keys=CHOSEN),
+    "cocktail, 8 peers": System(COCKTAIL, "", peers=8),
+    "cocktail, 16 peers": System(COCKTAIL, "", peers=16, slower=3),
+    "cocktail, 8 peers, staleness 2, the hub on such a line": System(COCKTAIL, "hub", keys=(TWO,), peers=8),
+    "cocktail, 16 peers, staleness 2, the hub on such a line": System(
+        COCKTAIL, "hub", keys=(TWO,), peers=16, slower=3
+    ),
     "cocktail, H=auto": System(COCKTAIL, "", keys=(STEPS,)),
     "cocktail, H=auto, the hub on such a line": System(COCKTAIL, "hub", keys=(STEPS,)),
     "cocktail, the hub on such a line, peers pass on": System(COCKTAIL, "hub", keys=(PASSING,)),
@@ -134,21 +163,28 @@ def ranks(system: System, members: Sequence[str], **asked: Any) -> Iterator[Rank
 class Cocktail:
     """`cocktail launch` at the hub and `cocktail join` at the peers, where a sample takes a given time."""
 
-    def __init__(self, folder: Path, width: int, seconds: float, keys: Sequence[str] = ()) -> None:
-        self.folder, self.width, self.keys = folder, width, keys
+    def __init__(
+        self,
+        folder: Path,
+        width: int,
+        seconds: float,
+        keys: Sequence[str] = (),
+        count: int = work.PEERS,
+    ) -> None:
+        self.folder, self.width, self.keys, self.count = folder, width, keys, count
         self.members = list[Process]()
         self.sample_s = seconds / work.BATCH
 
     def start(self, rounds: int, together: int) -> None:
         work.save_model(self.width, self.folder / "model")
         recipe = [f"model.model_name_or_path={self.folder}/model", f"max_length={work.LENGTH}"]
-        recipe += [f"global_batch_size={work.PEERS * work.BATCH}", f"max_steps={rounds}", "val_set_size=64"]
+        recipe += [f"global_batch_size={self.count * work.BATCH}", f"max_steps={rounds}", "val_set_size=64"]
         recipe += ["checkpoint.eval_steps=null", "checkpoint.save_steps=null", "learning_rate=1e-4"]
         recipe += [f"swarm.min_peers={together}", *self.keys]
         place = ["--no-train", "--advertise", "10.77.0.1", "--json", "-o", f"{self.folder}/out"]
         self.hub = self._start("hub", args=["launch", "smoke", *recipe, *place])
         self.url = self.hub.until("run_started")["url"]
-        self.peers = [self.join(f"p{i}") for i in range(1, work.PEERS + 1)]
+        self.peers = [self.join(f"p{i}") for i in range(1, self.count + 1)]
 
     def _start(self, member: str, **asked: Any) -> Process:
         # with keys of their own: who has the hub's is on its machine, and passes nothing on
@@ -158,7 +194,8 @@ class Cocktail:
 
     def join(self, member: str) -> Process:
         args = ["join", self.url, "--name", member, "--device", "cpu", "-y", "--json"]
-        args += ["--listen", f"{address(member)}:29401"] if PASSING in self.keys else []
+        listens = {PASSING, SHARDS} & set(self.keys)
+        args += ["--listen", f"{address(member)}:29401"] if listens else []
         return self._start(member, args=args, sample_s=self.sample_s)
 
     def until_round(self, round: int, timeout: float) -> None:
@@ -176,10 +213,10 @@ class Cocktail:
 
 
 @contextmanager
-def cocktail(run: Cocktail, rounds: int, together: int = work.PEERS) -> Iterator[Cocktail]:
-    """Run cocktail; it trains while there are `together` peers and more."""
+def cocktail(run: Cocktail, rounds: int, together: int | None = None) -> Iterator[Cocktail]:
+    """Run cocktail; it trains while there are `together` peers and more, by default all."""
     try:
-        run.start(rounds, together)
+        run.start(rounds, together or run.count)
         yield run
     finally:
         for member in run.members:

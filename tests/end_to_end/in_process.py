@@ -223,7 +223,7 @@ class Swarm:
 
     def prepare(self, name: str, link: PeerLink | None = None) -> Member:
         """A peer at the base weights, that is welcome and does nothing yet; where peers own, it can."""
-        owns = self.recipe.swarm.owners == "peers"
+        owns = self.recipe.swarm.owners != "hub"
         link = link or self.memory.link(name, owns=owns)
         link.connect(10)
         run = RunLink(link, self.recipe.compression.staleness)

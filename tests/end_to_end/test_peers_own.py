@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from in_process import Member, Swarm, recipe_of
 
 from recipes.training.types import Event, StepDone
+from transport.diagnosis import RoundSample, SlowestLine
 from transport.protocol import events as hub
 
 # Nobody is lost by a machine that is busy: bits are compared.
@@ -67,3 +70,41 @@ def test_owners_come_and_go_and_all_peers_hold_the_same_bits(neox: Path, data: P
         still = [e.peer for e in swarm.all(hub.Warned) if "have not moved" in e.message]
         assert still in ([], ["bob"]), "a leaver may cost the round that opened with it"
         swarm.audit()
+
+
+class SlowHub:
+    """Says of each round that the hub's line bounds it, whoever aggregates."""
+
+    def add(self, sample: RoundSample) -> SlowestLine:
+        return SlowestLine("the hub's down", 0.8, 1e5)
+
+
+def test_peers_are_tried_as_aggregators_and_where_they_gain_nothing_the_hub_goes_on(
+    neox: Path, data: Path, tmp_path: Path
+) -> None:
+    """Error feedback goes to the peers and back: all samples count once, and all hold the same bits."""
+    sections = SECTIONS | {"swarm": SWARM | {"owners": "auto"}}
+    with Swarm(recipe_of(neox, data, **sections), tmp_path / "run", min_peers=3) as swarm:
+        rounds = swarm.memory.hub._state.rounds
+        rounds._lines = SlowHub()  # type: ignore[assignment]
+        rounds.measure_lines_anew = lambda: None  # type: ignore[method-assign]
+        aggregated: list[int] = []
+        own = swarm.work.own
+
+        def noted(round: int, shards: Collection[int], keep: Callable[[bytes], int]) -> bool:
+            aggregated.append(len(shards))
+            return own(round, shards, keep)
+
+        swarm.work.own = noted  # type: ignore[method-assign]
+        swarm.start("ann", "bob", "cat")
+        swarm.finish()
+        swarm.audit()
+
+        assert [shards for shards, _ in groupby(aggregated)] == [4, 0, 4]
+        truth = swarm.folded().view(torch.int32)
+        for member in swarm.members.values():
+            assert torch.equal(member.common.view(torch.int32), truth)
+        told = [e.message for e in swarm.all(hub.Warned) if "aggregate" in e.message]
+        assert len(told) == 2
+        assert "peers try to aggregate" in told[0]
+        assert "the hub aggregates, not peers" in told[1]

@@ -284,8 +284,8 @@ class SimSwarm:
     def commit(self, job: do.Commit) -> None:
         assert job.round == len(self.books.rounds), "rounds follow each other"
         assert list(job.claims) == sorted(job.claims, key=lambda c: c.peer)
-        good = [c for c in job.claims if c.peer != self.reject]
-        rejected = {c.peer: "unusable" for c in job.claims if c.peer == self.reject}
+        rejected = job.refused | {c.peer: "unusable" for c in job.claims if c.peer == self.reject}
+        good = [c for c in job.claims if c.peer not in rejected]
         for claim in good:
             ids = sorted(i for runs in claim.leases.values() for i in sample_ids(runs))
             assert sorted(self.packets[claim.session, job.round]) == ids, (

@@ -79,7 +79,7 @@ class CommitThread:
             self._shards.own(action.round, action.hub_shards)
         if action.fits:
             self._delegate.fits(action.fits)
-        self._ledger.leased(action.round, action.leases, action.local_steps)
+        self._ledger.leased(action.round, action.leases, action.local_steps, action.aggregators)
         self._shell.apply(lambda _: self._rounds.leased(action.round))
 
     def find_fingerprint(self, action: do.FindFingerprint) -> None:
@@ -111,11 +111,11 @@ class CommitThread:
         ids = {c.peer: [i for ranges in c.leases.values() for i in sample_ids(ranges)] for c in action.claims}
         tokens = {peer: self._delegate.tokens(of) for peer, of in ids.items()}
         weights = {peer: self._delegate.weight(of) for peer, of in ids.items()}
-        claims = {c.peer: c for c in action.claims}
+        claims = {c.peer: c for c in action.claims if c.peer not in action.refused}
         if any(weights.values()):
             # An update that delivers no work would get weight 0 and be lost: it stays a residual.
             claims = {peer: c for peer, c in claims.items() if weights[peer]}
-        rejected, denied = dict[str, str](), dict[str, str]()
+        rejected, denied = dict(action.refused), dict[str, str]()
         packet: bytes | None = None
         while claims and packet is None:
             equal = not any(weights[peer] for peer in claims)  # nothing trained yet: equal weights

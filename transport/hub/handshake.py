@@ -171,7 +171,7 @@ class Handshake:
 
     def _dial(self, session: Session) -> None:
         """Check that others can reach the peer's shard server before they are sent there."""
-        if session.address and (self.settings.owners == "peers" or self.settings.passing != "off"):
+        if session.address and (self.settings.owners != "hub" or self.settings.passing != "off"):
             session.dialled = True
             self._out.add(do.Reach(session.id, session.address, session.key))
 

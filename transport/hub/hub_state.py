@@ -65,12 +65,21 @@ class HubState:
         self.admission = admission = Admission(settings, out, token, recovered.peers)
         self.rounds = rounds = Rounds(settings, out, members, admission, recovered, now)
         self.shards: ShardCoordinator | None = None
-        if settings.owners == "peers":
-            from transport.aggregators import ShardCoordinator  # star mode never loads that package
-
-            self.shards = rounds.sharding = ShardCoordinator(
-                settings, out, members, rounds, recovered.handoffs
+        if settings.owners != "hub":
+            from transport.aggregators import (  # star mode never loads that package
+                AggregationChoice,
+                ShardCoordinator,
             )
+
+            auto = settings.owners == "auto"
+            choice = AggregationChoice(recovered.round, recovered.aggregators) if auto else None
+            self.shards = rounds.sharding = ShardCoordinator(
+                settings, out, members, rounds, recovered.handoffs, choice
+            )
+        if settings.audit_share:
+            from transport.audits import AuditCoordinator  # a run without audits never loads that package
+
+            rounds.audits = AuditCoordinator(settings, out, stop_secret)
         self.uploads = UploadPolicy(settings, out, members, rounds)
         who = settings, out, members, admission
         self.handshake = Handshake(*who, rounds, recovered)

@@ -57,6 +57,7 @@ def run_status(rounds: Rounds, now: float) -> dict[str, Any]:
         "eta_s": None if eta is None else round(eta),
         "bottleneck": None if rounds.slowest is None else slowest_status(rounds.slowest),
         "culprits": [culprit_status(one) for one in rounds.slow.culprits],
+        "audits": None if rounds.audits is None else rounds.audits.status(),
     }
 
 

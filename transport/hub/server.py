@@ -104,7 +104,7 @@ class Hub:
             from transport.aggregators import ShardAggregation  # star mode never loads that package
 
             self._shards = ShardAggregation(self._state.shards, ledger, delegate, self)
-        self._objects = ObjectStore(ledger, delegate, self._lease, self._find)
+        self._objects = ObjectStore(ledger, delegate, self._samples, self._find)
         self._connections = ConnectionRegistry()
         self._guard_at = 0.0
         self._packets: dict[tuple[str, int], Future[bytes]] = {}  # (session, round) -> its update, opened
@@ -416,10 +416,13 @@ class Hub:
             # Later: first the messages to the other peers, in their order.
             self._calls.append(lambda: self._act(self._state.lost(conn, time.monotonic())))
 
-    def _lease(self, session: str, round: int) -> list[int] | None:
-        """Return the sample ids of a lease; called by the reader thread."""
-        ids = self._rounds.leases.ids(session, round)
-        return None if ids is None else sample_ids(ids)
+    def _samples(self, session: str, kind: str, round: int) -> list[int] | None:
+        """Return the sample ids of a session's lease or audit; called by the reader thread."""
+        if kind == "lease":
+            ids = self._rounds.leases.ids(session, round)
+            return None if ids is None else sample_ids(ids)
+        peer, audits = self._members.get(session), self._rounds.audits
+        return audits.samples(peer.name, round) if peer is not None and audits is not None else None
 
     def _find(self, session: str, name: str) -> bytes:
         """Return an object for an aggregator; called by the reader thread. Raises KeyError."""

@@ -168,6 +168,7 @@ class Recovered:
     handoffs: dict[int, PendingHandoff] = field(default_factory=dict)
     term: int = 0  # number of times the ledger was opened to write
     local_steps: int = 0  # of the newest round that was opened; 0: of a ledger that does not say so
+    aggregators: int = 0  # peers that aggregated shards in it
     standby: str = ""  # the run's standby (messages.Standby, as JSON); "": none
     losses: tuple[tuple[int, float], ...] = ()  # (step, loss) of the rounds that trained
     held_out: tuple[tuple[int, float], ...] = ()  # of the evaluations
@@ -384,14 +385,17 @@ class Ledger:
     def given_back(self, session: str, round: int) -> None:
         self._db.execute("DELETE FROM leased WHERE session=? AND lease=?", (session, round))
 
-    def leased(self, round: int, leases: dict[str, SampleRanges], local_steps: int = 1) -> None:
-        """A round opened: who (by session) holds which samples, and the local steps from this round on."""
+    def leased(
+        self, round: int, leases: dict[str, SampleRanges], local_steps: int = 1, aggregators: int = 0
+    ) -> None:
+        """Note a round that opened: who (by session) holds which samples, and how it differs from others."""
         self._db.execute("BEGIN IMMEDIATE")
         self._db.executemany(
             "INSERT OR REPLACE INTO leased VALUES (?, ?, ?)",
             [(round, session, pack_ranges(ids)) for session, ids in leases.items()],
         )
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES ('local_steps', ?)", (str(local_steps),))
+        of_round = ("local_steps", str(local_steps)), ("aggregators", str(aggregators))
+        self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", of_round)
         self._db.execute("COMMIT")
 
     def commit(
@@ -561,6 +565,7 @@ class Ledger:
             handoffs=self.handoffs.rows(),
             term=self.term,
             local_steps=int(meta_value(self._db, "local_steps", "0")),
+            aggregators=int(meta_value(self._db, "aggregators", "0")),
             standby=self.standby,
             losses=tuple((row.step, row.loss) for row in rounds if row.loss is not None),
             held_out=tuple((one.step, one.loss) for one in evaluations),

@@ -95,7 +95,7 @@ class Roster:
 
     def recall(self, keys: Iterable[str]) -> None:
         """Expect any member from before the restart to come back with error feedback of shards."""
-        everything = range(self.settings.shards if self.settings.owners == "peers" else 0)
+        everything = range(self.settings.shards if self.settings.owners != "hub" else 0)
         self._aggregated = dict.fromkeys(keys, everything)  # the ledger does not say which shards
 
     def restore(self, old: OpenSession, now: float, *, awaited: bool) -> None:

@@ -170,6 +170,10 @@ class Report(Message, frozen=True, omit_defaults=True):
     # Of these leases in `delivers` only the samples at such positions: an inner hub has lost others. They
     # return to the pool when the packet is accepted.
     partly: Annotated[dict[Count, Positions], Meta(max_length=4096)] = {}
+    # In a run with audits, by the round of a lease in `delivers`: the gradient sketch of each of its samples,
+    # one after the other, and those of the samples that were to be audited beside it (transport.audits)
+    sketches: Annotated[dict[Count, bytes], Meta(max_length=4096)] = {}
+    audits: Annotated[dict[Count, bytes], Meta(max_length=4096)] = {}
 
 
 class Evaluated(Message, frozen=True):
@@ -358,6 +362,9 @@ class Round(Message, frozen=True, omit_defaults=True):
     local_steps: Count = 0  # of this round, where the run chooses them; 0: as the recipe says
     count: Count = 0  # members, where not all are named
     names: Word = ""  # `hash_of_names` of the members then
+    # For each sample of the object "audit/<round>", whose gradient is to be sketched beside the lease: the
+    # round whose lease had it, which seeds the sketch
+    audits: Annotated[list[Count], Meta(max_length=64)] = []
 
     @property
     def peers(self) -> int:

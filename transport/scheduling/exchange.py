@@ -118,8 +118,9 @@ class Exchange:
             found.setdefault(self.known_at(report), set()).add(report.fingerprint)
         return found
 
-    def commit(self, leases: Leases) -> do.Commit:
-        """Ask the shell to aggregate what has arrived and to make it durable."""
+    def commit(self, leases: Leases, refused: dict[str, str]) -> do.Commit:
+        """Ask the shell to aggregate what has arrived and to make it durable; without the `refused` peers,
+        each with the reason."""
         claims = tuple(
             do.Claim(
                 peer=self.members[s],
@@ -144,6 +145,7 @@ class Exchange:
                 if s not in self.lost
             },
             handoffs=tuple(self.handoffs),
+            refused=refused,
         )
 
     def need(self, accepted: Iterable[str], done: do.CommitDone) -> float:

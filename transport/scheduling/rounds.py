@@ -15,10 +15,10 @@ every step that needs no further input.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import structs
 
@@ -105,6 +105,20 @@ class Passing(Protocol):
     def committed(self, ex: Exchange, size: int) -> None: ...
 
 
+class Auditing(Protocol):
+    """Hooks of a run whose peers audit each other, see audits.AuditCoordinator."""
+
+    def opens(self, ex: Exchange, granted: dict[str, SampleRanges]) -> None: ...
+    def announcement(self, ex: Exchange, session: Session, message: messages.Round) -> messages.Round: ...
+    def samples(self, name: str, round: int) -> list[int]: ...
+    def arrived(self, name: str, report: messages.Report, claims: dict[int, SampleRanges]) -> None: ...
+    def refusals(self, ex: Exchange) -> dict[str, str]: ...
+    def committed(self, accepted: Set[str]) -> None: ...
+    def gone(self, name: str) -> None: ...
+    def banned(self, key: str) -> None: ...
+    def status(self) -> dict[str, Any]: ...
+
+
 class Rounds:
     """State of a run's rounds. `members.on_end` must call `session_ended`."""
 
@@ -129,6 +143,7 @@ class Rounds:
         self.evaluations = Evaluations(settings.eval, settings.eval_every, recovered.evaluation)
         self.sharding: Sharding | None = None
         self.passing: Passing | None = None
+        self.audits: Auditing | None = None
         self.upstream: Upstream | None = None
         self._above: messages.Round | None = None  # the newest round that the parent has opened
         self._given: SampleRanges = ()  # its samples
@@ -215,6 +230,9 @@ class Rounds:
             count, cost = self._counted(self.leases.claimed(session.id, claims[-1]))
             ex.timed[session.id] = count, cost
             self._balancer.note(session.id, cost, report.compute_s)
+        if self.audits is not None:
+            mine = {lease: self.leases.claimed(session.id, lease) for lease in claims}
+            self.audits.arrived(session.name, report, mine)
         if void := sorted(set(report.delivers) - set(claims)):
             self._out.warn(f"claims to deliver leases it does not hold: {void[:SHOWN]}", session.name)
         self._members.move(session, SessionEvent.ARRIVED)
@@ -249,6 +267,8 @@ class Rounds:
         if self.turns is not None:
             self.turns.forget(session.id)
         self.slow.forget(session.id)
+        if self.audits is not None:
+            self.audits.gone(session.name)
         return self.leases.revoke(session.id)
 
     def revoke_unheard(self, session: Session, holds: list[int]) -> None:
@@ -300,6 +320,8 @@ class Rounds:
         if self.phase is not Phase.CLOSED or ex is None or ex.round != done.round:
             return
         accepted = [s for s in ex.by_name if ex.members[s] in done.packets]
+        if self.audits is not None:
+            self.audits.committed(done.packets.keys())
         self.leases.settle(ex.claims, accepted, self._members)
         proven = {name: why for name, why in done.rejected.items() if name not in done.denied}
         self._strike(proven, ex.keys, at_once=not accepted)
@@ -309,6 +331,10 @@ class Rounds:
             self._finish_round(ex, accepted, done, now)
         else:
             self._void(ex, now)
+
+    def measure_lines_anew(self) -> None:
+        """Forget which line bounds the rounds: what is sent to whom has changed."""
+        self._lines, self.slowest = LineWatch(), None
 
     def fingerprinted(self, round: int, truth: int, now: float) -> None:
         """Settle a disagreement about x' of the round by its true fingerprint.
@@ -475,6 +501,8 @@ class Rounds:
             self.turns.spans(spans)
         if self.sharding is not None:
             self.sharding.opens(ex, here)
+        if self.audits is not None:
+            self.audits.opens(ex, granted)
         for p in ready:
             self._members.move(p, SessionEvent.OPENED)
             p.owes_since = now if p.owes_since is None else p.owes_since
@@ -542,6 +570,8 @@ class Rounds:
             message = announced_above(message, self._above, first=session.name == ex.names[0])
         if self.sharding is not None:
             message = self.sharding.announcement(ex, session, message)
+        if self.audits is not None:
+            message = self.audits.announcement(ex, session, message)
         self._out.send(session.conn, message)
 
     # ---- closing -------------------------------------------------------------------------------------------
@@ -587,7 +617,8 @@ class Rounds:
             if len(found | {self.history.fingerprints.get(round, min(found))}) > 1:
                 self._out.add(do.FindFingerprint(round))
                 return
-        self._out.add(ex.commit(self.leases))
+        refused = self.audits.refusals(ex) if self.audits is not None else {}
+        self._out.add(ex.commit(self.leases, refused))
 
     def _warn_overdue(self, ex: Exchange, what: str, now: float) -> None:
         """Tell the host, once a round, that the deadline has passed and which members are missing."""
@@ -604,6 +635,8 @@ class Rounds:
         for name, reason in sorted(rejected.items()):
             self._out.warn(f"its packet cannot be used: {reason}", name)
             banned = self._admission.strike(keys[name], name, reason)
+            if banned and self.audits is not None:
+                self.audits.banned(keys[name])
             why = (
                 self._admission.known[keys[name]].reason if banned else f"its packet cannot be used: {reason}"
             )

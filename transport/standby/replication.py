@@ -70,7 +70,7 @@ class Replication:
 
     def refusal(self, key: str) -> messages.Refused | None:
         """Say why this key cannot follow, or None."""
-        if self.settings.owners == "peers":
+        if self.settings.owners != "hub":
             return messages.Refused("state", "a run whose peers aggregate shards has no standby")
         if self.standby is not None and self.standby.key != key:
             return messages.Refused(

@@ -1,6 +1,7 @@
 """Objects that a hub serves by name, chunk by chunk. Files are never read as a whole.
 
 lease/<round>       what Work.samples gives for the asking session's lease
+audit/<round>       the same of the samples that the session audits in that round
 packet/<round>      the aggregated packet of a committed round
 packets/<a>-<b>     the log's records of rounds a .. b-1 (packet_log.py): what a joiner lacks
 accepted/<round>    names of the peers whose updates a round has, as JSON: for an inner hub that was killed
@@ -59,17 +60,18 @@ class ObjectStore:
         self,
         ledger: Ledger,
         work: HubDelegate,
-        lease: Callable[[str, int], list[int] | None],
+        samples: Callable[[str, str, int], list[int] | None],
         for_owners: Callable[[str, str], bytes],
     ) -> None:
         self.for_standby: Callable[[str, str], ObjectSource] | None = None
-        self._folder, self._work, self._lease, self._for_owners = ledger.folder, work, lease, for_owners
+        self._folder, self._work, self._for_owners = ledger.folder, work, for_owners
+        self._samples = samples  # of a session's "lease" or "audit" of a round
         self._ledger: Ledger | None = None  # a reader of its own: it sees whole transactions only
         self._files: dict[Path, BinaryIO] = {}
         self._given: dict[str, ObjectSource] = {}  # base/..., eval, snapshot/..., hashes/...
         self._snapshots: set[str] = set()  # "snapshot/<round>/" of those that are offered
         self._ranges: OrderedDict[tuple[int, int, bool], ObjectSource] = OrderedDict()  # of the log
-        self._leases: OrderedDict[tuple[str, int], ObjectSource] = OrderedDict()
+        self._leases: OrderedDict[tuple[str, str, int], ObjectSource] = OrderedDict()  # and audits
         self._owned: OrderedDict[tuple[str, str], ObjectSource] = OrderedDict()  # parts, estates
         self._newest = "", memory_source(b"")  # the name of the newest packet, and the packet
         self._chunks: OrderedDict[messages.Get, SharedPayload] = OrderedDict()
@@ -77,8 +79,8 @@ class ObjectStore:
     def find(self, session: str, name: str) -> ObjectSource:
         """Find an object for a session. Raises KeyError, whose text is for the peer, if there is none."""
         kind, _, rest = name.partition("/")
-        if kind == "lease" and re.fullmatch(r"[0-9]{1,18}", rest):
-            return self._find_lease(session, int(rest))
+        if kind in ("lease", "audit") and re.fullmatch(r"[0-9]{1,18}", rest):
+            return self._find_samples(session, kind, int(rest))
         if kind == "packet" and re.fullmatch(r"[0-9]{1,18}", rest):
             return self._range(int(rest), int(rest) + 1, payload=True)
         if kind == "packets" and (match := re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", rest)):
@@ -130,13 +132,13 @@ class ObjectStore:
                 source.data.close()
                 self._files = {path: file for path, file in self._files.items() if file is not source.data}
 
-    def _find_lease(self, session: str, round: int) -> ObjectSource:
-        source = self._leases.get((session, round))
+    def _find_samples(self, session: str, kind: str, round: int) -> ObjectSource:
+        source = self._leases.get((session, kind, round))
         if source is None:
-            ids = self._lease(session, round)
+            ids = self._samples(session, kind, round)
             if ids is None:
-                raise KeyError(f"this session holds no lease of round {round}")
-            source = self._leases[session, round] = memory_source(self._work.samples(ids))
+                raise KeyError(f"this session holds no {kind} of round {round}")
+            source = self._leases[session, kind, round] = memory_source(self._work.samples(ids))
             if len(self._leases) > KEPT:
                 self._leases.popitem(last=False)
         return source

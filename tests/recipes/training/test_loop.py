@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,6 +63,7 @@ class OneRound:
     spans: int = 1
     local_steps: int = 0
     peers: int = 1
+    audits: Sequence[int] = ()
 
 
 @dataclass

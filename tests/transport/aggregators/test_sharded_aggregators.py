@@ -117,7 +117,7 @@ class PartlyMerged:
         return self.shards.find(session, f"estate/{self.number}")
 
     def hub_merges(self) -> None:
-        self.shards.committed(self.ex.commit(self.state.rounds.leases))
+        self.shards.committed(self.ex.commit(self.state.rounds.leases, {}))
 
     def apply(self, change: Callable[[float], object]) -> None:
         change(0.0)

@@ -20,7 +20,9 @@ def test_the_newest_packet_is_given_from_memory_and_each_fragment_is_made_once(t
     with begin(tmp_path) as ledger:
         for round, data in enumerate((b"old", packet)):
             row = commit(ledger, round, data)
-            served = ObjectStore(ledger, ToyWork(), lambda session, round: None, lambda session, name: b"")
+            served = ObjectStore(
+                ledger, ToyWork(), lambda session, kind, round: None, lambda session, name: b""
+            )
             served.committed(round, data, row.sha256)
         asked = [messages.Get("packet/1", i, CHUNK) for i in range(object_store.CACHED_CHUNKS + 2)]
 

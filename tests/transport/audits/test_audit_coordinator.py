@@ -1,0 +1,160 @@
+"""Audits in a real hub: what reports must have, what a refused peer reads, and any history of misfortunes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from random import Random
+
+from msgspec.structs import replace
+from sim_swarm import SimPeer, SimSwarm
+from toy_swarm import toy_settings
+
+from transport import RunSettings
+from transport.audits.audit_case import SKETCH
+from transport.protocol import events, messages
+
+MISFORTUNES = ("step",) * 30 + ("cut", "kill", "join", "second", "minute", "restart", "leave")
+
+
+def sketch(sample: int, lease: int) -> bytes:
+    return Random(f"{sample}/{lease}").randbytes(SKETCH)
+
+
+class AuditedPeer(SimPeer):
+    """A peer that sketches what it computes; `lies`: another gradient than it was given; `silent`: none."""
+
+    lies = silent = False
+
+    def __init__(self, swarm: SimSwarm, name: str, staleness: int) -> None:
+        super().__init__(swarm, name, staleness)
+        self.audited: dict[int, list[tuple[int, int]]] = {}  # round -> (sample, lease)
+
+    def begin(self) -> None:
+        super().begin()
+        if self.round is not None and self.round.audits:
+            audits, name = self.swarm.hub.rounds.audits, self.state.welcome.name if self.state.welcome else ""
+            assert audits is not None
+            samples = audits.samples(name, self.round.round)
+            if len(samples) == len(self.round.audits):  # else another hub has asked
+                self.audited[self.round.round] = list(zip(samples, self.round.audits, strict=True))
+
+    def report(self, opened: messages.Round) -> messages.Report:
+        of = {lease: b"".join(self.found(i, lease) for i in self.pending[lease]) for lease in self.sent}
+        beside = {lease: self.audited.get(lease, []) for lease in self.sent}
+        audits = {lease: b"".join(self.found(*one) for one in asked) for lease, asked in beside.items()}
+        said = super().report(opened)
+        return (
+            said if self.silent else replace(said, sketches=of, audits={r: a for r, a in audits.items() if a})
+        )
+
+    def found(self, sample: int, lease: int) -> bytes:
+        return (
+            sketch(sample, lease)
+            if not self.lies
+            else sketch(-sample - 1, int.from_bytes(self.key.encode(), "big"))
+        )
+
+
+class AuditedSwarm(SimSwarm):
+    def join(self, name: str = "", key: str = "") -> SimPeer:
+        peer = AuditedPeer(self, name or f"p{len(self.peers)}", self.staleness)
+        peer.key = key or peer.key
+        self.peers.append(peer)
+        peer.dial()
+        return peer
+
+
+def audited_settings(**changes: object) -> RunSettings:
+    usual = {"samples": 400, "global_batch": 16, "step_timeout": 20.0, "peer_timeout": 90.0}
+    return toy_settings(**(usual | {"start_timeout": 300.0, "audit_share": 0.2} | changes))
+
+
+def swarm_of(peers: int, **changes: object) -> AuditedSwarm:
+    swarm = AuditedSwarm(1, audited_settings(**changes))
+    for _ in range(peers):
+        swarm.join()
+    return swarm
+
+
+def warned(swarm: SimSwarm) -> list[tuple[str | None, str]]:
+    return [(e.peer, e.message) for e in swarm.events if isinstance(e, events.Warned)]
+
+
+def test_honest_peers_are_audited_and_nobody_is_warned_of() -> None:
+    swarm = swarm_of(5)
+
+    assert swarm.settle(20_000).finished
+    figures = json.loads(swarm.hub.status(swarm.now))["audits"]
+    assert figures["audited"] > 40
+    assert figures["share"] <= 0.2
+    assert (figures["disagreements"], figures["usual_bits"]) == (0, 0)
+    assert not any("audit" in message for _, message in warned(swarm))
+
+
+def test_a_liar_is_found_refused_and_banned_and_reads_why() -> None:
+    swarm = swarm_of(5)
+    liar = swarm.peers[2]
+    assert isinstance(liar, AuditedPeer)
+    liar.lies = True
+
+    assert swarm.settle(20_000).finished
+    assert [peer for peer, message in warned(swarm) if "found by audits" in message] == ["p2"]
+    refusals = [one.refused["p2"] for one in liar.state.commits.values() if "p2" in one.refused]
+    assert all("two other peers agree on another gradient of the sample" in why for why in refusals)
+    assert liar.state.refused is not None
+    assert "3 unusable packets" in liar.state.refused.reason
+    assert {e.peer for e in swarm.events if isinstance(e, events.PeerLeft) and e.how == "removed"} == {"p2"}
+
+
+def test_an_update_whose_report_has_no_sketches_is_refused_with_the_reason() -> None:
+    swarm = swarm_of(3)
+    silent = swarm.peers[0]
+    assert isinstance(silent, AuditedPeer)
+    silent.silent = True
+
+    assert swarm.settle(20_000).finished
+    refusals = [one.refused["p0"] for one in silent.state.commits.values() if "p0" in one.refused]
+    assert refusals
+    assert all("its report has no gradient sketch of each of the" in why for why in refusals)
+    assert sorted(swarm.trained) == list(range(400))
+
+
+def test_whatever_happens_to_them_honest_peers_are_never_refused() -> None:
+    """Lost connections, killed peers, restarted hubs, newcomers, slow ones: an audit is only ever lost."""
+    for seed in range(60):
+        random = Random(seed)
+        swarm = swarm_of(4, samples=120)
+        for peer, pace in zip(swarm.peers, (1.0, 1.0, 30.0, 0.0), strict=True):
+            peer.compute_s = pace
+        for _ in range(200):
+            what, peer = random.choice(MISFORTUNES), random.choice(swarm.peers)
+            if what == "step":
+                swarm.step()
+            elif what == "join" and len(swarm.peers) < 8:
+                swarm.join()
+            elif what in ("cut", "kill"):
+                getattr(swarm, what)(peer)
+            elif what == "leave":
+                swarm.leave(peer)
+            elif what == "restart":
+                swarm.restart_hub()
+            else:
+                swarm.pass_time(2.0 if what == "minute" else 1.0)
+        if swarm.ended is None:
+            swarm.join()
+        ended = swarm.settle(20_000)
+
+        assert ended.finished or ended.exit_code == 7, seed
+        assert not any("cannot be used" in message or "audit" in message for _, message in warned(swarm)), (
+            seed
+        )
+
+
+def test_a_run_without_audits_loads_none_of_this() -> None:
+    hub = "from transport import RunSettings; from transport.hub.hub_state import HubState"
+    made = "HubState(RunSettings('run', '{}', '00', 8, 4), 't', 's', 0.0)"
+    code = f"import sys; {hub}; {made}; assert not any('audits' in name for name in sys.modules)"
+
+    subprocess.run([sys.executable, "-c", code], check=True)

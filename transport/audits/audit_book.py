@@ -1,0 +1,278 @@
+"""Whom to audit, by whom, within a budget; and who is found.
+
+    turn      every peer is audited once in a cycle, in an order that is drawn anew for each cycle
+    case      a random sample of the newest lease that the peer has delivered: another member of the next
+              round computes its gradient too. Where they disagree a third member decides later
+    level     L of a peer: + 1 for each case in which it is wrong, - 1/8 for each of its own samples on which
+              another agrees, at least 0 (Page's test, 1954). Above OUT it is found: three cases at least
+    suspects  of a peer with L > 0 as many cases are open at once as would find it; it decides on others
+              only where nobody else is left. A peer of the host decides where there is one
+    clear     nobody is called wrong where honest peers differ much, as at a very high learning rate: where
+              the last 16 pairs that agreed differ in more than 20 bits at the median, or are fewer than 6
+
+All draws are seeded by a secret of the host and the round: no peer knows what will be audited, or by whom.
+The third is asked only once the first has answered, so no auditor knows whether the other is an accomplice.
+Budget: the cost of all audits is at most `share` of the cost of all leases before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from random import Random
+from statistics import median
+
+from .audit_case import SKETCH, Case
+
+OUT = 2.0  # L above which a peer is found
+FORGIVEN = 1 / 8  # of a case, by each sample on which another peer agrees
+FRESH = 4  # rounds after which a lease is not audited any more: x' has moved on
+LATE = 8  # rounds after which an answer, or an auditor, is not waited for any more
+AT_ONCE = 16  # samples that one peer audits in a round
+ENOUGH, LATEST = 6, 16  # pairs that agreed: so many say what is usual, and so many at most
+UNCLEAR = 20  # a usual distance above which audits tell nothing: a cosine of 0.88
+
+Cost = Callable[[int], float]  # of a sample
+
+
+@dataclass(frozen=True)
+class Work:
+    """A delivered lease: its samples, and the sketch of each."""
+
+    lease: int
+    samples: Sequence[int]
+    sketches: bytes
+
+    def case(self, peer: str, number: int) -> Case:
+        """Open a case on the `number`-th sample."""
+        sketch = self.sketches[number * SKETCH : (number + 1) * SKETCH]
+        return Case(peer, self.lease, self.samples[number], {peer: sketch})
+
+
+@dataclass(frozen=True)
+class Task:
+    """A sample that a peer is to audit."""
+
+    sample: int
+    lease: int
+
+
+@dataclass
+class Record:
+    """The evidence on one peer."""
+
+    level: float = 0.0  # L
+    wrong: int = 0  # cases since L was 0
+    ruled: int = 0  # of so many
+
+    @property
+    def why(self) -> str:
+        return (
+            f"in {self.wrong} of its last {self.ruled} audits two other peers agree on another gradient of "
+            "the sample (swarm.audit_share)"
+        )
+
+
+@dataclass
+class Figures:
+    """Counts of a run, for `cocktail status`."""
+
+    audited: int = 0  # samples computed once more
+    disagreements: int = 0  # opinions that were wrong
+    undecided: int = 0  # cases that were dropped
+    cost: float = 0.0  # of the audits
+    work: float = 0.0  # of the leases
+
+
+@dataclass
+class AuditBook:
+    """State of a run's audits, by names of peers. Evidence is by machine: another name loses none of it, and
+    no machine audits itself."""
+
+    share: float
+    secret: str
+    figures: Figures = field(default_factory=Figures)
+    records: dict[str, Record] = field(default_factory=dict)  # of machines with L > 0
+    found: dict[str, str] = field(default_factory=dict)  # machine -> why
+    machines: dict[str, str] = field(default_factory=dict)  # of each peer
+    own: Collection[str] = ()  # peers of the host
+    cases: list[Case] = field(default_factory=list)  # open, the oldest first
+    _work: dict[str, Work] = field(default_factory=dict)  # the newest of each peer
+    _turn: list[str] = field(default_factory=list)  # peers whose turn in this cycle is to come
+    _given: dict[int, dict[str, list[Case]]] = field(default_factory=dict)  # round -> auditor -> its cases
+    _distances: deque[int] = field(default_factory=lambda: deque(maxlen=LATEST))  # of pairs that agreed
+
+    @property
+    def usual(self) -> float | None:
+        """The median distance of two opinions that agreed, mostly honest ones; None: not known yet."""
+        return median(self._distances) if len(self._distances) >= ENOUGH else None
+
+    @property
+    def clear(self) -> bool:
+        """True where an audit can tell who is wrong."""
+        return self.usual is not None and self.usual <= UNCLEAR
+
+    # ---- a round opens -------------------------------------------------------------------------------------
+
+    def opens(self, round: int, members: Mapping[str, str], leased: float, cost: Cost) -> None:
+        """Give out audits with the leases of a round. A round that is opened again has those it had.
+
+        Args:
+            members: those with a lease, and the machine of each.
+            leased: cost of all leases.
+        """
+        if round in self._given:
+            return
+        self.figures.work += leased
+        self.machines |= members
+        random, given = Random(f"{self.secret}/{round}"), dict[str, list[Case]]()
+        self._given = {r: cases for r, cases in self._given.items() if r >= round - LATE} | {round: given}
+        self._work = {peer: work for peer, work in self._work.items() if round - work.lease <= FRESH}
+        self._drop_late(round)
+        waiting = [case for case in self.cases if not case.auditor]
+        suspects = self._suspects(members, random)
+        for case in chain(waiting, suspects, self._in_turn(members, random)):
+            price = cost(case.sample)
+            if self.figures.cost + price > self.share * self.figures.work:
+                break
+            if (auditor := self._auditor(case, members, given, random)) is None:
+                continue
+            case.auditor, case.asked = auditor, round
+            given.setdefault(auditor, []).append(case)
+            self.figures.cost += price
+            self.figures.audited += 1
+            if case not in waiting:
+                self.cases.append(case)
+
+    def tasks(self, round: int, peer: str) -> list[Task]:
+        """Return what a peer audits in a round, in the order of its answers."""
+        return [Task(case.sample, case.lease) for case in self._given.get(round, {}).get(peer, ())]
+
+    def _drop_late(self, round: int) -> None:
+        """Give up auditors that do not answer, and cases that nobody is left for."""
+        for case in self.cases:
+            if case.auditor and case.asked < round - LATE:
+                case.auditor = ""
+        lost = [case for case in self.cases if not case.auditor and case.asked < round - 2 * LATE]
+        self.figures.undecided += len(lost)
+        self.cases = [case for case in self.cases if case not in lost]
+
+    def _suspects(self, members: Collection[str], random: Random) -> Iterator[Case]:
+        """Open as many cases on each suspect as would find it, the most suspect first."""
+        levels = {peer: self._level(peer) for peer in members}
+        for peer in sorted(members, key=lambda peer: (-levels[peer], peer)):
+            if 0 < levels[peer] <= OUT:
+                open_cases = sum(case.peer == peer for case in self.cases)
+                yield from self._new_cases(peer, int(OUT - levels[peer]) + 1 - open_cases, random)
+
+    def _level(self, peer: str) -> float:
+        """Return L of a peer's machine."""
+        record = self.records.get(self.machines[peer])
+        return record.level if record is not None else 0.0
+
+    def _in_turn(self, members: Collection[str], random: Random) -> Iterator[Case]:
+        """Open a case on each peer whose turn it is; at most once a round."""
+        if not any(peer in members for peer in self._turn):
+            cycle = sorted(self._work.keys() - set(self._turn))
+            random.shuffle(cycle)
+            self._turn += cycle
+        busy = {case.peer for case in self.cases}
+        for peer in list(self._turn):
+            if peer in self._work and (peer not in members or peer in busy):
+                continue  # its turn comes later
+            yield from self._new_cases(peer, 1, random)
+            self._turn.remove(peer)
+
+    def _new_cases(self, peer: str, count: int, random: Random) -> Iterator[Case]:
+        if (work := self._work.get(peer)) is not None and count > 0:
+            audited = {case.sample for case in self.cases if case.peer == peer}
+            fresh = [n for n, sample in enumerate(work.samples) if sample not in audited]
+            for number in random.sample(fresh, min(count, len(fresh))):
+                yield work.case(peer, number)
+
+    def _auditor(
+        self, case: Case, members: Collection[str], given: Mapping[str, Sequence[Case]], random: Random
+    ) -> str | None:
+        """Draw an auditor from the members with the fewest audits. A peer of the host decides before others,
+        a suspect after them; what it is asked first is evidence on itself as well."""
+
+        decides = len(case.opinions) > 1
+        judges = {self.machines[peer] for peer in case.opinions}
+
+        def order(peer: str) -> tuple[bool, bool, int]:
+            others, suspects = peer not in self.own, self._level(peer) > 0
+            return decides and others, decides and suspects, len(given.get(peer, ()))
+
+        apart = (peer for peer in sorted(members) if self.machines[peer] not in judges)
+        free = [peer for peer in apart if len(given.get(peer, ())) < AT_ONCE]
+        best = min(map(order, free), default=None)
+        return random.choice([peer for peer in free if order(peer) == best]) if free else None
+
+    # ---- a round is committed ------------------------------------------------------------------------------
+
+    def delivered(self, peer: str, work: Work) -> None:
+        """Take an accepted lease: what is audited next of this peer."""
+        if work.samples:
+            self._work[peer] = work
+
+    def answered(self, peer: str, round: int, sketches: bytes) -> list[str]:
+        """Take the answers of an auditor, each once; return the machines that are found by them."""
+        found: list[str] = []
+        for number, case in enumerate(self._given.get(round, {}).pop(peer, [])):
+            if case.auditor != peer or case.asked != round or case not in self.cases:
+                continue  # it came too late
+            case.auditor = ""
+            case.opinions[peer] = sketches[number * SKETCH : (number + 1) * SKETCH]
+            if (ruling := case.ruling()) is None:
+                continue
+            self.cases.remove(case)
+            if ruling.right:
+                self._distances.append(case.between(*ruling.right))
+            wrong = sorted(ruling.wrong) if self.clear else []
+            self.figures.disagreements += len(wrong)
+            self.figures.undecided += not ruling.right or len(wrong) < len(ruling.wrong)
+            for one in wrong:
+                found += self._was_wrong(self.machines[one])
+            if case.peer in ruling.right:
+                self._was_right(self.machines[case.peer])
+        return found
+
+    def _was_wrong(self, machine: str) -> list[str]:
+        record = self.records.setdefault(machine, Record())
+        record.level += 1
+        record.wrong += 1
+        record.ruled += 1
+        if record.level <= OUT or machine in self.found:
+            return []
+        self.found[machine] = record.why
+        self._drop(machine)
+        return [machine]
+
+    def _drop(self, machine: str) -> None:
+        """Drop the cases that a machine has an opinion on: they are about nobody else."""
+        lost = [case for case in self.cases if machine in {self.machines[peer] for peer in case.opinions}]
+        self.figures.undecided += len(lost)
+        self.cases = [case for case in self.cases if case not in lost]
+
+    def _was_right(self, machine: str) -> None:
+        if (record := self.records.get(machine)) is not None:
+            record.level -= FORGIVEN
+            record.ruled += 1
+            if record.level <= 0:
+                del self.records[machine]
+
+    # ---- peers that go -------------------------------------------------------------------------------------
+
+    def gone(self, peer: str) -> None:
+        """Ask others what this peer was asked; what is known of it stays, as it may come back."""
+        self._work.pop(peer, None)
+        for case in self.cases:
+            if case.auditor == peer:
+                case.auditor = ""
+
+    def forget(self, machine: str) -> None:
+        """Drop the evidence on a machine that is out: should the host admit it again, it begins anew."""
+        self.records.pop(machine, None)
+        self.found.pop(machine, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -72,27 +73,36 @@ def test_owners_come_and_go_and_all_peers_hold_the_same_bits(neox: Path, data: P
         swarm.audit()
 
 
-class SlowHub:
-    """Says of each round that the hub's line bounds it, whoever aggregates."""
-
-    def add(self, sample: RoundSample) -> SlowestLine:
-        return SlowestLine("the hub's down", 0.8, 1e5)
-
-
-def test_peers_are_tried_as_aggregators_and_where_they_gain_nothing_the_hub_goes_on(
-    neox: Path, data: Path, tmp_path: Path
+@pytest.mark.parametrize(("waited", "aggregators"), [(0.3, ["hub", "peers"]), (0.8, ["hub", "peers", "hub"])])
+def test_peers_aggregate_as_long_as_that_is_faster_than_the_hub(
+    neox: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    waited: float,
+    aggregators: list[str],
 ) -> None:
-    """Error feedback goes to the peers and back: all samples count once, and all hold the same bits."""
+    """Error feedback goes to the peers, and back: all samples count once, and all hold the same bits."""
+    by_hub: list[bool] = []  # of each round that was opened
+
+    class Lines:
+        """Devices wait for .8 of a step where the hub aggregates, else for `waited`; known after 5 rounds."""
+
+        def __init__(self) -> None:
+            self.shares: list[float] = []
+
+        def add(self, sample: RoundSample) -> SlowestLine | None:
+            self.shares.append(0.8 if by_hub[-1] else waited)
+            return SlowestLine("the hub's down", median(self.shares), 1e5) if len(self.shares) > 4 else None
+
+    monkeypatch.setattr("transport.scheduling.rounds.LineWatch", Lines)
     sections = SECTIONS | {"swarm": SWARM | {"owners": "auto"}}
+    sections["training"] = SECTIONS["training"] | {"num_train_epochs": 3}
     with Swarm(recipe_of(neox, data, **sections), tmp_path / "run", min_peers=3) as swarm:
-        rounds = swarm.memory.hub._state.rounds
-        rounds._lines = SlowHub()  # type: ignore[assignment]
-        rounds.measure_lines_anew = lambda: None  # type: ignore[method-assign]
-        aggregated: list[int] = []
         own = swarm.work.own
 
         def noted(round: int, shards: Collection[int], keep: Callable[[bytes], int]) -> bool:
-            aggregated.append(len(shards))
+            by_hub.append(len(shards) == 4)
             return own(round, shards, keep)
 
         swarm.work.own = noted  # type: ignore[method-assign]
@@ -100,11 +110,11 @@ def test_peers_are_tried_as_aggregators_and_where_they_gain_nothing_the_hub_goes
         swarm.finish()
         swarm.audit()
 
-        assert [shards for shards, _ in groupby(aggregated)] == [4, 0, 4]
+        assert ["hub" if hub_does else "peers" for hub_does, _ in groupby(by_hub)] == aggregators
         truth = swarm.folded().view(torch.int32)
         for member in swarm.members.values():
             assert torch.equal(member.common.view(torch.int32), truth)
         told = [e.message for e in swarm.all(hub.Warned) if "aggregate" in e.message]
-        assert len(told) == 2
+        assert len(told) == len(aggregators) - 1
         assert "peers try to aggregate" in told[0]
-        assert "the hub aggregates, not peers" in told[1]
+        assert "the hub aggregates, not peers" in told[-1] or len(told) == 1

@@ -123,13 +123,17 @@ class ShardCoordinator:
 
     def _choose(self) -> None:
         """Let a durable round count in the choice of who aggregates."""
+        if self._choice is None:
+            return
         moving = any(handoff.peer == HUB for handoff in self.handoffs.values())
-        if self._choice is not None and self._choice.note(self._rounds.slowest, moving=moving):
-            tried = self._choice.way is Way.TRYING
+        changed = self._choice.note(self._rounds.slowest, moving=moving)
+        tried = self._choice.way is Way.TRYING
+        if changed or (tried and moving):  # neither of these rounds says what a trial is worth
+            self._rounds.measure_lines_anew()
+        if changed:
             why = "its line bounds the rounds" if tried else "rounds are not faster with peers that do"
             who = "peers try to aggregate, not the hub" if tried else "the hub aggregates, not peers"
             self._out.warn(f"{who}: {why}")
-            self._rounds.measure_lines_anew()
 
     def tick(self, ex: Exchange, now: float) -> None:
         """Give up aggregators that are gone or silent. A lost connection may be back in a moment."""

@@ -153,7 +153,7 @@ class Rounds:
 
             self.turns = Turns(settings)
         self.over = messages.Over("", False)  # how the run ended
-        self.slow, self._lines = SlowRounds(), LineWatch()
+        self.slow, self._lines, self._measure_anew = SlowRounds(), LineWatch(), False
         self.slowest: SlowestLine | None = None  # what bounds the last rounds
         self._uneven_until = -1  # rounds in which members evaluate, and those after them, take longer
         self._deadline, self._balancer = StragglerDeadline(self._longest), LoadBalancer()
@@ -333,8 +333,8 @@ class Rounds:
             self._void(ex, now)
 
     def measure_lines_anew(self) -> None:
-        """Forget which line bounds the rounds: what is sent to whom has changed."""
-        self._lines, self.slowest = LineWatch(), None
+        """Forget which line has bounded the rounds up to this one: what is sent to whom has changed."""
+        self._measure_anew = True
 
     def fingerprinted(self, round: int, truth: int, now: float) -> None:
         """Settle a disagreement about x' of the round by its true fingerprint.
@@ -668,6 +668,8 @@ class Rounds:
         self._pace.append((now, counted))
         sample = self._sample(ex, done, now)
         self.slowest = self._lines.add(sample)
+        if self._measure_anew:
+            self._lines, self.slowest, self._measure_anew = LineWatch(), None, False
         line = self.slowest.line if self.slowest is not None else ""
         told = replace(event, step=self.step, steps=steps, counted=counted, eta_s=self.eta_s(now), line=line)
         self._out.tell(told)

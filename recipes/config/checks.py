@@ -147,6 +147,9 @@ def _conflicts(recipe: Recipe) -> Iterator[Conflict]:
             text = "peers that aggregate shards are members of every round"
             yield Conflict("swarm.members_per_round", text, "null, or `swarm.owners: hub`")
     compression = recipe.compression
+    if swarm.owners != "hub" and swarm.durability == "replicated":
+        text = "replicated: a standby cannot follow peers that aggregate shards"
+        yield Conflict("swarm.durability", text, "`asynchronous`, or `swarm.owners: hub`")
     if swarm.owners == "auto" and compression.shards == 1 and not compression.shards_at_layers:
         text = "peers can share the aggregation of several shards only, and there is one"
         yield Conflict(

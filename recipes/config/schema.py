@@ -432,7 +432,7 @@ class Swarm(Section):
     )
     audit_share: Annotated[Real, Field(ge=0, le=0.5)] = key(
         0.0,
-        "share of the compute spent on audits: another peer computes a sample's gradient too; 0: no audits",
+        "at most so much of the compute for audits: another peer computes a sample's gradient too; 0: none",
         since="0.2",
     )
     requires: Requires | None = key(None, "what a machine needs to take part; null: nothing")

@@ -216,6 +216,9 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
     if slowest := found.get("bottleneck"):
         waiting = f"devices wait {slowest['waiting']:.0%} of the time for their exchange"
         yield f"bottleneck: {printable(str(slowest['line']))} ({waiting})"
+    if audits := found.get("audits"):
+        wrong = f"{audits['audited']:,} samples, {audits['disagreements']:,} wrong answers"
+        yield f"audits: {wrong}, {audits['share']:.1%} of the compute"
     if found.get("reach"):
         yield f"reach: {found['reach']}"
     if in_full:

@@ -331,6 +331,8 @@ def test_durations_are_seconds(text: str | int, seconds: float) -> None:
         ("compression: {staleness: 2}\nswarm: {owners: peers}", "compression.staleness"),
         ("compression: {staleness: 2, shards: 8}\nswarm: {owners: auto}", "compression.staleness"),
         ("swarm: {owners: auto}", "swarm.owners"),
+        ("compression: {shards: 8}\nswarm: {owners: auto, durability: replicated}", "swarm.durability"),
+        ("compression: {shards: 8}\nswarm: {owners: peers, durability: replicated}", "swarm.durability"),
         ("compression: {topk_chunk: 64, topk_ratio: 0.005}", "compression.topk_chunk"),
         ("lora: {}\ntraining: {fp32_master_weights: false}", "training.fp32_master_weights"),
         ("training: {fp32_master_weights: false}", "training.fp32_master_weights"),

@@ -45,10 +45,10 @@ class Work:
     samples: Sequence[int]
     sketches: bytes
 
-    def case(self, peer: str, number: int) -> Case:
+    def case(self, peer: str, machine: str, number: int) -> Case:
         """Open a case on the `number`-th sample."""
         sketch = self.sketches[number * SKETCH : (number + 1) * SKETCH]
-        return Case(peer, self.lease, self.samples[number], {peer: sketch})
+        return Case(peer, machine, self.lease, self.samples[number], {machine: sketch})
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class Figures:
 
 @dataclass
 class AuditBook:
-    """State of a run's audits, by names of peers. Evidence is by machine: another name loses none of it, and
-    no machine audits itself."""
+    """State of a run's audits, by names of peers. Opinions and evidence are by machine: another name loses
+    none of it, a newcomer under a name that is free again has none of it, and no machine audits itself."""
 
     share: float
     secret: str
@@ -123,10 +123,12 @@ class AuditBook:
             members: those with a lease, and the machine of each.
             leased: cost of all leases.
         """
+        renamed = {peer for peer, machine in members.items() if self.machines.get(peer, machine) != machine}
+        self._work = {peer: work for peer, work in self._work.items() if peer not in renamed}
+        self.machines |= members
         if round in self._given:
             return
         self.figures.work += leased
-        self.machines |= members
         random, given = Random(f"{self.secret}/{round}"), dict[str, list[Case]]()
         self._given = {r: cases for r, cases in self._given.items() if r >= round - LATE} | {round: given}
         self._work = {peer: work for peer, work in self._work.items() if round - work.lease <= FRESH}
@@ -190,7 +192,7 @@ class AuditBook:
             audited = {case.sample for case in self.cases if case.peer == peer}
             fresh = [n for n, sample in enumerate(work.samples) if sample not in audited]
             for number in random.sample(fresh, min(count, len(fresh))):
-                yield work.case(peer, number)
+                yield work.case(peer, self.machines[peer], number)
 
     def _auditor(
         self, case: Case, members: Collection[str], given: Mapping[str, Sequence[Case]], random: Random
@@ -199,13 +201,12 @@ class AuditBook:
         a suspect after them; what it is asked first is evidence on itself as well."""
 
         decides = len(case.opinions) > 1
-        judges = {self.machines[peer] for peer in case.opinions}
 
         def order(peer: str) -> tuple[bool, bool, int]:
             others, suspects = peer not in self.own, self._level(peer) > 0
             return decides and others, decides and suspects, len(given.get(peer, ()))
 
-        apart = (peer for peer in sorted(members) if self.machines[peer] not in judges)
+        apart = (peer for peer in sorted(members) if self.machines[peer] not in case.opinions)
         free = [peer for peer in apart if len(given.get(peer, ())) < AT_ONCE]
         best = min(map(order, free), default=None)
         return random.choice([peer for peer in free if order(peer) == best]) if free else None
@@ -224,7 +225,7 @@ class AuditBook:
             if case.auditor != peer or case.asked != round or case not in self.cases:
                 continue  # it came too late
             case.auditor = ""
-            case.opinions[peer] = sketches[number * SKETCH : (number + 1) * SKETCH]
+            case.opinions[self.machines[peer]] = sketches[number * SKETCH : (number + 1) * SKETCH]
             if (ruling := case.ruling()) is None:
                 continue
             self.cases.remove(case)
@@ -233,10 +234,10 @@ class AuditBook:
             wrong = sorted(ruling.wrong) if self.clear else []
             self.figures.disagreements += len(wrong)
             self.figures.undecided += not ruling.right or len(wrong) < len(ruling.wrong)
-            for one in wrong:
-                found += self._was_wrong(self.machines[one])
-            if case.peer in ruling.right:
-                self._was_right(self.machines[case.peer])
+            for machine in wrong:
+                found += self._was_wrong(machine)
+            if case.machine in ruling.right:
+                self._was_right(case.machine)
         return found
 
     def _was_wrong(self, machine: str) -> list[str]:
@@ -252,7 +253,7 @@ class AuditBook:
 
     def _drop(self, machine: str) -> None:
         """Drop the cases that a machine has an opinion on: they are about nobody else."""
-        lost = [case for case in self.cases if machine in {self.machines[peer] for peer in case.opinions}]
+        lost = [case for case in self.cases if machine in case.opinions]
         self.figures.undecided += len(lost)
         self.cases = [case for case in self.cases if case not in lost]
 
@@ -274,5 +275,6 @@ class AuditBook:
 
     def forget(self, machine: str) -> None:
         """Drop the evidence on a machine that is out: should the host admit it again, it begins anew."""
+        self._drop(machine)
         self.records.pop(machine, None)
         self.found.pop(machine, None)

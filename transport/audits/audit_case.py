@@ -18,7 +18,7 @@ MOST = 5  # opinions, after which a case is dropped
 
 @dataclass(frozen=True)
 class Ruling:
-    """The end of a case."""
+    """The end of a case, by machine."""
 
     right: tuple[str, ...] = ()  # the two that agree
     wrong: Collection[str] = ()
@@ -29,10 +29,11 @@ class Case:
     """A sample whose gradient is computed by one peer after the other until two agree."""
 
     peer: str  # that had the sample in its lease
+    machine: str  # of that peer then: its name may be another's when the case is decided
     lease: int  # round of that lease, which seeds the sketches
     sample: int
-    opinions: dict[str, bytes] = field(default_factory=dict)  # by peer, in their order
-    auditor: str = ""  # whose opinion is awaited; "": nobody's yet
+    opinions: dict[str, bytes] = field(default_factory=dict)  # by machine, in their order
+    auditor: str = ""  # the peer whose opinion is awaited; "": nobody's yet
     asked: int = -1  # the round in which somebody was asked last
 
     def ruling(self) -> Ruling | None:

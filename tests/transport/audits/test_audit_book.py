@@ -232,6 +232,31 @@ def test_evidence_stays_with_a_machine_that_comes_back_under_another_name() -> N
         assert "new" in swarm.found or level > OUT
 
 
+def test_who_joins_under_the_name_of_a_liar_that_left_has_none_of_its_evidence() -> None:
+    """Cases on the liar, and those that it decides, are open while another machine joins under its name."""
+    left_open = 0
+    for seed in range(30):
+        swarm = ten("copied", seed=seed, batch=64, share=0.1)
+        [name] = lazy(swarm)
+        swarm.machines = {name: "the liar"}
+        while swarm.round < 4 or not any("the liar" in case.opinions for case in swarm.book.cases):
+            swarm.step()
+        left_open += sum("the liar" in case.opinions for case in swarm.book.cases)
+        swarm.book.gone(name)
+        if seed % 2:  # before the newcomer is there, the round is opened without it
+            swarm.book.opens(swarm.round, {p: p for p in swarm.kinds if p != name}, 0.0, lambda sample: 1.0)
+        swarm.computed.pop(name)
+        swarm.kinds[name] = "honest"
+        swarm.machines = {name: "newcomer"}
+        swarm.found.clear()
+        for _ in range(12):
+            swarm.step()
+            assert "newcomer" not in swarm.book.records, seed
+        assert not swarm.found, seed
+
+    assert left_open > 30
+
+
 def test_what_a_peer_does_not_answer_is_asked_of_another() -> None:
     swarm = ten(batch=256)
     [case, *_] = opened(swarm)
@@ -280,7 +305,7 @@ def test_nobody_knows_what_will_be_audited_without_the_hosts_secret() -> None:
 
 
 def test_two_that_send_no_gradient_at_all_do_not_confirm_each_other() -> None:
-    case = Case("ann", 0, 0, {"ann": bytes(SKETCH), "bob": bytes(SKETCH)})
+    case = Case("ann", "ann", 0, 0, {"ann": bytes(SKETCH), "bob": bytes(SKETCH)})
 
     assert case.ruling() is None
 
@@ -289,7 +314,7 @@ def test_the_first_two_that_agree_are_right_and_who_is_near_one_of_them_is_not_w
     right, wrong = (1 << 128) - 1, 1  # 127 bits apart
     near, between = right ^ ((1 << 30) - 1), right ^ (((1 << 40) - 1) << 60)  # 70 apart, 40 from right
     said = {"ann": wrong, "bob": right, "cat": near, "dan": between}
-    case = Case("ann", 0, 0, {peer: bits.to_bytes(SKETCH, "big") for peer, bits in said.items()})
+    case = Case("ann", "ann", 0, 0, {peer: bits.to_bytes(SKETCH, "big") for peer, bits in said.items()})
     ruling = case.ruling()
 
     assert differing(case.opinions["cat"], case.opinions["dan"]) > 48

@@ -109,8 +109,8 @@ class AuditCoordinator:
         """Ask others what this peer was asked."""
         self.book.gone(name)
 
-    def banned(self, key: str) -> None:
-        """Drop the evidence on a key that is out."""
+    def forget(self, key: str) -> None:
+        """Drop the evidence on a key that is struck out, or whose ban the host lifts."""
         self.book.forget(key)
 
     def status(self) -> dict[str, Any]:

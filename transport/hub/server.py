@@ -422,7 +422,7 @@ class Hub:
             ids = self._rounds.leases.ids(session, round)
             return None if ids is None else sample_ids(ids)
         peer, audits = self._members.get(session), self._rounds.audits
-        return audits.samples(peer.name, round) if peer is not None and audits is not None else None
+        return (audits.samples(peer.name, round) or None) if peer is not None and audits is not None else None
 
     def _find(self, session: str, name: str) -> bytes:
         """Return an object for an aggregator; called by the reader thread. Raises KeyError."""

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from random import Random
+from typing import Any
 
 from msgspec.structs import replace
-from sim_swarm import SimPeer, SimSwarm
-from toy_swarm import toy_settings
+from sim_swarm import STOP, SimPeer, SimSwarm
+from test_run_ledger import begin
+from toy_swarm import ToyWork, toy_settings
 
 from transport import RunSettings
 from transport.audits.audit_case import SKETCH
+from transport.hub.server import Hub
 from transport.protocol import events, messages
+from transport.transfer.object_store import ObjectStore
 
 MISFORTUNES = ("step",) * 30 + ("cut", "kill", "join", "second", "minute", "restart", "leave")
 
@@ -106,6 +111,47 @@ def test_a_liar_is_found_refused_and_banned_and_reads_why() -> None:
     assert liar.state.refused is not None
     assert "3 unusable packets" in liar.state.refused.reason
     assert {e.peer for e in swarm.events if isinstance(e, events.PeerLeft) and e.how == "removed"} == {"p2"}
+
+
+def test_a_ban_by_hand_that_is_lifted_leaves_no_evidence() -> None:
+    """The machine was repaired: it is admitted, and nothing that it sends is refused."""
+    swarm = swarm_of(5)
+    liar = swarm.peers[2]
+    assert isinstance(liar, AuditedPeer)
+    liar.lies = True
+    audits: Any = swarm.hub.rounds.audits
+    while not audits.book.found:
+        swarm.step()
+    assert list(audits.book.found) == [liar.key]
+    for order in ("ban", "unban"):
+        asked = messages.AskAdmin(1, STOP, "toy-run", order, "p2")  # type: ignore[arg-type]
+        swarm.act(swarm.hub.receive(b"host", asked, swarm.now))
+
+    assert not audits.book.found
+    assert not audits.book.records
+    assert not any(liar.key in case.opinions for case in audits.book.cases)
+
+
+def test_a_peer_that_audits_nothing_in_a_round_is_served_no_audit(tmp_path: Path) -> None:
+    """Else it could have any number of empty objects in the memory where leases are, and an empty one before
+    the round has its own."""
+    swarm = swarm_of(3)
+    while swarm.hub.rounds.audits is None or swarm.peers[0].round is None:
+        swarm.step()
+    server: Any = Hub.__new__(Hub)
+    server._members, server._rounds = swarm.hub.members, swarm.hub.rounds
+    [session, *_] = [one.id for one in swarm.hub.members]
+
+    assert server._samples(session, "lease", 0) is not None
+    assert server._samples(session, "audit", 10**6) is None
+    with begin(tmp_path) as ledger:
+        objects = ObjectStore(ledger, ToyWork(), server._samples, lambda session, name: b"")
+        found, data = objects.answer(session, messages.Get("audit/1000000", 0, 1024))
+        assert (found, data) == (
+            messages.NoObject("audit/1000000", "this session holds no audit of round 1000000"),
+            None,
+        )
+        objects.close()
 
 
 def test_an_update_whose_report_has_no_sketches_is_refused_with_the_reason() -> None:

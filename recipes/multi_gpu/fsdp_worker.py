@@ -8,7 +8,7 @@ from fsdp_peer.py, in the peer's own process; all ranks get the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from itertools import chain
@@ -204,7 +204,9 @@ class FsdpWorker:
         return {"share": share}
 
     def backward(self, part: Sequence[Sample], terms: int, key: str = "") -> dict[str, Any]:
-        with sketching(self.model, part, key) as sketches:
+        sketched: AbstractContextManager[list[str]]
+        sketched = sketching(self.model, part, key) if key else nullcontext([])
+        with sketched as sketches:
             with self.precision():
                 loss = self.objective.loss(self.model, part, self.device)
             found = asdict(backward(loss, terms, self.scale.value))

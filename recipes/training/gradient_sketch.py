@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from recipes.data import Sample
 
 BITS = 128
+CPU = torch.device("cpu")
 
 
 def sketch_key(seed: int, round: int) -> str:
@@ -31,11 +32,18 @@ def sketch_key(seed: int, round: int) -> str:
     return f"sketch/{seed}/{round}"
 
 
-@lru_cache(8)
-def signs(name: str, rows: int) -> Tensor:
-    """Draw signs, the same on every machine: (rows, BITS) float32. Fewer rows are the first of more."""
+def signs(name: str, rows: int, device: torch.device = CPU) -> Tensor:
+    """Return signs, the same on every machine: (rows, BITS) float32. Fewer rows are the first of more, so
+    micro-batches padded to any length share few draws."""
+    return drawn_signs(name, 1 << (rows - 1).bit_length(), device)[:rows]
+
+
+@lru_cache(16)  # a round's, and those of leases that are audited in it
+def drawn_signs(name: str, rows: int, device: torch.device) -> Tensor:
+    """Draw signs and copy them to the device, once."""
     drawn = np.frombuffer(shake_128(name.encode()).digest(rows * BITS // 8), np.uint8)
-    return torch.from_numpy(np.unpackbits(drawn, bitorder="little").reshape(rows, BITS) * np.float32(2) - 1)
+    bits = np.unpackbits(drawn, bitorder="little").reshape(rows, BITS)
+    return torch.from_numpy(bits * np.float32(2) - 1).to(device)
 
 
 @contextmanager
@@ -43,19 +51,16 @@ def sketching(model: nn.Module, part: Sequence[Sample], key: str) -> Iterator[li
     """Sketch the samples of the micro-batch whose loss and backward pass are computed inside.
 
     Yields a list that has the sketch of each sample afterwards, in hex. Several sequences of a sample come
-    in the batch as all first ones, then all second ones, and so on. Without a key there are none.
+    in the batch as all first ones, then all second ones, and so on.
     """
     found: list[str] = []
-    if not key:
-        yield found
-        return
     projected: list[Tensor] = []
 
     def seen(gradient: Tensor) -> None:
         sequences, tokens, width = gradient.shape  # padded on the right, where the gradient is 0
-        along = gradient.float() @ signs(f"{key}/width", width).to(gradient.device)  # (sequences, T, BITS)
+        along = gradient.float() @ signs(f"{key}/width", width, gradient.device)  # (sequences, T, BITS)
         for number in range(sequences // len(part)):
-            of_tokens = signs(f"{key}/tokens/{number}", tokens).to(gradient.device)
+            of_tokens = signs(f"{key}/tokens/{number}", tokens, gradient.device)
             first = number * len(part)
             projected.append((along[first : first + len(part)] * of_tokens).sum(dim=1))  # (B, BITS)
 

@@ -112,7 +112,8 @@ def compute(link: Link, peer: Peer, round: int, number: int, lease: Sequence[Sam
             found += peer.trainer.backward(parts[start : start + peer.trainer.at_once], terms, key)
         norm = peer.trainer.clip(peer.recipe.training.max_grad_norm)
     tokens = sum(sample.count for sample in lease)
-    found = replace(found, sketches=in_order(lease, parts, found.sketches))
+    if key:
+        found = replace(found, sketches=in_order(lease, parts, found.sketches))
     return Gradient(Lease(round, found, tokens), norm, number, started, time.monotonic())
 
 

@@ -7,7 +7,7 @@ What the loop asks for is `types.Trainer`; the other one is spread over several 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite, prod
 
@@ -134,11 +134,13 @@ class SingleDeviceTrainer:
     def backward(self, parts: Sequence[Sequence[Sample]], terms: int, key: str = "") -> Measured:
         found = Measured()
         for part in parts:
-            with sketching(self.model, part, key) as sketches:
+            sketched: AbstractContextManager[list[str]]
+            sketched = sketching(self.model, part, key) if key else nullcontext([])
+            with sketched as sketches:
                 with self.precision():
                     loss = self.objective.loss(self.model, part, self.device)
                 one = backward(loss, terms, self.scale.value)
-            found += replace(one, sketches="".join(sketches))
+            found += replace(one, sketches="".join(sketches)) if key else one
         return found
 
     def clip(self, limit: float) -> float | None:

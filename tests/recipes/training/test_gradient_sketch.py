@@ -13,7 +13,7 @@ from tiny_models import SIZES, tiny_model
 
 from recipes.config.schema import Recipe
 from recipes.data import Sample, batches
-from recipes.training.gradient_sketch import BITS, signs, sketch_key
+from recipes.training.gradient_sketch import BITS, drawn_signs, signs, sketch_key
 from recipes.training.lease_gradient import in_order
 from recipes.training.trainer import SingleDeviceTrainer
 
@@ -159,6 +159,26 @@ def test_a_preference_pair_is_one_sample() -> None:
 def test_signs_are_prefixes_of_each_other_and_as_often_plus_as_minus() -> None:
     assert torch.equal(signs("a", 100)[:40], signs("a", 40))
     assert abs(float(signs("a", 1000).mean())) < 0.01
+
+
+def test_lengths_up_to_a_power_of_two_share_one_draw() -> None:
+    before = drawn_signs.cache_info().misses
+    for rows in (129, 200, 255, 256):
+        assert signs("lengths", rows).shape == (rows, BITS)
+
+    assert drawn_signs.cache_info().misses == before + 1
+
+
+def test_without_a_key_no_hook_is_set_and_there_is_no_sketch() -> None:
+    peer, samples = trainer(), lease(4)
+    embedding: Any = peer.model.get_input_embeddings()
+    hooks: list[int] = []
+    embedding.register_forward_hook(lambda *_: hooks.append(len(embedding._forward_hooks)))
+    peer.zero()
+
+    assert peer.backward([samples], 9).sketches == ""
+    assert peer.backward([samples], 9, KEY).sketches
+    assert hooks == [1, 2]
 
 
 @pytest.mark.slow

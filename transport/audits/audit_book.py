@@ -1,14 +1,15 @@
 """Whom to audit, by whom, within a budget; and who is found.
 
-    turn      every peer is audited once in a cycle, in an order that is drawn anew for each cycle
-    case      a random sample of the newest lease that the peer has delivered: another member of the next
-              round computes its gradient too. Where they disagree a third member decides later
-    level     L of a peer: + 1 for each case in which it is wrong, - 1/8 for each of its own samples on which
-              another agrees, at least 0 (Page's test, 1954). Above OUT it is found: three cases at least
-    suspects  of a peer with L > 0 as many cases are open at once as would find it; it decides on others
-              only where nobody else is left. A peer of the host decides where there is one
-    clear     nobody is called wrong where honest peers differ much, as at a very high learning rate: where
-              the last 16 pairs that agreed differ in more than 20 bits at the median, or are fewer than 6
+    turn        every peer is audited once in a cycle, in an order that is drawn anew for each cycle
+    case        a random sample of the newest lease that the peer has delivered: another member of the next
+                round computes its gradient too. Where they disagree a third member decides later
+    level       L of a peer: + 1 for each case in which it is wrong, - 1/8 for each of its own samples on
+                which another agrees, at least 0 (CUSUM: Page, 1954). Above THRESHOLD it is convicted: three
+                cases at least
+    suspects    of a peer with L > 0 as many cases are open at once as would convict it; it decides on others
+                only where nobody else is left. A peer of the host decides where there is one
+    conclusive  nobody is called wrong where honest peers differ much, as at a very high learning rate: where
+                the last 16 pairs that agreed differ in more than 20 bits at the median, or are fewer than 6
 
 All draws are seeded by a secret of the host and the round: no peer knows what will be audited, or by whom.
 The third is asked only once the first has answered, so no auditor knows whether the other is an accomplice.
@@ -26,7 +27,7 @@ from statistics import median
 
 from .audit_case import SKETCH, Case
 
-OUT = 2.0  # L above which a peer is found
+THRESHOLD = 2.0  # L above which a peer is convicted
 FORGIVEN = 1 / 8  # of a case, by each sample on which another peer agrees
 FRESH = 4  # rounds after which a lease is not audited any more: x' has moved on
 LATE = 8  # rounds after which an answer, or an auditor, is not waited for any more
@@ -38,7 +39,7 @@ Cost = Callable[[int], float]  # of a sample
 
 
 @dataclass(frozen=True)
-class Work:
+class DeliveredLease:
     """A delivered lease: its samples, and the sketch of each."""
 
     lease: int
@@ -64,8 +65,8 @@ class Record:
     """The evidence on one peer."""
 
     level: float = 0.0  # L
-    wrong: int = 0  # cases since L was 0
-    ruled: int = 0  # of so many
+    wrong: int = 0  # cases lost since L was 0
+    ruled: int = 0  # cases decided in that time
 
     @property
     def why(self) -> str:
@@ -95,24 +96,24 @@ class AuditBook:
     secret: str
     figures: Figures = field(default_factory=Figures)
     records: dict[str, Record] = field(default_factory=dict)  # of machines with L > 0
-    found: dict[str, str] = field(default_factory=dict)  # machine -> why
+    convicted: dict[str, str] = field(default_factory=dict)  # machine -> why
     machines: dict[str, str] = field(default_factory=dict)  # of each peer
     own: Collection[str] = ()  # peers of the host
     cases: list[Case] = field(default_factory=list)  # open, the oldest first
-    _work: dict[str, Work] = field(default_factory=dict)  # the newest of each peer
+    _work: dict[str, DeliveredLease] = field(default_factory=dict)  # the newest of each peer
     _turn: list[str] = field(default_factory=list)  # peers whose turn in this cycle is to come
     _given: dict[int, dict[str, list[Case]]] = field(default_factory=dict)  # round -> auditor -> its cases
     _distances: deque[int] = field(default_factory=lambda: deque(maxlen=LATEST))  # of pairs that agreed
 
     @property
-    def usual(self) -> float | None:
+    def median_distance(self) -> float | None:
         """The median distance of two opinions that agreed, mostly honest ones; None: not known yet."""
         return median(self._distances) if len(self._distances) >= ENOUGH else None
 
     @property
-    def clear(self) -> bool:
+    def conclusive(self) -> bool:
         """True where an audit can tell who is wrong."""
-        return self.usual is not None and self.usual <= UNCLEAR
+        return self.median_distance is not None and self.median_distance <= UNCLEAR
 
     # ---- a round opens -------------------------------------------------------------------------------------
 
@@ -165,9 +166,9 @@ class AuditBook:
         """Open as many cases on each suspect as would find it, the most suspect first."""
         levels = {peer: self._level(peer) for peer in members}
         for peer in sorted(members, key=lambda peer: (-levels[peer], peer)):
-            if 0 < levels[peer] <= OUT:
+            if 0 < levels[peer] <= THRESHOLD:
                 open_cases = sum(case.peer == peer for case in self.cases)
-                yield from self._new_cases(peer, int(OUT - levels[peer]) + 1 - open_cases, random)
+                yield from self._new_cases(peer, int(THRESHOLD - levels[peer]) + 1 - open_cases, random)
 
     def _level(self, peer: str) -> float:
         """Return L of a peer's machine."""
@@ -213,7 +214,7 @@ class AuditBook:
 
     # ---- a round is committed ------------------------------------------------------------------------------
 
-    def delivered(self, peer: str, work: Work) -> None:
+    def delivered(self, peer: str, work: DeliveredLease) -> None:
         """Take an accepted lease: what is audited next of this peer."""
         if work.samples:
             self._work[peer] = work
@@ -231,7 +232,7 @@ class AuditBook:
             self.cases.remove(case)
             if ruling.right:
                 self._distances.append(case.between(*ruling.right))
-            wrong = sorted(ruling.wrong) if self.clear else []
+            wrong = sorted(ruling.wrong) if self.conclusive else []
             self.figures.disagreements += len(wrong)
             self.figures.undecided += not ruling.right or len(wrong) < len(ruling.wrong)
             for machine in wrong:
@@ -245,9 +246,9 @@ class AuditBook:
         record.level += 1
         record.wrong += 1
         record.ruled += 1
-        if record.level <= OUT or machine in self.found:
+        if record.level <= THRESHOLD or machine in self.convicted:
             return []
-        self.found[machine] = record.why
+        self.convicted[machine] = record.why
         self._drop(machine)
         return [machine]
 
@@ -277,4 +278,4 @@ class AuditBook:
         """Drop the evidence on a machine that is out: should the host admit it again, it begins anew."""
         self._drop(machine)
         self.records.pop(machine, None)
-        self.found.pop(machine, None)
+        self.convicted.pop(machine, None)

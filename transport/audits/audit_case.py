@@ -13,7 +13,7 @@ from itertools import combinations
 
 BITS, SKETCH = 128, 16  # of a sketch; in bytes
 LIMIT = 48  # bits in which two sketches of one gradient may differ: a cosine of 0.38
-MOST = 5  # opinions, after which a case is dropped
+MOST_OPINIONS = 5  # after which a case is dropped
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Case:
                 others = self.opinions.keys() - pair
                 far = {one for one in others if all(self.between(one, right) > LIMIT for right in pair)}
                 return Ruling(pair, far)
-        return Ruling() if len(self.opinions) == MOST else None
+        return Ruling() if len(self.opinions) == MOST_OPINIONS else None
 
     def between(self, one: str, other: str) -> int:
         """Count the bits in which two opinions differ. No gradient at all agrees with nothing."""

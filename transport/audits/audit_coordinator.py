@@ -20,7 +20,7 @@ from transport.membership import Session
 from transport.protocol import RunSettings, SampleRanges, messages, sample_ids
 from transport.scheduling import Exchange
 
-from .audit_book import AuditBook, Work
+from .audit_book import AuditBook, DeliveredLease
 from .audit_case import BITS, SKETCH
 
 
@@ -28,7 +28,7 @@ from .audit_case import BITS, SKETCH
 class Arrived:
     """The delivery of one member of the open round."""
 
-    works: Sequence[Work]
+    works: Sequence[DeliveredLease]
     answers: Mapping[int, bytes]  # round -> sketches of what it audited then
     lacks: str  # why its update is refused; "": it is complete
 
@@ -63,7 +63,7 @@ class AuditCoordinator:
 
     def arrived(self, name: str, report: messages.Report, claims: Mapping[int, SampleRanges]) -> None:
         """Take the sketches of a report; `claims`: the samples of each lease that it delivers."""
-        works, answers, lacks = list[Work](), dict[int, bytes](), ""
+        works, answers, lacks = list[DeliveredLease](), dict[int, bytes](), ""
         for round, ranges in claims.items():
             samples, sketches = sample_ids(ranges), report.sketches.get(round, b"")
             audits, answer = len(self.book.tasks(round, name)), report.audits.get(round, b"")
@@ -74,7 +74,7 @@ class AuditCoordinator:
             if lacks:
                 lacks = f"its report has {lacks} of round {round} (swarm.audit_share)"
                 break
-            works.append(Work(round, samples, sketches))
+            works.append(DeliveredLease(round, samples, sketches))
             answers[round] = answer
         self._arrived[name] = Arrived(works, answers, lacks)
 
@@ -82,7 +82,7 @@ class AuditCoordinator:
         """Return the senders of this round whose updates are refused, and why; of the host's own peers it is
         told only."""
         others = {name: one for name, one in self._arrived.items() if not self._is_own(ex, name)}
-        found = {name: self.book.found.get(self._machine(ex, name), "") for name in others}
+        found = {name: self.book.convicted.get(self._machine(ex, name), "") for name in others}
         return {name: why for name, one in others.items() if (why := found[name] or one.lacks)}
 
     def committed(self, accepted: AbstractSet[str]) -> None:
@@ -93,17 +93,16 @@ class AuditCoordinator:
             for work in self._arrived[name].works:
                 self.book.delivered(name, work)
         self._arrived.clear()
-        if self.book.usual is not None and not self.book.clear and not self._told:
+        distance = self.book.median_distance
+        if distance is not None and not self.book.conclusive and not self._told:
             self._told = True
-            said = (
-                f"sketches of one gradient differ in {self.book.usual:.0f} of {BITS} bits between two peers"
-            )
+            said = f"sketches of one gradient differ in {distance:.0f} of {BITS} bits between two peers"
             self._out.warn(f"audits find nobody while {said}: the learning rate, or dropout, is too high")
 
     def _tell(self, found: Sequence[str]) -> None:
         for machine in found:
             for name in sorted(name for name, one in self.book.machines.items() if one == machine):
-                self._out.warn(f"found by audits: {self.book.found[machine]}", name)
+                self._out.warn(f"found by audits: {self.book.convicted[machine]}", name)
 
     def gone(self, name: str) -> None:
         """Ask others what this peer was asked."""
@@ -118,7 +117,7 @@ class AuditCoordinator:
         figures = asdict(self.book.figures)
         work, cost = figures.pop("work"), figures.pop("cost")
         suspects = sorted(name for name, of in self.book.machines.items() if of in self.book.records)
-        figures["usual_bits"] = self.book.usual
+        figures["usual_bits"] = self.book.median_distance
         return figures | {"share": round(cost / work, 5) if work else 0.0, "suspects": suspects}
 
     def _machine(self, ex: Exchange, name: str) -> str:

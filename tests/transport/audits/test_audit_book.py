@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from transport.audits.audit_book import OUT, AuditBook, Work
+from transport.audits.audit_book import THRESHOLD, AuditBook, DeliveredLease
 from transport.audits.audit_case import BITS, SKETCH, Case, differing
 
 SHARE = 0.02
@@ -42,7 +42,9 @@ class Swarm:
     own: Collection[str] = ()  # peers of the host
     found: dict[str, int] = field(default_factory=dict)  # peer -> round
     round: int = 0
-    computed: dict[str, tuple[Work, bytes, int]] = field(default_factory=dict)  # reported in the next round
+    computed: dict[str, tuple[DeliveredLease, bytes, int]] = field(
+        default_factory=dict
+    )  # reported in the next round
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
@@ -77,7 +79,7 @@ class Swarm:
             for task in self.book.tasks(self.round, peer):
                 friendly = any(c.peer in self.friends for c in self.book.cases if c.sample == task.sample)
                 answers += self.sketch(peer, task.sample, task.lease, audits=not friendly)
-            self.computed[peer] = Work(self.round, samples, sketches), answers, self.round
+            self.computed[peer] = DeliveredLease(self.round, samples, sketches), answers, self.round
         for peer, (work, answers, asked) in reported.items():
             if peer in here:
                 for machine in self.book.answered(peer, asked, answers):
@@ -191,7 +193,7 @@ def test_the_cost_of_audits_stays_within_the_share_at_any_time(share: float) -> 
             book.answered(peer, round, b"".join(answers))
             mine = ids[number::6]
             sketches = b"".join(noisy(drawn("g", i), random, 0.05) for i in mine)
-            book.delivered(peer, Work(round, mine, sketches))
+            book.delivered(peer, DeliveredLease(round, mine, sketches))
 
     # the less a share pays for, the coarser: one sample costs up to 2.8 % of a round here
     assert book.figures.cost > (0.9 if share < 0.1 else 0.15) * share * book.figures.work
@@ -229,7 +231,7 @@ def test_evidence_stays_with_a_machine_that_comes_back_under_another_name() -> N
         swarm.run(20)
 
         assert level > 0
-        assert "new" in swarm.found or level > OUT
+        assert "new" in swarm.found or level > THRESHOLD
 
 
 def test_who_joins_under_the_name_of_a_liar_that_left_has_none_of_its_evidence() -> None:
@@ -280,7 +282,7 @@ def test_a_lease_that_took_many_rounds_is_not_audited() -> None:
             book.answered(peer, round, bytes([1]) * SKETCH * len(book.tasks(round, peer)))
             lease = round - (5 if peer == "slow" else 0)
             samples = range(1000 * number + round * 4, 1000 * number + round * 4 + 4)
-            book.delivered(peer, Work(lease, samples, bytes([1]) * SKETCH * 4))
+            book.delivered(peer, DeliveredLease(lease, samples, bytes([1]) * SKETCH * 4))
         assert "slow" not in {case.peer for case in book.cases}
 
     assert book.figures.audited > 20

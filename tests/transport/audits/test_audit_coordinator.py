@@ -120,14 +120,14 @@ def test_a_ban_by_hand_that_is_lifted_leaves_no_evidence() -> None:
     assert isinstance(liar, AuditedPeer)
     liar.lies = True
     audits: Any = swarm.hub.rounds.audits
-    while not audits.book.found:
+    while not audits.book.convicted:
         swarm.step()
-    assert list(audits.book.found) == [liar.key]
+    assert list(audits.book.convicted) == [liar.key]
     for order in ("ban", "unban"):
         asked = messages.AskAdmin(1, STOP, "toy-run", order, "p2")  # type: ignore[arg-type]
         swarm.act(swarm.hub.receive(b"host", asked, swarm.now))
 
-    assert not audits.book.found
+    assert not audits.book.convicted
     assert not audits.book.records
     assert not any(liar.key in case.opinions for case in audits.book.cases)
 

@@ -55,6 +55,8 @@ def mend(peer: Peer) -> None:
 class StagedTrainer:
     """The loop's `Trainer`: x_i in ranges, on the machines of a ring."""
 
+    in_memory = PER_STAGE  # each machine has the activations of `in_flight`, in 1 / stages of the layers
+
     def __init__(self, ring: RingHead) -> None:
         self.ring, self.part = ring, ring.part
         self.at_once = FILLS * ring.stages

@@ -23,7 +23,7 @@ ANYWHERE = "0.0.0.0"
 
 
 def ring_of(addresses: tuple[str, ...]) -> RingURL:
-    """Make the ring whose head this machine is: the same at each start, so the others need no new line."""
+    """Make the ring whose head this machine is: the same at each start, so the others need no new URL."""
     secret = hashlib.sha256(b"cocktail ring " + own_keys().secret.encode()).hexdigest()[:32]
     return RingURL(secret, addresses)
 

@@ -128,7 +128,7 @@ Ring = Annotated[
         "--ring",
         metavar="ADDRESSES",
         rich_help_panel=NETWORK,
-        help="Join with other machines: a:29500,b:29500 or -.",
+        help="Stages' addresses, own first; -: not diallable.",
     ),
 ]
 BIND = typer.Option("--bind", metavar="ADDRESS", rich_help_panel=NETWORK, help="Address to listen on.")

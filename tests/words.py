@@ -23,6 +23,7 @@ TEXT = {
         "HubUnreachable": 0,
         "Problem": 3,
         "MemoryFull": 0,
+        "StageLost": 0,
         "DownloadError": 0,
     },
     "transport": {

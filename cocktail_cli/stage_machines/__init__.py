@@ -1,3 +1,3 @@
-"""The machines of a replica that several of them are; no other run loads it."""
+"""Connects the machines of a replica; loaded by `join --ring` and `stage` alone."""
 
 from .ring_lines import RingLines, StageRing, ring_of

@@ -23,7 +23,7 @@ ANYWHERE = "0.0.0.0"
 
 
 def ring_of(addresses: tuple[str, ...]) -> RingURL:
-    """Make the ring whose head this machine is: the same at each start, so the others need no new line."""
+    """Make the ring whose head this machine is: the same at each start, so the others need no new URL."""
     secret = hashlib.sha256(b"cocktail ring " + own_keys().secret.encode()).hexdigest()[:32]
     return RingURL(secret, addresses)
 
@@ -39,10 +39,11 @@ class RingLines:
         self.url, self.lost = url, lost
         keys = url.keys(url.number)
         port = parse_address(url.address)[1] if url.address else 0
-        wire = RouterWire(ANYWHERE, port, keys, 1, allowed=lambda key: self.link.knows(key))
-        self.link = StageLink(wire, keys, LIMIT)
-        self._before, self._told = url.neighbour(-1), ""
-        self.link.connect(self._before, url.neighbour(1), can_be_dialled=bool(url.address))
+        link: StageLink | None = None  # until it is made, the wire's thread lets nobody in: they dial again
+        wire = RouterWire(ANYWHERE, port, keys, 1, allowed=lambda key: link is not None and link.knows(key))
+        self.link = link = StageLink(wire, keys, LIMIT)
+        self._told = ""
+        link.connect(url.neighbour(-1), url.neighbour(1), can_be_dialled=bool(url.address))
 
     def send(self, message: StageMessage) -> None:
         self.link.send(LineMessage(**vars(message)))
@@ -54,7 +55,7 @@ class RingLines:
         if isinstance(came.what, LineMessage):
             self._told = ""
             return StageMessage(**vars(came.what))
-        lost = LineLost(said(came), before=came.neighbour == self._before)
+        lost = LineLost(said(came))
         if lost.why != self._told:  # of a ring of two, both lines are to the same machine
             self._told = lost.why
             self.lost(lost.why)

@@ -117,6 +117,7 @@ class VolunteerSession:
         self, link: PeerLink, join: Callable[[], messages.Welcome], request: signals.LeaveRequest
     ) -> None:
         """Take part, and tell the hub in the end why this peer leaves."""
+        from recipes.errors import StageLost
         from transport.protocol import Leaving, RolledBack
 
         try:
@@ -127,6 +128,11 @@ class VolunteerSession:
             self.url = link.url
             link.leave("joins anew")
             raise
+        except StageLost:
+            self.url = link.url
+            link.leave(self.leave_reason or "joins anew")
+            if not self.leave_reason:  # else it leaves, whatever became of the machine
+                raise
         except Exception as error:
             code = explain(error).code  # the others read why: "out of memory"
             link.leave("an error" if code == "unexpected" else code.replace("_", " "))

@@ -11,7 +11,7 @@ from .decoded_updates import (
     select_shards,
     shards_in,
 )
-from .global_model import DecodedPacket, GlobalModel, Part, ShardUpdate, decode_packet, replay
+from .global_model import WRAP, DecodedPacket, GlobalModel, Part, ShardUpdate, decode_packet, replay
 from .local_vector import LocalModel
 from .outer_optimizer import OuterOptimizer, outer_optimizer_of
 from .robust_mean import FEWEST, HELD, AggregateStep, median_of, norm_of

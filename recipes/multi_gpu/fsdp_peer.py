@@ -110,7 +110,7 @@ class FsdpTrainer:
         self.ranks, self.shared, self._layout, self.loaded = ranks, shared, layout, loaded
         self.objective = objective
         self.numbers: Sequence[int] = loaded["numbers"]  # the layout's, as the optimizer has its parameters
-        self.at_once = ranks.count
+        self.at_once = self.in_memory = ranks.count
         self._stepped = False
         self.brought: dict[int, tuple[ShardUpdate, int]] = {}  # what ranks have: update, count of windows
 

@@ -15,7 +15,7 @@ from recipes.errors import ModelError
 from recipes.models import meta_trained_model, width_of
 from recipes.planning import MemoryPart, MemoryPlan
 
-from .layer_partition import parameter_costs, partition_layers
+from .layer_partition import Costs, parameter_costs, partition_layers
 from .stage_schedule import PER_STAGE
 
 WHOLE = ("logits",)  # parts that one machine has alone, for one micro-batch
@@ -51,10 +51,7 @@ def plan_stages(recipe: Recipe, folder: Path, stages: int) -> StagePlan:
     Errors: ModelError: the model cannot be cut, or not into so many.
     """
     costs, width = parameter_costs(meta_trained_model(recipe, folder)), width_of(folder)
-    try:
-        cut = partition_layers(costs, [1.0] * stages, first=int(recipe.lora is not None))
-    except ValueError:
-        raise ModelError(f"{stages} machines are more than this model has layers for") from None
+    cut = cut_of(costs, stages, recipe)
     if width is None:
         raise ModelError("the model's config does not say how wide it is")
     loads = [sum(costs.layers[layers.start : layers.stop]) for layers in cut]
@@ -62,3 +59,11 @@ def plan_stages(recipe: Recipe, folder: Path, stages: int) -> StagePlan:
     compression = recipe.compression
     bits = compression.activation_bits + compression.activation_gradient_bits
     return StagePlan(stages, max(loads) / (sum(costs.layers) + costs.ends), CODED * width * bits / 8)
+
+
+def cut_of(costs: Costs, stages: int, recipe: Recipe) -> tuple[range, ...]:
+    """Divide the layers among equal machines. Errors: ModelError: there are too few."""
+    try:
+        return partition_layers(costs, [1.0] * stages, first=int(recipe.lora is not None))
+    except ValueError:
+        raise ModelError(f"{stages} machines are more than this model has layers for") from None

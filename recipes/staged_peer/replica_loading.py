@@ -12,14 +12,15 @@ from pathlib import Path
 import torch
 
 from recipes.config import Recipe
-from recipes.errors import StageFailed
 from recipes.models import frozen_name, meta_trained_model, open_trained, open_vector
-from recipes.pipeline import parameter_costs, partition_layers
+from recipes.pipeline import cut_of, parameter_costs
 from recipes.weight_files import StoredVector
 
 from .ring_head import RingHead
 from .stage_machine import CONFIG
 
+# of weights, as a stage names them
+DTYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
 WINDOW = 1 << 21  # parameters of a `fill`: 8 MiB, which a line takes at once
 
 
@@ -37,9 +38,10 @@ class WeightsReader:
             stored, name = self.base, frozen_name(self.base, name)
         at = stored.layout.names.index(name)
         first, last = stored.layout.offsets[at], stored.layout.offsets[at + 1]
-        kind = getattr(torch, dtype.removeprefix("torch."))
+        if dtype not in DTYPES:
+            raise ValueError(f"a stage wants {name} in {dtype}, not in one of {', '.join(DTYPES)}")
         for start in range(first, last, WINDOW):
-            values = torch.from_numpy(stored.read(start, min(start + WINDOW, last))).to(kind)
+            values = torch.from_numpy(stored.read(start, min(start + WINDOW, last))).to(DTYPES[dtype])
             yield start - first, values.view(torch.uint8).numpy().tobytes()
 
 
@@ -50,11 +52,7 @@ def load_replica(
 
     Errors: ModelError: the model cannot be cut, or not so; StageLost, StageFailed.
     """
-    costs = parameter_costs(meta_trained_model(recipe, base))
-    try:
-        cut = partition_layers(costs, [1.0] * ring.stages, first=int(recipe.lora is not None))
-    except ValueError as error:
-        raise StageFailed(f"this model has too few layers: {error}") from None
+    cut = cut_of(parameter_costs(meta_trained_model(recipe, base)), ring.stages, recipe)
     layers = [(one.start, one.stop) for one in cut]
     config = (base / CONFIG).read_text(encoding="utf-8")
     answers = ring.ask("load", recipe=recipe.to_json(), config=config, layers=layers)

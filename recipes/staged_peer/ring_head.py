@@ -133,7 +133,7 @@ class RingHead:
         try:
             request = request_of(message)
             if request.do == FAILED:
-                raise_error(self.stages - 1, request.fields)
+                raise_error(request.fields["stage"], request.fields)
         except StageLost as lost:
             self._lose(lost)
         except Exception as error:  # of any kind: the step under way is void

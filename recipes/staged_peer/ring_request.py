@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from compress import NonFiniteError, PacketError
-from recipes.errors import StageFailed, StageLost
+from recipes.errors import ModelError, StageFailed, StageLost
 from recipes.pipeline import StageMessage
 
 HEAD = struct.Struct("<I")
@@ -33,7 +33,6 @@ class LineLost:
     """A neighbour is gone, or was started again."""
 
     why: str
-    before: bool  # the stage before
 
 
 class StageLines(Protocol):
@@ -94,6 +93,8 @@ def request_of(message: StageMessage) -> RingRequest:
         told = json.loads(body[HEAD.size : HEAD.size + length])
         at, data = HEAD.size + length, list[bytes]()
         for size in told["sizes"]:
+            if type(size) is not int or size < 0:
+                raise ValueError(f"a size of {size!r}")
             data.append(body[at : at + size])
             at += size
         answers = tuple(told["answers"])
@@ -113,12 +114,13 @@ def error_values(error: BaseException, full: bool) -> dict[str, Any]:
     if isinstance(error, NonFiniteError):
         told = {"value": repr(error.value), "position": error.position, "parameter": error.parameter}
         return {"error": "not finite", **told}
+    kind = "ModelError" if isinstance(error, ModelError) else type(error).__name__
     text = (str(error).splitlines() or [""])[0][:200]
-    return {"error": "memory" if full else type(error).__name__, "message": text}
+    return {"error": "memory" if full else kind, "message": text}
 
 
 def raise_error(stage: int, values: Mapping[str, Any]) -> None:
-    """Raise what a stage met: MemoryError, NonFiniteError, StageLost, or StageFailed for all else."""
+    """Raise what a stage met: MemoryError, NonFiniteError, ModelError or StageLost; else StageFailed."""
     kind, said = values["error"], f"stage {stage}: {values.get('message', '')}"
     if kind == "memory":
         raise MemoryError(said)
@@ -126,6 +128,8 @@ def raise_error(stage: int, values: Mapping[str, Any]) -> None:
         raise NonFiniteError(float(values["value"]), values["position"], values["parameter"])
     if kind == "StageLost":
         raise StageLost(said)
+    if kind == "ModelError":
+        raise ModelError(said)
     raise StageFailed(f"{said} ({kind})")
 
 

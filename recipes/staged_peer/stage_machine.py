@@ -4,8 +4,8 @@
     fill    values of one parameter
     begin   the stage trains: every later request is its part's
 
-A machine behind the head needs no run URL, no account and no disk. The head reads weights from its own disk,
-window by window, so no machine ever has more than its stage.
+A machine behind the head needs no run URL, no account, and no disk unless `activation_bits` is below 32. The
+head reads weights from its own disk, window by window, so no machine ever has more than its stage.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from recipes.config import Recipe, recipe_from_json
-from recipes.errors import StageFailed
+from recipes.errors import StageLost
 from recipes.models import build_on_meta
 from recipes.pipeline import StageModel
 from recipes.weight_files import Layout, layout_of
@@ -28,6 +28,7 @@ from .ring_request import Answer
 from .stage_part import StagePart, check_staged
 
 CONFIG = "config.json"
+T = TypeVar("T")
 
 
 class StageMachine:
@@ -43,13 +44,21 @@ class StageMachine:
         self, number: int, device: torch.device | str = "cpu", part: StagePart | None = None
     ) -> None:
         self.number, self.device, self._part = number, torch.device(device), part
-        self.loading: LoadingStage | None = None
+        self._loading: LoadingStage | None = None
+
+    @property
+    def loading(self) -> LoadingStage:
+        """Return the stage that is being filled. Raises StageLost: `load` went to the process before."""
+        return given(self._loading)
+
+    @property
+    def is_loading(self) -> bool:
+        return self._loading is not None
 
     @property
     def part(self) -> StagePart:
-        if self._part is None:
-            raise StageFailed("it has nothing to train yet")
-        return self._part
+        """Return what is trained. Raises StageLost: it went with the process before."""
+        return given(self._part)
 
     @property
     def has_part(self) -> bool:
@@ -65,25 +74,30 @@ class StageMachine:
 
     def load(self, data: bytes, recipe: str, config: str, layers: Sequence[Sequence[int]]) -> Answer:
         """Build this machine's stage without values; says which it needs. What it trained before is gone."""
-        self._part = self.loading = None
+        self._part = self._loading = None
         here = range(*layers[self.number])
-        self.loading = LoadingStage(recipe_from_json(recipe), config, here, self.number == 0, self.device)
+        self._loading = LoadingStage(recipe_from_json(recipe), config, here, self.number == 0, self.device)
         return Answer({"parameters": self.loading.wanted})
 
     def fill(self, data: bytes, stage: int, name: str, start: int) -> Answer:
         """Take values of one parameter of one stage, from element `start` on."""
         if stage == self.number:
-            assert self.loading is not None
             self.loading.fill(name, start, data)
         return Answer()
 
     def begin(self, data: bytes, name: str, round: int, step: int) -> Answer:
         """Train what was filled: x' of `round`, of the replica `name`. Steps are counted on from `step`."""
-        assert self.loading is not None
-        loaded, self.loading = self.loading, None
+        loaded, self._loading = self.loading, None
         self._part = StagePart(loaded.stage, loaded.whole, loaded.recipe, name, round, self.device)
         self._part.compute.step = step
         return self._part.state()
+
+
+def given(what: T | None) -> T:
+    """Return what this process was given. Raises StageLost: it was the process before it."""
+    if what is None:
+        raise StageLost("it was started again, and has nothing to train")
+    return what
 
 
 class LoadingStage:

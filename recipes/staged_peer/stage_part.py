@@ -7,6 +7,7 @@ and move them. Every machine answers the same requests, the head too; the others
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -27,7 +28,7 @@ from recipes.weight_files import FlatParameters, Layout
 
 from .ring_request import Answer
 
-MEMORY = 4 << 30  # bytes of samples' activations that an end of a line remembers, on disk
+MEMORY = 2 << 30  # bytes of samples' activations that each of a machine's two ends remembers, on disk
 MOST_SAMPLES = 1 << 16
 
 
@@ -38,6 +39,7 @@ def check_staged(recipe: Recipe) -> None:
         "compression.shards_at_layers=false": not recipe.compression.shard_ends,
         "training.fp32_master_weights=false": not training.fp32_master_weights,
         "model.load_in_4bit, load_in_8bit": model.quantized,
+        "model.trust_remote_code": model.trust_remote_code,  # a stage's machine gets no files of code
         "dpo": recipe.dpo is not None,  # its reference is a second pass, around the ring
         "training.fp16": training.fp16,
         "swarm.audit_share": bool(recipe.swarm.audit_share),  # no machine has a sample's whole gradient
@@ -81,10 +83,12 @@ class StagePart:
         model = GlobalModel(vector, compressor_of(compression), recipe.training.seed, round, part)
         rate, name_at = adaptive_rate_of(compression), self.flat.layout.name_at
         self.worker = Worker(self.flat.vector, model, name_at, own, compression.error_decay, rate)
+        columns, rows = int(stage.causal.config.hidden_size), recipe.data.max_length
         # of the lines' memories; gone with this part
         self.files = tempfile.TemporaryDirectory(prefix="cocktail-stage-", ignore_cleanup_errors=True)
-        columns, rows = int(stage.causal.config.hidden_size), recipe.data.max_length
         self.line = quantised_line(compression, columns, rows, Path(self.files.name))
+        if sys.platform != "win32":  # else the folder is gone now, and its mapped files with the process
+            self.files.cleanup()
         self.exact = exact_line(columns)
         self.compute = StageWorker(stage, self.line, self.trainer.device, lambda: self.trainer.precision())
         self.sent: dict[int, DecodedPacket] = {}  # by round: updates in flight, or handed over

@@ -14,7 +14,7 @@ from torch.cuda import Event
 
 from compress import PacketError
 from recipes.algorithm import SideStream
-from recipes.errors import StageFailed, StageLost
+from recipes.errors import StageLost
 from recipes.pipeline import StageMessage
 from recipes.training import is_full
 
@@ -68,10 +68,12 @@ class StageServer:
         return made is not None
 
     def _compute(self, message: StageMessage) -> None:
+        if self.machine.is_loading:
+            return  # of a session that is over
         try:
             for answer in self.machine.part.compute.receive(message):
                 self.lines.send(answer)
-        except (PacketError, StageFailed) as error:
+        except (PacketError, StageLost) as error:
             self._tell(error)
 
     def _take(self, request: RingRequest, beside: ThreadPoolExecutor) -> None:
@@ -94,6 +96,6 @@ class StageServer:
 
     def _tell(self, error: Exception) -> None:
         """Tell the head what was met without being asked."""
-        told = error_values(error, is_full(error))
+        told = error_values(error, is_full(error)) | {"stage": self.machine.number}
         request = RingRequest(UNASKED, FAILED, told, ())
         self.lines.send(request.message())

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from compress import join, split
-from recipes.algorithm import DecodedPacket, LocalModel, SideStream
+from recipes.algorithm import WRAP, DecodedPacket, LocalModel, SideStream
 from recipes.data import Sample, batches
 from recipes.errors import ModelError
 from recipes.objectives import Measured
@@ -22,7 +22,6 @@ from recipes.weight_files import Layout
 from .ring_head import RingHead
 from .ring_request import Answer
 
-WRAP = (1 << 64) - 1  # fingerprints are counted modulo 2**64
 FILLS = 16  # times that a group of micro-batches fills the pipeline: it stands still for a 16th of the time
 
 
@@ -54,6 +53,8 @@ def mend(peer: Peer) -> None:
 
 class StagedTrainer:
     """The loop's `Trainer`: x_i in ranges, on the machines of a ring."""
+
+    in_memory = PER_STAGE  # each machine has the activations of `in_flight`, in 1 / stages of the layers
 
     def __init__(self, ring: RingHead) -> None:
         self.ring, self.part = ring, ring.part

@@ -109,7 +109,7 @@ def micro_batch_for(local: Trainer, recipe: Recipe, go_on: Callable[[], object] 
     """
     if local.kind == "cuda":
         return tried(local, recipe, go_on)
-    return guessed(recipe, local.sizes, local.at_once)
+    return guessed(recipe, local.sizes, local.in_memory)
 
 
 def tried(local: Trainer, recipe: Recipe, go_on: Callable[[], object] = lambda: None) -> int:
@@ -176,13 +176,13 @@ def sizes_of(config: Any) -> tuple[int, ...]:
     return tuple(value if isinstance(value, int) else 0 for value in values)
 
 
-def guessed(recipe: Recipe, sizes: Sequence[int], processes: int) -> int:
-    """Guess ON_CPU, or less where so many samples in each process would take more than a quarter of the
-    memory that is free."""
+def guessed(recipe: Recipe, sizes: Sequence[int], in_memory: int) -> int:
+    """Guess ON_CPU, or less where `in_memory` micro-batches of so many samples would take more than a quarter
+    of the memory that is free."""
     vocabulary, layers, width = sizes
     kept = 2 if recipe.training.activation_checkpointing else 34  # vectors of each layer and token, about
     sample = 4 * recipe.sequences * recipe.data.max_length * (3 * vocabulary + (layers * kept + 34) * width)
-    size, room = ON_CPU, host_memory().free / 4 / processes
+    size, room = ON_CPU, host_memory().free / 4 / in_memory
     while size > 1 and size * sample > room:
         size //= 2
     return size

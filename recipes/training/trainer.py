@@ -71,7 +71,7 @@ class LossScale:
 class SingleDeviceTrainer:
     """A trainer whose state is all on one device: `device`, or that of the model."""
 
-    at_once = 1
+    at_once = in_memory = 1
 
     def __init__(
         self, model: nn.Module, recipe: Recipe, seed: int = 0, device: torch.device | None = None

@@ -182,6 +182,7 @@ class Trainer(Protocol):
     or spread over several (`recipes.multi_gpu.FsdpTrainer`)."""
 
     at_once: int  # micro-batches that are computed at the same time
+    in_memory: int  # micro-batches whose activations in all layers this machine has memory for at once
 
     @property
     def layout(self) -> Layout: ...

@@ -68,7 +68,7 @@ def test_a_stage_killed_with_9_costs_a_session_and_no_sample(machines: Machines,
 
     assert finished["steps"] == STEPS
     assert sum(step["loss"] is not None for step in head.heard("step")[stepped + 1 :]) > 3
-    assert [left["reason"] for left in host.heard("peer_left")][:1] == ["left: rank lost"]
+    assert [left["reason"] for left in host.heard("peer_left")][:1] == ["left: joins anew"]
     verified = subprocess.run([*COCKTAIL, "verify", out], capture_output=True, text=True, check=False)
     assert verified.returncode == 0, verified.stdout + verified.stderr
     assert f"{8 * STEPS} samples" in verified.stdout

@@ -107,8 +107,8 @@ class Replica:
         """End a machine in the middle of whatever it does; its neighbours are told."""
         self.end(number)
         gone = f"stage {number} is gone"
-        self.lines[number].next.inbox.put(LineLost(gone, before=True))
-        self.lines[number].before.inbox.put(LineLost(gone, before=False))
+        self.lines[number].next.inbox.put(LineLost(gone))
+        self.lines[number].before.inbox.put(LineLost(gone))
 
     def close(self) -> None:
         for number in list(self.servers):
@@ -323,3 +323,25 @@ def test_a_machine_that_is_lost_costs_the_lease_and_nothing_else(
     assert sum(step.tokens for step in back.steps)
     assert torch.equal(whole_of(replica), folded)
     assert back.steps[-1].fingerprint == fingerprint(folded)
+
+
+def test_a_machine_started_again_unnoticed_is_a_lost_one_and_is_loaded_again(
+    tmp_path: Path, data: Path
+) -> None:
+    """Its neighbours do not tell the head, as in a ring of four or more they may not before it is asked."""
+    recipe = staged_recipe(tmp_path, "gpt_neox", data)
+    replica = Replica(tmp_path / "gpt_neox", recipe, 3, "ann")
+    try:
+        replica.end(2)
+        replica.machines[2] = StageMachine(2)
+        replica.start(2)
+        with pytest.raises(StageLost, match="stage 2: it was started again"):
+            replica.head.ask("zero")
+        replica.lines[1].send(StageMessage(0, "activations", 0, b""))
+        with pytest.raises(StageLost, match="stage 2: it was started again"):
+            replica.head.next(wait=True)
+        replica.head.mend()
+        load_replica(replica.head, recipe, tmp_path / "gpt_neox", name="ann")
+        assert len(replica.head.ask("zero")) == 3
+    finally:
+        replica.close()

@@ -1,8 +1,8 @@
-"""The line by which the machines of one replica find each other: `cocktail-ring://SECRET@HOST:PORT,-/1`.
+"""The ring URL by which the machines of one replica find each other: `cocktail-ring://SECRET@HOST:PORT,-/1`.
 
 All of them have the same secret, from which the CURVE keys of each follow, and the addresses by stage. A
 machine that cannot be dialled has `-` as its address; one of any two neighbours has another. The number says
-whose line it is.
+whose URL it is.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RingURL:
         return self.addresses[self.number]
 
     def of(self, number: int) -> RingURL:
-        """Return the line of another machine."""
+        """Return the ring URL of another machine."""
         return replace(self, number=number)
 
     def keys(self, number: int) -> CurveKeys:
@@ -71,10 +71,10 @@ def parse_addresses(text: str) -> tuple[str, ...]:
 
 
 def parse_ring(text: str) -> RingURL:
-    """Parse a machine's line. Raises UrlError."""
+    """Parse a machine's ring URL. Raises UrlError."""
     match = re.fullmatch(r"cocktail-ring://([A-Za-z0-9_-]{22,64})@([^/@\s]+)/([0-9]{1,3})", text.strip())
     if match is None:
-        raise UrlError("this is no line of a replica's head, which begins with cocktail-ring://")
+        raise UrlError("this is no ring URL, which begins with cocktail-ring://")
     url = RingURL(match[1], parse_addresses(match[2]), int(match[3]))
     if not 0 < url.number < url.stages:
         raise UrlError(f"the replica has the stages 1 to {url.stages - 1} beside its head, not {url.number}")

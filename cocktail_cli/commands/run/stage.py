@@ -16,7 +16,7 @@ from cocktail_cli.ui import Display, Progressed, Warning, open_view
 def stage(
     ring_url: Annotated[
         str,
-        typer.Argument(metavar="RING_URL", help="The line that `cocktail join --ring` prints for it."),
+        typer.Argument(metavar="RING_URL", help="The ring URL that `cocktail join --ring` prints for it."),
     ],
     device: options.Device = "auto",
     vram_limit: options.VramLimit = None,
@@ -26,7 +26,7 @@ def stage(
     no_color: options.NoColor = False,
     progress: options.ProgressOption = "auto",
 ) -> None:
-    """Be one machine of a peer that several of them are, until Ctrl-C.
+    """Serve as one pipeline stage of a multi-machine peer, until Ctrl-C.
 
     Each of them has some layers of a model that none has room for. The first one joins the run, and tells
     this one all that it needs: it fetches nothing itself. Start it again after an interruption, the peer then

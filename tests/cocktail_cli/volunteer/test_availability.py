@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from dataclasses import dataclass, field
 from datetime import datetime, time, timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +20,7 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.machine.devices import limit_memory
 from cocktail_cli.machine.units import parse_size
 from cocktail_cli.measures.gpu_readings import GpuReading, NvidiaGpus, nvidia_gpus
+from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui.events import Event, Progressed
 from cocktail_cli.volunteer import availability as module
 from cocktail_cli.volunteer.availability import (
@@ -34,6 +38,10 @@ from cocktail_cli.volunteer.availability import (
 )
 from cocktail_cli.volunteer.availability import AvailabilityState as State
 from cocktail_cli.volunteer.base_weights import free_bytes
+from cocktail_cli.volunteer.limits import VolunteerLimits
+from cocktail_cli.volunteer.session import VolunteerSession
+from recipes.errors import StageLost
+from transport import RunURL
 from transport.protocol.errors import RefusedByHub
 
 NIGHT = DailyHours(time(22), time(7))
@@ -264,6 +272,48 @@ def test_a_run_that_ended_during_a_pause_is_no_failure_but_one_that_was_never_jo
     assert take_turns(Scripted(GO, GO), session, False, shown.append) == 0
     with pytest.raises(RefusedByHub):
         take_turns(Scripted(GO), late, False, shown.append)
+
+
+class Goodbyes:
+    """A link to a hub that is told goodbye, and nothing else."""
+
+    url, way, bytes_up, bytes_down = RunURL("k" * 40, "t" * 22, "127.0.0.1", 1, "run"), "", 0, 0
+
+    def __init__(self) -> None:
+        self.leave_requested, self.reasons = threading.Event(), list[str]()
+
+    def leave(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 0), (None, 3)])
+def test_a_replica_that_loses_a_machine_joins_anew_unless_it_was_asked_to_leave(
+    shown: list[Event], monkeypatch: pytest.MonkeyPatch, signum: signal.Signals | None, status: int
+) -> None:
+    monitor, link, sessions = Scripted(GO, GO), Goodbyes(), []
+
+    def lose(*_: object) -> None:
+        if signum is not None:
+            signal.raise_signal(signum)
+        raise StageLost("stage 1 was started again")
+
+    def session(back: bool) -> Any:
+        sessions.append(back)
+        if back:
+            return Ended(False, 3)
+        view = SimpleNamespace(show=shown.append)
+        one = VolunteerSession(link.url, VolunteerLimits("ann", ["cpu"]), view, monitor)
+        monkeypatch.setattr(one, "_prepare_and_train", lose)
+        with leave_on_signal(partial(one.leave, link)) as request:
+            one._say_goodbye_after(link, lambda: None, request)
+        return one
+
+    assert take_turns(monitor, session, False, shown.append) == status
+    assert (sessions, link.reasons) == {
+        75: ([False], ["SIGTERM"]),
+        0: ([False], ["Ctrl-C"]),
+        3: ([False, True], ["joins anew"]),
+    }[status]
 
 
 # ---- limits ------------------------------------------------------------------------------------------------

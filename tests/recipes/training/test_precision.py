@@ -377,6 +377,8 @@ def test_a_cpu_takes_fewer_samples_where_memory_is_short(base, monkeypatch) -> N
     monkeypatch.setattr(module, lambda: HostMemory(10**9, 150_000_000))
     assert micro_batch_for(local, recipe) == 2
     assert guessed(recipe, local.sizes, 2) == 1  # of each of two processes
+    local.in_memory = 3  # as a machine of a replica, of however many stages
+    assert micro_batch_for(local, recipe) == 1
     monkeypatch.setattr(module, lambda: HostMemory(10**9, 0))
     assert micro_batch_for(local, recipe) == 1
 

@@ -13,7 +13,7 @@ from recipes.config import Recipe
 from recipes.errors import StageLost
 from recipes.pipeline import StageMessage
 from recipes.staged_peer import LineLost, RingHead, StageMachine, load_replica
-from transport.protocol import ProtocolError, parse_address
+from transport.protocol import AddressInUse, ProtocolError, parse_address
 from transport.stages import FromNeighbour, LineMessage, RingURL, StageLink
 from transport.wire import RouterWire
 
@@ -40,7 +40,15 @@ class RingLines:
         keys = url.keys(url.number)
         port = parse_address(url.address)[1] if url.address else 0
         link: StageLink | None = None  # until it is made, the wire's thread lets nobody in: they dial again
-        wire = RouterWire(ANYWHERE, port, keys, 1, allowed=lambda key: link is not None and link.knows(key))
+        try:
+            wire = RouterWire(
+                ANYWHERE, port, keys, 1, allowed=lambda key: link is not None and link.knows(key)
+            )
+        except AddressInUse as error:
+            error.hints = (
+                f"this machine of the ring may run here already; else give it another port than {port}",
+            )
+            raise
         self.link = link = StageLink(wire, keys, LIMIT)
         self._told = ""
         link.connect(url.neighbour(-1), url.neighbour(1), can_be_dialled=bool(url.address))

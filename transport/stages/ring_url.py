@@ -18,6 +18,10 @@ from .stage_link import Neighbour
 SCHEME = "cocktail-ring://"
 NOT_DIALLED = "-"
 FEWEST, MOST = 2, 256  # machines
+ADDRESSES = "give the HOST:PORT of each machine with commas between, this one's first; `-` cannot be dialled"
+COPY = (
+    "copy the whole ring URL that the head prints for this machine: SECRET@ADDRESSES/NUMBER follow the scheme"
+)
 
 
 @dataclass(frozen=True)
@@ -61,21 +65,33 @@ def parse_addresses(text: str) -> tuple[str, ...]:
     """Parse `HOST:PORT,-`. Raises UrlError."""
     found = tuple("" if part == NOT_DIALLED else part for part in text.split(","))
     if not FEWEST <= len(found) <= MOST:
-        raise UrlError(f"a replica has {FEWEST} to {MOST} machines, not {len(found)}")
+        raise UrlError(f"a replica has {FEWEST} to {MOST} machines, not {len(found)}", ADDRESSES)
     for here, after in zip(found, found[1:] + found[:1], strict=True):
         if here:
-            parse_address(here)
+            _check(here)
         elif not after:
-            raise UrlError("neither of two neighbours in the ring can be dialled: one needs an address")
+            said = "neither of two neighbours in the ring can be dialled: one needs an address"
+            raise UrlError(said, ADDRESSES)
+        if here and found.count(here) > 1:
+            raise UrlError(f"two machines of the ring have the address {here}", ADDRESSES)
     return found
+
+
+def _check(address: str) -> None:
+    try:
+        parse_address(address)
+    except UrlError as error:
+        raise UrlError(str(error).replace("in the run URL", "in the ring"), ADDRESSES) from None
 
 
 def parse_ring(text: str) -> RingURL:
     """Parse a machine's ring URL. Raises UrlError."""
     match = re.fullmatch(r"cocktail-ring://([A-Za-z0-9_-]{22,64})@([^/@\s]+)/([0-9]{1,3})", text.strip())
     if match is None:
-        raise UrlError("this is no ring URL, which begins with cocktail-ring://")
+        whole = "is not whole" if text.strip().startswith(SCHEME) else f"does not begin with {SCHEME}"
+        raise UrlError(f"this ring URL {whole}", COPY)
     url = RingURL(match[1], parse_addresses(match[2]), int(match[3]))
     if not 0 < url.number < url.stages:
-        raise UrlError(f"the replica has the stages 1 to {url.stages - 1} beside its head, not {url.number}")
+        said = f"the replica has the stages 1 to {url.stages - 1} beside its head, not {url.number}"
+        raise UrlError(said, COPY)
     return url

@@ -33,7 +33,11 @@ def test_every_machine_expects_the_key_that_its_neighbour_has(stages: int, data:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("cocktail://KEY.TOKEN@10.0.0.1:29400/amber-otter-42", "begins with cocktail-ring"),
+        ("cocktail://KEY.TOKEN@10.0.0.1:29400/amber-otter-42", "does not begin with cocktail-ring"),
+        ("cocktail-ring://", "is not whole"),
+        (f"cocktail-ring://{SECRET}@10.0.0.1:29500,-", "is not whole"),
+        (f"cocktail-ring://{SECRET}@10.0.0.1:2,10.0.0.1:2/1", "two machines of the ring have the address"),
+        (f"cocktail-ring://{SECRET}@10.0.0.1:99999,-/1", "port '99999' in the ring"),
         (f"cocktail-ring://{SECRET}@10.0.0.1:29500/1", "2 to 256 machines, not 1"),
         (f"cocktail-ring://{SECRET}@-,-/1", "neither of two neighbours"),
         (f"cocktail-ring://{SECRET}@10.0.0.1:29500,10.0.0.2:1,-/3", "stages 1 to 2 beside its head, not 3"),

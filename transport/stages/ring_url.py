@@ -70,8 +70,9 @@ def parse_addresses(text: str) -> tuple[str, ...]:
         if here:
             _check(here)
         elif not after:
-            said = "neither of two neighbours in the ring can be dialled: one needs an address"
-            raise UrlError(said, ADDRESSES)
+            raise UrlError(
+                "neither of two neighbours in the ring can be dialled: one needs an address", ADDRESSES
+            )
         if here and found.count(here) > 1:
             raise UrlError(f"two machines of the ring have the address {here}", ADDRESSES)
     return found
@@ -88,10 +89,12 @@ def parse_ring(text: str) -> RingURL:
     """Parse a machine's ring URL. Raises UrlError."""
     match = re.fullmatch(r"cocktail-ring://([A-Za-z0-9_-]{22,64})@([^/@\s]+)/([0-9]{1,3})", text.strip())
     if match is None:
-        whole = "is not whole" if text.strip().startswith(SCHEME) else f"does not begin with {SCHEME}"
-        raise UrlError(f"this ring URL {whole}", COPY)
+        if text.strip().startswith(SCHEME):
+            raise UrlError("this ring URL is not whole", COPY)
+        raise UrlError("this ring URL does not begin with cocktail-ring://", COPY)
     url = RingURL(match[1], parse_addresses(match[2]), int(match[3]))
     if not 0 < url.number < url.stages:
-        said = f"the replica has the stages 1 to {url.stages - 1} beside its head, not {url.number}"
-        raise UrlError(said, COPY)
+        raise UrlError(
+            f"the replica has the stages 1 to {url.stages - 1} beside its head, not {url.number}", COPY
+        )
     return url

@@ -114,10 +114,13 @@ class Dying(ShardServer):
 def test_a_helper_that_fails_costs_no_round_and_no_fork(
     bad: type[ShardServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hub says so, and takes the role from who tampers, says nothing, or dies within a packet."""
-    monkeypatch.setattr(packet_sources, "FIRST_S", 0.3)
-    monkeypatch.setattr(packet_sources, "FINISH_S", 0.3)
-    monkeypatch.setattr(packet_sources, "STALL_S", 0.3)
+    """The hub says so, and takes the role from who tampers, says nothing, or dies within a packet.
+
+    A second is long enough for a helper that waits for a core not to be taken for one that fails.
+    """
+    monkeypatch.setattr(packet_sources, "FIRST_S", 1.0)
+    monkeypatch.setattr(packet_sources, "FINISH_S", 1.0)
+    monkeypatch.setattr(packet_sources, "STALL_S", 1.0)
     with MemorySwarm(passing_settings(min_peers=3, first_peers=3), LargeWork(), tmp_path) as swarm:
         peers = [
             passing_peer(swarm, "bad", reachable=True, server=bad),

@@ -64,7 +64,7 @@ def test_a_stage_killed_with_9_costs_a_session_and_no_sample(machines: Machines,
     stepped = len(head.heard("step"))
     machines.start("other", *stage)
     head.until("joined", 2)
-    finished = host.until("run_finished")
+    finished = host.until("run_finished", timeout=300.0)
 
     assert finished["steps"] == STEPS
     assert sum(step["loss"] is not None for step in head.heard("step")[stepped + 1 :]) > 3

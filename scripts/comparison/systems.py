@@ -31,9 +31,7 @@ class System:
     averages: float = 0.0  # bytes a parameter of what peers average in a step; 0: so few that P may be large
     keys: tuple[str, ...] = ()  # of cocktail's recipe
     peers: int = work.PEERS
-    slower: float = (
-        1.0  # so many times longer compute takes, and lines with it: for more peers than two cores carry
-    )
+    slower: float = 1.0  # compute and lines, where two cores do not carry so many peers
 
     @property
     def mbit(self) -> float:

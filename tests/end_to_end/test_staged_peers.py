@@ -172,7 +172,7 @@ def finished(swarm: Swarm, *names: str) -> torch.Tensor:
 def test_two_replicas_of_stages_end_where_two_whole_peers_do(
     tmp_path: Path, data: Path, family: str, stages: int, lora: dict[str, Any] | None
 ) -> None:
-    """Nothing is quantised: the same x' to rounding, by a run of the same samples."""
+    """Runs of the same samples end at the same x' to rounding, where nothing is quantised."""
     sections = {"compression": LOSSLESS, "training": SGD} | ({"lora": lora} if lora else {})
     recipe = staged_recipe(tmp_path, family, data, **sections)
     plain = Swarm(recipe, tmp_path / "whole", min_peers=2)

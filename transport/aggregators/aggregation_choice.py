@@ -6,7 +6,7 @@
                 else                                                                 -> HUB
     PEERS, HUB  to the end of the run
 
-A shard moves with its error feedback, which is a packet or two after the first rounds, and 3.4 bytes a
+A shard moves with its error feedback, which is mostly 0 after the first rounds, and takes 3.4 bytes a
 parameter in the end. So the choice is made once, early.
 """
 

@@ -1,4 +1,4 @@
-"""Who aggregates follows from what devices wait for, once, in the first rounds."""
+"""The choice of who aggregates follows from what devices wait for, once, in the first rounds."""
 
 from __future__ import annotations
 

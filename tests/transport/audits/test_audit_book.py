@@ -51,7 +51,7 @@ class Swarm:
         self.book = AuditBook(self.share, f"secret-{self.seed}")
 
     def sketch(self, peer: str, sample: int, lease: int, *, audits: bool = False) -> bytes:
-        """What this peer says of a sample."""
+        """Return the sketch that this peer sends of a sample."""
         kind, truth = self.kinds[peer], drawn("gradient", sample, lease)
         if kind == "zero":
             return bytes(SKETCH)

@@ -62,5 +62,4 @@ def test_a_link_has_the_round_trip_and_the_rate_it_was_given() -> None:
     assert done.returncode == 0, done.stderr
     rtt, whole = map(float, done.stdout.split())
     assert 0.06 <= rtt < 0.5
-    # 250 kB at 10 Mbit/s are 200 ms, less the 70 kB that the bucket lets through at once
-    assert 0.14 <= whole < 3
+    assert 0.2 <= whole < 3  # 250 kB at 10 Mbit/s, each way of writing it

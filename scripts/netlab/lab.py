@@ -7,11 +7,10 @@ No root is needed: the lab is made in a user namespace of its own, and vanishes 
 the functions `change`, `link`, `nat` and `forget` alter a member's line.
 
 Rates are Mbit/s (0: unlimited) on the wire; a round trip in ms is split over the two directions of the
-member's own link; loss is per packet and direction. Down is a token bucket (tc tbf) at the switch; delay,
-loss and the rate up are the user-space switch's (switch.py): in the member's own kernel a queue
-would stay short, as its TCP sees it, while a router's fills up. Where packets are lost, or a line is slower
-than 10 Mbit/s, each travels alone instead of in segments of up to 64 KiB. Addresses: hub 10.77.0.1, p1
-10.77.0.11, p2 10.77.0.12 ...
+member's own link; loss is per packet and direction. All of it is the user-space switch's (switch.py): in the
+member's own kernel a queue would stay short, as its TCP sees it, while a router's fills up. Where packets
+are lost, or a line is slower than 10 Mbit/s, each travels alone instead of in segments of up to 64 KiB.
+Addresses: hub 10.77.0.1, p1 10.77.0.11, p2 10.77.0.12 ...
 Exit 77 and a reason where the kernel or the tools for it are missing.
 """
 
@@ -55,7 +54,7 @@ class Lab:
     """The network that this process is in."""
 
     lines: dict[str, Line] = field(default_factory=dict)  # member -> its link; "hub", "p1", "p2" ...
-    queue_ms: float = 50.0  # depth of the bucket's queue, at its rate
+    queue_ms: float = 50.0  # depth of a line's queue, at its rate
     switch_pid: int = 0
 
     @property
@@ -63,10 +62,10 @@ class Lab:
         lines = self.lines.values()
         return any(line.loss or 0 < line.up < SLOW or 0 < line.down < SLOW for line in lines)
 
-    @property
-    def least_queue(self) -> int:
-        """The bytes that a queue holds however slow its line is."""
-        return 16_000 if self.packet_by_packet else 64_000
+    def queue_s(self, mbit: float) -> float:
+        """Return the seconds that the queue of a line takes: some packets, however slow the line is."""
+        least = 16_000 if self.packet_by_packet else 64_000  # bytes
+        return max(self.queue_ms / 1000, least / (mbit * 1e6 / 8)) if mbit else 0.0
 
 
 def namespace(member: str) -> str:
@@ -123,21 +122,11 @@ def plug_in(member: str) -> None:
     run_iproute("ip", "-n", switch, "link", "set", device, "up")
 
 
-def shape(lab: Lab, member: str) -> None:
-    """Set the rate down of a member's link, at the switch's end, and the size of the segments that it
-    sends."""
+def cut_segments(lab: Lab, member: str) -> None:
+    """Set the size of the segments that a member hands to its link."""
     segments = "1" if lab.packet_by_packet else "65535"
     own = ["ip", "-n", namespace(member), "link", "set", "eth0", "gso_max_segs", segments]
     run_iproute(*own, check=False)
-    line, device = lab.lines[member], device_of(member)
-    run_iproute("tc", "-n", namespace("sw"), "qdisc", "del", "dev", device, "root", check=False)
-    if line.down:
-        bytes_per_ms = line.down * 1e6 / 8 / 1000
-        least = 4_000 if lab.packet_by_packet else 70_000  # a whole segment fits
-        burst = max(least, int(bytes_per_ms * 2))
-        limit = burst + max(lab.least_queue, int(bytes_per_ms * lab.queue_ms))
-        bucket = ["tbf", "rate", f"{line.down}mbit", "burst", str(burst), "limit", str(limit)]
-        run_iproute("tc", "-n", namespace("sw"), "qdisc", "add", "dev", device, "root", *bucket)
 
 
 # ---- the switch's part -------------------------------------------------------------------------------------
@@ -155,7 +144,9 @@ def write_ports(lab: Lab) -> Path:
             "forgotten": line.forgotten,
             "nat": line.nat,
             "up": line.up * 1e6 / 8,
-            "queue_s": max(lab.queue_ms / 1000, lab.least_queue / (line.up * 1e6 / 8)) if line.up else 0.0,
+            "down": line.down * 1e6 / 8,
+            "up_queue_s": lab.queue_s(line.up),
+            "down_queue_s": lab.queue_s(line.down),
         }
         for member, line in lab.lines.items()
     ]
@@ -201,7 +192,7 @@ def change(member: str, **changed: float) -> None:
     """Change a member's link: `up`, `down`, `rtt`, `loss`."""
     before, lab = load().packet_by_packet, alter(member, **changed)
     for other in [member] if lab.packet_by_packet == before else lab.lines:
-        shape(lab, other)
+        cut_segments(lab, other)
 
 
 def link(member: str, state: str) -> None:
@@ -253,23 +244,23 @@ def up(args: argparse.Namespace) -> None:
         for other in lab.lines.keys() - {member}:
             address = [f"{NET}{number_of(other)}", "lladdr", mac_of(other), "dev", "eth0", "nud", "permanent"]
             run_iproute("ip", "-n", namespace(member), "neigh", "replace", *address)
-        shape(lab, member)
+        cut_segments(lab, member)
     save(lab)
     start_switch(lab)
     save(lab)
 
 
 UNSHARE = ["unshare", "--user", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--mount-proc"]
-TRIAL = "ip link add t0 type veth peer name t1 && tc qdisc add dev t0 root tbf rate 1mbit burst 4k limit 64k"
+TRIAL = "ip link add t0 type veth peer name t1"
 
 
 def why_not() -> str:
     """Find why a lab cannot be made on this machine; "" where it can."""
     if sys.platform != "linux":
         return f"network namespaces are Linux's, this is {sys.platform}"
-    for tool in ("ip", "tc", "unshare", "mount"):
+    for tool in ("ip", "unshare", "mount"):
         if not shutil.which(tool):
-            package = "iproute2" if tool in ("ip", "tc") else "util-linux"
+            package = "iproute2" if tool == "ip" else "util-linux"
             return f"the command `{tool}` is missing (package {package})"
     done = subprocess.run([*UNSHARE, "sh", "-c", TRIAL], capture_output=True, text=True)
     return f"a namespace of one's own is refused: {done.stderr.strip()}" if done.returncode else ""

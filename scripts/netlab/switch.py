@@ -2,14 +2,16 @@
 
     python switch.py PORTS.json      SIGHUP reads all but device and mac again, SIGTERM ends it
 
-PORTS.json is a list of {"device", "mac", "delay_s", "loss", "loss_to", "up", "queue_s", "forgotten", "nat"}.
-What comes from port i passes at most `up` bytes a second (0: all), behind at most queue_s seconds of others.
-A frame from port i to port j leaves delay_i + delay_j later, and is lost with probability loss_i, then
-loss_to_j.
+PORTS.json is a list of {"device", "mac", "delay_s", "loss", "loss_to", "up", "down", "up_queue_s",
+"down_queue_s", "forgotten", "nat"}. What comes from port i passes at most `up` bytes a second (0: all),
+behind at most up_queue_s seconds of others; what goes to it passes `down`. A frame from port i to port j is
+delay_i + delay_j on its way between the two lines, and is lost with probability loss_i, then loss_to_j.
 Whenever `forgotten` of a port changes, the TCP connections it has had so far are dropped from then on. To a
-port with `nat` only TCP passes that belongs to a connection begun from it; addresses are not rewritten. It
-stands in for tc's netem, which many kernels lack. PACKET_VNET_HDR lets the kernel hand over 64 KiB segments
-whole, so that Python can keep up with a gigabit.
+port with `nat` only TCP passes that belongs to a connection begun from it; addresses are not rewritten.
+
+This stands in for tc's netem, which many kernels lack, and for tbf: after a pause a token bucket lets some
+packets through at once, which TCP (BBR) takes for the rate of the line. PACKET_VNET_HDR lets the kernel hand
+over 64 KiB segments whole, so that Python can keep up with a gigabit.
 """
 
 from __future__ import annotations
@@ -42,6 +44,24 @@ class Frame:
 
 
 @dataclass
+class SerialLine:
+    """One direction of a line: a frame begins when the one before has ended, also after a pause."""
+
+    rate: float = 0.0  # bytes a second; 0: no limit
+    queue_s: float = 0.0
+    busy: float = 0.0  # until when it is occupied
+
+    def carry(self, data: bytes, at: float) -> float | None:
+        """Return when a frame that comes at `at` is through; None: the queue is full, and it is lost."""
+        if not self.rate:
+            return at
+        if self.busy > at + self.queue_s:
+            return None
+        self.busy = max(self.busy, at) + on_wire(data) / self.rate
+        return self.busy
+
+
+@dataclass
 class Port:
     device: str
     mac: bytes
@@ -49,14 +69,14 @@ class Port:
     delay_s: float = 0.0
     loss: float = 0.0  # 0 .. 1, of what comes from it
     loss_to: float = 0.0
-    up: float = 0.0  # bytes a second that may come from it; 0: all
-    queue_s: float = 0.0
-    busy: float = 0.0  # until when what came from it is on its line
+    up: SerialLine = field(default_factory=SerialLine)
+    down: SerialLine = field(default_factory=SerialLine)
     forgotten: int = 0
     nat: bool = False
     connections: set[bytes] = field(default_factory=set)  # seen from this port
     # One queue for each port that frames come from: their delay is constant, so each is in order of `due`.
     queues: list[deque[Frame]] = field(default_factory=list)
+    leaving: deque[Frame] = field(default_factory=deque)  # on its line down, or through it
 
 
 def open_port(device: str) -> socket.socket:
@@ -91,7 +111,9 @@ class Switch:
         """Take over what each line is like, which may change while it runs; ports may not."""
         for port, row in zip(self.ports, json.loads(self.path.read_text()), strict=True):
             port.delay_s, port.loss, port.loss_to = row["delay_s"], row["loss"], row["loss_to"]
-            port.up, port.queue_s, port.nat = row["up"], row["queue_s"], row["nat"]
+            port.up.rate, port.up.queue_s = row["up"], row["up_queue_s"]
+            port.down.rate, port.down.queue_s = row["down"], row["down_queue_s"]
+            port.nat = row["nat"]
             if row["forgotten"] != port.forgotten:
                 port.forgotten = row["forgotten"]
                 self.dead |= port.connections | {reverse(c) for c in port.connections}
@@ -99,7 +121,7 @@ class Switch:
     def run(self) -> None:
         sockets = {port.socket: number for number, port in enumerate(self.ports)}
         while True:
-            heads = [queue[0].due for port in self.ports for queue in port.queues if queue]
+            heads = [q[0].due for port in self.ports for q in (*port.queues, port.leaving) if q]
             wait = max(0.0, min(heads) - time.monotonic()) if heads else None
             ready, _, _ = select.select(list(sockets), [], [], wait)
             for raw in ready:
@@ -121,11 +143,8 @@ class Switch:
                 source.connections.add(connection)
                 if connection in self.dead:
                     continue
-            sent = now
-            if source.up:
-                if source.busy > now + source.queue_s:
-                    continue
-                sent = source.busy = max(source.busy, now) + on_wire(data) / source.up
+            if (sent := source.up.carry(data, now)) is None:
+                continue
             known = self.by_mac.get(data[VNET_HEADER : VNET_HEADER + 6])
             for target in [known] if known else [port for port in self.ports if port is not source]:
                 if target.nat and connection and reverse(connection) not in target.connections:
@@ -135,12 +154,15 @@ class Switch:
                     target.queues[number].append(Frame(due, data))
 
     def give(self, now: float) -> None:
-        """Send what is due. A port that is full or down loses the frame, as a real one does."""
+        """Pass what is due to its line down, and send what is through; a full device loses it."""
         for port in self.ports:
-            for queue in port.queues:
-                while queue and queue[0].due <= now:
-                    with contextlib.suppress(OSError):
-                        port.socket.send(queue.popleft().data)
+            while due := [queue for queue in port.queues if queue and queue[0].due <= now]:
+                frame = min(due, key=lambda queue: queue[0].due).popleft()
+                if (through := port.down.carry(frame.data, frame.due)) is not None:
+                    port.leaving.append(Frame(through, frame.data))
+            while port.leaving and port.leaving[0].due <= now:
+                with contextlib.suppress(OSError):
+                    port.socket.send(port.leaving.popleft().data)
 
 
 def on_wire(data: bytes) -> int:

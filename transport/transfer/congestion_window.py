@@ -4,7 +4,7 @@ Bytes under way beyond rate x round trip wait in a queue: in this machine, or in
 and the rest of the house use as well. So, for each direction of a peer,
 
     window   = rate x (1.25 x round trip + 30 ms)    at least two fragments, at most the hub's credit
-    fragment = the largest power of two within rate x 30 ms, from 16 to 256 KiB
+    fragment = the largest power of two within rate x 30 ms, from 4 to 256 KiB
 
 - The rate is the best that the answers of this period and the one before have shown: the bytes answered
   between sending a fragment and its own answer, over that time; or over the last half second (early on: a
@@ -15,7 +15,9 @@ and the rest of the house use as well. So, for each direction of a peer,
   window is drained every 6 s to get one; else a round trip that grew longer would be taken for a queue. If
   the window lets only one fragment go at a time there is no queue either, and each answer counts: a large
   fragment can take two round trips where an Attach takes one, as the remote buffer holds less.
-- When there is nothing more to do, answers tell how much there was, not how fast the line is: periods pause.
+- When there is nothing more to do, answers tell how much there was, not how fast the line is: periods pause,
+  unless an answer took several times as long as that rate explains. So a line that has become slower is
+  noticed also where all of a packet is one fragment.
 
 The clock is an argument.
 """
@@ -25,7 +27,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-MIN_FRAGMENT, MAX_FRAGMENT = 16 * 1024, 256 * 1024  # bytes
+MIN_FRAGMENT, MAX_FRAGMENT = 4 * 1024, 256 * 1024  # bytes
 FIRST_FRAGMENT = 64 * 1024  # bytes, before a rate is known
 FRAGMENT_S = 0.03  # a fragment occupies the line for no longer
 QUEUE_S = 0.03  # what may wait in queues, beside a quarter of the round trip
@@ -34,6 +36,7 @@ RATE_S = 2.0  # one period of the best rate
 CLEAN_S, CLEAN = 6.0, 3  # seconds between two clean samples; number remembered, since one may be delayed
 STEADY_S, EARLY = 0.5, 0.25  # a rate is measured over these seconds, or this share of those since the start
 HELD_S = 1.0  # of silence: what is still under way is stuck on its connection, not in a queue
+SLOWER = 4.0  # times what rate and round trip explain: the line has become slower, or its other end is busy
 DRAINED = 0.75  # of rate x round trip: with no more under way than this the line is idle at times
 
 
@@ -122,7 +125,9 @@ class CongestionWindow:
         self._last = now
         self._answered += size
         took = max(1e-4, now - sent.at)
-        self._note_rate(self._rate_of(sent, now), now, more)
+        explained = sent.size / self.rate + (self.rtt or 0.0) if self.rate else took
+        slower = size >= self._least and took > SLOWER * explained
+        self._note_rate(self._rate_of(sent, now), now, more or slower)
         alone = more and not self.under
         if sent.clean and (self._draining or alone or self.rtt is None):
             self.clean(took, now)
@@ -145,7 +150,8 @@ class CongestionWindow:
         since, answered = min(marks[0], (sent.at - self._idle, sent.answered))
         return (self._answered - answered) / max(1e-4, busy - since)
 
-    def _note_rate(self, rate: float, now: float, more: bool) -> None:
-        if more and now >= self._since + RATE_S:
+    def _note_rate(self, rate: float, now: float, filled: bool) -> None:
+        """Add a sample; only one from a line that was `filled` ends a period."""
+        if filled and now >= self._since + RATE_S:
             self._best, self._best_before, self._since = rate, self._best, now
         self._best, self._newest = max(self._best, rate), rate

@@ -157,7 +157,7 @@ def test_a_round_trip_that_changes_is_found_out(rtt: float) -> None:
     line = Line(50 * MBIT, 0.03)
     line.run(15.0)
     line.rtt = rtt
-    line.run(20.0)
+    line.run(26.0)
     seen = line.run(20.0)
 
     assert seen.rate > 0.9 * 50 * MBIT
@@ -173,6 +173,20 @@ def test_small_transfers_do_not_teach_that_the_line_is_slow() -> None:
         line.window.answered(sent, 1000, line.now + 0.05, more=False)
 
     assert line.window.rate > 0.9 * 500 * MBIT
+
+
+def test_packets_of_one_fragment_teach_that_a_line_has_become_slower() -> None:
+    line = Line(50 * MBIT, 0.02)
+    line.run(5.0)
+    slow = 0.2 * MBIT
+    for _ in range(3):
+        line.now += 2.5
+        sent = line.window.sent(1, 32 * 1024, 0, line.now)
+        line.now += 32 * 1024 / slow
+        line.window.answered(sent, 32 * 1024, line.now, more=False)
+
+    assert line.window.rate < 1.3 * slow
+    assert line.window.fragment == MIN_FRAGMENT
 
 
 def test_what_is_lost_makes_room_and_ends_the_wait_for_a_clean_answer() -> None:

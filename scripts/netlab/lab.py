@@ -32,6 +32,7 @@ HERE = Path(__file__).resolve()
 SWITCH = HERE.with_name("switch.py")
 STATE = Path("/run/netlab")  # on a tmpfs that this lab alone sees
 SLOW = 10.0  # Mbit/s; on a slower line a segment of 64 KiB would take 50 ms and more
+LEAST_QUEUE = 64_000  # bytes
 UNAVAILABLE = 77  # the exit status that test harnesses read as "skipped"
 
 
@@ -63,9 +64,8 @@ class Lab:
         return any(line.loss or 0 < line.up < SLOW or 0 < line.down < SLOW for line in lines)
 
     def queue_s(self, mbit: float) -> float:
-        """Return the seconds that the queue of a line takes: some packets, however slow the line is."""
-        least = 16_000 if self.packet_by_packet else 64_000  # bytes
-        return max(self.queue_ms / 1000, least / (mbit * 1e6 / 8)) if mbit else 0.0
+        """Return the seconds that the queue of a line takes; a slow one's are those of a modem's memory."""
+        return max(self.queue_ms / 1000, LEAST_QUEUE / (mbit * 1e6 / 8)) if mbit else 0.0
 
 
 def namespace(member: str) -> str:

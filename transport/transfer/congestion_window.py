@@ -4,7 +4,7 @@ Bytes under way beyond rate x round trip wait in a queue: in this machine, or in
 and the rest of the house use as well. So, for each direction of a peer,
 
     window   = rate x (1.25 x round trip + 30 ms)    at least two fragments, at most the hub's credit
-    fragment = the largest power of two within rate x 30 ms, from 4 to 256 KiB
+    fragment = the largest power of two within rate x 30 ms, from 16 to 256 KiB
 
 - The rate is the best that the answers of this period and the one before have shown: the bytes answered
   between sending a fragment and its own answer, over that time; or over the last half second (early on: a
@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-MIN_FRAGMENT, MAX_FRAGMENT = 4 * 1024, 256 * 1024  # bytes
+MIN_FRAGMENT, MAX_FRAGMENT = 16 * 1024, 256 * 1024  # bytes
 FIRST_FRAGMENT = 64 * 1024  # bytes, before a rate is known
 FRAGMENT_S = 0.03  # a fragment occupies the line for no longer
 QUEUE_S = 0.03  # what may wait in queues, beside a quarter of the round trip

@@ -163,7 +163,7 @@ def downloading(size: int, fragment: int, known: bool) -> tuple[PeerTransfers, t
     peer = PeerTransfers()
     peer.up(1, 32, 0.05, 0.0)
     window = peer.windows[False]
-    window.answered(window.sent(1, 0, 0, 0.0), fragment * 40, 1.0, more=False)
+    window.answered(window.sent(1, 0, 0, 0.0), int(fragment * 20), 1.0, more=False)
     assert window.fragment == fragment
     download = peer.fetch("base/a", lambda n, sha: ChunkBuffer(n, sha, transfers.CHUNK), size if known else 0)
     return peer, download

@@ -181,14 +181,16 @@ class StandbySession:
         return machine.RunRecord(**known)
 
     def _prepare(self, follower: Follower) -> None:
-        """Do beforehand what takes seconds: import, load the tokenizer, read the data."""
+        """Do beforehand what takes seconds: import, load the tokenizer, read the data, trace the model."""
         from recipes import snapshots, training  # noqa: F401 - they take seconds, which the takeover has not
 
         record = self._record(follower)
         recipe = run_folder.recipe_in(self.folder)
         self.session = HostSession(recipe, self.folder, [self.view], record)
         if not recipe.data.streaming:  # the position in a stream moves on
-            self.session.prepared = self.session.prepare()
+            prepared = self.session.prepare()
+            prepared.get_ready()
+            self.session.prepared = prepared
 
     def _keep_ready(self, copy: LedgerCopy) -> None:
         """Repeat the newest rounds: to repeat hundreds of them once the hub is lost would take seconds."""

@@ -1,13 +1,9 @@
-"""Commands in processes of their own that do not each pay four seconds for the imports.
+"""Commands that tests start without the imports of each, over `scripts.swarms.forked`: their events, words.
 
-One process imports what `cocktail join` needs and forks for each command: real processes, pids and signals.
-
-    with Forked() as forked:
-        launch = forked.start(folder / "run", "launch", "smoke", "--json", before="import time; ...")
-        join = forked.join(folder / "ann", launch.until("run_started")["url"])
-        join.until("step")
-
-Run as a script it is that process: requests come on stdin, answers go to stdout, a line of JSON each.
+with Forked() as forked:
+    launch = forked.start(folder / "run", "launch", "smoke", "--json", before="import time; ...")
+    join = forked.join(folder / "ann", launch.until("run_started")["url"])
+    join.until("step")
 """
 
 from __future__ import annotations
@@ -17,26 +13,18 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-# What a command would import, and what that imports in its turn.
-MODULES = (
-    "cocktail_cli.main",
-    "cocktail_cli.volunteer.run_link",
-    "cocktail_cli.host.host_session",
-    "cocktail_cli.host.run_delegate",
-    "recipes.training.loop",
-)
-MODULES += ("datasets", "zmq", "transformers.models.gpt_neox.modeling_gpt_neox", "transformers.optimization")
-ROOT = Path(__file__).resolve().parents[1]
+from scripts import ROOT
+from scripts.swarms.forked import ForkedProcess, Forker
+
+TOLD = ("told", "said")  # what becomes of stdout and stderr
 PATIENCE = 90.0  # seconds for anything to happen on a busy machine
 
 needs_fork = pytest.mark.skipif(
@@ -49,9 +37,7 @@ class Command:
     """A command of ours that runs, or has run."""
 
     folder: Path  # the file `told`: its events; `said`: its stderr
-    pid: int
-    forked: Forked
-    status: int | None = None  # exit status; negative: the signal that ended it
+    process: ForkedProcess
     started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -104,21 +90,26 @@ class Command:
             assert time.monotonic() < end, f"no {event} {wanted} in {PATIENCE} s: {self.told[-2:]}"
             time.sleep(0.05)
 
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def status(self) -> int | None:
+        """The exit status, once `poll` has seen its end; negative: the signal that ended it."""
+        return self.process.returncode
+
     def send(self, signum: int) -> None:
-        os.kill(self.pid, signum)
+        self.process.send_signal(signum)
 
     def poll(self) -> int | None:
-        if self.status is None:
-            self.status = self.forked.ask({"poll": self.pid})
-        return self.status
+        return self.process.poll()
 
     def wait(self, timeout: float = PATIENCE) -> int:
-        end = time.monotonic() + timeout
-        while self.poll() is None:
-            assert time.monotonic() < end, f"process {self.pid} runs after {timeout} s: {self.told[-2:]}"
-            time.sleep(0.02)
-        assert self.status is not None
-        return self.status
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"process {self.pid} runs after {timeout} s: {self.told[-2:]}") from None
 
 
 class Forked:
@@ -126,41 +117,23 @@ class Forked:
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
-        self._lock = threading.Lock()
-        self._process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        )
-
-    def ask(self, request: dict[str, Any]) -> Any:
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with self._lock:
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-            return json.loads(process.stdout.readline())
+        self._forker = Forker()
 
     def start(
         self, folder: Path, *arguments: str, before: str = "", terminal: str = "", home: Path | None = None
     ) -> Command:
         """`before` is Python that runs first; `terminal`, a device, becomes its stdin."""
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("told", "said"):
-            (folder / name).write_text("")
-        request = {
-            "folder": str(folder),
-            "arguments": arguments,
-            "before": before,
-            "terminal": terminal,
-            "home": str(home or os.environ["COCKTAIL_HOME"]),
-        }
-        command = Command(folder, self.ask(request), self)
-        self.commands.append(command)
-        return command
+        command = ["-m", "cocktail_cli", *arguments]
+        known = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        known |= {"COCKTAIL_HOME": str(home)} if home else {}
+        files = [os.open(terminal or os.devnull, os.O_RDWR)]
+        files += [os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644) for name in TOLD]
+        process = self._forker.start(command, known, folder, files, before=before)
+        for file in files:
+            os.close(file)
+        self.commands.append(Command(folder, process))
+        return self.commands[-1]
 
     def join(self, folder: Path, url: str, *arguments: str, **options: Any) -> Command:
         """A volunteer, by the name of its folder where it is given no other."""
@@ -175,61 +148,5 @@ class Forked:
     def __exit__(self, *_: object) -> None:
         for command in self.commands:
             if command.poll() is None:
-                os.kill(command.pid, signal.SIGKILL)
-        self._process.kill()  # it has nothing to tidy up
-        self._process.communicate()
-
-
-# ---- the process that forks --------------------------------------------------------------------------------
-
-
-def serve() -> None:
-    for name in MODULES:
-        import_module(name)
-    import torch
-
-    torch.set_num_threads(1)
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "poll" in request:
-            pid, status = os.waitpid(request["poll"], os.WNOHANG)
-            answer = os.waitstatus_to_exitcode(status) if pid else None
-        else:
-            answer = os.fork()
-            if not answer:
-                become(**request)
-        print(json.dumps(answer), flush=True)
-
-
-def become(folder: str, arguments: list[str], before: str, terminal: str, home: str) -> None:
-    """Become the command, in the child, as if it had been typed."""
-    os.setsid()
-    # As a terminal gives them: the tests may run under nohup, or behind an & of a script.
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.chdir(folder)
-    stdin = os.open(terminal or os.devnull, os.O_RDWR)
-    files = [
-        stdin,
-        *(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644) for name in ("told", "said")),
-    ]
-    for number, file in enumerate(files):
-        os.dup2(file, number)
-    # Python's own, made anew: those of the parent hold what it has read ahead
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
-    os.environ["COCKTAIL_HOME"] = home
-    sys.argv = ["cocktail", *arguments]
-    try:
-        exec(before, {})
-        sys.modules["cocktail_cli.main"].main()
-    except SystemExit as ended:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(ended.code if isinstance(ended.code, int) else 1)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        os._exit(99)
-
-
-if __name__ == "__main__":
-    serve()
+                command.send(signal.SIGKILL)
+        self._forker.close()

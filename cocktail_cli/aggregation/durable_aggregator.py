@@ -31,8 +31,10 @@ from transport.ledger import (
     HUB,
     UPDATES,
     PacketLog,
+    RoundUpdates,
     UpdateLog,
     pack_updates,
+    read_rounds,
     read_updates,
     retired,
     scan_rounds,
@@ -72,34 +74,52 @@ class DurableAggregator:
         self.saved = 0  # the round before which e on the disk is
         self.followed = False  # by a standby, which may lack the newest updates
         self.given = 0  # number of the newest handoff of e to other aggregators that is not in e any more
+        self._replayed = self._loaded = (
+            0  # rounds that `follow` has in e; stamp of the file that it began with
+        )
 
-    def recover(self, ledger: Ledger) -> None:
-        """Bring e, which is 0, to where the ledger stands. Raises LedgerError where it cannot be rebuilt."""
+    def follow(self, ledger: Ledger, stop: int) -> None:
+        """Bring e to where it is before round `stop`, from where an earlier call has brought it. A standby
+        does so with each round, as it has no time when the hub is lost.
+
+        Raises LedgerError where e cannot be rebuilt.
+        """
         from recipes.algorithm import newest_given
 
-        stop, start, saved = len(ledger.rounds()), 0, self.folder / ERROR_FEEDBACK
-        if saved.exists():
+        saved = self.folder / ERROR_FEEDBACK
+        stamp = saved.stat().st_mtime_ns if saved.exists() else 0
+        if stamp != self._loaded:
             try:
-                start, self.given = self.aggregator.load(saved), newest_given(saved)
+                self.saved, self.given = self.aggregator.load(saved), newest_given(saved)
             except ValueError as error:
                 raise LedgerError(str(error)) from error
-            if start > stop:
-                raise LedgerError(f"{saved} is of round {start}, the ledger has {stop} rounds")
-        self.saved = start
-        self.log = UpdateLog(self.folder / UPDATES, stop)
-        logged, committed = self.log.rounds(start, stop), ledger.packets(start, stop)
+            self._replayed, self._loaded = self.saved, stamp
+        start = self._replayed
+        if start > stop:
+            raise LedgerError(f"{saved} is of round {start}, the ledger has {stop} rounds")
+        logged, committed = read_rounds(self.folder / UPDATES, start, stop), ledger.packets(start, stop)
         for record, (round, packet) in zip(logged, committed, strict=True):
-            if record.sha256 != hashlib.sha256(self.aggregator.select(packet)).digest():
-                raise LedgerError(f"the logged updates of round {round} are not those it was committed with")
-            for handoff in record.inherited:
-                self.aggregator.merge_handoff(*handoff)
-            if not record.total:
-                self.aggregator.replay(record.round, record.updates, packet)
-                continue
-            try:
-                self.aggregator.replay_step(record.round, record.total, packet)
-            except ValueError as error:
-                raise LedgerError(str(error)) from error
+            self._replay(record, round, packet)
+            self._replayed = round + 1
+
+    def _replay(self, record: RoundUpdates, round: int, packet: bytes) -> None:
+        if record.sha256 != hashlib.sha256(self.aggregator.select(packet)).digest():
+            raise LedgerError(f"the logged updates of round {round} are not those it was committed with")
+        for handoff in record.inherited:
+            self.aggregator.merge_handoff(*handoff)
+        if not record.total:
+            self.aggregator.replay(record.round, record.updates, packet)
+            return
+        try:
+            self.aggregator.replay_step(record.round, record.total, packet)
+        except ValueError as error:
+            raise LedgerError(str(error)) from error
+
+    def recover(self, ledger: Ledger) -> None:
+        """Bring e to where the ledger stands. Raises LedgerError where it cannot be rebuilt."""
+        stop = len(ledger.rounds())
+        self.log = UpdateLog(self.folder / UPDATES, stop)
+        self.follow(ledger, stop)
         # A hub killed while it gave shards away has stored their e for others, and not yet dropped it here.
         twice = {n: one for n, one in ledger.handoffs.rows().items() if one.peer == HUB and n > self.given}
         if twice:

@@ -414,7 +414,7 @@ class HostSession:
             text = f"{self.folder} is on a network file system ({remote}): each commit waits for it"
             self.show(events.Warning(f"{text}; -o on a disk of this machine is faster and safer"))
         place = self.folder / in_folder.LEDGER
-        origin = {"recipe": self.recipe.recipe_hash, "base": work.base.digest, "data": work.corpus.digest()}
+        origin = {"recipe": self.recipe.recipe_hash, "base": work.base.digest, "data": work.data_digest}
         origin |= {"hub": short_key(keys.public), "signer": signer_of(keys.signing) if keys.signing else ""}
         ledger = Ledger(place, run=name, samples=settings.samples, wal=remote is None, origin=origin)
         work.recover(ledger)
@@ -477,7 +477,7 @@ class HostSession:
             asked_hash=self.asked_hash,
             started=timestamp(),
             base_sha256=work.base.digest,
-            data_sha256=work.corpus.digest(),
+            data_sha256=work.data_digest,
             licence=asdict(work.base.licence),
         )
 

@@ -7,6 +7,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,22 @@ class RunDelegate:
         self.tell: Callable[[str, str], None] = lambda peer, message: None
         self.probing: ProbeThread | None = None  # from `recover` on, where the recipe asks for it
         self.taken: Sequence[WeightedPacket] = ()  # the updates in the newest aggregate
+
+    @cached_property
+    def needs(self) -> dict[str, int]:
+        """Estimate what a step takes of a peer, for the question that joiners are asked: bytes of memory and
+        of a packet. Empty where the model cannot be traced. Takes seconds the first time."""
+        return needs_of(self.recipe, self.base.folder)
+
+    @cached_property
+    def data_digest(self) -> str:
+        """Return the digest of the corpus. Takes seconds the first time."""
+        return self.corpus.digest()
+
+    def get_ready(self) -> None:
+        """Compute what takes seconds when a hub is opened: a standby has no time once the hub is lost."""
+        assert self.needs is not None
+        assert self.data_digest
 
     def recover(self, ledger: Ledger) -> None:
         """Bring the error feedback to where the ledger stands, before the hub starts. Raises LedgerError."""
@@ -212,7 +229,7 @@ def settings_of(
         versions=package_versions(),
         holds={**base_digests(work.base.files), "recipe": recipe.recipe_hash},
         parameters=work.parameters,
-        needs=needs_of(recipe, work.base.folder),
+        needs=work.needs,
         licence=str(work.base.licence),
         shards=recipe.compression.shards,
         owners=swarm.owners,
@@ -236,8 +253,7 @@ def settings_of(
 
 
 def needs_of(recipe: Recipe, base: Path) -> dict[str, int]:
-    """Estimate what a step takes of a peer, for the question that joiners are asked: bytes of memory and of
-    a packet. Empty where the model cannot be traced."""
+    """Compute `RunDelegate.needs`."""
     from recipes.planning import Machine, packet_bytes, plan_memory
 
     asked, wants = recipe.training.per_device_train_batch_size, recipe.swarm.requires

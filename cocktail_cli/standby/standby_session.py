@@ -104,6 +104,7 @@ class StandbySession:
                 def watch(copy: LedgerCopy) -> None:
                     if follower.manifest is not None:
                         self._note_voters(state, follower)
+                    self._keep_ready(copy)
 
                 follower = Follower(url, identity, self.folder, watch, self.warn)
                 followed.append(follower)
@@ -180,14 +181,25 @@ class StandbySession:
         return machine.RunRecord(**known)
 
     def _prepare(self, follower: Follower) -> None:
-        """Do beforehand what takes seconds: import, load the tokenizer, read the data."""
+        """Do beforehand what takes seconds: import, load the tokenizer, read the data, trace the model."""
         from recipes import snapshots, training  # noqa: F401 - they take seconds, which the takeover has not
 
         record = self._record(follower)
         recipe = run_folder.recipe_in(self.folder)
         self.session = HostSession(recipe, self.folder, [self.view], record)
         if not recipe.data.streaming:  # the position in a stream moves on
-            self.session.prepared = self.session.prepare()
+            prepared = self.session.prepare()
+            prepared.get_ready()
+            self.session.prepared = prepared
+
+    def _keep_ready(self, copy: LedgerCopy) -> None:
+        """Repeat the newest rounds: to repeat hundreds of them once the hub is lost would take seconds."""
+        from transport import Ledger
+
+        work = None if self.session is None else self.session.prepared
+        if work is not None:
+            with Ledger(self.folder / run_folder.LEDGER, write=False) as ledger:
+                work.durable.follow(ledger, copy.rounds)
 
     # ---- taking over ---------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from typing import Protocol
 import typer
 
 from cocktail_cli.errors import EXIT
+from cocktail_cli.machine import return_freed_memory
 from cocktail_cli.measures import GpuReading, NvidiaGpus, nvidia_gpus
 from cocktail_cli.signals import StopAsked, leave_on_signal
 from cocktail_cli.ui import events
@@ -250,6 +251,7 @@ def take_turns(
             return 0
         again = True
         gc.collect()
+        return_freed_memory()
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -36,13 +36,15 @@ from scripts.fault_injection.soak import WAYS, Row, soak
 from scripts.netlab import lab as netlab
 from scripts.swarms import lab
 from scripts.swarms.commands import HUB
+from scripts.swarms.forked import Forker
 from scripts.swarms.lab import parser
 
-PEERS = ["ann", "bob", "cyd", "dan", "eve", "fay", "gus", "hal"]
+PEERS = ["ann", "bob", "cyd", "dan", "eve", "fay", "gus", "hal", "ida", "jon", "kim", "lea", "max", "ned"]
 MODULE = "scripts.fault_injection.chaos"
 FIRST = 60  # steps of the run that measures how long a step takes
 SLOWER = 0.6  # a run under faults makes so many of the steps that one without makes in the same time
 AT_ONCE = 25  # kills of the hub in one run, where only these are asked for
+AGGREGATING = 5  # peers of a soak that aggregate: each has a line to each of them
 LIFE = 3.0  # seconds of training between two of them
 
 
@@ -89,7 +91,7 @@ def under_faults(
             out.problem = str(ended)
         save_told(swarm, out.folder / "told.ndjson")
         if not out.problem:
-            out.found = list(checks(swarm, out.records, reference and reference.loss, workload.step_timeout))
+            out.found = list(checks(swarm, out.records, reference and reference.loss, workload.longest_round))
     finally:
         swarm.end()
     for child in swarm.children:
@@ -103,7 +105,12 @@ def planned(given: argparse.Namespace, work: Path, fill_s: float) -> tuple[Workl
 
     def workload(steps: int) -> Workload:
         how = {"owners": given.owners, "replicated": given.replicated, "mbit": given.mbit}
-        how["approve"] = given.approve
+        how |= {
+            "approve": given.approve,
+            "batch": given.batch,
+            "step_timeout": given.cap,
+            "forker": given.forker,
+        }
         return Workload(given.peers, steps, seed=1, **how)
 
     steps = given.steps
@@ -129,7 +136,10 @@ def mixed(given: argparse.Namespace, work: Path) -> tuple[Outcome, Workload]:
 
 def part(given: argparse.Namespace, work: Path, number: int, way: Row) -> Row:
     """Do one part of a soak, and delete its folder where all promises were kept."""
+    began = time.monotonic()
+    way["peers"] = min(given.peers, AGGREGATING) if way["owners"] else given.peers
     out, workload = mixed(argparse.Namespace(**vars(given) | way | {"seed": given.seed + number - 1}), work)
+    took = time.monotonic() - began
     broken = [f"{c.promise}: {c.figure}" for c in out.found if not c.kept]
     if out.kept:
         shutil.rmtree(out.folder)
@@ -139,6 +149,7 @@ def part(given: argparse.Namespace, work: Path, number: int, way: Row) -> Row:
         "date": time.strftime("%Y-%m-%d"),
         "load": round(os.getloadavg()[2], 1),  # of this machine, in the last quarter of an hour
         **way,
+        "seconds": round(took),
         "faults": Counter(record.fault.kind for record in out.records),
         "samples": workload.steps * workload.batch if out.kept else 0,
         "lost": sum(record.lost for record in out.records),
@@ -199,6 +210,11 @@ def main() -> int:
     asked.add_argument("--soak", type=Path, help="parts of MINUTES each until this file has FAULTS of them")
     asked.add_argument("--faults", type=int, default=10_000, help="with --soak: so many in all")
     asked.add_argument("--every", type=float, default=9.0, help="seconds between two faults, on average")
+    asked.add_argument("--batch", type=int, default=48, help="samples a step")
+    asked.add_argument("--cap", type=float, default=30.0, help="seconds of a round at most")
+    asked.add_argument(
+        "--forked", action="store_true", help="fork all processes from one that has imported torch"
+    )
     asked.add_argument("--steps", type=int, default=0, help="of the run; 0: so many as fill the minutes")
     asked.add_argument("--no-reference", action="store_true", help="do not compare the loss")
     asked.add_argument("--work", type=Path, default=Path("outputs/chaos"), help="where all of it is written")
@@ -214,6 +230,7 @@ def main() -> int:
         print("skipped: this system has no SIGSTOP and SIGKILL")
         return 77
     given.mbit = in_lab(given.mbit, given.peers)
+    given.forker = Forker() if given.forked else None
     work = given.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     if not (work / "rows.jsonl").is_file():
@@ -232,6 +249,9 @@ def main() -> int:
     except KeyboardInterrupt:
         say("interrupted: everything that was started is ended")
         return 130
+    finally:
+        if given.forker is not None:
+            given.forker.close()
 
 
 if __name__ == "__main__":

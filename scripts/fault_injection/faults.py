@@ -167,9 +167,26 @@ class Chaos:
     def _again(self, name: str, record: Record, command: Sequence[str] | None = None) -> None:
         """Start the peer again, and wait until it works."""
         how = {"command": command} if command else {}
-        child = self.swarm.peers[name] = self.swarm.join(name, **how)  # type: ignore[arg-type]
-        record.ended = time.monotonic()
+        while True:
+            child = self.swarm.peers[name] = self.swarm.join(name, **how)  # type: ignore[arg-type]
+            if not self._is_lost(child):
+                break
+            child.kill()  # whose person types the new URL
+        record.ended = child.started
         self._undone(record, child, again=True)
+
+    def _is_lost(self, child: Child) -> bool:
+        """Wait until a joiner has a session. True: a standby has taken over before, and it knows only the URL
+        of the hub that was replaced."""
+        key = parse_url(self.swarm.url).key
+
+        def replaced() -> bool:
+            return not child.heard("joined") and parse_url(self.swarm.url).key != key
+
+        self.swarm.wait_for(
+            lambda: child.heard("joined") or not child.alive or replaced() or self.swarm.finished, STARTS
+        )
+        return child.alive and not self.swarm.finished and replaced()
 
     def _leaves(self, child: Child, fault: Fault, record: Record, why: str = "") -> None:
         """Ask it to leave: it must end within LEAVES, with the right status."""
@@ -265,7 +282,9 @@ class Chaos:
         if not first.alive:
             raise Failed(f"{name} had ended with exit {first.exit}: {first.last_words()}")
         second = self.swarm.join(name)
-        self.swarm.wait_for(lambda: second.heard("joined") or not second.alive, STARTS)
+        while self._is_lost(second):
+            second.kill()
+            second = self.swarm.join(name)
         self._lasts(fault.lasts)
         given = next((joined["peer"] for joined in second.heard("joined")), "")
         if not second.alive:
@@ -324,6 +343,9 @@ class Chaos:
         steady = self._steady() - (self.swarm.relayed if RELAY in self.busy else set())
         hub = self.swarm.start_hub(resume=True, hours=hours)
         self.swarm.wait_for(lambda: self.swarm.hub_up.is_set() or not hub.alive, STARTS)
+        if hub is not self.swarm.hub:
+            self._stands_down(hub, record)
+            return
         if self.swarm.was_over:
             hub.expects, hub.why = {4}, "the run was over, only not told"
             self.swarm.tell_the_end()
@@ -334,6 +356,16 @@ class Chaos:
         record.ended = time.monotonic()
         record.said += f" listens {record.ended - started:.1f} s after its start;"
         self._all_back(record, steady, "hub")
+        self._commits(record)
+
+    def _stands_down(self, hub: Child, record: Record) -> None:
+        """Wait until a hub that was away for too long, and whose standby has taken over, ends by itself."""
+        record.said += " its standby has taken over;"
+        record.ended = time.monotonic()
+        self.swarm.wait_for(lambda: not hub.alive, BACK)
+        if hub.alive:
+            hub.kill()
+            raise Failed(f"a hub whose standby has taken over had not ended after {BACK:.0f} s")
         self._commits(record)
 
     def _all_back(self, record: Record, steady: set[str], whose: str) -> None:
@@ -376,7 +408,6 @@ class Chaos:
     def do_hub_lost(self, fault: Fault, record: Record) -> None:
         swarm = self.swarm
         standby = swarm.start_standby()
-        swarm.wait_for(self._all_joined, BACK)  # who is just starting knows one address, the lost hub's
         self._lasts(fault.lasts)
         if swarm.finished:
             standby.kill()
@@ -394,10 +425,10 @@ class Chaos:
         first = standby.heard("run_started")[0]["round"]  # the next one that it commits
         record.ended = time.monotonic()
         self._commits(record)
-        told = [s.event["round"] for s in swarm.steps() if s.at < record.began]
-        lost = set(range(first, max(told, default=-1) + 1))
-        lost |= {first for peer in swarm.peers.values() if any(map(is_rolled_back, peer.heard("warning")))}
-        swarm.lost |= dict.fromkeys(lost, record.ended)
+        warnings = [one for peer in swarm.peers.values() for one in peer.heard("warning")]
+        if any(is_rolled_back(one) and one["came"] >= record.began for one in warnings):
+            swarm.lost.setdefault(first, record.ended)
+        lost = [round for round, at in swarm.lost.items() if record.began <= at <= record.ended]
         with Ledger(
             swarm.out / "ledger", write=False
         ) as ledger:  # when it was told is later on a busy machine
@@ -405,11 +436,6 @@ class Chaos:
         record.gap_s, record.lost = None if gap is None else round(gap, 2), len(lost)
         record.said += f" took over before round {first}, {len(lost)} lost, gap {gap or 0:.1f} s"
         record.may_lose = 0 if "swarm.durability=replicated" in swarm.launch else 1
-
-    def _all_joined(self) -> bool:
-        """Tell whether every peer that lives has had a session."""
-        alive = [child for child in self.swarm.peers.values() if child.alive]
-        return self.swarm.finished is not None or all(child.heard("joined") for child in alive)
 
     def do_relay_kill(self, fault: Fault, record: Record) -> None:
         """Kill the relay: its peers must be there within RECONNECTS of its listening."""
@@ -433,17 +459,24 @@ class Chaos:
         self._kill_hub()
         hub = self.swarm.start_hub(resume=True)
         self._lasts(fault.lasts)
+        if hub is not self.swarm.hub:
+            self._stands_down(hub, record)
+            return
         if not hub.alive:
             raise Failed(f"the hub ended with exit {hub.exit} at --resume: {hub.last_words()}")
         self._kill_hub()
         self._resume(record)
 
     def do_hub_stop(self, fault: Fault, record: Record) -> None:
-        assert self.swarm.hub is not None
+        hub = self.swarm.hub
+        assert hub is not None
         self.swarm.hub_gone()
-        self.swarm.hub.signal(signal.SIGSTOP)
+        hub.signal(signal.SIGSTOP)
         self._lasts(fault.lasts)
-        self.swarm.hub.signal(signal.SIGCONT)
+        hub.signal(signal.SIGCONT)
+        if hub is not self.swarm.hub:
+            self._stands_down(hub, record)
+            return
         self.swarm.hub_back()
         record.ended = time.monotonic()
         self._commits(record)

@@ -14,10 +14,12 @@ from random import Random
 from scripts.fault_injection.faults import HUNG, Chaos, Record
 from scripts.fault_injection.schedule import Fault
 from scripts.swarms.commands import STARTS, Swarm
+from scripts.swarms.forked import Forker
 
 ENDS = 60.0  # seconds for the peers to end once the run is over
 SHARE_OF_STEPS = 0.85  # then no new fault begins, where the minutes are what counts
 LONGEST = 4.0, 15.0  # times the minutes, and minutes more, until a run that does not end is ended
+PEER_TIMEOUT = 15.0  # for so long a hub that was started again waits for its peers, whatever the cap
 SHARDS = 12  # where peers own them
 TELL = 15.0  # seconds between two words on how it goes
 
@@ -35,6 +37,7 @@ class Workload:
     approve: bool = False  # newcomers wait for the host, who says yes
     replicated: bool = False  # a round is committed once the standby has it
     mbit: float = 0.0  # of all lines, in a network lab; 0: no lab
+    forker: Forker | None = None  # starts the processes; None: each is a new python
 
     def command(self, data: Path) -> list[str]:
         """Build the arguments of `cocktail launch`, without a place."""
@@ -42,7 +45,7 @@ class Workload:
             *("launch", "smoke", "--data", str(data), f"max_steps={self.steps}", "warmup_steps=20"),
             *(f"global_batch_size={self.batch}", "data.max_length=64", "val_set_size=200", "packing=false"),
             *(f"eval_steps={max(25, self.steps // 8)}", f"training.seed={self.seed}", "learning_rate=3e-3"),
-            *(f"swarm.step_timeout={self.step_timeout:.0f}", "swarm.peer_timeout=15"),
+            *(f"swarm.step_timeout={self.step_timeout:g}", f"swarm.peer_timeout={PEER_TIMEOUT:g}"),
             "swarm.start_timeout=300",
             *(("swarm.durability=replicated",) if self.replicated else ()),
             *(("swarm.join=approve",) if self.approve else ()),
@@ -51,7 +54,13 @@ class Workload:
 
     def swarm(self, folder: Path, work: Path, peers: Sequence[str]) -> Swarm:
         command = self.command(work / "rows.jsonl")
-        return Swarm(folder, command, peers[: self.peers], owners=self.owners, mbit=self.mbit)
+        how = {"owners": self.owners, "mbit": self.mbit, "forker": self.forker}
+        return Swarm(folder, command, peers[: self.peers], **how)  # type: ignore[arg-type]
+
+    @property
+    def longest_round(self) -> float:
+        """Return the seconds that a round may take."""
+        return max(self.step_timeout, PEER_TIMEOUT)
 
     @property
     def key(self) -> str:

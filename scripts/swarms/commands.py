@@ -14,13 +14,18 @@ import subprocess
 import sys
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from scripts.netlab import lab as netlab
+from scripts.swarms.forked import Forker
 from scripts.swarms.lab import LabLine
 from scripts.swarms.processes import Line, Process
 from scripts.swarms.tcp_link import Link
@@ -32,7 +37,8 @@ CLOSED = 1  # the port of an address that nobody can dial
 COCKTAIL = (sys.executable, "-X", "faulthandler", "-m", "cocktail_cli")
 GUEST = (sys.executable, "-X", "faulthandler", "-m", "scripts.fault_injection.guest")
 STARTS = 120.0  # seconds a process may take until its first event, on a busy machine
-YIELDS = ("nice", "-n", "5") if shutil.which("nice") else ()  # peers train: hub and standby have machines
+NICE = 5  # peers train: hub and standby have machines
+CONTENDS = 30.0  # seconds after a hub is back in which a standby may be elected that nobody has told yet
 LOOK = 0.1  # seconds between two looks at what has changed
 
 
@@ -58,6 +64,7 @@ class Child(Process):
 
     def __init__(self, name: str, command: Sequence[str], logs: Path, **more: Any) -> None:
         self.name = name  # of the peer, or HUB
+        self.started = time.monotonic()
         self.works: float | None = None  # since when: the hub listened, a packet of the peer was in a round
         self.expects, self.why = {0}, ""  # exit statuses that are right; why another than 0 is
         self.memory: list[Look] = []
@@ -109,6 +116,7 @@ class Swarm:
         peers: their names; every other one reaches the hub through the relay alone.
         owners: they own shards, each with a door.
         mbit: of the lines of all in the network lab that this process is in; 0: links on the loopback.
+        forker: forks the commands, in place of a new python for each.
     """
 
     def __init__(
@@ -119,7 +127,9 @@ class Swarm:
         *,
         owners: bool = False,
         mbit: float = 0.0,
+        forker: Forker | None = None,
     ) -> None:
+        self._forker = forker
         self.folder, self.launch, self.owners, self.out = folder, list(launch), owners, folder / "out"
         self.changed = threading.Condition()
         self.told: list[Told] = []
@@ -151,13 +161,26 @@ class Swarm:
         return f"{netlab.NET}{netlab.number_of(member)}" if self.lab else "127.0.0.1"
 
     def start(
-        self, name: str, command: Sequence[str], stdin: str = "", *, member: str = "", **more: Any
+        self,
+        name: str,
+        command: Sequence[str],
+        stdin: str = "",
+        *,
+        member: str = "",
+        nice: int = 0,
+        **more: Any,
     ) -> Child:
-        """Start a process with a home of its own: each peer is a machine, in a lab this member."""
+        """Start a process with a home of its own: each peer is a machine, in a lab this member. Only what
+        starts as `cocktail` does is forked."""
         number = 1 + sum(child.name == name for child in self.children)
         known = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
         known |= {"COCKTAIL_HOME": str(self.folder / "homes" / name), "OMP_NUM_THREADS": "1"}
         logs, where = self.folder / "logs" / f"{name}-{number}", member if self.lab else ""
+        if self._forker is not None and tuple(command[: len(COCKTAIL)]) == COCKTAIL:
+            where = ""
+            more["fork"] = partial(self._forker.start, member=member if self.lab else "", nice=nice)
+        elif nice and shutil.which("nice"):
+            command = ["nice", "-n", str(nice), *command]
         with self.changed:
             if self.over.is_set():
                 raise Stopped
@@ -166,13 +189,27 @@ class Swarm:
         return child
 
     def start_hub(self, *, resume: bool = False, hours: float = 0.0) -> Child:
-        """Start `cocktail launch --no-train`, with a wall clock that is so many hours wrong."""
-        command = [*GUEST, "--hours", str(hours), "--"] if hours else COCKTAIL
-        bind, port = self._address(self.machines[0]), self._record()["port"] if resume and self.lab else 0
-        command = [*command, *self.launch, "--no-train", "--json", "--bind", bind, "--port", str(port)]
-        command += ["-o", str(self.out), *(["--resume"] if resume else ["--relay", self.relay_address])]
-        self.hub = self.start(HUB, command, member=self.machines[0], heard=self._take)
-        return self.hub
+        """Start `cocktail launch --no-train`, with a wall clock that is so many hours wrong. Where a standby
+        has taken over, return that one in place of resuming."""
+        with self.changed:
+            if resume and self.hub is not None and self.hub.alive:
+                return self.hub
+            command = [*GUEST, "--hours", str(hours), "--"] if hours else COCKTAIL
+            bind, port = self._address(self.machines[0]), self._record()["port"] if resume and self.lab else 0
+            command = [*command, *self.launch, "--no-train", "--json", "--bind", bind, "--port", str(port)]
+            command += ["-o", str(self.out), *(["--resume"] if resume else ["--relay", self.relay_address])]
+            self.hub = self._start_hub_or_standby(command, self.machines[0])
+            return self.hub
+
+    def _start_hub_or_standby(
+        self, command: Sequence[str], member: str, stdin: str = "", **environment: Any
+    ) -> Child:
+        """Start a process whose events are those of a hub."""
+        who: list[Child] = []
+        with self.changed:  # its events wait until it is known
+            heard = lambda event: self._take(event, who[0])  # noqa: E731 - closes over `who`
+            who.append(self.start(HUB, command, stdin, member=member, heard=heard, **environment))
+        return who[0]
 
     def start_relay(self) -> Child:
         """Start `cocktail relay`, each time at the same address, and wait until it listens."""
@@ -202,9 +239,9 @@ class Swarm:
         command += ["--keys", str(self.out / "run.json"), "-o", str(folder), "--relay", self.relay_address]
         command += ["--advertise", f"{bind}:{CLOSED}"] if self._standby_is_relayed else []
         home = str(self.folder / "homes" / folder.name)
-        more: dict[str, Any] = {"member": member, "heard": self._take, "COCKTAIL_HOME": home}
-        self.standby = self.start(HUB, command, self.url + "\n", **more)
-        self.standby_out, child, since = folder, self.standby, time.monotonic()
+        self.standby_out, since = folder, time.monotonic()
+        child = self._start_hub_or_standby(command, member, self.url + "\n", COCKTAIL_HOME=home)
+        self.standby = child
 
         def follows() -> bool:
             ready = any("standing by" in told["state"] for told in child.heard("progressed"))
@@ -230,22 +267,40 @@ class Swarm:
             lost.kill()
             lost.end(10)
         shutil.rmtree(self.out)
-        self.hub, self.out, self.standby = self.standby, self.standby_out, None
+        return lost
+
+    def _replaced(self, standby: Child, first: int) -> None:
+        """Note that this standby has taken over before the round `first`. It may, from a hub that is gone, or
+        that has come back while peers and standby were already giving it up: such a hub was none. The exit
+        status of any other is wrong then."""
+        assert self.hub is not None
+        gap = self.no_hub[-1] if self.no_hub else [-inf, -inf]
+        if len(gap) == 1 or time.monotonic() < gap[1] + CONTENDS:
+            del gap[1:]
+            if self.hub.expects == {0}:
+                self.hub.expects, self.hub.why = {6, -signal.SIGKILL}, "a standby had taken over"
+        told = {
+            step.event["round"] for step in self.steps() if not self.is_void(step.event["round"], step.at)
+        }
+        self.lost |= dict.fromkeys((round for round in told if round >= first), time.monotonic())
+        self.hub, self.out, self.standby = standby, self.standby_out, None
         self.machines.reverse()
         if self._standby_is_relayed:
             self.relayed = set(self.links)
-        return lost
 
-    def _take(self, event: Line) -> None:
-        now = time.monotonic()
+    def _take(self, event: Line, source: Child) -> None:
         with self.changed:
+            now, started = time.monotonic(), event.get("event") == "run_started"
+            if started and source is self.standby:
+                self._replaced(source, event["round"])
+            if source not in (self.hub, self.standby):  # a hub that was replaced
+                return
             self.told.append(Told(now, event))
-            if event.get("event") == "run_started":
+            if started:
                 self.url = event["url"]
                 for name in self.links:
                     self.urls[name] = self._laid(name)
-                if self.hub is not None:
-                    self.hub.works = now
+                source.works = now
                 self.hub_back()
             for name in event.get("accepted", []):
                 peer = self.peers.get(name)
@@ -300,9 +355,11 @@ class Swarm:
     ) -> Child:
         """Start `cocktail join` over the link of `peer`, named `name` (else like the peer)."""
         name = name or peer
-        line = [*YIELDS, *before, *command, "join", "-", "-y", "--json", "--name", name, "--wait", "10m"]
+        line = [*before, *command, "join", "-", "-y", "--json", "--name", name, "--wait", "10m"]
         line += self._door(peer)
-        return self.start(name, line, self.urls[peer] + "\n", member=self.members[peer], **environment)
+        return self.start(
+            name, line, self.urls[peer] + "\n", member=self.members[peer], nice=NICE, **environment
+        )
 
     def _door(self, peer: str) -> list[str]:
         """Options of a peer that owns shards: others reach its door over a link."""
@@ -339,7 +396,8 @@ class Swarm:
     def first(self, wanted: Callable[[Line], bool], after: float = 0.0) -> Told | None:
         """Find the first wanted event of the hub that came after this time."""
         with self.changed:
-            return next((t for t in self.told if t.at >= after and wanted(t.event)), None)
+            start = bisect_left(self.told, after, key=lambda told: told.at)
+            return next((t for t in islice(self.told, start, None) if wanted(t.event)), None)
 
     def accepted(self, peer: str, since: int, after: float) -> Told | None:
         """Find the first round from `since` on, told after this time, that has a packet of this peer."""
@@ -369,7 +427,8 @@ class Swarm:
     def tell_the_end(self) -> None:
         """Say what the hub was killed before it could."""
         end = {key: self._record()[key] for key in ("steps", "eval_loss")}
-        self._take({"event": "run_finished", **end, "reason": "all steps are done"})
+        assert self.hub is not None
+        self._take({"event": "run_finished", **end, "reason": "all steps are done"}, self.hub)
 
     def _record(self) -> Line:
         return dict(json.loads((self.out / "run.json").read_text()))

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from scripts import ROOT
+from scripts.swarms.forked import ForkedProcess
 
 Line = dict[str, Any]  # what a process printed, with `came`: when it was read (monotonic)
+Fork = Callable[[Sequence[str], Mapping[str, str], Path, Sequence[int]], ForkedProcess]
 
 _printing = threading.Lock()
 
@@ -39,9 +41,9 @@ class Process:
         member: run it in the namespace of this member of the network lab; "": in ours.
         stdin: all that it is to read; None: `tell` writes it.
         logs: a path without ending: stdout is copied to its .jsonl, stderr goes to its .err. Such a process
-        is in a
-            session of its own, so that Ctrl-C at the terminal does not reach it.
+            is in a session of its own, so that Ctrl-C at the terminal does not reach it.
         heard: called with each line, in the thread that reads them.
+        fork: `Forker.start`, in place of a new python; `logs` must be given, and the member to `fork`.
     """
 
     def __init__(
@@ -52,31 +54,41 @@ class Process:
         stdin: str | None = None,
         logs: Path | None = None,
         heard: Callable[[Line], None] | None = None,
+        fork: Fork | None = None,
         **environment: str,
     ) -> None:
         self.member, self.said, self.changed = member, list[Line](), threading.Condition()
         self._logs, self._heard = logs, heard
-        self.process = subprocess.Popen(
-            [*(("ip", "netns", "exec", f"lab-{member}") if member else ()), *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=logs.with_name(logs.name + ".err").open("w") if logs else None,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment,
-            cwd=logs.parent if logs else None,
-            text=True,
-            start_new_session=bool(logs) and os.name != "nt",
-        )
-        if stdin is not None and self.process.stdin is not None:
+        known = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment
+        place = ["ip", "netns", "exec", f"lab-{member}"] if member else []
+        self.process: subprocess.Popen[str] | ForkedProcess
+        self._stdin: IO[str] | None
+        self._stdout: IO[str] | None
+        if fork is not None and logs is not None:
+            self.process, self._stdin, self._stdout = _forked(fork, command, known, logs)
+        else:
+            self.process = started = subprocess.Popen(
+                [*place, *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=logs.with_name(logs.name + ".err").open("w") if logs else None,
+                env=known,
+                cwd=logs.parent if logs else None,
+                text=True,
+                start_new_session=bool(logs) and os.name != "nt",
+            )
+            self._stdin, self._stdout = started.stdin, started.stdout
+        if stdin is not None and self._stdin is not None:
             with suppress(BrokenPipeError):
-                self.process.stdin.write(stdin)
-                self.process.stdin.close()
+                self._stdin.write(stdin)
+                self._stdin.close()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
     def _listen(self) -> None:
-        assert self.process.stdout is not None
+        assert self._stdout is not None
         log = self._logs.with_name(self._logs.name + ".jsonl").open("w") if self._logs else None
-        for text in self.process.stdout:
+        for text in self._stdout:
             if log:
                 log.write(text)
                 log.flush()
@@ -95,9 +107,9 @@ class Process:
 
     def tell(self, **what: Any) -> None:
         """Write it a line of JSON."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(what) + "\n")
-        self.process.stdin.flush()
+        assert self._stdin is not None
+        self._stdin.write(json.dumps(what) + "\n")
+        self._stdin.flush()
 
     def heard(self, kind: str) -> list[Line]:
         """The lines of this `kind` (our programs) or `event` (`cocktail --json`)."""
@@ -147,6 +159,19 @@ class Process:
         if not self.ended:
             self.process.kill()
         self.end()
+
+
+def _forked(
+    fork: Fork, command: Sequence[str], environment: Mapping[str, str], logs: Path
+) -> tuple[ForkedProcess, IO[str], IO[str]]:
+    """Fork a command with pipes as its stdin and stdout; return our ends of them too."""
+    stdin, to = os.pipe()
+    come, stdout = os.pipe()
+    with logs.with_name(logs.name + ".err").open("w") as stderr:
+        process = fork(command, environment, logs.parent, (stdin, stdout, stderr.fileno()))
+    os.close(stdin)
+    os.close(stdout)
+    return process, os.fdopen(to, "w"), os.fdopen(come)
 
 
 @contextmanager

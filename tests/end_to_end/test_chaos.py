@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from forked import needs_fork
 
 from scripts.fault_injection.chaos import PEERS, under_faults
 from scripts.fault_injection.checks import everybody_came_back, exits, growth_of, rounds_in_time, sentences
-from scripts.fault_injection.faults import Record, possible
+from scripts.fault_injection.faults import Record
 from scripts.fault_injection.run import Workload, write_data
 from scripts.fault_injection.schedule import HUB_SHARE, KINDS, Fault, hub_kills, schedule
 from scripts.fault_injection.soak import Row, read_rows, soak, totals
 from scripts.swarms.commands import HUB, RELAY, Child, Look, Swarm, Told
+from scripts.swarms.forked import Forker
 from scripts.swarms.tcp_link import Link
 
 THREE = ["ann", "bob", "cyd"]
@@ -26,7 +29,7 @@ def fault(number: int, kind: str, target: str, lasts: float = 0.0) -> Fault:
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.skipif(not possible(), reason="no SIGSTOP and SIGKILL on this system")
+@needs_fork
 def test_a_run_under_faults_keeps_every_promise(tmp_path: Path) -> None:
     write_data(tmp_path / "rows.jsonl", 2000)
     faults = [
@@ -37,7 +40,9 @@ def test_a_run_under_faults_keeps_every_promise(tmp_path: Path) -> None:
         fault(4, "hub-lost", HUB, 0.5),
         fault(5, "relay-kill", RELAY),
     ]
-    out = under_faults("run", Workload(3, 70, 1, batch=24), faults, None, math.inf, tmp_path)
+    with Forker() as forker:
+        workload = Workload(3, 70, 1, batch=24, forker=forker)
+        out = under_faults("run", workload, faults, None, math.inf, tmp_path)
 
     assert out.kept, "\n".join(out.lines())
     assert {record.fault.kind for record in out.records} == {f.kind for f in faults}
@@ -58,6 +63,18 @@ def test_every_kind_of_fault_comes_and_what_is_watched_for_its_memory_is_left_al
     assert {f.target for f in faults if KINDS[f.kind].ends} == {"ann", "bob", "cyd"}
     assert max(f.at for f in faults if f.target == HUB) < HUB_SHARE * 1800
     assert {60.0, 5.0} <= {f.lasts for f in faults if f.kind in ("stop", "dark")}
+
+
+def test_a_hurried_run_has_every_kind_often_those_that_cost_little_and_briefly() -> None:
+    faults = list(schedule(1, 600, PEERS, 0.2, list(KINDS)))
+    counts = Counter(f.kind for f in faults)
+
+    assert set(counts) == set(KINDS)
+    assert counts["cut"] > counts["stop"] > counts["kill"] > 20 * counts["memory"] > 0
+    assert counts["kill"] > 200
+    lasts = [f.lasts for f in faults if not KINDS[f.kind].long or f.lasts < KINDS[f.kind].long]
+    assert max(lasts) <= 2.5
+    assert sum(f.lasts == 60.0 for f in faults) > 0
 
 
 def test_a_soak_goes_on_where_its_file_ends_and_adds_up_its_parts(tmp_path: Path) -> None:

@@ -283,8 +283,8 @@ class PeerEnd:
 
     hang_up = dial
 
-    def crossed(self, flow: int) -> int:
-        return 0
+    def crossed(self, flow: int) -> tuple[int, int]:
+        return 0, 0
 
     def send(self, flow: int, frames: Frames) -> bool:
         return True

@@ -24,8 +24,10 @@ from .run_ledger import (
 from .update_log import (
     ERROR_FEEDBACK,
     UPDATES,
+    RoundUpdates,
     UpdateLog,
     pack_updates,
+    read_rounds,
     read_updates,
     retired,
     scan_rounds,

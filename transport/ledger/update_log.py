@@ -97,18 +97,6 @@ class UpdateLog:
         self._log.seal(self._next, sha256)
         self._newest, self._next = begins, self._next + 1
 
-    def rounds(self, start: int, stop: int) -> Iterator[RoundUpdates]:
-        """Yield the inputs of rounds start .. stop-1, one in memory at a time. Raises LedgerError if one is
-        damaged or missing."""
-        want = start
-        for record in read_updates(self.path, start):
-            if record.round != want:
-                break
-            yield record
-            want += 1
-        if want != stop:
-            raise LedgerError(f"{self.path} lacks the updates of round {want}, which is committed")
-
     def clear(self, next: int, keep: bool = False) -> None:
         """Drop all records: the error feedback is on the disk as it is before round `next`. A round that was
         logged and is aggregated again, because all its aggregators were lost, is logged anew.
@@ -135,10 +123,24 @@ def retired(path: Path) -> Path:
 
 def read_updates(path: Path, start: int) -> Iterator[RoundUpdates]:
     """Yield the records of `start` and later rounds, verified. Raises LedgerError if one is damaged."""
+    end, _ = scan_rounds(path, start)
     with path.open("rb") as file:
+        file.seek(end)
         for round, payload in read_packets(file):
-            if round >= start:
-                yield unpack_updates(round, payload)
+            yield unpack_updates(round, payload)
+
+
+def read_rounds(path: Path, start: int, stop: int) -> Iterator[RoundUpdates]:
+    """Yield the inputs of rounds start .. stop-1, one in memory at a time. Raises LedgerError if one is
+    damaged or missing."""
+    want = start
+    for record in read_updates(path, start):
+        if record.round != want or want == stop:
+            break
+        yield record
+        want += 1
+    if want != stop:
+        raise LedgerError(f"{path} lacks the updates of round {want}, which is committed")
 
 
 def scan_rounds(path: Path, stop: int) -> tuple[int, int | None]:

@@ -97,7 +97,7 @@ class ConnectionManager:
         self._give_up_at: float | None = None
         self._heard_at: dict[int, float] = {}  # when a flow last received, or began to wait for an answer
         self._bulk_heard_at = 0.0  # when any bulk flow last received
-        self._crossed: dict[int, int] = {}  # bytes of a flow's connection, when it was last looked at
+        self._crossed: dict[int, tuple[int, int]] = {}  # of a flow's connection, when it was last looked at
         self._attach_sent_at: dict[int, float] = {}  # when a bulk flow sent Attach
         self._outbox: deque[messages.Message] = deque()
         self._thread = threading.Thread(target=self._run, name="cocktail-link", daemon=True)
@@ -340,12 +340,15 @@ class ConnectionManager:
             self.changed.notify_all()
 
     def _look(self, now: float) -> None:
-        """Hear a flow whose bytes still move: on a thin line a single message may take minutes."""
+        """Hear a flow whose bytes still move: on a thin line a single message may take minutes. The hub is
+        heard by what comes alone: the system of a hub that hangs acknowledges what it is sent."""
         for flow in [f for f in self._up if now >= self._heard_at[f] + LOOK_S]:
-            if (crossed := self._wire.crossed(flow)) > self._crossed.get(flow, 0):
-                self._crossed[flow] = crossed
-                self._heard_at[flow] = self.state.heard = now
+            (sent, came), before = self._wire.crossed(flow), self._crossed.get(flow, (0, 0))
+            if sent + came > sum(before):
+                self._crossed[flow] = sent, came
+                self._heard_at[flow] = now
                 self._bulk_heard_at = now if flow != CONTROL else self._bulk_heard_at
+                self.state.heard = now if came > before[1] else self.state.heard
 
     def _wanted(self, flow: int) -> bool:
         """Return True for a flow to dial: control always, one bulk flow, more once its window is full."""

@@ -42,6 +42,7 @@ LEAVE_S = 15.0  # until an exchange in flight must be done
 HANDOFF_S = 21.0  # until a residual handoff must be at the hub
 HANDOFF_TARGET_S = 5.0  # duration a handoff is sized for; longer only if the uplink has become slower
 RENEWED = "the hub gave this peer a new session; work not delivered before is void"
+RENEWAL_S = 10.0  # from a lease that the hub refuses, on one connection, to the new session, on another
 LOST_S = 2.0  # without a connection, before the user is told
 POLL_S = 0.05  # how often a waiting call looks at `leave_requested`
 
@@ -372,8 +373,10 @@ class PeerLink:
             self._wait(f"the object {download.name}", lambda: download.done, 0.25, give_up=False)
             tick()
         if download.refused is not None:
+            if download.name.startswith("lease/"):  # of a session that has ended, as is about to be told
+                self._wait("a new session", lambda: False, RENEWAL_S, give_up=False)
             with self._changed:
-                self._check()  # SessionRenewed comes first: the lease was of the old session
+                self._check()
             raise KeyError(f"{download.name}: {download.refused}")
         if download.error is not None:
             raise download.error

@@ -48,7 +48,9 @@ HEARD: dict[SessionState, tuple[type[messages.Message], ...]] = {
 KEPT_COMMITS = 64
 KEPT_SOURCES = 8  # rounds
 OPENED = 4096  # rounds not taken and leases not delivered that are remembered; more than any hub gives
-SILENT_PINGS = 6  # a hub silent for this many pings is redialled
+SILENT_PINGS = 6  # a hub silent for this many pings is redialled,
+SILENT_S = 5.0  # or for this long, where that is more
+DOUBTED_PINGS, DOUBTED_S = 4, 4.0  # the same where there is a standby, which decides whether the hub is lost
 
 
 class PeerState:
@@ -293,4 +295,5 @@ class PeerState:
     def silent_until(self) -> float:
         """Return the time at which a silent hub is to be redialled."""
         ping_s = self.welcome.ping_s if self.welcome else 1.0
-        return self.heard + max(5.0, SILENT_PINGS * ping_s)
+        doubted = max(DOUBTED_S, DOUBTED_PINGS * ping_s), max(SILENT_S, SILENT_PINGS * ping_s)
+        return self.heard + doubted[self.standby is None]

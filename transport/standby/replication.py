@@ -60,6 +60,7 @@ class Replication:
         self.backers: set[str] = set()  # keys that have promised not to vote for the standby
         self.asked = False
         self._unaware: dict[str, float] = {}  # session -> when it was told of the newest standby, unanswered
+        self._away: dict[str, float] = {}  # keys of those whose session has ended since -> when given up
         self._sure = self.number  # the host was told that everybody knows this one
         self._lost_at: float | None = None  # None: the next tick says
         self._ask_at, self._told = 0.0, False
@@ -89,6 +90,8 @@ class Replication:
         """Tell a peer where the standby is."""
         if self.standby is not None and session.id != self.session:
             self._out.send(session.conn, self._petition if self.asked else self.standby)
+            if self._away.pop(session.key, None) is not None:
+                self._unaware[session.id] = session.seen
 
     def resumed(self, session: Session) -> None:
         """Say again what a standby on a new connection may have missed."""
@@ -98,7 +101,8 @@ class Replication:
     def ended(self, session: Session) -> None:
         if session.id == self.session:
             self.session, self._lost_at, self._told = "", None, False
-        self._unaware.pop(session.id, None)
+        if self._unaware.pop(session.id, None) is not None:
+            self._away[session.key] = inf  # the next tick says
         self._assure()
 
     def answered(self, session: Session, pinged: float) -> None:
@@ -110,7 +114,9 @@ class Replication:
     def _assure(self) -> None:
         """Tell the host, once, that the standby has all and that every peer would look for it there."""
         following = self._members.get(self.session)
-        if following is None or self.standby is None or self._unaware or self._sure == self.number:
+        if following is None or self.standby is None or self._sure == self.number:
+            return
+        if self._unaware or self._away:
             return
         self._sure = self.number
         told = f"the standby {following.name} at {self.place} has all of the run, and all peers know of it"
@@ -146,6 +152,7 @@ class Replication:
         self.number += 1
         self.backers.clear()
         self._unaware = {session.id: now for session in self._members if session.id != self.session}
+        self._away.clear()
         self._record(messages.Standby(self.number, self.place, key))
         self._assure()
 
@@ -187,6 +194,10 @@ class Replication:
     # ---- a lost standby ------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
+        if self._away:
+            known = {key: min(until, now + self.settings.peer_timeout) for key, until in self._away.items()}
+            self._away = {key: until for key, until in known.items() if now < until}
+            self._assure()
         if self.standby is None or self.session:
             if self.standby is None and self.held is not None and not self._told:
                 self._told = True

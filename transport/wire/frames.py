@@ -110,11 +110,9 @@ class PeerWire(Protocol):
     def send(self, flow: int, frames: Frames) -> bool:
         """Send a message; returns False if the queue is full or the flow is not connected."""
 
-    def crossed(self, flow: int) -> int:
-        """Count the bytes that have crossed a flow's connection, both ways, parts of messages included.
-
-        0: not known.
-        """
+    def crossed(self, flow: int) -> tuple[int, int]:
+        """Count the bytes that have crossed a flow's connection, parts of messages included: those that the
+        system of the other end has acknowledged, and those that have come. 0, 0: not known."""
 
     def wake(self) -> None: ...
 

@@ -131,8 +131,8 @@ class MemoryPeerWire:
         self.hub.inbox.put((conn, [bytes(f) for f in frames]))
         return True
 
-    def crossed(self, flow: int) -> int:
-        return 0  # a message is here at once
+    def crossed(self, flow: int) -> tuple[int, int]:
+        return 0, 0  # a message is here at once
 
     def wake(self) -> None:
         self.inbox.put(WAKE)

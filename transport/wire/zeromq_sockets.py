@@ -400,9 +400,9 @@ class DealerWire:
             return False
         return True
 
-    def crossed(self, flow: int) -> int:
+    def crossed(self, flow: int) -> tuple[int, int]:
         counts = counts_of(self._numbers[flow]) if flow in self._numbers else None
-        return counts.acknowledged + counts.received if counts else 0
+        return (counts.acknowledged, counts.received) if counts else (0, 0)
 
     def wake(self) -> None:
         self._waker.wake()

@@ -25,6 +25,7 @@ from recipes.models.base_model import Base
 from transport import Ledger
 from transport.ledger.residual_handoffs import HUB, PendingHandoff
 from transport.ledger.run_ledger import RoundRow
+from transport.ledger.update_log import read_rounds
 from transport.protocol import WeightedPacket
 from transport.protocol.errors import LedgerError, UpdateRejected
 
@@ -112,6 +113,31 @@ class Life:
 
 def die(*_: Any) -> None:
     raise Killed
+
+
+@pytest.mark.parametrize("saves", [set(), {2}, {2, 6}])
+def test_who_repeats_each_round_as_it_comes_has_the_error_feedback_and_nothing_left_to_repeat(
+    tmp_path: Path, saves: set[int]
+) -> None:
+    """A standby: to repeat all rounds when the hub is lost would take seconds."""
+    life = Life(tmp_path, 1 << 30)
+    standby = DurableAggregator(Aggregator(P, MIX, SEED), tmp_path)
+    for round in range(ROUNDS):
+        for handoff in handoffs_before(round):
+            life.durable.inherit(*handoff)
+        commit(life.ledger, round, life.durable.aggregate(round, updates_of(round)))
+        life.durable.longest = 0 if round in saves else 1 << 30
+        life.durable.committed(round)
+        if round not in (4, 5):  # rounds may come several at a time
+            standby.follow(life.ledger, round + 1)
+            assert torch.equal(error_of(standby), error_of(life.durable))
+    life.end()
+    (tmp_path / UPDATES).write_bytes(b"")
+
+    with Ledger(tmp_path, run="toy", samples=9) as ledger:
+        standby.recover(ledger)
+    assert torch.equal(error_of(standby), error_of(life.durable))
+    standby.close()
 
 
 @pytest.mark.parametrize("shorter", ["packets", "what they come to"])
@@ -247,7 +273,7 @@ def test_what_counts_for_less_is_logged_with_the_weight_that_it_had_and_judged_w
         work.inherit("bob", handoffs_before(2)[0][1], 0.4)
         work.aggregate(0, updates_of(0))
         assert work.durable.log is not None
-        [logged] = work.durable.log.rounds(0, 1)
+        [logged] = read_rounds(work.durable.log.path, 0, 1)
     work.close()
 
     assert [(peer, weight) for peer, _, weight in logged.updates] == [("ann", 3.0), ("bob", 0.25 * 0.7)]

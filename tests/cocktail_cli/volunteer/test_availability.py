@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import signal
 import threading
 from dataclasses import dataclass, field
@@ -42,7 +44,7 @@ from cocktail_cli.volunteer.limits import VolunteerLimits
 from cocktail_cli.volunteer.session import VolunteerSession
 from recipes.errors import StageLost
 from transport import RunURL
-from transport.protocol.errors import RefusedByHub
+from transport.protocol.errors import RefusedByHub, RolledBack
 
 NIGHT = DailyHours(time(22), time(7))
 NOON, MIDNIGHT = datetime(2026, 11, 22, 12), datetime(2026, 11, 23)
@@ -272,6 +274,30 @@ def test_a_run_that_ended_during_a_pause_is_no_failure_but_one_that_was_never_jo
     assert take_turns(Scripted(GO, GO), session, False, shown.append) == 0
     with pytest.raises(RefusedByHub):
         take_turns(Scripted(GO), late, False, shown.append)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such heaps")
+def test_the_memory_of_sessions_that_are_over_is_given_back(shown: list[Event]) -> None:
+    """Each has threads and so heaps of its own, in which something small lies above all that was freed."""
+    stays, resident, sessions = list[bytes](), list[float](), 6
+
+    def train() -> None:
+        blocks = [bytes(50_000) for _ in range(600)]
+        stays.append(blocks.pop())
+
+    def session(back: bool) -> Ended:
+        resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+        threads = [threading.Thread(target=train) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if len(resident) < sessions:
+            raise RolledBack("the standby took over without round 3, which this peer has")
+        return Ended(False, 0)
+
+    assert take_turns(Scripted(*[GO] * sessions), session, False, shown.append) == 0
+    assert max(resident[1:]) - resident[0] < 15e6
 
 
 class Goodbyes:

@@ -16,7 +16,8 @@ class SilentWire:
 
     def __init__(self) -> None:
         self.did: list[tuple[str, int]] = []
-        self.bytes: dict[int, int] = {}  # that have crossed a flow, parts of messages
+        self.bytes: dict[int, int] = {}  # that have come on a flow, parts of messages
+        self.acknowledged: dict[int, int] = {}
 
     def dial(self, flow: int) -> None:
         self.did.append(("dial", flow))
@@ -30,8 +31,8 @@ class SilentWire:
     def send(self, flow: int, frames: Frames) -> bool:
         return True
 
-    def crossed(self, flow: int) -> int:
-        return self.bytes.get(flow, 0)
+    def crossed(self, flow: int) -> tuple[int, int]:
+        return self.acknowledged.get(flow, 0), self.bytes.get(flow, 0)
 
     def wake(self) -> None: ...
 
@@ -99,6 +100,18 @@ def test_on_a_thin_line_a_flow_whose_bytes_still_move_is_left_alone_until_they_s
     assert wire.did == []
     connections._maintain(now + 6.0)
     assert wire.did[:3] == [("hang up", 0), ("hang up", 1), ("hang up", 2)]
+
+
+def test_a_hub_whose_system_acknowledges_what_it_is_sent_and_that_says_nothing_is_silent() -> None:
+    """Its process hangs, or is stopped. Else its peers would give it up later than its standby expects."""
+    wire = SilentWire()
+    connections = joined(wire)
+    until = connections.state.silent_until()
+    for step in range(1, 14):
+        wire.acknowledged[1] = 500 * step
+        connections._maintain(min(until, 1.0 + 0.5 * step))
+
+    assert ("hang up", CONTROL) in wire.did
 
 
 def test_a_flow_that_the_others_leave_behind_is_dialled_anew_though_the_line_is_not_dark() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from transport.peer.peer_state import PeerState, SessionState
@@ -192,3 +193,12 @@ def test_a_round_that_is_open_again_is_cut_anew_where_others_own_its_shards() ->
     assert again is not None
     assert again.owners == others
     assert not state.settled(3), "it is known now"
+
+
+def test_a_silent_hub_is_doubted_sooner_where_a_standby_decides_whether_it_is_lost() -> None:
+    state = joined()
+    alone = state.silent_until() - state.heard
+    state.receive(messages.Standby(1, "there:2", "k" * 43), state.heard)
+    doubted = state.silent_until() - state.heard
+
+    assert (alone, doubted) == pytest.approx((6.0, 4.0))

@@ -250,6 +250,30 @@ def test_a_host_hears_that_its_machine_may_be_lost_once_every_peer_knows_of_the_
     assert swarm.assured == [True]
 
 
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_host_waits_for_a_peer_whose_session_ended_before_it_knew_of_the_standby(returns: bool) -> None:
+    """As long as a silent peer is waited for: else it would come back to a hub that may be gone."""
+    swarm = StandbySwarm("asynchronous", late=True)
+    swarm.rest(20)
+    swarm.half_open("ann")
+    swarm.follow()
+    swarm.rest()
+    session = next(s for s in swarm.hub.members if s.name == "ann")
+    swarm.hub.members.kick(session, "session", "delivered nothing")
+    for _ in range(10):
+        swarm.rest()
+        swarm.pass_time(1.0)
+    assert swarm.assured == []
+    if returns:
+        swarm.peer("ann").dead = False
+    for _ in range(20 if returns else 90):
+        swarm.rest(2)
+        swarm.pass_time(1.0)
+
+    assert swarm.assured == [True]
+    assert (swarm.peer("ann").state.standby is not None) is returns
+
+
 @pytest.mark.parametrize(("durability", "lag"), [("replicated", 0), ("asynchronous", 1)])
 def test_a_hub_without_its_standby_stops_and_goes_on_when_it_is_back(durability: str, lag: int) -> None:
     swarm = StandbySwarm(durability)
@@ -298,3 +322,37 @@ def test_a_standby_is_elected_by_a_majority_of_those_whose_samples_counted_and_o
     state.receive(b"ann.1", resume, 8.0)
     assert state.hub(0.5, 9.0)
     assert not state.waiting
+
+
+@given(stall=st.floats(0.0, 4.8), came=st.floats(0.0, 4.8))
+def test_a_hub_that_stalls_for_less_than_five_seconds_keeps_its_run(stall: float, came: float) -> None:
+    """However early the peers doubt it: all of them may wait at the standby, which decides."""
+    state = Succession("a-run", "token")
+    state.synced, state.voters = True, frozenset({"ann", "bob", "cyd"})
+    resume = messages.Resume(1, "a-run", "ann", "s")
+    for tick in range(100):
+        now, heard = 0.1 * tick, 0.1 * tick > stall
+        sent = state.hub(0.05 if heard else now, now)
+        if now >= came and not state.waiting and not heard:
+            for conn in (b"ann.1", b"bob.1", b"cyd.1"):
+                state.receive(conn, resume, now)
+        for conn in state.waiting:
+            state.receive(conn, messages.Pong(now), now)
+        assert not state.elected(now)
+    assert not state.waiting, f"sent back: {sent}"
+
+
+def test_a_hub_that_is_gone_is_replaced_five_seconds_after_it_was_heard() -> None:
+    state = Succession("a-run", "token")
+    state.synced, state.voters = True, frozenset({"ann", "bob", "cyd"})
+    elected = []
+    for tick in range(100):
+        now = 0.1 * tick
+        state.hub(now, now)
+        if tick == 40:
+            for conn in (b"ann.1", b"bob.1"):
+                state.receive(conn, messages.Resume(1, "a-run", "ann", "s"), now)
+        for conn in state.waiting:
+            state.receive(conn, messages.Pong(now), now)
+        elected += [now] * state.elected(now)
+    assert 4.9 < elected[0] < 5.2

@@ -4,7 +4,6 @@ import io
 import json
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -292,15 +291,25 @@ def test_a_new_session_ends_every_call_that_waits_in_the_old_one(tmp_path: Path)
         swarm.events.clear()
         away_for_too_long(swarm, link)
 
-        def fetch() -> None:
-            while True:
-                with suppress(KeyError):
-                    link.fetch("lease/0")
-
         with pytest.raises(SessionRenewed):
-            fetch()
+            link.fetch("lease/0")
         with pytest.raises(SessionRenewed):  # no round would come before `ready`, whoever was told already
             link.next_round()
+
+
+def test_a_lease_refused_before_the_end_of_its_session_is_told_ends_with_the_new_session(
+    tmp_path: Path,
+) -> None:
+    """The hub ends the session; its answer about the lease overtakes that, on another connection."""
+    with MemorySwarm(toy_settings(min_peers=9, **QUICK), ToyWork(), tmp_path) as swarm:
+        link = swarm.link("ann")
+        link.connect(5.0)
+        away = threading.Timer(0.05, away_for_too_long, (swarm, link))
+        away.start()
+
+        with pytest.raises(SessionRenewed):
+            link.fetch("lease/0")
+        away.join()
 
 
 def test_a_lost_connection_is_told_and_not_waited_for_when_asked_to_leave(

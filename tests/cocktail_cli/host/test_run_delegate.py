@@ -1,0 +1,45 @@
+"""What a standby computes beforehand is not computed again when it opens the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cocktail_cli.host.run_delegate import RunDelegate, settings_of
+from recipes.config import load_recipe
+from recipes.models import prepare_base
+
+
+class Rows(list[Any]):
+    """A corpus whose digest is asked for once."""
+
+    held_out, asked = (), 0
+
+    def pack_held_out(self) -> bytes:
+        return b""
+
+    def costs(self, width: int) -> None:
+        """All cost the same."""
+
+    def digest(self) -> str:
+        self.asked += 1
+        return f"digest {self.asked}"
+
+
+def test_who_is_ready_traces_no_model_and_reads_no_data_when_the_hub_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe("smoke")
+    base = prepare_base(recipe, tmp_path / "base")
+    usual, ready = (RunDelegate(recipe, base, Rows(range(64)), tmp_path / name) for name in ("a", "b"))  # type: ignore[arg-type]
+    settings = settings_of(usual, "amber-otter-42")
+    assert settings.needs["memory"] > 1e6
+    ready.get_ready()
+    monkeypatch.setattr("recipes.planning.plan_memory", lambda *_: pytest.fail("the model is traced"))
+
+    assert settings_of(ready, "amber-otter-42").needs == settings.needs
+    assert (ready.data_digest, ready.data_digest) == ("digest 1", "digest 1")
+    for work in (usual, ready):
+        work.close()

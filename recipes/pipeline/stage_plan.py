@@ -86,6 +86,11 @@ class StageMemory:
         self._vectors = whole.bytes - self._activations - self._logits
         self._all = sum(costs.layers) + costs.ends
 
+    @property
+    def layers(self) -> int:
+        """Count the model's layers."""
+        return len(self.costs.layers)
+
     def memory(self, stages: int, number: int, layers: range) -> int:
         """Return the bytes that these layers take on one of so many machines."""
         costs = self._bytes(stages)

@@ -12,6 +12,10 @@ from .messages import File
 class LayerDivision(Protocol):
     """Divides a model's layers among machines of a ring, by what each takes of their memory. Pure."""
 
+    @property
+    def layers(self) -> int:
+        """Count the model's layers."""
+
     def divide(self, memories: Sequence[int]) -> tuple[range, ...] | None:
         """Divide all layers among machines with so many bytes; None: they do not hold the model."""
 

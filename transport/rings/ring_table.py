@@ -95,8 +95,8 @@ class RingTable:
         """
         new = Ring(ring.id, ("",) * len(ring.layers), ring.layers, restored=True)
         known = self.rings.get(ring.id, new)
-        fits = known.layers == ring.layers and self._lacks(known, number, lender) is None
-        if not fits or known.machines[number]:
+        whole = ring.layers[-1].stop == self._division.layers and known.layers == ring.layers
+        if not whole or self._lacks(known, number, lender) is not None or known.machines[number]:
             return False
         self.lenders[lender.id] = lender
         self._put(known, number, lender.id)

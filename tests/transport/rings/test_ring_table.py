@@ -16,6 +16,8 @@ LAYERS, ENDS = 6, 2  # a unit of memory for each layer
 class Units:
     """A division of six layers of one unit each; the first machine has two units beside."""
 
+    layers = LAYERS
+
     def memory(self, stages: int, number: int, layers: range) -> int:
         return len(layers) + (ENDS if number == 0 else 0)
 
@@ -191,6 +193,7 @@ def test_a_restarted_hub_gives_machines_the_places_that_they_had() -> None:
     assert not table.restore(Lender("dan", 4, True), had, 0), "the place is taken"
     assert not table.restore(Lender("eve", 1, True), had, 1), "three layers are too many"
     assert not table.restore(Lender("eve", 4, True), Ring("r", ("",) * 2, (range(0, 2), range(2, 6))), 1)
+    assert not table.restore(Lender("eve", 4, True), Ring("other", ("",) * 2, (range(0, 2), range(2, 4))), 1)
     table.tick(BACK_S - 1, names)
     assert table.restore(Lender("bob", 3, True), had, 1)
     assert table.rings["r"].machines == ("ann", "bob", "")

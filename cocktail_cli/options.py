@@ -122,6 +122,15 @@ PeerAdvertise = Annotated[
         help="With --listen: address others dial.",
     ),
 ]
+Layers = Annotated[
+    str | None,
+    typer.Option(
+        "--layers",
+        metavar="auto|SIZE",
+        rich_help_panel=MACHINE,
+        help="Lend memory for some layers; the hub places them.",
+    ),
+]
 Ring = Annotated[
     str | None,
     typer.Option(

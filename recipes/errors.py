@@ -30,6 +30,8 @@ class DataError(InputError):
 class ModelError(InputError):
     """The model cannot be used. The message names the folder or hub id, and what is missing."""
 
+    hints: tuple[str, ...] = ()  # what to do about it
+
 
 class MissingPackage(ModelError):
     """A library that the recipe needs is not installed, or does not load.

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from cocktail_cli.machine import url_to_dial
-from cocktail_cli.ui import events, printable
+from cocktail_cli.ui import events, printable, stage_lines
 
 from .run_folder_reader import culprit_of, with_recipe
 from .run_history import (
@@ -150,6 +150,7 @@ class RemoteReader:
             evaluations=tuple(Evaluation(0, s, loss) for s, loss in answer["eval_losses"]),
             bottleneck=printable(str((answer.get("bottleneck") or {}).get("line", ""))),
             slow=tuple(self.slow.values()),
+            stages=tuple(stage_lines(**answer["stages"])) if answer.get("stages") else (),
             stays=(*self.gone, *self.stays.values()),
             contributions=ranked(self.peers, self.tokens),
             note=NOTE,

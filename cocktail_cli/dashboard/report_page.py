@@ -136,6 +136,8 @@ def words(c: RunHistory) -> Iterator[str]:
         yield f"{counted(len(did), 'peer')} took part, {len(c.present)} {are} there now{late}."
     if c.bottleneck:
         yield f"The bottleneck of the newest rounds is {c.bottleneck}."
+    for line in c.stages:
+        yield f"{line[0].upper()}{line[1:]}."
     for one in c.slow[-1:]:
         yield f"Newest of {counted(len(c.slow), 'finding')} on slow rounds: {accusation(asdict(one))}."
     if c.note:

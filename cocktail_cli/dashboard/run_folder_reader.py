@@ -18,7 +18,7 @@ from typing import Any
 
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import RunRecord, reread_run
-from cocktail_cli.ui import events, named_rewards, printable
+from cocktail_cli.ui import events, named_rewards, printable, stage_lines
 
 from .run_history import (
     SAMPLES,
@@ -54,6 +54,7 @@ class RunFolderReader:
         self.samples: list[Generation] = []
         self.bottleneck = ""
         self.slow: list[events.Culprit] = []
+        self.stages: tuple[str, ...] = ()
         self.stays: list[Presence] = []
         self.by_peer: dict[str, Contribution] = {}
         self.about = about(record)
@@ -85,6 +86,7 @@ class RunFolderReader:
             samples=tuple(self.samples),
             bottleneck=self.bottleneck,
             slow=tuple(self.slow),
+            stages=self.stages if state == "running" else (),
             stays=tuple(self.stays if state == "running" else self.over()),
             contributions=ranked(self.by_peer, {peer: one.samples for peer, one in self.by_peer.items()}),
             reason="" if state == "running" else self.reason or self.record.reason,
@@ -176,6 +178,8 @@ class RunFolderReader:
         elif kind == "sample":
             said = (visible(event.get(key, "")) for key in ("prompt", "text", "reference"))
             self.samples = [*self.samples[-SAMPLES:], Generation(event["step"], *said)]
+        elif kind == "stages":
+            self.stages = tuple(stage_lines(event["rings"], event["waiting"]))
         elif kind == "culprit":
             self.slow = [*self.slow[-SLOW:], culprit_of(event)]
         elif kind == "run_finished":

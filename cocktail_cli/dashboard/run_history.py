@@ -142,6 +142,7 @@ class RunHistory:
     samples: tuple[Generation, ...] = ()  # oldest first
     bottleneck: str = ""  # the line that bounds the newest rounds, or "the compute"; empty: unknown
     slow: tuple[events.Culprit, ...] = ()  # oldest first
+    stages: tuple[str, ...] = ()  # sentences: which machines have which layers
     stays: tuple[Presence, ...] = ()
     contributions: tuple[Contribution, ...] = ()  # largest share first
     note: str = ""  # a remark to the reader

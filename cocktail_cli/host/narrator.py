@@ -59,6 +59,8 @@ class Narrator:
             yield ours.PeerReady(printable(event.peer), event.round, round(event.joining_s, 1))
         elif isinstance(event, theirs.PeerAsks):
             yield ours.PeerAsks(printable(event.peer), event.key, printable(event.hardware))
+        elif isinstance(event, theirs.RingsChanged):
+            yield ours.Stages(event.rings, event.waiting)
         elif isinstance(event, theirs.PeerLeft):
             self.present.discard(event.peer)
             yield ours.PeerLeft(printable(event.peer), printable(event.reason), event.legacy, event.how)

@@ -15,7 +15,7 @@ from cocktail_cli import __version__
 from cocktail_cli.aggregation import DurableAggregator
 from cocktail_cli.ui import counted
 from transport import Ledger, RunSettings
-from transport.protocol import ShardPacket, UpdateRejected, WeightedPacket, messages
+from transport.protocol import LayerDivision, ShardPacket, UpdateRejected, WeightedPacket, messages
 
 from .contribution_probe import ProbeThread
 from .replica_files import ReplicaFiles
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from recipes.config import Recipe
     from recipes.data import Corpus, StreamedCorpus
     from recipes.models import Base, BaseFile
+    from recipes.planning import MemoryPlan
     from recipes.training import Probe
 
 log = logging.getLogger(__name__)
@@ -236,6 +237,7 @@ def settings_of(
         passing=swarm.passing if swarm.owners == "hub" else "off",
         durability=swarm.durability,
         audit_share=swarm.audit_share,
+        division=division_of(recipe, work.base.folder),
         longest_lease=LONGEST_LEASE if recipe.compression.staleness else 1,
         eval=bool(work.corpus.held_out),
         eval_every=recipe.checkpoint.eval_every(steps),
@@ -253,17 +255,41 @@ def settings_of(
 
 
 def needs_of(recipe: Recipe, base: Path) -> dict[str, int]:
-    """Compute `RunDelegate.needs`."""
-    from recipes.planning import Machine, packet_bytes, plan_memory
+    """Estimate what a step takes of a peer, for the question that joiners are asked: bytes of memory and of
+    a packet. Empty where the model cannot be traced."""
+    from recipes.planning import packet_bytes
 
-    asked, wants = recipe.training.per_device_train_batch_size, recipe.swarm.requires
-    machine = Machine(wants.vram or 0 if wants else 0, gpu=wants is not None)
     try:
-        plan = plan_memory(recipe, base, 1 if asked == "auto" else asked, machine)
+        plan = memory_of_peer(recipe, base)
     except Exception:  # code of the model may raise anything on tensors without data, and train all the same
         log.debug("no estimate for joiners", exc_info=True)
         return {}
     return {"memory": plan.bytes, "packet": packet_bytes(recipe, plan.parameters)}
+
+
+def memory_of_peer(recipe: Recipe, base: Path) -> MemoryPlan:
+    """Plan the memory of an ordinary peer, whose machine is not known."""
+    from recipes.planning import Machine, plan_memory
+
+    asked, wants = recipe.training.per_device_train_batch_size, recipe.swarm.requires
+    machine = Machine(wants.vram or 0 if wants else 0, gpu=wants is not None)
+    return plan_memory(recipe, base, 1 if asked == "auto" else asked, machine)
+
+
+def division_of(recipe: Recipe, base: Path) -> LayerDivision | None:
+    """Divide the model's layers by memory for machines that lend some; None where stages cannot train it."""
+    from recipes.errors import ModelError
+
+    if not recipe.compression.shards_at_layers:
+        return None
+    from recipes.pipeline import stage_memory  # no run without stages imports them
+    from recipes.staged_peer import check_staged
+
+    try:
+        check_staged(recipe)
+    except ModelError:  # as --ring would be told
+        return None
+    return stage_memory(recipe, base, memory_of_peer(recipe, base))
 
 
 def announced(file: BaseFile, gated: bool) -> messages.File:

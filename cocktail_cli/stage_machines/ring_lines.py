@@ -6,20 +6,25 @@ import hashlib
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 from cocktail_cli.machine import own_keys
-from recipes.config import Recipe
 from recipes.errors import StageLost
 from recipes.pipeline import StageMessage
-from recipes.staged_peer import LineLost, RingHead, StageMachine, load_replica
-from transport.protocol import AddressInUse, ProtocolError, parse_address
+from recipes.staged_peer import LineLost, RingHead, StageMachine, build_staged_peer, mend
+from recipes.training import Peer
+from transport.protocol import AddressInUse, CurveKeys, ProtocolError, parse_address
 from transport.stages import FromNeighbour, LineMessage, RingURL, StageLink
 from transport.wire import RouterWire
 
 LIMIT = 1 << 32  # bytes of a message: the packets of all machines, in rounds that send everything
 PATIENCE = 600.0  # seconds for the other machines to be there
+AGAIN_S = 0.2  # between two tries
+DISSOLVED = "the hub has dissolved this ring"
 ANYWHERE = "0.0.0.0"
+
+
+class RingDissolved(Exception):
+    """The hub has dissolved the ring: its machines wait for places in others."""
 
 
 def ring_of(addresses: tuple[str, ...]) -> RingURL:
@@ -29,21 +34,22 @@ def ring_of(addresses: tuple[str, ...]) -> RingURL:
 
 
 class RingLines:
-    """A machine's lines to its neighbours (a `StageLines`). Raises AddressInUse.
+    """A machine's lines to its neighbours (a `StageLines`), once it is connected. Raises AddressInUse.
 
     Args:
-        lost: told when a neighbour is gone.
+        bind, port: where it listens; port 0: any free one.
+        hub: key of a hub that may see whether this machine is reached.
     """
 
-    def __init__(self, url: RingURL, lost: Callable[[str], None] = lambda why: None) -> None:
-        self.url, self.lost = url, lost
-        keys = url.keys(url.number)
-        port = parse_address(url.address)[1] if url.address else 0
+    def __init__(self, keys: CurveKeys, bind: str = ANYWHERE, port: int = 0, hub: str = "") -> None:
+        self.lost: Callable[[str], None] = lambda why: None  # told when a neighbour is gone
         link: StageLink | None = None  # until it is made, the wire's thread lets nobody in: they dial again
+
+        def allowed(key: str) -> bool:
+            return key == hub or (link is not None and link.knows(key))
+
         try:
-            wire = RouterWire(
-                ANYWHERE, port, keys, 1, allowed=lambda key: link is not None and link.knows(key)
-            )
+            wire = RouterWire(bind, port, keys, 1, allowed=allowed)
         except AddressInUse as error:
             error.hints = (
                 f"this machine of the ring may run here already; else give it another port than {port}",
@@ -51,7 +57,14 @@ class RingLines:
             raise
         self.link = link = StageLink(wire, keys, LIMIT)
         self._told = ""
-        link.connect(url.neighbour(-1), url.neighbour(1), can_be_dialled=bool(url.address))
+
+    @classmethod
+    def at(cls, url: RingURL) -> RingLines:
+        """Open the lines of a machine that has a ring URL. Raises AddressInUse."""
+        port = parse_address(url.address)[1] if url.address else 0
+        lines = cls(url.keys(url.number), port=port)
+        lines.link.connect(url.neighbour(-1), url.neighbour(1), can_be_dialled=bool(url.address))
+        return lines
 
     def send(self, message: StageMessage) -> None:
         self.link.send(LineMessage(**vars(message)))
@@ -78,28 +91,61 @@ def said(news: FromNeighbour) -> str:
     if isinstance(news.what, ProtocolError):
         return f"{news.neighbour.name} breaks the rules of its line: {news.what}"
     seconds = getattr(news.what, "seconds", None)
-    silent = "was started again" if seconds is None else f"has been silent for {seconds:.0f} s"
+    silent = "begins anew" if seconds is None else f"has been silent for {seconds:.0f} s"
     return f"{news.neighbour.name} {silent}"
 
 
 class StageRing:
-    """The ring of a head, which lasts longer than a session."""
+    """The ring of a head, which lasts longer than a session.
 
-    def __init__(self, url: RingURL, device: str) -> None:
-        self.lines = RingLines(url)
-        self.head = RingHead(StageMachine(0, device), self.lines, url.stages)
+    Args:
+        layers: by stage, as a hub divides them; None: among equal machines.
+    """
 
-    def load(self, recipe: Recipe, base: Path, snapshot: Path | None, name: str, round: int) -> None:
-        """Give every machine its stage, once all are there. Raises StageLost, StageFailed, ModelError."""
+    def __init__(
+        self, lines: RingLines, stages: int, device: str, layers: tuple[range, ...] | None = None
+    ) -> None:
+        self.lines = lines
+        self.head = RingHead(StageMachine(0, device), lines, stages)
+        self.head.layers = layers
+        self._peer: Peer | None = None  # of an earlier session
+        self._dissolved = False
+
+    def dissolve(self) -> None:
+        """End the ring, from any thread: the session under way loses it, and `check` raises from now on."""
+        self._dissolved = True
+        self.head.lose(StageLost(DISSOLVED))
+
+    def check(self) -> None:
+        """Raise RingDissolved after `dissolve`."""
+        if self._dissolved:
+            raise RingDissolved(DISSOLVED)
+
+    def peer(
+        self, load: Callable[[RingHead], bool], micro_batch: int, go_on: Callable[[], None] = lambda: None
+    ) -> tuple[Peer, bool]:
+        """Load all machines once they are there, or those that lack their part; return the peer that they
+        are, and whether it is that of the session before.
+
+        Raises StageLost, StageFailed, ModelError, and what `go_on` raises.
+        """
         until = time.monotonic() + PATIENCE
         while True:
+            go_on()
+            if self._dissolved:
+                raise StageLost(DISSOLVED)
             self.head.mend()
             try:
-                load_replica(self.head, recipe, base, snapshot, name, round)
-                return
+                kept = load(self.head) and self._peer is not None
+                if self._peer is not None and kept:
+                    mend(self._peer)
+                else:
+                    self._peer = build_staged_peer(self.head, micro_batch)
+                return self._peer, kept
             except StageLost:  # one that is started only now, or again
                 if time.monotonic() > until:
                     raise
+            time.sleep(AGAIN_S)
 
     def close(self) -> None:
         with suppress(RuntimeError):

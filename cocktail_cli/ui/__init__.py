@@ -12,7 +12,7 @@ from .metrics_lines import Line, Metrics, held_out, missing_lines, named_rewards
 from .progress_meter import ProgressMeter
 from .text_chart import glyphs_for, round_ticks, text_chart
 from .trackers import FOLDER, Tracker, trackers_of
-from .wording import accusation, sentence, step_line
+from .wording import accusation, layers_text, sentence, stage_lines, step_line
 
 if TYPE_CHECKING:
     from .live_view import LiveView

@@ -115,6 +115,14 @@ class PeerAsks:
 
 
 @dataclass(frozen=True)
+class Stages:
+    """Which machines that lend memory have which layers, after each change."""
+
+    rings: list[list[dict[str, Any]]]  # peers; of each its machines by stage: name (null: lost), layers
+    waiting: list[str]  # machines that no peer has a place for
+
+
+@dataclass(frozen=True)
 class PeerLeft:
     peer: str
     reason: str
@@ -255,6 +263,7 @@ Event = (
     | Reached
     | PeerReady
     | PeerAsks
+    | Stages
     | PeerLeft
     | Step
     | Culprit

@@ -10,7 +10,7 @@ from .availability import (
     take_turns,
 )
 from .base_weights import base_folder, bytes_to_fetch, free_bytes
-from .bootstrap import micro_batch_of
+from .bootstrap import Imports, micro_batch_of
 from .download_plan import DownloadPlan
 from .join_prompt import JoinQuestion, Offer, read_url
 from .limits import Resources, VolunteerLimits, lacking, requirements_column

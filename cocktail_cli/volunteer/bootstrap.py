@@ -93,8 +93,9 @@ class Bootstrap:
             prepared = self._begun(supply)
             worker = prepared.peer.worker
             first = worker.global_model.round
-            for _, packet in supply.packets():
-                worker.catch_up(packet)
+            for round, packet in supply.packets():
+                if round >= worker.global_model.round:  # a replica has what its machines were left with
+                    worker.catch_up(packet)
         packets = counted(worker.global_model.round - first, "packet")
         self.show(Progressed(f"caught up to round {worker.global_model.round} with {packets}"))
         return prepared
@@ -170,20 +171,23 @@ class Bootstrap:
             self.show(Warning(f"{wanted} is not on this machine: transformers chooses, which may be slower"))
         for weakness in weaknesses(self.limits.devices, recipe):
             self.show(Warning(weakness))
+        measured = False  # its micro-batch, in an earlier session
         with self.interruptible():
             if (ring := self.limits.ring) is not None:
-                from recipes.staged_peer import build_staged_peer  # no run of one machine imports it
+                from recipes.staged_peer import load_replica  # no run of one machine imports it
 
                 said = f"waiting for the other {ring.head.stages - 1} of {ring.head.stages} machines, then "
                 self.show(Progressed(f"{said}giving each its layers"))
-                ring.load(recipe, self.folder, snapshot, name, round)
-                peer = build_staged_peer(ring.head, batch)
+                source = recipe, self.folder, snapshot, name, round
+                peer, measured = ring.peer(
+                    lambda head: load_replica(head, *source), batch, self.link.raise_if_leaving
+                )
             elif self.ranks is not None:
                 peer = build_fsdp_peer(self.ranks, self.folder, snapshot, recipe, batch, name, round)
             else:
                 model = load_trained(recipe, self.folder, device, snapshot)
                 peer = build_peer(model, recipe, batch, name, round, device)
-            if self.micro_batch is None:
+            if self.micro_batch is None and not measured:
                 peer.micro_batch = micro_batch_for(peer.trainer, recipe, self.link.raise_if_leaving)
         self.restore_checkpoint(peer)
         recipe_hash = hashlib.sha256(self.link.welcome.recipe.encode()).hexdigest()

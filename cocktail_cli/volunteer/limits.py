@@ -32,6 +32,7 @@ class VolunteerLimits:
     vram_limit: int | None = None  # bytes of each GPU
     max_disk: int | None = None  # bytes of fetched models and of checkpoints
     trust_remote_code: bool = False
+    lends: int = 0  # bytes for layers that the hub places here; 0: it takes part alone, or in its own ring
     ring: StageRing | None = None  # of the machines that are this peer; None: this one alone
 
     @property
@@ -64,6 +65,7 @@ class Resources:
     def of_memory(cls, memory: int, limits: VolunteerLimits, fetched: int = 0) -> Resources:
         """Measure all but the memory of the devices, which needs torch."""
         rates = [rate for rate in (limits.max_up, limits.max_down) if rate]
+        memory = 0 if limits.lends else memory  # the hub places no more here than there is
         return cls(memory, free_bytes(limits.max_disk), min(rates, default=0.0), fetched)
 
 

@@ -243,6 +243,9 @@ def _compression_conflicts(recipe: Recipe) -> Iterator[Conflict]:
     if compression.shards_at_layers and compression.shards > 1 and not compression.shard_ends:
         text = f"{compression.shards}: with shards_at_layers each layer is one, and `launch` counts them"
         yield Conflict("compression.shards", text, "shards=1, or shards_at_layers=false")
+    if compression.activation_bits < 32 and not compression.shards_at_layers:
+        text = f"{compression.activation_bits}: stages alone send activations, and there can be none"
+        yield Conflict("compression.activation_bits", text, "shards_at_layers=true, or activation_bits=32")
     if 0 < compression.topk_chunk * compression.topk_ratio < 0.5:
         text = f"topk_ratio {compression.topk_ratio:g} keeps none of {compression.topk_chunk} values"
         yield Conflict("compression.topk_chunk", text, "a larger chunk")

@@ -7,7 +7,9 @@ lines             of each micro-batch a machine sends its output, and the gradie
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 
 from recipes.config import Recipe
@@ -67,3 +69,58 @@ def cut_of(costs: Costs, stages: int, recipe: Recipe) -> tuple[range, ...]:
         return partition_layers(costs, [1.0] * stages, first=int(recipe.lora is not None))
     except ValueError:
         raise ModelError(f"{stages} machines are more than this model has layers for") from None
+
+
+class StageMemory:
+    """The bytes that layers take on a machine of a ring, and their division among machines by that.
+
+    Args:
+        costs: parameters of the layers and of the ends.
+        whole: memory of an ordinary peer.
+        first: layers that the first machine has at least.
+    """
+
+    def __init__(self, costs: Costs, whole: MemoryPlan, first: int = 0) -> None:
+        self.costs, self.first = costs, first
+        self._activations, self._logits = whole.part("activations"), sum(map(whole.part, WHOLE))
+        self._vectors = whole.bytes - self._activations - self._logits
+        self._all = sum(costs.layers) + costs.ends
+
+    @property
+    def layers(self) -> int:
+        """Count the model's layers."""
+        return len(self.costs.layers)
+
+    def memory(self, stages: int, number: int, layers: range) -> int:
+        """Return the bytes that these layers take on one of so many machines."""
+        costs = self._bytes(stages)
+        return ceil(sum(costs.layers[layers.start : layers.stop]) + (costs.ends if number == 0 else 0))
+
+    def divide(self, memories: Sequence[int]) -> tuple[range, ...] | None:
+        """Divide all layers among machines with so many bytes; None: they do not hold the model."""
+        stages = len(memories)
+        costs = self._bytes(stages)
+        if sum(memories) < sum(costs.layers) + costs.ends:
+            return None
+        try:
+            found = partition_layers(costs, memories, self.first)
+        except ValueError:  # more machines than layers
+            return None
+        fits = all(self.memory(stages, n, layers) <= memories[n] for n, layers in enumerate(found))
+        return found if fits else None
+
+    def _bytes(self, stages: int) -> Costs:
+        """Return the bytes of each layer, and of the ends, where there are so many machines."""
+        flight = PER_STAGE * stages if stages > 1 else 1
+        each = (self._vectors + flight * self._activations) / self._all
+        layers = tuple(each * layer for layer in self.costs.layers)
+        return Costs(layers, each * self.costs.ends + self._logits)
+
+
+def stage_memory(recipe: Recipe, folder: Path, whole: MemoryPlan) -> StageMemory:
+    """Describe the memory of stages of the model in `folder`, where one machine would need `whole`.
+
+    Errors: ModelError: the model cannot be cut.
+    """
+    costs = parameter_costs(meta_trained_model(recipe, folder))
+    return StageMemory(costs, whole, first=int(recipe.lora is not None))

@@ -3,7 +3,7 @@
 from .replica_loading import load_replica
 from .ring_head import RingHead
 from .ring_request import LineLost, StageLines
-from .stage_machine import StageMachine
+from .stage_machine import CONFIG, StageMachine
 from .stage_part import StagePart, check_staged
 from .stage_server import StageServer
 from .staged_peer import build_staged_peer, mend

@@ -5,6 +5,7 @@ Values go around the ring window by window, those of a frozen base in its own dt
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -47,13 +48,20 @@ class WeightsReader:
 
 def load_replica(
     ring: RingHead, recipe: Recipe, base: Path, snapshot: Path | None = None, name: str = "", round: int = 0
-) -> None:
+) -> bool:
     """Give every machine its stage of the model in `base`, at x' of `round`: of a snapshot, or x_0.
+
+    Machines that have their part from this head, at that round or a later one, keep it where the head has its
+    own. Returns whether some did: `mend` is to follow then.
 
     Errors: ModelError: the model cannot be cut, or not so; StageLost, StageFailed.
     """
-    cut = cut_of(parameter_costs(meta_trained_model(recipe, base)), ring.stages, recipe)
-    layers = [(one.start, one.stop) for one in cut]
+    cut = ring.layers or cut_of(parameter_costs(meta_trained_model(recipe, base)), ring.stages, recipe)
+    held = [answer.values for answer in ring.held()]
+    kept = [bool(ring.key) and one["key"] == ring.key and one["round"] >= round for one in held]
+    if not kept[0]:
+        kept, ring.key = [False] * ring.stages, secrets.token_hex(8)
+    layers = {str(stage): (one.start, one.stop) for stage, one in enumerate(cut) if not kept[stage]}
     config = (base / CONFIG).read_text(encoding="utf-8")
     answers = ring.ask("load", recipe=recipe.to_json(), config=config, layers=layers)
     with ExitStack() as files:
@@ -67,4 +75,5 @@ def load_replica(
                 for start, values in reader.windows(name, dtype):
                     data = [values if at == stage else b"" for at in range(ring.stages)]
                     ring.ask("fill", data, stage=stage, name=name, start=start)
-    ring.ask("begin", name=name, round=round, step=ring.steps)
+    ring.ask("begin", name=name, round=round, step=ring.steps, key=ring.key)
+    return any(kept)

@@ -32,6 +32,7 @@ from .stage_machine import StageMachine
 from .stage_part import StagePart
 
 SILENT = 600.0  # seconds for an answer, or for a message of a step
+THERE = 5.0  # seconds to say what it has, for a machine that computes nothing
 LOOK_S = 0.1  # between two looks at `close`
 
 
@@ -45,6 +46,8 @@ class RingHead:
 
     def __init__(self, machine: StageMachine, lines: StageLines, stages: int) -> None:
         self.machine, self.lines, self.stages = machine, lines, stages
+        self.layers: tuple[range, ...] | None = None  # by stage; None: divided equally
+        self.key = ""  # of the newest loading of machines
         self.steps = -1  # the last step begun: they count up whatever is loaded anew
         self._failure: Exception | None = None  # a machine is lost
         self._asked = 0
@@ -64,6 +67,13 @@ class RingHead:
 
         Raises what a machine has met: MemoryError, NonFiniteError, StageFailed; StageLost.
         """
+        return self._ask(do, data, SILENT, fields)
+
+    def held(self) -> list[Answer]:
+        """Ask what each machine has. Raises StageLost soon where one is not there."""
+        return self._ask("held", (), THERE, {})
+
+    def _ask(self, do: str, data: Sequence[bytes], patience: float, fields: dict[str, Any]) -> list[Answer]:
         each = list(data) or [b""] * self.stages
         with self._lock:
             if self._failure is not None:
@@ -74,9 +84,9 @@ class RingHead:
         self.lines.send(RingRequest(number, do, fields, tuple(each[1:])).message())
         try:
             own = self.machine.answer(do, fields, each[0])
-            found = future.result(SILENT)
+            found = future.result(patience)
         except TookTooLong:
-            raise StageLost(f"no answer to {do} within {SILENT:.0f} s") from None
+            raise StageLost(f"no answer to {do} within {patience:.0f} s") from None
         finally:
             with self._lock:
                 self._waiting.pop(number, None)
@@ -113,6 +123,16 @@ class RingHead:
         with self._lock:
             self._failure = None
 
+    def lose(self, lost: StageLost) -> None:
+        """End all that is under way: a machine is lost. `mend` goes on."""
+        with self._lock:
+            self._failure = lost
+            waiting = list(self._waiting.values())
+            self._waiting.clear()
+        for future in waiting:
+            future.set_exception(lost)
+        self._step.put(lost)
+
     def close(self) -> None:
         self._closing.set()
         self._thread.join()
@@ -123,7 +143,7 @@ class RingHead:
         while not self._closing.is_set():
             came = self.lines.receive(LOOK_S)
             if isinstance(came, LineLost):
-                self._lose(StageLost(came.why))
+                self.lose(StageLost(came.why))
             elif came is not None and came.kind == "request":
                 self._answered(came)
             elif came is not None:
@@ -135,7 +155,7 @@ class RingHead:
             if request.do == FAILED:
                 raise_error(request.fields["stage"], request.fields)
         except StageLost as lost:
-            self._lose(lost)
+            self.lose(lost)
         except Exception as error:  # of any kind: the step under way is void
             self._step.put(error)
         else:
@@ -143,12 +163,3 @@ class RingHead:
                 future = self._waiting.pop(request.number, None)
             if future is not None:
                 future.set_result(request)
-
-    def _lose(self, lost: StageLost) -> None:
-        with self._lock:
-            self._failure = lost
-            waiting = list(self._waiting.values())
-            self._waiting.clear()
-        for future in waiting:
-            future.set_exception(lost)
-        self._step.put(lost)

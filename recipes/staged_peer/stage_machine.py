@@ -1,5 +1,6 @@
 """A machine of a replica from its start on: nothing, then a stage that the head fills, then its part.
 
+    held    whose parameters are here already, and of which round
     load    recipe and config of the model; the stage is built on the meta device
     fill    values of one parameter
     begin   the stage trains: every later request is its part's
@@ -45,6 +46,7 @@ class StageMachine:
     ) -> None:
         self.number, self.device, self._part = number, torch.device(device), part
         self._loading: LoadingStage | None = None
+        self._key = ""  # of the loading that gave it its part
 
     @property
     def loading(self) -> LoadingStage:
@@ -67,15 +69,24 @@ class StageMachine:
     def answer(self, do: str, fields: Mapping[str, Any], data: bytes) -> Answer:
         """Do what the head asks. Raises KeyError where it is no request."""
         methods: dict[str, Callable[..., Answer]]
-        methods = {"load": self.load, "fill": self.fill, "begin": self.begin}
+        methods = {"held": self.held, "load": self.load, "fill": self.fill, "begin": self.begin}
         if do in methods:
             return methods[do](data, **fields)
         return self.part.answer(do, fields, data)
 
-    def load(self, data: bytes, recipe: str, config: str, layers: Sequence[Sequence[int]]) -> Answer:
-        """Build this machine's stage without values; says which it needs. What it trained before is gone."""
+    def held(self, data: bytes) -> Answer:
+        """Say which loading gave this machine its part, and the round of its x'. No key: it has none."""
+        if self._part is None:
+            return Answer({"key": "", "round": 0})
+        return Answer({"key": self._key, "round": self._part.worker.global_model.round})
+
+    def load(self, data: bytes, recipe: str, config: str, layers: Mapping[str, Sequence[int]]) -> Answer:
+        """Build this machine's stage without values, if it is one of these; says which it needs. What it
+        trained before is gone."""
+        if (mine := layers.get(str(self.number))) is None:
+            return Answer({"parameters": []})
         self._part = self._loading = None
-        here = range(*layers[self.number])
+        here = range(*mine)
         self._loading = LoadingStage(recipe_from_json(recipe), config, here, self.number == 0, self.device)
         return Answer({"parameters": self.loading.wanted})
 
@@ -85,9 +96,12 @@ class StageMachine:
             self.loading.fill(name, start, data)
         return Answer()
 
-    def begin(self, data: bytes, name: str, round: int, step: int) -> Answer:
-        """Train what was filled: x' of `round`, of the replica `name`. Steps are counted on from `step`."""
-        loaded, self._loading = self.loading, None
+    def begin(self, data: bytes, name: str, round: int, step: int, key: str = "") -> Answer:
+        """Train what was filled: x' of `round`, of the replica `name`; steps are counted on from `step`. A
+        machine that has its part already goes on with it."""
+        if self._part is not None:
+            return self._part.state()
+        loaded, self._loading, self._key = self.loading, None, key
         self._part = StagePart(loaded.stage, loaded.whole, loaded.recipe, name, round, self.device)
         self._part.compute.step = step
         return self._part.state()

@@ -30,13 +30,15 @@ from .ring_request import Answer
 
 MEMORY = 2 << 30  # bytes of samples' activations that each of a machine's two ends remembers, on disk
 MOST_SAMPLES = 1 << 16
+OTHERWISE = "the run's host can launch it with another value; a machine that holds the whole model can join"
 
 
 def check_staged(recipe: Recipe) -> None:
-    """Raise ModelError where stages cannot do together what the recipe asks for."""
+    """Raise ModelError where stages cannot do together what the recipe asks for. The recipe of a plan may
+    not say yet where its shards end."""
     training, model = recipe.training, recipe.model
     cannot = {
-        "compression.shards_at_layers=false": not recipe.compression.shard_ends,
+        "compression.shards_at_layers=false": not recipe.compression.shards_at_layers,
         "training.fp32_master_weights=false": not training.fp32_master_weights,
         "model.load_in_4bit, load_in_8bit": model.quantized,
         "model.trust_remote_code": model.trust_remote_code,  # a stage's machine gets no files of code
@@ -46,7 +48,9 @@ def check_staged(recipe: Recipe) -> None:
     }
     for what, asked in cannot.items():
         if asked:
-            raise ModelError(f"{what}: a replica of several machines cannot do that")
+            error = ModelError(f"{what}: a replica of several machines cannot do that")
+            error.hints = (OTHERWISE,)
+            raise error
 
 
 class StagePart:

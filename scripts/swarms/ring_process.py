@@ -13,6 +13,7 @@ import json
 import sys
 import threading
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from compress import Cocktail
 from recipes.config import recipe_from_json
 from recipes.data import Sample
 from recipes.models import load_trained
-from recipes.staged_peer import StageMachine, StageServer, build_staged_peer
+from recipes.staged_peer import StageMachine, StageServer, load_replica
 from recipes.training import Peer, build_peer
 from scripts.swarms.processes import say
 from scripts.swarms.stage_process import resident, sample_of
@@ -79,14 +80,14 @@ def main() -> None:
         return
     url = RingURL("0" * 32, tuple(asked["addresses"]), asked["number"])
     if role == "head":
-        with closing(StageRing(url, "cpu")) as ring:
+        with closing(StageRing(RingLines.at(url), url.stages, "cpu")) as ring:
             empty = clear()
-            ring.load(recipe, base, None, "", 0)
-            loss = exercise(build_staged_peer(ring.head, 1), samples(asked))
+            peer, _ = ring.peer(partial(load_replica, recipe=recipe, base=base), 1)
+            loss = exercise(peer, samples(asked))
             share = ring.head.part.share
             say("weighed", peak=peak() - empty, parameters=share, loss=loss)
         return
-    lines = RingLines(url)
+    lines = RingLines.at(url)
     with closing(lines):
         machine = StageMachine(url.number)
         server, empty = StageServer(machine, lines), clear()

@@ -1,9 +1,8 @@
-"""Two machines are one peer: real processes of the command line, one of them killed with -9."""
+"""Several machines are one peer: real processes of the command line, one of them killed with -9."""
 
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.swarms.commands import COCKTAIL
+from scripts.swarms.commands import COCKTAIL, free_port
 from scripts.swarms.processes import Process
 
 pytestmark = pytest.mark.slow
@@ -38,37 +37,54 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
         yield Machines(tmp_path, stack)
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
-def test_a_stage_killed_with_9_costs_a_session_and_no_sample(machines: Machines, tmp_path: Path) -> None:
-    """The head joins the run anew once its stage is there again, at the x' that the ledger has. The run ends
-    with every sample counted once, and its replay is what its peers had."""
-    keys = [f"max_steps={STEPS}", "global_batch_size=8", "compression.shards_at_layers=true"]
-    out = str(tmp_path / "out")
+def launched(machines: Machines, steps: int) -> tuple[Process, str, str]:
+    """Launch a run that only machines elsewhere train; returns the host, the run URL and the run's folder."""
+    keys = [f"max_steps={steps}", "global_batch_size=8", "compression.shards_at_layers=true"]
+    out = str(machines.folder / "out")
     host = machines.start("host", "launch", "smoke", "--peers", "0", "--port", "0", "-o", out, *keys)
-    url = host.until("run_started")["url"]
+    return host, host.until("run_started")["url"], out
+
+
+def replayed(out: str) -> str:
+    """Replay a run; returns what was found."""
+    verified = subprocess.run([*COCKTAIL, "verify", out], capture_output=True, text=True, check=False)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    return verified.stdout
+
+
+def test_two_machines_of_one_person_are_a_peer(machines: Machines) -> None:
+    """The head prints a ring URL, by which `cocktail stage` is the other machine."""
+    host, url, _ = launched(machines, 3)
     ring = f"127.0.0.1:{free_port()},-"
     head = machines.start("head", "join", url, "-y", "--name", "ann", "--device", "cpu", "--ring", ring)
     line = head.until("joined") and next(
         told["state"] for told in head.heard("progressed") if "cocktail stage" in told["state"]
     )
-    stage = ["stage", line.rpartition(" ")[2], "--device", "cpu"]
-    killed = machines.start("other", *stage)
+    machines.start("other", "stage", line.rpartition(" ")[2], "--device", "cpu")
+    assert host.until("run_finished", timeout=300.0)["steps"] == 3
+
+
+def test_a_lent_machine_killed_with_9_is_replaced_by_one_that_waits(machines: Machines) -> None:
+    """No machine has memory for the model. Three are a ring, the fourth waits, and takes the layers of the
+    one that is killed, while the others keep theirs. The replay is what the machines had."""
+    host, url, out = launched(machines, STEPS)
+    lent: dict[str, Process] = {}
+    for name in ("ann", "bob", "cid", "dan"):
+        listen = f"127.0.0.1:{free_port()}"
+        options = ["--device", "cpu", "--layers", "25MB", "--listen", listen]  # alone it takes 25.8
+        lent[name] = machines.start(name, "join", url, "-y", "--name", name, *options)
+    while len(host.heard("peer_joined")) < 5:  # the four, and the replica
+        host.until("peer_joined", len(host.heard("peer_joined")) + 1)
+    [ring] = host.heard("stages")[-1]["rings"]
+    head = lent[ring[0]["name"]]
     head.until("step", 3)
-    killed.signal(signal.SIGKILL)
+    lent[ring[1]["name"]].signal(signal.SIGKILL)
     stepped = len(head.heard("step"))
-    machines.start("other", *stage)
-    head.until("joined", 2)
     finished = host.until("run_finished", timeout=300.0)
 
     assert finished["steps"] == STEPS
     assert sum(step["loss"] is not None for step in head.heard("step")[stepped + 1 :]) > 3
-    assert [left["reason"] for left in host.heard("peer_left")][:1] == ["left: joins anew"]
-    verified = subprocess.run([*COCKTAIL, "verify", out], capture_output=True, text=True, check=False)
-    assert verified.returncode == 0, verified.stdout + verified.stderr
-    assert f"{8 * STEPS} samples" in verified.stdout
+    told = [told["state"] for told in head.heard("progressed")]
+    loaded = [state for state in told if "waiting for the other 2 of 3 machines" in state]
+    assert len(loaded) == 2, "it has joined anew, once"
+    assert f"{8 * STEPS} samples" in replayed(out)

@@ -25,8 +25,10 @@ from transport.scheduling import Phase, Rounds
 from transport.wire import key_of, origin_of
 
 if TYPE_CHECKING:
+    from transport.rings import RingCoordinator
     from transport.standby import Replication
 
+UNDIVIDED = "this run's model is not divided among machines: its host can set compression.shards_at_layers"
 REPLACED = "another hub of this run has been started since"
 
 
@@ -50,6 +52,7 @@ class Handshake:
         self.replication: Replication | None = None  # of a run that has, or waits for, a standby
         if self._standby or settings.durability == "replicated":
             self.replicate()
+        self.rings: RingCoordinator | None = None  # of a run to which machines are lent
         self.replaced = False  # peers have met a hub of a later term
 
     def hello(self, conn: bytes, m: messages.Hello, now: float, *, approved: bool = False) -> None:
@@ -60,6 +63,8 @@ class Handshake:
         standing, others = self._admission.standing(key), self._members.others(m.name, key)
         token = None if standing is Standing.MEMBER else self._admission.token
         refused = refusal(m, self.settings, token, over=self._rounds.ending, peers=others)
+        if refused is None and isinstance(m, messages.Lends) and self.settings.division is None:
+            refused = messages.Refused("state", UNDIVIDED)
         if refused is not None:
             self._out.send(conn, refused)
         elif not approved and not self._admission.in_turn(conn, now):
@@ -88,7 +93,7 @@ class Handshake:
         elif approved or (self.secret and same(m.secret, self.secret)) or key in replication.approved:
             replication.approved.add(key)
             session = self._members.begin(conn, m, now)
-            session.standby = True
+            session.role = "standby"
             self._admission.move(key, KeyEvent.ADMITTED, session.name)
             self._welcome(session, resumed=False)
             replication.follow(session, m.place, now)
@@ -100,7 +105,11 @@ class Handshake:
         self._admission.visitors.joined(session.key)
         self._admission.move(session.key, KeyEvent.ADMITTED, session.name)
         self._welcome(session, resumed=False)
-        self._dial(session)
+        if isinstance(m, messages.Lends):
+            self.rings = self.rings or self._begin_rings()
+            self.rings.lend(session, m)
+        else:
+            self._dial(session)
         origin = session.origin.replace("-", ".")  # wire.origin_of has no dots
         self._out.tell(events.PeerJoined(0.0, session.name, session.hardware, self._rounds.round, origin))
 
@@ -132,6 +141,8 @@ class Handshake:
             rounds.revoke_unheard(session, m.holds)
             self._welcome(session, resumed=True)
             rounds.repeat(session, m.waiting)
+            if self.rings is not None:
+                self.rings.resumed(session)
             if self.replication is not None:
                 self.replication.resumed(session)
 
@@ -143,7 +154,9 @@ class Handshake:
     def ready(self, session: Session, m: messages.Ready, now: float) -> None:
         """Accept a peer that holds x' of a round, if that is the run's x', made from the run's files."""
         joining = session.state is State.JOINING
-        if differ := differences(m.holds, self.settings.holds):
+        if session.role == "stage":
+            self._members.ignored += 1
+        elif differ := differences(m.holds, self.settings.holds):
             self._members.kick(session, "state", differ)
         elif m.round > self._rounds.round or self._rounds.history.differs(m.round, m.fingerprint):
             self._members.kick_other_state(session, m.round)
@@ -153,6 +166,12 @@ class Handshake:
                 return
             session.ready_claim = (m.round, m.fingerprint)
             self._out.tell(events.PeerReady(0.0, session.name, m.round, now - session.since))
+
+    def _begin_rings(self) -> RingCoordinator:
+        from transport.rings import RingCoordinator  # a run without lent machines never loads that package
+
+        assert self.settings.division is not None
+        return RingCoordinator(self.settings.division, self._out, self._members)
 
     def replicate(self) -> Replication:
         """Begin to feed a standby."""

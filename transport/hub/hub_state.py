@@ -31,6 +31,7 @@ from .upload_policy import UploadPolicy
 
 if TYPE_CHECKING:
     from transport.aggregators import ShardCoordinator
+    from transport.rings import RingCoordinator
     from transport.standby import Replication
 
 SessionHandler = Callable[[Session, Any, float], None]
@@ -39,6 +40,7 @@ RequestHandler = Callable[[bytes, Any, float], None]
 Request = (
     messages.Hello
     | messages.Follow
+    | messages.Lends
     | messages.Resume
     | messages.AskStatus
     | messages.Deciding
@@ -88,6 +90,7 @@ class HubState:
         self._of_requests: dict[type[Request], RequestHandler] = {
             messages.Hello: self.handshake.hello,
             messages.Follow: self.handshake.hello,
+            messages.Lends: self.handshake.hello,
             messages.Resume: self.handshake.resume,
             messages.AskStatus: self._answer_status,
             messages.Deciding: self._visit,
@@ -120,6 +123,8 @@ class HubState:
         elif session is None:
             if not self.admission.heard(conn, message, now):
                 self.out.refuse(conn, "session", "the hub does not know this session")
+        elif isinstance(message, messages.Probed) and self.rings is not None:
+            self.rings.probed(session, message)
         elif (handle := self._of_sessions.get(type(message))) is not None:
             handle(session, message, now)
         else:
@@ -136,6 +141,10 @@ class HubState:
 
     def reached(self, session: str, ok: bool) -> None:
         """Take the result of dialling a peer."""
+        peer = self.members.get(session)
+        if peer is not None and peer.role == "stage" and self.rings is not None:
+            self.rings.reached(peer, ok)
+            return
         self.members.reached(session, ok)
         if ok and self.shards is None and self.rounds.passing is None:
             from transport.passing import PassingCoordinator  # a run without reachable peers never loads it
@@ -153,14 +162,15 @@ class HubState:
         asleep = self.members.tick(now)
         self.admission.tick(now, asleep)
         self.rounds.tick(now, asleep)
-        if self.replication is not None:
-            self.replication.tick(now)
+        for part in (self.replication, self.rings):
+            if part is not None:
+                part.tick(now)
         return self._drain(now)
 
     def deadline(self) -> float:
         """Return when to call `tick`, if nothing else happens before. inf: never."""
         times = [self.members.deadline(), self.admission.deadline(), self.rounds.deadline()]
-        return min(times + ([self.replication.deadline()] if self.replication else []))
+        return min(times + [part.deadline() for part in (self.replication, self.rings) if part is not None])
 
     def committed(self, done: do.CommitDone, now: float) -> None:
         """Take a round that is durable here: announced at once, or when the standby has it."""
@@ -171,6 +181,11 @@ class HubState:
         """The feed of a standby, of a run that has one."""
         return self.handshake.replication
 
+    @property
+    def rings(self) -> RingCoordinator | None:
+        """The rings of lent machines, of a run that has such."""
+        return self.handshake.rings
+
     def status(self, now: float, recipe: bool = False) -> str:
         """Return the JSON text of `cocktail status --json`; `recipe` adds what a joiner wants to know."""
         turns = self.rounds.turns
@@ -178,6 +193,7 @@ class HubState:
         people = people_status(self.members, self.admission.visitors, line, now)
         status = run_status(self.rounds, now) | people
         status["term"] = self.handshake.term
+        status["stages"] = None if self.rings is None else self.rings.status()
         return json.dumps(status | (joiners_status(self.rounds) if recipe else {}))
 
     # ---- handlers ------------------------------------------------------------------------------------------
@@ -204,6 +220,8 @@ class HubState:
     def _session_ended(self, session: Session) -> int:
         if self.replication is not None:
             self.replication.ended(session)
+        if self.rings is not None:
+            self.rings.ended(session)
         return self.rounds.session_ended(session)
 
     def _leave(self, session: Session, m: messages.Leave, now: float) -> None:

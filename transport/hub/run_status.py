@@ -25,7 +25,7 @@ IN_LINE = "in line"  # it waits for its turn: the run's rounds take fewer member
 
 def session_word(session: Session, over: bool) -> str:
     """Name a session's state. `over`: of the run, after which a peer that hangs up is done, not lost."""
-    word = "standby" if session.standby else WORDS[session.state.value]
+    word = WORDS[session.state.value] if session.role == "peer" else session.role
     return "done" if over else word if session.conn else "lost"
 
 

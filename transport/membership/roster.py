@@ -69,7 +69,10 @@ class Roster:
         session.can_aggregate = m.owns and not m.address  # else once the hub has dialled that address
         self.sessions[session.id] = session
         self.gone.pop(name, None)
-        self._out.add(do.RecordSession(session.id, name, m.hardware, key))
+        if isinstance(m, messages.Lends):  # after a restart of the hub it says what it has
+            session.role = "stage"
+        else:
+            self._out.add(do.RecordSession(session.id, name, m.hardware, key))
         return session
 
     def make_room(self, origin: str) -> bool:
@@ -190,6 +193,8 @@ class Roster:
             return "connection lost"
         if now - session.seen >= SILENT_PINGS * self.settings.ping_s:
             return f"silent for {now - session.seen:.0f} s"
+        if session.role == "stage":
+            return "lends its memory to a ring"
         if session.state is State.APART:
             return "computes a lease that spans several rounds"
         return "catches up" if session.state is State.JOINING else "answers, but its update has not come"
@@ -206,9 +211,9 @@ class Roster:
         return [f"{name} ({reason})" for name, reason in sorted(why.items())]
 
     def others(self, name: str, key: str) -> int:
-        """Count peers, except a lost one that would come back under this name."""
-        who = clean_name(name), key
-        return sum(s.conn is not None or (s.name, s.key) != who for s in self.sessions.values())
+        """Count peers, except a lost one that would come back under this name, and machines of rings."""
+        who, peers = (clean_name(name), key), [s for s in self.sessions.values() if s.role != "stage"]
+        return sum(s.conn is not None or (s.name, s.key) != who for s in peers)
 
     @property
     def awaited(self) -> bool:

@@ -6,11 +6,15 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
 
 from transport.protocol import RunSettings, messages, versions
 
 CALLED = {"base": "base weights"}  # names for people, where they differ
 SHOWN = 12  # of a hash
+
+
+Role = Literal["peer", "standby", "stage"]  # standby: follows the run; stage: lends memory for layers
 
 
 class State(Enum):
@@ -84,7 +88,7 @@ class Session:
     at: int = 0  # newest round whose x' it is known to have
     ready_claim: tuple[int, int] | None = None  # (round, fingerprint) of its Ready, until it is compared
     counts: bool = False  # it needs no names of others
-    standby: bool = False  # it follows the run, and trains nothing
+    role: Role = "peer"  # else it trains nothing
     rtt: float | None = None  # seconds
     origin: str = ""  # network address (wire.origin_of)
     accepted: int = 0  # packets

@@ -136,6 +136,7 @@ class PeerIdentity:
     reachable: str = ""  # "host:port" of its shard server, for other peers
     follows_at: str = ""  # of a standby: the place where peers find it if the hub is lost
     secret: str = ""  # of a standby: the host's, if it has it
+    lends: int = 0  # bytes of memory that this machine lends for layers; `reachable` is of its stage link
 
 
 class PeerLink:
@@ -167,6 +168,8 @@ class PeerLink:
         if me.follows_at:
             said = structs.asdict(hello)
             hello = messages.Follow(**said, place=me.follows_at, secret=me.secret)
+        elif me.lends:
+            hello = messages.Lends(**structs.asdict(hello), memory=me.lends)
         self._state = PeerState(hello)
         wire = wire or DealerWire(url.routes, url.key, me.keys)
         self.rate_limits = rate_limits or RateLimits(limits.bandwidth)
@@ -437,6 +440,26 @@ class PeerLink:
 
         self._wait("news of the ledger", lambda: bool(news() or self._state.over), timeout, give_up=False)
         return news()
+
+    def next_place(self, after: messages.Placed | None, timeout: float) -> messages.Placed | None:
+        """Wait for another place than `after`, for a machine that lends its memory; None where none came.
+
+        Raises RunOver at the end of the run, else as `fetch`.
+        """
+
+        def news() -> messages.Placed | None:
+            return self._state.placed if self._state.placed != after else None
+
+        self._wait("a place in a ring", lambda: bool(news() or self._state.over), timeout, give_up=False)
+        if self._state.over is not None:
+            raise RunOver.of(self._state.over)
+        return news()
+
+    def probed(self, seconds: Mapping[str, float]) -> None:
+        """Tell the hub how far off other machines are, by address; below 0: no answer."""
+        with self._changed:
+            self._check()
+            self._connections.say([messages.Probed(dict(seconds))])
 
     @property
     def heard_s(self) -> float:

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 
+from msgspec import structs
+
 from transport.protocol import messages
 
 
@@ -40,6 +42,7 @@ HEARD: dict[SessionState, tuple[type[messages.Message], ...]] = {
         messages.Refused,
         messages.Ping,
         messages.Grown,
+        messages.Placed,
         messages.Standby,
     ),
     SessionState.OVER: (messages.Ping, messages.Over),
@@ -79,6 +82,7 @@ class PeerState:
         self.standby: messages.Standby | None = None  # where to look for the run if the hub is lost
         self.voted = 0  # number of the standby that this peer has voted for by dialling it
         self.grown: messages.Grown | None = None  # the newest; to a standby
+        self.placed: messages.Placed | None = None  # the newest; to a machine that lends its memory
         self.rolled_back = ""  # what the hub lacks of what this peer has, if it took over
         self.replaced = ""  # why the hub that answers is ignored, since the newest Welcome
         self._holds: set[int] = set()  # rounds whose leases this peer has received and not delivered
@@ -141,6 +145,10 @@ class PeerState:
             return self._committed(message)
         elif isinstance(message, messages.Grown):
             self.grown = message
+        elif isinstance(message, messages.Placed):
+            self.placed = message
+            if isinstance(self.hello, messages.Lends):
+                self.hello = structs.replace(self.hello, had=message)
         elif isinstance(message, messages.Standby):
             return self._learn(message)
         return []

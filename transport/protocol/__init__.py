@@ -38,7 +38,7 @@ from .routes import (
     relay_routes,
     run_name,
 )
-from .run_settings import RunSettings
+from .run_settings import LayerDivision, RunSettings
 from .run_url import TOKEN_BYTES, RunURL, parse_url, to_base64, to_bytes
 from .sample_ranges import (
     SamplePool,

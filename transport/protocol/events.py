@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 PAUSED = 75  # exit code of a run that was paused, to be continued
 
@@ -67,6 +68,14 @@ class PeerLeft(Event):
     returned: int  # samples back in the pool
     legacy: int = 0  # bytes of its residual handoff
     how: str = "left"  # or "lost": connection or peer went silent; or "removed" by host or hub
+
+
+@dataclass(frozen=True)
+class RingsChanged(Event):
+    """The rings of machines that lend memory are others now, or those that wait."""
+
+    rings: list[list[dict[str, Any]]]  # of each ring, its machines by stage: name (None: lost), layers
+    waiting: list[str]
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,41 @@ class Follow(Hello, frozen=True, kw_only=True):
     secret: Word = ""
 
 
+class RingMachine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One machine of a ring, and its layers first .. stop-1. Without a name it is lost, not replaced yet."""
+
+    name: Word
+    key: Word  # CURVE, base64url
+    address: Word  # "host:port" of its stage link; empty: it cannot be dialled
+    first: Count
+    stop: Count
+
+
+class Placed(Message, frozen=True):
+    """To a machine that lends memory: its place in a ring of one machine or more. Without a ring it waits."""
+
+    ring: Word
+    number: Count  # of its stage; 0: the head
+    machines: Annotated[list[RingMachine], Meta(max_length=64)]  # by stage
+    reason: Line = ""  # why it waits
+    # addresses of other machines, which it is to dial and to answer Probed
+    probe: Annotated[list[Word], Meta(max_length=64)] = []
+
+
+class Probed(Message, frozen=True):
+    """Tell how many seconds each address in Placed.probe took to accept a connection; below 0: it did not."""
+
+    seconds: Annotated[dict[Word, Finite], Meta(max_length=64)]
+
+
+class Lends(Hello, frozen=True, kw_only=True):
+    """First message of a machine that lends its memory for some layers, in place of Hello; answered as that
+    is, then by Placed whenever its place or its ring changes. `address` is of its stage link."""
+
+    memory: Size  # bytes that it can have
+    had: Placed | None = None  # its place at this run's hub before: a restarted one knows of no ring
+
+
 class Stored(Message, frozen=True):
     """The standby's disk has what the Grown of this number told of; so many rounds are committed there."""
 
@@ -565,10 +600,11 @@ REFUSALS = {
 }
 
 ToHub = (
-    Hello | Follow | Stored | Backs | Resume | Ready | Report | Evaluated | Leave | Holds | Resigns | Unusable
-    | SourceFailed | Ping | Pong | AskStatus | Deciding | AskStop | AskAdmin | Attach | Put | Chunk | Get
+    Hello | Follow | Lends | Stored | Backs | Resume | Ready | Report | Evaluated | Leave | Holds | Resigns
+    | Probed | Unusable | SourceFailed | Ping | Pong | AskStatus | Deciding | AskStop | AskAdmin | Attach
+    | Put | Chunk | Get
 )  # fmt: skip
 ToPeer = (
-    Welcome | Refused | Wait | Grown | Standby | Round | Close | Sources | Committed | Over | Ping | Pong
-    | Status | Attached | Have | Ack | PutDone | Data | NoObject
+    Welcome | Refused | Wait | Placed | Grown | Standby | Round | Close | Sources | Committed | Over | Ping
+    | Pong | Status | Attached | Have | Ack | PutDone | Data | NoObject
 )  # fmt: skip

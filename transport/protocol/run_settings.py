@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from .messages import File
+
+
+class LayerDivision(Protocol):
+    """Divides a model's layers among machines of a ring, by what each takes of their memory. Pure."""
+
+    @property
+    def layers(self) -> int:
+        """Count the model's layers."""
+
+    def divide(self, memories: Sequence[int]) -> tuple[range, ...] | None:
+        """Divide all layers among machines with so many bytes; None: they do not hold the model."""
+
+    def memory(self, stages: int, number: int, layers: range) -> int:
+        """Return the bytes that these layers take on one of so many machines."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +44,7 @@ class RunSettings:
     passing: str = "off"  # "auto", "always": reachable peers pass packets on; only where the hub aggregates
     durability: str = "asynchronous"  # "replicated": a round is committed once its standby has it
     audit_share: float = 0.0  # of the compute, for audits by other peers; 0: none
+    division: LayerDivision | None = None  # of the model among lent machines; None: it cannot be divided
     longest_lease: int = 1  # maximum rounds of the lease of a slow peer
     eval: bool = False  # there is an evaluation set
     eval_every: int = 0  # steps; 0: only at start and end

@@ -46,6 +46,7 @@ class Neighbour:
     name: str
     key: str  # CURVE, base64url
     address: str = ""  # "host:port" of its stage link; empty: it cannot be dialled
+    ring: str = ""  # a line of another ring is another line, also to the same machine
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ class StageLink:
     # ---- the stage's side, one thread ----------------------------------------------------------------------
 
     def connect(self, before: Neighbour, after: Neighbour, can_be_dialled: bool = True) -> None:
-        """Connect to these neighbours; lines that are new replace those of before, with all they hold.
+        """Connect to these neighbours; lines that are new replace those of before, with all they hold, and
+        the caller is told as of a neighbour that was started again.
 
         Errors: LinkLost: neither end of a line can be dialled.
         """
@@ -121,6 +123,8 @@ class StageLink:
         with self._changed:
             old, self._lines[side] = self._lines.get(side), made
             self._inbox = deque((of, what) for of, what in self._inbox if of is not old)
+            if old is not None:
+                self._tell(made, [Renewed()])
         if old is not None and old.wire is not None:
             old.wire.wake()  # its thread sees that it is replaced
         if wire is not None:

@@ -216,6 +216,10 @@ def plan(
     room = Machine(wanted.bytes - RUNTIME, wanted.name != "cpu", gpus, wanted.bf16)
     if stages > 1 and gpus > 1:
         raise Failure("usage", "--stages and --gpus: a machine of several takes part with one device")
+    if stages > 1:
+        from recipes.staged_peer import check_staged  # no peer of one machine imports it
+
+        check_staged(request.load())
     request, said = request.choose(room)
     asked = Asked(request, wanted, gpus, peers, line, hub, micro_batch_size, measured, price)
     made = make(replace(asked, listening=listening, stages=stages))

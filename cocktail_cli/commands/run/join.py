@@ -61,6 +61,7 @@ def join(
     max_temp: options.MaxTemp = None,
     listen: options.Listen = None,
     advertise: options.PeerAdvertise = None,
+    layers: options.Layers = None,
     ring: options.Ring = None,
     trust_remote_code: options.TrustCode = False,
     as_json: options.Json = False,
@@ -95,6 +96,7 @@ def join(
             limits = volunteer.VolunteerLimits(
                 name=name or machine.default_peer_name(),
                 devices=[],
+                lends=int(layers is not None),  # how much is known with the device
                 micro_batch_size=micro_batch_size,
                 max_up=max_up,
                 max_down=max_down,
@@ -106,6 +108,7 @@ def join(
             )
             leave_at = volunteer.next_at(until, datetime.now()) if until else None
             rules = volunteer.Availability(hours, leave_at, only_idle, max_temp)
+            check_lending(layers, ring, gpus, rules)
             question = None
             if not yes:
                 # before torch is imported, which takes seconds: a person waits
@@ -123,23 +126,69 @@ def join(
             monitor = volunteer.AvailabilityMonitor(
                 rules, limits.devices, lambda what: view.show(Warning(what))
             )
+            welcomed = question.answered if question else lambda: None
 
-            def session(again: bool) -> volunteer.VolunteerSession:
-                nonlocal url
-                one = volunteer.VolunteerSession(url, limits, view, monitor)
-                welcomed = question.answered if question else None
-                try:
-                    one.take_part(max(patience, RETURN_WITHIN) if again else patience, line, welcomed)
-                finally:
-                    url = one.url  # of the standby, where one has taken over
-                return one
+            def take_part(limits: volunteer.VolunteerLimits) -> int:
+                def session(again: bool) -> volunteer.VolunteerSession:
+                    nonlocal url
+                    if limits.ring is not None:
+                        limits.ring.check()
+                    one = volunteer.VolunteerSession(url, limits, view, monitor)
+                    try:
+                        one.take_part(max(patience, RETURN_WITHIN) if again else patience, line, welcomed)
+                    finally:
+                        url = one.url  # of the standby, where one has taken over
+                    return one
 
-            status = volunteer.take_turns(monitor, session, not yes, view.show)
+                return volunteer.take_turns(monitor, session, not yes, view.show)
+
+            if layers is None:
+                status = take_part(limits)
+            else:
+                from cocktail_cli.lending import LentMachine
+
+                limits = replace(limits, lends=lent_bytes(layers, limits))
+                apart = replace(limits, listen=None, advertise=None)  # the port is of the ring's lines
+                status = LentMachine(url, limits, view).run(
+                    lambda ring: take_part(replace(apart, ring=ring, name=f"{limits.name}-ring")),
+                    patience,
+                    welcomed,
+                )
         except StopAsked:
             view.show(Progressed(f"not joined ({stop.reason}): nothing was downloaded"))
             status = EXIT["lost"] if stop.reason == "SIGTERM" else 0
     if status:
         raise typer.Exit(status)
+
+
+def check_lending(layers: str | None, ring: str | None, gpus: int, rules: volunteer.Availability) -> None:
+    """Raise Failure (usage) where a machine that lends memory for layers is asked for something else too."""
+    if layers is None:
+        return
+    others = {
+        "--ring": ring is not None,
+        "--gpus": gpus > 1,
+        "--hours, --until and the like": bool(rules.lines()),
+    }
+    for what, asked in others.items():
+        if asked:
+            raise Failure(
+                "usage", f"--layers and {what}: the hub places a machine with one device, at any hour"
+            )
+
+
+def lent_bytes(layers: str, limits: volunteer.VolunteerLimits) -> int:
+    """Return the bytes that --layers lends. Raises Failure (usage)."""
+    from recipes.config import parse_size
+
+    here = machine.memory_of(limits.devices[0])
+    here = min(here, limits.vram_limit or here)
+    if layers == "auto":
+        return max(1, here - machine.RUNTIME)
+    try:
+        return min(int(parse_size(layers)), here)
+    except ValueError as error:
+        raise Failure("usage", f"--layers: {error}") from error
 
 
 def opened_ring(addresses: str, limits: volunteer.VolunteerLimits, view: View) -> StageRing:
@@ -150,13 +199,13 @@ def opened_ring(addresses: str, limits: volunteer.VolunteerLimits, view: View) -
     places = parse_addresses(addresses)
     if len(limits.devices) > 1:
         raise Failure("usage", "--ring and --gpus: a machine of several takes part with one device")
-    from cocktail_cli.stage_machines import StageRing, ring_of
+    from cocktail_cli.stage_machines import RingLines, StageRing, ring_of
 
     url = ring_of(places)
     for number in range(1, url.stages):
         which = f"machine {number + 1} of {url.stages}"
         view.show(Progressed(f"type on {which}: cocktail stage {url.of(number)}"))
-    return StageRing(url, limits.devices[0])
+    return StageRing(RingLines.at(url), url.stages, limits.devices[0])
 
 
 def dialled(text: str, view: View) -> RunURL:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from cocktail_cli import machine, options
+from cocktail_cli.errors import EXIT
 from cocktail_cli.host import log_to
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import Display, Progressed, Warning, open_view
@@ -45,9 +46,13 @@ def stage(
 
         [chosen] = machine.pick_devices(device, 1)
         machine.limit_memory([chosen], vram_limit)
-        lines = RingLines(url, lambda why: view.show(Warning(why)))
+        lines = RingLines.at(url)
+        lines.lost = lambda why: view.show(Warning(why))
         with closing(lines):
             server = StageServer(StageMachine(url.number, chosen), lines)
-            with leave_on_signal(lambda why: server.stop.set()):
+            with leave_on_signal(lambda why: server.stop.set()) as request:
                 view.show(Progressed(f"stage {url.number} of {url.stages}, on {chosen}: ready for its head"))
                 server.run()
+            view.show(Progressed(f"left ({request.reason})"))
+    if request.reason == "SIGTERM":
+        raise typer.Exit(EXIT["lost"])

@@ -17,7 +17,16 @@ from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import RunRecord, load_run, the_run_going_on, url_to_dial
 from cocktail_cli.options import Json, NoColor, Quiet
-from cocktail_cli.ui import Display, accusation, duration_text, megabytes, printable, short, timestamp
+from cocktail_cli.ui import (
+    Display,
+    accusation,
+    duration_text,
+    megabytes,
+    printable,
+    short,
+    stage_lines,
+    timestamp,
+)
 
 TIMEOUT = 10.0  # seconds for an answer
 EVERY = 2.0  # seconds between two requests of --watch
@@ -62,7 +71,8 @@ def status(
     of this machine), peers, each with name, gpu, state (syncing, waiting, in line, training, behind, standby,
     lost, done), turn (place in line), share, tokens, up_bytes, down_bytes, fetched_bytes (of these: before it
     was ready), rtt_ms, last_seen_s, joined_s, rounds, left_out, compute_s, wait_s; bottleneck (of the last
-    rounds: line, waiting, bytes_per_s; null: not known yet);
+    rounds: line, waiting, bytes_per_s; null: not known yet); stages (of machines that lend memory:
+    rings, each its machines by stage with name and layers; waiting; null: there are none);
     culprits (who has lengthened the last rounds), each with peer, cause, evidence, remedy, lengthened (by
     what share), round, since; and others: peers that are not in the run (deciding, left, lost,
     removed).
@@ -219,6 +229,8 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
     if audits := found.get("audits"):
         wrong = f"{audits['audited']:,} samples, {audits['disagreements']:,} wrong answers"
         yield f"audits: {wrong}, {audits['share']:.1%} of the compute"
+    if stages := found.get("stages"):
+        yield from stage_lines(stages["rings"], stages["waiting"])
     if found.get("reach"):
         yield f"reach: {found['reach']}"
     if in_full:

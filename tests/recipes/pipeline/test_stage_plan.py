@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from recipes.config.loader import load_recipe
 from recipes.config.schema import Recipe
 from recipes.errors import ModelError
-from recipes.pipeline import StageModel, parameter_costs, partition_layers, plan_stages
+from recipes.pipeline import StageModel, parameter_costs, partition_layers, plan_stages, stage_memory
 from recipes.planning import Machine, plan_memory
 
 LENGTH, LAYERS = 32, 6
@@ -55,10 +55,39 @@ def test_the_vectors_of_a_plan_are_those_of_the_largest_stage(folder: Path, stag
 
 def test_a_line_carries_what_the_recipe_says_of_a_value(folder: Path) -> None:
     exact = plan_stages(recipe(), folder, 2).sent
-    quantised = recipe("compression.activation_bits=4", "compression.activation_gradient_bits=8")
+    bits = "compression.activation_bits=4", "compression.activation_gradient_bits=8"
+    quantised = recipe(*bits, "compression.shards_at_layers=true")
 
     assert exact == pytest.approx(32 * 8, rel=0.06)  # a row of 32 numbers each way, 4 bytes each
     assert plan_stages(quantised, folder, 2).sent == pytest.approx(exact * 12 / 64)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_layers_are_divided_among_machines_that_have_the_memory(folder: Path, stages: int) -> None:
+    """Equal machines need what the plan says of the fullest one, and with a little less they do not do."""
+    whole = plan_memory(recipe(), folder, 1, Machine(1 << 40))
+    division = stage_memory(recipe(), folder, whole)
+    need = whole.bytes if stages == 1 else plan_stages(recipe(), folder, stages).memory(whole).bytes
+
+    found = division.divide([need + whole.part("logits")] * stages)
+    assert found is not None
+    assert [layer for layers in found for layer in layers] == list(range(LAYERS))
+    assert max(division.memory(stages, n, layers) for n, layers in enumerate(found)) == pytest.approx(
+        need, rel=0.1
+    )
+    assert division.divide([int(0.8 * need)] * stages) is None
+
+
+def test_the_layers_of_a_stronger_machine_are_more_and_each_has_the_memory_for_its_own(folder: Path) -> None:
+    division = stage_memory(recipe(), folder, plan_memory(recipe(), folder, 1, Machine(1 << 40)))
+    memories = [
+        division.memory(3, 0, range(1)),
+        division.memory(3, 1, range(4)),
+        division.memory(3, 2, range(1)),
+    ]
+
+    assert division.divide(memories) == (range(0, 1), range(1, 5), range(5, 6))
+    assert division.divide([memories[0], memories[1] - 1, memories[2]]) is None
 
 
 def test_more_machines_than_layers_are_refused(folder: Path) -> None:

@@ -106,7 +106,7 @@ class StandbySwarm(SimSwarm):
                     self.announced = max(self.announced, action.message.round + 1)
             if isinstance(action, do.Tell) and "all peers know" in getattr(action.event, "message", ""):
                 known = {p.state.hello.name for p in self.peers if p.state.standby is not None}
-                self.assured.append(known >= {s.name for s in self.hub.members if not s.standby})
+                self.assured.append(known >= {s.name for s in self.hub.members if s.role != "standby"})
         super().act([a for a in actions if not isinstance(a, do.AskStandby)])
 
     # ---- what may happen -----------------------------------------------------------------------------------

@@ -1,0 +1,271 @@
+"""A machine that lends its memory to a run (`join --layers`): the hub gives it a place in a ring.
+
+A thread takes places from the hub. This one serves as a stage, or takes part in the run as a ring's head; a
+machine that holds the whole model is a ring of its own, which is an ordinary peer. Neighbours know each other
+by the keys that the hub names, so there is no secret of a ring. Where a neighbour is replaced the lines go to
+the new one, and this machine keeps its layers.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from cocktail_cli.errors import EXIT
+from cocktail_cli.host import versions
+from cocktail_cli.machine import own_keys, parse_listen, registered_as
+from cocktail_cli.signals import leave_on_signal
+from cocktail_cli.stage_machines import ANYWHERE, RingDissolved, RingLines, StageRing
+from cocktail_cli.ui import Event, Progressed, View, Warning, layers_text, megabytes
+from cocktail_cli.volunteer import Imports, VolunteerLimits
+from recipes.staged_peer import CONFIG, StageMachine, StageServer
+from transport import PeerIdentity, PeerLink, RunURL
+from transport.protocol import (
+    Leaving,
+    RunOver,
+    SessionRenewed,
+    TransportError,
+    Unreachable,
+    UrlError,
+    messages,
+    parse_address,
+)
+from transport.stages import Neighbour
+from transport.wire import reach
+
+LOOK_S = 0.1  # between two looks at what has changed
+ANSWERS_S = 5.0  # for the hub to answer, where the caller's patience is shorter
+PLACE_S = 3600.0  # until it is asked for again
+PROBE_S = 1.0
+
+
+class LentMachine:
+    """One machine from its first dial to the end of the run; `run` does all of it.
+
+    Raises AddressInUse, and Failure where `limits.listen` is no address.
+    """
+
+    def __init__(self, url: RunURL, limits: VolunteerLimits, view: View) -> None:
+        self.url, self.limits, self.view = url, limits, view
+        self.keys = own_keys()
+        self.address = ""
+        if limits.listen is None:
+            self.lines = RingLines(self.keys, ANYWHERE, 0, url.key)
+        else:
+            place = parse_listen(limits.listen, limits.advertise)
+            self.lines = RingLines(self.keys, place.bind, place.port, url.key)
+            self.address = place.dialled(self.lines.link.port)
+        self.lines.lost = lambda why: self.show(Warning(why))
+        self.place = messages.Placed("", 0, [])  # the newest
+        self._lock = threading.Lock()
+        self.leave_reason = ""
+        self.ended: TransportError | None = None  # what has ended its session
+        self.server: StageServer | None = None  # while it serves as a stage
+        self.ring: StageRing | None = None  # while it is a head
+
+    def show(self, event: Event) -> None:
+        self.view.show(event)
+
+    def run(
+        self, take_part: Callable[[StageRing | None], int], patience: float, joined: Callable[[], None]
+    ) -> int:
+        """Lend this machine until the run is over or its user asks to leave; return the exit status.
+
+        Args:
+            take_part: takes part in the run as a ring's head; None: as an ordinary peer.
+            joined: called once the hub has begun a session.
+        """
+        limits = self.limits
+        with ExitStack() as stack:
+            alone = stack.enter_context(registered_as(self.url.run, limits.name))
+            identity = PeerIdentity(
+                limits.name,
+                f"{limits.hardware}, lends {megabytes(limits.lends)}",
+                versions(),
+                keys=self.keys,
+                alone=alone,
+                reachable=self.address,
+                lends=limits.lends,
+            )
+            stack.enter_context(closing(self.lines))
+            link = PeerLink(self.url, identity, notify=lambda what: self.show(Warning(what)))
+            stack.enter_context(closing(link))
+
+            def leave(why: str) -> None:
+                self.leave_reason = why
+                link.leave_requested.set()
+                if self.server is not None:
+                    self.server.stop.set()
+
+            stack.enter_context(leave_on_signal(leave, link.abandon))
+            self.show(
+                Progressed(f"dialling {self.url.address}, to lend {megabytes(limits.lends)} for layers")
+            )
+            try:
+                link.connect(max(ANSWERS_S, patience))
+                joined()
+                self._warm_up(link)
+            except Leaving as error:
+                self.ended = error
+            threading.Thread(target=self._watch, args=(link,), name="places", daemon=True).start()
+            status = self._take_places(take_part)
+            link.leave(self.leave_reason or "done")
+        return status
+
+    def _warm_up(self, link: PeerLink) -> None:
+        """Import and compile what the model needs, so that this machine can be in a ring at once."""
+        from recipes.config import recipe_from_json
+
+        self.show(Progressed("importing and compiling what the model needs"))
+        try:
+            config = link.fetch(f"base/{CONFIG}")
+        except KeyError:  # of a gated model, which the head fetches with its own account
+            return
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Imports(recipe_from_json(link.welcome.recipe)) as imports,
+        ):
+            (Path(folder) / CONFIG).write_bytes(config)
+            imports.read(Path(folder))
+            imports.wait(link.raise_if_leaving)
+
+    # ---- places --------------------------------------------------------------------------------------------
+
+    def _watch(self, link: PeerLink) -> None:
+        """Take places until the session ends; in a thread of its own."""
+        place = None
+        while self.ended is None:
+            try:
+                came = link.next_place(place, PLACE_S)
+                if came is not None and came.probe and (place is None or came.probe != place.probe):
+                    link.probed({address: seconds_to(address) for address in came.probe})
+            except SessionRenewed:
+                continue
+            except TransportError as error:
+                self.ended = error
+                self._stop()
+                return
+            if came is not None:
+                place = came
+                self._moved(came)
+
+    def _moved(self, place: messages.Placed) -> None:
+        before, self.place = self.place, place
+        if self._moved_on(before):
+            self._stop()
+        elif self.server is not None or self.ring is not None:
+            self._connect()
+
+    def _moved_on(self, place: messages.Placed) -> bool:
+        """Tell whether this machine has another place by now."""
+        now = self.place
+        return (now.ring, now.number) != (place.ring, place.number)
+
+    def _stop(self) -> None:
+        """End what this machine does in its present ring."""
+        server, ring = self.server, self.ring
+        if server is not None:
+            server.stop.set()
+        if ring is not None:
+            ring.dissolve()
+
+    def _connect(self) -> None:
+        """Connect to the neighbours of the newest place, once both of them are there."""
+        with self._lock:  # or an older place might come last
+            place = self.place
+            stages = len(place.machines)
+            if stages < 2:
+                return
+
+            def neighbour(step: int) -> Neighbour:
+                number = (place.number + step) % stages
+                one = place.machines[number]
+                return Neighbour(f"stage {number} ({one.name})", one.key, one.address, place.ring)
+
+            before, after = neighbour(-1), neighbour(1)
+            if before.key and after.key:
+                dialled = bool(place.machines[place.number].address)
+                self.lines.link.connect(before, after, can_be_dialled=dialled)
+
+    def _take_places(self, take_part: Callable[[StageRing | None], int]) -> int:
+        """Do what each place asks for, one after the other; return the exit status."""
+        waits = threading.Event()
+        told = ""
+        while not self.leave_reason and self.ended is None:
+            place = self.place
+            if not place.ring:
+                if place.reason != told:
+                    told = place.reason
+                    self.show(Progressed(told))
+                waits.wait(LOOK_S)
+            elif len(place.machines) == 1:
+                self.show(Progressed("this machine holds the whole model: it is a peer of its own"))
+                return take_part(None)
+            elif place.number == 0:
+                try:
+                    return self._lead(place, take_part)
+                except RingDissolved as dissolved:
+                    self.show(Warning(str(dissolved)))
+            else:
+                self._serve(place)
+        return self._status()
+
+    def _lead(self, place: messages.Placed, take_part: Callable[[StageRing | None], int]) -> int:
+        """Take part in the run as the head of a ring."""
+        layers = tuple(range(one.first, one.stop) for one in place.machines)
+        self.show(Progressed(f"head of {len(layers)} machines: {said(place)}"))
+        ring = StageRing(self.lines, len(layers), self.limits.devices[0], layers)
+        with closing(ring.head):
+            self.ring = ring
+            try:
+                self._connect()
+                if self._moved_on(place):  # while this was set up
+                    ring.dissolve()
+                ring.check()
+                return take_part(ring)
+            finally:
+                self.ring = None
+
+    def _serve(self, place: messages.Placed) -> None:
+        """Serve as a stage until this machine's place is another."""
+        self.server = StageServer(StageMachine(place.number, self.limits.devices[0]), self.lines)
+        try:
+            self._connect()
+            if not self._moved_on(place) and self.ended is None and not self.leave_reason:
+                mine = place.machines[place.number]
+                which = f"stage {place.number} of {len(place.machines)}"
+                self.show(Progressed(f"{which}, with {layers_text((mine.first, mine.stop))}: {said(place)}"))
+                self.server.run()
+        finally:
+            self.server = None
+
+    def _status(self) -> int:
+        """Return the exit status; 75 where a later start may go on with the run. Raises what ended it."""
+        if isinstance(self.ended, RunOver):
+            self.show(Progressed(str(self.ended)))
+            return EXIT["lost"] if self.ended.resumable else 0
+        if self.ended is not None and not isinstance(self.ended, Leaving):
+            raise self.ended
+        self.show(Progressed(f"left ({self.leave_reason})"))
+        return EXIT["lost"] if self.leave_reason == "SIGTERM" else 0
+
+
+def seconds_to(address: str) -> float:
+    """Measure how long another machine takes to accept a connection; below 0: it does not."""
+    began = time.monotonic()
+    try:
+        reach(*parse_address(address), PROBE_S)
+    except (Unreachable, UrlError):
+        return -1.0
+    return time.monotonic() - began
+
+
+def said(place: messages.Placed) -> str:
+    """Say who has which layers."""
+    return ", ".join(
+        f"{one.name or 'nobody yet'} has {layers_text((one.first, one.stop))}" for one in place.machines
+    )

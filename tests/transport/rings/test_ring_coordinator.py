@@ -1,0 +1,174 @@
+"""Lent machines at a hub: the real state machines of the hub and of peers, every message as it is sent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from test_ring_table import Units
+from toy_swarm import toy_settings
+
+from transport.actions import Reach, RecordSession, Send
+from transport.hub.hub_state import HubState
+from transport.peer.peer_state import PeerState, SessionState
+from transport.protocol import messages
+from transport.rings.ring_table import GAP_S
+
+TOKEN = "token"
+SETTINGS = replace(toy_settings(), division=Units(), peer_timeout=30.0, start_timeout=1e6)
+
+
+class Machines:
+    """A hub and machines that lend memory to it, all of which are reached at their address."""
+
+    def __init__(self) -> None:
+        self.now, self.peers = 0.0, dict[str, PeerState]()
+        self.start()
+
+    def start(self) -> None:
+        """Start the hub, again without any memory of rings."""
+        self.hub = HubState(SETTINGS, TOKEN, "stop", self.now)
+
+    def come(self, name: str, memory: int) -> PeerState:
+        lends = messages.Lends(1, TOKEN, SETTINGS.run, name, address=f"{name}:1", memory=memory)
+        peer = self.peers[name] = PeerState(lends)
+        self.dial(name)
+        self.probe()
+        return peer
+
+    def dial(self, name: str) -> None:
+        for message in self.peers[name].connected(self.now):
+            self.act(self.hub.receive(conn(name), message, self.now))  # type: ignore[arg-type]
+
+    def act(self, actions: list[object]) -> None:
+        """Carry out what the hub asks, and let no time pass."""
+        self.carry(actions)
+        self.tick()
+
+    def carry(self, actions: list[object]) -> None:
+        for action in actions:
+            assert not isinstance(action, RecordSession)
+            if isinstance(action, Reach):
+                self.reached(action.session)
+            elif isinstance(action, Send):
+                name = action.conn.decode().partition(".")[2]
+                for answer in self.peers[name].receive(action.message, self.now):  # type: ignore[arg-type]
+                    self.carry(self.hub.receive(action.conn, answer, self.now))  # type: ignore[arg-type]
+
+    def reached(self, session: str) -> None:
+        self.carry(self.hub.apply(lambda _: self.hub.reached(session, True), self.now))  # type: ignore[arg-type]
+
+    def probe(self) -> None:
+        """Let all machines answer what they are asked to measure: 10 ms each."""
+        for name, peer in self.peers.items():
+            if peer.placed is not None and peer.placed.probe:
+                said = messages.Probed(dict.fromkeys(peer.placed.probe, 0.01))
+                self.act(self.hub.receive(conn(name), said, self.now))  # type: ignore[arg-type]
+
+    def tick(self, seconds: float = 0.0) -> None:
+        self.now += seconds
+        if self.now >= self.hub.deadline():
+            self.carry(self.hub.tick(self.now))  # type: ignore[arg-type]
+
+    def lose(self, name: str) -> None:
+        """End a machine at once: its connection closes, and it does not come back within its grace."""
+        self.peers.pop(name)
+        self.act(self.hub.lost(conn(name), self.now))  # type: ignore[arg-type]
+        self.tick(SETTINGS.grace_s)
+
+    def places(self) -> dict[str, tuple[int, tuple[str, ...]]]:
+        """The stage of each machine that has a place, and the names in its ring, as it was told."""
+        placed = {name: peer.placed for name, peer in self.peers.items()}
+        return {
+            name: (place.number, tuple(one.name for one in place.machines))
+            for name, place in placed.items()
+            if place is not None and place.ring
+        }
+
+
+def conn(name: str) -> bytes:
+    return f"key-of-{name}.{name}".encode()
+
+
+def formed() -> Machines:
+    machines = Machines()
+    for name, memory in (("ann", 4), ("bob", 3), ("cid", 3)):
+        machines.come(name, memory)
+    return machines
+
+
+def test_machines_that_hold_the_model_together_are_told_their_ring_and_nobody_trains() -> None:
+    machines = Machines()
+    machines.come("ann", 4)
+    machines.come("bob", 3)
+    assert machines.places() == {}
+    assert "waits until" in machines.peers["ann"].placed.reason  # type: ignore[union-attr]
+    machines.come("cid", 3)
+
+    assert machines.places() == {
+        name: (number, ("ann", "bob", "cid")) for number, name in enumerate(machines.peers)
+    }
+    placed = machines.peers["bob"].placed
+    assert placed is not None
+    assert [(one.key, one.address) for one in placed.machines] == [
+        (f"key-of-{name}", f"{name}:1") for name in machines.peers
+    ]
+    machines.act(machines.hub.receive(conn("ann"), messages.Ready(0, 0), machines.now))  # type: ignore[arg-type]
+    assert machines.hub.members.ready() == []
+    status = machines.hub.status(machines.now)
+    assert '"state": "stage"' in status
+    assert '"rings": [[{"name": "ann", "layers": [0, 2]}' in status
+
+
+def test_a_waiting_machine_replaces_one_whose_process_ends_and_the_others_keep_their_stages() -> None:
+    machines = formed()
+    machines.come("dan", 3)
+    ring = machines.peers["ann"].placed.ring  # type: ignore[union-attr]
+    machines.lose("bob")
+
+    assert machines.places() == {
+        name: (n, ("ann", "dan", "cid")) for n, name in enumerate(("ann", "dan", "cid"))
+    }
+    assert {peer.placed.ring for peer in machines.peers.values()} == {ring}  # type: ignore[union-attr]
+
+
+def test_a_silent_machine_is_lost_where_another_waits() -> None:
+    machines = formed()
+    machines.come("dan", 3)
+    silent = machines.peers.pop("bob")
+    machines.peers["bob"] = PeerState(silent.hello)  # hears nothing, and answers nothing
+    for _ in range(12):
+        machines.tick(1.0)
+
+    assert machines.places()["dan"] == (1, ("ann", "dan", "cid"))
+
+
+def test_a_ring_that_lost_a_machine_says_so_and_waits_again_after_a_while() -> None:
+    machines = formed()
+    machines.lose("bob")
+    assert machines.places() == {"ann": (0, ("ann", "", "cid")), "cid": (2, ("ann", "", "cid"))}
+    while machines.now < 2 * GAP_S:
+        machines.tick(1.0)
+    assert machines.places() == {}
+
+
+def test_a_restarted_hub_is_told_of_the_rings_that_there_are() -> None:
+    machines = formed()
+    before, ring = machines.places(), machines.peers["ann"].placed.ring  # type: ignore[union-attr]
+    machines.start()
+    for name, peer in machines.peers.items():
+        peer.disconnected()
+        machines.dial(name)  # Resume, which this hub does not know, then Lends
+        assert peer.placed is not None
+        assert (peer.placed.ring, peer.placed.number) == (ring, before[name][0]), "it goes on with its layers"
+
+    assert machines.places() == before
+    assert all(peer.link is SessionState.JOINED for peer in machines.peers.values())
+
+
+def test_a_run_whose_model_is_not_divided_says_so() -> None:
+    hub = HubState(replace(SETTINGS, division=None), TOKEN, "stop", 0.0)
+    lends = messages.Lends(1, TOKEN, SETTINGS.run, "ann", memory=9)
+    [refused] = [a.message for a in hub.receive(conn("ann"), lends, 0.0) if isinstance(a, Send)]
+    assert isinstance(refused, messages.Refused)
+    assert "shards_at_layers" in refused.reason
+    assert hub.rings is None

@@ -1,0 +1,183 @@
+"""The hub's coordination of lent machines: messages to the table of rings, and places to the machines."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from math import inf
+from typing import Any
+
+from transport import actions as do
+from transport.actions import Outbox
+from transport.membership import Roster, Session
+from transport.protocol import LayerDivision, events, messages
+
+from .ring_table import MOST, Lender, Ring, RingTable
+
+PROBE_S = 5.0  # for a machine to measure its latency to the others
+WAITS = "waits until the machines that wait have the memory for the model"
+UNREACHED = "nobody reaches this machine at its address: it can stand between two that are reached alone"
+
+
+class RingCoordinator:
+    """Lent machines of a run, which have sessions that train nothing."""
+
+    def __init__(self, division: LayerDivision, out: Outbox, members: Roster) -> None:
+        self._out, self._members = out, members
+        self.table = RingTable(division)
+        self._offers: dict[str, messages.Lends] = {}  # by session
+        self._told: dict[str, messages.Placed] = {}  # by session, the newest
+        self._probing: dict[str, tuple[bool, float]] = {}  # session -> it is reached; until when it measures
+        self._probes: dict[str, list[str]] = {}  # session -> addresses that it is to dial
+        self._now = 0.0
+        self._said: dict[str, Any] = {"rings": [], "waiting": []}  # to the host
+        self._new = False  # the table has not ticked since a machine came or went
+
+    def lend(self, session: Session, m: messages.Lends) -> None:
+        """Take a machine; one that names an address, once that is tried."""
+        self._offers[session.id] = m
+        if m.address:
+            self._out.add(do.Reach(session.id, session.address, session.key))
+        else:
+            self._probe(session, reachable=False)
+
+    def reached(self, session: Session, ok: bool) -> None:
+        """Take the result of dialling a machine."""
+        if not ok:
+            session.address = ""
+        self._probe(session, reachable=ok)
+
+    def probed(self, session: Session, m: messages.Probed) -> None:
+        """Take what a machine has measured. One that is new gets a place from now on."""
+        others = {
+            other.address: other for other in self._members.present(self.table.lenders) if other.address
+        }
+        for address, seconds in m.seconds.items():
+            if (other := others.get(address)) is not None and other is not session and seconds >= 0:
+                self.table.measured(session.id, other.id, seconds)
+        if session.id in self._probing:
+            self._come(session)
+
+    def resumed(self, session: Session) -> None:
+        """Say its place again to a machine on a new connection."""
+        if session.id in self._told:
+            self._out.send(session.conn, self._told[session.id])
+
+    def ended(self, session: Session) -> None:
+        """Take out a machine whose session has ended."""
+        self._offers.pop(session.id, None)
+        self._probing.pop(session.id, None)
+        self._probes.pop(session.id, None)
+        self._told.pop(session.id, None)
+        self.table.gone(session.id)
+        self._new = True
+
+    def _probe(self, session: Session, *, reachable: bool) -> None:
+        """Let a new machine measure its latency to the others, and those that it cannot dial theirs to it.
+        One that had a place at the hub before gets it again at once."""
+        if self._restore(session, reachable):
+            return
+        others = self._members.present(self.table.lenders)
+        self._probing[session.id] = reachable, self._now + PROBE_S
+        self._probes[session.id] = [other.address for other in others if other.address][:MOST]
+        for other in others if reachable else ():
+            if not other.address and self.table.ring_of(other.id) is None:
+                self._probes[other.id] = [session.address]
+                self._tell(other)
+        if self._probes[session.id]:
+            self._tell(session)
+        else:
+            self._come(session)
+
+    def _come(self, session: Session) -> None:
+        reachable, _ = self._probing.pop(session.id)
+        self.table.come(Lender(session.id, self._offers[session.id].memory, reachable))
+        self._new = True
+
+    def _restore(self, session: Session, reachable: bool) -> bool:
+        offer = self._offers[session.id]
+        ring = None if offer.had is None or not offer.had.machines else ring_of(offer.had)
+        if offer.had is None or ring is None:
+            return False
+        lender = Lender(session.id, offer.memory, reachable)
+        self._new = back = self.table.restore(lender, ring, offer.had.number)
+        return back
+
+    # ---- time ----------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Let time pass, and tell machines their places."""
+        self._now = now
+        for session in self._members.present(list(self._probing)):
+            if now >= self._probing[session.id][1]:
+                self._come(session)
+        for session in self._members.present(list(self._offers)) if self.table.waiting else ():
+            if self._members.suspect(session, now):  # another may have its layers, so it is lost
+                self._members.kick(session, "session", f"silent for {now - session.seen:.0f} s")
+        if not self._new and now < self.table.deadline():
+            return
+        self._new = False
+        self.table.tick(now, ring_names())
+        changed, self.table.changed = self.table.changed, set()
+        for session in self._members.present(sorted(changed)):
+            self._tell(session)
+        if (status := self.status()) != self._said:
+            self._said = status
+            self._out.tell(events.RingsChanged(0.0, **status))
+
+    def deadline(self) -> float:
+        """Return when `tick` has something to do. inf: never."""
+        probes = [until for _, until in self._probing.values()]
+        return -inf if self._new else min([self.table.deadline(), *probes])
+
+    def _tell(self, session: Session) -> None:
+        """Tell a machine its place, if that is news."""
+        place = self._placed(session)
+        if place != self._told.get(session.id):
+            self._told[session.id] = place
+            self._out.send(session.conn, place)
+
+    def _placed(self, session: Session) -> messages.Placed:
+        ring = self.table.ring_of(session.id)
+        if ring is None:
+            hidden = self._offers[session.id].address and not session.address
+            reason = f"{WAITS}; {UNREACHED}" if hidden else WAITS
+            return messages.Placed("", 0, [], reason, self._probes.get(session.id, []))
+        return messages.Placed(ring.id, ring.machines.index(session.id), self._machines(ring))
+
+    def _machines(self, ring: Ring) -> list[messages.RingMachine]:
+        found = []
+        for id, layers in zip(ring.machines, ring.layers, strict=True):
+            session = self._members.get(id)
+            who = (session.name, session.key, session.address) if session else ("", "", "")
+            found.append(messages.RingMachine(*who, layers.start, layers.stop))
+        return found
+
+    # ---- for people ----------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Describe the rings, and the machines that wait, by the keys of `cocktail status --json`."""
+        rings = [
+            [
+                {"name": one.name or None, "layers": [one.first, one.stop]}
+                for one in self._machines(self.table.rings[id])
+            ]
+            for id in sorted(self.table.rings)
+        ]
+        waiting = [session.name for session in self._members.present(one.id for one in self.table.waiting)]
+        return {"rings": rings, "waiting": waiting}
+
+
+def ring_of(had: messages.Placed) -> Ring | None:
+    """Read a place of an earlier hub as a ring; None where its layers do not follow one another."""
+    layers = tuple(range(one.first, one.stop) for one in had.machines)
+    starts = [0, *(one.stop for one in layers[:-1])]
+    if [one.start for one in layers] != starts or any(one.stop < one.start for one in layers):
+        return None
+    return Ring(had.ring, ("",) * len(layers), layers)
+
+
+def ring_names() -> Iterator[str]:
+    """Yield names of rings that nobody can guess: a machine comes back to its place by that name."""
+    while True:
+        yield secrets.token_urlsafe(16)

@@ -1,0 +1,241 @@
+"""Which lent machines form which ring, and who replaces a lost one. No messages, no clock, no I/O.
+
+    WAITING     in no ring
+    IN A RING   has a place, and the layers of that place
+
+A ring forms as soon as the waiting machines have the memory for the model: of the fewest that have it, the
+strongest. Its layers are divided once. From then on a lost machine leaves a gap, and the waiting machine with
+the least memory that suffices takes its layers. All others keep theirs, so what they have loaded stays. A
+ring that has a gap for GAP_S, or that has lost its head, is dissolved.
+
+Of two neighbours one must be reachable. So a new ring has at most every second machine that is not. The order
+of its machines is that of the least latencies, as they have measured them (`transport.stages.place`); so is
+the choice among several that could replace a lost one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from transport.protocol import LayerDivision
+from transport.stages import Machines, PipelineLoad, place
+
+GAP_S = 60.0  # that a ring waits for a machine in the place of a lost one
+BACK_S = 10.0  # the same for those that had its places at the hub before this one
+MOST = 64  # machines of a ring: all of them are named in a message of a hub
+ORDERED = 10  # machines of the largest ring that is ordered by latencies, within a tenth of a second
+UNKNOWN_S = 0.05  # latency of two machines that have not measured it
+
+
+@dataclass(frozen=True)
+class Lender:
+    """A machine that lends its memory."""
+
+    id: str
+    memory: int  # bytes
+    reachable: bool
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A ring. Its machines by stage, the head first; "": lost, and not replaced yet."""
+
+    id: str
+    machines: tuple[str, ...]
+    layers: tuple[range, ...]
+    gap_since: float | None = None
+    restored: bool = False  # by machines that had their places at the hub before
+
+    @property
+    def whole(self) -> bool:
+        return "" not in self.machines
+
+
+class RingTable:
+    """All lent machines of a run. `changed` collects those whose place, or whose ring, is another now."""
+
+    def __init__(self, division: LayerDivision) -> None:
+        self._division = division
+        self.lenders: dict[str, Lender] = {}  # in the order in which they came
+        self.rings: dict[str, Ring] = {}
+        self.changed: set[str] = set()
+        self._latencies: dict[frozenset[str], float] = {}  # seconds, by pair
+        self._place: dict[str, str] = {}  # machine -> its ring
+
+    def ring_of(self, machine: str) -> Ring | None:
+        """Return the ring that a machine is in."""
+        return self.rings.get(self._place.get(machine, ""))
+
+    @property
+    def waiting(self) -> list[Lender]:
+        return [lender for lender in self.lenders.values() if lender.id not in self._place]
+
+    def latency(self, one: str, other: str) -> float:
+        """Return the seconds from one machine to the other."""
+        return self._latencies.get(frozenset((one, other)), UNKNOWN_S)
+
+    def measured(self, one: str, other: str, seconds: float) -> None:
+        """Take a latency that one of two machines has measured."""
+        self._latencies[frozenset((one, other))] = seconds
+
+    # ---- machines come and go ------------------------------------------------------------------------------
+
+    def come(self, lender: Lender) -> None:
+        """Take a machine that lends its memory."""
+        self.lenders[lender.id] = lender
+        self.changed.add(lender.id)
+
+    def restore(self, lender: Lender, ring: Ring, number: int) -> bool:
+        """Take a machine with the place that it says it had at the hub before this one.
+
+        The first of a ring says how its layers are divided; for BACK_S nobody else gets the others' places.
+        Returns False where the place is taken, too large for the machine, or no place of such a ring.
+        """
+        new = Ring(ring.id, ("",) * len(ring.layers), ring.layers, restored=True)
+        known = self.rings.get(ring.id, new)
+        whole = ring.layers[-1].stop == self._division.layers and known.layers == ring.layers
+        if not whole or self._lacks(known, number, lender) is not None or known.machines[number]:
+            return False
+        self.lenders[lender.id] = lender
+        self._put(known, number, lender.id)
+        return True
+
+    def gone(self, machine: str) -> None:
+        """Take a machine out: it has left, or is lost."""
+        self.lenders.pop(machine, None)
+        self._latencies = {pair: s for pair, s in self._latencies.items() if machine not in pair}
+        ring = self.ring_of(machine)
+        if ring is None:
+            return
+        del self._place[machine]
+        if machine == ring.machines[0]:
+            self._dissolve(ring)
+        else:
+            left = tuple("" if other == machine else other for other in ring.machines)
+            self._set(replace(ring, machines=left))
+
+    def _put(self, ring: Ring, number: int, machine: str) -> None:
+        machines = (*ring.machines[:number], machine, *ring.machines[number + 1 :])
+        self._place[machine] = ring.id
+        self._set(replace(ring, machines=machines))
+
+    def _set(self, ring: Ring) -> None:
+        since, restored = (None, False) if ring.whole else (ring.gap_since, ring.restored)
+        self.rings[ring.id] = replace(ring, gap_since=since, restored=restored)
+        self.changed |= {machine for machine in ring.machines if machine}
+
+    def _dissolve(self, ring: Ring) -> None:
+        """Let all machines of a ring wait."""
+        del self.rings[ring.id]
+        for machine in ring.machines:
+            if machine in self._place:
+                del self._place[machine]
+                self.changed.add(machine)
+
+    # ---- time ----------------------------------------------------------------------------------------------
+
+    def tick(self, now: float, new_id: Iterator[str]) -> None:
+        """Fill gaps, dissolve rings that had one for too long, and form rings of those that wait."""
+        for ring in list(self.rings.values()):
+            if ring.restored and ring.gap_since is not None and now >= ring.gap_since + BACK_S:
+                self.rings[ring.id] = ring = replace(ring, restored=False)
+            if not ring.restored:
+                self._fill(ring)
+        for ring in list(self.rings.values()):
+            if not ring.whole and ring.gap_since is None:
+                self.rings[ring.id] = replace(ring, gap_since=now)
+            elif ring.gap_since is not None and now >= ring.gap_since + GAP_S:
+                self._dissolve(ring)
+        while (found := self._choose()) is not None:
+            machines, layers = found
+            self._place |= dict.fromkeys(machines, id := next(new_id))
+            self._set(Ring(id, machines, layers))
+
+    def deadline(self) -> float:
+        """Return when `tick` has something to do, if no machine comes or goes before. inf: never."""
+        return min((due(ring) for ring in self.rings.values() if not ring.whole), default=inf)
+
+    def _fill(self, ring: Ring) -> None:
+        for number, machine in enumerate(ring.machines):
+            if machine:
+                continue
+            able = [one for one in self.waiting if self._lacks(ring, number, one) is None]
+            if able:
+                beside = [other for other in neighbours(ring, number) if other]
+                line = {one.id: sum(self.latency(one.id, other) for other in beside) for one in able}
+                self._put(ring, number, min(able, key=lambda one: (line[one.id], one.memory)).id)
+                ring = self.rings[ring.id]
+
+    def _lacks(self, ring: Ring, number: int, lender: Lender) -> str | None:
+        """Say why a machine cannot have a place, or None."""
+        stages = len(ring.layers)
+        if not 0 <= number < stages:
+            return "there is no such place"
+        if lender.memory < self._division.memory(stages, number, ring.layers[number]):
+            return "its memory is too small"
+        beside = neighbours(ring, number) - {"", lender.id}
+        if not lender.reachable and any(not self.lenders[other].reachable for other in beside):
+            return "no neighbour could dial the other"
+        return None
+
+    def _choose(self) -> tuple[tuple[str, ...], tuple[range, ...]] | None:
+        """Choose machines for a new ring, and divide the layers among them. None: they lack the memory."""
+        able = sorted(self.waiting, key=lambda one: -one.memory)  # of equal ones, in the order of coming
+        for count in range(1, min(len(able), MOST) + 1):
+            chosen = strongest(able, count)
+            for order in (self._ordered(chosen), chosen) if chosen else ():
+                layers = self._division.divide([one.memory for one in order])
+                if layers is not None:
+                    return tuple(one.id for one in order), layers
+        return None
+
+    def _ordered(self, chosen: Sequence[Lender]) -> Sequence[Lender]:
+        """Order machines by the latencies between neighbours; the first stays the first."""
+        count = len(chosen)
+        if not 3 < count <= ORDERED:  # else all orders are alike, or too many
+            return chosen
+
+        def seconds(one: Lender, other: Lender) -> float:
+            return self.latency(one.id, other.id) if one.reachable or other.reachable else inf
+
+        latencies = [[seconds(one, other) for other in chosen] for one in chosen]
+        alike = [1.0] * count
+        machines = Machines([alike] * count, latencies, alike, alike)
+        [ring] = place(machines, PipelineLoad(1, 0.0, 0.0, 0.0), count).rings
+        return [chosen[number] for number in ring]
+
+
+def due(ring: Ring) -> float:
+    """Return when something becomes of a ring that is not whole, whoever comes."""
+    if ring.gap_since is None:
+        return -inf
+    return ring.gap_since + (BACK_S if ring.restored else GAP_S)
+
+
+def neighbours(ring: Ring, number: int) -> set[str]:
+    """Return the machines before and after a place; "": that one is lost."""
+    count = len(ring.machines)
+    return {ring.machines[(number + step) % count] for step in (-1, 1)}
+
+
+def strongest(able: Sequence[Lender], count: int) -> list[Lender]:
+    """Choose `count` machines, those first that come first, in an order in which they can dial each other.
+
+    Returns [] where too few can be reached. The first of several is reachable, and has the layers' ends.
+    """
+    if count == 1:
+        return list(able[:1])
+    hidden = [one for one in able if not one.reachable][: count // 2]
+    open_ = [one for one in able if one.reachable]
+    if len(open_) + len(hidden) < count:
+        return []
+    order = {one.id: at for at, one in enumerate(able)}
+    chosen = sorted([*open_, *hidden], key=lambda one: order[one.id])[:count]
+    inside = [one for one in chosen if not one.reachable]
+    outside = [one for one in chosen if one.reachable]
+    places: list[Lender] = []
+    for number in range(count):
+        places.append((inside if number % 2 and inside else outside).pop(0))
+    return places

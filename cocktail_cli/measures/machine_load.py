@@ -57,15 +57,20 @@ class LoadMeter:
 
     Args:
         read_gpus: reads the GPUs that train here; None: there are none that can be asked.
+        watch: called in that thread every TICK_S.
     """
 
-    def __init__(self, read_gpus: Callable[[], GpuReading] | None = None) -> None:
-        self._read_gpus = read_gpus
+    def __init__(
+        self, read_gpus: Callable[[], GpuReading] | None = None, watch: Callable[[], object] = lambda: None
+    ) -> None:
+        self._read_gpus, self._watcher = read_gpus, watch
         self._lock, self._over = threading.Lock(), threading.Event()
         self._noticed = MachineLoad()  # by the thread, since the last `since`
         self._before = counters()
         self._looked, self._used, self._asked = time.monotonic(), time.process_time(), 0.0
-        self._waited = 0.0  # seconds for which the thread had no core
+        # Threads that look here -> seconds they had no core. One that waits for a core right now does not
+        # count that yet; the one that looks does not wait.
+        self._waited: dict[int, float] = {}
         self._thread = threading.Thread(target=self._watch, name="load", daemon=True)
 
     def start(self) -> None:
@@ -75,14 +80,22 @@ class LoadMeter:
         self._over.set()
 
     def since(self) -> MachineLoad:
-        """Return the load since the last call."""
-        self._notice()
-        now, before = counters(), self._before
+        """Return the load since the last call, and begin anew."""
+        load, now = self._measured()
         with self._lock:
-            noticed, self._noticed, self._before = self._noticed, MachineLoad(), now
+            self._noticed, self._before = MachineLoad(), now
+        return load
+
+    def so_far(self) -> MachineLoad:
+        """Return the load since the last call of `since`."""
+        return self._measured()[0]
+
+    def _measured(self) -> tuple[MachineLoad, Counters]:
+        self._notice()
+        now, before, noticed = counters(), self._before, self._noticed
         waits = [seconds - before.waits.get(thread, 0.0) for thread, seconds in now.waits.items()]
         segments = now.segments - before.segments
-        return MachineLoad(
+        load = MachineLoad(
             cpu_wait=max(waits, default=0.0),
             gpu_wait=noticed.gpu_wait,
             memory=max(0.0, now.memory - before.memory),
@@ -93,20 +106,25 @@ class LoadMeter:
             clock=now.ahead - before.ahead,
             resent=min(1.0, (now.resent - before.resent) / segments) if segments > 0 else 0.0,
         )
+        return load, now
 
     def _watch(self) -> None:
         while not self._over.wait(TICK_S):
             self._notice()
+            self._watcher()
 
     def _notice(self) -> None:
         """Notice that nobody has looked for long though this process had no work; read the GPUs."""
         with self._lock:
             now, used, had = time.monotonic(), time.process_time(), self._noticed
             late = now - self._looked - TICK_S
-            waited = core_wait(self._thread.native_id or 0)
-            idle = late - max(0.0, waited - self._waited)  # less the time in which the thread could have run
+            looked = {*self._waited, threading.get_native_id()}
+            waited = {thread: core_wait(thread) for thread in looked}
+            # less the time in which one of them could have run
+            idle = late - max(new - self._waited.get(thread, 0.0) for thread, new in waited.items())
             stopped = idle if idle >= STOOD_S and used - self._used < BUSY * late else 0.0
-            self._looked, self._used, self._waited = now, used, waited
+            self._looked, self._used = now, used
+            self._waited = {thread: new for thread, new in waited.items() if new}  # 0: it has ended
             reading, passed = GpuReading(), 0.0
             if self._read_gpus is not None and now - self._asked >= GPU_S:
                 reading, passed, self._asked = self._read_gpus(), min(now - self._asked, 2 * GPU_S), now

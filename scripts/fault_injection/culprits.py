@@ -6,13 +6,15 @@
 
 A hub and three peers train the smoke model, each in a network namespace of its own. A fault lasts until it
 is named, for at most ROUNDS rounds; then the swarm has WELL rounds without one. A row says what was done to
-whom, what was named, and after how many rounds of that peer. Exit 1 where fewer than 19 of 20 are right.
+whom, what was named, and when: in seconds from its beginning, in rounds of that peer (with an update of it),
+and in all rounds that were committed, those that went on without the peer included. Exit 1 where fewer than
+19 of 20 are right.
 
 up, down     the peer's line at 30 kbit/s, one way
 loss         30 % of its packets are lost
 stop         SIGSTOP for 8 s
 nice         the peer at nice 19 beside four busy processes on its core
-core         the peer's core gives it a twentieth of its time (a control group; root)
+core         the peer's core gives it a fiftieth of its time (a control group; root)
 disk         the hub's disk writes three times a second (a control group; root)
 clock        the peer's wall clock jumps by an hour
 
@@ -245,7 +247,7 @@ KINDS = {
     "stop": Kind(stopped, nothing, ("stopped",), ("silent",)),
     "nice": Kind(reniced, at_ease, ("other load",), ("silent",), to=ALONE),
     "core": Kind(
-        grouped("cpu", cfs_quota_us="5000"),
+        grouped("cpu", cfs_quota_us="2000"),
         ungrouped("cpu"),
         ("other load", "compute"),
         ("silent",),
@@ -281,6 +283,7 @@ def plan(only: Sequence[str]) -> list[tuple[str, str]]:
 def injected(swarm: Swarm, kind: str, who: str) -> Line:
     """Do one fault; return what was named, and after how many rounds."""
     before, first, asked = len(swarm.named()), swarm.round, KINDS[kind]
+    begun = time.monotonic()
     asked.begin(swarm, who)
     try:
         swarm.until(
@@ -304,7 +307,9 @@ def injected(swarm: Swarm, kind: str, who: str) -> Line:
         "to": who,
         "named": named,
         "right": bool(right) and not wrong,
+        "seconds": round(right[0]["came"] - begun, 1) if right else None,
         "rounds": swarm.rounds_of(who, first, right[0]["round"]) if right else None,
+        "passed": right[0]["round"] - first if right else None,
         "longest": round(longest, 1),
         "evidence": right[0]["evidence"] if right else "",
         "calm": calm,

@@ -50,12 +50,18 @@ def evidence_of(cause: Cause, sample: PeerSample, usual: Usual | None) -> str:
     """Describe what was measured, beside what is usual there."""
     said = MEASURED[cause](sample)
     before = f", usually {seconds(usual.seconds)}" if usual is not None else ""
-    resent = sample.spent.resent / 1000 if sample.spent is not None else 0.0
-    lossy = cause in ("upload", "download") and resent >= LOSSY
-    return f"{said}{before}{f'; {resent:.0%} of its TCP segments were sent again' if lossy else ''}"
+    resent = resent_by(cause, sample)
+    return f"{said}{before}{f'; {resent:.0%} of its TCP segments were sent again' if resent >= LOSSY else ''}"
 
 
 LOSSY = 0.02  # share of TCP segments sent again from which a line is said to lose some
+
+
+def resent_by(cause: Cause, sample: PeerSample) -> float:
+    """Return the share of TCP segments that were sent again, where the cause is the line; else 0."""
+    if cause not in ("upload", "download") or sample.spent is None:
+        return 0.0
+    return sample.spent.resent / 1000
 
 
 def seconds(value: float) -> str:

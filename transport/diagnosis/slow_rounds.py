@@ -13,8 +13,9 @@
 - Rounds in which a peer was slow with a cause do not enter its history: a lasting fault stays one.
 - A peer that was slow from the beginning has no better history. It is compared with the others, and named
   where nearly all of its rounds are CHRONIC times as long as they would be without it.
-- A round that leaves a peer out was lengthened by it up to the straggler deadline. It is named once it is
-  silent for SILENT_S, and by its next report, which says what has kept it.
+- A round that leaves a peer out was lengthened by it up to the straggler deadline. It is named by what it
+  says meanwhile (`Delayed`), if that is beyond doubt, or by its next report; after SILENT_S as silent.
+- Many TCP segments sent again are the line's loss, not its noise: one slow round with them suffices.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from .causes import Cause, Culprit, evidence_of, seconds
+from .causes import Cause, Culprit, evidence_of, resent_by, seconds
 from .round_sample import PeerSample, RoundSample, Usual, usual
 
 HUB = "the hub"
@@ -37,6 +38,7 @@ SILENT_S = 3.0
 CLOCK_S = 2.0
 FRESH = 5  # rounds for which a culprit is shown
 DRASTIC = 2.0  # rounds; by such a growth one round suffices
+LOST = 0.1  # share of TCP segments sent again, likewise
 AGAIN = 10  # rounds without it, after which it is told again
 
 # Counters of the machine, the most certain ones first, and what share of the difference each has to explain.
@@ -83,6 +85,7 @@ class History:
     votes: deque[Cause | None] = field(default_factory=lambda: deque(maxlen=WINDOW))
     slow: deque[bool] = field(default_factory=lambda: deque(maxlen=LATELY))
     left_out: LeftOut | None = None  # the newest, until a report since explains it
+    delayed: PeerSample | None = None  # the newest that it has said since its last update
 
 
 @dataclass(frozen=True)
@@ -156,14 +159,31 @@ class SlowRounds:
             return []
         return self._tell(self._back(known, session, peer))
 
+    def delayed(self, session: str, peer: PeerSample) -> list[Culprit]:
+        """Add what a peer says amid a cycle far longer than usual. It counts once a round has closed without
+        that peer: before, nobody has waited in vain."""
+        known = self._known.get(session)
+        if known is None:
+            return []
+        known.delayed = peer
+        return self._tell(self._amid(known, session))
+
+    def _amid(self, known: History, session: str) -> list[Culprit]:
+        """Name a peer that was left out by what it says meanwhile, where that is beyond doubt."""
+        if known.left_out is None or known.delayed is None:
+            return []
+        suspect = left_out(known, session, known.delayed)
+        verdict = explained(suspect, known.usual)
+        if verdict is None or not verdict.certain:
+            return []
+        lengthened = suspect.lengthened
+        return [Culprit(known.name, verdict.cause, verdict.evidence, lengthened, self.round, self.round)]
+
     def _back(self, known: History, session: str, peer: PeerSample) -> list[Culprit]:
         """Vote on a peer that was left out, by the first report since: it says how long its update took."""
-        missed = known.left_out
+        missed, known.delayed = known.left_out, None
         assert missed is not None
-        assert peer.spent is not None
-        size = known.usual[-1].up if known.usual else 0
-        told = replace(peer, upload_s=peer.spent.upload / 1000, up=size)
-        suspect = Suspect(session, told, missed.own, max(missed.without, LEAST_S))
+        suspect = left_out(known, session, peer)
         verdict = explained(suspect, known.usual)
         again = verdict is None and not missed.asked  # it may have been stopped just after it had written
         known.left_out = replace(missed, asked=True) if again else None
@@ -208,7 +228,8 @@ class SlowRounds:
         if not peer.whole:
             if suspect is not None:
                 known.left_out = LeftOut(sample.round, suspect.own, suspect.without)
-            return []
+            return self._amid(known, session)
+        known.delayed = None
         if known.left_out is not None and peer.spent is not None:
             return self._back(known, session, peer)
         if suspect is not None:
@@ -296,6 +317,15 @@ class SlowRounds:
         return news
 
 
+def left_out(known: History, session: str, peer: PeerSample) -> Suspect:
+    """Describe a peer that was left out by what it says: of its update and aggregates, as large as usual."""
+    missed, last = known.left_out, known.usual[-1] if known.usual else peer
+    assert missed is not None
+    assert peer.spent is not None
+    told = replace(peer, upload_s=peer.spent.upload / 1000, up=last.up, down=last.down)
+    return Suspect(session, told, missed.own, max(missed.without, LEAST_S))
+
+
 def explained(suspect: Suspect, before: Sequence[PeerSample]) -> Verdict | None:
     """Find what explains that a peer was slower than the others: a counter of its machine, or a phase.
 
@@ -326,6 +356,6 @@ def largest_phase(suspect: Suspect, before: Iterable[PeerSample], certain: bool 
     cause = max(grown, key=lambda one: grown[one], default="compute")
     if grown.get(cause, 0.0) < 0.5 * suspect.excess:
         return None
-    drastic = grown[cause] >= DRASTIC * suspect.without
+    sure = grown[cause] >= DRASTIC * suspect.without or resent_by(cause, suspect.sample) >= LOST
     said = evidence_of(cause, suspect.sample, Usual(normal[cause], 0.0))
-    return Verdict(cause, said, certain or drastic, grown[cause])
+    return Verdict(cause, said, certain or sure, grown[cause])

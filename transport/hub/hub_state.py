@@ -100,6 +100,7 @@ class HubState:
         self._of_sessions: dict[type[messages.ToHub], SessionHandler] = {
             messages.Ready: self.handshake.ready,
             messages.Report: rounds.report,
+            messages.Delayed: rounds.delayed,
             messages.Evaluated: lambda session, m, now: rounds.evaluated(session, m),
             messages.Stored: self._stored,
             messages.Backs: self._backs,

@@ -211,6 +211,15 @@ class Report(Message, frozen=True, omit_defaults=True):
     audits: Annotated[dict[Count, bytes], Meta(max_length=4096)] = {}
 
 
+class Delayed(Message, frozen=True):
+    """A peer says amid a cycle far longer than usual what it has spent since its last report. Unfinished
+    phases count up to now. Sent each second or so; a hub of before ignores it.
+    """
+
+    compute_s: Finite  # of the lease that it works on; 0: it does not compute
+    spent: Spent
+
+
 class Evaluated(Message, frozen=True):
     """Sum of the held-out loss of the global model of `round` over this peer's part of the evaluation set."""
 
@@ -600,7 +609,7 @@ REFUSALS = {
 }
 
 ToHub = (
-    Hello | Follow | Lends | Stored | Backs | Resume | Ready | Report | Evaluated | Leave | Holds | Resigns
+    Hello | Follow | Lends | Stored | Backs | Resume | Ready | Report | Delayed | Evaluated | Leave | Holds | Resigns
     | Probed | Unusable | SourceFailed | Ping | Pong | AskStatus | Deciding | AskStop | AskAdmin | Attach
     | Put | Chunk | Get
 )  # fmt: skip

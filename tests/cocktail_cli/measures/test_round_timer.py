@@ -34,3 +34,43 @@ def test_without_staleness_the_compute_of_a_round_comes_before_its_exchange() ->
     said = timer.report(3.0, 10.2)
 
     assert (said.idle, said.lease, said.encode, said.apply) == (3000, 500, 200, 500)
+
+
+def cycles(timer: RoundTimer, count: int) -> None:
+    """Pass so many rounds of a second: the lease is here after .1 s, the report goes after .2 s."""
+    for number in range(count):
+        timer.took_round(number, number)
+        timer.report(0.5, number + 0.2)
+        timer.fetched_lease(number, number + 0.1)
+        timer.committed(number + 0.4, number + 0.6)
+        timer.fetched_aggregate(number + 0.6, number + 0.7)
+
+
+def test_a_cycle_far_longer_than_usual_says_what_it_waits_for_while_it_lasts() -> None:
+    timer = RoundTimer(staleness=1)
+    cycles(timer, 12)  # the last report at 11.2
+
+    assert timer.delayed(13.5, arrived=True) is None, "not long yet"
+    computes, spent = timer.delayed(15.1, arrived=True) or (0.0, None)
+    assert spent is not None
+    assert (round(computes, 6), spent.cycle, spent.download) == (4.0, 3900, 0)
+    assert timer.delayed(15.5, arrived=True) is None, "said a moment ago"
+    with timer.under_way("packet", 14.0):
+        computes, spent = timer.delayed(17.0, arrived=True) or (0.0, None)
+    assert spent is not None
+    assert (computes, spent.download) == (0.0, 3000), "what is fetched keeps it, not its compute"
+    with timer.under_way("update", 14.0):
+        _, spent = timer.delayed(19.0, arrived=False) or (0.0, None)
+    assert spent is not None
+    assert spent.upload == 5000
+
+
+def test_a_peer_that_waits_for_others_is_not_delayed() -> None:
+    timer = RoundTimer(staleness=0)
+    cycles(timer, 12)
+
+    with timer.under_way("round", 12.0):
+        assert timer.delayed(60.0, arrived=True) is None
+    with timer.under_way("update", 12.0):
+        assert timer.delayed(60.0, arrived=True) is None
+        assert timer.delayed(60.0, arrived=False) is not None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from simulated_rounds import Machine, SimulatedRounds
 
 from transport.diagnosis import HUB, Culprit, PeerSample, SlowRounds
@@ -159,3 +160,57 @@ def test_a_process_that_was_stopped_just_after_it_had_written_its_report_says_so
     (found,) = slow.late("p2", replace(gone, spent=Spent(cycle=9000, stopped=8000)))
 
     assert (found.peer, found.cause) == ("p2", "stopped")
+
+
+@pytest.mark.parametrize("spent", [Spent(cycle=7000, cpu_wait=6000), Spent(cycle=7000, download=6500)])
+@pytest.mark.parametrize("before_the_close", [True, False])
+def test_a_peer_that_a_round_went_on_without_is_named_by_what_it_says_meanwhile(
+    spent: Spent, before_the_close: bool
+) -> None:
+    """Nobody has to wait for its next report; and nobody is named that no round has waited for in vain."""
+    sim, slow = SimulatedRounds(SWARM, noise=0.1), SlowRounds()
+    for _ in range(WELL):
+        slow.add(sim.round())
+    sample = sim.round()
+    gone = PeerSample("p2", sample.opened + 9.0, whole=False)
+    left_out = replace(sample, peers={**sample.peers, "p2": gone})
+    says = PeerSample("p2", sample.opened + 8.0, spent=spent)
+
+    first = slow.delayed("p2", says) if before_the_close else slow.add(left_out)
+    (found,) = slow.add(left_out) if before_the_close else slow.delayed("p2", says)
+
+    assert first == []
+    assert (found.peer, found.cause) == ("p2", "download" if spent.download else "other load")
+    assert slow.delayed("p2", says) == [], "it is told once"
+
+
+def test_what_a_delayed_peer_says_is_forgotten_with_its_next_update() -> None:
+    sim, slow = SimulatedRounds(SWARM, noise=0.1), SlowRounds()
+    for _ in range(WELL):
+        slow.add(sim.round())
+    sample = sim.round()
+
+    slow.delayed("p2", PeerSample("p2", sample.opened, spent=Spent(cycle=7000, cpu_wait=6000)))
+    assert slow.add(sample) == []
+    sample = sim.round()
+    gone = PeerSample("p2", sample.opened + 9.0, whole=False)
+    assert slow.add(replace(sample, peers={**sample.peers, "p2": gone})) == []
+
+
+def test_one_slow_round_on_a_line_that_loses_many_packets_suffices() -> None:
+    for resent, rounds in ((150, 1), (20, 2)):
+        sim, slow = (
+            SimulatedRounds(SWARM, noise=0.05, fault=from_round(WELL, replace(MINE, up=6e4))),
+            SlowRounds(),
+        )
+        for _ in range(WELL):
+            slow.add(sim.round())
+        told = list[Culprit]()
+        for number in range(1, 4):
+            sample = sim.round()
+            peer = sample.peers["p2"]
+            assert peer.spent is not None
+            peers = {**sample.peers, "p2": replace(peer, spent=structs.replace(peer.spent, resent=resent))}
+            told += slow.add(replace(sample, peers=peers))
+            assert bool(told) == (number >= rounds)
+        assert [(one.peer, one.cause) for one in told] == [("p2", "upload")]

@@ -22,6 +22,7 @@ EXAMPLES_TO_HUB: list[m.Message] = [
     m.Resume(1, "run", "ann", "s", 3, True, [2, 3], 7),
     m.Ready(4, 2**64 - 1, {"base": "00ff"}),
     m.Report(4, 0, [2, 3], 1.5, 10, 0.1, 0.2, {"ann": "00ff"}, 10, 0.7),
+    m.Delayed(2.5, m.Spent(4000, cpu_wait=3000)),
     m.Evaluated(4, 1, 2.5, 7),
     m.Leave("enough"),
     m.Holds(4, {"ann": "00ff", "bob": "11"}),

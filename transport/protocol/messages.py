@@ -609,9 +609,9 @@ REFUSALS = {
 }
 
 ToHub = (
-    Hello | Follow | Lends | Stored | Backs | Resume | Ready | Report | Delayed | Evaluated | Leave | Holds | Resigns
-    | Probed | Unusable | SourceFailed | Ping | Pong | AskStatus | Deciding | AskStop | AskAdmin | Attach
-    | Put | Chunk | Get
+    Hello | Follow | Lends | Stored | Backs | Resume | Ready | Report | Delayed | Evaluated | Leave | Holds
+    | Resigns | Probed | Unusable | SourceFailed | Ping | Pong | AskStatus | Deciding | AskStop | AskAdmin
+    | Attach | Put | Chunk | Get
 )  # fmt: skip
 ToPeer = (
     Welcome | Refused | Wait | Placed | Grown | Standby | Round | Close | Sources | Committed | Over | Ping

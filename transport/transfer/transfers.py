@@ -277,6 +277,9 @@ class PeerTransfers:
             upload = self.uploads[message.name]
             upload.done = upload.done or message  # a chunk sent twice is answered twice
             upload.put_on = None
+            if message.ok:  # it answers the last chunk
+                for fragment in [p for p in self._under if p.up and p.name == message.name]:
+                    self._answered(fragment, self._under[fragment].size, now)
             self._drop_all(up=True, name=message.name)
 
     def _data(self, download: Download, message: messages.Data, payload: bytes) -> None:

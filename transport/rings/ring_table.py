@@ -96,7 +96,7 @@ class RingTable:
         new = Ring(ring.id, ("",) * len(ring.layers), ring.layers, restored=True)
         known = self.rings.get(ring.id, new)
         whole = ring.layers[-1].stop == self._division.layers and known.layers == ring.layers
-        if not whole or self._lacks(known, number, lender) is not None or known.machines[number]:
+        if not whole or not self._suits(known, number, lender) or known.machines[number]:
             return False
         self.lenders[lender.id] = lender
         self._put(known, number, lender.id)
@@ -161,24 +161,22 @@ class RingTable:
         for number, machine in enumerate(ring.machines):
             if machine:
                 continue
-            able = [one for one in self.waiting if self._lacks(ring, number, one) is None]
+            able = [one for one in self.waiting if self._suits(ring, number, one)]
             if able:
                 beside = [other for other in neighbours(ring, number) if other]
                 line = {one.id: sum(self.latency(one.id, other) for other in beside) for one in able}
                 self._put(ring, number, min(able, key=lambda one: (line[one.id], one.memory)).id)
                 ring = self.rings[ring.id]
 
-    def _lacks(self, ring: Ring, number: int, lender: Lender) -> str | None:
-        """Say why a machine cannot have a place, or None."""
+    def _suits(self, ring: Ring, number: int, lender: Lender) -> bool:
+        """True where a machine has the memory for a place of a ring, and its neighbours and it can dial."""
         stages = len(ring.layers)
         if not 0 <= number < stages:
-            return "there is no such place"
+            return False
         if lender.memory < self._division.memory(stages, number, ring.layers[number]):
-            return "its memory is too small"
+            return False
         beside = neighbours(ring, number) - {"", lender.id}
-        if not lender.reachable and any(not self.lenders[other].reachable for other in beside):
-            return "no neighbour could dial the other"
-        return None
+        return lender.reachable or all(self.lenders[other].reachable for other in beside)
 
     def _choose(self) -> tuple[tuple[str, ...], tuple[range, ...]] | None:
         """Choose machines for a new ring, and divide the layers among them. None: they lack the memory."""

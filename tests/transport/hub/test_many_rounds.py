@@ -9,6 +9,7 @@ import tracemalloc
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,8 @@ def test_the_memory_of_a_hub_does_not_grow_with_rounds(
             held.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
 
-    assert held[2] - held[0] < 100 * 300, f"bytes held after 50, 100, 150 rounds: {held}"
+    grown = [after - before for before, after in pairwise(held)]  # what comes once is in one of them alone
+    assert min(grown) < 50 * 300, f"bytes held after 50, 100, 150 rounds: {held}"
 
 
 def test_the_delegate_sees_packets_while_others_are_still_in_transit(tmp_path: Path) -> None:

@@ -438,3 +438,14 @@ def test_an_upload_that_is_not_wanted_any_more_leaves_the_download_of_its_name_a
     assert download.sink.finish() == b"bobs"
     assert peer.uploads == {}
     assert [window.under for window in peer.windows.values()] == [0, 0]
+
+
+def test_the_answer_to_an_upload_of_one_chunk_is_a_sample_of_the_rate() -> None:
+    peer, data = PeerTransfers(), some(20_000)
+    peer.up(1, 32, 0.05, 0.0)
+    peer.upload("update/1", data, sha(data))
+    peer.outgoing(now=0.0)
+    peer.receive(messages.PutDone("update/1", True), b"", 1.0)
+
+    assert peer.windows[True].rate == 20_000
+    assert peer.windows[True].under == 0

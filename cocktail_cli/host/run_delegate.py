@@ -68,10 +68,48 @@ class RunDelegate:
         self.taken: Sequence[WeightedPacket] = ()  # the updates in the newest aggregate
 
     @cached_property
+    def memory(self) -> MemoryPlan | None:
+        """Plan the memory of an ordinary peer, whose machine is not known; None where the model cannot be
+        traced. Takes seconds the first time."""
+        from recipes.planning import Machine, plan_memory
+
+        recipe = self.recipe
+        asked, wants = recipe.training.per_device_train_batch_size, recipe.swarm.requires
+        machine = Machine(wants.vram or 0 if wants else 0, gpu=wants is not None)
+        try:
+            return plan_memory(recipe, self.base.folder, 1 if asked == "auto" else asked, machine)
+        except (
+            Exception
+        ):  # code of the model may raise anything on tensors without data, and train all the same
+            log.debug("no estimate for joiners", exc_info=True)
+            return None
+
+    @property
     def needs(self) -> dict[str, int]:
         """Estimate what a step takes of a peer, for the question that joiners are asked: bytes of memory and
-        of a packet. Empty where the model cannot be traced. Takes seconds the first time."""
-        return needs_of(self.recipe, self.base.folder)
+        of a packet. Empty where the model cannot be traced."""
+        from recipes.planning import packet_bytes
+
+        if self.memory is None:
+            return {}
+        return {"memory": self.memory.bytes, "packet": packet_bytes(self.recipe, self.memory.parameters)}
+
+    @cached_property
+    def division(self) -> LayerDivision | None:
+        """Divide the model's layers by memory for machines that lend some; None where stages cannot train it.
+        Takes seconds the first time."""
+        from recipes.errors import ModelError
+
+        if not self.recipe.compression.shards_at_layers or self.memory is None:
+            return None
+        from recipes.pipeline import stage_memory  # no run without stages imports them
+        from recipes.staged_peer import check_staged
+
+        try:
+            check_staged(self.recipe)
+        except ModelError:  # as --ring would be told
+            return None
+        return stage_memory(self.recipe, self.base.folder, self.memory)
 
     @cached_property
     def data_digest(self) -> str:
@@ -80,8 +118,7 @@ class RunDelegate:
 
     def get_ready(self) -> None:
         """Compute what takes seconds when a hub is opened: a standby has no time once the hub is lost."""
-        assert self.needs is not None
-        assert self.data_digest
+        _ = self.memory, self.division, self.data_digest
 
     def recover(self, ledger: Ledger) -> None:
         """Bring the error feedback to where the ledger stands, before the hub starts. Raises LedgerError."""
@@ -237,7 +274,7 @@ def settings_of(
         passing=swarm.passing if swarm.owners == "hub" else "off",
         durability=swarm.durability,
         audit_share=swarm.audit_share,
-        division=division_of(recipe, work.base.folder),
+        division=work.division,
         longest_lease=LONGEST_LEASE if recipe.compression.staleness else 1,
         eval=bool(work.corpus.held_out),
         eval_every=recipe.checkpoint.eval_every(steps),
@@ -252,44 +289,6 @@ def settings_of(
         step_timeout=swarm.step_timeout,
         peer_timeout=swarm.peer_timeout,
     )
-
-
-def needs_of(recipe: Recipe, base: Path) -> dict[str, int]:
-    """Estimate what a step takes of a peer, for the question that joiners are asked: bytes of memory and of
-    a packet. Empty where the model cannot be traced."""
-    from recipes.planning import packet_bytes
-
-    try:
-        plan = memory_of_peer(recipe, base)
-    except Exception:  # code of the model may raise anything on tensors without data, and train all the same
-        log.debug("no estimate for joiners", exc_info=True)
-        return {}
-    return {"memory": plan.bytes, "packet": packet_bytes(recipe, plan.parameters)}
-
-
-def memory_of_peer(recipe: Recipe, base: Path) -> MemoryPlan:
-    """Plan the memory of an ordinary peer, whose machine is not known."""
-    from recipes.planning import Machine, plan_memory
-
-    asked, wants = recipe.training.per_device_train_batch_size, recipe.swarm.requires
-    machine = Machine(wants.vram or 0 if wants else 0, gpu=wants is not None)
-    return plan_memory(recipe, base, 1 if asked == "auto" else asked, machine)
-
-
-def division_of(recipe: Recipe, base: Path) -> LayerDivision | None:
-    """Divide the model's layers by memory for machines that lend some; None where stages cannot train it."""
-    from recipes.errors import ModelError
-
-    if not recipe.compression.shards_at_layers:
-        return None
-    from recipes.pipeline import stage_memory  # no run without stages imports them
-    from recipes.staged_peer import check_staged
-
-    try:
-        check_staged(recipe)
-    except ModelError:  # as --ring would be told
-        return None
-    return stage_memory(recipe, base, memory_of_peer(recipe, base))
 
 
 def announced(file: BaseFile, gated: bool) -> messages.File:

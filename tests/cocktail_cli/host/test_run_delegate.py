@@ -1,4 +1,4 @@
-"""What a standby computes beforehand is not computed again when it opens the hub."""
+"""A standby traces the model and hashes the data once: opening the hub does neither again."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ class Rows(list[Any]):
 def test_who_is_ready_traces_no_model_and_reads_no_data_when_the_hub_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = load_recipe("smoke")
+    recipe = load_recipe("smoke", ["compression.shards_at_layers=true"])
     base = prepare_base(recipe, tmp_path / "base")
     usual, ready = (RunDelegate(recipe, base, Rows(range(64)), tmp_path / name) for name in ("a", "b"))  # type: ignore[arg-type]
     settings = settings_of(usual, "amber-otter-42")
     assert settings.needs["memory"] > 1e6
+    assert settings.division is not None
     ready.get_ready()
     monkeypatch.setattr("recipes.planning.plan_memory", lambda *_: pytest.fail("the model is traced"))
 

@@ -74,9 +74,8 @@ class DurableAggregator:
         self.saved = 0  # the round before which e on the disk is
         self.followed = False  # by a standby, which may lack the newest updates
         self.given = 0  # number of the newest handoff of e to other aggregators that is not in e any more
-        self._replayed = self._loaded = (
-            0  # rounds that `follow` has in e; stamp of the file that it began with
-        )
+        self._replayed = 0  # rounds that `follow` has in e
+        self._loaded = 0  # stamp of the file that it began with
 
     def follow(self, ledger: Ledger, stop: int) -> None:
         """Bring e to where it is before round `stop`, from where an earlier call has brought it. A standby

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import signal
-import socket
 import tempfile
 import time
 from collections import Counter
@@ -39,6 +38,7 @@ from scripts.netlab import lab as netlab
 from scripts.swarms import lab
 from scripts.swarms.processes import Line, Process, say, started
 from scripts.swarms.stage_process import config_of, sample_of
+from scripts.swarms.tcp_link import free_port
 
 GPTJ_WIDTH = 4096
 PATIENCE = 300.0
@@ -283,13 +283,6 @@ def memory(given: argparse.Namespace) -> None:
                     resident_mb=round(grown / 1e6, 1),
                     beside=round(grown / model, 3),
                 )
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def machines(given: argparse.Namespace) -> None:

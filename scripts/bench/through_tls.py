@@ -26,6 +26,7 @@ from scripts import ROOT
 from scripts.bench.through_relay import AT_ONCE, BLOB, RUN, join, print_rounded, serve
 from scripts.swarms.lab import parser
 from scripts.swarms.processes import Line, Process, run_role, say, started
+from scripts.swarms.tcp_link import free_port
 from transport import PeerLink, RunKeys, parse_url
 from transport.peer import PeerIdentity
 from transport.protocol import Proxies, Proxy, Route, RunURL
@@ -133,8 +134,7 @@ def measure(asked: argparse.Namespace) -> Line:
 
 def start_proxy(name: str, relay: int, folder: Path, stack: ExitStack) -> int:
     """Start a proxy that lets CONNECT to the relay's port through, until the stack ends; return its own."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     folder.chmod(0o755)  # squid gives up root's rights
     (folder / name).write_text(PROXIES[name].format(port=port, relay=relay), encoding="utf-8")
     stack.callback(Process([*START[name], str(folder / name)]).kill)

@@ -151,10 +151,8 @@ def schedule(
             random.shuffle(deck)
         name = deck.pop()
         kind = KINDS[name]
-        lasts, is_long = (
-            random.uniform(*(kind.brief if hurried else kind.lasts)),
-            random.random() < long_share,
-        )
+        lasts = random.uniform(*(kind.brief if hurried else kind.lasts))
+        is_long = random.random() < long_share
         if kind.long and is_long and now > FIRST_LONG_AT and now + kind.long < seconds:
             lasts = kind.long
         among = peers[:-1] if kind.ends and len(peers) > 1 else peers

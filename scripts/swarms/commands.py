@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -28,7 +27,7 @@ from scripts.netlab import lab as netlab
 from scripts.swarms.forked import Forker
 from scripts.swarms.lab import LabLine
 from scripts.swarms.processes import Line, Process
-from scripts.swarms.tcp_link import Link
+from scripts.swarms.tcp_link import Link, free_port
 from transport import ask_admin, parse_url
 from transport.protocol.errors import TransportError
 
@@ -477,13 +476,6 @@ class Swarm:
         for child in self.children:
             with suppress(subprocess.TimeoutExpired):
                 child.end(10)
-
-
-def free_port() -> int:
-    """Find a port of the loopback that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    return port
 
 
 class Stopped(Exception):

@@ -129,3 +129,10 @@ class Link:
         self._listener.close()
         self.mend()
         self.cut()
+
+
+def free_port() -> int:
+    """Find a port of the loopback that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    return port

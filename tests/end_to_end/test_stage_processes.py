@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.swarms.commands import COCKTAIL, free_port
+from scripts.swarms.commands import COCKTAIL
 from scripts.swarms.processes import Process
+from scripts.swarms.tcp_link import free_port
 
 pytestmark = pytest.mark.slow
 STEPS = 16

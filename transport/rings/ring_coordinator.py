@@ -96,8 +96,7 @@ class RingCoordinator:
 
     def _restore(self, session: Session, reachable: bool) -> bool:
         offer = self._offers[session.id]
-        ring = None if offer.had is None or not offer.had.machines else ring_of(offer.had)
-        if offer.had is None or ring is None:
+        if offer.had is None or (ring := ring_of(offer.had)) is None:
             return False
         lender = Lender(session.id, offer.memory, reachable)
         self._new = back = self.table.restore(lender, ring, offer.had.number)
@@ -169,8 +168,10 @@ class RingCoordinator:
 
 
 def ring_of(had: messages.Placed) -> Ring | None:
-    """Read a place of an earlier hub as a ring; None where its layers do not follow one another."""
+    """Read a place of an earlier hub as a ring; None where it has no layers that follow one another."""
     layers = tuple(range(one.first, one.stop) for one in had.machines)
+    if not layers:
+        return None
     starts = [0, *(one.stop for one in layers[:-1])]
     if [one.start for one in layers] != starts or any(one.stop < one.start for one in layers):
         return None

@@ -167,7 +167,7 @@ def test_a_process_that_was_stopped_just_after_it_had_written_its_report_says_so
 def test_a_peer_that_a_round_went_on_without_is_named_by_what_it_says_meanwhile(
     spent: Spent, before_the_close: bool
 ) -> None:
-    """Nobody has to wait for its next report; and nobody is named that no round has waited for in vain."""
+    """The hub names a delayed peer before its next report, once a round has closed without it."""
     sim, slow = SimulatedRounds(SWARM, noise=0.1), SlowRounds()
     for _ in range(WELL):
         slow.add(sim.round())

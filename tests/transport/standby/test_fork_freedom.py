@@ -252,7 +252,7 @@ def test_a_host_hears_that_its_machine_may_be_lost_once_every_peer_knows_of_the_
 
 @pytest.mark.parametrize("returns", [True, False])
 def test_a_host_waits_for_a_peer_whose_session_ended_before_it_knew_of_the_standby(returns: bool) -> None:
-    """As long as a silent peer is waited for: else it would come back to a hub that may be gone."""
+    """The host waits for such a peer for `peer_timeout`: it might come back to a hub that is gone."""
     swarm = StandbySwarm("asynchronous", late=True)
     swarm.rest(20)
     swarm.half_open("ann")

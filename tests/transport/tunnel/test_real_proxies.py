@@ -17,6 +17,7 @@ from test_hub_and_peer import FAST, Running
 from tls_only import CERTIFICATE, Firewall, TlsFront, server_context
 from toy_swarm import ToyPeer, toy_settings, trained
 
+from scripts.swarms.tcp_link import free_port
 from transport import PeerLink, RunURL, ask_status
 from transport.peer import PeerIdentity
 from transport.protocol import Proxies, Proxy, Unreachable
@@ -49,11 +50,6 @@ cache deny all
 netdb_filename none
 """
 LOGIN = {"user": "me", "password": "s3cret"}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def tinyproxy(port: int, allowed: int, folder: Path) -> list[str]:

@@ -206,7 +206,7 @@ class CommitDone:
     size: int = 0  # bytes of the aggregate
     sha256: bytes = b""
     packets: dict[str, int] = field(default_factory=dict)  # peer -> bytes of its accepted packet
-    counted: frozenset[str] = frozenset()  # keys of the peers whose samples it counts
+    voters: frozenset[str] = frozenset()  # keys of the peers that may elect a standby from now on
     tokens: dict[str, int] = field(default_factory=dict)  # peer -> tokens delivered, counted by the hub
     weights: dict[str, float] = field(default_factory=dict)  # peer -> weight of its packet in the mean
     rejected: dict[str, str] = field(default_factory=dict)  # peer -> why its packet could not be used

@@ -213,7 +213,8 @@ def reported(swarm: Swarm, records: Sequence[Record]) -> Check:
     for r in (r for r in records if r.fault.target not in (HUB, RELAY, JOINER) and not r.problem):
         peer, until = r.fault.target, r.ended + TOLD_WITHIN
         until += swarm.without_hub(r.began, until)
-        said = any(r.began <= t.at <= until and is_about(t.event, peer) for t in swarm.told)
+        said = is_away(swarm, peer, r.began)  # the fault before is told
+        said |= any(r.began <= t.at <= until and is_about(t.event, peer) for t in swarm.told)
         steps = [s for s in swarm.steps() if r.began + 1 < s.at < r.ended]
         missed = sum(peer not in s.event["accepted"] for s in steps)
         many += said
@@ -221,6 +222,13 @@ def reported(swarm: Swarm, records: Sequence[Record]) -> Check:
             untold.append(f"{r.fault.kind} of {peer} at {r.fault.at:.0f} s (missed {missed} rounds)")
     figure = f"{many} of {len(records)} faults; the others cost no peer and no packet"
     return found("faults are told with the peer's name and the reason", untold, figure)
+
+
+def is_away(swarm: Swarm, peer: str, at: float) -> bool:
+    """True where the newest word on the peer before this time is that it has left."""
+    kinds = [t.event["event"] for t in swarm.told if t.at < at and str(t.event.get("peer")) == peer]
+    known = [kind for kind in kinds if kind in ("peer_left", "peer_ready")]
+    return known[-1:] == ["peer_left"]
 
 
 def is_about(event: Line, peer: str) -> bool:

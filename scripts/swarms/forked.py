@@ -139,6 +139,9 @@ class Forker:
 
 def serve() -> None:
     """Answer requests until the other end is closed; in a fork return what it is to become."""
+    # As a terminal gives them, and from a fork's first moment on: this may run under nohup, or behind an &.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in MODULES:
         import_module(name)
     import torch
@@ -183,9 +186,6 @@ def become(
         special: `member` of a network lab, whose machine it runs on; `nice`; `before`, Python to run first.
     """
     os.setsid()
-    # As a terminal gives them: this may run under nohup, or behind an & of a script.
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     if member := special.get("member"):
         with open(f"/run/netns/lab-{member}") as namespace:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), NETWORK):

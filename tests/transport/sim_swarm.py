@@ -17,7 +17,15 @@ from toy_swarm import toy_settings
 
 from transport import actions as do
 from transport.hub.hub_state import HubState
-from transport.ledger.run_ledger import RECENT, EvaluationRow, KnownPeer, OpenSession, Recovered, RoundRow
+from transport.ledger.run_ledger import (
+    RECENT,
+    VOTING_ROUNDS,
+    EvaluationRow,
+    KnownPeer,
+    OpenSession,
+    Recovered,
+    RoundRow,
+)
 from transport.peer.peer_state import PeerState, SessionState
 from transport.protocol import messages
 from transport.protocol.events import Event, RunEnded
@@ -36,6 +44,8 @@ class Books:
 
     rounds: list[RoundRow] = field(default_factory=list)
     counted: SamplePool = field(default_factory=SamplePool)
+    keys: list[dict[str, str]] = field(default_factory=list)  # of each round that counted: peer -> key
+    voters: frozenset[str] = frozenset()
     sessions: dict[str, OpenSession] = field(default_factory=dict)
     evaluation: EvaluationRow | None = None
     peers: dict[str, KnownPeer] = field(default_factory=dict)
@@ -317,6 +327,10 @@ class SimSwarm:
                     sha256=b"\1" * 32,
                 )
             )
+        if keys := {c.peer: c.key for c in good if c.leases}:
+            self.books.keys.append(keys)
+            recent = [pair for keys in self.books.keys[-VOTING_ROUNDS:] for pair in keys.items()]
+            self.books.voters = frozenset(key for peer, key in recent if peer in job.members)
         sizes, tokens = {c.peer: 9 for c in good}, {c.peer: TOKENS for c in good}
         moved = dict.fromkeys(self.came, "digest")
         done = do.CommitDone(
@@ -324,7 +338,7 @@ class SimSwarm:
             size=9 if good else 0,
             sha256=b"\1" * 32,
             packets=sizes,
-            counted=frozenset(c.key for c in good if c.leases),
+            voters=self.books.voters,
             tokens=tokens,
             weights={peer: float(count) for peer, count in tokens.items()},
             rejected=rejected,

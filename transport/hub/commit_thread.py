@@ -156,7 +156,7 @@ class CommitThread:
             done,
             size=len(packet),
             sha256=row.sha256,
-            counted=frozenset(c.key for c in counted),
+            voters=self._ledger.voters,
             packets={peer: len(packets.get(c.session, b"")) for peer, c in claims.items()},
             tokens={peer: tokens[peer] for peer in claims},
             weights={peer: weights[peer] for peer in claims},

@@ -32,6 +32,7 @@ from .run_ledger import (
     lock_exclusively,
     meta_value,
     packets_end,
+    voters_of,
 )
 from .update_log import UPDATES, retired, scan_rounds
 
@@ -117,12 +118,6 @@ ENTRY_TABLES = {"round": ("rounds", "counted"), "fingerprint": ("rounds",), "eva
 def rows_of(db: sqlite3.Connection, table: str, where: str = "1") -> Rows:
     columns = (GROWN | SMALL)[table]
     return [list(row) for row in db.execute(f"SELECT {columns} FROM {table} WHERE {where}")]
-
-
-def voters_of(db: sqlite3.Connection) -> frozenset[str]:
-    """Return the keys of the peers whose samples the newest round that counted any has counted."""
-    query = "SELECT DISTINCT key FROM counted WHERE round=(SELECT max(round) FROM counted)"
-    return frozenset(key for (key,) in db.execute(query))
 
 
 def updates_between(folder: Path, start: int, stop: int) -> bytes:

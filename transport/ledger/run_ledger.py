@@ -76,6 +76,7 @@ MALFORMED = (
     RecursionError,
 )
 Kind = Literal["round", "fingerprint", "evaluation"]  # of a link of the chain
+VOTING_ROUNDS = 8  # a round that closed with the updates of few must not make these few the majority
 ENTRIES: dict[Kind, tuple[str, ...]] = {  # the rows that a link covers
     "round": (
         "SELECT round, step, opened, committed, members, accepted, loss, tokens, counted, offset, length, "
@@ -492,6 +493,11 @@ class Ledger:
         )
         return [Counted(lease, peer, session, unpack_ranges(ids)) for lease, peer, session, ids in rows]
 
+    @property
+    def voters(self) -> frozenset[str]:
+        """Return the keys of the peers that may elect a standby."""
+        return voters_of(self._db)
+
     def contributions(self, rounds: int = 2**62) -> dict[str, tuple[int, int]]:
         """Return key of a peer -> (its samples, rounds that counted them) in the first so many rounds."""
         samples, seen = Counter[str](), defaultdict[str, set[int]](set)
@@ -621,6 +627,20 @@ def entry_of(db: sqlite3.Connection, kind: Kind, round: int) -> bytes:
     """Hash the rows that a link covers, as they are in the tables now."""
     rows = [db.execute(query, (round,)).fetchall() for query in ENTRIES[kind]]
     return hashlib.sha256(json.dumps([kind, rows]).encode()).digest()
+
+
+def voters_of(db: sqlite3.Connection) -> frozenset[str]:
+    """Return the keys of the peers that may elect a standby.
+
+    They are the members of the newest round that counted samples, if one of the last VOTING_ROUNDS counted
+    theirs.
+    """
+    query = (
+        "WITH newest AS (SELECT max(round) AS round FROM counted) "
+        "SELECT DISTINCT key FROM counted, newest WHERE counted.round > newest.round - ? AND peer IN "
+        "(SELECT value FROM json_each((SELECT members FROM rounds WHERE rounds.round = newest.round)))"
+    )
+    return frozenset(key for (key,) in db.execute(query, (VOTING_ROUNDS,)))
 
 
 def linked(head: bytes, entry: bytes) -> bytes:

@@ -12,7 +12,8 @@ lacks, and then waits: there is no second history. Nothing of this depends on cl
     LOST             the hub waits, and asks the standby's machine every two seconds whether it has taken over
     alone            asynchronous only: a majority of the voters has promised not to vote for the lost standby
 
-Voters are the peers whose samples the newest round counted, by key; the host's own machine has no vote.
+Voters are the members of the newest round whose samples one of the last eight rounds counted, by key. The
+host's own machine has no vote.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ class Replication:
         """Announce a round that is durable here, once the standby has what it must have."""
         if done.packets:
             self.durable = max(self.durable, done.round + 1)
-            if voters := done.counted - {self.settings.own_key}:
+            if voters := done.voters - {self.settings.own_key}:
                 self.voters[done.round + 1] = voters
             self.held = done
             self._release(now)

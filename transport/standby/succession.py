@@ -1,9 +1,9 @@
 """A standby's side towards the peers, without I/O: it answers those that have lost the hub, and counts them.
 
 Peers that have lost the hub wait here until the standby hears it after they came, and are sent back there
-then. Each is pinged, and counts as long as it answers, and the hub is silent. A majority of the voters (the
-peers whose samples the newest round of its copy counted, by key) elects the standby. So does its host, at any
-time.
+then. Each is pinged, and counts as long as it answers, and the hub is silent. A majority of the voters elects
+the standby: of the members of the newest round, by key, those whose samples one of the last eight counted. So
+does its host, at any time.
 """
 
 from __future__ import annotations

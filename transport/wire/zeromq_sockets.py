@@ -249,26 +249,29 @@ class DealerWire:
     def _try(self, flow: int, routes: tuple[Route, ...], failed: dict[Route, Unreachable]) -> None:
         self._attempts += 1
         self._attempt[flow] = self._attempts
-        threading.Thread(
-            target=self._probe, args=(flow, self._attempts, routes, failed), name="cocktail-dial", daemon=True
-        ).start()
+        if not began("cocktail-dial", self._probe, flow, self._attempts, routes, failed):
+            self._resolved.put((flow, self._attempts, no_memory(routes[0])))
+            self._waker.wake()
 
     def _probe(
         self, flow: int, attempt: int, routes: tuple[Route, ...], failed: dict[Route, Unreachable]
     ) -> None:
         """Find a route that answers: the first that does, each with a head start."""
         answers: queue.SimpleQueue[tuple[Route, str | Unreachable]] = queue.SimpleQueue()
+
+        def ask(route: Route) -> None:
+            try:
+                answers.put((route, answer_of(route)))
+            except MemoryError:
+                answers.put((route, no_memory(route)))
+
         waiting, running = [*routes], 0
         result: ProbedRoute | None = None
         while result is None and (waiting or running):
             if waiting:
-                threading.Thread(
-                    target=lambda route: answers.put((route, answer_of(route))),
-                    args=(waiting.pop(0),),
-                    name="cocktail-probe",
-                    daemon=True,
-                ).start()
-                running += 1
+                route, running = waiting.pop(0), running + 1
+                if not began("cocktail-probe", ask, route):
+                    answers.put((route, no_memory(route)))
             try:
                 route, answer = answers.get(timeout=HEAD_START_S if waiting else None)
             except queue.Empty:
@@ -437,6 +440,20 @@ def answer_of(route: Route) -> str | Unreachable:
         return probe(route)
     except Unreachable as error:
         return error
+
+
+def began(name: str, work: Callable[..., None], *arguments: object) -> bool:
+    """Start a thread; False where this machine has no memory for one."""
+    try:
+        threading.Thread(target=work, args=arguments, name=name, daemon=True).start()
+    except (MemoryError, RuntimeError):
+        return False
+    return True
+
+
+def no_memory(route: Route) -> Unreachable:
+    why = f"cannot dial {route.host}:{route.port}: this machine has no memory for another thread"
+    return Unreachable(route.host, route.port, "tcp", why)
 
 
 def no_key(route: Route) -> Unreachable:

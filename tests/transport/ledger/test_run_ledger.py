@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from transport import Ledger
 from transport.ledger import packet_log
 from transport.ledger.packet_log import HEADER_SIZE, read_packets
-from transport.ledger.run_ledger import Counted, EvaluationRow, OpenSession, RoundRow
+from transport.ledger.run_ledger import VOTING_ROUNDS, Counted, EvaluationRow, OpenSession, RoundRow
 from transport.protocol.errors import LedgerBusy, LedgerError
 from transport.protocol.sample_ranges import SampleRanges
 
@@ -80,6 +80,29 @@ def test_a_ledger_on_a_network_file_system_has_no_write_ahead_log_whatever_it_be
             assert len(reader.rounds()) == 5
     with begin(tmp_path) as ledger:
         assert (len(ledger.rounds()), ledger.verify().counted) == (5, 20)
+
+
+def test_members_vote_whose_samples_a_recent_round_counted(tmp_path: Path) -> None:
+    """A round that closes with one update makes its peer no majority; one that has left has no vote."""
+    with begin(tmp_path) as ledger:
+
+        def round_of(number: int, members: tuple[str, ...], workers: tuple[str, ...]) -> frozenset[str]:
+            counted = [
+                Counted(number, name, f"session-{name}", ((at, at + 1),), f"key-{name}")
+                for at, name in enumerate(workers, 5 * number)
+            ]
+            row = RoundRow(number, number, 1.0, 2.0, 0, members, workers, 3.5, 10)
+            ledger.commit(row, b"packet", tuple(counted))
+            return frozenset(key.removeprefix("key-") for key in ledger.voters)
+
+        everybody = ("ann", "bob", "cyd", "dan")
+        assert ledger.voters == frozenset()
+        assert round_of(0, everybody, ("ann", "bob", "cyd")) == {"ann", "bob", "cyd"}, "dan has not worked"
+        assert round_of(1, ("ann", "bob", "dan"), ("ann",)) == {"ann", "bob"}, "cyd has left"
+        for number in range(2, VOTING_ROUNDS):
+            assert round_of(number, everybody, ("ann",)) == {"ann", "bob", "cyd"}
+        assert round_of(VOTING_ROUNDS, everybody, ("ann",)) == {"ann"}
+        assert round_of(VOTING_ROUNDS + 1, everybody, ()) == {"ann"}, "it counted nobody's samples"
 
 
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class Follower(SimPeer):
             assert isinstance(self.swarm, StandbySwarm)
             self.number = grown.number
             self.rounds = len(self.swarm.books.rounds)
-            self.voters = next((v for _, v in reversed(self.swarm.voters) if v), frozenset())
+            self.voters = self.swarm.books.voters
             self.say([messages.Stored(grown.number, self.rounds)])
 
 
@@ -64,7 +64,6 @@ class StandbySwarm(SimSwarm):
                 lease_timeout=1e6,
             )
         )
-        self.voters: list[tuple[int, frozenset[str]]] = []
         self.succession = Succession(self.settings.run, TOKEN)
         self.succession.hub(0.0, self.now)
         self.there: dict[str, bytes] = {}  # peers at the standby
@@ -93,10 +92,6 @@ class StandbySwarm(SimSwarm):
     def rest(self, steps: int = 6) -> None:
         for _ in range(steps):
             self.step()
-
-    def commit(self, job: do.Commit) -> None:
-        self.voters.append((job.round, frozenset(c.key for c in job.claims if c.leases)))
-        super().commit(job)
 
     def act(self, actions: list[do.Action]) -> None:
         for action in actions:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -33,3 +35,23 @@ def test_an_address_that_cannot_be_dialled_is_told_by_its_layer(
 def test_an_address_that_accepts_connections_is_told_as_one_of_ip() -> None:
     with socket.create_server(("127.0.0.1", 0)) as there:
         assert reach("localhost", there.getsockname()[1], 5.0) == "127.0.0.1"
+
+
+WITHOUT_MEMORY = """
+import resource
+from transport.protocol import CurveKeys, Route
+from transport.wire import DealerWire
+
+wire = DealerWire([Route("127.0.0.1", 1)], CurveKeys.generate().public)
+now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (now + 2**20, now + 2**20))
+wire.dial(0)
+print(wire.poll(10.0)[0].error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_dial_for_which_there_is_no_thread_fails_instead_of_lasting_for_ever() -> None:
+    said = subprocess.run([sys.executable, "-c", WITHOUT_MEMORY], capture_output=True, text=True, timeout=60)
+
+    assert said.stdout == "cannot dial 127.0.0.1:1: this machine has no memory for another thread\n"

@@ -146,10 +146,11 @@ class Busy:
 
 
 def measure_cocktail(case: Case) -> Iterator[Line]:
-    system, width = SYSTEMS[case.system], work.WIDTHS[0]
+    system = SYSTEMS[case.system]
     learnt = CLIMBS if system.keys else LEARNT
     with tempfile.TemporaryDirectory() as folder:
-        started = systems.Cocktail(Path(folder), width, system.compute_s(width), system.keys, system.peers)
+        seconds = system.compute_s(system.width)
+        started = systems.Cocktail(Path(folder), system.width, seconds, system.keys, system.peers)
         yield from measure_lines(case, started, learnt)
 
 

@@ -31,7 +31,8 @@ class System:
     averages: float = 0.0  # bytes a parameter of what peers average in a step; 0: so few that P may be large
     keys: tuple[str, ...] = ()  # of cocktail's recipe
     peers: int = work.PEERS
-    slower: float = 1.0  # compute and lines, where two cores do not carry so many peers
+    slower: float = 1.0  # compute and lines, where two cores do not carry so many peers; below 1: faster
+    width: int = work.WIDTHS[0]  # of the model, of cocktail
 
     @property
     def mbit(self) -> float:
@@ -62,11 +63,12 @@ STEPS = "compression.local_steps=auto"
 TWO = "compression.staleness=2"  # rounds in flight
 PASSING = "swarm.passing=always"  # by peers with an open port
 SHARDS = "compression.shards=8"
+WIDE = 2048  # a packet of 20 Mbit/s is one of eight fragments, not of two; at its real size it has fifty
 AGGREGATING, CHOSEN = ("swarm.owners=peers", SHARDS), ("swarm.owners=auto", SHARDS)  # the same
 SYSTEMS = {
     "cocktail": System(COCKTAIL, ""),
     "cocktail, the hub on such a line": System(COCKTAIL, "hub"),
-    "cocktail, staleness 2": System(COCKTAIL, "", keys=(TWO,)),
+    "cocktail, staleness 2": System(COCKTAIL, "", keys=(TWO,), slower=0.5, width=WIDE),
     "cocktail, staleness 2, the hub on such a line": System(COCKTAIL, "hub", keys=(TWO,)),
     "cocktail, staleness 2, the hub on such a line, peers pass on": System(
         COCKTAIL, "hub", keys=(TWO, PASSING)

@@ -30,6 +30,9 @@ LEAVES = 25.0  # seconds from the signal to the end of the process
 GIVEN_UP = 60.0  # seconds until one that does not is killed, so that the run can go on
 BACK = 60.0  # seconds of hub time until a peer that can come back has a packet in a committed round
 RECONNECTS = 10.0  # seconds from the hub's listening until the peers are there again
+PEER_TIMEOUT = (
+    15.0  # for so long a hub waits for a peer that is away: what it is told then, such a peer knows
+)
 HUNG = 120.0  # seconds of hub time without a commit
 SLOW = (0.18, 0.02)  # seconds stopped and running in turn: a tenth of the speed
 # exit status of a peer that is asked to leave: 75 is "start me again"
@@ -52,6 +55,7 @@ class Record:
     gap_s: float | None = None  # without a commit, where the hub's machine was lost
     lost: int = 0  # committed rounds that went with it
     may_lose: int = 0
+    hub: str = ""  # key of the hub when it began
 
 
 def is_rolled_back(warning: Line) -> bool:
@@ -111,7 +115,7 @@ class Chaos:
             return
 
     def _inflict(self, fault: Fault) -> None:
-        record = Record(fault, time.monotonic())
+        record = Record(fault, time.monotonic(), hub=self._hub_key)
         self.busy[fault.target] = fault
         self.write("begins", fault)
         try:
@@ -157,6 +161,10 @@ class Chaos:
             record.said += " the run was over before it was back"
         elif not child.alive:
             raise Failed(f"{name} ended with exit {child.exit} instead of coming back: {child.last_words()}")
+        elif not came and record.ended > record.began + PEER_TIMEOUT and record.hub != self._hub_key:
+            record.said += " a standby that it did not know has taken over: started with the new URL"
+            child.kill()
+            self._again(name, record)
         elif not came:
             raise Failed(f"{name} had no packet in a round for {BACK:.0f} s after the fault was over")
 
@@ -175,13 +183,17 @@ class Chaos:
         record.ended = child.started
         self._undone(record, child, again=True)
 
+    @property
+    def _hub_key(self) -> str:
+        return parse_url(self.swarm.url).key
+
     def _is_lost(self, child: Child) -> bool:
         """Wait until a joiner has a session. True: a standby has taken over before, and it knows only the URL
         of the hub that was replaced."""
-        key = parse_url(self.swarm.url).key
+        key = self._hub_key
 
         def replaced() -> bool:
-            return not child.heard("joined") and parse_url(self.swarm.url).key != key
+            return not child.heard("joined") and self._hub_key != key
 
         self.swarm.wait_for(
             lambda: child.heard("joined") or not child.alive or replaced() or self.swarm.finished, STARTS

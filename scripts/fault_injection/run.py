@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from scripts.fault_injection.faults import HUNG, LEFT, Chaos, Record
+from scripts.fault_injection.faults import HUNG, LEFT, PEER_TIMEOUT, Chaos, Record
 from scripts.fault_injection.schedule import Fault
 from scripts.swarms.commands import STARTS, Swarm
 from scripts.swarms.forked import Forker
@@ -19,7 +19,6 @@ from scripts.swarms.forked import Forker
 ENDS = 60.0  # seconds for the peers to end once the run is over
 SHARE_OF_STEPS = 0.85  # then no new fault begins, where the minutes are what counts
 LONGEST = 4.0, 15.0  # times the minutes, and minutes more, until a run that does not end is ended
-PEER_TIMEOUT = 15.0  # for so long a hub that was started again waits for its peers, whatever the cap
 SHARDS = 12  # where peers own them
 TELL = 15.0  # seconds between two words on how it goes
 
@@ -61,7 +60,8 @@ class Workload:
 
     @property
     def longest_round(self) -> float:
-        """Return the seconds that a round may take."""
+        """Return the seconds that a round may take: a hub that was started again waits for its peers,
+        whatever the cap."""
         return max(self.step_timeout, PEER_TIMEOUT)
 
     @property

@@ -79,9 +79,17 @@ KINDS: dict[str, Kind] = {
     "memory": Kind("a joiner without enough memory", target=JOINER, hurried=1),
     "disk": Kind("a joiner with a full disk", target=JOINER, hurried=1),
     "relay-kill": Kind(
-        "kill -9 of the relay of every other peer, then started again", target=RELAY, pause=(0.0, 2.0)
+        "kill -9 of the relay of every other peer, then started again",
+        target=RELAY,
+        pause=(0.0, 2.0),
+        hurried=2,
     ),
-    "hub-kill": Kind("kill -9 of the hub after so many seconds, then --resume", target=HUB, pause=(0.0, 2.0)),
+    "hub-kill": Kind(
+        "kill -9 of the hub after so many seconds, then --resume",
+        target=HUB,
+        pause=(0.0, 2.0),
+        hurried=2,
+    ),
     "hub-kill-again": Kind(
         "kill -9 of the hub, and once more while it starts",
         target=HUB,
@@ -90,7 +98,12 @@ KINDS: dict[str, Kind] = {
         hurried=1,
     ),
     "hub-stop": Kind(
-        "SIGSTOP of the hub, then SIGCONT", target=HUB, lasts=(5.0, 5.0), long=40.0, brief=(0.1, 2.5)
+        "SIGSTOP of the hub, then SIGCONT",
+        target=HUB,
+        lasts=(5.0, 5.0),
+        long=40.0,
+        brief=(0.1, 2.5),
+        hurried=2,
     ),
     "stage-kill": Kind(
         "with --staged: kill -9 of the second machine of the first peer, then started again",

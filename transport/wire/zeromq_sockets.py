@@ -260,10 +260,7 @@ class DealerWire:
         answers: queue.SimpleQueue[tuple[Route, str | Unreachable]] = queue.SimpleQueue()
 
         def ask(route: Route) -> None:
-            try:
-                answers.put((route, answer_of(route)))
-            except MemoryError:
-                answers.put((route, no_memory(route)))
+            answers.put((route, answer_of(route)))
 
         waiting, running = [*routes], 0
         result: ProbedRoute | None = None
@@ -440,15 +437,25 @@ def answer_of(route: Route) -> str | Unreachable:
         return probe(route)
     except Unreachable as error:
         return error
+    except (MemoryError, RuntimeError) as error:
+        if not is_no_memory(error):
+            raise
+        return no_memory(route)
 
 
 def began(name: str, work: Callable[..., None], *arguments: object) -> bool:
     """Start a thread; False where this machine has no memory for one."""
     try:
         threading.Thread(target=work, args=arguments, name=name, daemon=True).start()
-    except (MemoryError, RuntimeError):
+    except (MemoryError, RuntimeError) as error:
+        if not is_no_memory(error):
+            raise
         return False
     return True
+
+
+def is_no_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or "can't start new thread" in str(error)
 
 
 def no_memory(route: Route) -> Unreachable:

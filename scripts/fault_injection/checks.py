@@ -216,7 +216,7 @@ def reported(swarm: Swarm, records: Sequence[Record]) -> Check:
         said = is_away(swarm, peer, r.began)  # the fault before is told
         said |= any(r.began <= t.at <= until and is_about(t.event, peer) for t in swarm.told)
         steps = [s for s in swarm.steps() if r.began + 1 < s.at < r.ended]
-        missed = sum(peer not in s.event["accepted"] for s in steps)
+        missed = sum(not any(name.startswith(peer) for name in s.event["accepted"]) for s in steps)
         many += said
         if not said and (missed or r.fault.kind in TELLS):
             untold.append(f"{r.fault.kind} of {peer} at {r.fault.at:.0f} s (missed {missed} rounds)")

@@ -148,7 +148,7 @@ class Chaos:
             first = child.first_round if again else 0
             if first is None:
                 return None
-            return self.swarm.accepted(name, first, record.ended)
+            return self.swarm.accepted(child.given, first, record.ended)
 
         def there() -> bool:
             return bool(not child.alive or self.swarm.finished or accepted())
@@ -388,7 +388,8 @@ class Chaos:
                 record.said += " the hub was away as well"
                 return
             missing &= self._steady()
-            missing -= self._there()
+            there = self._there()
+            missing -= {name for name, child in self.swarm.peers.items() if child.given in there}
             self.swarm.over.wait(0.1)
         took = time.monotonic() - listens
         record.back_s = round(took, 2)

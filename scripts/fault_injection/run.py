@@ -94,7 +94,7 @@ def fresh(work: Path, name: str) -> Path:
     return next(p for n in range(1, 10_000) if not (p := work / f"{name}-{n}").exists())
 
 
-def write_data(path: Path, rows: int = 12_000) -> None:
+def write_data(path: Path, rows: int = 4_000) -> None:
     """Write made-up words, each with a few likely successors: much to learn, nothing to know by heart."""
     random = Random(7)
     syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]

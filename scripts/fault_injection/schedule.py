@@ -88,7 +88,7 @@ KINDS: dict[str, Kind] = {
         "kill -9 of the hub after so many seconds, then --resume",
         target=HUB,
         pause=(0.0, 2.0),
-        hurried=2,
+        hurried=1,
     ),
     "hub-kill-again": Kind(
         "kill -9 of the hub, and once more while it starts",
@@ -103,7 +103,7 @@ KINDS: dict[str, Kind] = {
         lasts=(5.0, 5.0),
         long=40.0,
         brief=(0.1, 2.5),
-        hurried=2,
+        hurried=1,
     ),
     "stage-kill": Kind(
         "with --staged: kill -9 of the second machine of the first peer, then started again",
@@ -116,7 +116,7 @@ KINDS: dict[str, Kind] = {
         target=HUB,
         lasts=(0.0, 3.0),
         brief=(0.0, 1.0),
-        hurried=2,
+        hurried=1,
     ),
     "hub-clock": Kind(
         "kill -9 of the hub; its wall clock is wrong by hours from now on", target=HUB, hurried=1

@@ -99,6 +99,13 @@ class Child(Process):
         said = (errors or [line for line in lines if line.startswith("error")] or lines or ["nothing"])[-1]
         return f"{said} ({self.log})"
 
+    @property
+    def given(self) -> str:
+        """The name that the hub gave it: another one where it came back before the hub gave up its old
+        connection."""
+        joined = self.heard("joined")
+        return str(joined[-1]["peer"]) if joined else self.name
+
     def look(self) -> None:
         """Note its memory and its open files, where /proc has them."""
         with suppress(OSError, ValueError, IndexError):

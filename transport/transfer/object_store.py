@@ -189,7 +189,8 @@ class ObjectStore:
 
     def _file(self, path: Path) -> BinaryIO:
         if path not in self._files:
-            self._files[path] = open(path, "rb")  # noqa: SIM115 (closed by close)
+            # Without a buffer, which would keep what was behind the last record before the next was sealed.
+            self._files[path] = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by close)
         return self._files[path]
 
     def close(self) -> None:

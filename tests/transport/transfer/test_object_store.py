@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from pathlib import Path
 
 from test_run_ledger import begin, commit
 from toy_swarm import ToyWork
 
+from transport.ledger import read_packets
 from transport.protocol import messages
 from transport.transfer import object_store
 from transport.transfer.object_store import ObjectStore
@@ -43,4 +45,21 @@ def test_the_newest_packet_is_given_from_memory_and_each_fragment_is_made_once(t
         assert served.at_hand(messages.Get("packet/1", len(asked), CHUNK)) is None, (
             "there is no such fragment"
         )
+        served.close()
+
+
+def test_a_round_is_served_as_it_was_sealed_though_the_log_was_read_before(tmp_path: Path) -> None:
+    """Its payload is in the log before its header: nothing of that is remembered from the round before."""
+    with begin(tmp_path) as ledger:
+        commit(ledger, 0, b"old")
+        served = ObjectStore(ledger, ToyWork(), lambda session, kind, round: None, lambda session, name: b"")
+        ledger._log.begin([b"new" * 1000])
+        ledger._log.flush()
+        served.answer("ann", messages.Get("packets/0-1", 0, CHUNK))
+        commit(ledger, 1, b"new" * 1000)
+
+        chunks = [served.answer("ann", messages.Get("packets/1-2", at, CHUNK))[1] for at in range(3)]
+
+        records = list(read_packets(io.BytesIO(b"".join(chunk for chunk in chunks if chunk))))
+        assert records == [(1, b"new" * 1000)]
         served.close()

@@ -32,7 +32,7 @@ from scripts.fault_injection.faults import Record, possible
 from scripts.fault_injection.histories import play_histories
 from scripts.fault_injection.run import Ended, Reference, Workload, fresh, play, reference_of, say, write_data
 from scripts.fault_injection.schedule import KINDS, Fault, hub_kills, schedule
-from scripts.fault_injection.soak import WAYS, Row, soak
+from scripts.fault_injection.soak import ASYNCHRONOUS, REPLICATED, WAYS, Row, soak
 from scripts.netlab import lab as netlab
 from scripts.swarms import lab
 from scripts.swarms.commands import HUB
@@ -249,7 +249,7 @@ def main() -> int:
         if given.times:
             return hub_killed(given, work)
         if given.soak:
-            ways = WAYS[:2] if given.only == "hub-lost" else WAYS
+            ways = (ASYNCHRONOUS, REPLICATED) if given.only == "hub-lost" else WAYS
             return 0 if soak(given.soak, given.faults, partial(part, given, work), ways) else 1
         return 0 if mixed(given, work)[0].kept else 1
     except KeyboardInterrupt:

@@ -14,11 +14,9 @@ from typing import Any
 
 Row = dict[str, Any]
 
-WAYS = (
-    {"replicated": False, "owners": False},
-    {"replicated": True, "owners": False},
-    {"replicated": False, "owners": True},  # such a run has no standby
-)
+ASYNCHRONOUS, REPLICATED = {"replicated": False, "owners": False}, {"replicated": True, "owners": False}
+AGGREGATING = {"replicated": False, "owners": True}  # such a run has no standby, and fewer peers
+WAYS = (ASYNCHRONOUS, REPLICATED, AGGREGATING, ASYNCHRONOUS, REPLICATED)
 
 
 def read_rows(path: Path) -> list[Row]:

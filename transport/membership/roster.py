@@ -216,9 +216,9 @@ class Roster:
         return sum(s.conn is not None or (s.name, s.key) != who for s in peers)
 
     @property
-    def awaited(self) -> bool:
-        """Tell whether a session is expected back after a restart of the hub."""
-        return any(s.awaited for s in self.sessions.values())
+    def awaited(self) -> int:
+        """Count the sessions that are expected back after a restart of the hub."""
+        return sum(s.awaited for s in self.sessions.values())
 
     @property
     def dialling(self) -> bool:

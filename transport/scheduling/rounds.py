@@ -52,6 +52,7 @@ SHOWN = 8  # rounds named in a warning
 LOOK_S = 0.02  # seconds between two computations of the deadline: each visits every member
 STALE = 4  # rounds after which a lease that a peer's accepted updates did not deliver is leased to others
 TELL_S = 5.0  # seconds of waiting for min_peers before the host is told
+LAST_BACK_S = 2.0  # seconds that a restarted hub gives the last peers once most of them are back
 PACE = 32  # commits over which the rate is measured
 DONE = "all steps are done"
 
@@ -553,7 +554,11 @@ class Rounds:
         s, dialled = self.settings, self._members.dialling
         first = ready < s.first_peers or dialled
         starting = self.round == 0 and first and now < self._started + s.first_wait_s
-        return starting or ((dialled or self._members.awaited) and now < self._hold_until)
+        if (
+            self._members.awaited < ready
+        ):  # most are back: one that died with the hub must not hold up the run
+            self._hold_until = min(self._hold_until, now + LAST_BACK_S)
+        return starting or ((dialled or self._members.awaited > 0) and now < self._hold_until)
 
     def _tell_missing(self, lacking: int, now: float) -> None:
         """Tell the host, once a round, how many peers are missing, and what the hub knows of them."""

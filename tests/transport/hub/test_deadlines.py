@@ -12,7 +12,7 @@ from toy_swarm import toy_settings
 from transport.ledger.run_ledger import RoundRow
 from transport.membership.sessions import State
 from transport.protocol import events
-from transport.scheduling.rounds import Phase
+from transport.scheduling.rounds import LAST_BACK_S, Phase
 from transport.scheduling.straggler_deadline import StragglerDeadline
 
 TOOK = (1.0, 1.0, 7200.0, 1.0, -3600.0, 0.0)  # seconds by the wall clock, set forth and back
@@ -212,6 +212,25 @@ def test_a_restarted_hub_waits_for_peers_that_trained_and_no_others() -> None:
 
     assert phases == [False, True]
     assert {s.name for s in swarm.hub.members} == {"p0", "p1", "c"}, "c may still come back"
+
+
+def test_a_peer_that_died_with_the_hub_does_not_hold_up_those_that_are_back() -> None:
+    swarm = swarm_of(3, recover_s=10.0)
+    a, b, c = swarm.peers
+    play_round(swarm, {a: 1.0, b: 1.0, c: 1.0})
+    swarm.restart_hub()
+    c.dead = True
+    for peer in (a, b):
+        peer.dial()
+        talk(swarm, peer)
+    started = swarm.now
+    while swarm.hub.rounds.phase is not Phase.OPEN and swarm.now < started + 10.0:
+        swarm.pass_time(0.25)
+        while swarm.jobs:
+            swarm.job()
+
+    assert swarm.now - started == pytest.approx(LAST_BACK_S, abs=0.5)
+    assert "p2" in {s.name for s in swarm.hub.members}, "it may still come back"
 
 
 def test_a_clock_that_was_set_changes_no_arrival_time() -> None:

@@ -30,6 +30,7 @@ LONG_LIVED = 90.0  # seconds of life after that, to say anything about memory
 GROWTH = 16e6, 0.05  # bytes, and share, that memory may grow from the first to the last quarter of a life
 FILES = 16  # descriptors more: a peer may open three more bulk connections, of four each
 RELAYED_FILES = 6  # of a relay, for each peer behind it: three connections more, of two each
+TUNNEL_FILES = 9  # of a hub, for the same: three each, as its tunnel dials its port
 DOOR_FILES = 15  # for each other aggregator that was away: 13 of a link to it, two of its own at the door
 TOLD_WITHIN = 60.0  # seconds from the fault's end until its peer is named
 TELLS = ("kill", "leave", "leave-early", "clock", "twice")  # kinds in which a peer goes: always to be told
@@ -294,12 +295,13 @@ def memory_flat(swarm: Swarm) -> Check:
     """Check the hub's memory and each peer's, of the process that lived longest."""
     told, grown = [], []
     files = FILES + (DOOR_FILES * (len(swarm.links) - 1) if swarm.owners else 0)
+    more_files = {RELAY: RELAYED_FILES * len(swarm.relayed), HUB: TUNNEL_FILES * len(swarm.relayed)}
     for name in sorted({child.name for child in swarm.children}):
         growth = growth_of(max((c for c in swarm.children if c.name == name), key=lambda c: len(c.memory)))
         if growth is None:
             continue
         told.append(f"{name} {growth.rss / 1e6:.0f} {growth.more / 1e6:+.1f} MB in {growth.seconds:.0f} s")
-        if not growth.flat(files + (RELAYED_FILES * len(swarm.relayed) if name == RELAY else 0)):
+        if not growth.flat(files + more_files.get(name, 0)):
             grown.append(f"{name} ({growth.files:+d} descriptors)")
     figure = "; ".join(told) or "no process lived long enough to say"
     return Check("memory is flat", not grown, (f"grown: {', '.join(grown)}; " if grown else "") + figure)

@@ -181,7 +181,7 @@ def timed_ways(folder: Path, found: Found) -> list[Timed]:
             best = min(ends, key=lambda outcome: outcome.loss)
             ways.append(Timed(name, best.loss, by, tuple(best.curve)))
 
-    for row in plan.METHODS:
+    for row in (*plan.METHODS, plan.THIN_LINE):
         if row.setting.peers and row.setting.staleness:
             by, ratios = affordable(folder, found, row.setting), ratios_of(found, row.setting)
             add(f"cocktail, {max(ratios, default=0):.0f}x less", row.setting, by)
@@ -196,8 +196,9 @@ def timed_ways(folder: Path, found: Found) -> list[Timed]:
 def affordable(folder: Path, found: Found, setting: Setting) -> dict[str, float]:
     """Find cocktail's steps at the speeds at which it sent about what this setting sends, or more."""
     ratios = ratios_of(found, setting)
-    mine = {row["speed"]: row for row in read(folder / "links.jsonl") if row["system"] == "cocktail"}
-    steps = steps_of(folder).get("cocktail", {})
+    system = "cocktail" if setting.staleness == 1 else f"cocktail, staleness {setting.staleness}"
+    mine = {row["speed"]: row for row in read(folder / "links.jsonl") if row["system"] == system}
+    steps = steps_of(folder).get(system, {})
     return {
         speed: steps[speed]
         for speed, row in mine.items()

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 POLL_S = 0.5  # the longest wait for a wire: what is periodic happens as often
 
@@ -20,6 +20,7 @@ class LoopThread:
     def __init__(self, name: str, main: Callable[[], Coroutine[object, object, None]]) -> None:
         self._main = main
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(unhandled)
         self._task: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -46,6 +47,13 @@ class LoopThread:
     async def _followed(self) -> None:
         self._task = asyncio.current_task()
         await self._main()
+
+
+def unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Tell of an exception that nobody awaits. asyncio's `sock_accept` has one of its own where a connection
+    comes in the moment in which it is cancelled: its future is done then. That is no news."""
+    if not isinstance(context.get("exception"), asyncio.InvalidStateError):
+        loop.default_exception_handler(context)
 
 
 class TaskSet:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 
+import pytest
+
 from transport.tunnel import PolledWire
+from transport.tunnel.loop_thread import LoopThread
+from transport.tunnel.streams import accept
 
 
 class Wire:
@@ -45,3 +50,25 @@ def test_what_is_done_in_each_turn_ends_no_poll_and_what_is_asked_for_does() -> 
     assert wire.hastened[:5] == [False] * 5
     assert any(wire.hastened[5:])
     assert [one for one in done if one >= 0] == list(range(1, 8))
+
+
+def test_a_connection_in_the_moment_of_the_end_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio's accept has a callback that fails where its future was cancelled just before."""
+
+    async def main() -> None:
+        accepting = asyncio.create_task(accept(listener))
+        await asyncio.sleep(0.01)
+        client.connect(listener.getsockname())
+        asyncio.get_running_loop().call_soon(accepting.cancel)
+        await asyncio.wait([accepting])
+        over.set()
+
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
+        listener.setblocking(False)
+        thread = LoopThread("test", main)
+        thread.start()
+        assert over.wait(10.0)
+        thread.stop()
+
+    assert not caplog.records

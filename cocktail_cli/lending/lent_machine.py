@@ -8,6 +8,7 @@ the new one, and this machine keeps its layers.
 
 from __future__ import annotations
 
+import queue
 import tempfile
 import threading
 import time
@@ -62,6 +63,8 @@ class LentMachine:
         self.lines.lost = lambda why: self.show(Warning(why))
         self.place = messages.Placed("", 0, [])  # the newest
         self._lock = threading.Lock()
+        self._to_measure: queue.SimpleQueue[list[str]] = queue.SimpleQueue()  # addresses
+        self.lines.link.dialled = lambda neighbour: self._to_measure.put([neighbour.address])
         self.leave_reason = ""
         self.ended: TransportError | None = None  # what has ended its session
         self.server: StageServer | None = None  # while it serves as a stage
@@ -111,7 +114,8 @@ class LentMachine:
                 self._warm_up(link)
             except Leaving as error:
                 self.ended = error
-            threading.Thread(target=self._watch, args=(link,), name="places", daemon=True).start()
+            for work, name in ((self._watch, "places"), (self._measure, "latencies")):
+                threading.Thread(target=work, args=(link,), name=name, daemon=True).start()
             status = self._take_places(take_part)
             link.leave(self.leave_reason or "done")
         return status
@@ -142,7 +146,7 @@ class LentMachine:
             try:
                 came = link.next_place(place, PLACE_S)
                 if came is not None and came.probe and (place is None or came.probe != place.probe):
-                    link.probed({address: seconds_to(address) for address in came.probe})
+                    self._to_measure.put(came.probe)
             except SessionRenewed:
                 continue
             except TransportError as error:
@@ -152,6 +156,23 @@ class LentMachine:
             if came is not None:
                 place = came
                 self._moved(came)
+
+    def _measure(self, link: PeerLink) -> None:
+        """Tell the hub how far off other machines are: those that it asks about, and each neighbour whenever
+        the line to it was made, lost, or not to be had; in a thread of its own."""
+        wanted = set[str]()
+        while self.ended is None:
+            wanted |= {*self._to_measure.get()}
+            while not self._to_measure.empty():
+                wanted |= {*self._to_measure.get()}
+            try:
+                link.probed({address: seconds_to(address) for address in sorted(wanted)})
+            except SessionRenewed:
+                self._to_measure.put([])  # again
+            except TransportError:
+                return  # `_watch` has met it too
+            else:
+                wanted.clear()
 
     def _moved(self, place: messages.Placed) -> None:
         before, self.place = self.place, place

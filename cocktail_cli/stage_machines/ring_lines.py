@@ -18,7 +18,7 @@ from transport.wire import RouterWire
 
 LIMIT = 1 << 32  # bytes of a message: the packets of all machines, in rounds that send everything
 PATIENCE = 600.0  # seconds for the other machines to be there
-AGAIN_S = 0.2  # between two tries
+AGAIN_S = 0.05  # between two tries
 DISSOLVED = "the hub has dissolved this ring"
 ANYWHERE = "0.0.0.0"
 

@@ -92,7 +92,8 @@ class Placed(Message, frozen=True):
 
 
 class Probed(Message, frozen=True):
-    """Tell how many seconds each address in Placed.probe took to accept a connection; below 0: it did not."""
+    """Tell how many seconds each address in Placed.probe took to accept a connection; below 0: it did not.
+    Likewise the address of a neighbour, whenever the line to it is closed, made, or not to be had."""
 
     seconds: Annotated[dict[Word, Finite], Meta(max_length=64)]
 

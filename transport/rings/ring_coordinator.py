@@ -48,13 +48,15 @@ class RingCoordinator:
         self._probe(session, reachable=ok)
 
     def probed(self, session: Session, m: messages.Probed) -> None:
-        """Take what a machine has measured. One that is new gets a place from now on."""
+        """Take what a machine has measured, below 0: it does not reach another. A new one gets a place from
+        now on."""
         others = {
             other.address: other for other in self._members.present(self.table.lenders) if other.address
         }
         for address, seconds in m.seconds.items():
-            if (other := others.get(address)) is not None and other is not session and seconds >= 0:
-                self.table.measured(session.id, other.id, seconds)
+            if (other := others.get(address)) is not None and other is not session:
+                self.table.measured(session.id, other.id, seconds if seconds >= 0 else inf)
+                self._new = True
         if session.id in self._probing:
             self._come(session)
 

@@ -86,6 +86,8 @@ class StageLink:
         self._inbox: deque[tuple[_Line, LineMessage | Renewed | Gone | ProtocolError]] = deque()
         self._changed = threading.Condition()
         self._closing = False
+        # called in a line's thread: its connection was made, or was closed or refused and is dialled again
+        self.dialled: Callable[[Neighbour], None] = lambda neighbour: None
         self._threads: list[threading.Thread] = []
         self._start(self._listen)
 
@@ -221,6 +223,7 @@ class StageLink:
                     with self._changed:
                         if isinstance(event, Connected):
                             line.line.opened(time.monotonic())
+                            self.dialled(line.neighbour)
                         elif isinstance(event, Disconnected):
                             self._lost(line, time.monotonic())
                         elif isinstance(event, Received):
@@ -235,6 +238,7 @@ class StageLink:
         """Dial a lost connection at once; one that was not made, later."""
         line.dial_at = now if line.line.open else now + RETRY_S
         line.line.closed()
+        self.dialled(line.neighbour)
 
     def _take(self, line: _Line, frames: Frames) -> None:
         now = time.monotonic()

@@ -131,6 +131,19 @@ def test_a_waiting_machine_replaces_one_whose_process_ends_and_the_others_keep_t
     assert {peer.placed.ring for peer in machines.peers.values()} == {ring}  # type: ignore[union-attr]
 
 
+def test_a_machine_that_its_neighbour_does_not_reach_any_more_is_replaced_at_once() -> None:
+    """No time passes: the hub's own connection to it may still be open, or have its grace."""
+    machines = formed()
+    machines.come("dan", 3)
+    lost = messages.Probed({"bob:1": -1.0})
+    machines.act(machines.hub.receive(conn("ann"), lost, machines.now))  # type: ignore[arg-type]
+
+    assert machines.places() == {
+        name: (n, ("ann", "dan", "cid")) for n, name in enumerate(("ann", "dan", "cid"))
+    }
+    assert "waits until" in machines.peers["bob"].placed.reason  # type: ignore[union-attr]
+
+
 def test_a_silent_machine_is_lost_where_another_waits() -> None:
     machines = formed()
     machines.come("dan", 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 
 import pytest
 
@@ -111,11 +112,16 @@ def test_a_neighbour_that_ends_is_gone_and_one_in_its_place_is_new(ring: Ring) -
     """Both ends of its lines hear of it: what was for the old one is not delivered to the new one."""
     for number in range(2):
         ring.start(number, gone_s=0.4)
+    dialled = SimpleQueue[str]()
+    ring.links[0].dialled = lambda neighbour: dialled.put(neighbour.name)
     ring.connect(2)
     for number in range(2):
         ring.links[number].send(activations(number))
         message(ring.links[1 - number])
+    while not dialled.empty():
+        dialled.get()
     ring.links[1].close()
+    assert dialled.get(timeout=WAIT) == "s1"
     ring.links[0].send(activations(1))
     for _ in range(2):
         gone = received(ring.links[0], lambda came: isinstance(came.what, Gone))

@@ -105,6 +105,8 @@ class VolunteerSession:
                 notify=self.warn,
             )
             stack.enter_context(closing(link))
+            if limits.ring is not None:
+                limits.ring.lines.link.rate_limits = link.rate_limits
             leave = partial(self.leave, link)
             request = stack.enter_context(signals.leave_on_signal(leave, link.abandon))
             if life_line is not None:

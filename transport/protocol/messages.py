@@ -89,6 +89,7 @@ class Placed(Message, frozen=True):
     reason: Line = ""  # why it waits
     # addresses of other machines, which it is to dial and to answer Probed
     probe: Annotated[list[Word], Meta(max_length=64)] = []
+    spare: bool = False  # it waits while there are rings: it may replace a lost machine at any time
 
 
 class Probed(Message, frozen=True):

@@ -102,6 +102,7 @@ def test_machines_that_hold_the_model_together_are_told_their_ring_and_nobody_tr
     machines.come("bob", 3)
     assert machines.places() == {}
     assert "waits until" in machines.peers["ann"].placed.reason  # type: ignore[union-attr]
+    assert not machines.peers["ann"].placed.spare  # type: ignore[union-attr]
     machines.come("cid", 3)
 
     assert machines.places() == {
@@ -141,7 +142,9 @@ def test_a_machine_that_its_neighbour_does_not_reach_any_more_is_replaced_at_onc
     assert machines.places() == {
         name: (n, ("ann", "dan", "cid")) for n, name in enumerate(("ann", "dan", "cid"))
     }
-    assert "waits until" in machines.peers["bob"].placed.reason  # type: ignore[union-attr]
+    spare = machines.peers["bob"].placed
+    assert spare is not None
+    assert spare.spare
 
 
 def test_a_silent_machine_is_lost_where_another_waits() -> None:

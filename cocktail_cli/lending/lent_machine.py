@@ -70,7 +70,7 @@ class LentMachine:
         self.place = messages.Placed("", 0, [])  # the newest
         self._lock = threading.Lock()
         self._to_measure: queue.SimpleQueue[list[str]] = queue.SimpleQueue()  # addresses
-        self.lines.link.dialled = lambda neighbour: self._to_measure.put([neighbour.address])
+        self.lines.link.dialled = lambda neighbour, why: self._to_measure.put([neighbour.address])
         self.leave_reason = ""
         self.ended: TransportError | None = None  # what has ended its session
         self.base: Path | None = None  # folder of the base model, once it was fetched

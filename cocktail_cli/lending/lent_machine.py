@@ -43,7 +43,7 @@ from transport.wire import reach
 LOOK_S = 0.1  # between two looks at what has changed
 ANSWERS_S = 5.0  # for the hub to answer, where the caller's patience is shorter
 PLACE_S = 3600.0  # until it is asked for again
-PROBE_S = 1.0
+PROBE_S = 2.5  # for a connection: a lost SYN is sent again after 1 s
 
 
 class PlaceEnded(Exception):

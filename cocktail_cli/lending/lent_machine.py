@@ -8,6 +8,7 @@ the new one, and this machine keeps its layers.
 
 from __future__ import annotations
 
+import queue
 import tempfile
 import threading
 import time
@@ -15,17 +16,19 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from cocktail_cli.errors import EXIT
+from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.host import versions
 from cocktail_cli.machine import own_keys, parse_listen, registered_as
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.stage_machines import ANYWHERE, RingDissolved, RingLines, StageRing
 from cocktail_cli.ui import Event, Progressed, View, Warning, layers_text, megabytes
-from cocktail_cli.volunteer import Imports, VolunteerLimits
+from cocktail_cli.volunteer import DownloadPlan, Imports, VolunteerLimits, fetch_base
 from recipes.staged_peer import CONFIG, StageMachine, StageServer
-from transport import PeerIdentity, PeerLink, RunURL
+from transport import Bandwidth, CatchUpDownloads, PeerIdentity, PeerLink, RunURL
+from transport.peer import LinkLimits
 from transport.protocol import (
     Leaving,
+    NotServed,
     RunOver,
     SessionRenewed,
     TransportError,
@@ -40,7 +43,11 @@ from transport.wire import reach
 LOOK_S = 0.1  # between two looks at what has changed
 ANSWERS_S = 5.0  # for the hub to answer, where the caller's patience is shorter
 PLACE_S = 3600.0  # until it is asked for again
-PROBE_S = 1.0
+PROBE_S = 2.5  # for a connection: a lost SYN is sent again after 1 s
+
+
+class PlaceEnded(Exception):
+    """This machine has another place by now, or is to leave."""
 
 
 class LentMachine:
@@ -62,8 +69,11 @@ class LentMachine:
         self.lines.lost = lambda why: self.show(Warning(why))
         self.place = messages.Placed("", 0, [])  # the newest
         self._lock = threading.Lock()
+        self._to_measure: queue.SimpleQueue[list[str]] = queue.SimpleQueue()  # addresses
+        self.lines.link.dialled = lambda neighbour, why: self._to_measure.put([neighbour.address])
         self.leave_reason = ""
         self.ended: TransportError | None = None  # what has ended its session
+        self.base: Path | None = None  # folder of the base model, once it was fetched
         self.server: StageServer | None = None  # while it serves as a stage
         self.ring: StageRing | None = None  # while it is a head
 
@@ -92,8 +102,10 @@ class LentMachine:
                 lends=limits.lends,
             )
             stack.enter_context(closing(self.lines))
-            link = PeerLink(self.url, identity, notify=lambda what: self.show(Warning(what)))
+            bandwidth = LinkLimits(bandwidth=Bandwidth(limits.max_up, limits.max_down))
+            link = PeerLink(self.url, identity, bandwidth, notify=lambda what: self.show(Warning(what)))
             stack.enter_context(closing(link))
+            self.lines.link.rate_limits = link.rate_limits
 
             def leave(why: str) -> None:
                 self.leave_reason = why
@@ -111,8 +123,9 @@ class LentMachine:
                 self._warm_up(link)
             except Leaving as error:
                 self.ended = error
-            threading.Thread(target=self._watch, args=(link,), name="places", daemon=True).start()
-            status = self._take_places(take_part)
+            for work, name in ((self._watch, "places"), (self._measure, "latencies")):
+                threading.Thread(target=work, args=(link,), name=name, daemon=True).start()
+            status = self._take_places(link, take_part)
             link.leave(self.leave_reason or "done")
         return status
 
@@ -142,7 +155,7 @@ class LentMachine:
             try:
                 came = link.next_place(place, PLACE_S)
                 if came is not None and came.probe and (place is None or came.probe != place.probe):
-                    link.probed({address: seconds_to(address) for address in came.probe})
+                    self._to_measure.put(came.probe)
             except SessionRenewed:
                 continue
             except TransportError as error:
@@ -152,6 +165,23 @@ class LentMachine:
             if came is not None:
                 place = came
                 self._moved(came)
+
+    def _measure(self, link: PeerLink) -> None:
+        """Tell the hub how far off other machines are: those that it asks about, and each neighbour whenever
+        the line to it was made, lost, or not to be had; in a thread of its own."""
+        wanted = set[str]()
+        while self.ended is None:
+            wanted |= {*self._to_measure.get()}
+            while not self._to_measure.empty():
+                wanted |= {*self._to_measure.get()}
+            try:
+                link.probed({address: seconds_to(address) for address in sorted(wanted)})
+            except SessionRenewed:
+                self._to_measure.put([])  # again
+            except TransportError:
+                return  # `_watch` has met it too
+            else:
+                wanted.clear()
 
     def _moved(self, place: messages.Placed) -> None:
         before, self.place = self.place, place
@@ -191,9 +221,9 @@ class LentMachine:
                 dialled = bool(place.machines[place.number].address)
                 self.lines.link.connect(before, after, can_be_dialled=dialled)
 
-    def _take_places(self, take_part: Callable[[StageRing | None], int]) -> int:
+    def _take_places(self, link: PeerLink, take_part: Callable[[StageRing | None], int]) -> int:
         """Do what each place asks for, one after the other; return the exit status."""
-        waits = threading.Event()
+        waits, fetches = threading.Event(), True
         told = ""
         while not self.leave_reason and self.ended is None:
             place = self.place
@@ -201,6 +231,8 @@ class LentMachine:
                 if place.reason != told:
                     told = place.reason
                     self.show(Progressed(told))
+                if place.spare and fetches:
+                    fetches = self._fetch_base(link, place)
                 waits.wait(LOOK_S)
             elif len(place.machines) == 1:
                 self.show(Progressed("this machine holds the whole model: it is a peer of its own"))
@@ -213,6 +245,32 @@ class LentMachine:
             else:
                 self._serve(place)
         return self._status()
+
+    def _fetch_base(self, link: PeerLink, place: messages.Placed) -> bool:
+        """Fetch the base model while this machine stands by, so that it reads its layers from its own disk.
+
+        Returns whether the download is to go on when it stands by again.
+        """
+
+        def go_on(_: object = None) -> None:
+            if self._moved_on(place) or self.leave_reason or self.ended is not None:
+                raise PlaceEnded
+
+        plan, most = DownloadPlan(link.welcome, self.limits.max_disk), self.limits.max_disk
+        if any(file.gated for file in plan.files):
+            return False  # its user may have no account for it
+        self.show(Progressed(f"fetching the base model meanwhile, {megabytes(plan.bytes)}"))
+        try:
+            with closing(CatchUpDownloads(link, plan.machine, go_on)) as supply:
+                fetch_base(plan.files, plan.folder, supply.files, go_on, most)
+            self.base = plan.folder
+        except PlaceEnded:
+            return True
+        except (NotServed, Failure) as error:  # as where the disk has no room: the head gives it its layers
+            self.show(Warning(f"the base model is not fetched: {error}"))
+        except TransportError:
+            return False  # `_watch` has met what has ended the session
+        return False
 
     def _lead(self, place: messages.Placed, take_part: Callable[[StageRing | None], int]) -> int:
         """Take part in the run as the head of a ring."""
@@ -232,7 +290,8 @@ class LentMachine:
 
     def _serve(self, place: messages.Placed) -> None:
         """Serve as a stage until this machine's place is another."""
-        self.server = StageServer(StageMachine(place.number, self.limits.devices[0]), self.lines)
+        machine = StageMachine(place.number, self.limits.devices[0], base=self.base)
+        self.server = StageServer(machine, self.lines)
         try:
             self._connect()
             if not self._moved_on(place) and self.ended is None and not self.leave_reason:

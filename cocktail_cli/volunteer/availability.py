@@ -242,7 +242,11 @@ def take_turns(
             if not ended.paused:
                 return ended.status
             del ended
-        except (RolledBack, StageLost) as error:
+        except StageLost as error:
+            show(events.Warning(f"{error}: joining anew"))
+            again = True
+            continue  # at once: the ring has kept its peer, so there is little to free
+        except RolledBack as error:
             show(events.Warning(f"{error}: joining anew"))
         except RefusedByHub as refused:
             if not again or refused.code != "over":

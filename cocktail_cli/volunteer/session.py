@@ -105,6 +105,8 @@ class VolunteerSession:
                 notify=self.warn,
             )
             stack.enter_context(closing(link))
+            if limits.ring is not None:
+                limits.ring.lines.link.rate_limits = link.rate_limits
             leave = partial(self.leave, link)
             request = stack.enter_context(signals.leave_on_signal(leave, link.abandon))
             if life_line is not None:
@@ -196,10 +198,6 @@ class VolunteerSession:
                 from recipes.multi_gpu import check_fsdp
 
                 check_fsdp(bootstrap.recipe)
-            if limits.ring is not None:
-                from recipes.staged_peer import check_staged
-
-                check_staged(bootstrap.recipe)
             self._show_joined(welcome, bootstrap)
         self.run = RunLink(link, bootstrap.recipe.compression.staleness)
         self.run.receipts = ReceiptFile(self.url, own_keys().public, self.warn)

@@ -1,49 +1,21 @@
 """Loads a replica: the head reads the model's weights from its disk, and gives every machine its stage's.
 
-Values go around the ring window by window, those of a frozen base in its own dtype.
+Values go around the ring window by window, those of a frozen base in its own dtype. A machine that has the
+same base on its disk reads from there what is not of a snapshot.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
 from pathlib import Path
 
-import torch
-
 from recipes.config import Recipe
-from recipes.models import frozen_name, meta_trained_model, open_trained, open_vector
+from recipes.models import meta_trained_model
 from recipes.pipeline import cut_of, parameter_costs
-from recipes.weight_files import StoredVector
 
 from .ring_head import RingHead
 from .stage_machine import CONFIG
-
-# of weights, as a stage names them
-DTYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
-WINDOW = 1 << 21  # parameters of a `fill`: 8 MiB, which a line takes at once
-
-
-class WeightsReader:
-    """Reads the values of parameters at the head: what is trained, of x'; the rest, of the base."""
-
-    def __init__(self, trained: StoredVector, base: StoredVector | None) -> None:
-        self.trained, self.base = trained, base
-
-    def windows(self, name: str, dtype: str) -> Iterator[tuple[int, bytes]]:
-        """Yield the start and the bytes of each window of a parameter."""
-        stored = self.trained
-        if name not in stored.layout.names:
-            assert self.base is not None
-            stored, name = self.base, frozen_name(self.base, name)
-        at = stored.layout.names.index(name)
-        first, last = stored.layout.offsets[at], stored.layout.offsets[at + 1]
-        if dtype not in DTYPES:
-            raise ValueError(f"a stage wants {name} in {dtype}, not in one of {', '.join(DTYPES)}")
-        for start in range(first, last, WINDOW):
-            values = torch.from_numpy(stored.read(start, min(start + WINDOW, last))).to(DTYPES[dtype])
-            yield start - first, values.view(torch.uint8).numpy().tobytes()
+from .weights_reader import open_weights
 
 
 def load_replica(
@@ -63,13 +35,9 @@ def load_replica(
         kept, ring.key = [False] * ring.stages, secrets.token_hex(8)
     layers = {str(stage): (one.start, one.stop) for stage, one in enumerate(cut) if not kept[stage]}
     config = (base / CONFIG).read_text(encoding="utf-8")
-    answers = ring.ask("load", recipe=recipe.to_json(), config=config, layers=layers)
-    with ExitStack() as files:
-        trained = files.enter_context(closing(open_trained(recipe, base, snapshot)))
-        frozen = None
-        if recipe.lora is not None:
-            frozen = files.enter_context(closing(open_vector(base, recipe.model.trust_remote_code)))
-        reader = WeightsReader(trained, frozen)
+    source = {"base": base.name, "from_snapshot": snapshot is not None}
+    answers = ring.ask("load", recipe=recipe.to_json(), config=config, layers=layers, source=source)
+    with open_weights(recipe, base, snapshot) as reader:
         for stage, answer in enumerate(answers):
             for name, _, dtype in answer.values["parameters"]:
                 for start, values in reader.windows(name, dtype):

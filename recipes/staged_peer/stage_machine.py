@@ -6,7 +6,8 @@
     begin   the stage trains: every later request is its part's
 
 A machine behind the head needs no run URL, no account, and no disk unless `activation_bits` is below 32. The
-head reads weights from its own disk, window by window, so no machine ever has more than its stage.
+head reads weights from its own disk, window by window, so no machine ever has more than its stage. One that
+has the run's base on its own disk reads its layers there.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from recipes.weight_files import Layout, layout_of
 
 from .ring_request import Answer
 from .stage_part import StagePart, check_staged
+from .weights_reader import open_weights
 
 CONFIG = "config.json"
 T = TypeVar("T")
@@ -39,12 +41,18 @@ class StageMachine:
         number: of its stage; 0: the head's.
         device: where it trains.
         part: what it trains, where it has that already.
+        base: folder of the run's base model on this machine, called like the head's; None: it has none.
     """
 
     def __init__(
-        self, number: int, device: torch.device | str = "cpu", part: StagePart | None = None
+        self,
+        number: int,
+        device: torch.device | str = "cpu",
+        part: StagePart | None = None,
+        base: Path | None = None,
     ) -> None:
         self.number, self.device, self._part = number, torch.device(device), part
+        self._base = base
         self._loading: LoadingStage | None = None
         self._key = ""  # of the loading that gave it its part
 
@@ -80,14 +88,27 @@ class StageMachine:
             return Answer({"key": "", "round": 0})
         return Answer({"key": self._key, "round": self._part.worker.global_model.round})
 
-    def load(self, data: bytes, recipe: str, config: str, layers: Mapping[str, Sequence[int]]) -> Answer:
-        """Build this machine's stage without values, if it is one of these; says which it needs. What it
-        trained before is gone."""
+    def load(
+        self,
+        data: bytes,
+        recipe: str,
+        config: str,
+        layers: Mapping[str, Sequence[int]],
+        source: Mapping[str, Any],
+    ) -> Answer:
+        """Build this machine's stage, if it is one of these, with the values that its disk has; says which it
+        needs. What it trained before is gone.
+
+        Args:
+            source: `base`, the name of the head's folder; and whether x' is `from_snapshot`.
+        """
         if (mine := layers.get(str(self.number))) is None:
             return Answer({"parameters": []})
         self._part = self._loading = None
         here = range(*mine)
         self._loading = LoadingStage(recipe_from_json(recipe), config, here, self.number == 0, self.device)
+        if self._base is not None and self._base.name == source["base"]:
+            self._loading.read(self._base, trained=not source["from_snapshot"])
         return Answer({"parameters": self.loading.wanted})
 
     def fill(self, data: bytes, stage: int, name: str, start: int) -> Answer:
@@ -130,6 +151,7 @@ class LoadingStage:
         self.whole: Layout = layout_of(model)
         self.stage = StageModel(model, layers, first)
         self.flat: dict[str, Tensor] = {}
+        self._here: set[str] = set()  # parameters that were read from the disk
         self._allocate()
 
     def _allocate(self) -> None:
@@ -148,8 +170,19 @@ class LoadingStage:
 
     @property
     def wanted(self) -> list[tuple[str, int, str]]:
-        """List name, size and dtype of each parameter."""
-        return [(name, len(flat), str(flat.dtype)) for name, flat in self.flat.items()]
+        """List name, size and dtype of each parameter that the head is to give."""
+        return [
+            (name, len(flat), str(flat.dtype)) for name, flat in self.flat.items() if name not in self._here
+        ]
+
+    def read(self, base: Path, *, trained: bool) -> None:
+        """Read the frozen parameters from a base model's folder, and where `trained` those of x_0."""
+        with open_weights(self.recipe, base) as reader:
+            for name, flat in self.flat.items():
+                if trained or name not in self.whole.names:
+                    for start, values in reader.windows(name, str(flat.dtype)):
+                        self.fill(name, start, values)
+                    self._here.add(name)
 
     def fill(self, name: str, start: int, data: bytes) -> None:
         flat = self.flat[name]

@@ -67,7 +67,8 @@ def test_two_machines_of_one_person_are_a_peer(machines: Machines) -> None:
 
 def test_a_lent_machine_killed_with_9_is_replaced_by_one_that_waits(machines: Machines) -> None:
     """No machine has memory for the model. Three are a ring, the fourth waits, and takes the layers of the
-    one that is killed, while the others keep theirs. The replay is what the machines had."""
+    one that is killed, while the others keep theirs. The replay is what the machines had. Its neighbour has
+    told the hub before that lets go of the session."""
     host, url, out = launched(machines, STEPS)
     lent: dict[str, Process] = {}
     for name in ("ann", "bob", "cid", "dan"):
@@ -82,7 +83,15 @@ def test_a_lent_machine_killed_with_9_is_replaced_by_one_that_waits(machines: Ma
     lent[ring[1]["name"]].signal(signal.SIGKILL)
     stepped = len(head.heard("step"))
     finished = host.until("run_finished", timeout=300.0)
+    killed = ring[1]["name"]
+    [left] = [event["came"] for event in host.heard("peer_left") if event["peer"] == killed]
+    replaced = next(
+        event["came"]
+        for event in host.heard("stages")
+        if event["rings"] and killed not in str(event["rings"])
+    )
 
+    assert replaced < left
     assert finished["steps"] == STEPS
     assert sum(step["loss"] is not None for step in head.heard("step")[stepped + 1 :]) > 3
     told = [told["state"] for told in head.heard("progressed")]

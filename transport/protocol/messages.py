@@ -89,10 +89,12 @@ class Placed(Message, frozen=True):
     reason: Line = ""  # why it waits
     # addresses of other machines, which it is to dial and to answer Probed
     probe: Annotated[list[Word], Meta(max_length=64)] = []
+    spare: bool = False  # it waits while there are rings: it may replace a lost machine at any time
 
 
 class Probed(Message, frozen=True):
-    """Tell how many seconds each address in Placed.probe took to accept a connection; below 0: it did not."""
+    """Tell how many seconds each address in Placed.probe took to accept a connection; below 0: it did not.
+    Likewise the address of a neighbour, whenever the line to it is closed, made, or not to be had."""
 
     seconds: Annotated[dict[Word, Finite], Meta(max_length=64)]
 

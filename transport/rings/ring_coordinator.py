@@ -15,6 +15,7 @@ from transport.protocol import LayerDivision, events, messages
 from .ring_table import MOST, Lender, Ring, RingTable
 
 PROBE_S = 5.0  # for a machine to measure its latency to the others
+STANDS_BY = "stands by: it takes the place of a machine that is lost, or one in another ring"
 WAITS = "waits until the machines that wait have the memory for the model"
 UNREACHED = "nobody reaches this machine at its address: it can stand between two that are reached alone"
 
@@ -48,13 +49,15 @@ class RingCoordinator:
         self._probe(session, reachable=ok)
 
     def probed(self, session: Session, m: messages.Probed) -> None:
-        """Take what a machine has measured. One that is new gets a place from now on."""
+        """Take what a machine has measured, below 0: it does not reach another. A new one gets a place from
+        now on."""
         others = {
             other.address: other for other in self._members.present(self.table.lenders) if other.address
         }
         for address, seconds in m.seconds.items():
-            if (other := others.get(address)) is not None and other is not session and seconds >= 0:
-                self.table.measured(session.id, other.id, seconds)
+            if (other := others.get(address)) is not None and other is not session:
+                self.table.measured(session.id, other.id, seconds if seconds >= 0 else inf)
+                self._new = True
         if session.id in self._probing:
             self._come(session)
 
@@ -118,6 +121,7 @@ class RingCoordinator:
         self._new = False
         self.table.tick(now, ring_names())
         changed, self.table.changed = self.table.changed, set()
+        changed |= {one.id for one in self.table.waiting}  # rings may be there now, or gone
         for session in self._members.present(sorted(changed)):
             self._tell(session)
         if (status := self.status()) != self._said:
@@ -140,8 +144,10 @@ class RingCoordinator:
         ring = self.table.ring_of(session.id)
         if ring is None:
             hidden = self._offers[session.id].address and not session.address
-            reason = f"{WAITS}; {UNREACHED}" if hidden else WAITS
-            return messages.Placed("", 0, [], reason, self._probes.get(session.id, []))
+            spare = bool(self.table.rings)
+            why = STANDS_BY if spare else WAITS
+            reason = f"{why}; {UNREACHED}" if hidden else why
+            return messages.Placed("", 0, [], reason, self._probes.get(session.id, []), spare)
         return messages.Placed(ring.id, ring.machines.index(session.id), self._machines(ring))
 
     def _machines(self, ring: Ring) -> list[messages.RingMachine]:

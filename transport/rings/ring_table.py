@@ -6,7 +6,8 @@
 A ring forms as soon as the waiting machines have the memory for the model: of the fewest that have it, the
 strongest. Its layers are divided once. From then on a lost machine leaves a gap, and the waiting machine with
 the least memory that suffices takes its layers. All others keep theirs, so what they have loaded stays. A
-ring that has a gap for GAP_S, or that has lost its head, is dissolved.
+ring that has a gap for GAP_S, or that has lost its head, is dissolved. Where the line between two neighbours
+is lost, a waiting machine takes the place of one of them, which waits then; where none can, nothing changes.
 
 Of two neighbours one must be reachable. So a new ring has at most every second machine that is not. The order
 of its machines is that of the least latencies, as they have measured them (`transport.stages.place`); so is
@@ -15,7 +16,7 @@ the choice among several that could replace a lost one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -77,7 +78,7 @@ class RingTable:
         return self._latencies.get(frozenset((one, other)), UNKNOWN_S)
 
     def measured(self, one: str, other: str, seconds: float) -> None:
-        """Take a latency that one of two machines has measured."""
+        """Take a latency that one of two machines has measured; inf: it does not reach the other."""
         self._latencies[frozenset((one, other))] = seconds
 
     # ---- machines come and go ------------------------------------------------------------------------------
@@ -117,6 +118,9 @@ class RingTable:
             self._set(replace(ring, machines=left))
 
     def _put(self, ring: Ring, number: int, machine: str) -> None:
+        if old := ring.machines[number]:
+            del self._place[old]
+            self.changed.add(old)
         machines = (*ring.machines[:number], machine, *ring.machines[number + 1 :])
         self._place[machine] = ring.id
         self._set(replace(ring, machines=machines))
@@ -158,15 +162,24 @@ class RingTable:
         return min((due(ring) for ring in self.rings.values() if not ring.whole), default=inf)
 
     def _fill(self, ring: Ring) -> None:
-        for number, machine in enumerate(ring.machines):
-            if machine:
+        """Give waiting machines the places of lost ones, and of those that have lost a line to a neighbour,
+        the one with the most lost lines first."""
+        lost = [(machine != "", -self._lost_lines(machine)) for machine in ring.machines]
+        for number in sorted(range(len(lost)), key=lambda number: (*lost[number], -number)):
+            beside = neighbours(ring, number) - {""}
+            if (machine := ring.machines[number]) and (number == 0 or self._reaches(machine, beside)):
                 continue
             able = [one for one in self.waiting if self._suits(ring, number, one)]
             if able:
-                beside = [other for other in neighbours(ring, number) if other]
                 line = {one.id: sum(self.latency(one.id, other) for other in beside) for one in able}
                 self._put(ring, number, min(able, key=lambda one: (line[one.id], one.memory)).id)
                 ring = self.rings[ring.id]
+
+    def _lost_lines(self, machine: str) -> int:
+        return sum(seconds == inf for pair, seconds in self._latencies.items() if machine in pair)
+
+    def _reaches(self, machine: str, others: Iterable[str]) -> bool:
+        return all(self.latency(machine, other) < inf for other in others)
 
     def _suits(self, ring: Ring, number: int, lender: Lender) -> bool:
         """True where a machine has the memory for a place of a ring, and its neighbours and it can dial."""
@@ -176,6 +189,8 @@ class RingTable:
         if lender.memory < self._division.memory(stages, number, ring.layers[number]):
             return False
         beside = neighbours(ring, number) - {"", lender.id}
+        if not self._reaches(lender.id, beside):
+            return False
         return lender.reachable or all(self.lenders[other].reachable for other in beside)
 
     def _choose(self) -> tuple[tuple[str, ...], tuple[range, ...]] | None:
@@ -184,6 +199,8 @@ class RingTable:
         for count in range(1, min(len(able), MOST) + 1):
             chosen = strongest(able, count)
             for order in (self._ordered(chosen), chosen) if chosen else ():
+                if not all(self._reaches(one.id, [other.id]) for one, other in pairs(order)):
+                    continue
                 layers = self._division.divide([one.memory for one in order])
                 if layers is not None:
                     return tuple(one.id for one in order), layers
@@ -201,8 +218,13 @@ class RingTable:
         latencies = [[seconds(one, other) for other in chosen] for one in chosen]
         alike = [1.0] * count
         machines = Machines([alike] * count, latencies, alike, alike)
-        [ring] = place(machines, PipelineLoad(1, 0.0, 0.0, 0.0), count).rings
-        return [chosen[number] for number in ring]
+        rings = place(machines, PipelineLoad(1, 0.0, 0.0, 0.0), count).rings
+        return [chosen[number] for ring in rings for number in ring] or chosen  # none: not all are connected
+
+
+def pairs(order: Sequence[Lender]) -> list[tuple[Lender, Lender]]:
+    """Return all neighbours of a ring."""
+    return list(zip(order, (*order[1:], order[0]), strict=True))
 
 
 def due(ring: Ring) -> float:

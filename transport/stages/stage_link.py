@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from transport.protocol import CurveKeys, LinkLost, ProtocolError, Route, parse_address
+from transport.protocol import CurveKeys, LinkLost, ProtocolError, Route, Unreachable, parse_address
 from transport.wire import (
     GUARD_S,
     Bandwidth,
@@ -86,6 +86,10 @@ class StageLink:
         self._inbox: deque[tuple[_Line, LineMessage | Renewed | Gone | ProtocolError]] = deque()
         self._changed = threading.Condition()
         self._closing = False
+        # called in a line's thread: its connection was made, or was closed or (why) refused, and is dialled
+        self.dialled: Callable[[Neighbour, Unreachable | None], None] = lambda neighbour, why: None
+        # called with a number of connections that the port has refused, while a neighbour is to dial it
+        self.refused: Callable[[int], None] = lambda count: None
         self._threads: list[threading.Thread] = []
         self._start(self._listen)
 
@@ -183,7 +187,9 @@ class StageLink:
                         line.line.closed()
                 if now >= guard_at:
                     guard_at = now + GUARD_S
-                    self._wire.guard(now, self._session_of)
+                    refused = self._wire.guard(now, self._session_of)
+                    if refused and not all(line.line.open for line in lines):
+                        self.refused(refused)
         finally:
             self._wire.close()
 
@@ -221,8 +227,9 @@ class StageLink:
                     with self._changed:
                         if isinstance(event, Connected):
                             line.line.opened(time.monotonic())
+                            self.dialled(line.neighbour, None)
                         elif isinstance(event, Disconnected):
-                            self._lost(line, time.monotonic())
+                            self._lost(line, time.monotonic(), event.error)
                         elif isinstance(event, Received):
                             self._take(line, event.frames)
                 if not self._flow(line, lambda frames: wire.send(0, frames)):
@@ -231,10 +238,11 @@ class StageLink:
         finally:
             wire.close()
 
-    def _lost(self, line: _Line, now: float) -> None:
+    def _lost(self, line: _Line, now: float, why: Unreachable | None = None) -> None:
         """Dial a lost connection at once; one that was not made, later."""
         line.dial_at = now if line.line.open else now + RETRY_S
         line.line.closed()
+        self.dialled(line.neighbour, why)
 
     def _take(self, line: _Line, frames: Frames) -> None:
         now = time.monotonic()

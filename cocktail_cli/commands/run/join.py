@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cocktail_cli.stage_machines import StageRing
     from transport import RunURL
 
+ANSWERS_S = 5.0  # for the hub to say what the run is, where the caller's patience is shorter
 RETURN_WITHIN = 600.0  # seconds to reach the hub after a pause: nobody may be there to try again
 
 
@@ -120,6 +121,7 @@ def join(
             machine.isolate_model_code(trust_remote_code)
             limits = replace(limits, devices=machine.pick_devices(device, gpus))
             if ring is not None:
+                check_run(url, limits, patience)
                 limits = replace(limits, ring=stack.enter_context(closing(opened_ring(ring, limits, view))))
             if gpus == 1:
                 machine.limit_memory(limits.devices, vram_limit)
@@ -205,7 +207,24 @@ def opened_ring(addresses: str, limits: volunteer.VolunteerLimits, view: View) -
     for number in range(1, url.stages):
         which = f"machine {number + 1} of {url.stages}"
         view.show(Progressed(f"type on {which}: cocktail stage {url.of(number)}"))
-    return StageRing(RingLines.at(url), url.stages, limits.devices[0])
+    lines = RingLines.at(url)
+    lines.lost = lambda why: view.show(Warning(why))
+    return StageRing(lines, url.stages, limits.devices[0])
+
+
+def check_run(url: RunURL, limits: volunteer.VolunteerLimits, patience: float) -> None:
+    """Look whether several machines can be a peer of this run, before this one joins it.
+
+    Raises ModelError where they cannot; Unreachable, RefusedByHub, LinkLost.
+    """
+    from recipes.config import recipe_from_json
+    from recipes.staged_peer import check_staged
+    from transport.peer import PeerIdentity, RunVisit
+
+    visit = RunVisit(url, PeerIdentity(limits.name, limits.hardware, keys=machine.own_keys()))
+    with ExitStack() as stack:
+        stack.callback(visit.end, declined=False)
+        check_staged(recipe_from_json(visit.begin(max(patience, ANSWERS_S)).welcome.recipe))
 
 
 def dialled(text: str, view: View) -> RunURL:

@@ -8,17 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tiny_models import CLASSES
+from transformers import AutoModelForCausalLM
 
 from cocktail_cli.errors import explain
 from compress import PacketError
 from recipes.config.loader import load_recipe
 from recipes.config.schema import Recipe
 from recipes.errors import MissingPackage, ModelError, StageFailed, StageLost
+from recipes.models import load_trained
 from recipes.pipeline import StageMessage
 from recipes.staged_peer import RingHead, StageMachine, check_staged, load_replica
-from recipes.staged_peer.replica_loading import WeightsReader
 from recipes.staged_peer.ring_request import HEAD, error_values, raise_error, request_of
+from recipes.staged_peer.weights_reader import WeightsReader
 
 WITHOUT = [
     ("fill", {"stage": 2, "name": "a", "start": 0}),
@@ -90,6 +93,35 @@ def test_a_model_of_too_few_layers_is_no_temporary_error(tmp_path: Path) -> None
             load_replica(head, recipe(), tmp_path)
     finally:
         head.close()
+
+
+@pytest.mark.parametrize("lora", [(), ("lora.lora_r=4",)])
+def test_a_machine_reads_from_its_own_disk_what_is_not_of_a_snapshot(
+    tmp_path: Path, lora: tuple[str, ...]
+) -> None:
+    """Nothing of it comes over a line; a frozen base even where x' is of a snapshot. Another base is no
+    help."""
+    base = tmp_path / "base"
+    AutoModelForCausalLM.from_config(CLASSES["llama"]()).save_pretrained(base)
+    asked = recipe(f"model.model_name_or_path={base}", *lora)
+    told: dict[str, Any] = {"recipe": asked.to_json(), "config": (base / "config.json").read_text()}
+    told["layers"] = {"1": (0, 1)}
+
+    def wanted(base_name: str, *, from_snapshot: bool) -> dict[str, int]:
+        source = {"base": base_name, "from_snapshot": from_snapshot}
+        answer = machine.answer("load", told | {"source": source}, b"")
+        return {name: size for name, size, _ in answer.values["parameters"]}
+
+    machine = StageMachine(1, base=base)
+    assert wanted("base", from_snapshot=False) == {}
+    whole = dict(load_trained(asked, base).named_parameters())
+    flat = machine.loading.flat
+    assert all(torch.equal(values, whole[name].detach().view(-1)) for name, values in flat.items())
+    every = wanted("another", from_snapshot=False)
+    assert every.keys() == flat.keys()
+    trained = set(machine.loading.whole.names)
+    assert wanted("base", from_snapshot=True).keys() == every.keys() & trained
+    assert bool(lora) == (every.keys() - trained != set())
 
 
 @pytest.mark.parametrize("sizes", [[-1, 1], [True], ["1"], [0.0], None])

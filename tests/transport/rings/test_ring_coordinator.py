@@ -102,6 +102,7 @@ def test_machines_that_hold_the_model_together_are_told_their_ring_and_nobody_tr
     machines.come("bob", 3)
     assert machines.places() == {}
     assert "waits until" in machines.peers["ann"].placed.reason  # type: ignore[union-attr]
+    assert not machines.peers["ann"].placed.spare  # type: ignore[union-attr]
     machines.come("cid", 3)
 
     assert machines.places() == {
@@ -129,6 +130,21 @@ def test_a_waiting_machine_replaces_one_whose_process_ends_and_the_others_keep_t
         name: (n, ("ann", "dan", "cid")) for n, name in enumerate(("ann", "dan", "cid"))
     }
     assert {peer.placed.ring for peer in machines.peers.values()} == {ring}  # type: ignore[union-attr]
+
+
+def test_a_machine_that_its_neighbour_does_not_reach_any_more_is_replaced_at_once() -> None:
+    """No time passes: the hub's own connection to it may still be open, or have its grace."""
+    machines = formed()
+    machines.come("dan", 3)
+    lost = messages.Probed({"bob:1": -1.0})
+    machines.act(machines.hub.receive(conn("ann"), lost, machines.now))  # type: ignore[arg-type]
+
+    assert machines.places() == {
+        name: (n, ("ann", "dan", "cid")) for n, name in enumerate(("ann", "dan", "cid"))
+    }
+    spare = machines.peers["bob"].placed
+    assert spare is not None
+    assert spare.spare
 
 
 def test_a_silent_machine_is_lost_where_another_waits() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import count, pairwise
+from itertools import combinations, count, pairwise
+from math import inf
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,6 +61,7 @@ STEPS = st.lists(
         st.tuples(st.just("come"), st.integers(1, 8), st.booleans()),
         st.tuples(st.just("gone"), st.integers(0, 30), st.just(False)),
         st.tuples(st.just("wait"), st.integers(1, 70), st.just(False)),
+        st.tuples(st.just("line"), st.integers(0, 30), st.booleans()),
     ),
     max_size=30,
 )
@@ -73,12 +75,18 @@ def test_every_history_keeps_the_laws_of_rings(steps: list[tuple[str, int, bool]
             table.come(Lender(next(machines), number, reachable))
         elif kind == "gone" and table.lenders:
             table.gone(list(table.lenders)[number % len(table.lenders)])
+        elif kind == "line" and (some := list(table.rings.values())):  # is lost, or there again
+            beside = list(pairwise(filter(None, some[number % len(some)].machines)))
+            for one, other in beside[: number % 3]:
+                table.measured(one, other, 0.01 if reachable else inf)
         else:
             now += number
         check(table)
         before = {ring.id: ring for ring in table.rings.values()}
         table.tick(now, names)
         check(table)
+        if any(table.latency(one, other) == inf for one, other in combinations(table.lenders, 2)):
+            continue
         waiting = sorted(table.waiting, key=lambda one: -one.memory)
         for size in range(1, len(waiting) + 1):
             chosen = strongest(waiting, size)
@@ -122,6 +130,39 @@ def test_a_lost_machine_is_replaced_by_the_least_that_suffices_and_nobody_moves(
     [ring] = table.rings.values()
     assert ring.machines == ("m0", "m1", "weak")  # it has one layer
     assert table.changed == {"m0", "m1", "weak"}
+
+
+def test_one_of_two_machines_whose_line_is_lost_is_replaced_and_waits() -> None:
+    """Never the head, and only where another can take the place; then that one which has lost most lines."""
+    table = placed(4, 3, 3)
+    table.measured("m1", "m2", inf)
+    table.tick(1.0, named())
+    assert table.rings["ring-0"].machines == ("m0", "m1", "m2"), "nobody waits"
+    table.come(Lender("late", 3, True))
+    table.tick(2.0, named())
+    assert table.rings["ring-0"].machines == ("m0", "m1", "late")
+
+    table.measured("m1", "late", inf)
+    table.tick(3.0, named())
+    assert table.rings["ring-0"].machines == ("m0", "m2", "late"), "m1 has lost two lines"
+    table.measured("late", "m0", inf)
+    table.tick(4.0, named())
+    assert table.rings["ring-0"].machines == ("m0", "m2", "late"), "m1 does not reach m2"
+
+
+def test_machines_that_do_not_reach_each_other_are_no_neighbours() -> None:
+    table = RingTable(Units())
+    for name in "abc":
+        table.come(Lender(name, 3, True))
+    table.measured("a", "b", inf)
+    table.tick(0.0, named())
+    assert not table.rings
+    table.come(Lender("d", 3, True))
+    table.tick(1.0, named())
+    assert [ring.machines for ring in table.rings.values()] in (
+        [("a", "c", "b", "d")],
+        [("a", "d", "b", "c")],
+    )
 
 
 def test_a_gap_is_filled_when_somebody_comes_and_a_ring_that_waits_for_too_long_is_dissolved() -> None:

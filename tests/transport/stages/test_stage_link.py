@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from queue import SimpleQueue
 
 import pytest
 
 from scripts.swarms.tcp_link import Link
-from transport.protocol.errors import LinkLost
+from transport.protocol.errors import LinkLost, Unreachable
 from transport.protocol.keys import CurveKeys
 from transport.stages.stage_line import Gone, LineMessage, Renewed
 from transport.stages.stage_link import FromNeighbour, Neighbour, StageLink
@@ -111,11 +113,16 @@ def test_a_neighbour_that_ends_is_gone_and_one_in_its_place_is_new(ring: Ring) -
     """Both ends of its lines hear of it: what was for the old one is not delivered to the new one."""
     for number in range(2):
         ring.start(number, gone_s=0.4)
+    dialled = SimpleQueue[str]()
+    ring.links[0].dialled = lambda neighbour, why: dialled.put(neighbour.name)
     ring.connect(2)
     for number in range(2):
         ring.links[number].send(activations(number))
         message(ring.links[1 - number])
+    while not dialled.empty():
+        dialled.get()
     ring.links[1].close()
+    assert dialled.get(timeout=WAIT) == "s1"
     ring.links[0].send(activations(1))
     for _ in range(2):
         gone = received(ring.links[0], lambda came: isinstance(came.what, Gone))
@@ -143,6 +150,23 @@ def test_another_peer_takes_the_place_of_a_neighbour(ring: Ring) -> None:
     ring.links[0].send(activations(1))
     assert message(ring.links[0]) == ("s2", LineMessage(2, "gradients", 1, b"of the other"))
     assert message(ring.links[2]) == ("s0", activations(1))
+
+
+def test_a_machine_with_another_secret_is_noticed_at_both_ends(ring: Ring) -> None:
+    """The one that dials meets another key than it expects; at the other its connection is refused."""
+    for number in range(2):
+        ring.start(number)
+    met, refused = SimpleQueue[Unreachable | None](), SimpleQueue[int]()
+    ring.links[0].dialled = lambda neighbour, why: met.put(why)
+    ring.links[1].refused = refused.put
+    ring.connect(2, 1)
+    wrong = replace(ring.named(1, -1), key=KEYS[2].public)
+    ring.links[0].connect(wrong, wrong)
+
+    why = met.get(timeout=WAIT)
+    assert why is not None
+    assert why.layer == "key"
+    assert refused.get(timeout=WAIT)
 
 
 def test_a_line_that_neither_end_can_dial_is_refused(ring: Ring) -> None:

@@ -2,5 +2,6 @@
 
 from .causes import Culprit
 from .round_sample import PeerSample, RoundSample
+from .sight import Moving, Sight
 from .slow_rounds import HUB, SlowRounds
 from .slowest_line import LineWatch, SlowestLine

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .round_sample import PeerSample, Usual
+from .sight import Moving, Sight
 
 Cause = Literal[
     "asleep", "stopped", "silent", "memory", "thermal", "disk", "other load", "gpu load", "compute",
@@ -15,7 +16,7 @@ Cause = Literal[
 
 REMEDIES: dict[Cause, str] = {
     "asleep": "keep that machine from sleeping: power settings, or the mains for a laptop",
-    "stopped": "let its process run: SIGSTOP or a paused container freezes it",
+    "stopped": "let its process run: SIGSTOP or a paused container freezes it, other programs may starve it",
     "silent": "see whether that machine is on, its process not stopped, and its line up",
     "memory": "end other programs there, or join with a smaller --micro-batch-size or with --vram-limit",
     "thermal": "cool that machine, or clean its fans; --max-temp pauses it before it is slowed down",
@@ -48,7 +49,8 @@ class Culprit:
 
 def evidence_of(cause: Cause, sample: PeerSample, usual: Usual | None) -> str:
     """Describe what was measured, beside what is usual there."""
-    said = MEASURED[cause](sample)
+    seen = sample.sight if cause in SEEN else None
+    said = SEEN[cause](seen) if seen is not None and seen.seconds(cause) else MEASURED[cause](sample)
     before = f", usually {seconds(usual.seconds)}" if usual is not None else ""
     resent = resent_by(cause, sample)
     return f"{said}{before}{f'; {resent:.0%} of its TCP segments were sent again' if resent >= LOSSY else ''}"
@@ -106,4 +108,26 @@ MEASURED: dict[Cause, Callable[[PeerSample], str]] = {
         f"its clock was set {abs(s.seconds('clock')):,.0f} s "
         f"{'forward' if s.seconds('clock') > 0 else 'back'}"
     ),
+}
+
+
+def _silent(sight: Sight) -> str:
+    nor = ", and what it is sent is not acknowledged" if sight.dark else ""
+    return f"nothing has come from it for {seconds(sight.silent)}{nor}"
+
+
+def _slowly(what: str, moving: Moving | None) -> str:
+    """Describe what is on its way; it is only called where something is."""
+    assert moving is not None
+    part = f"{moving.came / 1000:.0f}{f' of {moving.size / 1000:.0f}' if moving.size else ''} kB"
+    return f"{part} of {what} in {seconds(moving.seconds)}{rate(moving.came, moving.seconds)}"
+
+
+SEEN: dict[Cause, Callable[[Sight], str]] = {
+    "silent": _silent,
+    "stopped": lambda s: (
+        f"its machine acknowledges what it is sent, its process has said nothing for {seconds(s.silent)}"
+    ),
+    "upload": lambda s: _slowly("its update have come", s.up),
+    "download": lambda s: _slowly("what it was sent are acknowledged", s.down),
 }

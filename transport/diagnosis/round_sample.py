@@ -9,6 +9,8 @@ from statistics import median
 
 from transport.protocol import messages
 
+from .sight import Sight
+
 TENTHS = 2.563  # standard deviations between the lowest and the highest tenth
 SPREAD = 0.05  # the least: nothing on a computer is more regular
 TICK = 0.01  # seconds; less is not measured well
@@ -29,12 +31,15 @@ class PeerSample:
     down: int = 0  # bytes of the aggregate that it has fetched since its last update
     spent: messages.Spent | None = None
     whole: bool = True  # False: the round closed without its update
+    sight: Sight | None = None  # what the hub sees of a peer that the round went on without
 
     def seconds(self, phase: str) -> float:
         """Return the seconds of a phase of its round, or of a counter of its machine: a field of `Spent`."""
         if phase in ("compute", "upload"):
-            return self.compute_s if phase == "compute" else self.upload_s
-        return getattr(self.spent, phase) / 1000 if self.spent is not None else 0.0
+            measured = self.compute_s if phase == "compute" else self.upload_s
+        else:
+            measured = getattr(self.spent, phase) / 1000 if self.spent is not None else 0.0
+        return measured if self.sight is None else max(measured, self.sight.seconds(phase))
 
     def sizes(self, phase: str) -> tuple[float, ...]:
         """Return what the seconds of a phase are in proportion to; 0: not known, (1,): to nothing."""
@@ -50,7 +55,7 @@ class RoundSample:
     round: int
     opened: float  # hub's monotonic seconds
     peers: dict[str, PeerSample] = field(default_factory=dict)  # by session
-    silent: dict[str, float] = field(default_factory=dict)  # session -> seconds since it was last heard of
+    sights: dict[str, Sight] = field(default_factory=dict)  # of sessions that it has gone on without
     aggregate_s: float = 0.0  # of the hub
     disk_s: float = 0.0  # of the hub: until the round was durable
     uneven: bool = False  # peers had other work too: an evaluation

@@ -13,8 +13,9 @@
 - Rounds in which a peer was slow with a cause do not enter its history: a lasting fault stays one.
 - A peer that was slow from the beginning has no better history. It is compared with the others, and named
   where nearly all of its rounds are CHRONIC times as long as they would be without it.
-- A round that leaves a peer out was lengthened by it up to the straggler deadline. It is named by what it
-  says meanwhile (`Delayed`), if that is beyond doubt, or by its next report; after SILENT_S as silent.
+- A round that leaves a peer out was lengthened by it up to the straggler deadline. It is named by what the
+  hub sees (`Sight`) or it says (`Delayed`) meanwhile, if that is beyond doubt, or by its next report; after
+  SILENT_S as silent.
 - Many TCP segments sent again are the line's loss, not its noise: one slow round with them suffices.
 """
 
@@ -25,8 +26,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from transport.protocol import messages
+
 from .causes import Cause, Culprit, evidence_of, resent_by, seconds
 from .round_sample import PeerSample, RoundSample, Usual, usual
+from .sight import Sight
 
 HUB = "the hub"
 EFFECT = 0.2  # of the round without that peer
@@ -35,6 +39,7 @@ HISTORY, KNOWN = 48, 8  # rounds remembered of a peer, and needed before it is c
 VOTES, WINDOW = 2, 3
 CHRONIC, OFTEN, LATELY = 0.5, 7, 8  # effect, and in how many of the last rounds
 SILENT_S = 3.0
+MUTE = 0.75  # share of the time since the round was opened in which a stopped process says nothing
 CLOCK_S = 2.0
 FRESH = 5  # rounds for which a culprit is shown
 DRASTIC = 2.0  # rounds; by such a growth one round suffices
@@ -68,6 +73,7 @@ class LeftOut:
     """A round that was committed without a peer's update."""
 
     round: int
+    opened: float  # hub's monotonic seconds
     own: float  # seconds for which it was awaited
     without: float  # seconds that the round would have taken
     asked: bool = False  # its first report since has not explained it
@@ -141,12 +147,14 @@ class SlowRounds:
         owns = {
             session: own for session, one in sample.peers.items() if (own := self._own(sample, session, one))
         }
-        found = self._of_clocks(sample) + self._of_silence(sample)
+        found = self._of_clocks(sample)
         if not sample.uneven:
             suspects = {one.session: one for one in self._suspects(sample, owns)}
             for session in sample.peers:
                 found += self._judge(sample, session, suspects.get(session))
             found += self._of_hub(sample, max(owns.values(), default=0.0))
+        for session, sight in sample.sights.items():
+            found += self._amid(session, sight)
         for session, peer in sample.peers.items():
             known = self._known.setdefault(session, History(peer.name))
             known.at, known.arrived = sample.round, peer.arrived
@@ -166,17 +174,23 @@ class SlowRounds:
         if known is None:
             return []
         known.delayed = peer
-        return self._tell(self._amid(known, session))
+        return self._tell(self._amid(session, Sight()))
 
-    def _amid(self, known: History, session: str) -> list[Culprit]:
-        """Name a peer that was left out by what it says meanwhile, where that is beyond doubt."""
-        if known.left_out is None or known.delayed is None:
+    def _amid(self, session: str, sight: Sight) -> list[Culprit]:
+        """Name a peer that was left out by what it has said and the hub sees, where that is beyond doubt."""
+        known = self._known.get(session)
+        if known is None or known.left_out is None:
             return []
-        suspect = left_out(known, session, known.delayed)
+        if sight.silent < MUTE * (sight.silent + sight.heard - known.left_out.opened):
+            sight = replace(sight, stopped=False)
+        told = replace(known.delayed or PeerSample(known.name, 0.0, spent=messages.Spent()), sight=sight)
+        suspect = left_out(known, session, told)
         verdict = explained(suspect, known.usual)
         if verdict is None or not verdict.certain:
-            return []
-        lengthened = suspect.lengthened
+            if sight.silent < SILENT_S:
+                return []
+            verdict = Verdict("silent", evidence_of("silent", told, None), True, sight.silent)
+        lengthened = max(EFFECT, suspect.lengthened)
         return [Culprit(known.name, verdict.cause, verdict.evidence, lengthened, self.round, self.round)]
 
     def _back(self, known: History, session: str, peer: PeerSample) -> list[Culprit]:
@@ -227,8 +241,8 @@ class SlowRounds:
         verdict: Verdict | None = None
         if not peer.whole:
             if suspect is not None:
-                known.left_out = LeftOut(sample.round, suspect.own, suspect.without)
-            return self._amid(known, session)
+                known.left_out = LeftOut(sample.round, sample.opened, suspect.own, suspect.without)
+            return []
         known.delayed = None
         if known.left_out is not None and peer.spent is not None:
             return self._back(known, session, peer)
@@ -259,19 +273,6 @@ class SlowRounds:
             for peer in sample.peers.values()
             if abs(peer.seconds("clock")) >= CLOCK_S and not peer.seconds("slept")
         ]
-
-    def _of_silence(self, sample: RoundSample) -> list[Culprit]:
-        """Name peers that a round was waiting for in vain, and that have been silent since."""
-        found = []
-        for session, silent in sample.silent.items():
-            known = self._known.get(session)
-            if known is not None and known.left_out is not None and silent >= SILENT_S:
-                missed, said = known.left_out, f"nothing has come from it for {seconds(silent)}"
-                longer = missed.own / max(missed.without, LEAST_S) - 1
-                found.append(
-                    Culprit(known.name, "silent", said, max(EFFECT, longer), sample.round, missed.round)
-                )
-        return found
 
     def _of_hub(self, sample: RoundSample, rest: float) -> list[Culprit]:
         """Vote on the hub: its disk and its sums lengthen the round of everybody."""
@@ -357,5 +358,6 @@ def largest_phase(suspect: Suspect, before: Iterable[PeerSample], certain: bool 
     if grown.get(cause, 0.0) < 0.5 * suspect.excess:
         return None
     sure = grown[cause] >= DRASTIC * suspect.without or resent_by(cause, suspect.sample) >= LOST
+    seen = suspect.sample.sight is not None and suspect.sample.sight.seconds(cause) > 0
     said = evidence_of(cause, suspect.sample, Usual(normal[cause], 0.0))
-    return Verdict(cause, said, certain or sure, grown[cause])
+    return Verdict(cause, said, certain or sure or seen, grown[cause])

@@ -21,8 +21,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from transport import actions as do
+from transport.diagnosis import Moving, Sight
 from transport.ledger import Ledger
-from transport.membership import AWAKE_S, wrong_version
+from transport.membership import AWAKE_S, Session, wrong_version
 from transport.protocol import (
     HANDOFF,
     PAUSED,
@@ -98,6 +99,7 @@ class Hub:
         self.port = self._wire.port
         self._state = HubState(settings, keys.token, keys.stop, time.monotonic(), ledger.recover())
         self._members, self._rounds = self._state.members, self._state.rounds
+        self._rounds.sees = self._sight
         self._inbox = Inbox(self._state.uploads.refusal)
         self._shards: ShardAggregation | None = None
         if self._state.shards is not None:
@@ -429,6 +431,14 @@ class Hub:
         if self._shards is None:
             raise KeyError(f"there is no {name} for this session")
         return self._shards.find(session, name)
+
+    def _sight(self, session: Session, round: int, now: float) -> Sight:
+        """See what crosses the connections of a peer that this round has closed without."""
+        found = (self._wire.crossed(conn) for conn in self._connections.of(session.id))
+        name, update = f"{UPDATE}{round}", None
+        if (there := self._inbox.under_way(session.id, name)) is not None:
+            update = Moving(now - self._put_at.get((session.id, name), now), *there)
+        return Sight.of([line for line in found if line is not None], session.seen, update, now)
 
     # ---- the I/O thread: actions ---------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ every step that needs no further input.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,7 +24,7 @@ from msgspec import structs
 
 from transport import actions as do
 from transport.actions import Outbox
-from transport.diagnosis import Culprit, LineWatch, PeerSample, RoundSample, SlowestLine, SlowRounds
+from transport.diagnosis import Culprit, LineWatch, PeerSample, RoundSample, Sight, SlowestLine, SlowRounds
 from transport.ledger import EvaluationRow, Recovered
 from transport.membership import Admission, Roster, Session, SessionEvent, State
 from transport.protocol import (
@@ -156,6 +156,8 @@ class Rounds:
         self.over = messages.Over("", False)  # how the run ended
         self.slow, self._lines, self._measure_anew = SlowRounds(), LineWatch(), False
         self.slowest: SlowestLine | None = None  # what bounds the last rounds
+        # What the shell sees of a peer that a round, of this number, has closed without.
+        self.sees: Callable[[Session, int, float], Sight] = lambda session, _, now: Sight(now - session.seen)
         self._uneven_until = -1  # rounds in which members evaluate, and those after them, take longer
         self._deadline, self._balancer = StragglerDeadline(self._longest), LoadBalancer()
         self._started = now
@@ -692,8 +694,8 @@ class Rounds:
         """Describe a durable round for the diagnosis."""
         before = self.history.commits.get(ex.round - 1)
         sample = ex.sample(done, before.message.size if before is not None else 0)
-        silent = {s.id: now - s.seen for s in self._members if s.state is State.BEHIND}
-        return replace(sample, silent=silent, uneven=ex.round <= self._uneven_until)
+        sights = {s.id: self.sees(s, ex.round, now) for s in self._members if s.state is State.BEHIND}
+        return replace(sample, sights=sights, uneven=ex.round <= self._uneven_until)
 
     def _tell_culprits(self, found: list[Culprit]) -> None:
         for one in found:

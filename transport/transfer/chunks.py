@@ -55,6 +55,11 @@ class ChunkMap:
         return [i for i in range(self.count) if bits[i] == "0"]
 
     @property
+    def received(self) -> int:
+        """Return the bytes of the chunks that are here."""
+        return min(self.size, self._here * self.chunk)
+
+    @property
     def whole(self) -> bool:
         return self._here == self.count
 

@@ -64,6 +64,11 @@ class Inbox:
                 del self._parts[other]
         return messages.Have(m.name, old.map.bitmap())
 
+    def under_way(self, session: str, name: str) -> tuple[int, int] | None:
+        """Return the bytes that are here of an upload, and its size; None: it is not under way."""
+        parts = self._parts.get((session, name))
+        return None if parts is None else (parts.map.received, parts.map.size)
+
     def drop(self, session: str) -> None:
         """Forget the uploads of a session that is over."""
         for key in [k for k in self._parts if k[0] == session]:

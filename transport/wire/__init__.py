@@ -7,6 +7,7 @@ from .frames import (
     HANDSHAKE_UP,
     MAX_BUFFERED,
     Connected,
+    Crossed,
     Disconnected,
     Frames,
     HubWire,

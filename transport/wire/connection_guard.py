@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 import zmq
 
-from .frames import HANDSHAKE_DOWN, HANDSHAKE_UP, MAX_BUFFERED, origin_of
+from .frames import HANDSHAKE_DOWN, HANDSHAKE_UP, MAX_BUFFERED, Crossed, origin_of
 from .rate_limit import MAX_NAMES, TokenBuckets
 
 SILENT_S = 15.0  # 5 of them for the handshake (HANDSHAKE_IVL), the rest for a slow line
@@ -45,6 +45,18 @@ EVENT = struct.Struct("=HI")  # event, value
 HUNG_UP = (errno.EPIPE, errno.ECONNRESET)  # the other end closed it
 INFO = struct.Struct("=120xQQ")  # of struct tcp_info: bytes acknowledged, bytes received
 LINUX = sys.platform == "linux"
+LOOPBACK = ("127-", "::")  # origins
+
+
+@dataclass(frozen=True)
+class TcpCounters:
+    """The kernel's byte counters of a descriptor."""
+
+    acknowledged: int = 0  # bytes acknowledged by the other end
+    received: int = 0
+
+    def held(self, line: GuardedConnection) -> int:
+        return max(0, self.received - line.read) + max(0, line.sent - self.acknowledged) if LINUX else 0
 
 
 @dataclass
@@ -57,17 +69,31 @@ class GuardedConnection:
     sent: int = HANDSHAKE_DOWN
     held: int = 0  # by the kernel's last answer
     held_at: int = HANDSHAKE_DOWN  # `sent` at that time
+    counts: TcpCounters = TcpCounters()  # the kernel's last answer
+    received_at: float = 0.0  # when they last grew
+    acknowledged_at: float = 0.0
+    caught_up_at: float = 0.0  # when all that was sent was acknowledged
+    caught_up: int = 0  # bytes, then
 
+    def look(self, counts: TcpCounters, now: float) -> None:
+        """Note the kernel's answer."""
+        self.received_at = now if counts.received > self.counts.received else self.received_at
+        if counts.acknowledged > self.counts.acknowledged:
+            self.acknowledged_at = now
+        if counts.acknowledged >= self.sent or not self.caught_up_at:
+            self.caught_up_at, self.caught_up = now, counts.acknowledged
+        self.counts = counts
 
-@dataclass(frozen=True)
-class TcpCounters:
-    """The kernel's byte counters of a descriptor."""
-
-    acknowledged: int = 0  # bytes acknowledged by the other end
-    received: int = 0
-
-    def held(self, line: GuardedConnection) -> int:
-        return max(0, self.received - line.read) + max(0, line.sent - self.acknowledged) if LINUX else 0
+    def crossed(self) -> Crossed:
+        return Crossed(
+            self.received_at,
+            self.acknowledged_at,
+            max(0, self.counts.received - self.read),
+            max(0, self.sent - self.counts.acknowledged),
+            self.caught_up_at,
+            self.counts.acknowledged - self.caught_up,
+            not origin_of(self.conn).startswith(LOOPBACK),
+        )
 
 
 class ConnectionGuard:
@@ -178,6 +204,10 @@ class ConnectionGuard:
         # an upper bound: acknowledgements since then are not known
         return line.held + line.sent - line.held_at
 
+    def crossed(self, conn: bytes) -> Crossed | None:
+        number = self._numbers.get(conn)
+        return self._lines[number].crossed() if LINUX and number is not None else None
+
     def is_open(self, conn: bytes) -> bool:
         return conn in self._numbers
 
@@ -200,7 +230,9 @@ class ConnectionGuard:
             counts, session = counts_of(number), session_of(line.conn)
             if counts is None:
                 self._closed(number)
-            elif session is not None:
+                continue
+            line.look(counts, now)
+            if session is not None:
                 line.since = now
                 held.setdefault(session, {})[number] = counts.held(line)
             elif now - line.since >= patience or counts.held(line) > STRANGER:

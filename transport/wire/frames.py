@@ -20,6 +20,19 @@ class SharedPayload(bytes):
     made: Any = None
 
 
+@dataclass(frozen=True)
+class Crossed:
+    """Bytes of a connection as the hub's system has counted them at the last `guard`. Times are monotonic."""
+
+    received_at: float  # bytes have last come, parts of messages included
+    acknowledged_at: float  # the system of the other end has last acknowledged bytes
+    partly: int  # bytes that came of a message that is not whole
+    unacknowledged: int  # bytes sent
+    caught_up_at: float  # the system of the other end had last acknowledged all that was sent
+    acknowledged: int  # bytes, since then
+    is_peers: bool  # the other end is the peer's machine; a relay's is reached on the loopback
+
+
 class HubWire(Protocol):
     """The hub's end. The wire names each connection `<key>.<number>` or `<key>.<origin>.<number>`."""
 
@@ -33,6 +46,9 @@ class HubWire(Protocol):
 
     def held(self, conn: bytes) -> int:
         """Count bytes held for a connection: not read, or sent and not acknowledged. 0: not known."""
+
+    def crossed(self, conn: bytes) -> Crossed | None:
+        """Return what has crossed a connection; None: the system does not tell."""
 
     def hang_up(self, conn: bytes) -> None:
         """Close a connection that misbehaves; its origin is charged when it dials again."""

@@ -37,7 +37,7 @@ from transport.protocol import (
 )
 
 from .connection_guard import ConnectionGuard, counts_of, origin
-from .frames import Connected, Disconnected, Frames, Received, SharedPayload, wire_size
+from .frames import Connected, Crossed, Disconnected, Frames, Received, SharedPayload, wire_size
 from .tcp_probe import reach
 
 if TYPE_CHECKING:
@@ -188,6 +188,9 @@ class RouterWire:
 
     def held(self, conn: bytes) -> int:
         return self._guard.held(conn)
+
+    def crossed(self, conn: bytes) -> Crossed | None:
+        return self._guard.crossed(conn)
 
     def is_open(self, conn: bytes) -> bool:
         """Tell whether a connection by which a message has come is open still. Any thread may call it."""

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 from simulated_rounds import Machine, SimulatedRounds
 
-from transport.diagnosis import HUB, Culprit, PeerSample, SlowRounds
+from transport.diagnosis import HUB, Culprit, PeerSample, Sight, SlowRounds
 from transport.protocol.messages import Spent
 
 SWARM = {f"p{i}": Machine(sample=0.25 * (1 + 0.3 * i)) for i in range(4)}
@@ -111,7 +111,7 @@ def test_a_peer_that_is_left_out_is_named_once_it_is_silent_and_explained_once_i
     sample = sim.round()
 
     others = {name: peer for name, peer in sample.peers.items() if name != "p2"}
-    (silent,) = slow.add(replace(sample, peers=others, silent={"p2": 11.0}))
+    (silent,) = slow.add(replace(sample, peers=others, sights={"p2": Sight(11.0)}))
     (back,) = slow.late("p2", replace(gone, spent=Spent(cycle=40000, stopped=35000)))
 
     assert (silent.peer, silent.cause) == ("p2", "silent")
@@ -173,7 +173,7 @@ def test_a_peer_that_a_round_went_on_without_is_named_by_what_it_says_meanwhile(
         slow.add(sim.round())
     sample = sim.round()
     gone = PeerSample("p2", sample.opened + 9.0, whole=False)
-    left_out = replace(sample, peers={**sample.peers, "p2": gone})
+    left_out = replace(sample, peers={**sample.peers, "p2": gone}, sights={"p2": Sight()})
     says = PeerSample("p2", sample.opened + 8.0, spent=spent)
 
     first = slow.delayed("p2", says) if before_the_close else slow.add(left_out)

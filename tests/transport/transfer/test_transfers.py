@@ -368,6 +368,8 @@ def test_uploads_of_closed_rounds_and_ended_sessions_are_forgotten() -> None:
     inbox.drop("t")
     inbox.forget(lambda name: name != "update/2")
 
+    assert inbox.under_way("s", "update/2") == (1024, 2000)
+    assert inbox.under_way("s", "update/1") is inbox.under_way("t", "update/2") is None
     assert inbox.receive("s", messages.Put("update/2", 2000, b"", 1024), b"") == [
         messages.Have("update/2", b"\1")
     ]

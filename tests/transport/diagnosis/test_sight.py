@@ -1,0 +1,115 @@
+"""What a hub makes of the bytes of a peer's connections, once a round has gone on without that peer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from simulated_rounds import SimulatedRounds
+from test_slow_rounds import SWARM, WELL
+
+from transport.diagnosis import Culprit, Moving, PeerSample, Sight, SlowRounds
+from transport.protocol.messages import Spent
+from transport.wire import Crossed
+
+NOW = 100.0
+QUIET = Crossed(
+    received_at=NOW - 2.5,
+    acknowledged_at=NOW - 0.6,
+    partly=0,
+    unacknowledged=0,
+    caught_up_at=NOW,
+    acknowledged=0,
+    is_peers=True,
+)
+UPDATE = Moving(2.5, 16_000, 40_000)
+
+
+def test_a_stopped_process_is_one_whose_machine_acknowledges_pings() -> None:
+    early = replace(QUIET, acknowledged_at=NOW - 2.4)
+    behind = replace(QUIET, caught_up_at=NOW - 2.4, unacknowledged=5_000)
+
+    assert Sight.of([QUIET, early], 90.0, UPDATE, NOW) == Sight(2.5, NOW - 2.5, stopped=True)
+    assert not Sight.of([early], 90.0, None, NOW).stopped, "no ping since its last word was acknowledged"
+    assert not Sight.of([QUIET, behind], 90.0, None, NOW).stopped, "pings wait behind what it is sent"
+    assert not Sight.of([QUIET, replace(early, received_at=NOW - 0.5)], 90.0, None, NOW).stopped
+    assert not Sight.of([QUIET], NOW - 0.5, None, NOW).stopped, "a message has just come"
+
+
+def test_nothing_is_said_of_a_process_behind_a_relay_or_on_a_wire_that_counts_nothing() -> None:
+    assert Sight.of([replace(QUIET, is_peers=False)], 90.0, None, NOW) == Sight(2.5, NOW - 2.5)
+    assert Sight.of([], 90.0, None, NOW) == Sight(10.0, 90.0)
+
+
+def test_a_line_is_dark_where_nothing_is_acknowledged() -> None:
+    dark = replace(QUIET, acknowledged_at=NOW - 2.5, unacknowledged=90, caught_up_at=NOW - 2.0)
+
+    assert Sight.of([dark], 90.0, UPDATE, NOW) == Sight(2.5, NOW - 2.5, dark=True)
+
+
+def test_an_update_of_which_more_comes_is_slow_and_one_that_rests_half_way_is_not() -> None:
+    line = replace(QUIET, received_at=NOW - 0.4, partly=9_000, unacknowledged=90)
+
+    assert Sight.of([QUIET, line], 90.0, UPDATE, NOW).up == Moving(2.5, 25_000, 40_000)
+    assert Sight.of([QUIET, line], 90.0, UPDATE, NOW).down is None, "its acknowledgements wait behind it"
+    assert Sight.of([replace(line, received_at=NOW - 2.0)], 90.0, UPDATE, NOW).up is None
+    assert Sight.of([replace(line, partly=0)], 90.0, UPDATE, NOW).up is None, "its process has sent no more"
+
+
+def test_what_a_peer_is_sent_is_slow_where_it_acknowledges_a_little_at_a_time() -> None:
+    line = replace(QUIET, unacknowledged=30_000, caught_up_at=NOW - 2.2, acknowledged=8_000)
+
+    ping = replace(line, unacknowledged=90)
+
+    assert Sight.of([QUIET, line], NOW - 0.3, None, NOW).down == Moving(NOW - line.caught_up_at, 8_000)
+    assert Sight.of([QUIET, ping], NOW - 0.3, None, NOW).down is None, "its acknowledgement may be on its way"
+
+
+@pytest.mark.parametrize(
+    ("sight", "cause", "evidence"),
+    [
+        (Sight(3.5, stopped=True), "stopped", "its process has said nothing for 3.5 s"),
+        (
+            Sight(0.2, up=Moving(4.0, 12_000, 90_000)),
+            "upload",
+            "12 of 90 kB of its update have come in 4.0 s",
+        ),
+        (
+            Sight(0.2, down=Moving(4.0, 7_000)),
+            "download",
+            "7 kB of what it was sent are acknowledged in 4.0 s",
+        ),
+        (Sight(3.5, dark=True), "silent", "what it is sent is not acknowledged"),
+        (Sight(0.2, up=Moving(2.5, 12_000, 90_000)), "upload", "in 2.5 s"),  # not twice a round, but seen
+        (Sight(2.5), "", ""),
+        (Sight(2.5, 2.0, stopped=True), "", ""),  # it has said something since the round was opened
+        (Sight(0.2, up=Moving(0.6, 12_000, 90_000)), "", ""),
+    ],
+)
+def test_the_first_round_that_goes_on_without_a_peer_says_why(
+    sight: Sight, cause: str, evidence: str
+) -> None:
+    found = seen(sight)
+
+    assert [(one.peer, one.cause) for one in found] == [("p2", cause)][: bool(cause)]
+    assert all(evidence in one.evidence for one in found)
+
+
+def test_a_peer_that_has_no_core_is_not_taken_for_one_with_a_thin_line() -> None:
+    """What it says itself explains what the hub sees."""
+    (found,) = seen(Sight(0.2, up=Moving(4.0, 12_000, 90_000)), Spent(cycle=5000, cpu_wait=4000))
+
+    assert found.cause == "other load"
+
+
+def seen(sight: Sight, said: Spent | None = None) -> list[Culprit]:
+    """Return whom a hub names with the first round that goes on without p2, heard after its opening."""
+    sim, slow = SimulatedRounds(SWARM, noise=0.1), SlowRounds()
+    for _ in range(WELL):
+        slow.add(sim.round())
+    sample = sim.round()
+    if said is not None:
+        assert slow.delayed("p2", PeerSample("p2", sample.opened + 4.0, spent=said)) == []
+    gone = PeerSample("p2", sample.opened + 5.0, whole=False)
+    since = replace(sight, heard=sample.opened + sight.heard)
+    return slow.add(replace(sample, peers={**sample.peers, "p2": gone}, sights={"p2": since}))

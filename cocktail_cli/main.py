@@ -196,6 +196,9 @@ def fail(failure: Failure, as_json: bool) -> NoReturn:
         else:
             for line in failure.lines():
                 typer.echo(line, err=True)
+    if failure.code == "out_of_memory":  # Python's own end would wait for threads that could not begin
+        drop_output()
+        os._exit(failure.exit)
     sys.exit(failure.exit)
 
 

@@ -86,6 +86,19 @@ print(explain(ImportError("cannot import name")).code)
     assert done.stdout.split() == ["unexpected", "out_of_memory"]
 
 
+def test_a_process_without_memory_ends_at_once_whatever_its_threads_wait_for() -> None:
+    """A thread that had no memory to begin with is waited for for ever, also at Python's own end."""
+    said = """
+import threading
+from cocktail_cli import main
+threading.Thread(target=threading.Event().wait).start()
+main.fail(main.explain(MemoryError("full")), False)
+"""
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, "memory" in done.stderr) == (8, True)
+
+
 def test_a_full_disk_is_told_with_its_folder(tmp_path: Path) -> None:
     with pytest.raises(Failure) as full, writing_to(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")

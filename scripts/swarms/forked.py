@@ -42,6 +42,7 @@ MODULES: tuple[str, ...] = (
     "transport.standby",
 )
 MODULES += ("datasets", "zmq", "transformers.models.gpt_neox.modeling_gpt_neox", "transformers.optimization")
+ASKING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)  # a process to leave
 LARGEST = 1 << 20  # bytes of a request
 POLL_S = 0.02  # seconds between two questions whether a process has ended
 NETWORK = 0x40000000  # CLONE_NEWNET
@@ -141,7 +142,7 @@ def serve() -> None:
     """Answer requests until the other end is closed; in a fork return what it is to become."""
     # As a terminal gives them, and from a fork's first moment on: this may run under nohup, or behind an &.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     for name in MODULES:
         import_module(name)
     import torch
@@ -160,7 +161,10 @@ def serve() -> None:
             answer = os.waitstatus_to_exitcode(status) if pid else None
             forked.discard(pid)
         else:
+            # Python forgets in a fork which signals have come before it is ready for them: these wait.
+            signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
             answer = os.fork()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
             if not answer:
                 asked.close()
                 become(files, **request)
@@ -201,6 +205,7 @@ def become(
     os.environ.clear()
     os.environ.update(environment)
     exec(special.get("before", ""), {})
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     module, *arguments = command
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

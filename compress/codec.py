@@ -59,6 +59,7 @@ class Cocktail:
     uncompressed_rounds: int = 0  # rounds at the start that visit and send everything, in 16 bits
     topk_chunk: int = 0  # top-k within chunks of this many visited values; 0: over the whole sample
     shard_ends: tuple[int, ...] = ()  # where each shard ends; none: shards of one size
+    quant_step: float = 0.0  # with 8 bits: levels so many root mean squares apart; 0: fitted ones
 
     def __post_init__(self) -> None:
         if not 1e-6 <= self.random_ratio <= 1:
@@ -137,7 +138,8 @@ class Cocktail:
         return self._pack(len(v), topk.largest(source, topk.share_of(len(v), self.topk_ratio)), seed, loops)
 
     def _pack(self, m: int, kept: topk.Survivors, seed: int, loops: ModuleType | None = None) -> Encoded:
-        codes = quantize(kept.values, self.quant_bits, self.quant_bucket_size, self._noise(seed), loops)
+        bits, bucket, step = self.quant_bits, self.quant_bucket_size, self.quant_step
+        codes = quantize(kept.values, bits, bucket, self._noise(seed), loops, step)
         packet = write(m, encode_positions(kept.positions, m, loops), codes)
         return Encoded(packet, m)
 
@@ -152,7 +154,7 @@ class Cocktail:
         if self.stochastic_rounding or not k or not code_kernels.takes(bits, bucket):
             found = topk.Survivors(kept.positions.cpu().numpy(), kept.values.cpu().numpy())
             return self._pack(m, found, seed, compiled(k))
-        quantized = code_kernels.quantize(kept.values, bits, bucket, kept.rows)
+        quantized = code_kernels.quantize(kept.values, bits, bucket, kept.rows, self.quant_step)
         positions = selection_kernels.coded(kept.positions, m)
         parts = [*positions.parts, quantized.scales, quantized.packed]
         read = torch.cat([part.view(torch.uint8) for part in parts]).cpu().numpy()  # waits once more

@@ -76,6 +76,21 @@ def fit(y: np.ndarray, scale: np.ndarray, bits: int, loops: ModuleType | None = 
     return Levels(fitting.level, fitting.by_bin(), lost)
 
 
+def even(y: np.ndarray, scale: np.ndarray, step: float) -> Levels:
+    """Space the 128 levels of 8 bits evenly, `step` root mean squares apart. y, scale: as in `fit`.
+
+    With an entropy coder behind it a uniform quantizer has nearly the least error at its bits (Gish and
+    Pierce 1968). The top level is at least 1, so that no value over the largest of its bucket is clipped;
+    those beyond it are unused, and equal to it.
+    """
+    part = np.square(scale.astype(np.float64) / max(float(scale.max()), 1e-300))
+    square = (part * np.square(y.astype(np.float64)).mean(1)).sum() / max(part.sum(), 1e-300)
+    apart = max(step * float(np.sqrt(square)), 1 / 127)
+    top = min(127, int(np.ceil(1 / apart)))
+    number = np.minimum(np.rint(_centres() / apart), top).astype(np.uint8)
+    return Levels(np.minimum(np.arange(128), top) * apart, number, apart**2 / 12 / max(square, 1e-300))
+
+
 class _Fitting:
     """Lloyd's iteration on a histogram: cells from levels, levels from cells."""
 

@@ -46,6 +46,7 @@ def quantize(
     bucket: int,
     noise: np.random.Generator | None = None,  # random, unbiased rounding; without, to the nearest level
     loops: ModuleType | None = None,  # `compress.backends.numba_loops`: the same codes
+    step: float = 0.0,  # with 8 bits: levels so many root mean squares apart; 0: fitted ones
 ) -> Codes:
     """Quantize values to codes, scales and levels."""
     k = len(values)
@@ -53,7 +54,7 @@ def quantize(
         return Codes(bits, bucket, k, planes(values.view(np.uint8), 4), _words(table_size(bits)), _words(0))
     if bits == 16 or noise is not None:
         return _evenly(values, bits, bucket, noise)
-    return _fitted(values, bits, bucket, loops)
+    return _to_levels(values, plan(seen(values, bucket), bits, loops, step), bits, bucket, loops)
 
 
 def dequantize(codes: Codes, inside: int = 0) -> np.ndarray:
@@ -157,14 +158,16 @@ def seen(values: Rows, bucket: int) -> Rows:
     return values[: whole * bucket].reshape(-1, bucket)[::every] if whole else values[None]
 
 
-def plan(rows: np.ndarray, bits: int, loops: ModuleType | None = None) -> Plan:
-    """Fit levels to rows of values, one bucket a row.
+def plan(rows: np.ndarray, bits: int, loops: ModuleType | None = None, step: float = 0.0) -> Plan:
+    """Fit levels to rows of values, one bucket a row, or space them evenly.
 
     The mean as scale costs fewer bits at the same error, because outliers move it little. The largest is
     right at 8 bits, where nothing may be clipped, and where outliers hold so much of the energy that the
     mean serves them badly.
     """
     level = None
+    if step and bits == 8:
+        return Plan(fitted.even(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=True), step), True)
     if bits < 8:
         level = fitted.fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=False), bits, loops)
         if level.error <= HEAVY.get(bits, 1.0):
@@ -176,10 +179,9 @@ def plan(rows: np.ndarray, bits: int, loops: ModuleType | None = None) -> Plan:
     return Plan(largest, True)
 
 
-def _fitted(values: np.ndarray, bits: int, bucket: int, loops: ModuleType | None) -> Codes:
-    """Quantize to levels fitted to the magnitudes, each over the scale of its bucket."""
+def _to_levels(values: np.ndarray, how: Plan, bits: int, bucket: int, loops: ModuleType | None) -> Codes:
+    """Quantize to the nearest of the plan's levels, each magnitude over the scale of its bucket."""
     k = len(values)
-    how = plan(seen(values, bucket), bits, loops)
     codes, scales = np.empty(k, np.uint8), np.empty(-(-k // bucket), np.float32)
     outside = np.zeros(len(scales), bool)  # buckets with an outlier
     step = max(CHUNK // bucket, 1)

@@ -12,7 +12,8 @@ from recipes.config import Compression
 
 from .update_windows import each_window
 
-SHARED = [one.name for one in fields(Cocktail) if one.name != "uncompressed_rounds"]  # with `Compression`
+OWN = ("uncompressed_rounds", "quant_step")  # of the compressor, no keys of a recipe
+SHARED = [one.name for one in fields(Cocktail) if one.name not in OWN]  # with `Compression`
 
 
 def compressor_of(compression: Compression) -> Cocktail:

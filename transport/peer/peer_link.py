@@ -377,7 +377,7 @@ class PeerLink:
             tick()
         if download.refused is not None:
             if download.name.startswith("lease/"):  # of a session that has ended, as is about to be told
-                self._wait("a new session", lambda: False, RENEWAL_S, give_up=False)
+                self._wait("a new session", self._check_ready, RENEWAL_S, give_up=False)
             with self._changed:
                 self._check()
             raise KeyError(f"{download.name}: {download.refused}")
@@ -415,9 +415,8 @@ class PeerLink:
         taken: list[messages.Round] = []
 
         def there() -> bool:
-            if self._ready_in and self._state.sessions > self._ready_in and self._state.over is None:
-                self._session = self._state.sessions  # another thread may have been told already
-                raise SessionRenewed(RENEWED)
+            if self._state.over is None:
+                self._check_ready()
             if not taken and (round := self._state.take_round()) is not None:
                 taken.append(round)
             return bool(taken) or self._state.over is not None
@@ -658,6 +657,14 @@ class PeerLink:
             if self._lost_told != (said := old if state.replaced else lost):
                 self._lost_told = said
                 self._notify(said)
+
+    def _check_ready(self) -> bool:
+        """Raise SessionRenewed where `ready` was said in a session before this one, whoever was told of it.
+        The caller holds the lock."""
+        if self._ready_in and self._state.sessions > self._ready_in:
+            self._session = self._state.sessions
+            raise SessionRenewed(RENEWED)
+        return False
 
     def _check(self) -> None:
         """Raise if the session or the link has ended. The caller holds the lock."""

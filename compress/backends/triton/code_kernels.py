@@ -25,14 +25,14 @@ def takes(bits: int, bucket: int) -> bool:
     return bits <= 8 and bucket <= LONGEST and not bucket & (bucket - 1)
 
 
-def quantize(values: torch.Tensor, bits: int, bucket: int, rows: np.ndarray) -> OnDevice:
+def quantize(values: torch.Tensor, bits: int, bucket: int, rows: np.ndarray, step: float = 0.0) -> OnDevice:
     """Quantize (k,) values as the host does, to 1 to 8 bits, without noise, in buckets of a power of two.
 
     rows: some of the values, one bucket each, to which levels are fitted by the host's code. Codes at the
     border of two levels may differ from the host's, because sums are added up in another order.
     """
     k = len(values)
-    plan = host.plan(rows, bits)
+    plan = host.plan(rows, bits, step=step)
     buckets = triton.cdiv(k, bucket)
     codes = torch.empty(k, dtype=torch.uint8, device=values.device)
     scales = torch.empty(buckets, dtype=torch.int32, device=values.device)

@@ -86,12 +86,12 @@ def test_ends_remember_the_same_to_the_bit_whatever_happens(events: list[tuple],
 
 @pytest.mark.parametrize(("bits", "most"), [(2, 2.5), (4, 4.5)])
 def test_an_activation_takes_few_bits_and_comes_closer_each_epoch(bits: int, most: float) -> None:
-    """In real bytes, headers included, of 64 rows of 64. An activation that changes little is reconstructed
+    """In real bytes, headers included, of 256 rows of 128. An activation that changes little is reconstructed
     ever better: the second message leaves less than half the error of direct quantisation."""
-    line, a, samples = Line(bits, rows=32, columns=64), drawn(64, 1, 64), [Rows(1, 32), Rows(2, 32)]
+    line, a, samples = Line(bits, rows=128, columns=128), drawn(256, 1, 128), [Rows(1, 128), Rows(2, 128)]
     errors = []
     for epoch in range(4):
-        values = a + 0.01 * drawn(64, 10 + epoch, 64)
+        values = a + 0.01 * drawn(256, 10 + epoch, 128)
         message = line.sender.encode(samples, values)
         assert 8 * len(message) / a.numel() <= most
         errors.append(float((line.receiver.decode(message, samples) - values).norm()))

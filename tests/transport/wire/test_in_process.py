@@ -295,6 +295,8 @@ def test_a_new_session_ends_every_call_that_waits_in_the_old_one(tmp_path: Path)
             link.fetch("lease/0")
         with pytest.raises(SessionRenewed):  # no round would come before `ready`, whoever was told already
             link.next_round()
+        with pytest.raises(SessionRenewed):  # nor is there a lease
+            link.fetch("lease/0")
 
 
 def test_a_lease_refused_before_the_end_of_its_session_is_told_ends_with_the_new_session(

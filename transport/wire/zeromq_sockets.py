@@ -51,6 +51,7 @@ DIAL_S = 5.0  # for a TCP connection
 HEAD_START_S = 1.5  # of a way before the next is tried beside it: a lost SYN is sent again after 1 s
 STAY_S = 10.0  # a hub or relay that is started again is back within this time
 # Plain numbers: joining zmq's own flags takes Python longer than sending a frame.
+THREADLESS = ("can't start new thread", "after interpreter shutdown")  # of a RuntimeError
 NOW, MORE_NOW = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
@@ -441,7 +442,7 @@ def answer_of(route: Route) -> str | Unreachable:
     except Unreachable as error:
         return error
     except (MemoryError, RuntimeError) as error:
-        if not is_no_memory(error):
+        if not has_no_thread(error):
             raise
         return no_memory(route)
 
@@ -451,14 +452,15 @@ def began(name: str, work: Callable[..., None], *arguments: object) -> bool:
     try:
         threading.Thread(target=work, args=arguments, name=name, daemon=True).start()
     except (MemoryError, RuntimeError) as error:
-        if not is_no_memory(error):
+        if not has_no_thread(error):
             raise
         return False
     return True
 
 
-def is_no_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or "can't start new thread" in str(error)
+def has_no_thread(error: Exception) -> bool:
+    """Tell whether an error says that no thread can begin: for want of memory, or as this process ends."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in THREADLESS)
 
 
 def no_memory(route: Route) -> Unreachable:

@@ -130,3 +130,30 @@ def test_planes_put_like_bytes_together_and_back() -> None:
 
     assert planes(data, 4).tolist() == [0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11]
     assert planes(planes(data, 4), -4).tolist() == data.tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.floats(0.05, 1.0), st.sampled_from([1.0, 50.0, 1e4]))
+def test_evenly_spaced_levels_clip_nothing_however_large_an_outlier_is(
+    seed: int, step: float, outlier: float
+) -> None:
+    """No value is further from its level than half a step, or half of a 127th of its bucket's largest."""
+    values = np.random.default_rng(seed).standard_normal(4096).astype(np.float32)
+    values[::1000] *= np.float32(outlier)
+    codes = quantize(values, 8, 256, step=step)
+
+    error, largest = np.abs(dequantize(codes) - values), np.abs(values.reshape(16, 256)).max(1)
+    mean = np.square(values).mean() / np.square(largest).mean()
+    apart = np.repeat(max(step * np.sqrt(mean), 1 / 127) * largest, 256)
+    assert (error <= 0.51 * apart + 0.005 * np.abs(values)).all()
+
+
+def test_evenly_spaced_levels_lose_half_of_what_sixteen_fitted_ones_do() -> None:
+    """At 4.5 bits a value after entropy coding, by the shares of the codes."""
+    values = np.random.default_rng(1).standard_normal(1 << 16).astype(np.float32)
+    even, fitted = quantize(values, 8, 2048, step=0.23), quantize(values, 4, 128)
+    lost = [np.square(dequantize(codes) - values).sum() for codes in (even, fitted)]
+    share = np.bincount(even.packed, minlength=256) / len(values)
+
+    assert lost[0] < lost[1] / 2
+    assert -(share[share > 0] * np.log2(share[share > 0])).sum() < 4.5

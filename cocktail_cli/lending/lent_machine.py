@@ -22,7 +22,7 @@ from cocktail_cli.machine import own_keys, parse_listen, registered_as
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.stage_machines import ANYWHERE, RingDissolved, RingLines, StageRing
 from cocktail_cli.ui import Event, Progressed, View, Warning, layers_text, megabytes
-from cocktail_cli.volunteer import DownloadPlan, Imports, VolunteerLimits, fetch_base
+from cocktail_cli.volunteer import CONNECT_TIMEOUT, DownloadPlan, Imports, VolunteerLimits, fetch_base
 from recipes.staged_peer import CONFIG, StageMachine, StageServer
 from transport import Bandwidth, CatchUpDownloads, PeerIdentity, PeerLink, RunURL
 from transport.peer import LinkLimits
@@ -41,7 +41,6 @@ from transport.stages import Neighbour
 from transport.wire import reach
 
 LOOK_S = 0.1  # between two looks at what has changed
-ANSWERS_S = 5.0  # for the hub to answer, where the caller's patience is shorter
 PLACE_S = 3600.0  # until it is asked for again
 PROBE_S = 2.5  # for a connection: a lost SYN is sent again after 1 s
 
@@ -118,7 +117,7 @@ class LentMachine:
                 Progressed(f"dialling {self.url.address}, to lend {megabytes(limits.lends)} for layers")
             )
             try:
-                link.connect(max(ANSWERS_S, patience))
+                link.connect(max(CONNECT_TIMEOUT, patience))
                 joined()
                 self._warm_up(link)
             except Leaving as error:

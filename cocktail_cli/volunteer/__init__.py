@@ -13,6 +13,6 @@ from .base_weights import base_folder, bytes_to_fetch, fetch_base, free_bytes
 from .bootstrap import Imports, micro_batch_of
 from .download_plan import DownloadPlan
 from .join_prompt import JoinQuestion, Offer, read_url
-from .limits import Resources, VolunteerLimits, lacking, requirements_column
+from .limits import CONNECT_TIMEOUT, Resources, VolunteerLimits, lacking, requirements_column
 from .loopback_link import LoopbackLink
 from .session import VolunteerSession

@@ -22,14 +22,13 @@ from cocktail_cli.ui import counted, duration_text, megabytes, printable, short
 
 from . import checkpoint_store
 from .download_plan import DownloadPlan
-from .limits import Resources, VolunteerLimits, check_requirements
+from .limits import CONNECT_TIMEOUT, Resources, VolunteerLimits, check_requirements
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
     from transport import RunURL
     from transport.peer import RunPreview
 
-ANSWERS_WITHIN = 5.0  # seconds for the hub to be reached, where the caller's patience is shorter
 LABEL = 12  # columns
 NOT_IN_A_RUN = ("finished", "stopped", "failed", "paused")
 
@@ -91,7 +90,7 @@ class JoinQuestion:
             Failure: rejected, where the run asks for more than this machine has or its user allows.
             Unreachable, RefusedByHub, LinkLost.
         """
-        self._show(self._visit.begin(max(ANSWERS_WITHIN, patience)))
+        self._show(self._visit.begin(max(CONNECT_TIMEOUT, patience)))
         if confirm(f'Join as "{self.offer.limits.name}"?'):
             return True
         typer.echo("not joined: nothing was downloaded; the same command asks again", err=True)

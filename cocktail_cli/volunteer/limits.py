@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cocktail_cli.stage_machines import StageRing
     from recipes.config import Recipe
 
+CONNECT_TIMEOUT = 5.0  # seconds for the hub to answer, where the caller's patience is shorter
 NOMINAL = 0.92  # share of a size as sold that programs can have: 24 GB cards give 22 to 23.6 GiB
 
 

@@ -23,7 +23,7 @@ from .availability import AvailabilityMonitor
 from .base_weights import folder_bytes
 from .bootstrap import Bootstrap
 from .gpu_processes import GpuProcesses
-from .limits import Resources, VolunteerLimits, check_requirements
+from .limits import CONNECT_TIMEOUT, Resources, VolunteerLimits, check_requirements
 from .step_events import StepMeter
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from .run_link import RunLink
 
-CONNECT_TIMEOUT = 5.0  # seconds for the hub to answer, where the caller's patience is shorter
 STATUS_TIMEOUT = 5.0  # seconds for the hub to answer how all peers are
 GOODBYE_TIMEOUT = 1.0  # seconds for its last answer
 

@@ -165,9 +165,9 @@ def plan(rows: np.ndarray, bits: int, loops: ModuleType | None = None, step: flo
     right at 8 bits, where nothing may be clipped, and where outliers hold so much of the energy that the
     mean serves them badly.
     """
-    level = None
     if step and bits == 8:
         return Plan(fitted.even(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=True), step), True)
+    level = None
     if bits < 8:
         level = fitted.fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=False), bits, loops)
         if level.error <= HEAVY.get(bits, 1.0):

@@ -144,6 +144,7 @@ def part(given: argparse.Namespace, work: Path, number: int, way: Row) -> Row:
     out, workload = mixed(argparse.Namespace(**vars(given) | way | {"seed": given.seed + number - 1}), work)
     took = time.monotonic() - began
     broken = [f"{c.promise}: {c.figure}" for c in out.found if not c.kept]
+    broken += [f"it came to its end: {out.problem}"] if out.problem else []
     if out.kept:
         shutil.rmtree(out.folder)
     gaps = [record.gap_s for record in out.records if record.gap_s is not None]
@@ -158,7 +159,7 @@ def part(given: argparse.Namespace, work: Path, number: int, way: Row) -> Row:
         "lost": sum(record.lost for record in out.records),
         "gaps_s": gaps,
         "peak_mb": out.peak_mb,
-        "broken": [*broken, *([f"it came to its end: {out.problem}"] if out.problem else [])],
+        "broken": [said.replace(f"{work}/", "") for said in broken],
     }
 
 

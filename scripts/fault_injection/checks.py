@@ -214,8 +214,8 @@ def reported(swarm: Swarm, records: Sequence[Record]) -> Check:
     for r in (r for r in records if r.fault.target not in (HUB, RELAY, JOINER) and not r.problem):
         peer, until = r.fault.target, r.ended + TOLD_WITHIN
         until += swarm.without_hub(r.began, until)
-        said = is_away(swarm, peer, r.began)  # the fault before is told
-        said |= any(r.began <= t.at <= until and is_about(t.event, peer) for t in swarm.told)
+        said = any(r.began <= t.at <= until and is_about(t.event, peer) for t in swarm.told)
+        said = said or is_away(swarm, peer, r.began)  # the fault before is told
         steps = [s for s in swarm.steps() if r.began + 1 < s.at < r.ended]
         missed = sum(not any(name.startswith(peer) for name in s.event["accepted"]) for s in steps)
         many += said

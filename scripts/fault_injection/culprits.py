@@ -80,7 +80,7 @@ class Swarm:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.busy = folder, list[subprocess.Popen[bytes]]()
-        write_data(folder / "rows.jsonl", 4000)
+        write_data(folder / "rows.jsonl")
         home = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
         launch = ["launch", "smoke", "--data", str(folder / "rows.jsonl"), "max_steps=100000", "eval_steps=0"]
         launch += ["data.max_length=64", "packing=false", "swarm.peer_timeout=60", "val_set_size=0"]

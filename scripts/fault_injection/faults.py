@@ -30,9 +30,7 @@ LEAVES = 25.0  # seconds from the signal to the end of the process
 GIVEN_UP = 60.0  # seconds until one that does not is killed, so that the run can go on
 BACK = 60.0  # seconds of hub time until a peer that can come back has a packet in a committed round
 RECONNECTS = 10.0  # seconds from the hub's listening until the peers are there again
-PEER_TIMEOUT = (
-    15.0  # for so long a hub waits for a peer that is away: what it is told then, such a peer knows
-)
+PEER_TIMEOUT = 15.0  # for so long a hub waits for a peer that is away, whatever the cap of a round
 HUNG = 120.0  # seconds of hub time without a commit
 SLOW = (0.18, 0.02)  # seconds stopped and running in turn: a tenth of the speed
 # exit status of a peer that is asked to leave: 75 is "start me again"

@@ -20,6 +20,7 @@ ENDS = 60.0  # seconds for the peers to end once the run is over
 SHARE_OF_STEPS = 0.85  # then no new fault begins, where the minutes are what counts
 LONGEST = 4.0, 15.0  # times the minutes, and minutes more, until a run that does not end is ended
 SHARDS = 12  # where peers own them
+ROWS = 4_000  # of the data; a hub that starts tokenizes some 2,500 a second
 TELL = 15.0  # seconds between two words on how it goes
 
 
@@ -94,14 +95,14 @@ def fresh(work: Path, name: str) -> Path:
     return next(p for n in range(1, 10_000) if not (p := work / f"{name}-{n}").exists())
 
 
-def write_data(path: Path, rows: int = 4_000) -> None:
+def write_data(path: Path) -> None:
     """Write made-up words, each with a few likely successors: much to learn, nothing to know by heart."""
     random = Random(7)
     syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
     words = ["".join(random.choice(syllables) for _ in range(random.randint(1, 3))) for _ in range(400)]
     after = {word: random.choices(words, k=6) for word in words}
     with path.open("w", encoding="utf-8") as file:
-        for _ in range(rows):
+        for _ in range(ROWS):
             word, text = random.choice(words), []
             for _ in range(16):
                 text.append(word)

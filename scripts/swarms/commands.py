@@ -101,7 +101,7 @@ class Child(Process):
 
     @property
     def given(self) -> str:
-        """The name that the hub gave it: another one where it came back before the hub gave up its old
+        """Return the name that the hub gave it: another one where it came back before the hub gave up its old
         connection."""
         joined = self.heard("joined")
         return str(joined[-1]["peer"]) if joined else self.name

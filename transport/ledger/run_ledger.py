@@ -635,12 +635,13 @@ def voters_of(db: sqlite3.Connection) -> frozenset[str]:
     They are the members of the newest round that counted samples, if one of the last VOTING_ROUNDS counted
     theirs.
     """
-    query = (
-        "WITH newest AS (SELECT max(round) AS round FROM counted) "
-        "SELECT DISTINCT key FROM counted, newest WHERE counted.round > newest.round - ? AND peer IN "
-        "(SELECT value FROM json_each((SELECT members FROM rounds WHERE rounds.round = newest.round)))"
-    )
-    return frozenset(key for (key,) in db.execute(query, (VOTING_ROUNDS,)))
+    (newest,) = db.execute("SELECT max(round) FROM counted").fetchone()
+    if newest is None:
+        return frozenset()
+    (members,) = db.execute("SELECT members FROM rounds WHERE round=?", (newest,)).fetchone()
+    here, recent = set(json.loads(members)), (newest - VOTING_ROUNDS,)
+    rows = db.execute("SELECT DISTINCT key, peer FROM counted WHERE round > ?", recent)
+    return frozenset(key for key, peer in rows if peer in here)
 
 
 def linked(head: bytes, entry: bytes) -> bytes:

@@ -556,11 +556,10 @@ class Rounds:
         s, dialled = self.settings, self._members.dialling
         first = ready < s.first_peers or dialled
         starting = self.round == 0 and first and now < self._started + s.first_wait_s
-        if (
-            self._members.awaited < ready
-        ):  # most are back: one that died with the hub must not hold up the run
+        awaited = self._members.awaited
+        if awaited < ready:  # most are back: one that died with the hub must not hold up the run
             self._hold_until = min(self._hold_until, now + LAST_BACK_S)
-        return starting or ((dialled or self._members.awaited > 0) and now < self._hold_until)
+        return starting or (bool(dialled or awaited) and now < self._hold_until)
 
     def _tell_missing(self, lacking: int, now: float) -> None:
         """Tell the host, once a round, how many peers are missing, and what the hub knows of them."""

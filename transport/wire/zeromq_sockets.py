@@ -50,8 +50,8 @@ HANDSHAKE_S = 10.0  # from TCP connected to the key proven
 DIAL_S = 5.0  # for a TCP connection
 HEAD_START_S = 1.5  # of a way before the next is tried beside it: a lost SYN is sent again after 1 s
 STAY_S = 10.0  # a hub or relay that is started again is back within this time
-# Plain numbers: joining zmq's own flags takes Python longer than sending a frame.
 THREADLESS = ("can't start new thread", "after interpreter shutdown")  # of a RuntimeError
+# Plain numbers: joining zmq's own flags takes Python longer than sending a frame.
 NOW, MORE_NOW = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 
 

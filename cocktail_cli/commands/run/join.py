@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from cocktail_cli.stage_machines import StageRing
     from transport import RunURL
 
-ANSWERS_S = 5.0  # for the hub to say what the run is, where the caller's patience is shorter
 RETURN_WITHIN = 600.0  # seconds to reach the hub after a pause: nobody may be there to try again
 
 
@@ -222,9 +221,11 @@ def check_run(url: RunURL, limits: volunteer.VolunteerLimits, patience: float) -
     from transport.peer import PeerIdentity, RunVisit
 
     visit = RunVisit(url, PeerIdentity(limits.name, limits.hardware, keys=machine.own_keys()))
-    with ExitStack() as stack:
-        stack.callback(visit.end, declined=False)
-        check_staged(recipe_from_json(visit.begin(max(patience, ANSWERS_S)).welcome.recipe))
+    try:
+        preview = visit.begin(max(volunteer.CONNECT_TIMEOUT, patience))
+        check_staged(recipe_from_json(preview.welcome.recipe))
+    finally:
+        visit.end(declined=False)
 
 
 def dialled(text: str, view: View) -> RunURL:

@@ -1,4 +1,4 @@
-"""Whether several machines can be a peer of a run is known before one of them joins it."""
+"""`join --ring` refuses a run of which several machines cannot be a peer, before one of them joins it."""
 
 from __future__ import annotations
 

@@ -99,8 +99,8 @@ def test_a_model_of_too_few_layers_is_no_temporary_error(tmp_path: Path) -> None
 def test_a_machine_reads_from_its_own_disk_what_is_not_of_a_snapshot(
     tmp_path: Path, lora: tuple[str, ...]
 ) -> None:
-    """Nothing of it comes over a line; a frozen base even where x' is of a snapshot. Another base is no
-    help."""
+    """The line carries none of its values; of a frozen base none even where x' is of a snapshot. A machine
+    with another base is given them."""
     base = tmp_path / "base"
     AutoModelForCausalLM.from_config(CLASSES["llama"]()).save_pretrained(base)
     asked = recipe(f"model.model_name_or_path={base}", *lora)

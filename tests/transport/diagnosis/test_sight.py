@@ -1,4 +1,4 @@
-"""What a hub makes of the bytes of a peer's connections, once a round has gone on without that peer."""
+"""A hub tells by the bytes of its connections what keeps a peer that a round has gone on without."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_first_round_that_goes_on_without_a_peer_says_why(
 
 
 def test_a_peer_that_has_no_core_is_not_taken_for_one_with_a_thin_line() -> None:
-    """What it says itself explains what the hub sees."""
+    """A peer's own word explains what the hub sees."""
     (found,) = seen(Sight(0.2, up=Moving(4.0, 12_000, 90_000)), Spent(cycle=5000, cpu_wait=4000))
 
     assert found.cause == "other load"

@@ -1,4 +1,4 @@
-"""What the kernel has counted of a hub's connections, over real sockets."""
+"""A hub's wire reports what the kernel has counted of each connection, over real sockets."""
 
 from __future__ import annotations
 

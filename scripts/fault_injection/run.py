@@ -95,14 +95,14 @@ def fresh(work: Path, name: str) -> Path:
     return next(p for n in range(1, 10_000) if not (p := work / f"{name}-{n}").exists())
 
 
-def write_data(path: Path) -> None:
+def write_data(path: Path, rows: int = ROWS) -> None:
     """Write made-up words, each with a few likely successors: much to learn, nothing to know by heart."""
     random = Random(7)
     syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
     words = ["".join(random.choice(syllables) for _ in range(random.randint(1, 3))) for _ in range(400)]
     after = {word: random.choices(words, k=6) for word in words}
     with path.open("w", encoding="utf-8") as file:
-        for _ in range(ROWS):
+        for _ in range(rows):
             word, text = random.choice(words), []
             for _ in range(16):
                 text.append(word)

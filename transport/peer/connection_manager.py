@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from transport.protocol import (
     LinkLost,
@@ -71,6 +72,14 @@ class HubPart:
     chunks: Iterable[int]
 
 
+class Bytes(NamedTuple):
+    """How many bytes a connection had carried at a time, as the kernel counts."""
+
+    at: float
+    sent: int
+    came: int
+
+
 class ConnectionManager:
     """One peer's connections to its hub, and the thread that serves them."""
 
@@ -97,7 +106,7 @@ class ConnectionManager:
         self._give_up_at: float | None = None
         self._heard_at: dict[int, float] = {}  # when a flow last received, or began to wait for an answer
         self._bulk_heard_at = 0.0  # when any bulk flow last received
-        self._crossed: dict[int, tuple[int, int]] = {}  # of a flow's connection, when it was last looked at
+        self._crossed: dict[int, Bytes] = {}  # of a flow's connection, when it was last looked at
         self._attach_sent_at: dict[int, float] = {}  # when a bulk flow sent Attach
         self._outbox: deque[messages.Message] = deque()
         self._thread = threading.Thread(target=self._run, name="cocktail-link", daemon=True)
@@ -178,7 +187,7 @@ class ConnectionManager:
 
     def _flow_up(self, flow: int, now: float) -> None:
         self._up.add(flow)
-        self._heard_at[flow], self._crossed[flow] = now, self._wire.crossed(flow)
+        self._heard_at[flow], self._crossed[flow] = now, Bytes(now, *self._wire.crossed(flow))
         self._retry.pop(flow, None)
         self._count(HANDSHAKE_UP, HANDSHAKE_DOWN, now)
         if flow == CONTROL:
@@ -343,12 +352,14 @@ class ConnectionManager:
         """Hear a flow whose bytes still move: on a thin line a single message may take minutes. The hub is
         heard by what comes alone: the system of a hub that hangs acknowledges what it is sent."""
         for flow in [f for f in self._up if now >= self._heard_at[f] + LOOK_S]:
-            (sent, came), before = self._wire.crossed(flow), self._crossed.get(flow, (0, 0))
-            if sent + came > sum(before):
-                self._crossed[flow] = sent, came
+            seen, before = Bytes(now, *self._wire.crossed(flow)), self._crossed[flow]
+            if before.at < self._heard_at[flow]:  # what has come since came with messages: those were heard
+                self._crossed[flow] = seen
+            elif seen.sent + seen.came > before.sent + before.came:
+                self._crossed[flow] = seen
                 self._heard_at[flow] = now
                 self._bulk_heard_at = now if flow != CONTROL else self._bulk_heard_at
-                self.state.heard = now if came > before[1] else self.state.heard
+                self.state.heard = now if seen.came > before.came else self.state.heard
 
     def _wanted(self, flow: int) -> bool:
         """Return True for a flow to dial: control always, one bulk flow, more once its window is full."""

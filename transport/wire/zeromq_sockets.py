@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 MAX_FRAME = messages.MAX_CHUNK + 1024  # CURVE adds 33
 LAST_WORDS_MS = 300  # to send the last messages if a hub ends without waiting for its peers
 MANY_FILES = 1 << 20  # if a system names no limit
-HANDSHAKE_S = 10.0  # from TCP connected to the key proven
+HANDSHAKE_S = 6.0  # from TCP connected to the key proven: a hub gives up after 5
 DIAL_S = 5.0  # for a TCP connection
 HEAD_START_S = 1.5  # of a way before the next is tried beside it: a lost SYN is sent again after 1 s
 STAY_S = 10.0  # a hub or relay that is started again is back within this time
@@ -72,7 +72,7 @@ COMMON = {
     "TCP_KEEPALIVE_IDLE": 30,
     "TCP_KEEPALIVE_INTVL": 10,
     "TCP_KEEPALIVE_CNT": 3,
-    "HANDSHAKE_IVL": 10_000,
+    "HANDSHAKE_IVL": 6_000,
 }
 HUB = {
     "MAXMSGSIZE": MAX_FRAME,
@@ -243,7 +243,13 @@ class DealerWire:
         self._attempts = 0
 
     def aim(self, routes: Sequence[Route], server_key: str) -> None:
+        """Dial along these routes from now on. Dials under way begin anew; connections stay until `hang_up`,
+        but for those along a route that libzmq cannot dial and that is not among the new ones."""
         self._routes, self._server_key, self._stay_until = [*routes], server_key, 0.0
+        for flow in [f for f in self._attempt if f not in self._socks or f in self._connecting]:
+            self.dial(flow)
+        for route in self._bridges.keys() - {*routes}:
+            self._bridges.pop(route).close()
 
     def dial(self, flow: int) -> None:
         self.hang_up(flow)
@@ -341,6 +347,7 @@ class DealerWire:
             if self._attempt.get(flow) != attempt:
                 continue
             if isinstance(result, Unreachable):
+                del self._attempt[flow]
                 events.append(Disconnected(flow, result))
             else:
                 self._connect(flow, result)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from transport.peer.connection_manager import BACKED_OFF_S, CONTROL, ConnectionManager, LinkLimits
+from transport.peer.connection_manager import (
+    BACKED_OFF_S,
+    CONTROL,
+    ConnectionManager,
+    LinkLimits,
+    chunk_buffer,
+)
 from transport.peer.peer_state import PeerState
 from transport.protocol import messages
 from transport.protocol.message_codec import encode
@@ -110,6 +116,27 @@ def test_a_hub_whose_system_acknowledges_what_it_is_sent_and_that_says_nothing_i
     for step in range(1, 14):
         wire.acknowledged[1] = 500 * step
         connections._maintain(min(until, 1.0 + 0.5 * step))
+
+    assert ("hang up", CONTROL) in wire.did
+
+
+def test_bytes_of_messages_heard_long_ago_are_no_sign_of_life_of_a_hub_that_has_stopped() -> None:
+    """A flow that begins to owe an answer late in a silence has carried much since it was last looked at.
+    Else a standby that asks then hears the hub anew, and sends back the peers that have lost it."""
+    wire = SilentWire()
+    connections = joined(wire)
+    wire.bytes[1] = 1_000_000
+    connections._attach_sent_at[1] = 1.0
+    connections._received_bulk(Received(1, []), messages.Attached(64), 2.0)
+    silent = connections.state.silent_until()
+    connections._maintain(silent - 2.0)
+    connections.transfers.fetch("replica/manifest/1", chunk_buffer)
+    assert connections.transfers.outgoing(now=silent - 2.0)
+
+    for late in (1.5, 1.0, 0.5):
+        connections._maintain(silent - late)
+        assert wire.did == []
+    connections._maintain(silent)
 
     assert ("hang up", CONTROL) in wire.did
 

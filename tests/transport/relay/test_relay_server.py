@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -362,6 +363,32 @@ def test_an_error_names_what_failed_on_each_way(relayed: Callable[..., Relayed])
 
     assert f"no connection to 127.0.0.1:{SHUT}" in str(direct_and_relay.value)
     assert f"no connection to the relay {there.place}" in str(direct_and_relay.value)
+
+
+def test_a_peer_that_goes_from_one_hub_to_the_next_leaves_nothing_open_behind(
+    relayed: Callable[..., Relayed],
+) -> None:
+    """A run that lasts a month may see many hubs: each is another route."""
+    places = [relayed().url, relayed().url]
+    before = bridges()  # of the hubs themselves
+    wire = DealerWire(places[0].routes, places[0].key)
+    with closing(wire):
+        for turn in range(6):
+            url = places[turn % 2]
+            wire.aim(url.routes, url.key)
+            wire.hang_up(0)
+            wire.dial(0)
+            until(lambda: Connected(0) in wire.poll(0.1))
+            assert bridges() == before + 1
+        wire.dial(0)
+        wire.aim(places[0].routes, places[0].key)  # a dial under way is for the new hub too
+        until(lambda: Connected(0) in wire.poll(0.1))
+        assert (wire.way, bridges()) == (f"the relay {places[0].relay}", before + 1)
+    assert bridges() == before
+
+
+def bridges() -> int:
+    return sum(thread.name == "cocktail-bridge" for thread in threading.enumerate())
 
 
 def test_peers_of_a_hub_that_is_gone_are_refused_at_once(relayed: Callable[..., Relayed]) -> None:

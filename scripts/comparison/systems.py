@@ -81,6 +81,7 @@ SYSTEMS = {
     "cocktail, 16 peers, staleness 2, the hub on such a line": System(
         COCKTAIL, "hub", keys=(TWO,), peers=16, slower=3
     ),
+    "cocktail, H=auto, staleness 2": System(COCKTAIL, "", keys=(STEPS, TWO)),
     "cocktail, H=auto": System(COCKTAIL, "", keys=(STEPS,)),
     "cocktail, H=auto, the hub on such a line": System(COCKTAIL, "hub", keys=(STEPS,)),
     "cocktail, the hub on such a line, peers pass on": System(COCKTAIL, "hub", keys=(PASSING,)),

@@ -33,8 +33,12 @@ class Row:
 
 
 REFERENCE = Row("all-reduce, FP32", Setting(peers=0))
-THIN_LINE = Row(
-    "p=.113 K=.025, 2 bits, `packets`, beta1 .5, staleness 2", replace(SUM, keep=0.025, staleness=2)
+THIN_LINE = (
+    Row("p=.113 K=.025, 2 bits, `packets`, beta1 .5, staleness 2", replace(SUM, keep=0.025, staleness=2)),
+    Row(
+        "p=.113 K=.19, 2 bits, `packets`, beta1 .5, staleness 2, H=4",
+        replace(SUM, keep=0.19, staleness=2, local_steps=4),
+    ),
 )
 AMORTISED = Row("p=.129 K=.2, 1 bit, `packets`, beta1 .5, fresh, H=8, error decay .8", THINNEST)
 
@@ -101,7 +105,7 @@ SIXTEEN = replace(SUM, rows=16)  # twice the batch, so that 16 peers have a samp
 
 TABLES = (
     Table("four peers", METHODS, SEEDS),
-    Table("four peers on 20 Mbit/s, two rounds in flight", (THIN_LINE,), SEEDS),
+    Table("four peers on 20 Mbit/s, two rounds in flight", THIN_LINE, SEEDS),
     Table("eight peers", with_peers(METHODS, 8), SEEDS),
     Table("the gap", tuple(replace(row, like=None) for row in changed_from(SUM, GAP))),
     Table("one technique at a time", changed_from(SUM, EQUAL), SEEDS),

@@ -9,7 +9,8 @@
     suspects    of a peer with L > 0 as many cases are open at once as would convict it; it decides on others
                 only where nobody else is left. A peer of the host decides where there is one
     conclusive  nobody is called wrong where honest peers differ much, as at a very high learning rate: where
-                the last 16 pairs that agreed differ in more than 20 bits at the median, or are fewer than 6
+                the last 16 pairs that agreed differ in more than 20 bits at the median. Until there are 6
+                such pairs, decided cases wait
 
 All draws are seeded by a secret of the host and the round: no peer knows what will be audited, or by whom.
 The third is asked only once the first has answered, so no auditor knows whether the other is an accomplice.
@@ -100,6 +101,7 @@ class AuditBook:
     machines: dict[str, str] = field(default_factory=dict)  # of each peer
     own: Collection[str] = ()  # peers of the host
     cases: list[Case] = field(default_factory=list)  # open, the oldest first
+    _decided: list[Case] = field(default_factory=list)  # fewer than ENOUGH, until it is known what is usual
     _work: dict[str, DeliveredLease] = field(default_factory=dict)  # the newest of each peer
     _turn: list[str] = field(default_factory=list)  # peers whose turn in this cycle is to come
     _given: dict[int, dict[str, list[Case]]] = field(default_factory=dict)  # round -> auditor -> its cases
@@ -221,7 +223,6 @@ class AuditBook:
 
     def answered(self, peer: str, round: int, sketches: bytes) -> list[str]:
         """Take the answers of an auditor, each once; return the machines that are found by them."""
-        found: list[str] = []
         for number, case in enumerate(self._given.get(round, {}).pop(peer, [])):
             if case.auditor != peer or case.asked != round or case not in self.cases:
                 continue  # it came too late
@@ -232,9 +233,21 @@ class AuditBook:
             self.cases.remove(case)
             if ruling.right:
                 self._distances.append(case.between(*ruling.right))
+                self._decided.append(case)
+            else:
+                self.figures.undecided += 1
+        return self._judge() if self.median_distance is not None else []
+
+    def _judge(self) -> list[str]:
+        """Move the levels by the cases that are decided; return the machines that are found."""
+        found: list[str] = []
+        while self._decided:
+            case = self._decided.pop(0)
+            ruling = case.ruling()
+            assert ruling is not None
             wrong = sorted(ruling.wrong) if self.conclusive else []
             self.figures.disagreements += len(wrong)
-            self.figures.undecided += not ruling.right or len(wrong) < len(ruling.wrong)
+            self.figures.undecided += len(wrong) < len(ruling.wrong)
             for machine in wrong:
                 found += self._was_wrong(machine)
             if case.machine in ruling.right:
@@ -254,9 +267,9 @@ class AuditBook:
 
     def _drop(self, machine: str) -> None:
         """Drop the cases that a machine has an opinion on: they are about nobody else."""
-        lost = [case for case in self.cases if machine in case.opinions]
-        self.figures.undecided += len(lost)
-        self.cases = [case for case in self.cases if case not in lost]
+        kept = [[case for case in of if machine not in case.opinions] for of in (self.cases, self._decided)]
+        self.figures.undecided += len(self.cases) + len(self._decided) - sum(map(len, kept))
+        self.cases, self._decided = kept
 
     def _was_right(self, machine: str) -> None:
         if (record := self.records.get(machine)) is not None:

@@ -109,15 +109,20 @@ def lazy(swarm: Swarm) -> set[str]:
 
 @pytest.mark.parametrize("kind", ["zero", "copied", "stale"])
 def test_two_lazy_peers_of_ten_are_found_within_20_rounds_at_2_percent_extra_compute(kind: Kind) -> None:
-    """With 128 samples a round. The budget is what takes time: it pays for 2.6 audits a round."""
+    """In nine swarms of ten, with 64 samples a round. The budget is what takes time: it pays for 1.3 audits a
+    round."""
+    in_time = 0
     for seed in range(30):
-        swarm = ten(kind, kind, seed=seed, batch=128).run(20)
+        swarm = ten(kind, kind, seed=seed).run(20)
+        in_time += swarm.found.keys() == lazy(swarm)
 
-        assert swarm.found.keys() == lazy(swarm), seed
+        assert swarm.found.keys() <= lazy(swarm), seed
         assert swarm.book.figures.cost <= SHARE * swarm.book.figures.work
 
+    assert in_time >= 27
 
-@pytest.mark.parametrize(("batch", "rounds"), [(64, 40), (256, 12)])
+
+@pytest.mark.parametrize(("batch", "rounds"), [(64, 30), (128, 16), (256, 10)])
 def test_how_soon_lazy_peers_are_found_follows_from_the_audits_that_the_budget_pays_for(
     batch: int, rounds: int
 ) -> None:
@@ -125,6 +130,29 @@ def test_how_soon_lazy_peers_are_found_follows_from_the_audits_that_the_budget_p
         swarm = ten("copied", "copied", seed=seed, batch=batch).run(rounds)
 
         assert swarm.found.keys() == lazy(swarm), seed
+
+
+def test_cases_decided_before_it_is_known_what_is_usual_count_once_it_is() -> None:
+    """In every other swarm the liars are forgotten meanwhile, with the cases that they have an opinion on."""
+    counted = forgotten = 0
+    for seed in range(20):
+        swarm, seen, dropped = ten("copied", "copied", seed=seed), set[Case](), 0
+        while swarm.book.median_distance is None:
+            assert not swarm.book.figures.disagreements, seed
+            swarm.step()
+            seen |= set(swarm.book.cases)
+            decided = [ruling for case in seen - set(swarm.book.cases) if (ruling := case.ruling())]
+            wrong = sum(len(ruling.wrong) for ruling in decided)
+            if seed % 2 and wrong and not dropped and swarm.book.median_distance is None:
+                for liar in lazy(swarm):
+                    swarm.book.forget(liar)
+                dropped = wrong
+
+        assert swarm.book.figures.disagreements == wrong - dropped, seed
+        counted += wrong - dropped
+        forgotten += dropped
+
+    assert min(counted, forgotten) >= 5
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05, 0.12])

@@ -69,6 +69,7 @@ class LentMachine:
         self.place = messages.Placed("", 0, [])  # the newest
         self._lock = threading.Lock()
         self._to_measure: queue.SimpleQueue[list[str]] = queue.SimpleQueue()  # addresses
+        self._to_rate: queue.SimpleQueue[list[messages.OtherMachine]] = queue.SimpleQueue()
         self.lines.link.dialled = lambda neighbour, why: self._to_measure.put([neighbour.address])
         self.leave_reason = ""
         self.ended: TransportError | None = None  # what has ended its session
@@ -122,8 +123,8 @@ class LentMachine:
                 self._warm_up(link)
             except Leaving as error:
                 self.ended = error
-            for work, name in ((self._watch, "places"), (self._measure, "latencies")):
-                threading.Thread(target=work, args=(link,), name=name, daemon=True).start()
+            for work in (self._watch, self._measure, self._rate):
+                threading.Thread(target=work, args=(link,), name=work.__name__, daemon=True).start()
             status = self._take_places(link, take_part)
             link.leave(self.leave_reason or "done")
         return status
@@ -153,8 +154,10 @@ class LentMachine:
         while self.ended is None:
             try:
                 came = link.next_place(place, PLACE_S)
-                if came is not None and came.probe and (place is None or came.probe != place.probe):
-                    self._to_measure.put(came.probe)
+                if came is not None and came.probe != (place.probe if place is not None else []):
+                    self.lines.link.admit(one.key for one in came.probe if not one.address)
+                    self._to_measure.put([one.address for one in came.probe if one.address])
+                    self._to_rate.put(came.probe)
             except SessionRenewed:
                 continue
             except TransportError as error:
@@ -174,13 +177,34 @@ class LentMachine:
             while not self._to_measure.empty():
                 wanted |= {*self._to_measure.get()}
             try:
-                link.probed({address: seconds_to(address) for address in sorted(wanted)})
+                link.probed(messages.Probed({address: seconds_to(address) for address in sorted(wanted)}))
             except SessionRenewed:
                 self._to_measure.put([])  # again
             except TransportError:
                 return  # `_watch` has met it too
             else:
                 wanted.clear()
+
+    def _rate(self, link: PeerLink) -> None:
+        """Measure the lines to machines that the hub names, one after the other, each once while it is named;
+        in a thread of its own."""
+        measured = set[messages.OtherMachine]()
+        while self.ended is None:
+            asked = self._to_rate.get()
+            measured &= {*asked}
+            for other in asked:
+                if not other.address or other in measured or other not in self.place.probe:
+                    continue
+                measured.add(other)
+                try:
+                    line = self.lines.link.measure(other.key, other.address)
+                    if line is not None:
+                        rates = messages.LineRates(line.there, line.back)
+                        link.probed(messages.Probed({}, {other.address: rates}))
+                except (UrlError, SessionRenewed):  # it is told as not reached; this hub asks anew
+                    continue
+                except TransportError:
+                    return  # `_watch` has met it too
 
     def _moved(self, place: messages.Placed) -> None:
         before, self.place = self.place, place

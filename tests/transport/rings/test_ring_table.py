@@ -18,6 +18,7 @@ class Units:
     """A division of six layers of one unit each; the first machine has two units beside."""
 
     layers = LAYERS
+    micro_batches, activation, gradient = 4, 1e5, 2e5
 
     def memory(self, stages: int, number: int, layers: range) -> int:
         return len(layers) + (ENDS if number == 0 else 0)
@@ -159,6 +160,13 @@ def test_machines_that_do_not_reach_each_other_are_no_neighbours() -> None:
     assert not table.rings
     table.come(Lender("d", 3, True))
     table.tick(1.0, named())
+    assert [ring.machines for ring in table.rings.values()] == [("b", "c", "d")]
+
+    table = RingTable(Units())
+    for name in "abcd":
+        table.come(Lender(name, 1 if name == "d" else 3, True))
+    table.measured("a", "b", inf)
+    table.tick(0.0, named())
     assert [ring.machines for ring in table.rings.values()] in (
         [("a", "c", "b", "d")],
         [("a", "d", "b", "c")],
@@ -222,6 +230,41 @@ def test_the_order_of_a_ring_is_that_of_the_least_latencies() -> None:
     table.tick(1.0, named())
     [ring] = table.rings.values()
     assert set(ring.machines) == {"a", "b", "c", "near"}
+
+
+def test_the_order_of_a_ring_avoids_a_thin_line_and_so_does_the_choice_of_its_machines() -> None:
+    """Latencies are alike. One of four lines is thin; of two that could replace a machine, or be the fourth,
+    one has a thin line."""
+    table = RingTable(Units())
+    for name in "abcd":
+        table.come(Lender(name, 3 if name == "a" else 2, True))
+    rate(table, {"ab": 1e4})
+    table.tick(0.0, named())
+    [ring] = table.rings.values()
+    assert "b" not in (ring.machines[1], ring.machines[-1])
+
+    for name in ("thin", "fast"):
+        table.come(Lender(name, 2, True))
+    rate(table, {"thin": 1e4})
+    table.gone(ring.machines[2])
+    table.tick(1.0, named())
+    assert table.rings["ring-0"].machines == (*ring.machines[:2], "fast", ring.machines[3])
+
+    table = RingTable(Units())
+    for name, memory in (("a", 4), ("thin", 2), ("c", 2), ("d", 2)):
+        table.come(Lender(name, memory, True))
+    rate(table, {"thin": 1e4})
+    table.tick(0.0, named())
+    assert [set(ring.machines) for ring in table.rings.values()] == [{"a", "c", "d"}]
+
+
+def rate(table: RingTable, thin: dict[str, float]) -> None:
+    """Tell a table the rates of all lines: 10 MB/s, but for pairs or machines that are thin."""
+    for one in table.lenders:
+        for other in table.lenders:
+            table.rated(
+                one, other, min(thin.get(name, 1e7) for name in (one, one + other, other + one, other))
+            )
 
 
 def test_a_restarted_hub_gives_machines_the_places_that_they_had() -> None:

@@ -121,7 +121,7 @@ class LentMachine:
                 link.connect(max(CONNECT_TIMEOUT, patience))
                 joined()
                 self._warm_up(link)
-            except Leaving as error:
+            except (Leaving, RunOver) as error:
                 self.ended = error
             for work in (self._watch, self._measure, self._rate):
                 threading.Thread(target=work, args=(link,), name=work.__name__, daemon=True).start()
@@ -134,10 +134,14 @@ class LentMachine:
         from recipes.config import recipe_from_json
 
         self.show(Progressed("importing and compiling what the model needs"))
-        try:
-            config = link.fetch(f"base/{CONFIG}")
-        except KeyError:  # of a gated model, which the head fetches with its own account
-            return
+        config = b""
+        while not config:
+            try:
+                config = link.fetch(f"base/{CONFIG}")
+            except KeyError:  # of a gated model, which the head fetches with its own account
+                return
+            except SessionRenewed:  # the hub was restarted, or has lost sight of this machine
+                continue
         with (
             tempfile.TemporaryDirectory() as folder,
             Imports(recipe_from_json(link.welcome.recipe)) as imports,

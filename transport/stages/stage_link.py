@@ -86,6 +86,7 @@ class StageLink:
         self.bytes_up = self.bytes_down = 0
         self._wire, self._keys, self._limit, self._gone_s = wire, keys, limit, gone_s
         self._lines: dict[str, _Line] = {}
+        self._dropped = set[str]()  # sides to which something was sent before there was a line
         self._probes = ProbeAnswers()
         self._inbox: deque[tuple[_Line, LineMessage | Renewed | Gone | ProtocolError]] = deque()
         self._changed = threading.Condition()
@@ -131,8 +132,9 @@ class StageLink:
         with self._changed:
             old, self._lines[side] = self._lines.get(side), made
             self._inbox = deque((of, what) for of, what in self._inbox if of is not old)
-            if old is not None:
+            if old is not None or side in self._dropped:
                 self._tell(made, [Renewed()])
+            self._dropped.discard(side)
         if old is not None and old.wire is not None:
             old.wire.wake()  # its thread sees that it is replaced
         if wire is not None:
@@ -149,9 +151,14 @@ class StageLink:
 
     def send(self, message: LineMessage) -> None:
         """Send a message: activations and requests to the next stage, all else to the one before, from any
-        thread. Does not wait."""
+        thread. Does not wait. Where a neighbour is not connected yet the message is lost, and the caller is
+        told once it is, as of one that was started again."""
+        side = AFTER if message.kind in FORWARD else BEFORE
         with self._changed:
-            line = self._lines[AFTER if message.kind in FORWARD else BEFORE]
+            line = self._lines.get(side)
+            if line is None:
+                self._dropped.add(side)
+                return
             line.line.send(message)
         (line.wire or self._wire).wake()
 

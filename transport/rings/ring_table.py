@@ -7,8 +7,9 @@ A ring forms as soon as the waiting machines have the memory for the model: of t
 with the best lines; of equal ones, the strongest. Its layers are divided once. From then on a lost machine
 leaves a gap, and a waiting machine with the memory for its layers takes them: by the best lines; of equal
 ones, that with the least memory. All others keep theirs, so what they have loaded stays. A ring that has a
-gap for GAP_S, or that has lost its head, is dissolved. Where the line between two neighbours is lost, a
-waiting machine takes the place of one of them, which waits then; where none can, nothing changes.
+gap for GAP_S, or no machine, is dissolved. Where the line between two neighbours is lost, a waiting machine
+takes the place of one of them, which waits then: of that which most others do not reach. Where none can,
+nothing changes.
 
 Of two neighbours one must be reachable. So a new ring has at most every second machine that is not. The best
 lines are those on which a step takes the fewest seconds (`transport.stages.place`), by the latencies and
@@ -65,6 +66,7 @@ class RingTable:
         self.rings: dict[str, Ring] = {}
         self.changed: set[str] = set()
         self._latencies: dict[frozenset[str], float] = {}  # seconds, by pair
+        self._lost: set[tuple[str, str]] = set()  # lines: who does not reach whom
         self._rates: dict[tuple[str, str], float] = {}  # bytes a second, from one machine to the other
         self._place: dict[str, str] = {}  # machine -> its ring
 
@@ -77,12 +79,18 @@ class RingTable:
         return [lender for lender in self.lenders.values() if lender.id not in self._place]
 
     def latency(self, one: str, other: str) -> float:
-        """Return the seconds from one machine to the other."""
+        """Return the seconds from one machine to the other; inf: one does not reach the other."""
+        if {(one, other), (other, one)} & self._lost:
+            return inf
         return self._latencies.get(frozenset((one, other)), UNKNOWN_S)
 
     def measured(self, one: str, other: str, seconds: float) -> None:
-        """Take a latency that one of two machines has measured; inf: it does not reach the other."""
-        self._latencies[frozenset((one, other))] = seconds
+        """Take a latency that one machine has measured to the other; inf: it does not reach it."""
+        self._lost -= {(one, other), (other, one)}
+        if seconds == inf:
+            self._lost.add((one, other))
+        else:
+            self._latencies[frozenset((one, other))] = seconds
 
     def rated(self, one: str, other: str, rate: float) -> None:
         """Take the bytes a second from one machine to the other."""
@@ -133,16 +141,17 @@ class RingTable:
         """Take a machine out: it has left, or is lost."""
         self.lenders.pop(machine, None)
         self._latencies = {pair: s for pair, s in self._latencies.items() if machine not in pair}
+        self._lost = {pair for pair in self._lost if machine not in pair}
         self._rates = {pair: rate for pair, rate in self._rates.items() if machine not in pair}
         ring = self.ring_of(machine)
         if ring is None:
             return
         del self._place[machine]
-        if machine == ring.machines[0]:
-            self._dissolve(ring)
-        else:
-            left = tuple("" if other == machine else other for other in ring.machines)
+        left = tuple("" if other == machine else other for other in ring.machines)
+        if any(left):
             self._set(replace(ring, machines=left))
+        else:
+            self._dissolve(ring)
 
     def _put(self, ring: Ring, number: int, machine: str) -> None:
         if old := ring.machines[number]:
@@ -190,11 +199,11 @@ class RingTable:
 
     def _fill(self, ring: Ring) -> None:
         """Give waiting machines the places of lost ones, and of those that have lost a line to a neighbour,
-        the one with the most lost lines first."""
-        lost = [(machine != "", -self._lost_lines(machine)) for machine in ring.machines]
+        the one that most do not reach first."""
+        lost = [(machine != "", -sum(to == machine for _, to in self._lost)) for machine in ring.machines]
         for number in sorted(range(len(lost)), key=lambda number: (*lost[number], -number)):
             beside = neighbours(ring, number) - {""}
-            if (machine := ring.machines[number]) and (number == 0 or self._reaches(machine, beside)):
+            if (machine := ring.machines[number]) and self._reaches(machine, beside):
                 continue
             able = [one for one in self.waiting if self._suits(ring, number, one)]
             if able:
@@ -207,9 +216,6 @@ class RingTable:
         """Return the seconds of a step with a machine in that place of a ring, by its lines."""
         ids = [*ring.machines[:number], lender.id, *ring.machines[number + 1 :]]
         return Placement(self._machines(ids), self._load(len(ids))).seconds(tuple(range(len(ids))))
-
-    def _lost_lines(self, machine: str) -> int:
-        return sum(seconds == inf for pair, seconds in self._latencies.items() if machine in pair)
 
     def _reaches(self, machine: str, others: Iterable[str]) -> bool:
         return all(self.latency(machine, other) < inf for other in others)

@@ -69,6 +69,7 @@ class LentMachine:
         self.place = messages.Placed("", 0, [])  # the newest
         self._lock = threading.Lock()
         self._to_measure: queue.SimpleQueue[list[str]] = queue.SimpleQueue()  # addresses
+        self._to_rate: queue.SimpleQueue[list[messages.OtherMachine]] = queue.SimpleQueue()
         self.lines.link.dialled = lambda neighbour, why: self._to_measure.put([neighbour.address])
         self.leave_reason = ""
         self.ended: TransportError | None = None  # what has ended its session
@@ -120,10 +121,10 @@ class LentMachine:
                 link.connect(max(CONNECT_TIMEOUT, patience))
                 joined()
                 self._warm_up(link)
-            except Leaving as error:
+            except (Leaving, RunOver) as error:
                 self.ended = error
-            for work, name in ((self._watch, "places"), (self._measure, "latencies")):
-                threading.Thread(target=work, args=(link,), name=name, daemon=True).start()
+            for work in (self._watch, self._measure, self._rate):
+                threading.Thread(target=work, args=(link,), name=work.__name__, daemon=True).start()
             status = self._take_places(link, take_part)
             link.leave(self.leave_reason or "done")
         return status
@@ -133,10 +134,14 @@ class LentMachine:
         from recipes.config import recipe_from_json
 
         self.show(Progressed("importing and compiling what the model needs"))
-        try:
-            config = link.fetch(f"base/{CONFIG}")
-        except KeyError:  # of a gated model, which the head fetches with its own account
-            return
+        config = b""
+        while not config:
+            try:
+                config = link.fetch(f"base/{CONFIG}")
+            except KeyError:  # of a gated model, which the head fetches with its own account
+                return
+            except SessionRenewed:  # the hub was restarted, or has lost sight of this machine
+                continue
         with (
             tempfile.TemporaryDirectory() as folder,
             Imports(recipe_from_json(link.welcome.recipe)) as imports,
@@ -153,8 +158,10 @@ class LentMachine:
         while self.ended is None:
             try:
                 came = link.next_place(place, PLACE_S)
-                if came is not None and came.probe and (place is None or came.probe != place.probe):
-                    self._to_measure.put(came.probe)
+                if came is not None and came.probe != (place.probe if place is not None else []):
+                    self.lines.link.admit(one.key for one in came.probe if not one.address)
+                    self._to_measure.put([one.address for one in came.probe if one.address])
+                    self._to_rate.put(came.probe)
             except SessionRenewed:
                 continue
             except TransportError as error:
@@ -174,13 +181,34 @@ class LentMachine:
             while not self._to_measure.empty():
                 wanted |= {*self._to_measure.get()}
             try:
-                link.probed({address: seconds_to(address) for address in sorted(wanted)})
+                link.probed(messages.Probed({address: seconds_to(address) for address in sorted(wanted)}))
             except SessionRenewed:
                 self._to_measure.put([])  # again
             except TransportError:
                 return  # `_watch` has met it too
             else:
                 wanted.clear()
+
+    def _rate(self, link: PeerLink) -> None:
+        """Measure the lines to machines that the hub names, one after the other, each once while it is named;
+        in a thread of its own."""
+        measured = set[messages.OtherMachine]()
+        while self.ended is None:
+            asked = self._to_rate.get()
+            measured &= {*asked}
+            for other in asked:
+                if not other.address or other in measured or other not in self.place.probe:
+                    continue
+                measured.add(other)
+                try:
+                    line = self.lines.link.measure(other.key, other.address)
+                    if line is not None:
+                        rates = messages.LineRates(line.there, line.back)
+                        link.probed(messages.Probed({}, {other.address: rates}))
+                except (UrlError, SessionRenewed):  # it is told as not reached; this hub asks anew
+                    continue
+                except TransportError:
+                    return  # `_watch` has met it too
 
     def _moved(self, place: messages.Placed) -> None:
         before, self.place = self.place, place

@@ -21,12 +21,12 @@ LIMIT = 1 << 32  # bytes of a message: the packets of all machines, in rounds th
 PATIENCE = 600.0  # seconds for the other machines to be there
 AGAIN_S = 0.05  # between two tries
 STRANGER = 3  # connections without the ring's secret until that is said: one may come while a machine starts
-DISSOLVED = "the hub has dissolved this ring"
+DISSOLVED = "the hub has dissolved this ring, or given this machine's place in it to another"
 ANYWHERE = "0.0.0.0"
 
 
 class RingDissolved(Exception):
-    """The hub has dissolved the ring: its machines wait for places in others."""
+    """The hub has dissolved the ring, or given this machine's place to another: it waits for a new one."""
 
 
 def ring_of(addresses: tuple[str, ...]) -> RingURL:

@@ -52,15 +52,22 @@ def plan_stages(recipe: Recipe, folder: Path, stages: int) -> StagePlan:
 
     Errors: ModelError: the model cannot be cut, or not into so many.
     """
-    costs, width = parameter_costs(meta_trained_model(recipe, folder)), width_of(folder)
+    costs = parameter_costs(meta_trained_model(recipe, folder))
     cut = cut_of(costs, stages, recipe)
-    if width is None:
-        raise ModelError("the model's config does not say how wide it is")
     loads = [sum(costs.layers[layers.start : layers.stop]) for layers in cut]
     loads[0] += costs.ends
-    compression = recipe.compression
-    bits = compression.activation_bits + compression.activation_gradient_bits
-    return StagePlan(stages, max(loads) / (sum(costs.layers) + costs.ends), CODED * width * bits / 8)
+    return StagePlan(stages, max(loads) / (sum(costs.layers) + costs.ends), sum(sent_bytes(recipe, folder)))
+
+
+def sent_bytes(recipe: Recipe, folder: Path) -> tuple[float, float]:
+    """Return the bytes of a token's activations, and of their gradients, on a line between two stages.
+
+    Errors: ModelError: the model's config does not say how wide it is.
+    """
+    if (width := width_of(folder)) is None:
+        raise ModelError("the model's config does not say how wide it is")
+    compression, value = recipe.compression, CODED * width / 8
+    return value * compression.activation_bits, value * compression.activation_gradient_bits
 
 
 def cut_of(costs: Costs, stages: int, recipe: Recipe) -> tuple[range, ...]:
@@ -72,16 +79,25 @@ def cut_of(costs: Costs, stages: int, recipe: Recipe) -> tuple[range, ...]:
 
 
 class StageMemory:
-    """The bytes that layers take on a machine of a ring, and their division among machines by that.
+    """The bytes that layers take on a machine of a ring, their division among machines by that, and what the
+    lines between them carry.
 
     Args:
         costs: parameters of the layers and of the ends.
         whole: memory of an ordinary peer.
-        first: layers that the first machine has at least.
+
+    Errors: ModelError: the model's config does not say how wide it is.
     """
 
-    def __init__(self, costs: Costs, whole: MemoryPlan, first: int = 0) -> None:
-        self.costs, self.first = costs, first
+    def __init__(self, costs: Costs, whole: MemoryPlan, recipe: Recipe, folder: Path) -> None:
+        self.costs = costs
+        self.first = int(recipe.lora is not None)  # layers that the first machine has at least
+        asked = recipe.training.per_device_train_batch_size
+        size = 1 if asked == "auto" else asked
+        activation, gradient = sent_bytes(recipe, folder)
+        tokens = size * recipe.data.max_length
+        self.activation, self.gradient = tokens * activation, tokens * gradient  # bytes of a micro-batch
+        self.micro_batches = ceil(recipe.training.global_batch_size / size)  # of a step, of one replica alone
         self._activations, self._logits = whole.part("activations"), sum(map(whole.part, WHOLE))
         self._vectors = whole.bytes - self._activations - self._logits
         self._all = sum(costs.layers) + costs.ends
@@ -122,5 +138,4 @@ def stage_memory(recipe: Recipe, folder: Path, whole: MemoryPlan) -> StageMemory
 
     Errors: ModelError: the model cannot be cut.
     """
-    costs = parameter_costs(meta_trained_model(recipe, folder))
-    return StageMemory(costs, whole, first=int(recipe.lora is not None))
+    return StageMemory(parameter_costs(meta_trained_model(recipe, folder)), whole, recipe, folder)

@@ -23,16 +23,20 @@ def load_replica(
 ) -> bool:
     """Give every machine its stage of the model in `base`, at x' of `round`: of a snapshot, or x_0.
 
-    Machines that have their part from this head, at that round or a later one, keep it where the head has its
-    own. Returns whether some did: `mend` is to follow then.
+    Machines that have their part from this head, at that round or a later one, keep it; in a ring of the hub
+    also those that have it from a head before, which is lost: updates that it had in flight count as taken.
+    Returns whether the head kept its own: `mend` is to follow then.
 
     Errors: ModelError: the model cannot be cut, or not so; StageLost, StageFailed.
     """
     cut = ring.layers or cut_of(parameter_costs(meta_trained_model(recipe, base)), ring.stages, recipe)
     held = [answer.values for answer in ring.held()]
+    if not ring.key and ring.layers is not None:  # else the others may have their parts of another run
+        ring.key = next((one["key"] for one in held if one["key"]), "")
+        ring.steps = max(one["step"] for one in held)
     kept = [bool(ring.key) and one["key"] == ring.key and one["round"] >= round for one in held]
-    if not kept[0]:
-        kept, ring.key = [False] * ring.stages, secrets.token_hex(8)
+    if not any(kept):
+        ring.key = secrets.token_hex(8)
     layers = {str(stage): (one.start, one.stop) for stage, one in enumerate(cut) if not kept[stage]}
     config = (base / CONFIG).read_text(encoding="utf-8")
     source = {"base": base.name, "from_snapshot": snapshot is not None}
@@ -44,4 +48,6 @@ def load_replica(
                     data = [values if at == stage else b"" for at in range(ring.stages)]
                     ring.ask("fill", data, stage=stage, name=name, start=start)
     ring.ask("begin", name=name, round=round, step=ring.steps, key=ring.key)
-    return any(kept)
+    if any(kept) and not kept[0]:
+        ring.ask("settle", taken=None)
+    return kept[0]

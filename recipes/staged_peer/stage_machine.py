@@ -83,10 +83,12 @@ class StageMachine:
         return self.part.answer(do, fields, data)
 
     def held(self, data: bytes) -> Answer:
-        """Say which loading gave this machine its part, and the round of its x'. No key: it has none."""
+        """Say which loading gave this machine its part, the round of its x', and the last step that it knows.
+        No key: it has none."""
         if self._part is None:
-            return Answer({"key": "", "round": 0})
-        return Answer({"key": self._key, "round": self._part.worker.global_model.round})
+            return Answer({"key": "", "round": 0, "step": -1})
+        part = self._part
+        return Answer({"key": self._key, "round": part.worker.global_model.round, "step": part.compute.step})
 
     def load(
         self,

@@ -168,12 +168,13 @@ class StagePart:
             self.aggregates.clear()
         return self.state()
 
-    def settle(self, data: bytes, taken: Sequence[int]) -> Answer:
+    def settle(self, data: bytes, taken: Sequence[int] | None) -> Answer:
         """Complete the rounds in flight of a session that is over, whose updates the aggregator has of the
-        rounds `taken`. x_i follows where x' has moved."""
+        rounds `taken`; None: of all. x_i follows where x' has moved. An evaluation under way is over too."""
+        self.use_local_model(data)
         model = self.worker.global_model
         for round in sorted({*self.sent, *self.aggregates}):
-            sent = self.sent.get(round) if round in taken else None
+            sent = self.sent.get(round) if taken is None or round in taken else None
             if round < model.round and round in self.aggregates:
                 self.worker.follow(self.aggregates[round], sent)
             elif sent is not None:

@@ -95,6 +95,18 @@ class Replica:
         self.machines[number] = StageMachine(number, part=part)
         self.start(number)
 
+    def replace_head(self, name: str) -> None:
+        """Put another machine in the place of the head, which is lost, in a ring of the hub."""
+        stops = [0] * self.stages
+        for number in range(self.stages):
+            for n, layer in enumerate(layers_of(self.compute(number))):
+                stops[number] = n + 1 if holds(layer) else stops[number]
+        self.head.close()
+        self.machines[0], self.lines[0].inbox = StageMachine(0), queue.Queue()
+        self.head = RingHead(self.machines[0], self.lines[0], self.stages)
+        self.head.layers = tuple(map(range, [0, *stops[:-1]], stops))
+        assert not load_replica(self.head, self.recipe, self.base, name=name)
+
     def compute(self, number: int) -> Any:
         return self.machines[number].part.compute.stage.model
 
@@ -325,6 +337,46 @@ def test_a_machine_that_is_lost_costs_the_lease_and_nothing_else(
     assert sum(step.tokens for step in back.steps)
     assert torch.equal(whole_of(replica), folded)
     assert back.steps[-1].fingerprint == fingerprint(folded)
+
+
+def test_a_lost_head_is_replaced_and_the_others_keep_what_they_have(tmp_path: Path, data: Path) -> None:
+    """The head of three machines ends in an evaluation. Another takes its place in the ring, and joins; it
+    catches up from x_0, and the others go on with x_i, residual and optimizer."""
+    recipe = staged_recipe(tmp_path, "gpt_neox", data)
+    with StagedSwarm(recipe, tmp_path / "run", min_peers=2, stages=3) as swarm:
+        ann, bob = swarm.prepare("ann"), swarm.prepare("bob")
+        replica = swarm.replicas["bob"]
+
+        def end(member: Member, _: object) -> None:
+            if len(member.steps) == 3:
+                replica.head.lose(StageLost("its process was killed"))
+
+        swarm.go(ann)
+        swarm.go(bob, end)
+        with pytest.raises(StageLost, match="was killed"):
+            bob.join()
+        bob.link.link.leave("its process was killed")
+        others = [machine.part for machine in replica.machines[1:]]
+        others[0].use_global_model(b"")
+        rounds = [part.worker.global_model.round for part in others]
+        replica.replace_head("dan")
+        link = swarm.memory.link("dan")
+        link.connect(10)
+        peer = build_staged_peer(replica.head, micro_batch=2)
+        dan = Member("dan", RunLink(link, recipe.compression.staleness), peer)
+        del swarm.members["bob"]
+        swarm.members["dan"] = dan
+        swarm.go(dan)
+        swarm.finish()
+        swarm.audit()
+        folded = swarm.folded()
+
+    assert min(rounds) > 0
+    assert [machine.part for machine in replica.machines[1:]] == others
+    assert all(part.compute.learns for part in others)
+    assert sum(step.tokens for step in dan.steps)
+    assert torch.equal(whole_of(replica), folded)
+    assert dan.steps[-1].fingerprint == fingerprint(folded)
 
 
 def test_a_machine_started_again_unnoticed_is_a_lost_one_and_is_loaded_again(

@@ -454,11 +454,11 @@ class PeerLink:
             raise RunOver.of(self._state.over)
         return news()
 
-    def probed(self, seconds: Mapping[str, float]) -> None:
-        """Tell the hub how far off other machines are, by address; below 0: no answer."""
+    def probed(self, probed: messages.Probed) -> None:
+        """Tell the hub what this machine has measured of its lines to others."""
         with self._changed:
             self._check()
-            self._connections.say([messages.Probed(dict(seconds))])
+            self._connections.say([probed])
 
     @property
     def heard_s(self) -> float:

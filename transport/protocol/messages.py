@@ -27,6 +27,7 @@ COUNTS = {"rounds": "2"}  # among Hello.versions: this peer needs no names of ot
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Size = Annotated[int, Meta(ge=0, le=2**40)]  # bytes of an object, or tokens: their sums stay within 64 bits
+Rate = Annotated[float, Meta(ge=1, le=1e15)]  # bytes a second
 Finite = Annotated[float, Meta(ge=-1e30, le=1e30)]  # its sums and squares are finite
 # Sums over preference pairs, where a run learns from such: rewards of the chosen answers, rewards of the
 # rejected ones, and how many chosen answers have the higher one.
@@ -80,6 +81,13 @@ class RingMachine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop: Count
 
 
+class OtherMachine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A machine to which the line is to be measured."""
+
+    key: Word  # CURVE, base64url
+    address: Word  # "host:port" of its stage link, which is to be dialled; empty: that one dials
+
+
 class Placed(Message, frozen=True):
     """To a machine that lends memory: its place in a ring of one machine or more. Without a ring it waits."""
 
@@ -87,16 +95,25 @@ class Placed(Message, frozen=True):
     number: Count  # of its stage; 0: the head
     machines: Annotated[list[RingMachine], Meta(max_length=64)]  # by stage
     reason: Line = ""  # why it waits
-    # addresses of other machines, which it is to dial and to answer Probed
-    probe: Annotated[list[Word], Meta(max_length=64)] = []
+    # those that it is to dial and to answer Probed, and those that it is to answer; no others
+    probe: Annotated[list[OtherMachine], Meta(max_length=64)] = []
     spare: bool = False  # it waits while there are rings: it may replace a lost machine at any time
 
 
+class LineRates(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes a second to another machine, and back."""
+
+    there: Rate
+    back: Rate
+
+
 class Probed(Message, frozen=True):
-    """Tell how many seconds each address in Placed.probe took to accept a connection; below 0: it did not.
-    Likewise the address of a neighbour, whenever the line to it is closed, made, or not to be had."""
+    """Tell how many seconds each address in Placed.probe took to accept a connection, below 0: it did not;
+    and the rates of its line. Likewise the seconds of a neighbour, whenever the line to it is closed, made,
+    or not to be had."""
 
     seconds: Annotated[dict[Word, Finite], Meta(max_length=64)]
+    rates: Annotated[dict[Word, LineRates], Meta(max_length=64)] = {}
 
 
 class Lends(Hello, frozen=True, kw_only=True):

@@ -16,6 +16,18 @@ class LayerDivision(Protocol):
     def layers(self) -> int:
         """Count the model's layers."""
 
+    @property
+    def micro_batches(self) -> int:
+        """Count the micro-batches of a step, where one ring has the whole batch."""
+
+    @property
+    def activation(self) -> float:
+        """Return the bytes of a micro-batch's activations between two stages."""
+
+    @property
+    def gradient(self) -> float:
+        """Return the bytes of their gradients."""
+
     def divide(self, memories: Sequence[int]) -> tuple[range, ...] | None:
         """Divide all layers among machines with so many bytes; None: they do not hold the model."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -14,10 +15,19 @@ from transport.protocol import LayerDivision, events, messages
 
 from .ring_table import MOST, Lender, Ring, RingTable
 
-PROBE_S = 5.0  # for a machine to measure its latency to the others
+PROBE_S = 5.0  # for a new machine and those that are there to measure their lines
 STANDS_BY = "stands by: it takes the place of a machine that is lost, or one in another ring"
 WAITS = "waits until the machines that wait have the memory for the model"
 UNREACHED = "nobody reaches this machine at its address: it can stand between two that are reached alone"
+
+
+@dataclass
+class Newcomer:
+    """A machine whose lines to the others are measured before it gets a place."""
+
+    reachable: bool
+    until: float
+    pairs: list[tuple[str, str]]  # sessions, not measured yet: who dials, and who is dialled
 
 
 class RingCoordinator:
@@ -28,8 +38,7 @@ class RingCoordinator:
         self.table = RingTable(division)
         self._offers: dict[str, messages.Lends] = {}  # by session
         self._told: dict[str, messages.Placed] = {}  # by session, the newest
-        self._probing: dict[str, tuple[bool, float]] = {}  # session -> it is reached; until when it measures
-        self._probes: dict[str, list[str]] = {}  # session -> addresses that it is to dial
+        self._newcomers: dict[str, Newcomer] = {}  # by session
         self._now = 0.0
         self._said: dict[str, Any] = {"rings": [], "waiting": []}  # to the host
         self._new = False  # the table has not ticked since a machine came or went
@@ -40,26 +49,32 @@ class RingCoordinator:
         if m.address:
             self._out.add(do.Reach(session.id, session.address, session.key))
         else:
-            self._probe(session, reachable=False)
+            self._meet(session, reachable=False)
 
     def reached(self, session: Session, ok: bool) -> None:
         """Take the result of dialling a machine."""
         if not ok:
             session.address = ""
-        self._probe(session, reachable=ok)
+        self._meet(session, reachable=ok)
 
     def probed(self, session: Session, m: messages.Probed) -> None:
-        """Take what a machine has measured, below 0: it does not reach another. A new one gets a place from
-        now on."""
+        """Take what a machine has measured of its lines. A new one whose lines are all measured gets a place
+        from now on."""
         others = {
-            other.address: other for other in self._members.present(self.table.lenders) if other.address
+            other.address: other.id for other in self._there() if other.address and other is not session
         }
-        for address, seconds in m.seconds.items():
-            if (other := others.get(address)) is not None and other is not session:
-                self.table.measured(session.id, other.id, seconds if seconds >= 0 else inf)
-                self._new = True
-        if session.id in self._probing:
-            self._come(session)
+        for address in m.seconds.keys() & others.keys():
+            seconds = m.seconds[address]
+            self.table.measured(session.id, others[address], seconds if seconds >= 0 else inf)
+            self._new = True
+            if seconds < 0:
+                self._measured(session.id, others[address])
+        for address in m.rates.keys() & others.keys():
+            rates = m.rates[address]
+            if self._measured(session.id, others[address]):
+                self.table.rated(session.id, others[address], rates.there)
+                self.table.rated(others[address], session.id, rates.back)
+        self._come_if_measured()
 
     def resumed(self, session: Session) -> None:
         """Say its place again to a machine on a new connection."""
@@ -69,33 +84,48 @@ class RingCoordinator:
     def ended(self, session: Session) -> None:
         """Take out a machine whose session has ended."""
         self._offers.pop(session.id, None)
-        self._probing.pop(session.id, None)
-        self._probes.pop(session.id, None)
+        self._newcomers.pop(session.id, None)
         self._told.pop(session.id, None)
         self.table.gone(session.id)
         self._new = True
+        for newcomer in self._newcomers.values():
+            newcomer.pairs = [pair for pair in newcomer.pairs if session.id not in pair]
+        self._come_if_measured()
 
-    def _probe(self, session: Session, *, reachable: bool) -> None:
-        """Let a new machine measure its latency to the others, and those that it cannot dial theirs to it.
-        One that had a place at the hub before gets it again at once."""
+    def _there(self) -> list[Session]:
+        """Return all machines of which it is known whether they are reached."""
+        return self._members.present([*self.table.lenders, *self._newcomers])
+
+    def _meet(self, session: Session, *, reachable: bool) -> None:
+        """Let a new machine and the others measure the lines between them; of two machines the new one dials,
+        if it can. One that had a place at the hub before gets it again at once."""
         if self._restore(session, reachable):
             return
-        others = self._members.present(self.table.lenders)
-        self._probing[session.id] = reachable, self._now + PROBE_S
-        self._probes[session.id] = [other.address for other in others if other.address][:MOST]
-        for other in others if reachable else ():
-            if not other.address and self.table.ring_of(other.id) is None:
-                self._probes[other.id] = [session.address]
-                self._tell(other)
-        if self._probes[session.id]:
-            self._tell(session)
-        else:
-            self._come(session)
+        pairs = []
+        for other in self._there()[:MOST]:
+            dials, dialled = (session, other) if other.address else (other, session)
+            if dialled.address:
+                pairs.append((dials.id, dialled.id))
+        self._newcomers[session.id] = Newcomer(reachable, self._now + PROBE_S, pairs)
+        self._tell_all(other for pair in pairs for other in reversed(pair))
+        self._come_if_measured()
 
-    def _come(self, session: Session) -> None:
-        reachable, _ = self._probing.pop(session.id)
-        self.table.come(Lender(session.id, self._offers[session.id].memory, reachable))
-        self._new = True
+    def _measured(self, dials: str, dialled: str) -> bool:
+        """Note that a line is measured; returns False where that was not asked for."""
+        found = [one for one in self._newcomers.values() if (dials, dialled) in one.pairs]
+        for newcomer in found:
+            newcomer.pairs.remove((dials, dialled))
+        return bool(found)
+
+    def _come_if_measured(self) -> None:
+        """Let those new machines have places whose lines are measured, or were to be until now."""
+        for session in self._members.present(list(self._newcomers)):
+            newcomer = self._newcomers[session.id]
+            if not newcomer.pairs or self._now >= newcomer.until:
+                del self._newcomers[session.id]
+                self.table.come(Lender(session.id, self._offers[session.id].memory, newcomer.reachable))
+                self._tell_all(self.table.lenders)
+                self._new = True
 
     def _restore(self, session: Session, reachable: bool) -> bool:
         offer = self._offers[session.id]
@@ -110,9 +140,7 @@ class RingCoordinator:
     def tick(self, now: float) -> None:
         """Let time pass, and tell machines their places."""
         self._now = now
-        for session in self._members.present(list(self._probing)):
-            if now >= self._probing[session.id][1]:
-                self._come(session)
+        self._come_if_measured()
         for session in self._members.present(list(self._offers)) if self.table.waiting else ():
             if self._members.suspect(session, now):  # another may have its layers, so it is lost
                 self._members.kick(session, "session", f"silent for {now - session.seen:.0f} s")
@@ -122,16 +150,19 @@ class RingCoordinator:
         self.table.tick(now, ring_names())
         changed, self.table.changed = self.table.changed, set()
         changed |= {one.id for one in self.table.waiting}  # rings may be there now, or gone
-        for session in self._members.present(sorted(changed)):
-            self._tell(session)
+        self._tell_all(sorted(changed))
         if (status := self.status()) != self._said:
             self._said = status
             self._out.tell(events.RingsChanged(0.0, **status))
 
     def deadline(self) -> float:
         """Return when `tick` has something to do. inf: never."""
-        probes = [until for _, until in self._probing.values()]
-        return -inf if self._new else min([self.table.deadline(), *probes])
+        until = [newcomer.until for newcomer in self._newcomers.values()]
+        return -inf if self._new else min([self.table.deadline(), *until])
+
+    def _tell_all(self, machines: Iterable[str]) -> None:
+        for session in self._members.present(machines):
+            self._tell(session)
 
     def _tell(self, session: Session) -> None:
         """Tell a machine its place, if that is news."""
@@ -141,14 +172,27 @@ class RingCoordinator:
             self._out.send(session.conn, place)
 
     def _placed(self, session: Session) -> messages.Placed:
-        ring = self.table.ring_of(session.id)
+        ring, probe = self.table.ring_of(session.id), self._probe(session)
         if ring is None:
             hidden = self._offers[session.id].address and not session.address
             spare = bool(self.table.rings)
             why = STANDS_BY if spare else WAITS
             reason = f"{why}; {UNREACHED}" if hidden else why
-            return messages.Placed("", 0, [], reason, self._probes.get(session.id, []), spare)
-        return messages.Placed(ring.id, ring.machines.index(session.id), self._machines(ring))
+            return messages.Placed("", 0, [], reason, probe, spare)
+        number = ring.machines.index(session.id)
+        return messages.Placed(ring.id, number, self._machines(ring), probe=probe)
+
+    def _probe(self, session: Session) -> list[messages.OtherMachine]:
+        """List the machines to which a machine's lines are to be measured now."""
+        found = []
+        for dials, dialled in (pair for one in self._newcomers.values() for pair in one.pairs):
+            if session.id == dials:
+                found += [
+                    messages.OtherMachine(one.key, one.address) for one in self._members.present([dialled])
+                ]
+            elif session.id == dialled:
+                found += [messages.OtherMachine(one.key, "") for one in self._members.present([dials])]
+        return found[:MOST]
 
     def _machines(self, ring: Ring) -> list[messages.RingMachine]:
         found = []

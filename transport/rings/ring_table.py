@@ -3,15 +3,17 @@
     WAITING     in no ring
     IN A RING   has a place, and the layers of that place
 
-A ring forms as soon as the waiting machines have the memory for the model: of the fewest that have it, the
-strongest. Its layers are divided once. From then on a lost machine leaves a gap, and the waiting machine with
-the least memory that suffices takes its layers. All others keep theirs, so what they have loaded stays. A
-ring that has a gap for GAP_S, or that has lost its head, is dissolved. Where the line between two neighbours
-is lost, a waiting machine takes the place of one of them, which waits then; where none can, nothing changes.
+A ring forms as soon as the waiting machines have the memory for the model: of the fewest that have it, those
+with the best lines; of equal ones, the strongest. Its layers are divided once. From then on a lost machine
+leaves a gap, and a waiting machine with the memory for its layers takes them: by the best lines; of equal
+ones, that with the least memory. All others keep theirs, so what they have loaded stays. A ring that has a
+gap for GAP_S, or no machine, is dissolved. Where the line between two neighbours is lost, a waiting machine
+takes the place of one of them, which waits then: of that which most others do not reach. Where none can,
+nothing changes.
 
-Of two neighbours one must be reachable. So a new ring has at most every second machine that is not. The order
-of its machines is that of the least latencies, as they have measured them (`transport.stages.place`); so is
-the choice among several that could replace a lost one.
+Of two neighbours one must be reachable. So a new ring has at most every second machine that is not. The best
+lines are those on which a step takes the fewest seconds (`transport.stages.place`), by the latencies and
+rates that the machines have measured. Their speeds are not known: they count as much faster than any line.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from transport.protocol import LayerDivision
-from transport.stages import Machines, PipelineLoad, place
+from transport.stages import Machines, PipelineLoad, Placement, place
 
 GAP_S = 60.0  # that a ring waits for a machine in the place of a lost one
 BACK_S = 10.0  # the same for those that had its places at the hub before this one
 MOST = 64  # machines of a ring: all of them are named in a message of a hub
-ORDERED = 10  # machines of the largest ring that is ordered by latencies, within a tenth of a second
+ORDERED = 10  # machines of which the best ring is looked for, within a tenth of a second
 UNKNOWN_S = 0.05  # latency of two machines that have not measured it
+UNKNOWN_RATE = 1e6  # bytes a second of a line that was not measured
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class RingTable:
         self.rings: dict[str, Ring] = {}
         self.changed: set[str] = set()
         self._latencies: dict[frozenset[str], float] = {}  # seconds, by pair
+        self._lost: set[tuple[str, str]] = set()  # lines: who does not reach whom
+        self._rates: dict[tuple[str, str], float] = {}  # bytes a second, from one machine to the other
         self._place: dict[str, str] = {}  # machine -> its ring
 
     def ring_of(self, machine: str) -> Ring | None:
@@ -74,12 +79,41 @@ class RingTable:
         return [lender for lender in self.lenders.values() if lender.id not in self._place]
 
     def latency(self, one: str, other: str) -> float:
-        """Return the seconds from one machine to the other."""
+        """Return the seconds from one machine to the other; inf: one does not reach the other."""
+        if {(one, other), (other, one)} & self._lost:
+            return inf
         return self._latencies.get(frozenset((one, other)), UNKNOWN_S)
 
     def measured(self, one: str, other: str, seconds: float) -> None:
-        """Take a latency that one of two machines has measured; inf: it does not reach the other."""
-        self._latencies[frozenset((one, other))] = seconds
+        """Take a latency that one machine has measured to the other; inf: it does not reach it."""
+        self._lost -= {(one, other), (other, one)}
+        if seconds == inf:
+            self._lost.add((one, other))
+        else:
+            self._latencies[frozenset((one, other))] = seconds
+
+    def rated(self, one: str, other: str, rate: float) -> None:
+        """Take the bytes a second from one machine to the other."""
+        self._rates[one, other] = rate
+
+    def _machines(self, ids: Sequence[str]) -> Machines:
+        """Return what is known of machines and of the lines between them; "": of none."""
+        rates = [[self._rates.get((one, other), UNKNOWN_RATE) for other in ids] for one in ids]
+        latencies = [
+            [self.latency(one, other) if self._connect(one, other) else inf for other in ids] for one in ids
+        ]
+        memories = [self.lenders[id].memory if id else inf for id in ids]
+        return Machines(rates, latencies, [inf] * len(ids), memories)
+
+    def _load(self, stages: int) -> PipelineLoad:
+        """Return a step of a ring of so many machines."""
+        division = self._division
+        memory = division.memory(stages, 0, range(division.layers))
+        return PipelineLoad(division.micro_batches, division.activation, division.gradient, memory)
+
+    def _connect(self, one: str, other: str) -> bool:
+        """Tell whether one of two machines can dial the other; "" can."""
+        return any(not id or self.lenders[id].reachable for id in (one, other))
 
     # ---- machines come and go ------------------------------------------------------------------------------
 
@@ -107,15 +141,17 @@ class RingTable:
         """Take a machine out: it has left, or is lost."""
         self.lenders.pop(machine, None)
         self._latencies = {pair: s for pair, s in self._latencies.items() if machine not in pair}
+        self._lost = {pair for pair in self._lost if machine not in pair}
+        self._rates = {pair: rate for pair, rate in self._rates.items() if machine not in pair}
         ring = self.ring_of(machine)
         if ring is None:
             return
         del self._place[machine]
-        if machine == ring.machines[0]:
-            self._dissolve(ring)
-        else:
-            left = tuple("" if other == machine else other for other in ring.machines)
+        left = tuple("" if other == machine else other for other in ring.machines)
+        if any(left):
             self._set(replace(ring, machines=left))
+        else:
+            self._dissolve(ring)
 
     def _put(self, ring: Ring, number: int, machine: str) -> None:
         if old := ring.machines[number]:
@@ -163,20 +199,23 @@ class RingTable:
 
     def _fill(self, ring: Ring) -> None:
         """Give waiting machines the places of lost ones, and of those that have lost a line to a neighbour,
-        the one with the most lost lines first."""
-        lost = [(machine != "", -self._lost_lines(machine)) for machine in ring.machines]
+        the one that most do not reach first."""
+        lost = [(machine != "", -sum(to == machine for _, to in self._lost)) for machine in ring.machines]
         for number in sorted(range(len(lost)), key=lambda number: (*lost[number], -number)):
             beside = neighbours(ring, number) - {""}
-            if (machine := ring.machines[number]) and (number == 0 or self._reaches(machine, beside)):
+            if (machine := ring.machines[number]) and self._reaches(machine, beside):
                 continue
             able = [one for one in self.waiting if self._suits(ring, number, one)]
             if able:
-                line = {one.id: sum(self.latency(one.id, other) for other in beside) for one in able}
-                self._put(ring, number, min(able, key=lambda one: (line[one.id], one.memory)).id)
+                self._put(
+                    ring, number, min(able, key=lambda one: (self._step_s(ring, number, one), one.memory)).id
+                )
                 ring = self.rings[ring.id]
 
-    def _lost_lines(self, machine: str) -> int:
-        return sum(seconds == inf for pair, seconds in self._latencies.items() if machine in pair)
+    def _step_s(self, ring: Ring, number: int, lender: Lender) -> float:
+        """Return the seconds of a step with a machine in that place of a ring, by its lines."""
+        ids = [*ring.machines[:number], lender.id, *ring.machines[number + 1 :]]
+        return Placement(self._machines(ids), self._load(len(ids))).seconds(tuple(range(len(ids))))
 
     def _reaches(self, machine: str, others: Iterable[str]) -> bool:
         return all(self.latency(machine, other) < inf for other in others)
@@ -198,7 +237,10 @@ class RingTable:
         able = sorted(self.waiting, key=lambda one: -one.memory)  # of equal ones, in the order of coming
         for count in range(1, min(len(able), MOST) + 1):
             chosen = strongest(able, count)
-            for order in (self._ordered(chosen), chosen) if chosen else ():
+            if not chosen or self._division.divide([one.memory for one in chosen]) is None:
+                continue
+            others = [one for one in able if one not in chosen]
+            for order in (self._best([*chosen, *others], count), self._best(chosen, count), chosen):
                 if not all(self._reaches(one.id, [other.id]) for one, other in pairs(order)):
                     continue
                 layers = self._division.divide([one.memory for one in order])
@@ -206,20 +248,14 @@ class RingTable:
                     return tuple(one.id for one in order), layers
         return None
 
-    def _ordered(self, chosen: Sequence[Lender]) -> Sequence[Lender]:
-        """Order machines by the latencies between neighbours; the first stays the first."""
-        count = len(chosen)
-        if not 3 < count <= ORDERED:  # else all orders are alike, or too many
-            return chosen
-
-        def seconds(one: Lender, other: Lender) -> float:
-            return self.latency(one.id, other.id) if one.reachable or other.reachable else inf
-
-        latencies = [[seconds(one, other) for other in chosen] for one in chosen]
-        alike = [1.0] * count
-        machines = Machines([alike] * count, latencies, alike, alike)
-        rings = place(machines, PipelineLoad(1, 0.0, 0.0, 0.0), count).rings
-        return [chosen[number] for ring in rings for number in ring] or chosen  # none: not all are connected
+    def _best(self, able: Sequence[Lender], count: int) -> Sequence[Lender]:
+        """Choose and order `count` of these machines by their lines: where these are equal, the first ones.
+        Returns those where there is nothing to choose, or too much."""
+        if not 1 < count <= ORDERED:
+            return able[:count]
+        able = able[:ORDERED]
+        rings = place(self._machines([one.id for one in able]), self._load(count), count, replicas=1).rings
+        return [able[number] for ring in rings for number in ring] or able[:count]
 
 
 def pairs(order: Sequence[Lender]) -> list[tuple[Lender, Lender]]:

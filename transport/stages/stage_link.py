@@ -31,9 +31,11 @@ from transport.wire import (
     wire_size,
 )
 
+from .line_probe import LineProbe, MeasuredLine, ProbeAnswers
 from .stage_line import FORWARD, GONE_S, LIFE, Gone, LineMessage, Renewed, StageLine, State, unpack
 
 RETRY_S = 0.5  # until a refused connection is dialled again
+MEASURES_S = 4.0  # for a line to be measured, its connection included
 BURST = 32  # fragments sent before messages are looked at again
 OLD = 64  # connections of before whose late frames are known as such
 BEFORE, AFTER = "before", "after"
@@ -73,7 +75,8 @@ class StageLink:
     """The lines of one stage.
 
     Args:
-        wire: listens; RouterWire(..., allowed=lambda key: link.knows(key)) lets only neighbours in.
+        wire: listens; RouterWire(..., allowed=lambda key: link.knows(key)) lets only neighbours in, and
+            machines that may measure their line.
         limit: bytes of the longest message that a neighbour may send.
     """
 
@@ -83,6 +86,8 @@ class StageLink:
         self.bytes_up = self.bytes_down = 0
         self._wire, self._keys, self._limit, self._gone_s = wire, keys, limit, gone_s
         self._lines: dict[str, _Line] = {}
+        self._dropped = set[str]()  # sides to which something was sent before there was a line
+        self._probes = ProbeAnswers()
         self._inbox: deque[tuple[_Line, LineMessage | Renewed | Gone | ProtocolError]] = deque()
         self._changed = threading.Condition()
         self._closing = False
@@ -127,22 +132,33 @@ class StageLink:
         with self._changed:
             old, self._lines[side] = self._lines.get(side), made
             self._inbox = deque((of, what) for of, what in self._inbox if of is not old)
-            if old is not None:
+            if old is not None or side in self._dropped:
                 self._tell(made, [Renewed()])
+            self._dropped.discard(side)
         if old is not None and old.wire is not None:
             old.wire.wake()  # its thread sees that it is replaced
         if wire is not None:
             self._start(lambda: self._dial(side, made))
 
+    def admit(self, keys: Iterable[str]) -> None:
+        """Let the machines of these keys measure their lines to this one, and no others from now on."""
+        with self._changed:
+            self._probes.admit(keys)
+
     def knows(self, key: str) -> bool:
-        """Tell whether this is a neighbour's key."""
-        return any(line.neighbour.key == key for line in list(self._lines.values()))
+        """Tell whether this is the key of a neighbour, or of a machine that may measure its line."""
+        return key in self._probes or any(line.neighbour.key == key for line in list(self._lines.values()))
 
     def send(self, message: LineMessage) -> None:
         """Send a message: activations and requests to the next stage, all else to the one before, from any
-        thread. Does not wait."""
+        thread. Does not wait. Where a neighbour is not connected yet the message is lost, and the caller is
+        told once it is, as of one that was started again."""
+        side = AFTER if message.kind in FORWARD else BEFORE
         with self._changed:
-            line = self._lines[AFTER if message.kind in FORWARD else BEFORE]
+            line = self._lines.get(side)
+            if line is None:
+                self._dropped.add(side)
+                return
             line.line.send(message)
         (line.wire or self._wire).wake()
 
@@ -194,11 +210,15 @@ class StageLink:
             self._wire.close()
 
     def _session_of(self, conn: bytes) -> str | None:
+        if key_of(conn) in self._probes:
+            return key_of(conn)
         return next((line.neighbour.name for line in list(self._lines.values()) if line.conn == conn), None)
 
     def _arrived_at_port(self, conn: bytes, frames: Frames) -> None:
         line = next((line for line in self._lines.values() if line.wire is None and line.conn == conn), None)
         if line is None:
+            if self._answered(conn, frames):
+                return
             found = unpack(frames)
             if found is None or not isinstance(found[0], State):
                 return
@@ -210,6 +230,19 @@ class StageLink:
             line.conn = conn
             line.line.opened(time.monotonic())
         self._take(line, frames)
+
+    def _answered(self, conn: bytes, frames: Frames) -> bool:
+        """Answer a machine that measures its line; returns False where this is no message of such a one."""
+        key = key_of(conn)
+        if key not in self._probes:
+            return False
+        answer = self._probes.answer(key, frames, self.rate_limits.lent)
+        if answer is not None:
+            self._count(frames, answer)
+            self._wire.send(conn, answer)
+        elif key not in self._probes:
+            self._wire.hang_up(conn)
+        return answer is not None
 
     def _dial(self, side: str, line: _Line) -> None:
         assert line.wire is not None
@@ -245,9 +278,7 @@ class StageLink:
         self.dialled(line.neighbour, why)
 
     def _take(self, line: _Line, frames: Frames) -> None:
-        now = time.monotonic()
-        self.bytes_down += wire_size(frames)
-        self.rate_limits.down.take(wire_size(frames), now)
+        now = self._count(frames)
         if line.broken:
             return
         try:
@@ -255,6 +286,51 @@ class StageLink:
         except ProtocolError as error:
             line.broken = True
             self._tell(line, [error])
+
+    def _count(self, came: Frames, sent: Frames = ()) -> float:
+        """Count the bytes of a message that came, or is sent; return the time."""
+        now = time.monotonic()
+        with self._changed:
+            self.bytes_down += wire_size(came)
+            self.bytes_up += wire_size(sent)
+        self.rate_limits.down.take(wire_size(came), now)
+        self.rate_limits.up.take(wire_size(sent), now)
+        return now
+
+    def measure(self, key: str, address: str) -> MeasuredLine | None:
+        """Measure the line to the machine of this key, which answers once it is told of this one's.
+
+        Takes a second or two, MEASURES_S at most. Any thread may call it. None: there is no answer. Raises
+        UrlError.
+        """
+        wire = DealerWire((Route(*parse_address(address)),), key, self._keys)
+        probe, until = LineProbe(self.rate_limits.lent), time.monotonic() + MEASURES_S
+        dial_at, sent = 0.0, False
+        try:
+            while (now := time.monotonic()) < until and not probe.done and not self._closing:
+                if now >= dial_at:
+                    dial_at = inf
+                    wire.dial(0)
+                for event in wire.poll(min(until - now, RETRY_S)):
+                    if isinstance(event, Disconnected):
+                        if sent:
+                            return probe.measured
+                        dial_at = now + RETRY_S  # it may not have been told of this machine yet
+                    elif isinstance(event, Connected) or probe.receive(
+                        event.frames, self._count(event.frames)
+                    ):
+                        sent = True
+                        self._ping(wire, probe)
+                if sent:
+                    probe.look(time.monotonic())
+        finally:
+            wire.close()
+        return probe.measured
+
+    def _ping(self, wire: PeerWire, probe: LineProbe) -> None:
+        if (frames := probe.next(time.monotonic())) is not None:
+            self._count((), frames)
+            wire.send(0, frames)
 
     def _tell(self, line: _Line, news: Iterable[LineMessage | Renewed | Gone | ProtocolError]) -> None:
         if line not in self._lines.values():
@@ -274,8 +350,7 @@ class StageLink:
                 line.more = frames is not None
                 if frames is None:
                     return True
-                self.bytes_up += wire_size(frames)
-                self.rate_limits.up.take(wire_size(frames), now)
+                self._count((), frames)
                 if not send(frames):
                     return False
             return True

@@ -112,19 +112,23 @@ class Placement:
         return best, order
 
 
-def place(machines: Machines, load: PipelineLoad, stages: int = 0, seed: int = 0) -> Placed:
-    """Place as many replicas as there are machines for; the same on all machines.
+def place(
+    machines: Machines, load: PipelineLoad, stages: int = 0, replicas: int = 0, seed: int = 0
+) -> Placed:
+    """Place replicas; the same on all machines, and of equal placements that of the first machines.
 
-    stages: of each replica; 0: that number which gives the highest rate, the fewest of equal ones.
+    Args:
+        stages: of each replica; 0: that number which gives the highest rate, the fewest of equal ones.
+        replicas: 0: as many as there are machines for.
     """
     count = len(machines.speeds)
     if stages == 0:
-        every = [place(machines, load, tried, seed) for tried in range(1, count + 1)]
+        every = [place(machines, load, tried, seed=seed) for tried in range(1, count + 1)]
         return max(every, key=lambda placed: placed.rate)
     if not 1 <= stages <= count:
         raise ValueError(f"{stages} stages on {count} machines")
     placement, random, found = Placement(machines, load), Random(seed), list[tuple[float, list[int]]]()
-    replicas = count // stages
+    replicas = replicas or count // stages
     order = sorted(range(count), key=lambda i: (-machines.speeds[i], i))
     for _ in range(RESTARTS):
         found.append(placement.improve(order, stages, replicas))
@@ -134,24 +138,6 @@ def place(machines: Machines, load: PipelineLoad, stages: int = 0, seed: int = 0
     able = tuple(ring for ring in rings if placement.seconds(ring) < inf)
     used = {machine for ring in able for machine in ring}
     return Placed(able, tuple(i for i in range(count) if i not in used), rate)
-
-
-def replace(machines: Machines, load: PipelineLoad, placed: Placed, gone: int) -> Placed:
-    """Put the best waiting machine in the place of one that is gone; all others stay where they are.
-
-    Where none waits that would do, the ring's other machines wait.
-    """
-    placement = Placement(machines, load)
-    [ring] = [ring for ring in placed.rings if gone in ring]
-    others = [other for other in placed.rings if other != ring]
-    filled = {new: tuple(new if i == gone else i for i in ring) for new in placed.waiting}
-    chosen = min(filled, key=lambda new: (placement.seconds(filled[new]), new), default=None)
-    if chosen is None or placement.seconds(filled[chosen]) == inf:
-        waiting = tuple(sorted({*placed.waiting, *ring} - {gone}))
-        return Placed(tuple(others), waiting, placement.rate(others))
-    rings = tuple(filled[chosen] if other == ring else other for other in placed.rings)
-    waiting = tuple(i for i in placed.waiting if i != chosen)
-    return Placed(rings, waiting, placement.rate(rings))
 
 
 def rings_of(order: Sequence[int], stages: int, replicas: int) -> list[Ring]:

@@ -97,4 +97,5 @@ class RateLimits:
     """The rate limits of one peer, both directions."""
 
     def __init__(self, bandwidth: Bandwidth) -> None:
+        self.lent = bandwidth
         self.up, self.down = TokenBucket(bandwidth.up), TokenBucket(bandwidth.down)

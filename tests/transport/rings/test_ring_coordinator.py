@@ -11,6 +11,7 @@ from transport.actions import Reach, RecordSession, Send
 from transport.hub.hub_state import HubState
 from transport.peer.peer_state import PeerState, SessionState
 from transport.protocol import messages
+from transport.rings.ring_coordinator import PROBE_S
 from transport.rings.ring_table import GAP_S
 
 TOKEN = "token"
@@ -22,17 +23,19 @@ class Machines:
 
     def __init__(self) -> None:
         self.now, self.peers = 0.0, dict[str, PeerState]()
+        self.lines: dict[frozenset[str], float] = {}  # bytes a second, by both addresses
         self.start()
 
     def start(self) -> None:
         """Start the hub, again without any memory of rings."""
         self.hub = HubState(SETTINGS, TOKEN, "stop", self.now)
 
-    def come(self, name: str, memory: int) -> PeerState:
+    def come(self, name: str, memory: int, *, answers: bool = True) -> PeerState:
         lends = messages.Lends(1, TOKEN, SETTINGS.run, name, address=f"{name}:1", memory=memory)
         peer = self.peers[name] = PeerState(lends)
         self.dial(name)
-        self.probe()
+        if answers:
+            self.probe()
         return peer
 
     def dial(self, name: str) -> None:
@@ -58,10 +61,16 @@ class Machines:
         self.carry(self.hub.apply(lambda _: self.hub.reached(session, True), self.now))  # type: ignore[arg-type]
 
     def probe(self) -> None:
-        """Let all machines answer what they are asked to measure: 10 ms each."""
+        """Let all machines answer what they are asked to measure: 10 ms each, and the rates of `lines`."""
         for name, peer in self.peers.items():
-            if peer.placed is not None and peer.placed.probe:
-                said = messages.Probed(dict.fromkeys(peer.placed.probe, 0.01))
+            asked = peer.placed.probe if peer.placed is not None else []
+            addresses = [other.address for other in asked if other.address]
+            if addresses:
+                rates = {
+                    to: messages.LineRates(*[self.lines.get(frozenset((f"{name}:1", to)), 1e7)] * 2)
+                    for to in addresses
+                }
+                said = messages.Probed(dict.fromkeys(addresses, 0.01), rates)
                 self.act(self.hub.receive(conn(name), said, self.now))  # type: ignore[arg-type]
 
     def tick(self, seconds: float = 0.0) -> None:
@@ -118,6 +127,35 @@ def test_machines_that_hold_the_model_together_are_told_their_ring_and_nobody_tr
     status = machines.hub.status(machines.now)
     assert '"state": "stage"' in status
     assert '"rings": [[{"name": "ann", "layers": [0, 2]}' in status
+
+
+def test_a_line_is_measured_once_by_the_new_machine_and_only_those_two_are_told() -> None:
+    """The other is to answer this one key; once the line is measured it answers nobody any more."""
+    machines = Machines()
+    machines.come("ann", 1)
+    machines.come("bob", 1, answers=False)
+    ann, bob = machines.peers["ann"].placed, machines.peers["bob"].placed
+    assert ann is not None
+    assert bob is not None
+    assert ann.probe == [messages.OtherMachine("key-of-bob", "")]
+    assert bob.probe == [messages.OtherMachine("key-of-ann", "ann:1")]
+
+    machines.probe()
+    assert [peer.placed.probe for peer in machines.peers.values()] == [[], []]  # type: ignore[union-attr]
+    machines.come("cid", 1, answers=False)
+    assert [len(peer.placed.probe) for peer in machines.peers.values()] == [1, 1, 2]  # type: ignore[union-attr]
+    machines.lose("ann")
+    machines.tick(PROBE_S)
+    assert [peer.placed.probe for peer in machines.peers.values()] == [[], []]  # type: ignore[union-attr]
+
+
+def test_a_ring_avoids_a_thin_line_that_its_machines_have_measured() -> None:
+    machines = Machines()
+    machines.lines = {frozenset(("ann:1", "bob:1")): 1e4}
+    for name, memory in (("ann", 3), ("bob", 2), ("cid", 2), ("dan", 1)):
+        machines.come(name, memory)
+    number, ring = machines.places()["ann"]
+    assert "bob" not in (ring[number - 1], ring[number + 1])
 
 
 def test_a_waiting_machine_replaces_one_whose_process_ends_and_the_others_keep_their_stages() -> None:

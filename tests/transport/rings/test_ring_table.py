@@ -18,6 +18,7 @@ class Units:
     """A division of six layers of one unit each; the first machine has two units beside."""
 
     layers = LAYERS
+    micro_batches, activation, gradient = 4, 1e5, 2e5
 
     def memory(self, stages: int, number: int, layers: range) -> int:
         return len(layers) + (ENDS if number == 0 else 0)
@@ -45,7 +46,7 @@ def check(table: RingTable) -> None:
     assert len(placed) == len(set(placed))
     assert {lender.id for lender in table.waiting} == table.lenders.keys() - set(placed)
     for ring in table.rings.values():
-        assert ring.machines[0]
+        assert any(ring.machines)
         assert [one.start for one in ring.layers] == [0, *(one.stop for one in ring.layers[:-1])]
         assert ring.layers[-1].stop == LAYERS
         for number, machine in enumerate(ring.machines):
@@ -133,7 +134,7 @@ def test_a_lost_machine_is_replaced_by_the_least_that_suffices_and_nobody_moves(
 
 
 def test_one_of_two_machines_whose_line_is_lost_is_replaced_and_waits() -> None:
-    """Never the head, and only where another can take the place; then that one which has lost most lines."""
+    """Only where another can take the place; then that which is not reached, if that other reaches both."""
     table = placed(4, 3, 3)
     table.measured("m1", "m2", inf)
     table.tick(1.0, named())
@@ -144,7 +145,7 @@ def test_one_of_two_machines_whose_line_is_lost_is_replaced_and_waits() -> None:
 
     table.measured("m1", "late", inf)
     table.tick(3.0, named())
-    assert table.rings["ring-0"].machines == ("m0", "m2", "late"), "m1 has lost two lines"
+    assert table.rings["ring-0"].machines == ("m0", "m2", "late"), "m2 does not reach m1"
     table.measured("late", "m0", inf)
     table.tick(4.0, named())
     assert table.rings["ring-0"].machines == ("m0", "m2", "late"), "m1 does not reach m2"
@@ -159,6 +160,13 @@ def test_machines_that_do_not_reach_each_other_are_no_neighbours() -> None:
     assert not table.rings
     table.come(Lender("d", 3, True))
     table.tick(1.0, named())
+    assert [ring.machines for ring in table.rings.values()] == [("b", "c", "d")]
+
+    table = RingTable(Units())
+    for name in "abcd":
+        table.come(Lender(name, 1 if name == "d" else 3, True))
+    table.measured("a", "b", inf)
+    table.tick(0.0, named())
     assert [ring.machines for ring in table.rings.values()] in (
         [("a", "c", "b", "d")],
         [("a", "d", "b", "c")],
@@ -181,12 +189,18 @@ def test_a_gap_is_filled_when_somebody_comes_and_a_ring_that_waits_for_too_long_
     assert {lender.id for lender in table.waiting} == {"m0", "m2"}
 
 
-def test_a_ring_without_its_head_is_dissolved_and_formed_anew() -> None:
-    table = placed(4, 3, 3, 3)
-    assert [lender.id for lender in table.waiting] == ["m3"]
+def test_a_lost_head_is_replaced_as_any_other_machine() -> None:
+    """Also one that lives and that its neighbour does not reach: not the neighbour, which has said so."""
+    table = placed(4, 3, 3)
+    table.come(Lender("m3", 4, True))
     table.gone("m0")
     table.tick(1.0, named())
-    assert [ring.machines for ring in table.rings.values()] == [("m1", "m2", "m3")]
+    assert [ring.machines for ring in table.rings.values()] == [("m3", "m1", "m2")]
+
+    table.come(Lender("m4", 4, True))
+    table.measured("m2", "m3", inf)
+    table.tick(2.0, named())
+    assert [ring.machines for ring in table.rings.values()] == [("m4", "m1", "m2")]
 
 
 def test_machines_that_nobody_reaches_stand_between_reachable_ones() -> None:
@@ -222,6 +236,41 @@ def test_the_order_of_a_ring_is_that_of_the_least_latencies() -> None:
     table.tick(1.0, named())
     [ring] = table.rings.values()
     assert set(ring.machines) == {"a", "b", "c", "near"}
+
+
+def test_the_order_of_a_ring_avoids_a_thin_line_and_so_does_the_choice_of_its_machines() -> None:
+    """Latencies are alike. One of four lines is thin; of two that could replace a machine, or be the fourth,
+    one has a thin line."""
+    table = RingTable(Units())
+    for name in "abcd":
+        table.come(Lender(name, 3 if name == "a" else 2, True))
+    rate(table, {"ab": 1e4})
+    table.tick(0.0, named())
+    [ring] = table.rings.values()
+    assert "b" not in (ring.machines[1], ring.machines[-1])
+
+    for name in ("thin", "fast"):
+        table.come(Lender(name, 2, True))
+    rate(table, {"thin": 1e4})
+    table.gone(ring.machines[2])
+    table.tick(1.0, named())
+    assert table.rings["ring-0"].machines == (*ring.machines[:2], "fast", ring.machines[3])
+
+    table = RingTable(Units())
+    for name, memory in (("a", 4), ("thin", 2), ("c", 2), ("d", 2)):
+        table.come(Lender(name, memory, True))
+    rate(table, {"thin": 1e4})
+    table.tick(0.0, named())
+    assert [set(ring.machines) for ring in table.rings.values()] == [{"a", "c", "d"}]
+
+
+def rate(table: RingTable, thin: dict[str, float]) -> None:
+    """Tell a table the rates of all lines: 10 MB/s, but for pairs or machines that are thin."""
+    for one in table.lenders:
+        for other in table.lenders:
+            table.rated(
+                one, other, min(thin.get(name, 1e7) for name in (one, one + other, other + one, other))
+            )
 
 
 def test_a_restarted_hub_gives_machines_the_places_that_they_had() -> None:

@@ -152,6 +152,19 @@ def test_another_peer_takes_the_place_of_a_neighbour(ring: Ring) -> None:
     assert message(ring.links[2]) == ("s0", activations(1))
 
 
+def test_what_is_sent_before_there_is_a_neighbour_is_lost_and_the_sender_is_told(ring: Ring) -> None:
+    """As a head does whose ring has lost a machine before it could connect to that."""
+    for number in range(2):
+        ring.start(number)
+    ring.links[0].send(activations(0))
+    ring.connect(2)
+
+    news = received(ring.links[0], lambda came: True)
+    assert (news.neighbour.name, news.what) == ("s1", Renewed())
+    ring.links[0].send(activations(1))
+    assert message(ring.links[1]) == ("s0", activations(1))
+
+
 def test_a_machine_with_another_secret_is_noticed_at_both_ends(ring: Ring) -> None:
     """The one that dials meets another key than it expects; at the other its connection is refused."""
     for number in range(2):

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from transport.stages.stage_placement import Machines, PipelineLoad, Placed, Placement, Ring, place, replace
+from transport.stages.stage_placement import Machines, PipelineLoad, Placed, Placement, Ring, place
 
 LOAD = PipelineLoad(micro_batches=16, activation=4e6, gradient=8e6, memory=4.0)
 SHAPES = [
@@ -88,18 +88,17 @@ def test_machines_too_small_for_the_model_are_placed_together() -> None:
     assert place(drawn(3, 1, memory=1.0), LOAD) == Placed((), (0, 1, 2), 0.0)
 
 
-def test_one_that_goes_is_replaced_and_nothing_else_moves() -> None:
-    """The waiting machine that serves best takes its place; where none waits the others of the ring do."""
-    machines = drawn(7, 3, memory=2.0)
-    before = place(machines, LOAD, 3)
-    gone = before.rings[0][1]
-    after = replace(machines, LOAD, before, gone)
-    assert after.rings[1] == before.rings[1]
-    assert [i for i in after.rings[0] if i not in before.rings[0]] == list(before.waiting)
-    assert after.waiting == ()
-    last = replace(machines, LOAD, after, after.rings[0][0])
-    assert last.rings == (before.rings[1],)
-    assert set(last.waiting) == set(after.rings[0][1:])
+def test_one_ring_of_several_machines_is_the_best_there_is() -> None:
+    """The rest wait. Where all are alike it is that of the first machines, in their order."""
+    machines = drawn(7, 3)
+    [ring] = place(machines, LOAD, 3, replicas=1).rings
+    placement = Placement(machines, LOAD)
+    best = min(placement.seconds(ring) for ring in permutations(range(7), 3))
+    assert placement.seconds(ring) <= 1.05 * best
+    alike = Machines([[1e6] * 5] * 5, [[0.01] * 5] * 5, [1.0] * 5, [2.0] * 5)
+    assert place(alike, LOAD, 3, replicas=1) == Placed(
+        ((0, 1, 2),), (3, 4), 1 / Placement(alike, LOAD).seconds((0, 1, 2))
+    )
 
 
 def test_a_thin_link_is_avoided() -> None:

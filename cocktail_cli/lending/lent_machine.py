@@ -158,24 +158,28 @@ class LentMachine:
         while self.ended is None:
             try:
                 came = link.next_place(place, PLACE_S)
-                if came is not None and came.probe != (place.probe if place is not None else []):
-                    self.lines.link.admit(one.key for one in came.probe if not one.address)
-                    self._to_measure.put([one.address for one in came.probe if one.address])
-                    self._to_rate.put(came.probe)
             except SessionRenewed:
+                self._to_measure.put([])  # the new hub is to know, too, that this machine is prepared
                 continue
             except TransportError as error:
                 self.ended = error
                 self._stop()
                 return
             if came is not None:
+                asked: list[messages.OtherMachine] = place.probe if place is not None else []
                 place = came
                 self._moved(came)
+                if came.probe != asked:
+                    self.lines.link.admit(one.key for one in came.probe if not one.address)
+                    self._to_measure.put([one.address for one in came.probe if one.address])
+                    self._to_rate.put(came.probe)
 
     def _measure(self, link: PeerLink) -> None:
         """Tell the hub how far off other machines are: those that it asks about, and each neighbour whenever
-        the line to it was made, lost, or not to be had; in a thread of its own."""
+        the line to it was made, lost, or not to be had; in a thread of its own. First, that this machine is
+        prepared."""
         wanted = set[str]()
+        self._to_measure.put([])
         while self.ended is None:
             wanted |= {*self._to_measure.get()}
             while not self._to_measure.empty():
@@ -205,8 +209,10 @@ class LentMachine:
                     if line is not None:
                         rates = messages.LineRates(line.there, line.back)
                         link.probed(messages.Probed({}, {other.address: rates}))
-                except (UrlError, SessionRenewed):  # it is told as not reached; this hub asks anew
-                    continue
+                except UrlError:
+                    continue  # it is told as not reached
+                except SessionRenewed:
+                    self._to_measure.put([])  # as in `_watch`; this hub asks anew
                 except TransportError:
                     return  # `_watch` has met it too
 

@@ -73,7 +73,7 @@ class HubPart:
 
 
 class Bytes(NamedTuple):
-    """How many bytes a connection had carried at a time, as the kernel counts."""
+    """The bytes that a connection had carried at a time, as the kernel counts."""
 
     at: float
     sent: int

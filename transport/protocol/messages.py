@@ -110,7 +110,7 @@ class LineRates(msgspec.Struct, frozen=True, array_like=True):
 class Probed(Message, frozen=True):
     """Tell how many seconds each address in Placed.probe took to accept a connection, below 0: it did not;
     and the rates of its line. Likewise the seconds of a neighbour, whenever the line to it is closed, made,
-    or not to be had."""
+    or not to be had. The first one of a session, which may be empty, says that the machine is prepared."""
 
     seconds: Annotated[dict[Word, Finite], Meta(max_length=64)]
     rates: Annotated[dict[Word, LineRates], Meta(max_length=64)] = {}

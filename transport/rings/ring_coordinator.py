@@ -38,6 +38,8 @@ class RingCoordinator:
         self.table = RingTable(division)
         self._offers: dict[str, messages.Lends] = {}  # by session
         self._told: dict[str, messages.Placed] = {}  # by session, the newest
+        self._reached: dict[str, bool] = {}  # by session, of those that have not met the others yet
+        self._prepared: set[str] = set()  # sessions that have said Probed
         self._newcomers: dict[str, Newcomer] = {}  # by session
         self._now = 0.0
         self._said: dict[str, Any] = {"rings": [], "waiting": []}  # to the host
@@ -49,17 +51,19 @@ class RingCoordinator:
         if m.address:
             self._out.add(do.Reach(session.id, session.address, session.key))
         else:
-            self._meet(session, reachable=False)
+            self._enter(session, reachable=False)
 
     def reached(self, session: Session, ok: bool) -> None:
         """Take the result of dialling a machine."""
         if not ok:
             session.address = ""
-        self._meet(session, reachable=ok)
+        self._enter(session, reachable=ok)
 
     def probed(self, session: Session, m: messages.Probed) -> None:
-        """Take what a machine has measured of its lines. A new one whose lines are all measured gets a place
-        from now on."""
+        """Take what a machine has measured of its lines; its first message says that it is prepared. A new
+        one whose lines are all measured gets a place from now on."""
+        self._prepared.add(session.id)
+        self._meet(session)
         others = {
             other.address: other.id for other in self._there() if other.address and other is not session
         }
@@ -84,6 +88,8 @@ class RingCoordinator:
     def ended(self, session: Session) -> None:
         """Take out a machine whose session has ended."""
         self._offers.pop(session.id, None)
+        self._reached.pop(session.id, None)
+        self._prepared.discard(session.id)
         self._newcomers.pop(session.id, None)
         self._told.pop(session.id, None)
         self.table.gone(session.id)
@@ -96,12 +102,18 @@ class RingCoordinator:
         """Return all machines of which it is known whether they are reached."""
         return self._members.present([*self.table.lenders, *self._newcomers])
 
-    def _meet(self, session: Session, *, reachable: bool) -> None:
-        """Let a new machine and the others measure the lines between them; of two machines the new one dials,
-        if it can. One that had a place at the hub before gets it again at once."""
-        if self._restore(session, reachable):
+    def _enter(self, session: Session, *, reachable: bool) -> None:
+        """Give a machine again at once the place that it had at the hub before; else it is a new one."""
+        if not self._restore(session, reachable):
+            self._reached[session.id] = reachable
+            self._meet(session)
+
+    def _meet(self, session: Session) -> None:
+        """Let a new machine that is prepared and the others measure the lines between them; of two machines
+        the new one dials, if it can."""
+        if session.id not in self._prepared or session.id not in self._reached:
             return
-        pairs = []
+        reachable, pairs = self._reached.pop(session.id), list[tuple[str, str]]()
         for other in self._there()[:MOST]:
             dials, dialled = (session, other) if other.address else (other, session)
             if dialled.address:
@@ -132,7 +144,8 @@ class RingCoordinator:
         if offer.had is None or (ring := ring_of(offer.had)) is None:
             return False
         lender = Lender(session.id, offer.memory, reachable)
-        self._new = back = self.table.restore(lender, ring, offer.had.number)
+        back = self.table.restore(lender, ring, offer.had.number)
+        self._new |= back
         return back
 
     # ---- time ----------------------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ class Machines:
         lends = messages.Lends(1, TOKEN, SETTINGS.run, name, address=f"{name}:1", memory=memory)
         peer = self.peers[name] = PeerState(lends)
         self.dial(name)
+        assert peer.placed is None, "it is not prepared yet"
+        self.act(self.hub.receive(conn(name), messages.Probed({}), self.now))  # type: ignore[arg-type]
         if answers:
             self.probe()
         return peer

@@ -82,6 +82,17 @@ def test_a_machine_answers_whom_the_hub_names_and_no_more_than_the_budget() -> N
     assert answers.answer("b", ask, FREE) is not None
 
 
+@given(st.lists(st.one_of(st.binary(max_size=40), st.sampled_from([pack(Ping(1, 0), 0)[0]])), max_size=3))
+def test_bytes_that_are_no_message_of_a_probe_change_nothing(frames: list[bytes]) -> None:
+    answers, probe = ProbeAnswers(), LineProbe(FREE)
+    answers.admit(["me"])
+    probe.next(0.0)
+    assert not probe.receive(frames, 0.1)
+    if answers.answer("me", frames, FREE) is not None:
+        assert frames[0] == pack(Ping(1, 0), 0)[0]
+    assert "me" in answers
+
+
 class Ends:
     """The stage links of two machines, and a line of 1 MB/s up from the first to the second."""
 

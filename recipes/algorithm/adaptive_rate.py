@@ -28,8 +28,6 @@ STEP = 2 ** (1 / 16)
 RISE = 8  # steps at once
 SPARE = 0.97  # of the budget: a richer packet takes no more
 SKEW = 0.3  # a packet of c times the cost may be c^SKEW longer than that: a long climb leaves more room
-SPARSEST = 1 / 8  # of `topk_ratio`: K at the least, if a recipe does not say
-HALF = 0.4  # the same where rounds of twice the steps come first: about half of the bytes
 AHEAD = 2**0.125  # so a packet of the aggregator's step fits, and none that is much richer
 
 
@@ -101,8 +99,7 @@ def adaptive_rate_of(compression: Compression) -> AdaptiveRate:
     everything = topk_ratio == 1 and compression.topk_ratio_min is None
     if not compression.auto or not compression.staleness or everything:
         return fixed_rate(usual)
-    low = compression.topk_ratio_min or topk_ratio * (SPARSEST if len(compression.step_rungs) == 1 else HALF)
-    high = compression.topk_ratio_max or topk_ratio
+    low, high = compression.topk_ratio_min or topk_ratio / 8, compression.topk_ratio_max or topk_ratio
     fewer = 2 if bits in (3, 4) else bits
     sparser = [
         replace(usual, topk_ratio=k, quant_bits=fewer if k < topk_ratio / 2 else bits)

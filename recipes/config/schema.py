@@ -315,9 +315,7 @@ class Compression(Section):
     auto: bool = key(
         True, "adapt K and bits to link and compute, within the bounds; needs staleness and K below 1"
     )
-    topk_ratio_min: Ratio | None = key(
-        None, "lower bound of an adapted K; null: an eighth of topk_ratio, 0.4 of it with local_steps auto"
-    )
+    topk_ratio_min: Ratio | None = key(None, "lower bound of an adapted K; null: an eighth of topk_ratio")
     topk_ratio_max: Ratio | None = key(None, "upper bound of an adapted K; null: topk_ratio")
     topk_chunk: Annotated[int, Field(ge=0, le=2**20)] = key(
         0, "top-k within chunks of this many values; 0 selects over the whole sample"

@@ -63,12 +63,11 @@ STEPS = "compression.local_steps=auto"
 TWO = "compression.staleness=2"  # rounds in flight
 PASSING = "swarm.passing=always"  # by peers with an open port
 SHARDS = "compression.shards=8"
-WIDE = 2048  # a packet of 20 Mbit/s is one of eight fragments, not of two; at its real size it has fifty
 AGGREGATING, CHOSEN = ("swarm.owners=peers", SHARDS), ("swarm.owners=auto", SHARDS)  # the same
 SYSTEMS = {
     "cocktail": System(COCKTAIL, ""),
     "cocktail, the hub on such a line": System(COCKTAIL, "hub"),
-    "cocktail, staleness 2": System(COCKTAIL, "", keys=(TWO,), slower=0.5, width=WIDE),
+    "cocktail, staleness 2": System(COCKTAIL, "", keys=(TWO,)),
     "cocktail, staleness 2, the hub on such a line": System(COCKTAIL, "hub", keys=(TWO,)),
     "cocktail, staleness 2, the hub on such a line, peers pass on": System(
         COCKTAIL, "hub", keys=(TWO, PASSING)
@@ -81,7 +80,7 @@ SYSTEMS = {
     "cocktail, 16 peers, staleness 2, the hub on such a line": System(
         COCKTAIL, "hub", keys=(TWO,), peers=16, slower=3
     ),
-    "cocktail, H=auto, staleness 2": System(COCKTAIL, "", keys=(STEPS, TWO)),
+    "cocktail, staleness 2, p=.022": System(COCKTAIL, "", keys=(TWO, "compression.random_ratio=0.022")),
     "cocktail, H=auto": System(COCKTAIL, "", keys=(STEPS,)),
     "cocktail, H=auto, the hub on such a line": System(COCKTAIL, "hub", keys=(STEPS,)),
     "cocktail, the hub on such a line, peers pass on": System(COCKTAIL, "hub", keys=(PASSING,)),

@@ -184,8 +184,7 @@ def timed_ways(folder: Path, found: Found) -> list[Timed]:
     for row in (*plan.METHODS, *plan.THIN_LINE):
         if row.setting.peers and row.setting.staleness:
             by, ratios = affordable(folder, found, row.setting), ratios_of(found, row.setting)
-            longer = f", H={row.setting.local_steps}" if row.setting.local_steps > 1 else ""
-            add(f"cocktail, {max(ratios, default=0):.0f}x less{longer}", row.setting, by)
+            add(f"cocktail, {max(ratios, default=0):.0f}x less", row.setting, by)
     for system in ("torch DDP FP16", "torch DDP FP32", "hivemind FP16"):
         add(f"{system}: all-reduce", plan.REFERENCE.setting, steps.get(system, {}))
     add("DiLoCo FP16, H=50", DILOCO, steps.get("DiLoCo FP16, H=50", {}))
@@ -197,8 +196,7 @@ def timed_ways(folder: Path, found: Found) -> list[Timed]:
 def affordable(folder: Path, found: Found, setting: Setting) -> dict[str, float]:
     """Find cocktail's steps at the speeds at which it sent about what this setting sends, or more."""
     ratios = ratios_of(found, setting)
-    longer = ", H=auto" if setting.local_steps > 1 else ""
-    system = "cocktail" + longer + (f", staleness {setting.staleness}" if setting.staleness > 1 else "")
+    system = "cocktail" if setting.staleness == 1 else f"cocktail, staleness {setting.staleness}"
     mine = {row["speed"]: row for row in read(folder / "links.jsonl") if row["system"] == system}
     steps = steps_of(folder).get(system, {})
     return {

@@ -36,8 +36,8 @@ REFERENCE = Row("all-reduce, FP32", Setting(peers=0))
 THIN_LINE = (
     Row("p=.113 K=.025, 2 bits, `packets`, beta1 .5, staleness 2", replace(SUM, keep=0.025, staleness=2)),
     Row(
-        "p=.113 K=.19, 2 bits, `packets`, beta1 .5, staleness 2, H=4",
-        replace(SUM, keep=0.19, staleness=2, local_steps=4),
+        "p=.022 K=.2, 2 bits, `packets`, beta1 .5, staleness 2",
+        replace(SUM, sample=0.0218, keep=0.2, staleness=2),
     ),
 )
 AMORTISED = Row("p=.129 K=.2, 1 bit, `packets`, beta1 .5, fresh, H=8, error decay .8", THINNEST)

@@ -27,8 +27,6 @@ from .congestion_window import MIN_FRAGMENT, CongestionWindow, Sent
 
 CHUNK = 256 * 1024  # bytes; measured: 64 KiB .. 1 MiB reach line rate, larger ones block the I/O thread
 
-FEW = 4  # chunks of a small download
-
 
 class Sink(Protocol):
     """The receiving end of a download: an object in memory, or a file."""
@@ -69,6 +67,11 @@ class Download:
             or self.error is not None
             or (self.sink is not None and self.sink.map.whole)
         )
+
+    @property
+    def left(self) -> int:
+        """Return the bytes that are not here yet; 0 while its size is not known."""
+        return max(0, (self.size if self.sink is None else self.sink.map.size) - self.received)
 
     def length(self, fragment: int) -> int:
         """Return the bytes of one fragment; 0 if not known yet."""
@@ -320,8 +323,9 @@ class PeerTransfers:
     def outgoing(self, up: float = inf, down: float = inf, now: float = 0.0) -> list[Outgoing]:
         """Return the messages to send now, within `up` bytes to send and `down` bytes to request.
 
-        Uploads go first because the round waits for them. Of downloads, small ones go first (a lease must not
-        wait behind a model), the rest in the order begun. The last fragment may exceed `up` or `down`.
+        Uploads go first because the round waits for them. Of downloads, that with the least left goes first:
+        a lease must not wait behind a packet, nor a packet behind a model. The last fragment may exceed `up`
+        or `down`.
         """
         out: list[Outgoing] = []
         if not self._flows:
@@ -340,7 +344,7 @@ class PeerTransfers:
                 chunk = messages.Chunk(upload.name, index, upload.sha256[: messages.UPLOAD_TAG])
                 out.append(Outgoing(flow, chunk, data))
                 up -= len(data)
-        for download in sorted(self.downloads.values(), key=lambda d: len(d.todo) > FEW):
+        for download in sorted(self.downloads.values(), key=lambda d: d.left):
             self._fit(download)
             more = not download.done
             while more and download.asking and down > 0 and self.windows[False].room:

@@ -53,14 +53,6 @@ def test_nothing_is_richer_than_the_recipe_says_unless_the_recipe_says_so() -> N
     assert rate.ladder[0].topk_ratio == pytest.approx(0.2 / 8)
 
 
-@pytest.mark.parametrize("preset", ["cocktail", "cocktail-wide"])
-def test_where_rounds_may_have_twice_the_steps_no_packet_is_sparser_than_half(preset: str) -> None:
-    """Half of the bytes a step are the usual packet in rounds of twice the steps."""
-    rate = adaptive_rate_of(Compression(preset=preset, local_steps="auto"))  # type: ignore[arg-type]
-
-    assert cost_of(rate.ladder[0]) == pytest.approx(cost_of(rate.ladder[-1]) / 2, rel=0.05)
-
-
 @pytest.mark.parametrize("changes", [{"auto": False}, {"staleness": 0}, {"preset": "allreduce"}])
 def test_what_has_nothing_to_hide_behind_is_as_the_recipe_says(changes: dict[str, object]) -> None:
     rate = adaptive_rate_of(Compression(**changes))  # type: ignore[arg-type]

@@ -264,16 +264,18 @@ def test_a_late_answer_to_a_fetch_that_was_given_up_harms_no_later_one(
     assert download.sink.finish() == data
 
 
-def test_a_lease_does_not_stand_behind_the_weights_of_a_model() -> None:
+@pytest.mark.parametrize("chunks", [2, 100])
+def test_a_lease_stands_behind_no_packet_and_no_model(chunks: int) -> None:
+    """On a thin line a packet takes as long as a round's compute, and the next one needs its lease."""
     peer = PeerTransfers()
-    peer.up(1, 4, 0.05, 0.0)
-    peer.fetch("base/weights", lambda size, digest: ChunkBuffer(size, digest, CHUNK), 100 * CHUNK)
+    peer.up(1, 1, 0.05, 0.0)
+    peer.fetch("packet/0", lambda size, digest: ChunkBuffer(size, digest, CHUNK), chunks * CHUNK)
     first = peer.outgoing(now=0.0)
     peer.fetch("lease/1", lambda size, digest: ChunkBuffer(size, digest, CHUNK))
-    peer.receive(messages.Data("base/weights", 0, 100 * CHUNK, b""), bytes(CHUNK), 0.1)
+    peer.receive(messages.Data("packet/0", 0, chunks * CHUNK, b""), bytes(CHUNK), 0.1)
     then = peer.outgoing(now=0.1)
 
-    assert [out.message.name for out in first] == ["base/weights"] * 4
+    assert [out.message.name for out in first] == ["packet/0"]
     assert then[0].message.name == "lease/1"
 
 

@@ -205,9 +205,8 @@ class LentMachine:
                     continue
                 measured.add(other)
                 try:
-                    line = self.lines.link.measure(other.key, other.address)
-                    if line is not None:
-                        rates = messages.LineRates(line.there, line.back)
+                    rates = self.lines.link.measure(other.key, other.address)
+                    if rates is not None:
                         link.probed(messages.Probed({}, {other.address: rates}))
                 except UrlError:
                     continue  # it is told as not reached

@@ -181,7 +181,7 @@ def timed_ways(folder: Path, found: Found) -> list[Timed]:
             best = min(ends, key=lambda outcome: outcome.loss)
             ways.append(Timed(name, best.loss, by, tuple(best.curve)))
 
-    for row in (*plan.METHODS, *plan.THIN_LINE):
+    for row in (*plan.METHODS, *plan.THIN_LINES):
         if row.setting.peers and row.setting.staleness:
             by, ratios = affordable(folder, found, row.setting), ratios_of(found, row.setting)
             add(f"cocktail, {max(ratios, default=0):.0f}x less", row.setting, by)

@@ -33,7 +33,7 @@ class Row:
 
 
 REFERENCE = Row("all-reduce, FP32", Setting(peers=0))
-THIN_LINE = (
+THIN_LINES = (
     Row("p=.113 K=.025, 2 bits, `packets`, beta1 .5, staleness 2", replace(SUM, keep=0.025, staleness=2)),
     Row(
         "p=.022 K=.2, 2 bits, `packets`, beta1 .5, staleness 2",
@@ -105,7 +105,7 @@ SIXTEEN = replace(SUM, rows=16)  # twice the batch, so that 16 peers have a samp
 
 TABLES = (
     Table("four peers", METHODS, SEEDS),
-    Table("four peers on 20 Mbit/s, two rounds in flight", THIN_LINE, SEEDS),
+    Table("four peers on 20 Mbit/s, two rounds in flight", THIN_LINES, SEEDS),
     Table("eight peers", with_peers(METHODS, 8), SEEDS),
     Table("the gap", tuple(replace(row, like=None) for row in changed_from(SUM, GAP))),
     Table("one technique at a time", changed_from(SUM, EQUAL), SEEDS),

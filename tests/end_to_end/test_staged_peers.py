@@ -264,9 +264,8 @@ def test_quantised_activations_cost_little_loss_and_a_fraction_of_the_bytes(
 
     assert found[0][-1] < found[0][0] - 0.2
     assert found[1] == pytest.approx(found[0], rel=0.003)
-    assert (
-        carried[1]["activations"] < carried[0]["activations"] / 2.3
-    )  # samples are short: heads and tables count
+    # samples are short: heads and tables count
+    assert carried[1]["activations"] < carried[0]["activations"] / 2.3
     assert carried[1]["gradients"] < carried[0]["gradients"] / 3
 
 

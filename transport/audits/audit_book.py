@@ -26,7 +26,7 @@ from itertools import chain
 from random import Random
 from statistics import median
 
-from .audit_case import SKETCH, Case
+from .audit_case import SKETCH, Case, Ruling
 
 THRESHOLD = 2.0  # L above which a peer is convicted
 FORGIVEN = 1 / 8  # of a case, by each sample on which another peer agrees
@@ -101,7 +101,8 @@ class AuditBook:
     machines: dict[str, str] = field(default_factory=dict)  # of each peer
     own: Collection[str] = ()  # peers of the host
     cases: list[Case] = field(default_factory=list)  # open, the oldest first
-    _decided: list[Case] = field(default_factory=list)  # fewer than ENOUGH, until it is known what is usual
+    # fewer than ENOUGH, until it is known what is usual
+    _decided: list[tuple[Case, Ruling]] = field(default_factory=list)
     _work: dict[str, DeliveredLease] = field(default_factory=dict)  # the newest of each peer
     _turn: list[str] = field(default_factory=list)  # peers whose turn in this cycle is to come
     _given: dict[int, dict[str, list[Case]]] = field(default_factory=dict)  # round -> auditor -> its cases
@@ -233,7 +234,7 @@ class AuditBook:
             self.cases.remove(case)
             if ruling.right:
                 self._distances.append(case.between(*ruling.right))
-                self._decided.append(case)
+                self._decided.append((case, ruling))
             else:
                 self.figures.undecided += 1
         return self._judge() if self.median_distance is not None else []
@@ -242,9 +243,7 @@ class AuditBook:
         """Move the levels by the cases that are decided; return the machines that are found."""
         found: list[str] = []
         while self._decided:
-            case = self._decided.pop(0)
-            ruling = case.ruling()
-            assert ruling is not None
+            case, ruling = self._decided.pop(0)
             wrong = sorted(ruling.wrong) if self.conclusive else []
             self.figures.disagreements += len(wrong)
             self.figures.undecided += len(wrong) < len(ruling.wrong)
@@ -267,9 +266,10 @@ class AuditBook:
 
     def _drop(self, machine: str) -> None:
         """Drop the cases that a machine has an opinion on: they are about nobody else."""
-        kept = [[case for case in of if machine not in case.opinions] for of in (self.cases, self._decided)]
-        self.figures.undecided += len(self.cases) + len(self._decided) - sum(map(len, kept))
-        self.cases, self._decided = kept
+        before = len(self.cases) + len(self._decided)
+        self.cases = [case for case in self.cases if machine not in case.opinions]
+        self._decided = [one for one in self._decided if machine not in one[0].opinions]
+        self.figures.undecided += before - len(self.cases) - len(self._decided)
 
     def _was_right(self, machine: str) -> None:
         if (record := self.records.get(machine)) is not None:

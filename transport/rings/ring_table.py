@@ -207,9 +207,8 @@ class RingTable:
                 continue
             able = [one for one in self.waiting if self._suits(ring, number, one)]
             if able:
-                self._put(
-                    ring, number, min(able, key=lambda one: (self._step_s(ring, number, one), one.memory)).id
-                )
+                step_s = {one.id: self._step_s(ring, number, one) for one in able}
+                self._put(ring, number, min(able, key=lambda one: (step_s[one.id], one.memory)).id)
                 ring = self.rings[ring.id]
 
     def _step_s(self, ring: Ring, number: int, lender: Lender) -> float:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import inf
 from typing import TypeVar
 
@@ -25,14 +24,6 @@ SIZES = (0, 0, *(1 << power for power in range(15, 20)))  # bytes of one message
 BUDGET = 2 << 20  # bytes both ways that a machine moves for one that may measure the line to it
 LONG_S = 0.25  # that a message takes: the next is not longer
 PATIENCE_S = 1.0  # for an answer: then the line carries no more than that message in so long
-
-
-@dataclass(frozen=True)
-class MeasuredLine:
-    """Bytes a second of the line to another machine, as far as both lend it."""
-
-    there: float
-    back: float
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -103,14 +94,14 @@ class LineProbe:
             self._wanted = [one for one in self._wanted if one[1] != there]
 
     @property
-    def measured(self) -> MeasuredLine | None:
-        """Return the line as it was measured; None: it was not. A direction that was not tried, as the other
-        took too long, counts as that."""
+    def measured(self) -> messages.LineRates | None:
+        """Return the rates of the line, as far as both machines lend it; None: it was not measured. A
+        direction that was not tried, as the other took too long, counts as that."""
         there, back = self._rates[True], self._rates[False]
         if there == inf:
             return None
         mine, theirs = self._lends, self._theirs
-        return MeasuredLine(
+        return messages.LineRates(
             min(there, mine.up or inf, theirs.down or inf),
             min(there if back == inf else back, mine.down or inf, theirs.up or inf),
         )

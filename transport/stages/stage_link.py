@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from transport.protocol import CurveKeys, LinkLost, ProtocolError, Route, Unreachable, parse_address
+from transport.protocol import CurveKeys, LinkLost, ProtocolError, Route, Unreachable, messages, parse_address
 from transport.wire import (
     GUARD_S,
     Bandwidth,
@@ -31,7 +31,7 @@ from transport.wire import (
     wire_size,
 )
 
-from .line_probe import LineProbe, MeasuredLine, ProbeAnswers
+from .line_probe import LineProbe, ProbeAnswers
 from .stage_line import FORWARD, GONE_S, LIFE, Gone, LineMessage, Renewed, StageLine, State, unpack
 
 RETRY_S = 0.5  # until a refused connection is dialled again
@@ -238,7 +238,7 @@ class StageLink:
             return False
         answer = self._probes.answer(key, frames, self.rate_limits.lent)
         if answer is not None:
-            self._count(frames, answer)
+            self._count(time.monotonic(), frames, answer)
             self._wire.send(conn, answer)
         elif key not in self._probes:
             self._wire.hang_up(conn)
@@ -278,7 +278,8 @@ class StageLink:
         self.dialled(line.neighbour, why)
 
     def _take(self, line: _Line, frames: Frames) -> None:
-        now = self._count(frames)
+        now = time.monotonic()
+        self._count(now, came=frames)
         if line.broken:
             return
         try:
@@ -287,17 +288,15 @@ class StageLink:
             line.broken = True
             self._tell(line, [error])
 
-    def _count(self, came: Frames, sent: Frames = ()) -> float:
-        """Count the bytes of a message that came, or is sent; return the time."""
-        now = time.monotonic()
+    def _count(self, now: float, came: Frames = (), sent: Frames = ()) -> None:
+        """Count the bytes of messages that came and are sent, and charge them to the rate limits."""
         with self._changed:
             self.bytes_down += wire_size(came)
             self.bytes_up += wire_size(sent)
         self.rate_limits.down.take(wire_size(came), now)
         self.rate_limits.up.take(wire_size(sent), now)
-        return now
 
-    def measure(self, key: str, address: str) -> MeasuredLine | None:
+    def measure(self, key: str, address: str) -> messages.LineRates | None:
         """Measure the line to the machine of this key, which answers once it is told of this one's.
 
         Takes a second or two, MEASURES_S at most. Any thread may call it. None: there is no answer. Raises
@@ -312,13 +311,14 @@ class StageLink:
                     dial_at = inf
                     wire.dial(0)
                 for event in wire.poll(min(until - now, RETRY_S)):
+                    came_at = time.monotonic()
+                    if isinstance(event, Received):
+                        self._count(came_at, came=event.frames)
                     if isinstance(event, Disconnected):
                         if sent:
                             return probe.measured
                         dial_at = now + RETRY_S  # it may not have been told of this machine yet
-                    elif isinstance(event, Connected) or probe.receive(
-                        event.frames, self._count(event.frames)
-                    ):
+                    elif isinstance(event, Connected) or probe.receive(event.frames, came_at):
                         sent = True
                         self._ping(wire, probe)
                 if sent:
@@ -328,8 +328,9 @@ class StageLink:
         return probe.measured
 
     def _ping(self, wire: PeerWire, probe: LineProbe) -> None:
-        if (frames := probe.next(time.monotonic())) is not None:
-            self._count((), frames)
+        now = time.monotonic()
+        if (frames := probe.next(now)) is not None:
+            self._count(now, sent=frames)
             wire.send(0, frames)
 
     def _tell(self, line: _Line, news: Iterable[LineMessage | Renewed | Gone | ProtocolError]) -> None:
@@ -350,7 +351,7 @@ class StageLink:
                 line.more = frames is not None
                 if frames is None:
                     return True
-                self._count((), frames)
+                self._count(now, sent=frames)
                 if not send(frames):
                     return False
             return True

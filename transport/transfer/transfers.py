@@ -69,14 +69,18 @@ class Download:
         )
 
     @property
+    def known_size(self) -> int:
+        """Return the bytes of the object; 0 if not known yet."""
+        return self.size if self.sink is None else self.sink.map.size
+
+    @property
     def left(self) -> int:
         """Return the bytes that are not here yet; 0 while its size is not known."""
-        return max(0, (self.size if self.sink is None else self.sink.map.size) - self.received)
+        return max(0, self.known_size - self.received)
 
     def length(self, fragment: int) -> int:
         """Return the bytes of one fragment; 0 if not known yet."""
-        size = self.size if self.sink is None else self.sink.map.size
-        return max(0, min(self.fragment, size - fragment * self.fragment))
+        return max(0, min(self.fragment, self.known_size - fragment * self.fragment))
 
     def fragments(self, chunk: int) -> list[int]:
         """List the fragments of a chunk; only the first while their number is not known."""

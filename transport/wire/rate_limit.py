@@ -97,5 +97,5 @@ class RateLimits:
     """The rate limits of one peer, both directions."""
 
     def __init__(self, bandwidth: Bandwidth) -> None:
-        self.lent = bandwidth
+        self.lent = bandwidth  # what the buckets let through
         self.up, self.down = TokenBucket(bandwidth.up), TokenBucket(bandwidth.down)

@@ -153,7 +153,7 @@ def test_another_peer_takes_the_place_of_a_neighbour(ring: Ring) -> None:
 
 
 def test_what_is_sent_before_there_is_a_neighbour_is_lost_and_the_sender_is_told(ring: Ring) -> None:
-    """As a head does whose ring has lost a machine before it could connect to that."""
+    """A head sends so if its ring loses a machine to which it was not connected yet."""
     for number in range(2):
         ring.start(number)
     ring.links[0].send(activations(0))

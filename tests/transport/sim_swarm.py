@@ -199,6 +199,7 @@ class SimSwarm:
         self.jobs: deque[do.Action] = deque()  # of the commit thread
         self.packets: dict[tuple[str, int], list[int]] = {}
         self.events: list[Event] = []
+        self._told = 0  # events of earlier hubs
         self.trained: list[int] = []  # every sample in x', as often as it is
         self.said: list[messages.Message] = []  # answers to the host
         self.reject: str = ""
@@ -356,6 +357,7 @@ class SimSwarm:
             self.cut(peer, noticed=False)
         self.jobs.clear()
         self.packets.clear()
+        self._told = len(self.events)
         self.hub = HubState(self.settings, TOKEN, STOP, self.now, self.books.recovered())
 
     # ---- between -------------------------------------------------------------------------------------------
@@ -374,6 +376,8 @@ class SimSwarm:
                 else:
                     lost.append(action.conn)
             elif isinstance(action, do.Tell):
+                ended = len(self.events) > self._told and isinstance(self.events[-1], RunEnded)
+                assert not ended, f"RunEnded is the last event, and not {action.event}"
                 self.events.append(action.event)
             elif not isinstance(action, do.End):
                 self.jobs.append(action)

@@ -253,7 +253,9 @@ class Rounds:
             self.upstream.evaluated(m)
             return
         ev = self.evaluations.now
-        if ev is None or not ev.arrived(session.id, m):
+        if (
+            self.phase is Phase.ENDED or ev is None or not ev.arrived(session.id, m)
+        ):  # RunEnded is the last event
             self._members.ignored += 1
             return
         if ev.final:

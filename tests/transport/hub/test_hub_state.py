@@ -298,6 +298,19 @@ def test_an_evaluation_that_lost_a_part_is_done_again_in_the_next_round() -> Non
     assert len(evaluations) == 1
 
 
+def test_an_evaluation_under_way_when_the_run_ends_is_not_told_after_its_end() -> None:
+    swarm = swarm_of(1, eval=True, eval_every=1)
+    until(swarm, lambda: swarm.hub.rounds.evaluations.now is not None)
+    ev, cable = swarm.hub.rounds.evaluations.now, swarm.peers[0].cable
+    assert ev is not None
+    assert cable is not None
+    swarm.apply(lambda _: swarm.hub.rounds.end("by the host", 0))
+    swarm.act(swarm.hub.receive(cable.name, messages.Evaluated(ev.round, 0, 2.0, 1), swarm.now))
+
+    assert isinstance(swarm.events[-1], events.RunEnded)
+    assert told(swarm, events.EvaluationDone) == []
+
+
 def test_a_name_is_unique_among_the_living_and_free_again_after_a_loss() -> None:
     swarm = swarm_of(0)
     names = []

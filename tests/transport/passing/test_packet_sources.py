@@ -14,6 +14,7 @@ from toy_swarm import trained
 
 from cocktail_cli.volunteer.shard_aggregator_link import connect_sources, open_shard_server
 from transport import PeerLink
+from transport.aggregators import direct_links
 from transport.aggregators.shard_server import PassedPacket, ShardServer
 from transport.passing import packet_sources
 from transport.peer import PeerIdentity
@@ -24,7 +25,8 @@ from transport.wire import is_reachable
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine is no failing helper."""
+    """A busy machine is no failing helper: one whose thread hears late of a round refuses its members."""
+    monkeypatch.setattr(direct_links, "DIAL_S", 20.0)
     monkeypatch.setattr(packet_sources, "STALL_S", 20.0)
 
 
@@ -118,6 +120,7 @@ def test_a_helper_that_fails_costs_no_round_and_no_fork(
 
     A second is long enough for a helper that waits for a core not to be taken for one that fails.
     """
+    monkeypatch.setattr(direct_links, "DIAL_S", 2.0)
     monkeypatch.setattr(packet_sources, "FIRST_S", 1.0)
     monkeypatch.setattr(packet_sources, "FINISH_S", 1.0)
     monkeypatch.setattr(packet_sources, "STALL_S", 1.0)

@@ -37,7 +37,7 @@ def test_a_process_that_was_stopped_knows_for_how_long() -> None:
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         since = time.monotonic()
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(STOOD_S + 0.4)
+            process.wait(STOOD_S + 1.6)  # of which a busy machine takes some for its own
         stood = time.monotonic() - since
         process.send_signal(signal.SIGCONT)
         process.stdin.write("\n")

@@ -1,7 +1,7 @@
 """The adaptive top-K ratio: a sender's next packet is the richest that fits its line, within bounds.
 
     ladder   compressors from `topk_ratio_min` to `topk_ratio_max`, each with STEP times as many values as the
-             one before it; below half of `topk_ratio` in 2 bits: fewer levels for more values
+             one before it; below half of `topk_ratio` in 1 bit: signs alone, of more values
     cost     of a compressor: K (q + 1/8) + H(K) bits a visited coordinate, H the entropy of its position
     next     the highest one whose packet, the last one's bytes in proportion to the cost, fits
 
@@ -100,7 +100,7 @@ def adaptive_rate_of(compression: Compression) -> AdaptiveRate:
     if not compression.auto or not compression.staleness or everything:
         return fixed_rate(usual)
     low, high = compression.topk_ratio_min or topk_ratio / 8, compression.topk_ratio_max or topk_ratio
-    fewer = 2 if bits in (3, 4) else bits
+    fewer = 1 if bits in (2, 3, 4) else bits
     sparser = [
         replace(usual, topk_ratio=k, quant_bits=fewer if k < topk_ratio / 2 else bits)
         for k in reversed(steps_between(topk_ratio, low))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from .gpu_readings import GpuReading
 
@@ -25,17 +25,18 @@ GPU_S = 2.0  # seconds between two readings of the GPUs
 
 @dataclass(frozen=True)
 class MachineLoad:
-    """Seconds within a period, but for `resent`."""
+    """Seconds within a period, but for `resent` and `faults`."""
 
     cpu_wait: float = 0.0  # the busiest thread of this process was ready to run, and other work had the cores
     gpu_wait: float = 0.0  # other programs used the GPU
-    memory: float = 0.0  # some task stood still for lack of memory
+    memory: float = 0.0  # some task stood still for lack of memory, and this process had page faults
     io: float = 0.0  # some task stood still for the disk
     throttled: float = 0.0  # GPU or processor were slowed down
-    stopped: float = 0.0  # this process did not run
+    stopped: float = 0.0  # this process did not run, and not for lack of memory
     slept: float = 0.0  # the machine was suspended
     clock: float = 0.0  # the wall clock was set, forward if positive
     resent: float = 0.0  # share of this machine's TCP segments that were sent again
+    faults: int = 0  # major page faults of this process: pages that had to be read from disk
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,27 @@ class Counters:
     ahead: float = 0.0  # of the wall clock over the time since boot
     segments: float = 0.0
     resent: float = 0.0
+    faults: int = 0
+
+
+def load_between(before: Counters, now: Counters, noticed: MachineLoad) -> MachineLoad:
+    """Return the load between two readings; `noticed`: what no counter tells of it."""
+    waits = [seconds - before.waits.get(thread, 0.0) for thread, seconds in now.waits.items()]
+    segments, faults = now.segments - before.segments, now.faults - before.faults
+    # Without faults others stood still: a process that lacks memory loses pages and reads them again.
+    memory = max(0.0, now.memory - before.memory) if faults else 0.0
+    return MachineLoad(
+        cpu_wait=max(waits, default=0.0),
+        gpu_wait=noticed.gpu_wait,
+        memory=memory,
+        io=max(0.0, now.io - before.io),
+        throttled=max(noticed.throttled, now.hot - before.hot),
+        stopped=max(0.0, noticed.stopped - memory),
+        slept=max(0.0, now.slept - before.slept),
+        clock=now.ahead - before.ahead,
+        resent=min(1.0, (now.resent - before.resent) / segments) if segments > 0 else 0.0,
+        faults=faults,
+    )
 
 
 class LoadMeter:
@@ -92,21 +114,8 @@ class LoadMeter:
 
     def _measured(self) -> tuple[MachineLoad, Counters]:
         self._notice()
-        now, before, noticed = counters(), self._before, self._noticed
-        waits = [seconds - before.waits.get(thread, 0.0) for thread, seconds in now.waits.items()]
-        segments = now.segments - before.segments
-        load = MachineLoad(
-            cpu_wait=max(waits, default=0.0),
-            gpu_wait=noticed.gpu_wait,
-            memory=max(0.0, now.memory - before.memory),
-            io=max(0.0, now.io - before.io),
-            throttled=max(noticed.throttled, now.hot - before.hot),
-            stopped=noticed.stopped,
-            slept=max(0.0, now.slept - before.slept),
-            clock=now.ahead - before.ahead,
-            resent=min(1.0, (now.resent - before.resent) / segments) if segments > 0 else 0.0,
-        )
-        return load, now
+        now = counters()
+        return load_between(self._before, now, self._noticed), now
 
     def _watch(self) -> None:
         while not self._over.wait(TICK_S):
@@ -121,7 +130,7 @@ class LoadMeter:
             looked = {*self._waited, threading.get_native_id()}
             waited = {thread: core_wait(thread) for thread in looked}
             # less the time in which one of them could have run
-            idle = late - max(new - self._waited.get(thread, 0.0) for thread, new in waited.items())
+            idle = late - max(new - self._waited.get(thread, new) for thread, new in waited.items())
             stopped = idle if idle >= STOOD_S and used - self._used < BUSY * late else 0.0
             self._looked, self._used = now, used
             self._waited = {thread: new for thread, new in waited.items() if new}  # 0: it has ended
@@ -136,6 +145,7 @@ class LoadMeter:
 
 
 if sys.platform == "linux":
+    import resource
 
     def counters() -> Counters:
         """Read what this system tells."""
@@ -150,6 +160,7 @@ if sys.platform == "linux":
             ahead=time.time() - since_boot,
             segments=segments,
             resent=resent,
+            faults=resource.getrusage(resource.RUSAGE_SELF).ru_majflt,
         )
 
     def core_waits() -> dict[int, float]:
@@ -166,19 +177,37 @@ if sys.platform == "linux":
             return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1]) / 1e9
         return 0.0
 
-    def stalled(what: str) -> float:
+    def stalled(
+        what: str, process: Path = Path("/proc/self"), machine: Path = Path("/proc/pressure")
+    ) -> float:
         """Return the seconds in which some task stood still for a resource (pressure stall information).
 
-        Of this process's control group, where it has one of its own, else of the machine.
+        Of this process's control group, where it can be read, else of the machine.
         """
         with suppress(OSError, ValueError, IndexError):
-            group = [
-                line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")
-            ]
-            own = Path(f"/sys/fs/cgroup{group[0][3:]}/{what}.pressure") if group else Path("/none")
-            text = (own if own.is_file() else Path(f"/proc/pressure/{what}")).read_text()
+            groups = control_groups((process / "cgroup").read_text(), (process / "mountinfo").read_text())
+            files = [*(group / f"{what}.pressure" for group in groups), machine / what]
+            text = next(path for path in files if path.is_file()).read_text()
             return int(text.split("total=")[1].split()[0]) / 1e6
         return 0.0
+
+    def control_groups(groups: str, mounts: str) -> list[Path]:
+        """Find the folders where the files of a process's control group (version 2) may be.
+
+        Beside groups of version 1 the hierarchy is mounted in a folder of its own, mostly
+        /sys/fs/cgroup/unified. A mount may have a part of the hierarchy as its root.
+
+        Args:
+            groups: text of /proc/PID/cgroup.
+            mounts: text of /proc/PID/mountinfo.
+        """
+        found = []
+        for group in (PurePosixPath(line[3:]) for line in groups.splitlines() if line.startswith("0::")):
+            for place, _, kind in (mount.partition(" - ") for mount in mounts.splitlines()):
+                root, folder = place.split()[3:5]
+                if kind.startswith("cgroup2 ") and group.is_relative_to(root):
+                    found.append(Path(folder, group.relative_to(root)))
+        return found
 
     def processor_slowed() -> float:
         """Return the seconds for which the hottest core was slowed down (Intel's counters)."""

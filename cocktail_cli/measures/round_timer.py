@@ -153,8 +153,10 @@ class RoundTimer:
 
 
 def millis_of(load: MachineLoad) -> dict[str, int]:
-    """Convert a load to fields of `Spent`; a clock may have been set back."""
-    return {name: round(1000 * value) for name, value in asdict(load).items()}
+    """Convert a load to fields of `Spent`, counts as they are; a clock may have been set back."""
+    return {
+        name: value if isinstance(value, int) else round(1000 * value) for name, value in asdict(load).items()
+    }
 
 
 def millis(seconds: float) -> int:

@@ -16,19 +16,21 @@ stop         SIGSTOP for 8 s
 nice         the peer at nice 19 beside four busy processes on its core
 core         the peer's core gives it a fiftieth of its time (a control group; root)
 disk         the hub's disk writes three times a second (a control group; root)
+memory       the peer's memory is limited to its data and 2 to 4 MiB for its code (control groups; root)
 clock        the peer's wall clock jumps by an hour
 
 `nice` says something only where each peer has a core to itself: busy processes slow whoever shares theirs.
-
-Not done here: memory pressure (without swap a control group ends the process instead, and the machine is not
-ours alone), heat, other programs on a GPU, suspending the machine.
+Kinds that need root are left out where it is missing. Not done here: heat, other programs on a GPU,
+suspending the machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,6 +56,11 @@ LONGEST = 60.0  # seconds of a fault
 STOPS = 8.0  # seconds
 RIGHT = 0.95
 CGROUPS = Path("/sys/fs/cgroup")
+GROUP = "cocktail-culprit"
+SEEN_CGROUPS = Path("/run/cgroup")  # as members see them: `ip netns exec` hides /sys
+CODE = ("libtorch_cpu.so", "libtorch_python.so")
+SPARES = (4 << 20, 3 << 20, 2 << 20)  # bytes for the pages of files; with 10 MiB nothing slows down
+LOOK, STALLED = 1.0, 0.3  # seconds, and what share of them a task stands still
 COCKTAIL = [sys.executable, "-m", "cocktail_cli"]
 GUEST = [sys.executable, "-m", "scripts.fault_injection.guest", "--jump", "1", "--"]
 BUSY = "while True: pass"
@@ -68,17 +75,80 @@ class Kind:
     right: tuple[str, ...]
     also: tuple[str, ...] = ()  # causes that may be named before more is known
     to: str = ""  # always to this member
-    needs: str = ""  # a controller of control groups
+    needs: tuple[str, ...] = ()  # hierarchies of control groups, by folder
 
 
 def on_core(member: str) -> list[str]:
     return ["taskset", "-c", str(CORES[member])] if (os.cpu_count() or 1) > 1 else []
 
 
-class Swarm:
-    """The processes of one run, in the lab `lab`."""
+class OwnMemory:
+    """Gives a process memory of its own: control groups, and copies of the largest libraries that it maps.
+
+    A group is charged for the pages of a file which it has read first; the usual copies are others' as well.
+    """
 
     def __init__(self, folder: Path) -> None:
+        spec = importlib.util.find_spec("torch")
+        assert spec is not None
+        assert spec.origin is not None
+        libraries = [Path(spec.origin).with_name("lib") / name for name in CODE]
+        binds = [self._copied(library, folder / library.name) for library in libraries]
+        SEEN_CGROUPS.mkdir()
+        subprocess.run(["mount", "--rbind", CGROUPS, SEEN_CGROUPS], check=True)
+        self.limited, self.observed = CGROUPS / "memory" / GROUP, CGROUPS / "unified" / GROUP
+        enters = []
+        for group in (self.limited, self.observed):
+            group.mkdir(exist_ok=True)
+            enters.append(f"echo $$ > {SEEN_CGROUPS / group.relative_to(CGROUPS)}/cgroup.procs")
+        (self.limited / "memory.oom_control").write_text("1")  # wait where nothing is left, do not end it
+        script = " && ".join([*enters, *binds, 'exec "$@"'])
+        self.command = ["sh", "-c", script, "sh"]  # before that of the process
+
+    def _copied(self, library: Path, copy: Path) -> str:
+        """Copy a library without leaving its pages in memory; return the command that maps the copy."""
+        shutil.copy(library, copy)
+        with copy.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return f"mount --bind {copy} {library}"
+
+    def limit(self) -> None:
+        """Leave it the data, which it cannot give up without swap, and the first of SPARES that stalls it."""
+        for spare in SPARES:
+            told = dict(line.split() for line in (self.limited / "memory.stat").read_text().splitlines())
+            used = int((self.limited / "memory.usage_in_bytes").read_text())
+            before = self._stalled()
+            with suppress(OSError):  # a limit that cannot be reached now is refused
+                self._set(used - int(told["total_cache"]) + spare)
+            time.sleep(LOOK)
+            if self._stalled() - before >= STALLED * LOOK:
+                return
+
+    def unlimit(self) -> None:
+        self._set(-1)
+
+    def _set(self, most: int) -> None:
+        (self.limited / "memory.limit_in_bytes").write_text(str(most))
+
+    def _stalled(self) -> float:
+        """Return the seconds in which one of its tasks stood still."""
+        return int((self.observed / "memory.pressure").read_text().split("total=")[1].split()[0]) / 1e6
+
+    def close(self) -> None:
+        """Remove the groups, once the process has ended."""
+        for group in (self.limited, self.observed):
+            group.rmdir()
+
+
+class Swarm:
+    """The processes of one run, in the lab `lab`.
+
+    Args:
+        memory: the member ALONE has memory of its own.
+    """
+
+    def __init__(self, folder: Path, memory: bool) -> None:
         self.folder, self.busy = folder, list[subprocess.Popen[bytes]]()
         write_data(folder / "rows.jsonl")
         home = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
@@ -101,10 +171,12 @@ class Swarm:
             COCKTAIL_HOME=str(folder / "host"),
             **home,
         )
-        url = self.hub.until("run_started")["url"]
+        url = self.hub.until("run_started", timeout=300.0)["url"]
+        self.memory = OwnMemory(folder) if memory else None
+        own = {ALONE: self.memory.command} if self.memory else {}
         self.peers = {
             name: Process(
-                [*on_core(name), *GUEST, "join", "-", "-y", "--json", "--name", name],
+                [*own.get(name, []), *on_core(name), *GUEST, "join", "-", "-y", "--json", "--name", name],
                 name,
                 stdin=url + "\n",
                 logs=folder / name,
@@ -160,6 +232,8 @@ class Swarm:
         for process in [*self.peers.values(), self.hub]:
             process.signal(signal.SIGCONT)
             process.kill()
+        if self.memory:
+            self.memory.close()
 
 
 # ---- faults ------------------------------------------------------------------------------------------------
@@ -208,7 +282,7 @@ def grouped(controller: str, **limits: str) -> Callable[[Swarm, str], None]:
     """Put a member into a control group (version 1) with these limits."""
 
     def begin(swarm: Swarm, who: str) -> None:
-        group = CGROUPS / controller / "cocktail-culprit"
+        group = CGROUPS / controller / GROUP
         group.mkdir(exist_ok=True)
         for name, value in limits.items():
             (group / f"{controller}.{name}").write_text(value)
@@ -221,7 +295,7 @@ def ungrouped(controller: str) -> Callable[[Swarm, str], None]:
     def end(swarm: Swarm, who: str) -> None:
         (CGROUPS / controller / "cgroup.procs").write_text(str(swarm.pids(who)[0]))
         with suppress(OSError):
-            (CGROUPS / controller / "cocktail-culprit").rmdir()
+            (CGROUPS / controller / GROUP).rmdir()
 
     return end
 
@@ -229,6 +303,16 @@ def ungrouped(controller: str) -> Callable[[Swarm, str], None]:
 def device_of(path: str) -> str:
     number = os.stat(path).st_dev
     return f"{os.major(number)}:{os.minor(number)}"
+
+
+def limited(swarm: Swarm, who: str) -> None:
+    assert swarm.memory is not None
+    swarm.memory.limit()
+
+
+def unlimited(swarm: Swarm, who: str) -> None:
+    assert swarm.memory is not None
+    swarm.memory.unlimit()
 
 
 def nothing(swarm: Swarm, who: str) -> None:
@@ -246,25 +330,32 @@ KINDS = {
         ungrouped("cpu"),
         ("other load", "compute"),
         ("silent",),
-        needs="cpu",
+        needs=("cpu",),
     ),
     "disk": Kind(
         grouped("blkio", **{"throttle.write_iops_device": f"{device_of('/tmp')} 3"}),
         ungrouped("blkio"),
         ("disk",),
         to=HUB,
-        needs="blkio",
+        needs=("blkio",),
     ),
+    "memory": Kind(limited, unlimited, ("memory",), ("silent",), to=ALONE, needs=("memory", "unified")),
     "clock": Kind(signalled(signal.SIGUSR2), nothing, ("clock",)),
 }
-ORDER = "up down loss stop nice core disk clock"
+
+
+def missing(kind: str) -> str:
+    """Return why a kind of fault cannot be done here; "": it can."""
+    for folder in (CGROUPS / name for name in KINDS[kind].needs):
+        if not os.access(folder, os.W_OK):
+            return f"no control groups can be made in {folder}"
+    return ""
 
 
 def plan(only: Sequence[str]) -> list[tuple[str, str]]:
-    """List 20 faults, each kind to more than one peer."""
-    kinds = [kind for kind in ORDER.split() if not only or kind in only]
-    kinds = [k for k in kinds if not KINDS[k].needs or os.access(CGROUPS / KINDS[k].needs, os.W_OK)]
-    many = 20 if not only else 3 * len(kinds)
+    """List at least 20 faults, each kind to more than one peer where it may be any."""
+    kinds = [kind for kind in KINDS if (not only or kind in only) and not missing(kind)]
+    many = max(20, 2 * len(kinds)) if not only else 3 * len(kinds)
     turns = [kinds[number % len(kinds)] for number in range(many)]
     return [
         (kind, KINDS[kind].to or PEERS[(number + number // len(kinds)) % 3])
@@ -305,14 +396,14 @@ def injected(swarm: Swarm, kind: str, who: str) -> Line:
         "seconds": round(right[0]["came"] - begun, 1) if right else None,
         "rounds": right[0]["round"] - first if right else None,
         "longest": round(longest, 1),
-        "evidence": right[0]["evidence"] if right else "",
+        "evidence": [one["evidence"] for one in told],
         "calm": calm,
     }
 
 
 def inside(only: Sequence[str], quiet: int) -> None:
     with tempfile.TemporaryDirectory(prefix="culprits-") as folder:
-        swarm = Swarm(Path(folder))
+        swarm = Swarm(Path(folder), any(kind == "memory" for kind, _ in plan(only)))
         try:
             swarm.hub.until("step", WELL + 10, 300.0)
             if quiet:
@@ -356,6 +447,9 @@ def main() -> int:
     if given.inside:
         inside(only, given.quiet)
         return 0
+    for kind in only or KINDS:
+        if why := missing(kind):
+            print(f"{kind} is not done: {why}", file=sys.stderr)
     program = ["-m", "scripts.fault_injection.culprits", "--inside", "--only", given.only]
     lines = streamed([*program, "--quiet", str(given.quiet)])
     faults = [row for row in lines if "fault" in row]

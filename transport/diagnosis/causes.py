@@ -16,9 +16,9 @@ Cause = Literal[
 
 REMEDIES: dict[Cause, str] = {
     "asleep": "keep that machine from sleeping: power settings, or the mains for a laptop",
-    "stopped": "let its process run: SIGSTOP or a paused container freezes it, other programs may starve it",
+    "stopped": "let its process run: SIGSTOP or a paused container freezes it, others may starve it",
     "silent": "see whether that machine is on, its process not stopped, and its line up",
-    "memory": "end other programs there, or join with a smaller --micro-batch-size or with --vram-limit",
+    "memory": "end other programs there, or join with a smaller --micro-batch-size",
     "thermal": "cool that machine, or clean its fans; --max-temp pauses it before it is slowed down",
     "disk": "set COCKTAIL_HOME (a hub: -o) to a faster disk, or end what keeps that disk busy",
     "other load": "end other programs there, or raise its priority or its quota of cores",
@@ -93,10 +93,15 @@ def _stood(phase: str, what: str) -> Callable[[PeerSample], str]:
     return lambda sample: f"{what} for {seconds(sample.seconds(phase))} of {seconds(sample.seconds('cycle'))}"
 
 
+def _pages(sample: PeerSample) -> str:
+    faults = sample.spent.faults if sample.spent is not None else 0
+    return f", and {faults:,} of its pages were read from disk" if faults else ""
+
+
 MEASURED: dict[Cause, Callable[[PeerSample], str]] = {
     "asleep": _stood("slept", "that machine was suspended"),
     "stopped": _stood("stopped", "its process did not run"),
-    "memory": _stood("memory", "its tasks stood still for lack of memory"),
+    "memory": lambda s: f"{_stood('memory', 'its tasks stood still for lack of memory')(s)}{_pages(s)}",
     "thermal": _stood("throttled", "its device was slowed down for heat or power"),
     "disk": lambda s: f"it waited for its disk for {seconds(max(s.seconds('io'), s.seconds('disk')))}",
     "other load": _stood("cpu_wait", "a thread that could run waited for a core"),

@@ -186,14 +186,15 @@ class Spent(msgspec.Struct, frozen=True, array_like=True):
     disk: Millis = 0  # writing what it keeps
     cpu_wait: Millis = 0  # its busiest thread was ready to run, and other work had the cores
     gpu_wait: Millis = 0  # other programs used its GPU
-    memory: Millis = 0  # tasks of this machine or container stood still for lack of memory
+    memory: Millis = 0  # tasks of its machine or container stood still for lack of memory, its own among them
     io: Millis = 0  # tasks stood still for the disk
     throttled: Millis = 0  # the GPU or the processor was slowed down for its heat or power
-    stopped: Millis = 0  # this process did not run at all
+    stopped: Millis = 0  # this process did not run at all, and not for lack of memory
     slept: Millis = 0  # the machine was suspended
     clock: Annotated[int, Meta(ge=-(2**50), le=2**50)] = 0  # the wall clock was set, forward if positive
     resent: Annotated[int, Meta(ge=0, le=1000)] = 0  # of 1,000 TCP segments of this machine: sent again
     upload: Millis = 0  # of the update before
+    faults: Count = 0  # major page faults of its process: pages that had to be read from disk
 
 
 Positions = Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=4096)]  # (start, stop), ascending

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from cocktail_cli.measures import GpuReading, LoadMeter
-from cocktail_cli.measures.machine_load import STOOD_S, counters
+from cocktail_cli.measures import GpuReading, LoadMeter, machine_load
+from cocktail_cli.measures.machine_load import STOOD_S, Counters, MachineLoad, counters, load_between
 
 PROGRAM = """
 import sys
@@ -53,6 +55,51 @@ def test_counters_only_grow_and_the_clock_agrees_with_itself() -> None:
     assert then.memory >= first.memory
     assert then.segments >= first.segments
     assert abs(then.ahead - first.ahead) < 0.5
+
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
+MACHINE, GROUP = 30.0, 2.5  # seconds of pressure
+
+
+@LINUX
+@pytest.mark.parametrize(
+    ("groups", "mounts", "seconds"),
+    [
+        ("0::/user/peer", "21 1 0:20 / {0} rw,nosuid shared:4 - cgroup2 cgroup2 rw", GROUP),
+        (
+            "4:memory:/user\n0::/user/peer",
+            "21 1 0:20 / {0}/memory rw - cgroup cgroup rw,memory\n22 1 0:21 / {0} rw - cgroup2 cgroup2 rw",
+            GROUP,
+        ),
+        ("0::/user/peer", "21 1 0:20 /user {0}/user rw - cgroup2 cgroup2 rw", GROUP),
+        ("0::/user/peer", "21 1 0:20 /other {0} rw - cgroup2 cgroup2 rw", MACHINE),
+        ("0::/user/peer", "21 1 0:20 / {0}/hidden rw - cgroup2 cgroup2 rw", MACHINE),
+        ("4:memory:/user/peer", "21 1 0:20 / {0} rw - cgroup cgroup rw,memory", MACHINE),
+    ],
+    ids=["version 2", "both versions", "a part of it", "another part", "hidden by a mount", "version 1"],
+)
+def test_pressure_is_that_of_the_own_group_wherever_it_is_mounted_and_else_of_the_machine(
+    tmp_path: Path, groups: str, mounts: str, seconds: float
+) -> None:
+    for folder, total in (("process", 0), ("machine", MACHINE), ("cgroup/user/peer", GROUP)):
+        (tmp_path / folder).mkdir(parents=True)
+        line = "{} avg10=0.00 avg60=0.00 avg300=0.00 total={:.0f}\n"
+        text = line.format("some", 1e6 * total) + line.format("full", 0)
+        (tmp_path / folder / ("memory" if folder == "machine" else "memory.pressure")).write_text(text)
+    (tmp_path / "process/cgroup").write_text(groups + "\n")
+    (tmp_path / "process/mountinfo").write_text(mounts.format(tmp_path / "cgroup") + "\n")
+
+    assert machine_load.stalled("memory", tmp_path / "process", tmp_path / "machine") == seconds
+
+
+def test_a_machine_without_memory_slows_only_the_processes_that_read_their_pages_again() -> None:
+    before, now = Counters(memory=1.0, faults=140), Counters(memory=3.5, faults=171)
+
+    hit = load_between(before, now, MachineLoad(stopped=2.0))
+    spared = load_between(replace(before, faults=now.faults), now, MachineLoad(stopped=2.0))
+
+    assert (hit.memory, hit.faults, hit.stopped) == (2.5, 31, 0.0), "memory is why it did not run"
+    assert (spared.memory, spared.faults, spared.stopped) == (0.0, 0, 2.0)
 
 
 def test_gpu_readings_are_summed_over_the_time_between_them(monkeypatch: pytest.MonkeyPatch) -> None:

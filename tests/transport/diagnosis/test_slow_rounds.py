@@ -137,6 +137,17 @@ def test_a_peer_that_a_round_went_on_without_says_in_the_next_why_its_update_was
         assert (found.peer, found.cause) == ("p2", cause)
 
 
+def test_memory_is_named_with_the_seconds_that_tasks_stood_still_and_the_pages_read_again() -> None:
+    thrashing = replace(MINE, sample=1.2, counters={"memory": 1.5, "faults": 2.1})
+    sim = SimulatedRounds(SWARM, noise=0.15, seed=3, fault=from_round(WELL, thrashing))
+
+    (found,) = named(sim, 4, WELL)
+
+    assert found.cause == "memory"
+    assert "for lack of memory for 1.5 s of" in found.evidence
+    assert "2,100 of its pages were read from disk" in found.evidence
+
+
 def test_an_older_peer_that_measures_nothing_is_judged_by_its_arrivals() -> None:
     sim, slow = SimulatedRounds(SWARM, noise=0.1, fault=from_round(WELL, FAULTS["upload"])), SlowRounds()
     told = []

@@ -23,8 +23,7 @@ UNREACHED = "nobody reaches this machine at its address: it can stand between tw
 
 @dataclass
 class Machine:
-    """What a lent machine has said, and what it was told. Before a new one gets a place, the lines between it
-    and the others are measured."""
+    """A lent machine: what it has said, what it was told, and which of its lines are yet to be measured."""
 
     offer: messages.Lends
     told: messages.Placed | None = None  # the newest

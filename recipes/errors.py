@@ -55,7 +55,15 @@ class StageLost(Exception):
 
 
 class StageFailed(Exception):
-    """A machine of a replica met an error of its own."""
+    """A machine of a replica met an error of its own, or sends what no stage does.
+
+    Args:
+        stage: number of that machine.
+    """
+
+    def __init__(self, message: str, stage: int) -> None:
+        super().__init__(f"stage {stage}: {message}")
+        self.stage = stage
 
 
 @dataclass(frozen=True)

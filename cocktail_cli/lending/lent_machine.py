@@ -20,9 +20,10 @@ from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.host import versions
 from cocktail_cli.machine import own_keys, parse_listen, registered_as
 from cocktail_cli.signals import leave_on_signal
-from cocktail_cli.stage_machines import ANYWHERE, RingDissolved, RingLines, StageRing
+from cocktail_cli.stage_machines import ANYWHERE, PATIENCE, RingDissolved, RingLines, StageRing
 from cocktail_cli.ui import Event, Progressed, View, Warning, layers_text, megabytes
 from cocktail_cli.volunteer import CONNECT_TIMEOUT, DownloadPlan, Imports, VolunteerLimits, fetch_base
+from recipes.errors import StageFailed
 from recipes.staged_peer import CONFIG, StageMachine, StageServer
 from transport import Bandwidth, CatchUpDownloads, PeerIdentity, PeerLink, RunURL
 from transport.peer import LinkLimits
@@ -66,8 +67,10 @@ class LentMachine:
             self.lines = RingLines(self.keys, place.bind, place.port, url.key)
             self.address = place.dialled(self.lines.link.port)
         self.lines.lost = lambda why: self.show(Warning(why))
+        self.lines.refused = lambda neighbour: self._refuse(neighbour.address)
         self.place = messages.Placed("", 0, [])  # the newest
         self._lock = threading.Lock()
+        self._refused = set[str]()  # addresses of machines that send what no stage would send
         self._to_measure: queue.SimpleQueue[list[str]] = queue.SimpleQueue()  # addresses
         self._to_rate: queue.SimpleQueue[list[messages.OtherMachine]] = queue.SimpleQueue()
         self.lines.link.dialled = lambda neighbour, why: self._to_measure.put([neighbour.address])
@@ -185,13 +188,26 @@ class LentMachine:
             while not self._to_measure.empty():
                 wanted |= {*self._to_measure.get()}
             try:
-                link.probed(messages.Probed({address: seconds_to(address) for address in sorted(wanted)}))
+                link.probed(
+                    messages.Probed({address: self._seconds_to(address) for address in sorted(wanted)})
+                )
             except SessionRenewed:
                 self._to_measure.put([])  # again
             except TransportError:
                 return  # `_watch` has met it too
             else:
                 wanted.clear()
+
+    def _seconds_to(self, address: str) -> float:
+        """Measure how long another machine takes to accept a connection; below 0: it does not, or this one
+        refuses it."""
+        return -1.0 if address in self._refused else seconds_to(address)
+
+    def _refuse(self, address: str) -> None:
+        """Let the hub give the place of a neighbour to another machine, as if this one did not reach it."""
+        if address:  # one that nobody reaches has no name for it
+            self._refused.add(address)
+            self._to_measure.put([address])
 
     def _rate(self, link: PeerLink) -> None:
         """Measure the lines to machines that the hub names, one after the other, each once while it is named;
@@ -316,9 +332,31 @@ class LentMachine:
                 if self._moved_on(place):  # while this was set up
                     ring.dissolve()
                 ring.check()
-                return take_part(ring)
+                while not self.leave_reason and self.ended is None:
+                    try:
+                        return take_part(ring)
+                    except StageFailed as failed:
+                        self._await_another(ring, failed)
+                return self._status()
             finally:
                 self.ring = None
+
+    def _await_another(self, ring: StageRing, failed: StageFailed) -> None:
+        """Refuse a machine, and wait until another has its place, or this one leaves. Raises RingDissolved,
+        and `failed` where no other comes in time."""
+        until, before = time.monotonic() + PATIENCE, self.place.machines
+        self.show(Warning(f"{failed}: waiting for another machine in its place"))
+        for one in before[failed.stage : failed.stage + 1]:  # none, where this one has no place any more
+            self._refuse(one.address)
+        while not self.leave_reason and self.ended is None:
+            ring.check()
+            now = self.place.machines
+            there = failed.stage < len(now) == len(before)
+            if there and now[failed.stage].key != before[failed.stage].key:
+                return
+            if time.monotonic() > until:
+                raise failed
+            time.sleep(LOOK_S)
 
     def _serve(self, place: messages.Placed) -> None:
         """Serve as a stage until this machine's place is another."""

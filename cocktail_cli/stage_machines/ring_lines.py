@@ -45,6 +45,8 @@ class RingLines:
 
     def __init__(self, keys: CurveKeys, bind: str = ANYWHERE, port: int = 0, hub: str = "") -> None:
         self.lost: Callable[[str], None] = lambda why: None  # told when a neighbour is gone
+        # told of a neighbour that breaks the rules, or sends what no stage would send
+        self.refused: Callable[[Neighbour], None] = lambda neighbour: None
         link: StageLink | None = None  # until it is made, the wire's thread lets nobody in: they dial again
 
         def allowed(key: str) -> bool:
@@ -59,6 +61,7 @@ class RingLines:
             raise
         self.link = link = StageLink(wire, keys, LIMIT)
         self._told = ""
+        self._told_of = set[str]()  # keys of neighbours of which that was said
         self._strangers = Counter[str]()  # connections without the ring's secret; "": those to this machine
 
     @classmethod
@@ -95,11 +98,20 @@ class RingLines:
         if isinstance(came.what, LineMessage):
             self._told = ""
             return StageMessage(**vars(came.what))
+        if isinstance(came.what, ProtocolError):
+            self.refused(came.neighbour)
         lost = LineLost(said(came))
         if lost.why != self._told:  # of a ring of two, both lines are to the same machine
             self._told = lost.why
             self.lost(lost.why)
         return lost
+
+    def refuse(self, kind: str, why: str) -> None:
+        neighbour = self.link.sender(kind)
+        if neighbour is not None and neighbour.key not in self._told_of:
+            self._told_of.add(neighbour.key)
+            self.lost(f"{neighbour.name} {why}")
+            self.refused(neighbour)
 
     def close(self) -> None:
         self.link.close()

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compress import PacketError
+from compress import NonFiniteError, PacketError
 from compress.activations import (
     ActivationDecoder,
     ActivationEncoder,
@@ -47,6 +47,14 @@ class StageMessage:
     kind: Kind  # a request is no `StageWorker`'s: it is the head's, to all stages of its replica
     micro_batch: int
     body: bytes
+
+
+class BadMessage(PacketError):
+    """A neighbour's message that no stage would send. `kind` tells which neighbour's."""
+
+    def __init__(self, message: str, kind: Kind) -> None:
+        super().__init__(f"sends {kind} that cannot be used: {message}")
+        self.kind = kind
 
 
 @dataclass(frozen=True)
@@ -117,10 +125,14 @@ class StageWorker:
 
     def receive(self, message: StageMessage) -> list[StageMessage]:
         """Take a neighbour's message, and return the answer it asks for, if any. One that comes twice, or
-        after its step, changes nothing.
-
-        Errors: PacketError: that neighbour could not send it.
+        after its step, changes nothing. Raises BadMessage.
         """
+        try:
+            return self._receive(message)
+        except PacketError as error:
+            raise BadMessage(str(error), message.kind) from None
+
+    def _receive(self, message: StageMessage) -> list[StageMessage]:
         number = message.micro_batch
         if message.step < self.step:
             return []
@@ -166,7 +178,7 @@ class StageWorker:
     def work(self) -> list[StageMessage] | None:
         """Do the next piece of work and return the messages that follow; None: nothing can be done yet.
 
-        Errors: NonFiniteError: an activation or a gradient is not finite.
+        Errors: NonFiniteError: an activation or a gradient is not finite; BadMessage.
         """
         taken = None if self._schedule is None else self._schedule.take()
         if taken is None:
@@ -205,13 +217,20 @@ class StageWorker:
         if self.learns:
             (loss / self._terms).backward()  # type: ignore[no-untyped-call]
         self.measured += Measured(float(loss.detach()), terms)
-        return self._gradients(number, known)
+        try:
+            return self._gradients(number, known)
+        except NonFiniteError as error:  # whoever sends the largest numbers ends no head as diverged
+            raise BadMessage(f"their gradient has {error}", "activations") from None
 
     def _back(self, number: int, known: MicroBatch) -> list[StageMessage]:
         assert known.left is not None
         if known.left.requires_grad:  # not the embeddings beside adapters, nor an evaluation
             shape = (sum(each.count for each in known.rows), known.left.shape[-1])
-            gradient = padded(decode_gradient(known.gradient, shape, self.device), known.rows)
+            try:
+                decoded = decode_gradient(known.gradient, shape, self.device)
+            except PacketError as error:
+                raise BadMessage(str(error), "gradients") from None
+            gradient = padded(decoded, known.rows)
             torch.autograd.backward(known.left, gradient.to(known.left.dtype))
         return [] if self.stage.first else [self._gradients(number, known)]
 
@@ -279,7 +298,7 @@ def unpack_head(
             rows.append(Rows(key, sum(lengths)))
     except struct.error as error:
         raise PacketError(f"activations of {len(body)} bytes end within their head: {error}") from None
-    tokens = sum(each.count for each in rows)
+    tokens = len(rows) * max((each.count for each in rows), default=0)  # with padding
     if not 1 <= count <= MOST or not 1 <= tokens <= MOST or not all(min(d, default=0) for d in documents):
         raise PacketError(f"activations of {tokens} tokens of {samples} samples, in {count} micro-batches")
     return count, tuple(documents), tuple(rows), body[at:]

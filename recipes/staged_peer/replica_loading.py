@@ -10,6 +10,7 @@ import secrets
 from pathlib import Path
 
 from recipes.config import Recipe
+from recipes.errors import StageFailed
 from recipes.models import meta_trained_model
 from recipes.pipeline import cut_of, parameter_costs
 
@@ -43,7 +44,10 @@ def load_replica(
     answers = ring.ask("load", recipe=recipe.to_json(), config=config, layers=layers, source=source)
     with open_weights(recipe, base, snapshot) as reader:
         for stage, answer in enumerate(answers):
-            for name, _, dtype in answer.values["parameters"]:
+            for wanted in answer.values["parameters"]:
+                if not reader.has(wanted):
+                    raise StageFailed(f"wants {str(wanted)[:60]}, which the model does not have", stage)
+                name, _, dtype = wanted
                 for start, values in reader.windows(name, dtype):
                     data = [values if at == stage else b"" for at in range(ring.stages)]
                     ring.ask("fill", data, stage=stage, name=name, start=start)

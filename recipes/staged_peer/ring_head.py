@@ -15,16 +15,18 @@ from concurrent.futures import TimeoutError as TookTooLong
 from contextlib import suppress
 from typing import Any
 
-from recipes.errors import StageLost
+from compress import PacketError
+from recipes.errors import StageFailed, StageLost
 from recipes.pipeline import StageMessage
 
 from .ring_request import (
     FAILED,
+    FORWARD,
     Answer,
     LineLost,
     RingRequest,
     StageLines,
-    numbered,
+    answers_of,
     raise_error,
     request_of,
 )
@@ -34,6 +36,7 @@ from .stage_part import StagePart
 SILENT = 600.0  # seconds for an answer, or for a message of a step
 THERE = 5.0  # seconds to say what it has, for a machine that computes nothing
 LOOK_S = 0.1  # between two looks at `close`
+MOST = 4096  # messages of a step that wait here: more than are in flight of any
 
 
 class RingHead:
@@ -49,7 +52,7 @@ class RingHead:
         self.layers: tuple[range, ...] | None = None  # by stage; None: divided equally
         self.key = ""  # of the newest loading of machines
         self.steps = -1  # the last step begun: they count up whatever is loaded anew
-        self._failure: Exception | None = None  # a machine is lost
+        self._failure: Exception | None = None  # a machine is lost, or sends what no stage does
         self._asked = 0
         self._waiting: dict[int, Future[RingRequest]] = {}
         self._lock = threading.Lock()
@@ -65,7 +68,7 @@ class RingHead:
     def ask(self, do: str, data: Sequence[bytes] = (), **fields: Any) -> list[Answer]:
         """Let every machine do `do`, this one too, each with its bytes; returns their answers in order.
 
-        Raises what a machine has met: MemoryError, NonFiniteError, StageFailed; StageLost.
+        Raises what a machine has met: MemoryError, StageFailed, ModelError; StageLost.
         """
         return self._ask(do, data, SILENT, fields)
 
@@ -90,8 +93,7 @@ class RingHead:
         finally:
             with self._lock:
                 self._waiting.pop(number, None)
-        numbered(found.answers)
-        return [own, *map(Answer, found.answers, found.data)]
+        return [own, *answers_of(found, do, self.stages)]
 
     def begin(self) -> int:
         """Forget what has come of an earlier step; returns the number of the next one."""
@@ -123,8 +125,8 @@ class RingHead:
         with self._lock:
             self._failure = None
 
-    def lose(self, lost: StageLost) -> None:
-        """End all that is under way: a machine is lost. `mend` goes on."""
+    def lose(self, lost: StageLost | StageFailed) -> None:
+        """End all that is under way: a machine is lost, or another has to replace it. `mend` goes on."""
         with self._lock:
             self._failure = lost
             waiting = list(self._waiting.values())
@@ -132,6 +134,10 @@ class RingHead:
         for future in waiting:
             future.set_exception(lost)
         self._step.put(lost)
+
+    def refused(self, error: PacketError, kind: str) -> StageFailed:
+        """Name the neighbour that has sent a message of this kind, which no stage would send."""
+        return StageFailed(str(error), self.stages - 1 if kind in FORWARD else 1)
 
     def close(self) -> None:
         self._closing.set()
@@ -146,20 +152,32 @@ class RingHead:
                 self.lose(StageLost(came.why))
             elif came is not None and came.kind == "request":
                 self._answered(came)
-            elif came is not None:
+            elif came is not None and self._failure is None and came.step >= self.steps:
                 self._step.put(came)
+                if self._step.qsize() > MOST:
+                    self.lose(self.refused(PacketError("sends more messages than a step has"), came.kind))
 
     def _answered(self, message: StageMessage) -> None:
         try:
             request = request_of(message)
+        except PacketError as error:
+            self.lose(self.refused(error, message.kind))
+            return
+        try:
             if request.do == FAILED:
-                raise_error(request.fields["stage"], request.fields)
+                raise_error(self._stage_of(request), request.fields)
         except StageLost as lost:
             self.lose(lost)
         except Exception as error:  # of any kind: the step under way is void
-            self._step.put(error)
+            if self._step.qsize() <= MOST:
+                self._step.put(error)
         else:
             with self._lock:
                 future = self._waiting.pop(request.number, None)
             if future is not None:
                 future.set_result(request)
+
+    def _stage_of(self, request: RingRequest) -> int:
+        """Return the machine that has failed, as another says; the last one, where that names none."""
+        stage = request.fields.get("stage")
+        return stage if isinstance(stage, int) and 0 < stage < self.stages else self.stages - 1

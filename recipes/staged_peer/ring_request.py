@@ -13,17 +13,29 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from compress import NonFiniteError, PacketError
+from compress import PacketError
 from recipes.errors import ModelError, StageFailed, StageLost
 from recipes.pipeline import StageMessage
 
 HEAD = struct.Struct("<I")
 FAILED = "failed"  # a request that nobody made: a stage tells the head what it met
 UNASKED = 0  # number of that
+FORWARD = ("activations", "request")  # kinds that go to the next stage; all else goes to the one before
+
+COUNT = range(-1, 1 << 53)
+STATE: Mapping[str, type | range] = {"round": COUNT, "fingerprint": range(1 << 64), "shards": list}
+SAYS: Mapping[str, Mapping[str, type | range]] = {  # what the answers to requests say
+    "held": {"key": str, "round": COUNT, "step": COUNT},
+    "load": {"parameters": list},
+    **dict.fromkeys(("begin", "state", "settle", "catch_up", "move"), STATE),
+    "encode": {"sparsest": COUNT, "short": bool},
+    "square": {"square": float},
+    "distance": {"square": float},
+}
 
 BESIDE = ("encode", "decode", "move")  # requests that run beside the compute; see StagePart for all
 
@@ -43,6 +55,9 @@ class StageLines(Protocol):
 
     def receive(self, timeout: float) -> StageMessage | LineLost | None:
         """Wait for what a neighbour sends, or becomes; None: nothing in so many seconds."""
+
+    def refuse(self, kind: str, why: str) -> None:
+        """Note that a neighbour has sent a message of this kind, which no stage would send."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +112,13 @@ def request_of(message: StageMessage) -> RingRequest:
                 raise ValueError(f"a size of {size!r}")
             data.append(body[at : at + size])
             at += size
-        answers = tuple(told["answers"])
+        do, fields, answers = told["do"], told["fields"], tuple(told["answers"])
         if at != len(body) or len(answers) > len(data):
             raise ValueError(f"{len(body):,} bytes, its table adds up to {at:,}")
-        return RingRequest(message.step, told["do"], told["fields"], tuple(data), answers)
-    except (struct.error, ValueError, KeyError, TypeError) as error:
+        if not isinstance(do, str) or not all(isinstance(one, dict) for one in (fields, *answers)):
+            raise ValueError("its fields or answers have no names")
+        return RingRequest(message.step, do, fields, tuple(data), answers)
+    except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
         raise PacketError(f"a request of {len(body):,} bytes: {error}") from None
 
 
@@ -111,30 +128,35 @@ def error_values(error: BaseException, full: bool) -> dict[str, Any]:
     Args:
         full: memory ran out.
     """
-    if isinstance(error, NonFiniteError):
-        told = {"value": repr(error.value), "position": error.position, "parameter": error.parameter}
-        return {"error": "not finite", **told}
     kind = "ModelError" if isinstance(error, ModelError) else type(error).__name__
     text = (str(error).splitlines() or [""])[0][:200]
     return {"error": "memory" if full else kind, "message": text}
 
 
 def raise_error(stage: int, values: Mapping[str, Any]) -> None:
-    """Raise what a stage met: MemoryError, NonFiniteError, ModelError or StageLost; else StageFailed."""
-    kind, said = values["error"], f"stage {stage}: {values.get('message', '')}"
+    """Raise what a stage met: MemoryError, ModelError or StageLost; else StageFailed."""
+    kind, message = values.get("error"), str(values.get("message", ""))
+    said = f"stage {stage}: {message}"
     if kind == "memory":
         raise MemoryError(said)
-    if kind == "not finite":
-        raise NonFiniteError(float(values["value"]), values["position"], values["parameter"])
     if kind == "StageLost":
         raise StageLost(said)
     if kind == "ModelError":
         raise ModelError(said)
-    raise StageFailed(f"{said} ({kind})")
+    raise StageFailed(f"{message} ({kind})", stage)
 
 
-def numbered(answers: Sequence[Mapping[str, Any]]) -> None:
-    """Raise the first error among the answers of stages 1 .. S - 1."""
-    for stage, values in enumerate(answers, 1):
+def answers_of(request: RingRequest, do: str, stages: int) -> list[Answer]:
+    """Return the answers of stages 1 .. S - 1. Raises the first error among them; StageFailed where one is no
+    answer to what was asked."""
+    if not len(request.answers) == len(request.data) == stages - 1:
+        raise StageFailed(f"brings {len(request.answers)} answers of {stages - 1}", stages - 1)
+    for stage, values in enumerate(request.answers, 1):
         if "error" in values:
             raise_error(stage, values)
+        for name, kind in SAYS.get(do, {}).items():
+            met = values.get(name)
+            fits = type(met) is int and met in kind if isinstance(kind, range) else type(met) is kind
+            if not fits:
+                raise StageFailed(f"answers {do} with {name} {str(met)[:40]!r}", stage)
+    return list(map(Answer, request.answers, request.data))

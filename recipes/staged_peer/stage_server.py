@@ -15,12 +15,13 @@ from torch.cuda import Event
 from compress import PacketError
 from recipes.algorithm import SideStream
 from recipes.errors import StageLost
-from recipes.pipeline import StageMessage
+from recipes.pipeline import BadMessage, StageMessage
 from recipes.training import is_full
 
 from .ring_request import (
     BESIDE,
     FAILED,
+    FORWARD,
     UNASKED,
     Answer,
     LineLost,
@@ -43,7 +44,7 @@ class StageServer:
         self.side = SideStream(machine.device)
 
     def run(self) -> None:
-        """Serve. Raises what is wrong with a neighbour's messages, and nothing that the head is told."""
+        """Serve. What is wrong here, and with a neighbour's messages, the head is told."""
         with ThreadPoolExecutor(1, "beside") as beside:
             while not self.stop.is_set():
                 came = self.lines.receive(0.0)
@@ -52,7 +53,7 @@ class StageServer:
                 if isinstance(came, LineLost):
                     self._tell(StageLost(came.why))
                 elif came is not None and came.kind == "request":
-                    self._take(request_of(came), beside)
+                    self._take(came, beside)
                 elif came is not None:
                     self._compute(came)
 
@@ -60,6 +61,9 @@ class StageServer:
         """Do the next piece of the step; returns whether there was one."""
         try:
             made = self.machine.part.compute.work() if self.machine.has_part else None
+        except BadMessage as bad:
+            self._refuse(bad, bad.kind)
+            return False
         except (RuntimeError, MemoryError, ValueError) as error:
             self._tell(error)
             return False
@@ -73,11 +77,18 @@ class StageServer:
         try:
             for answer in self.machine.part.compute.receive(message):
                 self.lines.send(answer)
-        except (PacketError, StageLost) as error:
+        except BadMessage as bad:
+            self._refuse(bad, bad.kind)
+        except (RuntimeError, MemoryError, StageLost) as error:
             self._tell(error)
 
-    def _take(self, request: RingRequest, beside: ThreadPoolExecutor) -> None:
+    def _take(self, message: StageMessage, beside: ThreadPoolExecutor) -> None:
         """Answer a request, or pass on what it has met before."""
+        try:
+            request = request_of(message)
+        except PacketError as error:
+            self._refuse(error, message.kind)
+            return
         if request.do == FAILED or request.failed:
             self.lines.send(request.message())
         elif request.do in BESIDE:
@@ -94,8 +105,15 @@ class StageServer:
             answer = Answer(error_values(error, is_full(error)))
         self.lines.send(request.answered(answer).message())
 
-    def _tell(self, error: Exception) -> None:
-        """Tell the head what was met without being asked."""
-        told = error_values(error, is_full(error)) | {"stage": self.machine.number}
+    def _refuse(self, error: PacketError, kind: str) -> None:
+        """Tell the head and the lines that a neighbour has sent what no stage would send."""
+        self.lines.refuse(kind, str(error))
+        self._tell(error, self.machine.number + (-1 if kind in FORWARD else 1))
+
+    def _tell(self, error: Exception, stage: int | None = None) -> None:
+        """Tell the head what was met without being asked, and of which stage; None: of this one."""
+        told = error_values(error, is_full(error)) | {
+            "stage": self.machine.number if stage is None else stage
+        }
         request = RingRequest(UNASKED, FAILED, told, ())
         self.lines.send(request.message())

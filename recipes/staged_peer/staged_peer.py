@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from compress import join, split
+from compress import PacketError, join, split
 from recipes.algorithm import WRAP, DecodedPacket, LocalModel, SideStream
 from recipes.data import Sample, batches
-from recipes.errors import ModelError
+from recipes.errors import ModelError, StageFailed
 from recipes.objectives import Measured
-from recipes.pipeline import PER_STAGE, StageWorker
+from recipes.pipeline import PER_STAGE, BadMessage, StageWorker
 from recipes.training import Peer, share_taken
 from recipes.weight_files import Layout
 
@@ -103,12 +103,15 @@ class StagedTrainer:
 
     def _turn(self, compute: StageWorker) -> None:
         """Take one message, or do one piece of work, or wait for a message."""
-        message = self.ring.next(wait=False)
-        made = None if message is not None else compute.work()
-        if message is None and made is None:
-            message = self.ring.next(wait=True)
-        if message is not None:
-            made = compute.receive(message)
+        try:
+            message = self.ring.next(wait=False)
+            made = None if message is not None else compute.work()
+            if message is None and made is None:
+                message = self.ring.next(wait=True)
+            if message is not None:
+                made = compute.receive(message)
+        except BadMessage as bad:
+            raise self.ring.refused(bad, bad.kind) from None
         for answer in made or ():
             self.ring.lines.send(answer)
 
@@ -153,9 +156,23 @@ class StagedGlobalModel:
         self.numbers: list[Sequence[int]] = []  # of each machine's shards
         self.note(ring.ask("state"))
 
-    def note(self, answers: Sequence[Answer]) -> None:
-        """Note where the machines are. The round is the earliest: a fresh one may have to catch up."""
+    def note(self, answers: Sequence[Answer], least: int = 0) -> None:
+        """Note where the machines are. The round is the earliest: a fresh one may have to catch up.
+
+        Errors: StageFailed: one is not at round `least`, or has shards that are not its own.
+        """
+        left = set(range(self.ring.part.recipe.compression.shards))
+        for stage, answer in enumerate(answers):
+            numbers = answer.values["shards"]
+            if any(type(number) is not int or number not in left for number in numbers):
+                raise StageFailed(f"has the shards {str(numbers)[:40]}, of which others have some", stage)
+            left -= {*numbers}
+            if answer.values["round"] < least:
+                raise StageFailed(f"has x' of round {answer.values['round']}, not of {least}", stage)
         self.numbers = [answer.values["shards"] for answer in answers]
+        if left:  # the one before the gap has it, or the first behind the head
+            before = (stage for stage, has in enumerate(self.numbers) if has and has[0] < min(left))
+            raise StageFailed(f"has not shard {min(left)}, and nobody else has", max(1, *before))
         self.round = min(answer.values["round"] for answer in answers)
         self.fingerprint = sum(answer.values["fingerprint"] for answer in answers) & WRAP
 
@@ -171,10 +188,13 @@ class StagedGlobalModel:
     def join(self, packets: Sequence[bytes]) -> bytes:
         """Reverse `cut`; an empty packet has no shard."""
         parts = [b""] * self.shards
-        for numbers, packet in zip(self.numbers, packets, strict=True):
-            if packet:
-                for number, part in zip(numbers, split(packet, len(numbers)), strict=True):
-                    parts[number] = part
+        for stage, (numbers, packet) in enumerate(zip(self.numbers, packets, strict=True)):
+            try:
+                found = split(packet, len(numbers)) if packet else [b""] * len(numbers)
+            except PacketError as error:
+                raise StageFailed(str(error), stage) from None
+            for number, part in zip(numbers, found, strict=True):
+                parts[number] = part
         return join(parts)
 
     def decode(self, packet: bytes, round: int | None = None) -> DecodedPacket:
@@ -183,7 +203,7 @@ class StagedGlobalModel:
         return DecodedPacket(packet, (), round)
 
     def move(self, aggregate: DecodedPacket) -> None:
-        self.note(self.ring.ask("move", round=aggregate.round))
+        self.note(self.ring.ask("move", round=aggregate.round), aggregate.round + 1)
 
 
 class StagedWorker:
@@ -214,7 +234,8 @@ class StagedWorker:
 
     def catch_up(self, aggregate: bytes) -> None:
         model = self.global_model
-        model.note(self.ring.ask("catch_up", model.cut(aggregate), round=model.round))
+        answers = self.ring.ask("catch_up", model.cut(aggregate), round=model.round)
+        model.note(answers, model.round + 1)
 
     def subtract(self, sent: DecodedPacket) -> None:
         self.ring.ask("subtract", round=sent.round)

@@ -23,6 +23,14 @@ class WeightsReader:
     def __init__(self, trained: StoredVector, base: StoredVector | None) -> None:
         self.trained, self.base = trained, base
 
+    def has(self, wanted: object) -> bool:
+        """Tell whether this is name, size and dtype of a parameter, as a stage asks for it."""
+        if not isinstance(wanted, list | tuple) or [type(one) for one in wanted] != [str, int, str]:
+            return False
+        name, _, dtype = wanted
+        frozen = self.base is not None and frozen_name(self.base, name) in self.base.layout.names
+        return dtype in DTYPES and (frozen or name in self.trained.layout.names)
+
     def windows(self, name: str, dtype: str) -> Iterator[tuple[int, bytes]]:
         """Yield the start and the bytes of each window of a parameter."""
         stored = self.trained
@@ -31,8 +39,6 @@ class WeightsReader:
             stored, name = self.base, frozen_name(self.base, name)
         at = stored.layout.names.index(name)
         first, last = stored.layout.offsets[at], stored.layout.offsets[at + 1]
-        if dtype not in DTYPES:
-            raise ValueError(f"a stage wants {name} in {dtype}, not in one of {', '.join(DTYPES)}")
         for start in range(first, last, WINDOW):
             values = torch.from_numpy(stored.read(start, min(start + WINDOW, last))).to(DTYPES[dtype])
             yield start - first, values.view(torch.uint8).numpy().tobytes()

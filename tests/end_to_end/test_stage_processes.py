@@ -67,8 +67,8 @@ def test_two_machines_of_one_person_are_a_peer(machines: Machines) -> None:
 
 def test_a_lent_machine_killed_with_9_is_replaced_by_one_that_waits(machines: Machines) -> None:
     """No machine has memory for the model. Three are a ring, the fourth waits, and takes the layers of the
-    one that is killed, while the others keep theirs. The replay is what the machines had. Its neighbour has
-    told the hub before that lets go of the session."""
+    one that is killed, while the others keep theirs. The replay is what the machines had. As its neighbour
+    has told the hub that nobody is there, its session has no grace."""
     host, url, out = launched(machines, STEPS)
     lent: dict[str, Process] = {}
     for name in ("ann", "bob", "cid", "dan"):
@@ -91,7 +91,7 @@ def test_a_lent_machine_killed_with_9_is_replaced_by_one_that_waits(machines: Ma
         if event["rings"] and killed not in str(event["rings"])
     )
 
-    assert replaced < left
+    assert abs(replaced - left) < 1.0, "both at once, not 1.5 s apart"
     assert finished["steps"] == STEPS
     assert sum(step["loss"] is not None for step in head.heard("step")[stepped + 1 :]) > 3
     told = [told["state"] for told in head.heard("progressed")]

@@ -61,6 +61,9 @@ class Lines:
         except queue.Empty:
             return None
 
+    def refuse(self, kind: str, why: str) -> None:
+        raise AssertionError(why)
+
 
 class Replica:
     """The machines of one peer, which the head has loaded. Each of the others has a thread."""

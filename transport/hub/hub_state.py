@@ -125,7 +125,7 @@ class HubState:
             if not self.admission.heard(conn, message, now):
                 self.out.refuse(conn, "session", "the hub does not know this session")
         elif isinstance(message, messages.Probed) and self.rings is not None:
-            self.rings.probed(session, message)
+            self.rings.probed(session, message, now)
         elif (handle := self._of_sessions.get(type(message))) is not None:
             handle(session, message, now)
         else:

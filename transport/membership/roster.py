@@ -122,7 +122,18 @@ class Roster:
         """Mark the session of a closed connection as lost; it may come back within its grace."""
         session = self.by_conn(conn)
         if session is not None:
-            session.conn, session.lost_at, session.grace = None, now, self.settings.grace_s
+            session.conn, session.lost_at = None, now
+            session.grace = self.settings.grace_s if session.seen > session.doubted else 0.0
+
+    def doubt(self, key: str, now: float) -> None:
+        """Note that the process with this key is said to be gone: each of its sessions whose connection is
+        closed, or turns out to be, ends without a grace. One of which anything comes meanwhile does not."""
+        for session in self.with_key(key):
+            session.doubted, session.pinged = now, now
+            if session.conn is None:
+                session.grace = 0.0
+            else:
+                self._out.send(session.conn, messages.Ping(now))  # which fails where it is closed
 
     def end(self, session: Session, reason: str, how: How) -> None:
         del self.sessions[session.id]

@@ -6,6 +6,7 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 from typing import Literal
 
 from transport.protocol import RunSettings, messages, versions
@@ -84,6 +85,7 @@ class Session:
     grace: float = 0.0  # how long it may stay lost
     awaited: bool = False  # it took part before the hub was restarted, and has not come back yet
     pinged: float = 0.0
+    doubted: float = -inf  # when its process was said to be gone; nothing came since: it has no grace
     owes_since: float | None = None  # since when it owes something; None: nothing
     at: int = 0  # newest round whose x' it is known to have
     ready_claim: tuple[int, int] | None = None  # (round, fingerprint) of its Ready, until it is compared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -22,12 +22,15 @@ UNREACHED = "nobody reaches this machine at its address: it can stand between tw
 
 
 @dataclass
-class Newcomer:
-    """A machine whose lines to the others are measured before it gets a place."""
+class Machine:
+    """A lent machine: what it has said, what it was told, and which of its lines are yet to be measured."""
 
-    reachable: bool
-    until: float
-    pairs: list[tuple[str, str]]  # sessions, not measured yet: who dials, and who is dialled
+    offer: messages.Lends
+    told: messages.Placed | None = None  # the newest
+    reachable: bool | None = None  # None: the hub dials it still
+    prepared: bool = False  # has said Probed
+    until: float | None = None  # its lines are measured until then; None: not yet, or no longer
+    pairs: list[tuple[str, str]] = field(default_factory=list)  # to be measured: who dials, who is dialled
 
 
 class RingCoordinator:
@@ -36,18 +39,14 @@ class RingCoordinator:
     def __init__(self, division: LayerDivision, out: Outbox, members: Roster) -> None:
         self._out, self._members = out, members
         self.table = RingTable(division)
-        self._offers: dict[str, messages.Lends] = {}  # by session
-        self._told: dict[str, messages.Placed] = {}  # by session, the newest
-        self._reached: dict[str, bool] = {}  # by session, of those that have not met the others yet
-        self._prepared: set[str] = set()  # sessions that have said Probed
-        self._newcomers: dict[str, Newcomer] = {}  # by session
+        self._machines: dict[str, Machine] = {}  # by session
         self._now = 0.0
         self._said: dict[str, Any] = {"rings": [], "waiting": []}  # to the host
         self._new = False  # the table has not ticked since a machine came or went
 
     def lend(self, session: Session, m: messages.Lends) -> None:
         """Take a machine; one that names an address, once that is tried."""
-        self._offers[session.id] = m
+        self._machines[session.id] = Machine(m)
         if m.address:
             self._out.add(do.Reach(session.id, session.address, session.key))
         else:
@@ -59,88 +58,88 @@ class RingCoordinator:
             session.address = ""
         self._enter(session, reachable=ok)
 
-    def probed(self, session: Session, m: messages.Probed) -> None:
+    def probed(self, session: Session, m: messages.Probed, now: float) -> None:
         """Take what a machine has measured of its lines; its first message says that it is prepared. A new
-        one whose lines are all measured gets a place from now on."""
-        self._prepared.add(session.id)
+        one whose lines are all measured gets a place from now on. One that is not reached may be gone."""
+        if session.id not in self._machines:
+            self._members.ignored += 1
+            return
+        self._machines[session.id].prepared = True
         self._meet(session)
-        others = {
-            other.address: other.id for other in self._there() if other.address and other is not session
-        }
+        others = {other.address: other for other in self._there() if other.address and other is not session}
         for address in m.seconds.keys() & others.keys():
-            seconds = m.seconds[address]
-            self.table.measured(session.id, others[address], seconds if seconds >= 0 else inf)
+            seconds, other = m.seconds[address], others[address]
+            self.table.measured(session.id, other.id, seconds if seconds >= 0 else inf)
             self._new = True
             if seconds < 0:
-                self._measured(session.id, others[address])
+                self._measured(session.id, other.id)
+                self._members.doubt(other.key, now)  # a head has two sessions
         for address in m.rates.keys() & others.keys():
-            rates = m.rates[address]
-            if self._measured(session.id, others[address]):
-                self.table.rated(session.id, others[address], rates.there)
-                self.table.rated(others[address], session.id, rates.back)
+            rates, other = m.rates[address], others[address]
+            if self._measured(session.id, other.id):
+                self.table.rated(session.id, other.id, rates.there)
+                self.table.rated(other.id, session.id, rates.back)
         self._come_if_measured()
 
     def resumed(self, session: Session) -> None:
         """Say its place again to a machine on a new connection."""
-        if session.id in self._told:
-            self._out.send(session.conn, self._told[session.id])
+        machine = self._machines.get(session.id)
+        if machine is not None and machine.told is not None:
+            self._out.send(session.conn, machine.told)
 
     def ended(self, session: Session) -> None:
         """Take out a machine whose session has ended."""
-        self._offers.pop(session.id, None)
-        self._reached.pop(session.id, None)
-        self._prepared.discard(session.id)
-        self._newcomers.pop(session.id, None)
-        self._told.pop(session.id, None)
+        if self._machines.pop(session.id, None) is None:
+            return
         self.table.gone(session.id)
         self._new = True
-        for newcomer in self._newcomers.values():
-            newcomer.pairs = [pair for pair in newcomer.pairs if session.id not in pair]
+        for machine in self._machines.values():
+            machine.pairs = [pair for pair in machine.pairs if session.id not in pair]
         self._come_if_measured()
 
     def _there(self) -> list[Session]:
-        """Return all machines of which it is known whether they are reached."""
-        return self._members.present([*self.table.lenders, *self._newcomers])
+        """Return the machines that have places or wait, then the new ones whose lines are measured."""
+        new = [id for id, machine in self._machines.items() if machine.until is not None]
+        return self._members.present([*self.table.lenders, *new])
 
     def _enter(self, session: Session, *, reachable: bool) -> None:
         """Give a machine again at once the place that it had at the hub before; else it is a new one."""
         if not self._restore(session, reachable):
-            self._reached[session.id] = reachable
+            self._machines[session.id].reachable = reachable
             self._meet(session)
 
     def _meet(self, session: Session) -> None:
         """Let a new machine that is prepared and the others measure the lines between them; of two machines
         the new one dials, if it can."""
-        if session.id not in self._prepared or session.id not in self._reached:
+        machine, there = self._machines[session.id], self._there()
+        if not machine.prepared or machine.reachable is None or session in there:
             return
-        reachable, pairs = self._reached.pop(session.id), list[tuple[str, str]]()
-        for other in self._there()[:MOST]:
+        machine.until = self._now + PROBE_S
+        for other in there[:MOST]:
             dials, dialled = (session, other) if other.address else (other, session)
             if dialled.address:
-                pairs.append((dials.id, dialled.id))
-        self._newcomers[session.id] = Newcomer(reachable, self._now + PROBE_S, pairs)
-        self._tell_all(other for pair in pairs for other in reversed(pair))
+                machine.pairs.append((dials.id, dialled.id))
+        self._tell_all(other for pair in machine.pairs for other in reversed(pair))
         self._come_if_measured()
 
     def _measured(self, dials: str, dialled: str) -> bool:
         """Note that a line is measured; returns False where that was not asked for."""
-        found = [one for one in self._newcomers.values() if (dials, dialled) in one.pairs]
-        for newcomer in found:
-            newcomer.pairs.remove((dials, dialled))
+        found = [machine for machine in self._machines.values() if (dials, dialled) in machine.pairs]
+        for machine in found:
+            machine.pairs.remove((dials, dialled))
         return bool(found)
 
     def _come_if_measured(self) -> None:
         """Let those new machines have places whose lines are measured, or were to be until now."""
-        for session in self._members.present(list(self._newcomers)):
-            newcomer = self._newcomers[session.id]
-            if not newcomer.pairs or self._now >= newcomer.until:
-                del self._newcomers[session.id]
-                self.table.come(Lender(session.id, self._offers[session.id].memory, newcomer.reachable))
+        for id, machine in self._machines.items():
+            if machine.until is not None and (not machine.pairs or self._now >= machine.until):
+                machine.until, machine.pairs = None, []
+                self.table.come(Lender(id, machine.offer.memory, bool(machine.reachable)))
                 self._tell_all(self.table.lenders)
                 self._new = True
 
     def _restore(self, session: Session, reachable: bool) -> bool:
-        offer = self._offers[session.id]
+        offer = self._machines[session.id].offer
         if offer.had is None or (ring := ring_of(offer.had)) is None:
             return False
         lender = Lender(session.id, offer.memory, reachable)
@@ -154,7 +153,7 @@ class RingCoordinator:
         """Let time pass, and tell machines their places."""
         self._now = now
         self._come_if_measured()
-        for session in self._members.present(list(self._offers)) if self.table.waiting else ():
+        for session in self._members.present(list(self._machines)) if self.table.waiting else ():
             if self._members.suspect(session, now):  # another may have its layers, so it is lost
                 self._members.kick(session, "session", f"silent for {now - session.seen:.0f} s")
         if not self._new and now < self.table.deadline():
@@ -170,7 +169,7 @@ class RingCoordinator:
 
     def deadline(self) -> float:
         """Return when `tick` has something to do. inf: never."""
-        until = [newcomer.until for newcomer in self._newcomers.values()]
+        until = [machine.until for machine in self._machines.values() if machine.until is not None]
         return -inf if self._new else min([self.table.deadline(), *until])
 
     def _tell_all(self, machines: Iterable[str]) -> None:
@@ -179,26 +178,26 @@ class RingCoordinator:
 
     def _tell(self, session: Session) -> None:
         """Tell a machine its place, if that is news."""
-        place = self._placed(session)
-        if place != self._told.get(session.id):
-            self._told[session.id] = place
+        place, machine = self._placed(session), self._machines[session.id]
+        if place != machine.told:
+            machine.told = place
             self._out.send(session.conn, place)
 
     def _placed(self, session: Session) -> messages.Placed:
         ring, probe = self.table.ring_of(session.id), self._probe(session)
         if ring is None:
-            hidden = self._offers[session.id].address and not session.address
+            hidden = self._machines[session.id].offer.address and not session.address
             spare = bool(self.table.rings)
             why = STANDS_BY if spare else WAITS
             reason = f"{why}; {UNREACHED}" if hidden else why
             return messages.Placed("", 0, [], reason, probe, spare)
         number = ring.machines.index(session.id)
-        return messages.Placed(ring.id, number, self._machines(ring), probe=probe)
+        return messages.Placed(ring.id, number, self._of(ring), probe=probe)
 
     def _probe(self, session: Session) -> list[messages.OtherMachine]:
         """List the machines to which a machine's lines are to be measured now."""
         found = []
-        for dials, dialled in (pair for one in self._newcomers.values() for pair in one.pairs):
+        for dials, dialled in (pair for machine in self._machines.values() for pair in machine.pairs):
             if session.id == dials:
                 found += [
                     messages.OtherMachine(one.key, one.address) for one in self._members.present([dialled])
@@ -207,7 +206,7 @@ class RingCoordinator:
                 found += [messages.OtherMachine(one.key, "") for one in self._members.present([dials])]
         return found[:MOST]
 
-    def _machines(self, ring: Ring) -> list[messages.RingMachine]:
+    def _of(self, ring: Ring) -> list[messages.RingMachine]:
         found = []
         for id, layers in zip(ring.machines, ring.layers, strict=True):
             session = self._members.get(id)
@@ -222,7 +221,7 @@ class RingCoordinator:
         rings = [
             [
                 {"name": one.name or None, "layers": [one.first, one.stop]}
-                for one in self._machines(self.table.rings[id])
+                for one in self._of(self.table.rings[id])
             ]
             for id in sorted(self.table.rings)
         ]

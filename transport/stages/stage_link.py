@@ -173,6 +173,11 @@ class StageLink:
                 line.line.took(what)
         return FromNeighbour(line.neighbour, what)
 
+    def sender(self, kind: str) -> Neighbour | None:
+        """Return the neighbour that sends messages of this kind; None: there is no line to it yet."""
+        line = self._lines.get(BEFORE if kind in FORWARD else AFTER)
+        return None if line is None else line.neighbour
+
     @property
     def resent(self) -> int:
         """Count the bytes of the present lines that were sent more than once."""

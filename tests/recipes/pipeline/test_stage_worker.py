@@ -16,7 +16,8 @@ from tiny_models import tiny_model
 from compress import PacketError
 from recipes.data import Sample, collate
 from recipes.models import loss_sum
-from recipes.pipeline import StageMessage
+from recipes.pipeline import BadMessage, StageMessage
+from recipes.pipeline.stage_worker import pack_head, unpack_head
 from scripts.swarms.stage_ring import LineSetting, StageRing
 
 EXACT, AQ_SGD = LineSetting(), LineSetting(bits=4, gradient_bits=8, places=8, rows=16)
@@ -147,6 +148,24 @@ def test_a_strangers_message_is_refused_or_changes_nothing(
         kind, body = "activations", sent.body[: len(body)] + body + sent.body[2 * len(body) :]
     with contextlib.suppress(PacketError):
         other.receive(StageMessage(first.step, kind, number, body))
+
+
+@pytest.mark.parametrize("kind", ["activations", "gradients"])
+def test_a_neighbour_is_named_whose_message_turns_out_to_be_garbage_only_in_the_work(kind: Any) -> None:
+    """The gradient of its activations is not finite; its own is no packet."""
+    ring = StageRing(model_of(), 2, EXACT)
+    first, other = ring.workers
+    first.begin(0, lease(1, 6), 9, 1)
+    other.receive((first.work() or [])[0])
+    [sent] = other.work() or []
+    count, documents, rows, _ = unpack_head(sent.body)
+    values = torch.full((sum(each.count for each in rows), ring.columns), 3e38)
+    coded = other.line.encoder.encode(rows, values)
+    body = pack_head(count, documents, rows) + coded if kind == "activations" else b"no packet"
+    assert first.receive(StageMessage(0, kind, 0, body)) == []
+    with pytest.raises(BadMessage) as met:
+        first.work()
+    assert met.value.kind == kind
 
 
 RING = StageRing(model_of(), 2, AQ_SGD)

@@ -15,6 +15,7 @@ from transport.rings.ring_coordinator import PROBE_S
 from transport.rings.ring_table import GAP_S
 
 TOKEN = "token"
+REPLICA = "-replica"
 SETTINGS = replace(toy_settings(), division=Units(), peer_timeout=30.0, start_timeout=1e6)
 
 
@@ -56,6 +57,9 @@ class Machines:
                 self.reached(action.session)
             elif isinstance(action, Send):
                 name = action.conn.decode().partition(".")[2]
+                if name not in self.peers:  # its connection is closed
+                    self.carry(self.hub.lost(action.conn, self.now))  # type: ignore[arg-type]
+                    continue
                 for answer in self.peers[name].receive(action.message, self.now):  # type: ignore[arg-type]
                     self.carry(self.hub.receive(action.conn, answer, self.now))  # type: ignore[arg-type]
 
@@ -80,6 +84,14 @@ class Machines:
         if self.now >= self.hub.deadline():
             self.carry(self.hub.tick(self.now))  # type: ignore[arg-type]
 
+    def lead(self, head: str) -> None:
+        """Let the head of a ring begin the session of the peer that its ring is."""
+        name = f"{head}{REPLICA}"
+        self.peers[name] = PeerState(messages.Hello(1, TOKEN, SETTINGS.run, name))
+        for message in self.peers[name].connected(self.now):
+            actions = self.hub.receive(conn(name), message, self.now)  # type: ignore[arg-type]
+            self.act([action for action in actions if not isinstance(action, RecordSession)])
+
     def lose(self, name: str) -> None:
         """End a machine at once: its connection closes, and it does not come back within its grace."""
         self.peers.pop(name)
@@ -97,7 +109,7 @@ class Machines:
 
 
 def conn(name: str) -> bytes:
-    return f"key-of-{name}.{name}".encode()
+    return f"key-of-{name.removesuffix(REPLICA)}.{name}".encode()
 
 
 def formed() -> Machines:
@@ -185,6 +197,35 @@ def test_a_machine_that_its_neighbour_does_not_reach_any_more_is_replaced_at_onc
     spare = machines.peers["bob"].placed
     assert spare is not None
     assert spare.spare
+
+
+def test_a_head_whose_process_ends_loses_both_sessions_once_its_neighbour_does_not_reach_it() -> None:
+    """So its lease is back as soon as another has its place: no time passes."""
+    machines = formed()
+    machines.lead("ann")
+    machines.come("dan", 4)
+    del machines.peers["ann"], machines.peers[f"ann{REPLICA}"]
+    lost = messages.Probed({"ann:1": -1.0})
+    machines.act(machines.hub.receive(conn("cid"), lost, machines.now))  # type: ignore[arg-type]
+
+    assert machines.places()["dan"] == (0, ("dan", "bob", "cid"))
+    assert machines.hub.members.with_key("key-of-ann") == []
+
+
+def test_a_head_that_lives_keeps_its_sessions_and_their_grace_though_a_neighbour_does_not_reach_it() -> None:
+    machines = formed()
+    machines.lead("ann")
+    lost = messages.Probed({"ann:1": -1.0})
+    machines.act(machines.hub.receive(conn("cid"), lost, machines.now))  # type: ignore[arg-type]
+    machines.tick(0.1)
+    for name in ("ann", f"ann{REPLICA}"):
+        machines.act(machines.hub.receive(conn(name), messages.Pong(machines.now), machines.now))  # type: ignore[arg-type]
+        machines.act(machines.hub.lost(conn(name), machines.now))  # type: ignore[arg-type]
+    machines.tick(0.9 * SETTINGS.grace_s)
+    assert len(machines.hub.members.with_key("key-of-ann")) == 2
+
+    machines.tick(0.2 * SETTINGS.grace_s)
+    assert machines.hub.members.with_key("key-of-ann") == []
 
 
 def test_a_silent_machine_is_lost_where_another_waits() -> None:

@@ -184,7 +184,8 @@ def timed_ways(folder: Path, found: Found) -> list[Timed]:
     for row in (*plan.METHODS, *plan.THIN_LINES):
         if row.setting.peers and row.setting.staleness:
             by, ratios = affordable(folder, found, row.setting), ratios_of(found, row.setting)
-            add(f"cocktail, {max(ratios, default=0):.0f}x less", row.setting, by)
+            soap = " with SOAP" if row.setting.optim == "soap" else ""
+            add(f"cocktail{soap}, {max(ratios, default=0):.0f}x less", row.setting, by)
     for system in ("torch DDP FP16", "torch DDP FP32", "hivemind FP16"):
         add(f"{system}: all-reduce", plan.REFERENCE.setting, steps.get(system, {}))
     add("DiLoCo FP16, H=50", DILOCO, steps.get("DiLoCo FP16, H=50", {}))

@@ -56,7 +56,7 @@ def test_the_run_goes_on_whatever_happens_at_a_peer(
         no_memory = join("no-memory", NO_MEMORY)
         others = [join("steady"), join("clock", WRONG_CLOCK), join("twin"), join("twin", folder="twin again")]
 
-        assert [peer.wait() for peer in others] == [0] * 4
+        assert [peer.wait() for peer in others] == [0] * 4, [peer.told[-1:] for peer in others]
         assert (no_disk.wait(), no_memory.wait()) == (8, 8)
 
     assert all(peer.told[-1]["finished"] for peer in others)

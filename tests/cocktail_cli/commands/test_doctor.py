@@ -199,7 +199,7 @@ def test_doctor_says_what_a_line_means_for_the_run() -> None:
         "its line carries more than its part of that"
     )
     assert " and 2 steps, of which" in shared.text
-    assert passed.text.startswith("rounds of 5.8 s"), "what the hub alone sends is no bound"
+    assert passed.text.startswith("rounds of 5.1 s"), "what the hub alone sends is no bound"
 
 
 @pytest.mark.slow

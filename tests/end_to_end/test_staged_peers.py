@@ -32,14 +32,21 @@ from recipes.staged_peer import (
     build_staged_peer,
     load_replica,
     mend,
+    ring_request,
 )
 from recipes.training.types import CaughtUp, EvaluatedPart
 from transport.scheduling import straggler_deadline
+from transport.stages import stage_line
 
 pytestmark = pytest.mark.slow
 
 LOSSLESS = {"random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 32, "staleness": 0}
 SGD = {"optim": "sgd", "learning_rate": 0.3}
+
+
+def test_the_ring_and_its_lines_agree_which_messages_go_forward() -> None:
+    """Neither of the two rooms imports the other, so each has its own."""
+    assert ring_request.FORWARD == stage_line.FORWARD
 
 
 class Lines:

@@ -253,9 +253,8 @@ class Rounds:
             self.upstream.evaluated(m)
             return
         ev = self.evaluations.now
-        if (
-            self.phase is Phase.ENDED or ev is None or not ev.arrived(session.id, m)
-        ):  # RunEnded is the last event
+        over = self.phase is Phase.ENDED  # RunEnded is the last event
+        if over or ev is None or not ev.arrived(session.id, m):
             self._members.ignored += 1
             return
         if ev.final:

@@ -248,6 +248,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._actions: list[Action] = []
+        self._ended = False
 
     def add(self, action: Action) -> None:
         self._actions.append(action)
@@ -261,7 +262,10 @@ class Outbox:
         self.send(conn, messages.Refused(code, reason))
 
     def tell(self, event: Event) -> None:
-        self.add(Tell(event))
+        """Tell the host, or drop after RunEnded, which is promised to be the last event."""
+        if not self._ended:
+            self._ended = isinstance(event, events.RunEnded)
+            self.add(Tell(event))
 
     def warn(self, message: str, peer: str | None = None) -> None:
         self.tell(events.Warned(0.0, message, peer))

@@ -37,7 +37,6 @@ from transport.protocol import (
     RunSettings,
     SampleRanges,
     TransportError,
-    Warned,
     decode_to_hub,
     encode,
     messages,
@@ -280,7 +279,7 @@ class Hub:
         self._commits.later(job)
 
     def warn(self, peer: str, message: str) -> None:
-        self._events.put(Warned(time.time(), message, peer))
+        self.apply(lambda _: self._state.out.warn(message, peer))
 
     def fail(self, error: Exception, reason: str, exit_code: int) -> None:
         self.error = self.error or error  # the first: the others may follow from it

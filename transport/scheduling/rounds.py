@@ -253,8 +253,7 @@ class Rounds:
             self.upstream.evaluated(m)
             return
         ev = self.evaluations.now
-        over = self.phase is Phase.ENDED  # RunEnded is the last event
-        if over or ev is None or not ev.arrived(session.id, m):
+        if ev is None or not ev.arrived(session.id, m):
             self._members.ignored += 1
             return
         if ev.final:

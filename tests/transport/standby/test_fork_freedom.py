@@ -173,6 +173,7 @@ class StandbySwarm(SimSwarm):
         self.taken = self.standby.rounds
 
 
+@example("replicated", [("work", 5), ("order", 0), ("wake", 0), ("wait", 2.0)])
 @example("asynchronous", [("order", 0), ("wait", 6.0), ("wait", 6.0)])
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(["replicated", "asynchronous"]), st.lists(ACT, max_size=25))

@@ -231,6 +231,7 @@ def visible(text: str) -> str:
 def culprit_of(told: Mapping[str, Any]) -> events.Culprit:
     """Read a culprit, of an event or of a hub's answer."""
     said = {key: printable(str(told[key]), 500) for key in ("peer", "cause", "evidence", "remedy")}
+    said["corrects"] = printable(str(told.get("corrects", "")))
     return events.Culprit(**said, lengthened=told["lengthened"], round=told["round"])
 
 

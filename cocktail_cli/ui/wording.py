@@ -114,7 +114,8 @@ def layers_text(layers: Sequence[int]) -> str:
 def accusation(told: Mapping[str, Any]) -> str:
     """Say who lengthens rounds, why, and what helps: the fields of a `Culprit`."""
     longer = f"makes rounds {told['lengthened']:.0%} longer: " if told["lengthened"] else ""
-    said = f"{told['peer']} {longer}{told['cause']}, {told['evidence']}. Remedy: {told['remedy']}"
+    cause = f"{told['cause']} (not {before})" if (before := told.get("corrects")) else told["cause"]
+    said = f"{told['peer']} {longer}{cause}, {told['evidence']}. Remedy: {told['remedy']}"
     return printable(said, 500)
 
 

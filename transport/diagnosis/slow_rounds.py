@@ -16,6 +16,8 @@
 - A round that leaves a peer out was lengthened by it up to the straggler deadline. It is named by what the
   hub sees (`Sight`) or it says (`Delayed`) meanwhile, if that is beyond doubt, or by its next report; after
   SILENT_S as silent.
+- From outside a process without memory looks as a stopped one. What a silent peer is named for is withdrawn
+  once it says itself what has kept it.
 - Many TCP segments sent again are the line's loss, not its noise: one slow round with them suffices.
 """
 
@@ -65,6 +67,7 @@ PHASES: tuple[tuple[str, Cause], ...] = (
     ("lease", "download"),
     ("disk", "disk"),
 )
+MUTENESS: tuple[Cause, ...] = ("stopped", "silent")
 CERTAIN: tuple[Cause, ...] = ("asleep", "stopped", "silent", "clock")
 
 
@@ -91,6 +94,7 @@ class History:
     votes: deque[Cause | None] = field(default_factory=lambda: deque(maxlen=WINDOW))
     slow: deque[bool] = field(default_factory=lambda: deque(maxlen=LATELY))
     left_out: LeftOut | None = None  # the newest, until a report since explains it
+    mute: bool = False  # since it was left out, it was named from outside for saying nothing
     delayed: PeerSample | None = None  # the newest that it has said since its last update
 
 
@@ -183,15 +187,30 @@ class SlowRounds:
             return []
         if sight.silent < MUTE * (sight.silent + sight.heard - known.left_out.opened):
             sight = replace(sight, stopped=False)
-        told = replace(known.delayed or PeerSample(known.name, 0.0, spent=messages.Spent()), sight=sight)
+        told = known.delayed or PeerSample(known.name, 0.0, spent=messages.Spent())
         suspect = left_out(known, session, told)
-        verdict = explained(suspect, known.usual)
+        verdict = explained(suspect, known.usual)  # by its own word
         if verdict is None or not verdict.certain:
-            if sight.silent < SILENT_S:
-                return []
-            verdict = Verdict("silent", evidence_of("silent", told, None), True, sight.silent)
+            suspect = left_out(known, session, replace(told, sight=sight))
+            verdict = explained(suspect, known.usual)
+            if verdict is None or not verdict.certain:
+                if sight.silent < SILENT_S:
+                    return []
+                said = evidence_of("silent", suspect.sample, None)
+                verdict = Verdict("silent", said, True, sight.silent)
+            known.mute = known.mute or verdict.cause in MUTENESS
         lengthened = max(EFFECT, suspect.lengthened)
-        return [Culprit(known.name, verdict.cause, verdict.evidence, lengthened, self.round, self.round)]
+        one = Culprit(known.name, verdict.cause, verdict.evidence, lengthened, self.round, self.round)
+        return [one if one.cause in MUTENESS else self._corrected(known, one)]
+
+    def _corrected(self, known: History, one: Culprit) -> Culprit:
+        """Withdraw what a peer was named for from outside, once it is known what has kept it silent."""
+        if known.mute:
+            known.mute = False
+            for cause in MUTENESS:
+                if cause != one.cause and self._named.pop((known.name, cause), None) is not None:
+                    one = replace(one, corrects=cause)
+        return one
 
     def _back(self, known: History, session: str, peer: PeerSample) -> list[Culprit]:
         """Vote on a peer that was left out, by the first report since: it says how long its update took."""
@@ -201,7 +220,10 @@ class SlowRounds:
         verdict = explained(suspect, known.usual)
         again = verdict is None and not missed.asked  # it may have been stopped just after it had written
         known.left_out = replace(missed, asked=True) if again else None
-        return self._voted(known, suspect, verdict, self.round) if verdict else []
+        found = self._voted(known, suspect, verdict, self.round) if verdict else []
+        told = [self._corrected(known, one) for one in found]
+        known.mute = known.mute and again
+        return told
 
     # ---- who -----------------------------------------------------------------------------------------------
 

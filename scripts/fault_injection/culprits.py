@@ -19,7 +19,8 @@ disk         the hub's disk writes three times a second (a control group; root)
 memory       the peer's memory is limited to its data and 2 to 4 MiB for its code (control groups; root)
 clock        the peer's wall clock jumps by an hour
 
-`nice` says something only where each peer has a core to itself: busy processes slow whoever shares theirs.
+Rounds are of 1 to 2 s by default: faults and their echoes last seconds, whatever a round takes. `nice` says
+something only where each peer has a core to itself: busy processes slow whoever shares theirs.
 Kinds that need root are left out where it is missing. Not done here: heat, other programs on a GPU,
 suspending the machine.
 """
@@ -53,6 +54,7 @@ CORES = {"p1": 0, "p2": 1, "p3": 1, "hub": 1}  # the first peer has a core of it
 MBIT, THIN, RTT, LOSS = 20.0, 0.03, 20.0, 30.0
 ROUNDS, WITHIN, WELL = 8, 3, 14  # rounds of a fault, those in which it is to be named, and between two
 LONGEST = 60.0  # seconds of a fault
+BATCH = 288  # samples of a round
 STOPS = 8.0  # seconds
 RIGHT = 0.95
 CGROUPS = Path("/sys/fs/cgroup")
@@ -146,14 +148,16 @@ class Swarm:
 
     Args:
         memory: the member ALONE has memory of its own.
+        batch: samples of a round.
     """
 
-    def __init__(self, folder: Path, memory: bool) -> None:
+    def __init__(self, folder: Path, memory: bool, batch: int) -> None:
         self.folder, self.busy = folder, list[subprocess.Popen[bytes]]()
         write_data(folder / "rows.jsonl")
         home = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
         launch = ["launch", "smoke", "--data", str(folder / "rows.jsonl"), "max_steps=100000", "eval_steps=0"]
         launch += ["data.max_length=64", "packing=false", "swarm.peer_timeout=60", "val_set_size=0"]
+        launch += [f"global_batch_size={batch}"]
         launch += [
             "--no-train",
             "--json",
@@ -404,9 +408,9 @@ def injected(swarm: Swarm, kind: str, who: str) -> Line:
     }
 
 
-def inside(only: Sequence[str], quiet: int) -> None:
+def inside(only: Sequence[str], quiet: int, batch: int) -> None:
     with tempfile.TemporaryDirectory(prefix="culprits-") as folder:
-        swarm = Swarm(Path(folder), any(kind == "memory" for kind, _ in plan(only)))
+        swarm = Swarm(Path(folder), any(kind == "memory" for kind, _ in plan(only)), batch)
         try:
             swarm.hub.until("step", WELL + 10, 300.0)
             if quiet:
@@ -442,19 +446,20 @@ def main() -> int:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--only", default="", help="these kinds of faults, with commas between them")
     asked.add_argument("--quiet", type=int, default=0, metavar="ROUNDS", help="rounds without any fault")
+    asked.add_argument("--batch", type=int, default=BATCH, metavar="SAMPLES", help="of a round")
     asked.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     given = asked.parse_args()
     only = [kind for kind in given.only.split(",") if kind]
     if unknown := set(only) - KINDS.keys():
         asked.error(f"no such fault: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
     if given.inside:
-        inside(only, given.quiet)
+        inside(only, given.quiet, given.batch)
         return 0
     for kind in only or KINDS:
         if why := missing(kind):
             print(f"{kind} is not done: {why}", file=sys.stderr)
     program = ["-m", "scripts.fault_injection.culprits", "--inside", "--only", given.only]
-    lines = streamed([*program, "--quiet", str(given.quiet)])
+    lines = streamed([*program, "--quiet", str(given.quiet), "--batch", str(given.batch)])
     faults = [row for row in lines if "fault" in row]
     right = sum(row["right"] for row in faults)
     print(f"{right} of {len(faults)} right")

@@ -53,6 +53,12 @@ PRESETS: dict[str, Preset] = {
         {"random_ratio": 0.38, "topk_ratio": 0.047, "quant_bits": 1},
         {"adam_beta1": 0.0},
     ),
+    "cocktail-thin": Preset(
+        "a fifth as many coordinates, as signs, two rounds in flight: for lines of 20 Mbit/s",
+        "CocktailSGD, as above; p, bits, decay and staleness: our quality study (LOG.md)",
+        {"random_ratio": 0.022, "quant_bits": 1, "error_decay": 0.9, "staleness": 2},
+        {},
+    ),
     "lora-cocktail": Preset(
         "adapters are small: all of them each step, in 4 bits, overlapped with the next step",
         "CocktailSGD, as above; LoRA: Low-Rank Adaptation of Large Language Models, Hu et al., 2021",

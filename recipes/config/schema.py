@@ -301,6 +301,7 @@ class Compression(Section):
         "cocktail",
         "cocktail-paper",
         "cocktail-wide",
+        "cocktail-thin",
         "allreduce",
         "local-sgd",
         "diloco",

@@ -61,7 +61,7 @@ class System:
 
 STEPS = "compression.local_steps=auto"
 TWO = "compression.staleness=2"  # rounds in flight
-SIGNS = ("compression.random_ratio=0.026", "compression.quant_bits=1", "compression.error_decay=0.9")
+THIN = "compression.preset=cocktail-thin"
 PASSING = "swarm.passing=always"  # by peers with an open port
 SHARDS = "compression.shards=8"
 WIDE = 2048  # a packet of 20 Mbit/s is eight fragments, not two; at its real size it has fifty
@@ -82,7 +82,7 @@ SYSTEMS = {
     "cocktail, 16 peers, staleness 2, the hub on such a line": System(
         COCKTAIL, "hub", keys=(TWO,), peers=16, slower=3
     ),
-    "cocktail, staleness 2, p=.026": System(COCKTAIL, "", keys=(TWO, *SIGNS), slower=0.5, width=WIDE),
+    "cocktail-thin": System(COCKTAIL, "", keys=(THIN,), slower=0.5, width=WIDE),
     "cocktail, H=auto": System(COCKTAIL, "", keys=(STEPS,)),
     "cocktail, H=auto, the hub on such a line": System(COCKTAIL, "hub", keys=(STEPS,)),
     "cocktail, the hub on such a line, peers pass on": System(COCKTAIL, "hub", keys=(PASSING,)),

@@ -24,6 +24,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "cocktail": {},
     "cocktail-paper": {},
     "cocktail-wide": {},
+    "cocktail-thin": {},
     "lora-cocktail": {},
     "allreduce": {"weighting": "uniform"},
     "local-sgd": {"local_steps": 4},

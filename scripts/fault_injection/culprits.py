@@ -16,7 +16,7 @@ stop         SIGSTOP for 8 s
 nice         the peer at nice 19 beside four busy processes on its core
 core         the peer's core gives it a fiftieth of its time (a control group; root)
 disk         the hub's disk writes three times a second (a control group; root)
-memory       the peer's memory is limited to its data and 2 to 4 MiB for its code (control groups; root)
+memory       the peer's memory is limited to its data and .5 to 4 MiB for its code (control groups; root)
 clock        the peer's wall clock jumps by an hour
 
 Rounds are of 1 to 2 s by default: faults and their echoes last seconds, whatever a round takes. `nice` says
@@ -61,7 +61,13 @@ CGROUPS = Path("/sys/fs/cgroup")
 GROUP = "cocktail-culprit"
 SEEN_CGROUPS = Path("/run/cgroup")  # as members see them: `ip netns exec` hides /sys
 CODE = ("libtorch_cpu.so", "libtorch_python.so")
-SPARES = (4 << 20, 3 << 20, 2 << 20)  # bytes for the pages of files; with 10 MiB nothing slows down
+SPARES = (
+    4 << 20,
+    3 << 20,
+    2 << 20,
+    1 << 20,
+    1 << 19,
+)  # bytes for the pages of files; 10 MiB slow nothing down
 LOOK, STALLED = 1.0, 0.3  # seconds, and what share of them a task stands still
 COCKTAIL = [sys.executable, "-m", "cocktail_cli"]
 GUEST = [sys.executable, "-m", "scripts.fault_injection.guest", "--jump", "1", "--"]

@@ -67,6 +67,7 @@ PHASES: tuple[tuple[str, Cause], ...] = (
     ("lease", "download"),
     ("disk", "disk"),
 )
+SYMPTOMS: tuple[Cause, ...] = ("silent", "compute", "upload", "download")
 MUTENESS: tuple[Cause, ...] = ("stopped", "silent")
 CERTAIN: tuple[Cause, ...] = ("asleep", "stopped", "silent", "clock")
 
@@ -324,10 +325,16 @@ class SlowRounds:
     # ---- telling -------------------------------------------------------------------------------------------
 
     def _tell(self, found: Iterable[Culprit]) -> list[Culprit]:
-        """Remember culprits; return those that are news."""
+        """Remember culprits; return those that are news. A phase, or silence, is none of a peer whose machine
+        has just told the reason: it follows from that."""
         news = []
         for one in found:
             key = one.peer, one.cause
+            if one.cause in SYMPTOMS and any(
+                (reason := self._named.get((one.peer, cause))) and one.round - reason.round <= FRESH
+                for _, cause, _ in COUNTERS
+            ):
+                continue
             before = self._named.get(key)
             if before is not None and one.round - before.round <= FRESH:
                 one = replace(one, since=before.since)

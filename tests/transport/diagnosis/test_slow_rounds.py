@@ -148,6 +148,20 @@ def test_memory_is_named_with_the_seconds_that_tasks_stood_still_and_the_pages_r
     assert "2,100 of its pages were read from disk" in found.evidence
 
 
+def test_a_slow_phase_is_no_news_of_a_peer_whose_machine_has_just_told_the_reason() -> None:
+    """Code that was dropped for lack of memory has to be read again, which is slow as well."""
+
+    def fault(number: int, name: str) -> Machine | None:
+        if name != "p2" or number < WELL:
+            return None
+        return FAULTS["memory" if number < WELL + 3 else "compute"]
+
+    sim = SimulatedRounds(SWARM, noise=0.15, seed=3, fault=fault)
+    slow = SlowRounds()
+
+    assert [one.cause for _ in range(WELL + 8) for one in slow.add(sim.round())] == ["memory"]
+
+
 def test_an_older_peer_that_measures_nothing_is_judged_by_its_arrivals() -> None:
     sim, slow = SimulatedRounds(SWARM, noise=0.1, fault=from_round(WELL, FAULTS["upload"])), SlowRounds()
     told = []

@@ -4,8 +4,9 @@ Bytes under way beyond rate x round trip wait in a queue: in this machine, or in
 and the rest of the house use as well. So, for each direction of a peer,
 
     window   = rate x (1.25 x round trip + 30 ms)    at least two fragments, at most the hub's credit
-    fragment = the largest power of two within rate x 30 ms, from 16 to 256 KiB
+    fragment = the largest power of two within rate x 30 ms, from 16 to 256 KiB; 4 where 16 take over .25 s
 
+- On so thin a line all else waits behind a fragment: a lease, the word that an update has arrived.
 - The rate is the best that the answers of this period and the one before have shown: the bytes answered
   between sending a fragment and its own answer, over that time; or over the last half second (early on: a
   quarter of the time since the start), if that is longer. A busy computer answers all it has at once: over
@@ -28,6 +29,7 @@ from collections import deque
 from dataclasses import dataclass
 
 MIN_FRAGMENT, MAX_FRAGMENT = 16 * 1024, 256 * 1024  # bytes
+THIN_FRAGMENT, THIN_S = 4 * 1024, 0.25  # at least, where MIN_FRAGMENT occupies the line for longer
 FIRST_FRAGMENT = 64 * 1024  # bytes, before a rate is known
 FRAGMENT_S = 0.03  # a fragment occupies the line for no longer
 QUEUE_S = 0.03  # what may wait in queues, beside a quarter of the round trip
@@ -84,7 +86,9 @@ class CongestionWindow:
         """Return the bytes to send or request in one message."""
         if not self.rate:
             return FIRST_FRAGMENT
-        within = max(self._least, min(MAX_FRAGMENT, int(self.rate * FRAGMENT_S)))
+        thin = self._least > self.rate * THIN_S
+        least = min(THIN_FRAGMENT, self._least) if thin else self._least
+        within = max(least, min(MAX_FRAGMENT, int(self.rate * FRAGMENT_S)))
         return 1 << (within.bit_length() - 1)
 
     @property
@@ -126,7 +130,7 @@ class CongestionWindow:
         self._answered += size
         took = max(1e-4, now - sent.at)
         explained = sent.size / self.rate + (self.rtt or 0.0) if self.rate else took
-        slower = size >= self._least and took > SLOWER * explained
+        slower = size >= min(self._least, self.fragment) and took > SLOWER * explained
         self._note_rate(self._rate_of(sent, now), now, more or slower)
         alone = more and not self.under
         if sent.clean and (self._draining or alone or self.rtt is None):

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from transport.transfer.congestion_window import (
     CLEAN_S,
@@ -18,6 +20,8 @@ from transport.transfer.congestion_window import (
     MAX_FRAGMENT,
     MIN_FRAGMENT,
     QUEUE_S,
+    THIN_FRAGMENT,
+    THIN_S,
     CongestionWindow,
     Sent,
 )
@@ -186,7 +190,17 @@ def test_packets_of_one_fragment_teach_that_a_line_has_become_slower() -> None:
         line.window.answered(sent, 32 * 1024, line.now, more=False)
 
     assert line.window.rate < 1.3 * slow
-    assert line.window.fragment == MIN_FRAGMENT
+    assert line.window.fragment == THIN_FRAGMENT
+
+
+@given(st.floats(THIN_FRAGMENT / THIN_S, 1e9))
+def test_no_message_waits_for_longer_than_a_quarter_second_behind_a_fragment(rate: float) -> None:
+    window = CongestionWindow()
+    window.most = 1 << 30
+    window.answered(window.sent(1, 1 << 20, 0, 0.0), 1 << 20, (1 << 20) / rate, more=True)
+
+    assert window.fragment <= THIN_S * window.rate * (1 + 1e-9)
+    assert window.fragment >= MIN_FRAGMENT or window.rate * THIN_S < MIN_FRAGMENT
 
 
 def test_what_is_lost_makes_room_and_ends_the_wait_for_a_clean_answer() -> None:
@@ -196,10 +210,10 @@ def test_what_is_lost_makes_room_and_ends_the_wait_for_a_clean_answer() -> None:
     sent = [window.sent(1, FIRST_FRAGMENT, 0, 0.0) for _ in range(2)]
     assert not window.room
     window.answered(sent[0], FIRST_FRAGMENT, 100.0, more=True)
-    assert window.limit < MIN_FRAGMENT, "all is let come in"
+    assert window.limit < THIN_FRAGMENT, "all is let come in"
     window.lost(sent[1])
 
     assert window.room
-    assert window.limit == 2 * MIN_FRAGMENT
+    assert window.limit == 2 * THIN_FRAGMENT
     assert window.under == 0
     assert QUEUE_S < 0.1

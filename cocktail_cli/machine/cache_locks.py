@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from cocktail_cli.errors import Failure
@@ -34,10 +34,10 @@ def locked_folder(wanted: Path) -> Iterator[Path]:
         try:
             yield folder
         finally:
-            lock.close()
             if not folder.exists():
                 with suppress(OSError):  # another process has it open
-                    lock_of(folder).unlink()
+                    lock_of(folder).unlink()  # under the lock: nobody can have one that others do not see
+            lock.close()
         return
     raise Failure("preflight", f"{MOST} processes hold {wanted}, or no lock can be had there")
 
@@ -54,7 +54,7 @@ def remove_unlocked(folder: Path, keep: str) -> None:
     for old in sorted(folder.iterdir()) if folder.is_dir() else []:
         if not old.is_dir() or old.name.startswith(keep):
             continue
-        with suppress(LedgerBusy, OSError):  # in use, or not ours to remove
-            lock_exclusively(lock_of(old)).close()
+        # where it is in use, or not ours to remove, it stays
+        with suppress(LedgerBusy, OSError), closing(lock_exclusively(lock_of(old))):
             shutil.rmtree(old)
             lock_of(old).unlink()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
+import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +15,7 @@ from local_hub import OTHER, TOKEN, LocalHub, ask_only
 from msgspec.structs import replace
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine.cache_locks import locked_folder
+from cocktail_cli.machine.cache_locks import locked_folder, remove_unlocked
 from cocktail_cli.machine.run_registry import cache
 from cocktail_cli.volunteer import base_weights
 from cocktail_cli.volunteer.base_weights import (
@@ -29,7 +31,8 @@ from cocktail_cli.volunteer.base_weights import (
 )
 from recipes.config import Model
 from transport import WantedFile
-from transport.protocol import messages
+from transport.ledger import lock_exclusively
+from transport.protocol import LedgerBusy, messages
 from transport.protocol.errors import NotServed
 
 OFFER = messages.SnapshotOffer(7, 5, "ab" * 32, 0)
@@ -114,6 +117,34 @@ def test_two_peers_of_one_machine_do_not_meet_in_one_file(tmp_path: Path) -> Non
         assert third == first, "what the first left is the third's to go on with"
 
     assert names == ["w", "w-2"]
+
+
+def test_a_lock_goes_while_it_is_held_so_two_peers_never_hold_one_each_under_the_same_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is unlinked is still a lock to whoever holds it, and to nobody else."""
+
+    def unlink(path: Path) -> None:
+        with pytest.raises(LedgerBusy):
+            lock_exclusively(path)
+        gone.append(path.name)
+        fine(path)
+
+    gone, fine = list[str](), Path.unlink
+    monkeypatch.setattr(Path, "unlink", unlink)
+    with locked_folder(tmp_path / "w") as first:
+        waiting = sqlite3.connect(tmp_path / "w.lock", isolation_level=None, timeout=0)
+        shutil.rmtree(first)
+    with pytest.raises(sqlite3.OperationalError):
+        waiting.execute("BEGIN EXCLUSIVE")
+    for name in ("old", "mine"):
+        with locked_folder(tmp_path / name):
+            pass
+    with locked_folder(tmp_path / "busy"):
+        remove_unlocked(tmp_path, keep="mine")
+
+    assert gone == ["w.lock", "old.lock"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["busy", "busy.lock", "mine", "mine.lock"]
 
 
 def test_a_base_that_another_peer_is_fetching_is_fetched_beside_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import pytest
 from forked import Forked
 from hypothesis import settings
 
+gc.disable()  # until all is imported: to look through the libraries again and again takes half as long
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported by any test
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if shutil.which("nvidia-smi") is None:  # no GPU: kernels are interpreted; read when Triton is first imported
@@ -23,6 +25,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
 settings.register_profile("patient", deadline=None)  # how long an example takes says how busy a machine is
 settings.load_profile("patient")
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with slow files where workers share them: none starts a long test when the others are done."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage again, but not in what the libraries have made."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

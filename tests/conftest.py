@@ -13,11 +13,19 @@ import pytest
 from forked import Forked
 from hypothesis import settings
 
+MEMORY = Path("/dev/shm")  # a file system in memory
+LARGEST = 2 << 30  # bytes, several times the files of all tests
+
 gc.disable()  # until all is imported: to look through the libraries again and again takes half as long
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported by any test
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if shutil.which("nvidia-smi") is None:  # no GPU: kernels are interpreted; read when Triton is first imported
     os.environ["TRITON_INTERPRET"] = "1"
+
+if MEMORY.is_dir():
+    room = os.statvfs(MEMORY)
+    if not room.f_flag & os.ST_NOEXEC and room.f_bavail * room.f_frsize > LARGEST:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # a disk takes 5 ms for each fsync
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: children would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

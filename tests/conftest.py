@@ -16,7 +16,6 @@ from hypothesis import settings
 MEMORY = Path("/dev/shm")  # a file system in memory
 LARGEST = 2 << 30  # bytes, several times the files of all tests
 
-gc.disable()  # until all is imported: to look through the libraries again and again takes half as long
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported by any test
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if shutil.which("nvidia-smi") is None:  # no GPU: kernels are interpreted; read when Triton is first imported
@@ -41,6 +40,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         slow = {item.path for item in items if item.get_closest_marker("slow")}
         items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collectstart() -> None:
+    """Collect no garbage while tests and libraries are imported, as that takes half as long as they do."""
+    gc.disable()
 
 
 def pytest_collection_finish() -> None:

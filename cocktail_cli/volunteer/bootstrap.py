@@ -6,6 +6,7 @@ packets arrive, and packets are applied while the next ones arrive.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import queue
 import threading
@@ -216,11 +217,15 @@ class Imports:
 
     def bring(self) -> None:
         try:
-            from transformers import AutoModelForCausalLM, get_scheduler  # noqa: F401
+            gc.disable()  # it would look through the libraries again and again: a fifth of this time
+            try:
+                from transformers import AutoModelForCausalLM, get_scheduler  # noqa: F401
 
-            from recipes.algorithm import compressor_of, warm_up_codec
-            from recipes.models import meta_trained_model
-            from recipes.weight_files import layout_of
+                from recipes.algorithm import compressor_of, warm_up_codec
+                from recipes.models import meta_trained_model
+                from recipes.weight_files import layout_of
+            finally:
+                gc.enable()
 
             if (folder := self.folders.get()) is not None:
                 model = meta_trained_model(self.recipe, folder)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import json
 import os
 import runpy
@@ -150,6 +151,8 @@ def serve() -> None:
     torch.set_num_threads(1)
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"a fork would lack {len(threads) - 1} threads of its parent"
+    gc.collect()
+    gc.freeze()  # a fork does not look through the libraries again, and so does not copy their pages
     asked, forked = socket.socket(fileno=os.dup(0)), set[int]()
     while True:
         text, files, _, _ = socket.recv_fds(asked, LARGEST, 3)

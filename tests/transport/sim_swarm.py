@@ -395,6 +395,8 @@ class SimSwarm:
         for peer in self.peers:
             peer.dial()
             for _ in range(8):
+                if peer.cable is None or not (peer.cable.up or peer.cable.down):
+                    break
                 self.up(peer)
                 self.down(peer)
             peer.work()

@@ -119,6 +119,13 @@ def test_a_local_peer_has_no_volunteers_hours(tmp_path: Path, monkeypatch: pytes
     assert user_config.defaults() == {"launch": {}, "join": {}}
 
 
+@pytest.mark.parametrize("trusts", [False, True])
+def test_a_local_peer_runs_model_code_where_its_launch_does(tmp_path: Path, trusts: bool) -> None:
+    peers = LocalPeers(tmp_path, LocalSettings(trust_remote_code=trusts))
+
+    assert ("--trust-remote-code" in peers.command("local-1", "cpu")) == trusts
+
+
 def test_a_device_may_be_named_plainly() -> None:
     assert pick_device("cpu") == "cpu"
 

@@ -81,16 +81,17 @@ def test_model_code_runs_with_the_flag_and_without_it_the_run_is_refused(
     model, ran = save_own(tmp_path / "own", tmp_path / "ran"), tmp_path / "ran"
     wants = ["--model", str(model), WANTS, "--trust-remote-code", "max_steps=1000"]
 
-    launch = forked.start(tmp_path, *LAUNCH, *wants, "--peers", "1")
+    launch = forked.start(tmp_path, *LAUNCH, *wants, "--peers", "0")
     url = launch.next("run_started")["url"]
+    guest = forked.join(tmp_path / "guest", url, "--trust-remote-code")
     refused = cocktail("join", url, "-y")
     launch.next("step", step=2)
     assert cocktail("stop", "out").exit == 0
-    assert launch.wait() == 0
+    assert (launch.wait(), guest.wait()) == (0, 0)
 
     assert refused.exit == 6
     assert "--trust-remote-code, if you trust" in refused.err
-    assert len(set(ran.read_text().split())) == 2  # the owner's process, and its local peer's
+    assert len(set(ran.read_text().split())) == 2  # the owner's process, and its guest's
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True)
     assert type(loaded).__name__ == "OwnForCausalLM"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from random import Random
 from typing import Literal
 
@@ -13,17 +14,25 @@ from transport.audits.audit_book import THRESHOLD, AuditBook, DeliveredLease
 from transport.audits.audit_case import BITS, SKETCH, Case, differing
 
 SHARE = 0.02
+NOISE_DIGITS = 10  # binary digits of a probability: .001
 Kind = Literal["honest", "zero", "copied", "stale", "half", "slanders"]
 
 
 def drawn(*seed: object) -> int:
     """Bits of a gradient that has nothing to do with another."""
-    return Random(repr(seed)).getrandbits(BITS)
+    return int.from_bytes(blake2b(repr(seed).encode(), digest_size=SKETCH).digest(), "big")
 
 
 def noisy(bits: int, random: Random, noise: float) -> bytes:
-    """The sketch of a machine that rounds in its own way, at an x_i of its own."""
-    flips = sum(1 << bit for bit in range(BITS) if random.random() < noise)
+    """The sketch of a machine that rounds in its own way, at an x_i of its own.
+
+    Each bit flips with the probability `noise`, all at once: a binary digit of it, the lowest first, halves
+    the probability so far, and adds a half where it is 1.
+    """
+    flips = 0
+    for place in range(NOISE_DIGITS):
+        draw = random.getrandbits(BITS)
+        flips = flips | draw if round(noise * 2**NOISE_DIGITS) >> place & 1 else flips & draw
     return (bits ^ flips).to_bytes(SKETCH, "big")
 
 

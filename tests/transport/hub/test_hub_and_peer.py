@@ -375,7 +375,10 @@ def test_the_hub_counts_the_same_bytes_per_round(start: Callable[..., Running]) 
     assert not any(fetched[1:])
 
 
-def test_large_objects_go_to_disk_and_are_checked(start: Callable[..., Running], tmp_path: Path) -> None:
+def test_large_objects_go_to_disk_and_are_checked(
+    start: Callable[..., Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transport.peer.peer_link.RENEWAL_S", 0.1)  # of a session that has not ended
     blob = bytes(range(256)) * 8192
     (tmp_path / "served").write_bytes(blob)
     running = start(work=ToyWork(objects={"base/weights": tmp_path / "served"}))

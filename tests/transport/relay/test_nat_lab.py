@@ -26,7 +26,6 @@ MEASURE = [
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_every_join_between_two_nats_succeeds_and_a_killed_relay_loses_no_transfer() -> None:
     done = subprocess.run(
         [sys.executable, *MEASURE],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from scripts.swarms.commands import COCKTAIL
 from scripts.swarms.processes import Process
 from scripts.swarms.tcp_link import free_port
+from transport.relay import Relay
 
 pytestmark = pytest.mark.slow
 STEPS = 16
@@ -38,11 +39,11 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
         yield Machines(tmp_path, stack)
 
 
-def launched(machines: Machines, steps: int) -> tuple[Process, str, str]:
+def launched(machines: Machines, steps: int, *more: str) -> tuple[Process, str, str]:
     """Launch a run that only machines elsewhere train; returns the host, the run URL and the run's folder."""
     keys = [f"max_steps={steps}", "global_batch_size=8", "compression.shards_at_layers=true"]
     out = str(machines.folder / "out")
-    host = machines.start("host", "launch", "smoke", "--peers", "0", "--port", "0", "-o", out, *keys)
+    host = machines.start("host", "launch", "smoke", "--peers", "0", "--port", "0", "-o", out, *more, *keys)
     return host, host.until("run_started")["url"], out
 
 
@@ -68,18 +69,21 @@ def test_two_machines_of_one_person_are_a_peer(machines: Machines) -> None:
 def test_a_lent_machine_killed_with_9_is_replaced_by_one_that_waits(machines: Machines) -> None:
     """No machine has memory for the model. Three are a ring, the fourth waits, and takes the layers of the
     one that is killed, while the others keep theirs. The replay is what the machines had. As its neighbour
-    has told the hub that nobody is there, its session has no grace."""
-    host, url, out = launched(machines, STEPS)
+    has told the hub that nobody is there, its session has no grace. Of the four one alone can be dialled, so
+    two neighbours meet at the run's relay."""
+    relay = machines.stack.enter_context(closing(Relay("127.0.0.1", 0)))
+    host, url, out = launched(machines, STEPS, "--relay", f"127.0.0.1:{relay.port}")
     lent: dict[str, Process] = {}
     for name in ("ann", "bob", "cid", "dan"):
-        listen = f"127.0.0.1:{free_port()}"
-        options = ["--device", "cpu", "--layers", "25MB", "--listen", listen]  # alone it takes 25.8
+        listen = ["--listen", f"127.0.0.1:{free_port()}"] if name == "ann" else []
+        options = ["--device", "cpu", "--layers", "25MB", *listen]  # alone it takes 25.8
         lent[name] = machines.start(name, "join", url, "-y", "--name", name, *options)
     while len(host.heard("peer_joined")) < 5:  # the four, and the replica
         host.until("peer_joined", len(host.heard("peer_joined")) + 1)
     [ring] = host.heard("stages")[-1]["rings"]
     head = lent[ring[0]["name"]]
     head.until("step", 3)
+    assert relay.runs == 4, "the hub's, and of the three that nobody can dial"
     lent[ring[1]["name"]].signal(signal.SIGKILL)
     stepped = len(head.heard("step"))
     finished = host.until("run_finished", timeout=300.0)

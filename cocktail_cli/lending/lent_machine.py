@@ -380,7 +380,7 @@ class LentMachine:
     def _serve(self, place: messages.Placed) -> None:
         """Serve as a stage until this machine's place is another."""
         machine = StageMachine(place.number, self.limits.devices[0], base=self.base)
-        self.server = StageServer(machine, self.lines)
+        self.server = StageServer(machine, self.lines, len(place.machines))
         try:
             self._connect()
             if not self._moved_on(place) and self.ended is None and not self.leave_reason:

@@ -21,7 +21,6 @@ from recipes.pipeline import StageMessage
 
 from .ring_request import (
     FAILED,
-    FORWARD,
     Answer,
     LineLost,
     RingRequest,
@@ -29,6 +28,7 @@ from .ring_request import (
     answers_of,
     raise_error,
     request_of,
+    sender,
 )
 from .stage_machine import StageMachine
 from .stage_part import StagePart
@@ -137,7 +137,7 @@ class RingHead:
 
     def refused(self, error: PacketError, kind: str) -> StageFailed:
         """Name the neighbour that has sent a message of this kind, which no stage would send."""
-        return StageFailed(str(error), self.stages - 1 if kind in FORWARD else 1)
+        return StageFailed(str(error), sender(0, kind, self.stages))
 
     def close(self) -> None:
         self._closing.set()

@@ -100,6 +100,11 @@ class RingRequest:
         return StageMessage(self.number, "request", 0, b"".join([HEAD.pack(len(text)), text, *self.data]))
 
 
+def sender(number: int, kind: str, stages: int) -> int:
+    """Return the stage of so many that sends stage `number` its messages of this kind."""
+    return (number + (-1 if kind in FORWARD else 1)) % stages
+
+
 def request_of(message: StageMessage) -> RingRequest:
     """Read a request. Errors: PacketError."""
     body = message.body

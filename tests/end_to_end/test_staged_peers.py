@@ -89,7 +89,7 @@ class Replica:
         self.lines[number].inbox = queue.Queue()
         for here, there in zip(self.lines, self.lines[1:] + self.lines[:1], strict=True):
             here.next, there.before = there, here
-        server = StageServer(self.machines[number], self.lines[number])
+        server = StageServer(self.machines[number], self.lines[number], len(self.machines))
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         self.servers[number] = server, thread

@@ -68,7 +68,7 @@ class RingHead:
     def ask(self, do: str, data: Sequence[bytes] = (), **fields: Any) -> list[Answer]:
         """Let every machine do `do`, this one too, each with its bytes; returns their answers in order.
 
-        Raises what a machine has met: MemoryError, StageFailed, ModelError; StageLost.
+        Raises what a machine has met: StageFull, StageFailed, ModelError; StageLost.
         """
         return self._ask(do, data, SILENT, fields)
 

@@ -66,6 +66,18 @@ class StageFailed(Exception):
         self.stage = stage
 
 
+class StageFull(MemoryError):
+    """A machine of a replica has no memory left.
+
+    Args:
+        stage: number of that machine.
+    """
+
+    def __init__(self, message: str, stage: int) -> None:
+        super().__init__(message)
+        self.stage = stage
+
+
 @dataclass(frozen=True)
 class Problem:
     """One fault of a recipe, and where it is written."""

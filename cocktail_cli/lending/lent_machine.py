@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.host import versions
-from cocktail_cli.machine import own_keys, parse_listen, registered_as
+from cocktail_cli.machine import open_tunnel, own_keys, parse_listen, registered_as
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.stage_machines import ANYWHERE, PATIENCE, RingDissolved, RingLines, StageRing
 from cocktail_cli.ui import Event, Progressed, View, Warning, layers_text, megabytes
@@ -28,15 +28,18 @@ from recipes.staged_peer import CONFIG, StageMachine, StageServer
 from transport import Bandwidth, CatchUpDownloads, PeerIdentity, PeerLink, RunURL
 from transport.peer import LinkLimits
 from transport.protocol import (
+    CurveKeys,
     Leaving,
     NotServed,
+    Proxies,
     RunOver,
     SessionRenewed,
     TransportError,
     Unreachable,
     UrlError,
+    machine_routes,
     messages,
-    parse_address,
+    relayed_address,
 )
 from transport.stages import Neighbour
 from transport.wire import reach
@@ -44,6 +47,7 @@ from transport.wire import reach
 LOOK_S = 0.1  # between two looks at what has changed
 PLACE_S = 3600.0  # until it is asked for again
 PROBE_S = 2.5  # for a connection: a lost SYN is sent again after 1 s
+CLAIM_S = 10.0  # for the run's relay to take this machine
 
 
 class PlaceEnded(Exception):
@@ -66,6 +70,7 @@ class LentMachine:
             place = parse_listen(limits.listen, limits.advertise)
             self.lines = RingLines(self.keys, place.bind, place.port, url.key)
             self.address = place.dialled(self.lines.link.port)
+        self.lines.link.proxies = url.proxies
         self.lines.lost = lambda why: self.show(Warning(why))
         self.lines.refused = lambda neighbour: self._refuse(neighbour.address)
         self.place = messages.Placed("", 0, [])  # the newest
@@ -95,6 +100,9 @@ class LentMachine:
         limits = self.limits
         with ExitStack() as stack:
             alone = stack.enter_context(registered_as(self.url.run, limits.name))
+            stack.enter_context(closing(self.lines))
+            if self.url.relay and not self.address:
+                self._claim(stack, self.url.relay)
             identity = PeerIdentity(
                 limits.name,
                 f"{limits.hardware}, lends {megabytes(limits.lends)}",
@@ -104,7 +112,6 @@ class LentMachine:
                 reachable=self.address,
                 lends=limits.lends,
             )
-            stack.enter_context(closing(self.lines))
             bandwidth = LinkLimits(bandwidth=Bandwidth(limits.max_up, limits.max_down))
             link = PeerLink(self.url, identity, bandwidth, notify=lambda what: self.show(Warning(what)))
             stack.enter_context(closing(link))
@@ -131,6 +138,19 @@ class LentMachine:
             status = self._take_places(link, take_part)
             link.leave(self.leave_reason or "done")
         return status
+
+    def _claim(self, stack: ExitStack, relay: str) -> None:
+        """Let neighbours reach this machine through the run's relay, where that takes it in time. The name
+        there is of a key of its own: this machine may lend itself more than once."""
+        self.show(Progressed(f"asking the relay {relay} to lead neighbours here"))
+        keys, port = CurveKeys.generate(), self.lines.link.port
+
+        def warn(why: str) -> None:
+            self.show(Warning(why))
+
+        tunnel = stack.enter_context(closing(open_tunnel(relay, keys, ANYWHERE, port, warn, "this machine")))
+        if tunnel.claimed.wait(CLAIM_S):
+            self.address = relayed_address(relay, keys.public)
 
     def _warm_up(self, link: PeerLink) -> None:
         """Import and compile what the model needs, so that this machine can be in a ring at once."""
@@ -201,7 +221,7 @@ class LentMachine:
     def _seconds_to(self, address: str) -> float:
         """Measure how long another machine takes to accept a connection; below 0: it does not, or this one
         refuses it."""
-        return -1.0 if address in self._refused else seconds_to(address)
+        return -1.0 if address in self._refused else seconds_to(address, self.url.proxies)
 
     def _refuse(self, address: str) -> None:
         """Let the hub give the place of a neighbour to another machine, as if this one did not reach it."""
@@ -266,8 +286,7 @@ class LentMachine:
 
             before, after = neighbour(-1), neighbour(1)
             if before.key and after.key:
-                dialled = bool(place.machines[place.number].address)
-                self.lines.link.connect(before, after, can_be_dialled=dialled)
+                self.lines.link.connect(before, after, place.machines[place.number].address)
 
     def _take_places(self, link: PeerLink, take_part: Callable[[StageRing | None], int]) -> int:
         """Do what each place asks for, one after the other; return the exit status."""
@@ -361,7 +380,7 @@ class LentMachine:
     def _serve(self, place: messages.Placed) -> None:
         """Serve as a stage until this machine's place is another."""
         machine = StageMachine(place.number, self.limits.devices[0], base=self.base)
-        self.server = StageServer(machine, self.lines)
+        self.server = StageServer(machine, self.lines, len(place.machines))
         try:
             self._connect()
             if not self._moved_on(place) and self.ended is None and not self.leave_reason:
@@ -383,11 +402,16 @@ class LentMachine:
         return EXIT["lost"] if self.leave_reason == "SIGTERM" else 0
 
 
-def seconds_to(address: str) -> float:
+def seconds_to(address: str, proxies: Proxies) -> float:
     """Measure how long another machine takes to accept a connection; below 0: it does not."""
     began = time.monotonic()
     try:
-        reach(*parse_address(address), PROBE_S)
+        routes = machine_routes(address, proxies)
+        if routes[0].name:
+            from transport.tunnel import round_trip  # here: lines of most rings need none
+
+            return round_trip(routes, PROBE_S)
+        reach(routes[0].host, routes[0].port, PROBE_S)
     except (Unreachable, UrlError):
         return -1.0
     return time.monotonic() - began

@@ -48,11 +48,13 @@ def url_to_dial(text: str) -> RunURL:
     return replace(url, proxies=proxies)
 
 
-def open_tunnel(relay: str, keys: CurveKeys, bind: str, port: int, warn: Callable[[str], None]) -> HubTunnel:
+def open_tunnel(
+    relay: str, keys: CurveKeys, bind: str, port: int, warn: Callable[[str], None], what: str = "the run"
+) -> HubTunnel:
     """Make what listens on `bind` and `port` here reachable through a relay, until the tunnel is closed.
 
-    `relay`: its "host:port".
+    `relay`: its "host:port". `what`: what listens there, as people call it.
     """
     from transport.relay import HubTunnel
 
-    return HubTunnel(relay, keys, (local_host(bind), port), warn, proxies_of(os.environ))
+    return HubTunnel(relay, keys, (local_host(bind), port), warn, proxies_of(os.environ), what)

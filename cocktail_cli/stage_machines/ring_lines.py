@@ -70,7 +70,7 @@ class RingLines:
         port = parse_address(url.address)[1] if url.address else 0
         lines = cls(url.keys(url.number), port=port)
         lines.link.dialled, lines.link.refused = lines._dialled, lines._refused
-        lines.link.connect(url.neighbour(-1), url.neighbour(1), can_be_dialled=bool(url.address))
+        lines.link.connect(url.neighbour(-1), url.neighbour(1), url.address)
         return lines
 
     def _dialled(self, neighbour: Neighbour, why: Unreachable | None) -> None:

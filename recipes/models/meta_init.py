@@ -5,7 +5,6 @@ A model larger than a device, or a host, is never there as a whole.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,6 @@ from .lora import base_parameter_name
 from .trainable import available_attention, frozen_dtype, prepare_for_training
 
 WINDOW = 1 << 22  # parameters read at a time
-PATCHED = threading.Lock()  # of nn.Module, for all threads of this process
 
 
 def build_on_meta(base: Path, recipe: Recipe, device: torch.device) -> Any:
@@ -43,7 +41,7 @@ def build_on_meta(base: Path, recipe: Recipe, device: torch.device) -> Any:
         chosen["dtype"] = dtype
     told = from_pretrained_options(base, wanted.trust_remote_code)
     try:
-        with quiet_transformers(), parameters_on_meta():
+        with parameters_on_meta():
             config = AutoConfig.from_pretrained(base, **told)
             model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 config, trust_remote_code=wanted.trust_remote_code, **chosen
@@ -59,9 +57,9 @@ def build_on_meta(base: Path, recipe: Recipe, device: torch.device) -> Any:
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Put the parameters of modules that are made inside on the meta device. One thread at a time: modules
-    that another makes meanwhile have theirs there, too."""
-    with PATCHED:
+    """Put the parameters of modules that are made inside on the meta device. One thread at a time, under the
+    lock of transformers' loading: modules that another makes meanwhile have theirs there, too."""
+    with quiet_transformers():
         register = nn.Module.register_parameter
 
         def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

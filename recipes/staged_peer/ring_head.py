@@ -21,7 +21,6 @@ from recipes.pipeline import StageMessage
 
 from .ring_request import (
     FAILED,
-    FORWARD,
     Answer,
     LineLost,
     RingRequest,
@@ -29,6 +28,7 @@ from .ring_request import (
     answers_of,
     raise_error,
     request_of,
+    sender,
 )
 from .stage_machine import StageMachine
 from .stage_part import StagePart
@@ -68,7 +68,7 @@ class RingHead:
     def ask(self, do: str, data: Sequence[bytes] = (), **fields: Any) -> list[Answer]:
         """Let every machine do `do`, this one too, each with its bytes; returns their answers in order.
 
-        Raises what a machine has met: MemoryError, StageFailed, ModelError; StageLost.
+        Raises what a machine has met: StageFull, StageFailed, ModelError; StageLost.
         """
         return self._ask(do, data, SILENT, fields)
 
@@ -137,7 +137,7 @@ class RingHead:
 
     def refused(self, error: PacketError, kind: str) -> StageFailed:
         """Name the neighbour that has sent a message of this kind, which no stage would send."""
-        return StageFailed(str(error), self.stages - 1 if kind in FORWARD else 1)
+        return StageFailed(str(error), sender(0, kind, self.stages))
 
     def close(self) -> None:
         self._closing.set()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from compress import PacketError
-from recipes.errors import ModelError, StageFailed, StageLost
+from recipes.errors import ModelError, StageFailed, StageFull, StageLost
 from recipes.pipeline import StageMessage
 
 HEAD = struct.Struct("<I")
@@ -100,6 +100,11 @@ class RingRequest:
         return StageMessage(self.number, "request", 0, b"".join([HEAD.pack(len(text)), text, *self.data]))
 
 
+def sender(number: int, kind: str, stages: int) -> int:
+    """Return the stage of so many that sends stage `number` its messages of this kind."""
+    return (number + (-1 if kind in FORWARD else 1)) % stages
+
+
 def request_of(message: StageMessage) -> RingRequest:
     """Read a request. Errors: PacketError."""
     body = message.body
@@ -134,11 +139,11 @@ def error_values(error: BaseException, full: bool) -> dict[str, Any]:
 
 
 def raise_error(stage: int, values: Mapping[str, Any]) -> None:
-    """Raise what a stage met: MemoryError, ModelError or StageLost; else StageFailed."""
+    """Raise what a stage met: StageFull, ModelError or StageLost; else StageFailed."""
     kind, message = values.get("error"), str(values.get("message", ""))
     said = f"stage {stage}: {message}"
     if kind == "memory":
-        raise MemoryError(said)
+        raise StageFull(said, stage)
     if kind == "StageLost":
         raise StageLost(said)
     if kind == "ModelError":

@@ -21,7 +21,6 @@ from recipes.training import is_full
 from .ring_request import (
     BESIDE,
     FAILED,
-    FORWARD,
     UNASKED,
     Answer,
     LineLost,
@@ -29,6 +28,7 @@ from .ring_request import (
     StageLines,
     error_values,
     request_of,
+    sender,
 )
 from .stage_machine import StageMachine
 
@@ -36,10 +36,10 @@ LOOK_S = 0.1  # between two looks at `stop`
 
 
 class StageServer:
-    """Serves as one machine of a replica until `stop` is set."""
+    """Serves as one machine of a replica of so many stages, until `stop` is set."""
 
-    def __init__(self, machine: StageMachine, lines: StageLines) -> None:
-        self.machine, self.lines = machine, lines
+    def __init__(self, machine: StageMachine, lines: StageLines, stages: int) -> None:
+        self.machine, self.lines, self.stages = machine, lines, stages
         self.stop = threading.Event()
         self.side = SideStream(machine.device)
 
@@ -106,14 +106,13 @@ class StageServer:
         self.lines.send(request.answered(answer).message())
 
     def _refuse(self, error: PacketError, kind: str) -> None:
-        """Tell the head and the lines that a neighbour has sent what no stage would send."""
+        """Tell the head and the lines that a neighbour has sent what no stage would send. Where that is the
+        head itself, this stage is the one that it can have replaced."""
         self.lines.refuse(kind, str(error))
-        self._tell(error, self.machine.number + (-1 if kind in FORWARD else 1))
+        self._tell(error, sender(self.machine.number, kind, self.stages))
 
-    def _tell(self, error: Exception, stage: int | None = None) -> None:
-        """Tell the head what was met without being asked, and of which stage; None: of this one."""
-        told = error_values(error, is_full(error)) | {
-            "stage": self.machine.number if stage is None else stage
-        }
+    def _tell(self, error: Exception, stage: int = 0) -> None:
+        """Tell the head what was met without being asked, and of which stage; 0: of this one."""
+        told = error_values(error, is_full(error)) | {"stage": stage or self.machine.number}
         request = RingRequest(UNASKED, FAILED, told, ())
         self.lines.send(request.message())

@@ -13,7 +13,7 @@ from torch import Tensor
 from compress import PacketError, join, split
 from recipes.algorithm import WRAP, DecodedPacket, LocalModel, SideStream
 from recipes.data import Sample, batches
-from recipes.errors import ModelError, StageFailed
+from recipes.errors import ModelError, StageFailed, StageFull
 from recipes.objectives import Measured
 from recipes.pipeline import PER_STAGE, BadMessage, StageWorker
 from recipes.training import Peer, share_taken
@@ -97,8 +97,13 @@ class StagedTrainer:
         assert not key, "no machine has the whole gradient of a sample"
         compute = self.part.compute
         compute.begin(self.ring.begin(), parts, max(terms, 1), self.in_flight)
-        while not compute.finished:
-            self._turn(compute)
+        try:
+            while not compute.finished:
+                self._turn(compute)
+        except StageFull as full:
+            if self.ring.layers is None or max(map(len, parts)) > 1:
+                raise
+            raise StageFailed("has no memory for one sequence at a time", full.stage) from None
         return compute.measured
 
     def _turn(self, compute: StageWorker) -> None:

@@ -4,7 +4,7 @@
     lab.py --peers 2 --nat p1 -- bash          nobody can dial p1; `ip netns exec lab-p1 ...` is its machine
 
 No root is needed: the lab is made in a user namespace of its own, and vanishes when COMMAND ends. Inside it,
-the functions `change`, `link`, `nat` and `forget` alter a member's line.
+the functions `change`, `between`, `link`, `nat` and `forget` alter a member's line.
 
 Rates are Mbit/s (0: unlimited) on the wire; a round trip in ms is split over the two directions of the
 member's own link; loss is per packet and direction. All of it is the user-space switch's (switch.py): in the
@@ -55,13 +55,15 @@ class Lab:
     """The network that this process is in."""
 
     lines: dict[str, Line] = field(default_factory=dict)  # member -> its link; "hub", "p1", "p2" ...
+    between: dict[str, float] = field(default_factory=dict)  # "p1 p2" -> Mbit/s from p1 to p2 at most
     queue_ms: float = 50.0  # depth of a line's queue, at its rate
     switch_pid: int = 0
 
     @property
     def packet_by_packet(self) -> bool:
         lines = self.lines.values()
-        return any(line.loss or 0 < line.up < SLOW or 0 < line.down < SLOW for line in lines)
+        slow = any(line.loss or 0 < line.up < SLOW or 0 < line.down < SLOW for line in lines)
+        return slow or any(0 < rate < SLOW for rate in self.between.values())
 
     def queue_s(self, mbit: float) -> float:
         """Return the seconds that the queue of a line takes; a slow one's are those of a modem's memory."""
@@ -147,6 +149,11 @@ def write_ports(lab: Lab) -> Path:
             "down": line.down * 1e6 / 8,
             "up_queue_s": lab.queue_s(line.up),
             "down_queue_s": lab.queue_s(line.down),
+            "to": {
+                mac_of(other): [rate * 1e6 / 8, lab.queue_s(rate)]
+                for other in lab.lines
+                if (rate := lab.between.get(f"{member} {other}", 0.0))
+            },
         }
         for member, line in lab.lines.items()
     ]
@@ -201,6 +208,16 @@ def link(member: str, state: str) -> None:
     alter(member, dark=state == "down", deaf=state == "deaf")
     carrier = "down" if state == "pulled" else "up"
     run_iproute("ip", "-n", namespace(member), "link", "set", "eth0", carrier)
+
+
+def between(one: str, other: str, mbit: float) -> None:
+    """Limit the rate between two members, each way, beside that of their links; 0: not at all."""
+    lab = load()
+    lab.between |= {f"{one} {other}": mbit, f"{other} {one}": mbit}
+    write_ports(lab)
+    save(lab)
+    for member in lab.lines:
+        cut_segments(lab, member)
 
 
 def nat(member: str, on: bool) -> None:

@@ -3,8 +3,9 @@
     python switch.py PORTS.json      SIGHUP reads all but device and mac again, SIGTERM ends it
 
 PORTS.json is a list of {"device", "mac", "delay_s", "loss", "loss_to", "up", "down", "up_queue_s",
-"down_queue_s", "forgotten", "nat"}. What comes from port i passes at most `up` bytes a second (0: all),
-behind at most up_queue_s seconds of others; what goes to it passes `down`. A frame from port i to port j is
+"down_queue_s", "forgotten", "nat", "to"}. What comes from port i passes at most `up` bytes a second (0: all),
+behind at most up_queue_s seconds of others; what goes to it passes `down`; and from it to the port of a mac
+in `to` the rate there, behind a queue of the seconds there. A frame from port i to port j is
 delay_i + delay_j on its way between the two lines, and is lost with probability loss_i, then loss_to_j.
 Whenever `forgotten` of a port changes, the TCP connections it has had so far are dropped from then on. To a
 port with `nat` only TCP passes that belongs to a connection begun from it; addresses are not rewritten.
@@ -73,10 +74,15 @@ class Port:
     down: SerialLine = field(default_factory=SerialLine)
     forgotten: int = 0
     nat: bool = False
+    to: dict[bytes, SerialLine] = field(default_factory=dict)  # by the other port's mac
     connections: set[bytes] = field(default_factory=set)  # seen from this port
     # One queue for each port that frames come from: their delay is constant, so each is in order of `due`.
     queues: list[deque[Frame]] = field(default_factory=list)
     leaving: deque[Frame] = field(default_factory=deque)  # on its line down, or through it
+
+
+def mac_bytes(text: str) -> bytes:
+    return bytes.fromhex(text.replace(":", ""))
 
 
 def open_port(device: str) -> socket.socket:
@@ -99,7 +105,7 @@ class Switch:
         self.path = path
         self.dead: set[bytes] = set()  # connections, each way
         self.ports = [
-            Port(row["device"], bytes.fromhex(row["mac"].replace(":", "")), open_port(row["device"]))
+            Port(row["device"], mac_bytes(row["mac"]), open_port(row["device"]))
             for row in json.loads(path.read_text())
         ]
         self.reread()
@@ -114,6 +120,7 @@ class Switch:
             port.up.rate, port.up.queue_s = row["up"], row["up_queue_s"]
             port.down.rate, port.down.queue_s = row["down"], row["down_queue_s"]
             port.nat = row["nat"]
+            port.to = {mac_bytes(mac): SerialLine(*line) for mac, line in row["to"].items()}
             if row["forgotten"] != port.forgotten:
                 port.forgotten = row["forgotten"]
                 self.dead |= port.connections | {reverse(c) for c in port.connections}
@@ -149,8 +156,10 @@ class Switch:
             for target in [known] if known else [port for port in self.ports if port is not source]:
                 if target.nat and connection and reverse(connection) not in target.connections:
                     continue
-                if random.random() >= target.loss_to:
-                    due = sent + source.delay_s + target.delay_s
+                line = source.to.get(target.mac)
+                passed = sent if line is None else line.carry(data, sent)
+                if passed is not None and random.random() >= target.loss_to:
+                    due = passed + source.delay_s + target.delay_s
                     target.queues[number].append(Frame(due, data))
 
     def give(self, now: float) -> None:

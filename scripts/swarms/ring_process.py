@@ -90,7 +90,7 @@ def main() -> None:
     lines = RingLines.at(url)
     with closing(lines):
         machine = StageMachine(url.number)
-        server, empty = StageServer(machine, lines), clear()
+        server, empty = StageServer(machine, lines, url.stages), clear()
         say("ready")
         threading.Thread(target=server.run, daemon=True).start()
         sys.stdin.readline()

@@ -123,7 +123,7 @@ class Stage:
     # ---- commands ------------------------------------------------------------------------------------------
 
     def connect(self, before: dict[str, str], after: dict[str, str]) -> None:
-        self.link.connect(Neighbour(**before), Neighbour(**after))
+        self.link.connect(Neighbour(**before), Neighbour(**after), f"{self.asked['host']}:{self.link.port}")
 
     def void(self) -> None:
         say("void")

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from in_process import Member, Swarm, recipe_of, rows, save_tiny
@@ -18,7 +19,8 @@ from compress import fingerprint
 from recipes.algorithm.aggregator import aggregator_of
 from recipes.algorithm.decoded_updates import shards_in
 from recipes.config.schema import Recipe
-from recipes.errors import StageLost
+from recipes.data import Sample
+from recipes.errors import StageFailed, StageLost
 from recipes.models.trainable import load_trained
 from recipes.objectives import Measured
 from recipes.pipeline import StageMessage, StageModel, cut_at_layers
@@ -89,7 +91,7 @@ class Replica:
         self.lines[number].inbox = queue.Queue()
         for here, there in zip(self.lines, self.lines[1:] + self.lines[:1], strict=True):
             here.next, there.before = there, here
-        server = StageServer(self.machines[number], self.lines[number])
+        server = StageServer(self.machines[number], self.lines[number], len(self.machines))
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         self.servers[number] = server, thread
@@ -408,3 +410,29 @@ def test_a_machine_started_again_unnoticed_is_a_lost_one_and_is_loaded_again(
         assert len(replica.head.ask("zero")) == 3
     finally:
         replica.close()
+
+
+def test_a_machine_without_memory_for_one_sequence_has_failed_in_a_ring_of_the_hub(
+    tmp_path: Path, data: Path
+) -> None:
+    """So another can have its place; with more than one at a time the head tries fewer."""
+    recipe = staged_recipe(tmp_path, "gpt_neox", data)
+    replica = Replica(tmp_path / "gpt_neox", recipe, 3, "ann")
+
+    def full(*_: object) -> None:
+        raise MemoryError("none is left")
+
+    try:
+        next(filter(holds, layers_of(replica.compute(2)))).register_forward_hook(full)
+        trainer = build_staged_peer(replica.head, 2).trainer
+        one = Sample(np.arange(8, dtype=np.int32), np.ones(8, bool))
+        with pytest.raises(MemoryError, match="stage 2: none is left"):
+            trainer.backward([[one]], 7)
+        replica.head.layers = (range(1), range(1, 2), range(2, 3))
+        with pytest.raises(MemoryError, match="stage 2: none is left"):
+            trainer.backward([[one, one]], 14)
+        with pytest.raises(StageFailed, match="has no memory for one sequence") as met:
+            trainer.backward([[one]], 7)
+    finally:
+        replica.close()
+    assert met.value.stage == 2

@@ -32,10 +32,13 @@ from .routes import (
     Proxies,
     Proxy,
     Route,
+    dials,
     join_address,
+    machine_routes,
     parse_address,
     parse_proxy,
     relay_routes,
+    relayed_address,
     run_name,
 )
 from .run_settings import LayerDivision, RunSettings

@@ -76,7 +76,7 @@ class RingMachine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Word
     key: Word  # CURVE, base64url
-    address: Word  # "host:port" of its stage link; empty: it cannot be dialled
+    address: Word  # of its stage link: "host:port", or "host:port/name" at a relay; empty: none
     first: Count
     stop: Count
 
@@ -85,7 +85,7 @@ class OtherMachine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A machine to which the line is to be measured."""
 
     key: Word  # CURVE, base64url
-    address: Word  # "host:port" of its stage link, which is to be dialled; empty: that one dials
+    address: Word  # of its stage link, which is to be dialled; empty: that one dials
 
 
 class Placed(Message, frozen=True):
@@ -118,7 +118,7 @@ class Probed(Message, frozen=True):
 
 class Lends(Hello, frozen=True, kw_only=True):
     """First message of a machine that lends its memory for some layers, in place of Hello; answered as that
-    is, then by Placed whenever its place or its ring changes. `address` is of its stage link."""
+    is, then by Placed whenever its place or its ring changes. `address`: of its stage link, as there."""
 
     memory: Size  # bytes that it can have
     had: Placed | None = None  # its place at this run's hub before: a restarted one knows of no ring

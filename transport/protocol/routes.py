@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from .errors import UrlError
 
 RUN = "run"  # a relay's name for what a peer wants: <run name>.run
+NAME = re.compile(r"[0-9a-f]{32}")  # of a run, or of a machine, at relays
 PROXY_PORTS = {
     "http": 80,
     "https": 443,
@@ -148,6 +149,22 @@ def run_name(key: str) -> str:
     return hashlib.sha256(b"cocktail relay\0" + key.encode()).hexdigest()[:32]
 
 
+def relayed_address(relay: str, key: str) -> str:
+    """Return the address of what has claimed this key's name at the relay at "host:port"."""
+    return f"{relay}/{run_name(key)}"
+
+
+def directness(address: str) -> int:
+    """Rank a machine's address: 2 is dialled directly, 1 through a relay, 0 not at all."""
+    return 0 if not address else 1 if "/" in address else 2
+
+
+def dials(here: str, there: str, *, first: bool) -> bool:
+    """Tell whether of two machines the one at `here` dials the one at `there`: the more direct address is
+    dialled, and of equal ones that of the second machine."""
+    return bool(there) and (directness(there), first) > (directness(here), False)
+
+
 def plain_routes(host: str, port: int, name: str, proxies: Proxies) -> tuple[Route, ...]:
     """Return the ways to an address without TLS. A proxy that is for TLS is used where nothing else works."""
     tcp, tls = proxies.of(host, port)
@@ -160,3 +177,13 @@ def relay_routes(relay: str, name: str, proxies: Proxies = Proxies()) -> tuple[R
     host, port = parse_address(relay)
     tls = Route(host, port, name, tls=True, proxy=proxies.of(host, port)[1])
     return (*plain_routes(host, port, name, proxies), tls)
+
+
+def machine_routes(address: str, proxies: Proxies = Proxies()) -> tuple[Route, ...]:
+    """Return the ways to a machine at "host:port", or at "host:port/name" of a relay. Raises UrlError."""
+    place, slash, name = address.partition("/")
+    if not slash:
+        return (Route(*parse_address(place)),)
+    if not NAME.fullmatch(name):
+        raise UrlError(f"the name {name[:40]!r} at the relay {place[:80]} is not of 32 hex digits")
+    return relay_routes(place, f"{name}.{RUN}", proxies)

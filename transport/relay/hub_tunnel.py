@@ -1,4 +1,5 @@
-"""A hub's side of a relay: one control connection, and one more connection for each that a peer makes.
+"""A hub's side of a relay: one control connection, and one more connection for each that a peer makes. A lent
+machine that nobody can dial has one as well, in place of a hub.
 
 The relay is a stranger: what it says of addresses is believed only as far as limits by origin go, and all it
 announces together is limited here. What passes through it is CURVE between peer and hub.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -45,14 +47,15 @@ class ClaimLost(Exception):
 
 
 class HubTunnel:
-    """Makes a hub of this machine reachable through a relay, and goes on dialling a relay that is gone.
+    """Makes a server on this machine reachable through a relay, and goes on dialling a relay that is gone.
 
     Args:
         relay: "host:port" of the relay.
-        keys: the hub's, which the relay is shown proof of.
-        hub: IP address and port at which this machine reaches the hub.
+        keys: the hub's, which the relay is shown proof of. Other servers need not have them.
+        hub: IP address and port at which this machine reaches the server.
         notify: called with a sentence when the relay is lost, or there again; from a thread.
         proxies: of this machine.
+        what: the server, as people call it.
     """
 
     def __init__(
@@ -62,8 +65,9 @@ class HubTunnel:
         hub: tuple[str, int],
         notify: Callable[[str], None] = lambda _: None,
         proxies: Proxies = Proxies(),  # noqa: B008 - frozen
+        what: str = "the run",
     ) -> None:
-        self._keys, self._hub, self._notify = keys, hub, notify
+        self._keys, self._hub, self._notify, self._what = keys, hub, notify, what
         self._routes = [*relay_routes(relay, f"{relay_socks.CONTROL}.{relay_socks.RELAY}", proxies)]
         self._most = min(MOST, raise_file_limit() // 4)
         self._dials = TokenBuckets(DIALS_S, DIALS)
@@ -71,6 +75,7 @@ class HubTunnel:
         self._lost = ""  # why there is no claim, once told
         self._route = self._routes[0]  # by which the relay was reached last
         self.claims = 0  # how often the relay accepted the claim
+        self.claimed = threading.Event()  # it has, once
         self.refused = 0  # announced connections beyond the limits
         self._thread = LoopThread("cocktail-hub-tunnel", self._main)
         self._thread.start()
@@ -95,7 +100,7 @@ class HubTunnel:
 
     def _tell_lost(self, why: str) -> None:
         if not self._lost:
-            self._notify(f"the run is not reachable through its relay for now: {why}")
+            self._notify(f"{self._what} is not reachable through its relay for now: {why}")
         self._lost = why
 
     async def _hold_claim(self) -> None:
@@ -136,8 +141,9 @@ class HubTunnel:
             self._guests.start(self._fetch(*guest.groups()))
         elif message == "claimed":
             self.claims += 1
+            self.claimed.set()
             if self._lost:
-                self._notify("the run is reachable through its relay again")
+                self._notify(f"{self._what} is reachable through its relay again")
             self._lost = ""
         elif message == "full":
             raise ClaimLost(f"{self._route} has as many runs as it may")

@@ -11,7 +11,7 @@ from typing import Any
 from transport import actions as do
 from transport.actions import Outbox
 from transport.membership import Roster, Session
-from transport.protocol import LayerDivision, events, messages
+from transport.protocol import LayerDivision, UrlError, dials, events, machine_routes, messages
 
 from .ring_table import MOST, Lender, Ring, RingTable
 
@@ -30,7 +30,7 @@ class Machine:
     reachable: bool | None = None  # None: the hub dials it still
     prepared: bool = False  # has said Probed
     until: float | None = None  # its lines are measured until then; None: not yet, or no longer
-    pairs: list[tuple[str, str]] = field(default_factory=list)  # to be measured: who dials, who is dialled
+    pairs: list[tuple[str, str]] = field(default_factory=list)  # to be measured: (dials, is dialled)
 
 
 class RingCoordinator:
@@ -45,12 +45,24 @@ class RingCoordinator:
         self._new = False  # the table has not ticked since a machine came or went
 
     def lend(self, session: Session, m: messages.Lends) -> None:
-        """Take a machine; one that names an address, once that is tried."""
+        """Take a machine; one that names an address of its own, once that is tried. One at a relay is tried
+        by those that measure their lines to it."""
         self._machines[session.id] = Machine(m)
-        if m.address:
+        if m.address and "/" not in m.address:
             self._out.add(do.Reach(session.id, session.address, session.key))
-        else:
-            self._enter(session, reachable=False)
+            return
+        if not self._is_of(session, m.address):
+            session.address = ""
+        self._enter(session, reachable=bool(session.address))
+
+    def _is_of(self, session: Session, address: str) -> bool:
+        """Tell whether this is an address at a relay, and not of a machine that has another key."""
+        try:
+            machine_routes(address)
+        except UrlError:
+            return False
+        there = self._members.present(list(self._machines))
+        return all(other.address != address or other.key == session.key for other in there)
 
     def reached(self, session: Session, ok: bool) -> None:
         """Take the result of dialling a machine."""
@@ -110,23 +122,24 @@ class RingCoordinator:
 
     def _meet(self, session: Session) -> None:
         """Let a new machine that is prepared and the others measure the lines between them; of two machines
-        the new one dials, if it can."""
+        that are reached alike the new one dials."""
         machine, there = self._machines[session.id], self._there()
         if not machine.prepared or machine.reachable is None or session in there:
             return
         machine.until = self._now + PROBE_S
         for other in there[:MOST]:
-            dials, dialled = (session, other) if other.address else (other, session)
-            if dialled.address:
-                machine.pairs.append((dials.id, dialled.id))
+            if dials(session.address, other.address, first=True):
+                machine.pairs.append((session.id, other.id))
+            elif session.address:
+                machine.pairs.append((other.id, session.id))
         self._tell_all(other for pair in machine.pairs for other in reversed(pair))
         self._come_if_measured()
 
-    def _measured(self, dials: str, dialled: str) -> bool:
+    def _measured(self, dialler: str, dialled: str) -> bool:
         """Note that a line is measured; returns False where that was not asked for."""
-        found = [machine for machine in self._machines.values() if (dials, dialled) in machine.pairs]
+        found = [machine for machine in self._machines.values() if (dialler, dialled) in machine.pairs]
         for machine in found:
-            machine.pairs.remove((dials, dialled))
+            machine.pairs.remove((dialler, dialled))
         return bool(found)
 
     def _come_if_measured(self) -> None:
@@ -197,13 +210,13 @@ class RingCoordinator:
     def _probe(self, session: Session) -> list[messages.OtherMachine]:
         """List the machines to which a machine's lines are to be measured now."""
         found = []
-        for dials, dialled in (pair for machine in self._machines.values() for pair in machine.pairs):
-            if session.id == dials:
+        for dialler, dialled in (pair for machine in self._machines.values() for pair in machine.pairs):
+            if session.id == dialler:
                 found += [
                     messages.OtherMachine(one.key, one.address) for one in self._members.present([dialled])
                 ]
             elif session.id == dialled:
-                found += [messages.OtherMachine(one.key, "") for one in self._members.present([dials])]
+                found += [messages.OtherMachine(one.key, "") for one in self._members.present([dialler])]
         return found[:MOST]
 
     def _of(self, ring: Ring) -> list[messages.RingMachine]:

@@ -1,6 +1,6 @@
 """A stage's lines to its two neighbours, over sockets with CURVE.
 
-The stage before dials where the other has an address, else the other way round. Each line is a connection of
+The more direct address is dialled, of equal ones that of the stage after. Each line is a connection of
 its own, also where both neighbours are the same peer. `StageLine` decides; this is two threads and a lock.
 """
 
@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from transport.protocol import CurveKeys, LinkLost, ProtocolError, Route, Unreachable, messages, parse_address
+from transport.protocol import (
+    CurveKeys,
+    LinkLost,
+    ProtocolError,
+    Proxies,
+    Unreachable,
+    dials,
+    machine_routes,
+    messages,
+)
 from transport.wire import (
     GUARD_S,
     Bandwidth,
@@ -47,7 +56,7 @@ class Neighbour:
 
     name: str
     key: str  # CURVE, base64url
-    address: str = ""  # "host:port" of its stage link; empty: it cannot be dialled
+    address: str = ""  # of its stage link: "host:port", or "host:port/name" at a relay; empty: none
     ring: str = ""  # a line of another ring is another line, also to the same machine
 
 
@@ -83,6 +92,7 @@ class StageLink:
     def __init__(self, wire: HubWire, keys: CurveKeys, limit: int, gone_s: float = GONE_S) -> None:
         self.port, self.key = wire.port, keys.public
         self.rate_limits = RateLimits(Bandwidth())  # the peer's own, once it has a link to its hub
+        self.proxies = Proxies()  # on the way to relays
         self.bytes_up = self.bytes_down = 0
         self._wire, self._keys, self._limit, self._gone_s = wire, keys, limit, gone_s
         self._lines: dict[str, _Line] = {}
@@ -105,9 +115,9 @@ class StageLink:
 
     # ---- the stage's side, one thread ----------------------------------------------------------------------
 
-    def connect(self, before: Neighbour, after: Neighbour, can_be_dialled: bool = True) -> None:
+    def connect(self, before: Neighbour, after: Neighbour, address: str) -> None:
         """Connect to these neighbours; lines that are new replace those of before, with all they hold, and
-        the caller is told as of a neighbour that was started again.
+        the caller is told as of a neighbour that was started again. `address` is this stage's own.
 
         Errors: LinkLost: neither end of a line can be dialled.
         """
@@ -115,16 +125,14 @@ class StageLink:
             known = self._lines.get(side)
             if known is not None and known.neighbour == neighbour:
                 continue
-            dials = bool(neighbour.address) and (side == AFTER or not can_be_dialled)
-            if not dials and not can_be_dialled:
+            if not neighbour.address and not address:
                 raise LinkLost(f"neither this stage nor {neighbour.name} can be dialled")
-            self._replace(side, neighbour, dials)
+            self._replace(side, neighbour, dials(address, neighbour.address, first=side == AFTER))
 
-    def _replace(self, side: str, neighbour: Neighbour, dials: bool) -> None:
+    def _replace(self, side: str, neighbour: Neighbour, is_dialled: bool) -> None:
         wire: PeerWire | None = None
-        if dials:
-            route = Route(*parse_address(neighbour.address))
-            wire = DealerWire((route,), neighbour.key, self._keys)
+        if is_dialled:
+            wire = DealerWire(machine_routes(neighbour.address, self.proxies), neighbour.key, self._keys)
         line = StageLine(
             secrets.token_bytes(LIFE), side == AFTER, self._limit, time.monotonic(), self._gone_s
         )
@@ -307,7 +315,7 @@ class StageLink:
         Takes a second or two, MEASURES_S at most. Any thread may call it. None: there is no answer. Raises
         UrlError.
         """
-        wire = DealerWire((Route(*parse_address(address)),), key, self._keys)
+        wire = DealerWire(machine_routes(address, self.proxies), key, self._keys)
         probe, until = LineProbe(self.rate_limits.lent), time.monotonic() + MEASURES_S
         dial_at, sent = 0.0, False
         try:

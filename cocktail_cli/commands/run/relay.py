@@ -41,7 +41,11 @@ def relay(
     max_runs: Annotated[
         int,
         typer.Option(
-            "--max-runs", metavar="N", min=1, rich_help_panel=options.NETWORK, help="Runs at the same time."
+            "--max-runs",
+            metavar="N",
+            min=1,
+            rich_help_panel=options.NETWORK,
+            help="Runs at the same time; each machine of a ring that nobody can dial is one more.",
         ),
     ] = 64,
     max_connections: Annotated[

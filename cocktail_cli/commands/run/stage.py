@@ -49,7 +49,7 @@ def stage(
         lines = RingLines.at(url)
         lines.lost = lambda why: view.show(Warning(why))
         with closing(lines):
-            server = StageServer(StageMachine(url.number, chosen), lines)
+            server = StageServer(StageMachine(url.number, chosen), lines, url.stages)
             with leave_on_signal(lambda why: server.stop.set()) as request:
                 view.show(Progressed(f"stage {url.number} of {url.stages}, on {chosen}: ready for its head"))
                 server.run()

@@ -27,7 +27,7 @@ from recipes.pipeline import StageMessage, cut_at_layers
 from recipes.pipeline.stage_worker import Kind
 from recipes.staged_peer import RingHead, StageMachine, StageServer, check_staged, load_replica
 from recipes.staged_peer.ring_head import MOST
-from recipes.staged_peer.ring_request import HEAD, error_values, raise_error, request_of
+from recipes.staged_peer.ring_request import HEAD, error_values, raise_error, request_of, sender
 from recipes.staged_peer.weights_reader import WeightsReader
 
 WITHOUT = [
@@ -216,6 +216,13 @@ def test_a_machine_reads_from_its_own_disk_what_is_not_of_a_snapshot(
     assert bool(lora) == (every.keys() - trained != set())
 
 
+@pytest.mark.parametrize("stages", [2, 3, 5])
+def test_both_ends_of_a_line_number_each_other_alike(stages: int) -> None:
+    for number in range(stages):
+        assert sender(sender(number, "gradients", stages), "activations", stages) == number
+        assert sender(number, "request", stages) in range(stages)
+
+
 def test_a_machine_that_is_sent_garbage_tells_its_head_who_sends_it_and_serves_on(tmp_path: Path) -> None:
     """Activations and requests come from the stage before, all else from the one after."""
     base = tmp_path / "base"
@@ -228,7 +235,7 @@ def test_a_machine_that_is_sent_garbage_tells_its_head_who_sends_it_and_serves_o
     machine.answer("begin", {"name": "ann", "round": 0, "step": 0}, b"")
     says = [StageMessage(7, kind, 0, b"garbage") for kind in KINDS]
     lines = ScriptedLines(says=[*says, StageMessage(1, "request", 0, request([]))])
-    server = StageServer(machine, lines)
+    server = StageServer(machine, lines, 3)
     serving = threading.Thread(target=server.run)
     serving.start()
     while len(lines.sent) <= len(KINDS) and serving.is_alive():
@@ -237,7 +244,7 @@ def test_a_machine_that_is_sent_garbage_tells_its_head_who_sends_it_and_serves_o
     serving.join()
 
     *failed, answered = map(request_of, lines.sent)
-    assert [one.fields["stage"] for one in failed] == [0, 0, 2, 2]
+    assert [one.fields["stage"] for one in failed] == [1, 1, 2, 2], "the head cannot replace itself"
     assert {one.do for one in failed} == {"failed"}
     assert lines.refused == list(KINDS)
     assert len(answered.answers) == 1

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from transport import RunKeys
-from transport.protocol import Proxies, Proxy, Route, parse_proxy
+from transport.protocol import Proxies, Proxy, Route, UrlError, dials, machine_routes, parse_proxy
 from transport.protocol.routes import is_exempt
 
 PROXY, OTHER = Proxy("http", "proxy", 3128), Proxy("socks5h", "other", 1080)
@@ -118,3 +120,27 @@ def test_nothing_is_dialled_past_a_proxy_for_everything_but_what_is_exempt() -> 
         "the relay r.example.org:443 by TLS",
     ]
     assert all(route is None for host in ("localhost", "127.0.0.9", "::1") for route in every.of(host, 1))
+
+
+ADDRESSES = ("", "relay:29399/" + "a" * 32, "there:1")  # from the least direct one
+
+
+@pytest.mark.parametrize("here", ADDRESSES)
+@pytest.mark.parametrize("there", ADDRESSES)
+def test_of_two_machines_one_dials_the_more_direct_address(here: str, there: str) -> None:
+    forth, back = dials(here, there, first=True), dials(there, here, first=False)
+    assert forth + back == bool(here or there)
+    if forth:
+        assert ADDRESSES.index(there) >= ADDRESSES.index(here)
+
+
+def test_a_machine_at_a_relay_is_reached_as_a_run_is() -> None:
+    proxies, name = Proxies(https=OTHER), "a" * 32
+    relayed = RunKeys.generate().url("h", 1, "r", "relay:29399")
+    assert [(r.host, r.port, r.tls, r.proxy) for r in machine_routes(f"relay:29399/{name}", proxies)] == [
+        (r.host, r.port, r.tls, r.proxy) for r in replace(relayed, proxies=proxies).routes if r.name
+    ]
+    assert machine_routes("there:1", proxies) == (Route("there", 1),)
+    for wrong in ("relay/" + name, "relay:29399/", "relay:29399/x", f"relay:29399/{name}/{name}"):
+        with pytest.raises(UrlError):
+            machine_routes(wrong)

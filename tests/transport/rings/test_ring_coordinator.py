@@ -11,7 +11,8 @@ from transport.actions import Reach, RecordSession, Send
 from transport.hub.hub_state import HubState
 from transport.peer.peer_state import PeerState, SessionState
 from transport.protocol import messages
-from transport.rings.ring_coordinator import PROBE_S
+from transport.protocol.routes import relayed_address
+from transport.rings.ring_coordinator import PROBE_S, UNREACHED
 from transport.rings.ring_table import GAP_S
 
 TOKEN = "token"
@@ -31,8 +32,9 @@ class Machines:
         """Start the hub, again without any memory of rings."""
         self.hub = HubState(SETTINGS, TOKEN, "stop", self.now)
 
-    def come(self, name: str, memory: int, *, answers: bool = True) -> PeerState:
-        lends = messages.Lends(1, TOKEN, SETTINGS.run, name, address=f"{name}:1", memory=memory)
+    def come(self, name: str, memory: int, *, answers: bool = True, address: str = "NAME:1") -> PeerState:
+        address = address.replace("NAME", name)
+        lends = messages.Lends(1, TOKEN, SETTINGS.run, name, address=address, memory=memory)
         peer = self.peers[name] = PeerState(lends)
         self.dial(name)
         assert peer.placed is None, "it is not prepared yet"
@@ -112,6 +114,10 @@ def conn(name: str) -> bytes:
     return f"key-of-{name.removesuffix(REPLICA)}.{name}".encode()
 
 
+def at_relay(name: str) -> str:
+    return relayed_address("relay:29399", f"key-of-{name}")
+
+
 def formed() -> Machines:
     machines = Machines()
     for name, memory in (("ann", 4), ("bob", 3), ("cid", 3)):
@@ -161,6 +167,26 @@ def test_a_line_is_measured_once_by_the_new_machine_and_only_those_two_are_told(
     machines.lose("ann")
     machines.tick(PROBE_S)
     assert [peer.placed.probe for peer in machines.peers.values()] == [[], []]  # type: ignore[union-attr]
+
+
+def test_machines_that_a_relay_leads_to_are_neighbours_and_the_direct_address_is_dialled() -> None:
+    """Of four, three cannot be dialled directly. The hub dials none of these: those that measure their lines
+    do. One that names the address of another, or none that leads anywhere, has none."""
+    machines = Machines()
+    machines.come("ann", 3, address=at_relay("ann"))
+    machines.come("bob", 2, address=at_relay("bob"), answers=False)
+    assert machines.peers["bob"].placed.probe == [messages.OtherMachine("key-of-ann", at_relay("ann"))]  # type: ignore[union-attr]
+    machines.probe()
+    machines.come("cid", 2, answers=False)
+    assert machines.peers["cid"].placed.probe == [
+        messages.OtherMachine(f"key-of-{n}", "") for n in ("ann", "bob")
+    ]  # type: ignore[union-attr]
+    machines.probe()
+    machines.come("dan", 2, address=at_relay("dan"))
+    assert set(machines.places()) == {"ann", "bob", "cid", "dan"}
+    for name, address in (("eve", at_relay("ann")), ("fay", "relay:1/no-name")):
+        machines.come(name, 2, address=address)
+        assert machines.peers[name].placed.reason.endswith(UNREACHED)  # type: ignore[union-attr]
 
 
 def test_a_ring_avoids_a_thin_line_that_its_machines_have_measured() -> None:

@@ -12,8 +12,11 @@ import pytest
 from scripts.swarms.tcp_link import Link
 from transport.protocol.errors import LinkLost, Unreachable
 from transport.protocol.keys import CurveKeys
+from transport.protocol.routes import machine_routes, relayed_address
+from transport.relay import HubTunnel, Relay
 from transport.stages.stage_line import Gone, LineMessage, Renewed
 from transport.stages.stage_link import FromNeighbour, Neighbour, StageLink
+from transport.tunnel import round_trip
 from transport.wire.zeromq_sockets import RouterWire
 
 LIMIT = 1 << 20
@@ -27,6 +30,7 @@ class Ring:
     def __init__(self) -> None:
         self.links: dict[int, StageLink] = {}
         self.proxies: dict[int, Link] = {}
+        self.tunnels: list[HubTunnel] = []
 
     def start(self, number: int, gone_s: float = 20.0) -> StageLink:
         wire = RouterWire("127.0.0.1", 0, KEYS[number], 1, allowed=lambda key: self.links[number].knows(key))
@@ -39,13 +43,22 @@ class Ring:
         """Connect these of a ring of `size`; nobody can dial the hidden one."""
         for number in numbers or range(size):
             before, after = (self.named((number + step) % size, hidden) for step in (-1, 1))
-            self.links[number].connect(before, after, number != hidden)
+            self.links[number].connect(before, after, self.named(number, hidden).address)
 
     def named(self, number: int, hidden: int) -> Neighbour:
         address = "" if number == hidden else f"127.0.0.1:{self.proxies[number].port}"
         return Neighbour(f"s{number}", KEYS[number].public, address)
 
+    def relayed(self, relay: str, number: int) -> str:
+        """Have a relay lead to a link; returns its address there."""
+        keys = CurveKeys.generate()
+        self.tunnels.append(HubTunnel(relay, keys, ("127.0.0.1", self.links[number].port)))
+        assert self.tunnels[-1].claimed.wait(WAIT)
+        return relayed_address(relay, keys.public)
+
     def close(self) -> None:
+        for tunnel in self.tunnels:
+            tunnel.close()
         for link in self.links.values():
             link.close()
         for proxy in self.proxies.values():
@@ -92,6 +105,36 @@ def test_activations_go_around_and_gradients_back(ring: Ring, size: int, hidden:
         found = sorted((message(link) for _ in range(2)), key=lambda one: one[1].kind)
         assert found[0] == (f"s{before}", activations(before))
         assert found[1] == (f"s{after}", LineMessage(1, "gradients", after, b"g"))
+
+
+def test_a_line_between_two_that_cannot_be_dialled_leads_through_a_relay(ring: Ring) -> None:
+    """Nothing is lost or doubled when the relay is killed and another is at its port, as claims are made
+    anew. A stranger is let in by no relay. The way there and back is measured by joining."""
+    relay = Relay("127.0.0.1", 0)
+    place = f"127.0.0.1:{relay.port}"
+    for number in range(2):
+        ring.start(number)
+    ends = [Neighbour(f"s{number}", KEYS[number].public, ring.relayed(place, number)) for number in range(2)]
+    met = SimpleQueue[str]()
+    stranger = ring.start(2)
+    stranger.dialled = lambda neighbour, why: met.put(why.layer if why else "")
+    for number in range(2):
+        other = ends[1 - number]
+        ring.links[number].connect(other, other, ends[number].address)
+    ring.links[0].send(activations(0))
+    assert message(ring.links[1]) == ("s0", activations(0))
+    stranger.connect(ends[0], ends[0], "")
+    assert 0 < round_trip(machine_routes(ends[1].address), WAIT) < WAIT
+    relay.close()
+    ring.links[0].send(activations(1))
+    ring.links[1].send(LineMessage(1, "gradients", 0, b"g"))
+    relay = Relay("127.0.0.1", relay.port)
+    try:
+        assert message(ring.links[1]) == ("s0", activations(1))
+        assert message(ring.links[0]) == ("s1", LineMessage(1, "gradients", 0, b"g"))
+        assert met.get(timeout=WAIT)
+    finally:
+        relay.close()
 
 
 def test_connections_that_are_cut_lose_and_double_nothing(ring: Ring) -> None:
@@ -143,8 +186,8 @@ def test_another_peer_takes_the_place_of_a_neighbour(ring: Ring) -> None:
     ring.links[0].send(activations(0))
     message(ring.links[1])
     first, other = ring.named(0, -1), ring.named(2, -1)
-    ring.links[0].connect(other, other)
-    ring.links[2].connect(first, first)
+    ring.links[0].connect(other, other, first.address)
+    ring.links[2].connect(first, first, other.address)
     ring.links[1].send(LineMessage(1, "gradients", 0, b"late"))
     ring.links[2].send(LineMessage(2, "gradients", 1, b"of the other"))
     ring.links[0].send(activations(1))
@@ -174,7 +217,7 @@ def test_a_machine_with_another_secret_is_noticed_at_both_ends(ring: Ring) -> No
     ring.links[1].refused = refused.put
     ring.connect(2, 1)
     wrong = replace(ring.named(1, -1), key=KEYS[2].public)
-    ring.links[0].connect(wrong, wrong)
+    ring.links[0].connect(wrong, wrong, ring.named(0, -1).address)
 
     why = met.get(timeout=WAIT)
     assert why is not None
@@ -186,4 +229,4 @@ def test_a_line_that_neither_end_can_dial_is_refused(ring: Ring) -> None:
     ring.start(0)
     hidden = Neighbour("far", KEYS[1].public)
     with pytest.raises(LinkLost, match="neither this stage nor far can be dialled"):
-        ring.links[0].connect(hidden, hidden, can_be_dialled=False)
+        ring.links[0].connect(hidden, hidden, "")

@@ -34,7 +34,7 @@ class LinkedRing(StageRing):
             self.proxies.append(Link(wire.port))
             named.append(Neighbour(f"s{number}", keys.public, f"127.0.0.1:{self.proxies[-1].port}"))
         for number, link in enumerate(self.links):
-            link.connect(named[number - 1], named[(number + 1) % stages])
+            link.connect(named[number - 1], named[(number + 1) % stages], named[number].address)
 
     def step(self, number: int, parts: list, cut_every: int) -> None:
         """Compute a step's gradient; every so many messages a line is cut."""

@@ -20,8 +20,8 @@ CASES = {"messages": 86_000, "bulk": 2_000, "packets": 8_000, "legacy": 500, "fi
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("error")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # what earlier tests have left open is collected here
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("group", GROUPS)
 def test_what_a_stranger_sends_is_sound_or_refused_in_bounded_memory(group: str, tmp_path: Path) -> None:
     out = fuzz(targets([group]), CASES[group], 1, tmp_path)

@@ -41,11 +41,11 @@ THIN_LINES = (
     Row("p=.113 K=.029, 1 bit, `packets`, beta1 .5, staleness 2", replace(SIGNS, keep=0.029)),
     Row("p=.113 K=.022, 1 bit, `packets`, beta1 .5, staleness 2", replace(SIGNS, keep=0.0222)),
     Row("p=.022 K=.2, 2 bits, `packets`, beta1 .5, staleness 2", replace(SUM, sample=0.0218, staleness=2)),
-    Row("p=.026 K=.2, 1 bit, `packets`, beta1 .5, staleness 2, error decay .9", SPARSE_SIGNS),
     Row(
         "p=.022 K=.2, 1 bit, `packets`, beta1 .5, staleness 2, error decay .9 (`cocktail-thin`)",
         FITTING_SIGNS,
     ),
+    Row("p=.026 K=.2, 1 bit, `packets`, beta1 .5, staleness 2, error decay .9", SPARSE_SIGNS),
     Row("the same with SOAP, betas .5 .99", replace(SPARSE_SIGNS, optim="soap", beta2=0.99)),
 )
 AMORTISED = Row("p=.129 K=.2, 1 bit, `packets`, beta1 .5, fresh, H=8, error decay .8", THINNEST)

@@ -21,6 +21,7 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +34,7 @@ from scripts import ROOT
 from scripts.netlab import lab as netlab
 from scripts.swarms import lab
 from scripts.swarms.lent_machines import REPLICA, SMOKE, LentMachines, ring_of
-from scripts.swarms.processes import Line, Process, say
+from scripts.swarms.processes import Line, Process, say, wait_for
 from scripts.swarms.tcp_link import free_port
 
 NAMES = ("ann", "bob", "cid", "dan")
@@ -45,9 +46,10 @@ QUARTER = "24MB"  # that four machines lend to the model of `thin`, which three 
 BUILTIN = ROOT / "recipes" / "builtin" / "tiny-gpt-neox"
 
 
-def wait_for(what: str, process: Process, kind: str, wanted: object, after: float = 0.0) -> Line:
+def event_of(
+    what: str, process: Process, kind: str, wanted: Callable[[Line], object], after: float = 0.0
+) -> Line:
     """Wait for an event of a process that comes `after` a time and for which `wanted` holds."""
-    assert callable(wanted)
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         for line in process.heard(kind):
@@ -75,15 +77,15 @@ def kill(swarm: LentMachines, kind: str, given: argparse.Namespace) -> None:
     host, url = swarm.launch(*keys)
     listen = {name: ("--listen", f"127.0.0.1:{free_port()}") for name in NAMES}
     machines = {name: swarm.join(url, name, "--layers", SMOKE, *listen[name]) for name in NAMES}
-    ring = ring_of(wait_for("ring", host, "stages", ring_of))
-    wait_for("ready ring", host, "peer_ready", lambda line: line["peer"] == ring[0] + REPLICA)
+    ring = ring_of(event_of("ring", host, "stages", ring_of))
+    event_of("ready ring", host, "peer_ready", lambda line: line["peer"] == ring[0] + REPLICA)
     machines["eve"] = swarm.join(url, "eve")
     both = {ring[0] + REPLICA, "eve"}
-    wait_for("peer beside it", host, "step", lambda line: {*line["accepted"]} == both)
-    together = [line for line in host.heard("step") if {*line["accepted"]} == both]
-    while len(together) <= BEFORE:
-        time.sleep(LOOK)
-        together = [line for line in host.heard("step") if {*line["accepted"]} == both]
+    event_of("peer beside it", host, "step", lambda line: {*line["accepted"]} == both)
+    rounds = f"{BEFORE} rounds of both"
+    wait_for(
+        lambda: sum({*line["accepted"]} == both for line in host.heard("step")) > BEFORE, rounds, PATIENCE
+    )
     steps = [line["came"] for line in host.heard("step")]
     usual = lengths(steps[-BEFORE - 1 :])
     time.sleep(max(0.0, steps[-1] + 0.4 * median(usual) - time.monotonic()))
@@ -94,14 +96,13 @@ def kill(swarm: LentMachines, kind: str, given: argparse.Namespace) -> None:
         machines["eve"] = swarm.join(url, "eve")
         back, again, placed = "eve", machines["eve"], None
     else:
-        placed = wait_for(
+        placed = event_of(
             "replacement", host, "stages", lambda line: victim not in ring_of(line) != [], killed
         )
         back = ring_of(placed)[0] + REPLICA
         again = machines[ring_of(placed)[0]]
-    left = {line["peer"]: line["came"] - killed for line in host.heard("peer_left")}
-    ready = wait_for("ready", host, "peer_ready", lambda line: line["peer"] == back, killed)
-    told = wait_for("step told", again, "step", lambda line: line["loss"] is not None, ready["came"])
+    ready = event_of("ready", host, "peer_ready", lambda line: line["peer"] == back, killed)
+    told = event_of("step told", again, "step", lambda line: line["loss"] is not None, ready["came"])
     left = {line["peer"]: line["came"] - killed for line in host.heard("peer_left") if line["came"] > killed}
     finished = host.until("run_finished", timeout=PATIENCE)
     commits = [line["came"] for line in host.heard("step")]
@@ -155,18 +156,18 @@ def inside(given: argparse.Namespace) -> None:
             return swarm.join(url, name, "--layers", QUARTER, "--listen", listen)
 
         machines = {name: lend(name) for name in NAMES}
-        ring = ring_of(wait_for("ring", host, "stages", ring_of))
+        ring = ring_of(event_of("ring", host, "stages", ring_of))
         came = max((line["waiting"] for line in host.heard("stages")), key=len)
         slow, killed = ring[1], ring[2]
         netlab.between(members["eve"], members[slow], given.mbit)
         for name in ("eve", "fay"):
             machines[name] = lend(name)
-            wait_for(name, host, "stages", lambda line, name=name: name in line["waiting"])
+            event_of(name, host, "stages", lambda line, name=name: name in line["waiting"])
         steps = [line["came"] for line in host.heard("step")]
         machines[killed].signal(signal.SIGKILL)
         at = time.monotonic()
-        placed = wait_for("replacement", host, "stages", lambda line: killed not in ring_of(line) != [], at)
-        again = wait_for("round", host, "step", lambda line: line["loss"] is not None, placed["came"] + 1.0)
+        placed = event_of("replacement", host, "stages", lambda line: killed not in ring_of(line) != [], at)
+        again = event_of("round", host, "step", lambda line: line["loss"] is not None, placed["came"] + 1.0)
         say(
             "inside",
             mbit=given.mbit,

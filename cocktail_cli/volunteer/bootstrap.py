@@ -217,6 +217,7 @@ class Imports:
 
     def bring(self) -> None:
         try:
+            collects = gc.isenabled()
             gc.disable()  # it would look through the libraries again and again: a fifth of this time
             try:
                 from transformers import AutoModelForCausalLM, get_scheduler  # noqa: F401
@@ -225,7 +226,8 @@ class Imports:
                 from recipes.models import meta_trained_model
                 from recipes.weight_files import layout_of
             finally:
-                gc.enable()
+                if collects:  # the collector is the whole program's, which may have turned it off
+                    gc.enable()
 
             if (folder := self.folders.get()) is not None:
                 model = meta_trained_model(self.recipe, folder)

@@ -324,16 +324,18 @@ class SlowRounds:
 
     # ---- telling -------------------------------------------------------------------------------------------
 
+    def _has_reason(self, one: Culprit) -> bool:
+        """Tell whether this peer has been named for a counter of its machine in the last rounds."""
+        named = [self._named.get((one.peer, cause)) for _, cause, _ in COUNTERS]
+        return any(reason is not None and one.round - reason.round <= FRESH for reason in named)
+
     def _tell(self, found: Iterable[Culprit]) -> list[Culprit]:
         """Remember culprits; return those that are news. A phase, or silence, is none of a peer whose machine
         has just told the reason: it follows from that."""
         news = []
         for one in found:
             key = one.peer, one.cause
-            if one.cause in SYMPTOMS and any(
-                (reason := self._named.get((one.peer, cause))) and one.round - reason.round <= FRESH
-                for _, cause, _ in COUNTERS
-            ):
+            if one.cause in SYMPTOMS and self._has_reason(one):
                 continue
             before = self._named.get(key)
             if before is not None and one.round - before.round <= FRESH:

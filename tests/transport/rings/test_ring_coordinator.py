@@ -170,7 +170,7 @@ def test_a_line_is_measured_once_by_the_new_machine_and_only_those_two_are_told(
 
 
 def test_machines_that_a_relay_leads_to_are_neighbours_and_the_direct_address_is_dialled() -> None:
-    """Of four, three cannot be dialled directly. The hub dials none of these: those that measure their lines
+    """The hub dials none of the three of four that cannot be dialled directly: those that measure their lines
     do. One that names the address of another, or none that leads anywhere, has none."""
     machines = Machines()
     machines.come("ann", 3, address=at_relay("ann"))

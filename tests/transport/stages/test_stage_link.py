@@ -108,7 +108,7 @@ def test_activations_go_around_and_gradients_back(ring: Ring, size: int, hidden:
 
 
 def test_a_line_between_two_that_cannot_be_dialled_leads_through_a_relay(ring: Ring) -> None:
-    """Nothing is lost or doubled when the relay is killed and another is at its port, as claims are made
+    """The line loses and doubles nothing when the relay is killed and another is at its port: claims are made
     anew. A stranger is let in by no relay. The way there and back is measured by joining."""
     relay = Relay("127.0.0.1", 0)
     place = f"127.0.0.1:{relay.port}"

@@ -43,8 +43,8 @@ class RunLink:
         self.sharded: ShardedExchange | None = None  # where peers aggregate shards
         self.passing: PacketSources | None = None  # where the hub does, and peers may pass packets on
         self.receipts: ReceiptFile | None = None  # where what the run has counted of this peer is kept
+        self.measuring = threading.Lock()  # of the next three: one round goes up while another comes down
         self.budget = BandwidthBudget.of(staleness)  # what the line carries beside the compute
-        self.measuring = threading.Lock()  # of `budget`: one round goes up while another comes down
         self.opened_at: dict[int, float] = {}  # of the rounds in flight
         self.committed_s: dict[int, float] = {}  # seconds from there to the commit
         self.steps = 1  # local steps of the rounds that the lease before the newest one was to last
@@ -86,8 +86,8 @@ class RunLink:
         if kind == "packet":
             self.timer.fetched_aggregate(started, now)
             round = int(number)
-            took, committed = now - self.opened_at.pop(round, now), self.committed_s.pop(round, 0.0)
             with self.measuring:
+                took, committed = now - self.opened_at.pop(round, now), self.committed_s.pop(round, 0.0)
                 self.budget = self.budget.received(len(packet), now - started).ended(took, committed)
         return packet
 
@@ -115,11 +115,11 @@ class RunLink:
         now = time.monotonic()
         self.timer.took_round(asked, now)
         self.steps = self.round.spans * max(1, self.round.local_steps) if self.round is not None else 1
+        self.round, oldest = message, message.round - messages.MOST_IN_FLIGHT
         with self.measuring:
             self.budget = self.budget.opened(max(1, message.local_steps))
-        oldest = message.round - messages.MOST_IN_FLIGHT
-        in_flight = {at: when for at, when in self.opened_at.items() if at > oldest}
-        self.round, self.opened_at = message, {**in_flight, message.round: now}
+            in_flight = {at: when for at, when in self.opened_at.items() if at > oldest}
+            self.opened_at = {**in_flight, message.round: now}
         return message
 
     def exchange(self, packet: bytes, delivery: Delivery) -> messages.Committed:
@@ -143,9 +143,10 @@ class RunLink:
                 upload_s = self.link.upload_s
         now = time.monotonic()
         self.timer.committed(sent + upload_s, now)
-        if opened is not None:
-            self.committed_s[delivery.round] = now - opened
         with self.measuring:
+            if opened is not None:  # waiting for others would last as long whatever this peer sends
+                opened += committed.waited
+                self.opened_at[delivery.round], self.committed_s[delivery.round] = opened, now - opened
             self.budget = self.budget.sent(len(packet), upload_s)
         if self.receipts is not None:
             self.receipts.keep(committed)

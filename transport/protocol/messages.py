@@ -23,7 +23,7 @@ UPLOAD_TAG = 8  # bytes of a digest that tell apart two uploads of one name
 MAX_FINGERPRINT = 2**64 - 1
 MOST_IN_FLIGHT = 8  # rounds
 NAMED = 64  # members that a round names to each of them; in total that grows as their square
-COUNTS = {"rounds": "2"}  # among Hello.versions: this peer needs no names of others
+COUNTS = {"rounds": "3"}  # among Hello.versions: this peer reads `count`, `names` and `waited`
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Size = Annotated[int, Meta(ge=0, le=2**40)]  # bytes of an object, or tokens: their sums stay within 64 bits
@@ -483,6 +483,8 @@ class Committed(Message, frozen=True, omit_defaults=True):
     receipt: Receipt | None = None  # for a peer whose work this round has counted
     count: Count = 0  # packets in it, where not all senders are named
     names: Word = ""  # `hash_of_names` of their senders then
+    # seconds that the receiver's update has waited at the hub for the last one of the round
+    waited: Annotated[float, Meta(ge=0, le=1e30)] = 0.0
 
 
 class PacketSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

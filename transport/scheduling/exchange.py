@@ -103,6 +103,10 @@ class Exchange:
         parts = {self.members[s]: self.reports[s].parts for s in self.claims}
         return {peer: parts[peer].get(self.members[aggregator], "") for peer in peers}
 
+    def waited(self, session: str) -> float:
+        """Return the seconds that a member's update has waited for others; 0: it has not arrived in time."""
+        return self.closed - self.arrived.get(session, self.closed)
+
     def aggregator_named(self, name: str) -> str | None:
         """Return the session of an aggregator that is not lost."""
         return next((s for s in self.aggregators if self.members[s] == name and s not in self.lost), None)

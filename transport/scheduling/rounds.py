@@ -668,7 +668,8 @@ class Rounds:
             self.passing.committed(ex, done.size)
         for session in self._members:
             message, receipt = commit.to(session), done.receipts.get(session.id)
-            own = structs.replace(message, receipt=receipt) if receipt else message
+            waited = ex.waited(session.id) if session.counts else 0.0
+            own = structs.replace(message, receipt=receipt, waited=waited) if receipt or waited else message
             self._out.send(session.conn, own)
             if session.ready_claim is not None and session.ready_claim[0] <= ex.round:
                 if self.history.differs(*session.ready_claim):

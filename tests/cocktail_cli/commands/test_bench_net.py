@@ -3,12 +3,13 @@ from __future__ import annotations
 import time
 
 import pytest
+from msgspec.structs import replace
 
 from cocktail_cli.volunteer.run_link import RunLink
 from recipes.training.types import Delivery
 from transport.peer.peer_link import StopRequest
 from transport.protocol import messages
-from transport.transfer.bandwidth_budget import AIM, SHARE
+from transport.transfer.bandwidth_budget import AIM, SHARE, BandwidthBudget
 
 SIZE = 10**6
 
@@ -83,3 +84,51 @@ def test_the_bandwidth_budget_shrinks_where_a_round_ended_late() -> None:
     run.fetch("packet/0")
 
     assert run.budget.share < SHARE
+
+
+class Clock:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Waiting(Line):
+    """A line on which an update of 1 s waits for that of another peer, which then takes 3 s."""
+
+    def __init__(self, clock: Clock, waited: float) -> None:
+        super().__init__(1)
+        self.clock, self.waited = clock, waited
+
+    def exchange(self, round: int, packet: bytes, report: messages.Report) -> messages.Committed:
+        committed = super().exchange(round, packet, report)
+        self.clock.sleep(4.0)
+        return replace(committed, waited=self.waited)
+
+    def fetch(self, name: str) -> bytes:
+        self.clock.sleep(1.0)
+        return bytes(SIZE)
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_a_peer_that_waits_for_others_sends_no_less_for_it(
+    staleness: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round's compute takes 3 s, and all of the exchange 5; without the waiting it takes 2."""
+
+    def share(waited: float) -> float:
+        clock = Clock()
+        monkeypatch.setattr("cocktail_cli.volunteer.run_link.time", clock)
+        run = RunLink(Waiting(clock, waited), staleness)  # type: ignore[arg-type]
+        run.next_round()
+        run.exchange(bytes(SIZE), Delivery(0, 0, [], 0.0, 0, compute_s=3.0, wait_s=0.0))
+        run.fetch("packet/0")
+        return run.budget.share
+
+    assert share(waited=0.0) < share(waited=3.0) == BandwidthBudget.of(staleness).share

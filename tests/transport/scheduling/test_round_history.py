@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from sim_swarm import SimSwarm
+from sim_swarm import SimPeer, SimSwarm
 from toy_swarm import toy_settings
 
 from transport import actions as do
@@ -50,7 +52,7 @@ class Heard(SimSwarm):
     """A swarm of one round, and what its hub says to each peer."""
 
     def __init__(self, peers: int, reject: str) -> None:
-        self.told: dict[str, list[messages.Message]] = {}
+        self.told: dict[str, list[Any]] = {}
         everybody = {"min_peers": peers, "first_peers": peers}
         super().__init__(0, toy_settings(samples=peers, global_batch=peers, **everybody))
         self.reject = reject
@@ -82,3 +84,18 @@ def test_the_count_and_the_hash_are_those_of_the_ledger_and_each_peer_hears_of_i
         assert (committed.count, committed.names) == (len(names) - 1, hash_of_names(row.accepted))
         assert committed.accepted == ([name] if name != "p003" else [])
         assert committed.refused == ({} if name != "p003" else {"p003": "unusable"})
+
+
+class Unhurried(Heard):
+    """Each message to the hub takes a quarter of a second."""
+
+    def up(self, peer: SimPeer) -> None:
+        self.now += 0.25
+        super().up(peer)
+
+
+def test_each_peer_hears_how_long_its_update_has_waited_for_the_last_one() -> None:
+    swarm = Unhurried(3, reject="")
+    waited = [swarm.told[name][-1].waited for name in ("p000", "p001", "p002")]
+
+    assert waited == [0.5, 0.25, 0.0]

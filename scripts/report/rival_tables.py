@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -91,6 +92,8 @@ def links(folder: Path) -> str:
 
 DILOCO = Setting(sample=1.0, keep=1.0, bits=16, staleness=0, local_steps=50, outer_rate=0.7, momentum=0.9)
 TIMED_AT = ("1000", "500", "100", "20")
+# the timed runs of cocktail with as many rounds in flight
+IN_FLIGHT = {1: ("cocktail",), 2: ("cocktail, staleness 2", "cocktail-thin")}
 ENOUGH = 0.9  # of a cell's bytes that went over a timed line: then its step takes no longer there
 
 
@@ -200,17 +203,14 @@ def affordable(folder: Path, setting: Setting) -> dict[str, float]:
 
     What the cell sent itself is no measure: a fifth of its packets are headers, as its model is small.
     """
-    system = "cocktail" if setting.staleness == 1 else f"cocktail, staleness {setting.staleness}"
-    if setting == plan.FITTING_SIGNS:
-        system = "cocktail-thin"
-    mine = {row["speed"]: row for row in read(folder / "links.jsonl") if row["system"] == system}
-    steps = steps_of(folder).get(system, {})
+    systems, steps = IN_FLIGHT.get(setting.staleness, ()), steps_of(folder)
     bits = setting.sample * cost_of(compressor_of(setting.compression)) / setting.local_steps  # a parameter
-    return {
-        speed: steps[speed]
-        for speed, row in mine.items()
-        if row["sent"] / row["parameters"] >= ENOUGH * bits / 8
-    }
+    found = dict[str, float]()
+    for row in read(folder / "links.jsonl"):
+        speed, system = row["speed"], row["system"]
+        if system in systems and row["sent"] / row["parameters"] >= ENOUGH * bits / 8:
+            found[speed] = min(found.get(speed, math.inf), steps[system][speed])
+    return found
 
 
 def ratios_of(found: Found, setting: Setting) -> list[float]:

@@ -68,7 +68,7 @@ PHASES: tuple[tuple[str, Cause], ...] = (
     ("disk", "disk"),
 )
 SYMPTOMS: tuple[Cause, ...] = ("silent", "compute", "upload", "download")
-MUTENESS: tuple[Cause, ...] = ("stopped", "silent")
+SILENT_CAUSES: tuple[Cause, ...] = ("stopped", "silent")
 CERTAIN: tuple[Cause, ...] = ("asleep", "stopped", "silent", "clock")
 
 
@@ -199,16 +199,16 @@ class SlowRounds:
                     return []
                 said = evidence_of("silent", suspect.sample, None)
                 verdict = Verdict("silent", said, True, sight.silent)
-            known.mute = known.mute or verdict.cause in MUTENESS
+            known.mute = known.mute or verdict.cause in SILENT_CAUSES
         lengthened = max(EFFECT, suspect.lengthened)
         one = Culprit(known.name, verdict.cause, verdict.evidence, lengthened, self.round, self.round)
-        return [one if one.cause in MUTENESS else self._corrected(known, one)]
+        return [one if one.cause in SILENT_CAUSES else self._corrected(known, one)]
 
     def _corrected(self, known: History, one: Culprit) -> Culprit:
         """Withdraw what a peer was named for from outside, once it is known what has kept it silent."""
         if known.mute:
             known.mute = False
-            for cause in MUTENESS:
+            for cause in SILENT_CAUSES:
                 if cause != one.cause and self._named.pop((known.name, cause), None) is not None:
                     one = replace(one, corrects=cause)
         return one

@@ -237,9 +237,6 @@ def _compression_conflicts(recipe: Recipe) -> Iterator[Conflict]:
         yield Conflict("compression.local_steps", text, f"local_steps={max(1, steps // 10)}")
     if compression.local_steps == "auto":
         yield from _auto_conflicts(compression)
-    if compression.staleness > 1 and recipe.swarm.owners != "hub":
-        text = f"{compression.staleness}: peers that aggregate shards do so one round at a time"
-        yield Conflict("compression.staleness", text, "staleness=1, or `swarm.owners: hub`")
     if compression.shards_at_layers and compression.shards > 1 and not compression.shard_ends:
         text = f"{compression.shards}: with shards_at_layers each layer is one, and `launch` counts them"
         yield Conflict("compression.shards", text, "shards=1, or shards_at_layers=false")

@@ -75,6 +75,9 @@ SYSTEMS = {
         COCKTAIL, "hub", keys=(TWO, PASSING)
     ),
     "cocktail, the hub on such a line, peers aggregate": System(COCKTAIL, "hub", keys=AGGREGATING),
+    "cocktail, staleness 2, the hub on such a line, peers aggregate": System(
+        COCKTAIL, "hub", keys=(TWO, *AGGREGATING)
+    ),
     "cocktail, the hub on such a line, owners=auto": System(COCKTAIL, "hub", keys=CHOSEN),
     "cocktail, 8 peers": System(COCKTAIL, "", peers=8),
     "cocktail, 16 peers": System(COCKTAIL, "", peers=16, slower=3),

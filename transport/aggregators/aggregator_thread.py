@@ -86,7 +86,8 @@ class AggregatorThread:
             server.on_part, server.rate_limits = self._part_arrived, link.rate_limits
         # (round, peer), this peer too -> digest and part
         self._parts: dict[tuple[int, str], tuple[str, bytes]] = {}
-        self._packet: tuple[int, bytes] = backend.pending or (-1, b"")  # of the newest round aggregated
+        # by round, of the newest ones aggregated
+        self._packets: dict[int, bytes] = dict([backend.pending]) if backend.pending is not None else {}
         self._unsent: list[bytes] = []  # error feedback for other aggregators that the hub has not taken yet
         self._round, self._aggregates = 0, False  # the newest round, and whether it has shards here
         self._lock = threading.Lock()
@@ -102,7 +103,7 @@ class AggregatorThread:
 
     def packet(self, round: int) -> bytes | None:
         """Return the packet of this peer's shards in that round, if it aggregated any."""
-        return self._packet[1] if self._packet[0] == round else None
+        return self._packets.get(round)
 
     def _part_arrived(self, round: int, peer: str, packet: bytes) -> None:
         """Take a part; called by the shard server's thread."""
@@ -201,7 +202,8 @@ class AggregatorThread:
         except UpdateRejected as error:
             link.orders.report_unusable(messages.Unusable(round, close.attempt, error.peer, error.reason))
             return
-        self._packet = round, packet
+        kept = {r: one for r, one in self._packets.items() if r > round - messages.MOST_IN_FLIGHT}
+        self._packets = kept | {round: packet}
         if self.server is not None:
             self.server.serve(round, packet)
         link.put(f"shard/{round}/{close.attempt}", packet)

@@ -28,12 +28,13 @@ class ReachablePeer(Protocol):
 
 
 class DirectLinks:
-    """Links by name; `dial` makes an unconnected one. Any thread may call, each for other peers."""
+    """Links by name; `dial` makes an unconnected one. Any thread may call."""
 
     def __init__(self, dial: Callable[[ReachablePeer], PeerLink]) -> None:
         self._dial = dial
         self._links: dict[str, tuple[ReachablePeer, PeerLink]] = {}
         self._lock = threading.Lock()
+        self._dialling: dict[str, threading.Lock] = {}  # by name: two threads share one link to a peer
         self._closed = (0, 0)  # bytes up and down of closed links
 
     @property
@@ -47,17 +48,20 @@ class DirectLinks:
     def to(self, peer: ReachablePeer) -> PeerLink:
         """Return the link to a peer, redialled if it was lost. Raises TransportError."""
         with self._lock:
-            known, old = self._links.get(peer.name, (peer, None))
-        moved = (known.key, known.address) != (peer.key, peer.address)
-        if old is not None and not old.lost and not moved:
-            return old
-        if old is not None:
-            self.drop(peer.name)
-        link = self._dial(peer)
-        link.connect(DIAL_S, DIAL_S)  # the server may learn of a new member later than the member of it
-        with self._lock:
-            self._links[peer.name] = peer, link
-        return link
+            dialling = self._dialling.setdefault(peer.name, threading.Lock())
+        with dialling:
+            with self._lock:
+                known, old = self._links.get(peer.name, (peer, None))
+            moved = (known.key, known.address) != (peer.key, peer.address)
+            if old is not None and not old.lost and not moved:
+                return old
+            if old is not None:
+                self.drop(peer.name)
+            link = self._dial(peer)
+            link.connect(DIAL_S, DIAL_S)  # the server may learn of a new member later than the member of it
+            with self._lock:
+                self._links[peer.name] = peer, link
+            return link
 
     def keep(self, names: Collection[str]) -> None:
         """Close the links to all other peers."""

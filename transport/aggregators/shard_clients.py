@@ -23,7 +23,8 @@ RESTS = 16  # rounds in which an unreachable aggregator is not tried again
 
 
 class ShardClients:
-    """Exchanges parts and packets with aggregators; `dial` makes a link. One thread at a time may call."""
+    """Exchanges parts and packets with aggregators; `dial` makes a link. One thread may send while another
+    fetches."""
 
     def __init__(self, dial: Callable[[ReachablePeer], PeerLink]) -> None:
         self._links = DirectLinks(dial)

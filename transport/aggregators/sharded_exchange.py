@@ -36,7 +36,8 @@ class PacketSharding:
 
 
 class ShardedExchange:
-    """Exchanges updates with the aggregators of each round.
+    """Exchanges updates with the aggregators of each round. One thread may exchange a round while another
+    fetches the packet of an earlier one.
 
     Args:
         clients: connections to the other aggregators; None: all parts go through the hub.
@@ -51,8 +52,8 @@ class ShardedExchange:
         aggregator: AggregatorThread | None = None,
     ) -> None:
         self.aggregator, self._link, self._sharding, self._clients = aggregator, link, sharding, clients
-        self._round: messages.Round | None = None  # the newest exchanged, as it was opened last
-        self._committed: messages.Committed | None = None
+        self._in_flight: dict[int, messages.Round] = {}  # as they were opened last
+        self._committed: dict[int, messages.Committed] = {}  # those of them whose packet is not fetched yet
         self.upload_s = 0.0  # seconds that the newest upload took, directly and through the hub
 
     @property
@@ -65,11 +66,14 @@ class ShardedExchange:
     def exchange(self, round: messages.Round, packet: bytes, report: messages.Report) -> messages.Committed:
         """Upload the packet by shard and wait for the commit; again if the round is reopened with other
         aggregators. Raises as PeerLink.exchange, except Reopened."""
+        for old in [number for number in self._in_flight if number <= round.round - messages.MOST_IN_FLIGHT]:
+            self._in_flight.pop(old, None)
+            self._committed.pop(old, None)
         while True:
-            self._round = round
+            self._in_flight[round.round] = round
             try:
-                self._committed = self._upload(round, packet, report)
-                return self._committed
+                committed = self._committed[round.round] = self._upload(round, packet, report)
+                return committed
             except Reopened as reopened:
                 round = reopened.again
 
@@ -82,7 +86,7 @@ class ShardedExchange:
         directly = 0.0
         if parts and self._clients is not None:
             started = time.monotonic()
-            parts = self._clients.send(round.round, round.owners, parts, self._too_late)
+            parts = self._clients.send(round.round, round.owners, parts, lambda: self._too_late(round.round))
             directly = time.monotonic() - started
         committed = self._link.exchange(round.round, rest, report, parts)
         self.upload_s = directly + self._link.upload_s
@@ -97,17 +101,18 @@ class ShardedExchange:
         hubs = set(range(shards)).difference(*(a.shards for a in round.owners))
         return restrict(packet, hubs, shards) if hubs else b"", parts
 
-    def _too_late(self) -> bool:
+    def _too_late(self, round: int) -> bool:
         """Return True once the round is over or this peer must leave: nothing is sent directly any more."""
         late = time.monotonic() - self._link.leave_requested.at > LEAVE_S
-        return late or (self._round is not None and self._link.newest_round >= self._round.round)
+        return late or self._link.newest_round >= round
 
     def fetch(self, round: int) -> bytes | None:
         """Fetch and join the packet of a round just committed; None if it must come whole from the hub."""
-        opened, committed, clients = self._round, self._committed, self._clients
-        if opened is None or committed is None or clients is None or committed.round != opened.round:
+        opened, committed = self._in_flight.pop(round, None), self._committed.pop(round, None)
+        clients = self._clients
+        if opened is None or committed is None or clients is None:
             return None
-        if round != committed.round or not any(a.address for a in opened.owners):
+        if not any(a.address for a in opened.owners):
             return None
         moved = [a for a in opened.owners if a.name not in committed.lost]
         direct = [a for a in moved if self._link.name not in (a.name, self._follower(opened, a.name))]

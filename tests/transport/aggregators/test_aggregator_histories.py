@@ -12,7 +12,7 @@ from test_hub_state import DECISIONS, drawn_history, lives_through
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(st.integers(0, 1), st.integers(1, 4), st.lists(DECISIONS, max_size=60))
+@given(st.integers(0, 2), st.integers(1, 4), st.lists(DECISIONS, max_size=60))
 def test_whatever_happens_to_aggregators_the_run_ends(
     staleness: int, peers: int, history: list[tuple[str, int]]
 ) -> None:
@@ -24,7 +24,7 @@ def test_five_hundred_histories_of_aggregators() -> None:
     for seed in range(500):
         random = Random(seed)
         history = drawn_history(random)
-        lives_through(ShardedSim(random.randint(0, 1)), random.randint(1, 4), history, f"seed {seed}")
+        lives_through(ShardedSim(random.randint(0, 2)), random.randint(1, 4), history, f"seed {seed}")
 
 
 def test_without_faults_every_round_moves_all_shards() -> None:

@@ -65,7 +65,9 @@ class DirectLinks:
 
     def keep(self, names: Collection[str]) -> None:
         """Close the links to all other peers."""
-        for name in self._links.keys() - set(names):
+        with self._lock:
+            others = self._links.keys() - set(names)
+        for name in others:
             self.drop(name)
 
     def drop(self, name: str) -> None:

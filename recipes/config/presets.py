@@ -54,9 +54,9 @@ PRESETS: dict[str, Preset] = {
         {"adam_beta1": 0.0},
     ),
     "cocktail-thin": Preset(
-        "a fifth as many coordinates, as signs, two rounds in flight: for lines of 20 Mbit/s",
+        "a quarter as many coordinates, as signs, two rounds in flight: for lines of 20 Mbit/s",
         "CocktailSGD, as above; p, bits, decay and staleness: our quality study (LOG.md)",
-        {"random_ratio": 0.022, "quant_bits": 1, "error_decay": 0.9, "staleness": 2},
+        {"random_ratio": 0.0264, "quant_bits": 1, "error_decay": 0.9, "staleness": 2},
         {},
     ),
     "lora-cocktail": Preset(

@@ -111,6 +111,7 @@ def planned(given: argparse.Namespace, work: Path, fill_s: float) -> tuple[Workl
             "step_timeout": given.cap,
             "forker": given.forker,
             "staged": given.staged,
+            "staleness": given.staleness,
         }
         return Workload(given.peers, steps, seed=1, **how)
 
@@ -209,6 +210,7 @@ def main() -> int:
     asked.add_argument("--peers", type=int, default=4, choices=range(1, len(PEERS) + 1), metavar="N")
     asked.add_argument("--owners", action="store_true", help="the peers own the shards of the vector")
     asked.add_argument("--staged", action="store_true", help="the first peer is two machines, in stages")
+    asked.add_argument("--staleness", type=int, default=1, choices=range(5), help="rounds in flight")
     asked.add_argument("--replicated", action="store_true", help="a round is committed once a standby has it")
     asked.add_argument("--approve", action="store_true", help="every newcomer waits for its host's yes")
     asked.add_argument("--mbit", type=float, default=20.0, help="of each line in a lab; 0: no lab")

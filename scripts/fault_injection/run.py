@@ -37,6 +37,7 @@ class Workload:
     approve: bool = False  # newcomers wait for the host, who says yes
     replicated: bool = False  # a round is committed once the standby has it
     staged: bool = False  # the first peer is two machines
+    staleness: int = 1  # rounds in flight
     mbit: float = 0.0  # of all lines, in a network lab; 0: no lab
     forker: Forker | None = None  # starts the processes; None: each is a new python
 
@@ -50,6 +51,7 @@ class Workload:
             "swarm.start_timeout=300",
             *(("swarm.durability=replicated",) if self.replicated else ()),
             *(("swarm.join=approve",) if self.approve else ()),
+            *((f"compression.staleness={self.staleness}",) if self.staleness != 1 else ()),
             *(("compression.shards_at_layers=true",) if self.staged else ()),
             *(("swarm.owners=peers", f"compression.shards={SHARDS}") if self.owners else ()),
         ]

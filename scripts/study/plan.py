@@ -34,18 +34,20 @@ class Row:
 
 REFERENCE = Row("all-reduce, FP32", Setting(peers=0))
 SIGNS = replace(SUM, bits=1, staleness=2)
-SPARSE_SIGNS = replace(SIGNS, sample=0.0264, error_decay=0.9)
-FITTING_SIGNS = replace(SPARSE_SIGNS, sample=0.022)  # `cocktail-thin`
+SPARSE_SIGNS = replace(SIGNS, sample=0.0264, error_decay=0.9)  # `cocktail-thin`
 THIN_LINES = (
     Row("p=.113 K=.025, 2 bits, `packets`, beta1 .5, staleness 2", replace(SUM, keep=0.025, staleness=2)),
     Row("p=.113 K=.029, 1 bit, `packets`, beta1 .5, staleness 2", replace(SIGNS, keep=0.029)),
     Row("p=.113 K=.022, 1 bit, `packets`, beta1 .5, staleness 2", replace(SIGNS, keep=0.0222)),
     Row("p=.022 K=.2, 2 bits, `packets`, beta1 .5, staleness 2", replace(SUM, sample=0.0218, staleness=2)),
     Row(
-        "p=.022 K=.2, 1 bit, `packets`, beta1 .5, staleness 2, error decay .9 (`cocktail-thin`)",
-        FITTING_SIGNS,
+        "p=.022 K=.2, 1 bit, `packets`, beta1 .5, staleness 2, error decay .9",
+        replace(SPARSE_SIGNS, sample=0.022),
     ),
-    Row("p=.026 K=.2, 1 bit, `packets`, beta1 .5, staleness 2, error decay .9", SPARSE_SIGNS),
+    Row(
+        "p=.026 K=.2, 1 bit, `packets`, beta1 .5, staleness 2, error decay .9 (`cocktail-thin`)",
+        SPARSE_SIGNS,
+    ),
     Row("the same with SOAP, betas .5 .99", replace(SPARSE_SIGNS, optim="soap", beta2=0.99)),
 )
 AMORTISED = Row("p=.129 K=.2, 1 bit, `packets`, beta1 .5, fresh, H=8, error decay .8", THINNEST)

@@ -22,7 +22,7 @@ from transport.peer import HANDOFF_S, POLL_S, PeerLink
 from transport.protocol import TransportError, UpdateRejected, WeightedPacket, messages
 
 from .shard_assignment import digest_of
-from .shard_server import ShardServer
+from .shard_server import KEPT, ShardServer
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ class AggregatorThread:
         except UpdateRejected as error:
             link.orders.report_unusable(messages.Unusable(round, close.attempt, error.peer, error.reason))
             return
-        kept = {r: one for r, one in self._packets.items() if r > round - messages.MOST_IN_FLIGHT}
+        kept = {r: one for r, one in self._packets.items() if r > round - KEPT}
         self._packets = kept | {round: packet}
         if self.server is not None:
             self.server.serve(round, packet)

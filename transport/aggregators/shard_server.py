@@ -29,7 +29,7 @@ from transport.wire import GUARD_S, Bandwidth, Frames, HubWire, RateLimits, key_
 log = logging.getLogger(__name__)
 
 CREDIT = 32  # chunks under way for each session and direction
-KEPT = messages.MOST_IN_FLIGHT  # rounds whose packet is served: peers may have as many in flight
+KEPT = 5  # rounds whose packet is served: members may have four in flight
 PASSED = 4  # rounds whose packet is passed on: peers may be behind
 EARLY, EARLY_S = 4096, 20.0  # requests that wait for their chunk, and how long
 EARLY_POLL_S = 0.01  # how often they are looked at

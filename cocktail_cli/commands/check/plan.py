@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from recipes.planning import LinkSpeed, Machine, MemoryPlan, StepCost
 
 RATE = 100e6 / 8  # default rate, bytes per second
-THIN = ("compression.staleness=2", "compression.local_steps=auto")  # for lines that the sparsest packets fill
+SPARSE, IN_FLIGHT, LONGER = (
+    f"compression.{key}" for key in ("preset=cocktail-thin", "staleness=2", "local_steps=auto")
+)
+# for lines that the sparsest packets fill: what costs the least quality first
+THIN = ((SPARSE,), (IN_FLIGHT,), (LONGER,), (IN_FLIGHT, LONGER))
+CUT = 0.3  # share of the recipe's packet below which SPARSE ends at a lower loss (recipes/LOG.md, 2026-11-26)
+ALGORITHM = "recipes/ALGORITHM.md"
 ENOUGH = 0.95  # share of the time that devices compute
 # Changes that save memory, those that hurt the result most last; the first sufficient one is proposed.
 SMALLER = (
@@ -366,6 +372,9 @@ def quicker(plan: Plan) -> str:
         if keep is not None and step.sparsest == step.packet:  # else the run chooses K by itself
             return f"compression.topk_ratio={keep:g} hides the exchange behind the compute"
         return for_thin_lines(plan) or "a larger training.global_batch_size gives the line more time"
+    if step.fitting < CUT and recipe.compression.preset == "cocktail":
+        cut = f"packets of {step.fitting:.0%} of the recipe's"
+        return f"{SPARSE} ends at a lower loss than {cut}; see {ALGORITHM}"
     busy = math.floor(plan.peers * step.compute / max(step.busy, 1e-9))
     most = min(busy, recipe.training.global_batch_size)
     if most > plan.peers:
@@ -374,24 +383,29 @@ def quicker(plan: Plan) -> str:
 
 
 def for_thin_lines(plan: Plan) -> str:
-    """Suggest the fewest changes of THIN with which devices compute nearly always, or as much as can be."""
+    """Suggest the first changes of THIN with which devices compute nearly always, or as much as can be."""
     from recipes.errors import RecipeError
-    from recipes.planning import cost_of_step
+    from recipes.planning import cost_of_step, packet_bytes
 
     asked, step, shares = plan.asked, plan.step, dict[str, float]()
-    for changes in (*((one,) for one in THIN), THIN):
+    for changes in THIN:
+        if SPARSE in changes and plan.recipe.compression.preset != "cocktail":
+            continue  # another method, or adapters
         try:
             recipe = asked.load(*changes)
         except RecipeError:
             continue  # excluded by another key, or nothing that the recipe does not say
         line = asked.line_with(asked.hub, recipe, plan.peers)
-        shares[" ".join(changes)] = cost_of_step(recipe, step.packet, step.compute, line).computing
+        packet = packet_bytes(recipe, plan.memory.parameters)
+        cost = cost_of_step(recipe, packet, step.compute, line)
+        if SPARSE not in changes or cost.fitting >= CUT:
+            shares[" ".join(changes)] = cost.computing
     best = max(shares.values(), default=0.0)
     if best < 1.1 * step.computing:
         return ""
     change = next(name for name, share in shares.items() if share >= min(best, ENOUGH))
     now = f"instead of {step.computing:.0%}"
-    return f"{change} lets devices compute {shares[change]:.0%} of the time {now}; see recipes/ALGORITHM.md"
+    return f"{change} lets devices compute {shares[change]:.0%} of the time {now}; see {ALGORITHM}"
 
 
 # ---- text --------------------------------------------------------------------------------------------------

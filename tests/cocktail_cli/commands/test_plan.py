@@ -41,7 +41,17 @@ def test_a_plan_says_what_a_thin_hub_costs_and_which_line_it_is(cocktail: Run) -
     )
     assert (thin["over_hub"], passed["line"]["over_hub"]) == (4, 1)
     assert passed["line"]["computing"] > thin["computing"]
-    assert passed["hint"].startswith("compression.local_steps=auto lets devices compute 100% of the time")
+    assert passed["hint"].startswith("compression.preset=cocktail-thin lets devices compute 100% of the time")
+
+
+def test_the_hint_for_a_thin_line_is_the_change_that_costs_the_least_quality(cocktail: Run) -> None:
+    lines = (*SMALL, "--step-time", "1s", "--json")
+    rates = ("50kbit", "30kbit", "8kbit")
+    hints = [json.loads(cocktail(*lines, "--bandwidth", rate).out)["hint"] for rate in rates]
+
+    assert hints[0].startswith("compression.preset=cocktail-thin ends at a lower loss than packets of 19%")
+    assert hints[1].startswith("compression.preset=cocktail-thin lets devices compute 100% of the time")
+    assert hints[2].startswith("compression.local_steps=auto lets devices compute 100% of the time")
 
 
 def test_a_plan_is_four_lines_for_people_and_a_word_for_scripts(cocktail: Run) -> None:

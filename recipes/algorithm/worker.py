@@ -75,6 +75,7 @@ class Worker:
         self.local_model: LocalModel = LocalVector(x) if isinstance(x, Tensor) else x
         self.global_model, self.name_at, self.dither, self.decay = global_model, name_at, dither, decay
         self.rate = rate or fixed_rate(global_model.compressor)
+        self.on_taken: Callable[[ShardUpdate], object] | None = None  # told of all that leaves d_i
         self.aggregate_size = 0  # bytes of the newest aggregate
         self.short_of_memory = False  # a delta has been encoded on the host: its device had no room
 
@@ -159,6 +160,8 @@ class Worker:
                 self.local_model.add_(update, alpha=-1)
                 for part in decayed(update, 1 - self.decay):
                     self.local_model.add_(part, alpha=-1)
+                if self.on_taken is not None:
+                    self.on_taken(update)
 
     def handoff(self, budget: int, topk_ratio: float = 1.0) -> DecodedPacket | None:
         """Encode the largest coordinates of d_i, over all of each shard, for the aggregator's e.

@@ -100,6 +100,7 @@ _FOREIGN_NAMES: dict[str, str] = {  # ours -> theirs
 }
 FOREIGN_KEYS = {theirs: ours for ours, names in _FOREIGN_NAMES.items() for theirs in names.split()}
 
+MASKED = ("adamw_torch_fused", "adamw_torch")  # optimizers that momentum_masking knows
 MOST_SKETCHED = 1024  # samples of a round: a report has room for sketches of three such leases
 
 
@@ -243,6 +244,9 @@ def _compression_conflicts(recipe: Recipe) -> Iterator[Conflict]:
     if compression.activation_bits < 32 and not compression.shards_at_layers:
         text = f"{compression.activation_bits}: stages alone send activations, and there can be none"
         yield Conflict("compression.activation_bits", text, "shards_at_layers=true, or activation_bits=32")
+    if compression.momentum_masking and (optim := recipe.training.optim) not in MASKED:
+        text = f"`{optim}` has no first moment in float32 that could be masked"
+        yield Conflict("compression.momentum_masking", text, f"optim={MASKED[0]}")
     if 0 < compression.topk_chunk * compression.topk_ratio < 0.5:
         text = f"topk_ratio {compression.topk_ratio:g} keeps none of {compression.topk_chunk} values"
         yield Conflict("compression.topk_chunk", text, "a larger chunk")

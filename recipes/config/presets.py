@@ -112,6 +112,11 @@ PRESETS: dict[str, Preset] = {
             "error_decay": 0.95,
         },
     ),
+    "dgc": Preset(
+        "the largest thousandth each step, momentum masked where it was sent, after 100 steps of 16 bits",
+        "Deep Gradient Compression, Lin et al., 2017 (ICLR 2018)",
+        {**FRESH, "topk_ratio": 0.001, "momentum_masking": True, "uncompressed_steps": 100},
+    ),
     "onebit": Preset(
         "everything each step in 1 bit, error feedback on both sides, after 100 steps of 16 bits",
         "1-Bit Stochastic Gradient Descent, Seide et al., 2014; 1-bit Adam, Tang et al., 2021",

@@ -308,6 +308,7 @@ class Compression(Section):
         "co2",
         "streaming-diloco",
         "sparseloco",
+        "dgc",
         "onebit",
         "lora-cocktail",
     ] = key("cocktail", "named defaults for the keys below (presets.py); a written key wins")
@@ -360,6 +361,9 @@ class Compression(Section):
     error_decay: Annotated[Real, Field(ge=0, le=1)] = key(1.0, "factor on a peer's residual after each round")
     owner_error_decay: Annotated[Real, Field(ge=0, le=1)] = key(
         1.0, "factor on the aggregator's error feedback after each round"
+    )
+    momentum_masking: bool = key(
+        False, "set AdamW's first moment to zero at the coordinates of each accepted update", since="0.2"
     )
     uncompressed_steps: Annotated[int, Field(ge=0)] = key(0, "first steps that send everything in 16 bits")
     weighting: Literal["tokens", "uniform"] = key("tokens", "weights of the peers in the mean")

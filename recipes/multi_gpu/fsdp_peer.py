@@ -82,6 +82,7 @@ def check_fsdp(recipe: Recipe) -> None:
     cannot = {
         "training.fp32_master_weights=false": not training.fp32_master_weights,
         "model.load_in_4bit, load_in_8bit": model.quantized,
+        "compression.momentum_masking": recipe.compression.momentum_masking,
         # whose sums and products go over rows of other ranks
         f"training.optim={training.optim}": training.optim in ("adafactor", "muon", "soap"),
     }

@@ -39,6 +39,7 @@ def check_staged(recipe: Recipe) -> None:
     training, model = recipe.training, recipe.model
     cannot = {
         "compression.shards_at_layers=false": not recipe.compression.shards_at_layers,
+        "compression.momentum_masking": recipe.compression.momentum_masking,
         "training.fp32_master_weights=false": not training.fp32_master_weights,
         "model.load_in_4bit, load_in_8bit": model.quantized,
         "model.trust_remote_code": model.trust_remote_code,  # a stage's machine gets no files of code

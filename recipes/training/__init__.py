@@ -6,6 +6,7 @@ from .gradient_sketch import sketching
 from .loop import build_peer, finetune
 from .matrix_optimizers import embeddings_of, step_flops
 from .micro_batch import LEAVE, MOST, ON_CPU, first_line, is_full, micro_batch_for, share_taken, sizes_of
+from .momentum_masking import mask_momentum
 from .optimizers import (
     SCRATCH,
     STATE,

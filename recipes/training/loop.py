@@ -33,6 +33,7 @@ from recipes.objectives import Measured
 
 from .lease_gradient import Gradient, apply, computed, local_steps
 from .micro_batch import first_line, global_model_fits, is_full, shrink_to_fit
+from .momentum_masking import mask_momentum
 from .stochastic_rounding import RoundedLocalModel
 from .trainer import SingleDeviceTrainer
 from .types import (
@@ -80,6 +81,8 @@ def build_peer(
     else:
         vector = flat.vector.to(local.device if beside else torch.device("cpu"), copy=True)
     worker = worker_of(recipe, x, vector, flat.layout.name_at, own, round)
+    if recipe.compression.momentum_masking:
+        worker.on_taken = partial(mask_momentum, local.optimizer, flat.masters)
     config = getattr(model, "config", None)
     vocabulary = getattr(config, "vocab_size", None)
     return Peer(local, worker, recipe, vocabulary, micro_batch, side=SideStream(local.device))

@@ -50,6 +50,14 @@ THIN_LINES = (
     ),
     Row("the same with SOAP, betas .5 .99", replace(SPARSE_SIGNS, optim="soap", beta2=0.99)),
 )
+TOP_K = Setting(sample=1.0, keep=0.0053, bits=16, staleness=0)  # at the default's bytes
+DGC = replace(TOP_K, keep=0.001, masked=1, uncompressed=100)
+MASKING = (
+    Row("p=1 K=.001, 16 bits, 100 uncompressed steps, the mean, fresh, momentum masked (`dgc`)", DGC),
+    Row("the same without masking", replace(DGC, masked=0)),
+    Row("p=1 K=.0053, 16 bits, the mean, fresh, momentum masked", replace(TOP_K, masked=1)),
+    Row("p=1 K=.0053, 16 bits, the mean, fresh", TOP_K),
+)
 AMORTISED = Row("p=.129 K=.2, 1 bit, `packets`, beta1 .5, fresh, H=8, error decay .8", THINNEST)
 
 
@@ -116,6 +124,7 @@ SIXTEEN = replace(SUM, rows=16)  # twice the batch, so that 16 peers have a samp
 TABLES = (
     Table("four peers", METHODS, SEEDS),
     Table("four peers on 20 Mbit/s, two rounds in flight", THIN_LINES, SEEDS),
+    Table("four peers, momentum masking", MASKING),
     Table("eight peers", with_peers(METHODS, 8), SEEDS),
     Table("the gap", tuple(replace(row, like=None) for row in changed_from(SUM, GAP))),
     Table("one technique at a time", changed_from(SUM, EQUAL), SEEDS),

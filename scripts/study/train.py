@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from pydoc_data import topics
 from typing import Final, Literal
@@ -33,6 +34,7 @@ from recipes.algorithm import (
     outer_optimizer_of,
 )
 from recipes.config.schema import Compression, Training
+from recipes.training import mask_momentum
 from recipes.training.matrix_optimizers import embeddings_of
 from recipes.training.optimizers import build_optimizer, learning_rate, set_learning_rate
 from recipes.weight_files.parameter_layout import FlatParameters
@@ -83,6 +85,8 @@ class Setting:
     momentum: float = 0.0  # of the owner's step
     error_decay: float = 1.0
     owner_error_decay: float = 1.0
+    masked: int = 0  # 1: momentum masking
+    uncompressed: int = 0  # first steps that send everything in 16 bits
     beta1: float = 0.9
     beta2: float = 0.999
     hubs: int = 0  # inner hubs between the peers and x', each of as many peers
@@ -104,6 +108,8 @@ class Setting:
             outer_momentum=self.momentum,
             error_decay=self.error_decay,
             owner_error_decay=self.owner_error_decay,
+            momentum_masking=bool(self.masked),
+            uncompressed_steps=self.uncompressed,
         )
 
     def training(self, rate: float, seed: int, steps: int) -> Training:
@@ -258,6 +264,8 @@ class Peer:
         self.turned = None if basis is None else TurnedUpdate(basis)
         trained = self.flat.masters if self.turned is None else self.turned.parameters
         self.optimizer = build_optimizer(trained, training, embeddings_of(self.flat.model))
+        if setting.masked:
+            self.worker.on_taken = partial(mask_momentum, self.optimizer, trained)
 
     def step(self, grad: Tensor, rate: float, beta1: float) -> None:
         self.flat.grad.copy_(grad)

@@ -31,6 +31,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "diloco": {"local_steps": 3, "shards": 2},
     "streaming-diloco": {"local_steps": 2, "random_ratio": 0.25},
     "sparseloco": {"local_steps": 2, "topk_chunk": 256, "topk_ratio": 1 / 16},
+    "dgc": {"uncompressed_steps": 3, "topk_ratio": 0.05},
     "onebit": {"uncompressed_steps": 3},
     "co2": {"local_steps": 2, "staleness": 3},
 }

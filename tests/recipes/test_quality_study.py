@@ -14,7 +14,18 @@ from recipes.training.optimizers import learning_rate
 from scripts.study.cells import Cell, read, setting_of, setting_text
 from scripts.study.eigenbasis import FixedEigenbasis
 from scripts.study.model import Models
-from scripts.study.plan import RATES, REFERENCE, SEEDS, SPARSE_SIGNS, SUM, TABLES, WIDE, best_rate, missing
+from scripts.study.plan import (
+    DGC,
+    RATES,
+    REFERENCE,
+    SEEDS,
+    SPARSE_SIGNS,
+    SUM,
+    TABLES,
+    WIDE,
+    best_rate,
+    missing,
+)
 from scripts.study.run import QUICK, run
 from scripts.study.tables import markdown, optimizers
 from scripts.study.train import (
@@ -47,6 +58,7 @@ def test_the_study_begins_at_the_papers_preset_and_what_it_recommends_is_the_def
     assert SPARSE_SIGNS.compression.model_copy(update={"preset": "cocktail-thin"}) == Compression(
         preset="cocktail-thin"
     )
+    assert DGC.compression.model_copy(update={"preset": "dgc"}) == Compression(preset="dgc")
     assert best.training(1e-3, 7, 9) == Training(learning_rate=1e-3, seed=7, max_steps=9)
 
 

@@ -323,6 +323,7 @@ def test_durations_are_seconds(text: str | int, seconds: float) -> None:
         ),
         ("training: {lr_scheduler_type: cosine_with_min_lr}", "training.lr_scheduler_kwargs"),
         ("compression: {preset: lora-cocktail}", "compression.preset"),
+        ("compression: {preset: dgc}\ntraining: {optim: muon}", "compression.momentum_masking"),
         ("training: {max_steps: 99}\ncompression: {preset: diloco}", "compression.local_steps"),
         ("compression: {local_steps: auto, staleness: 0}", "compression.local_steps"),
         ("compression: {local_steps: auto, error_decay: 0.9}", "compression.local_steps"),

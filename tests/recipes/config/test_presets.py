@@ -179,6 +179,20 @@ def test_sparseloco_keeps_the_largest_of_each_chunk_and_what_stays_decays() -> N
             close(worker.x - trio.common, 0.95 * stays)
 
 
+def test_dgc_sends_all_at_first_and_then_the_largest_and_tells_what_left_the_residual() -> None:
+    trio, left = Trio(preset="dgc", uncompressed_steps=2, topk_ratio=0.01), list[Tensor]()
+    trio.workers[0].on_taken = lambda update: left.append(update.update.dense())
+    for late in ([], [], [], [0]):
+        trio.round(late)
+    sizes = [int((values != 0).sum()) for values in left]
+    sent = trio.sent[1].shard_updates[0].update
+    delta = trio.workers[1].x - trio.common + sent.dense()
+
+    assert trio.asked.momentum_masking
+    assert sizes == [N, N, 6]
+    assert sent.positions.tolist() == delta.abs().topk(6).indices.sort().values.tolist()
+
+
 def test_onebit_sends_signs_after_its_first_steps_and_loses_nothing_on_either_side() -> None:
     trio = Trio(preset="onebit", uncompressed_steps=2)
     sizes = []

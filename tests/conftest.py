@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +75,17 @@ def forked() -> Iterator[Forked]:
     """Starts commands in processes of their own, fast."""
     with Forked() as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def fast_starts(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test starts as `python -m MODULE` is forked, where that can be."""
+    if sys.platform.startswith("linux"):
+        forked: Forked = request.getfixturevalue("forked")
+        with forked.forker.forking():
+            yield
+    else:
+        yield
 
 
 @pytest.fixture

@@ -117,19 +117,30 @@ class Forked:
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
-        self._forker = Forker()
+        self.forker = Forker()
 
     def start(
-        self, folder: Path, *arguments: str, before: str = "", terminal: str = "", home: Path | None = None
+        self,
+        folder: Path,
+        *arguments: str,
+        module: str = "cocktail_cli",
+        terminal: str = "",
+        home: Path | None = None,
+        **special: Any,
     ) -> Command:
-        """`before` is Python that runs first; `terminal`, a device, becomes its stdin."""
+        """Start a command, or another module.
+
+        Args:
+            terminal: a device that becomes its stdin.
+            special: `before`, Python that runs first; `forks`: the processes that it starts are forked, too.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        command = ["-m", "cocktail_cli", *arguments]
+        command = ["-m", module, *arguments]
         known = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         known |= {"COCKTAIL_HOME": str(home)} if home else {}
         files = [os.open(terminal or os.devnull, os.O_RDWR)]
         files += [os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644) for name in TOLD]
-        process = self._forker.start(command, known, folder, files, before=before)
+        process = self.forker.start(command, known, folder, files, **special)
         for file in files:
             os.close(file)
         self.commands.append(Command(folder, process))
@@ -149,4 +160,4 @@ class Forked:
         for command in self.commands:
             if command.poll() is None:
                 command.send(signal.SIGKILL)
-        self._forker.close()
+        self.forker.close()

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from configparser import ConfigParser
@@ -19,6 +18,7 @@ from xml.etree import ElementTree
 import pytest
 import typer.main
 import yaml
+from forked import Forked, needs_fork
 
 from cocktail_cli.errors import EXIT
 from cocktail_cli.main import app
@@ -248,22 +248,19 @@ def test_the_skypilot_task_has_documented_fields_and_scripts_that_bash_reads() -
 
 
 @pytest.mark.slow
-def test_the_notebook_launches_joins_stops_early_and_loads_the_model(tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(HERE.parents[1]), "TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "notebook.py")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+@needs_fork
+def test_the_notebook_launches_joins_stops_early_and_loads_the_model(tmp_path: Path, forked: Forked) -> None:
+    here = f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}"
+    notebook = forked.start(tmp_path, module="scripts.examples.notebook", before=here, forks=True)
+    status = notebook.process.wait(200)
+    printed = (tmp_path / "told").read_text()
 
-    assert done.returncode == 0, done.stderr
-    assert "can be joined at cocktail://" in done.stdout
-    assert "guest trains from round" in done.stdout
-    assert re.search(r"stopped by its host: \d+ of 60 steps ->", done.stdout)
-    assert "recipe_invalid ['  override  learning_rat  did you mean" in done.stdout
-    assert "\nThe import statement" in done.stdout
+    assert status == 0, notebook.said
+    assert "can be joined at cocktail://" in printed
+    assert "guest trains from round" in printed
+    assert re.search(r"stopped by its host: \d+ of 60 steps ->", printed)
+    assert "recipe_invalid ['  override  learning_rat  did you mean" in printed
+    assert "\nThe import statement" in printed
 
 
 @pytest.fixture

@@ -188,7 +188,7 @@ def test_through_a_relay_one_peer_is_killed_one_leaves_and_the_rest_die_with_the
 
 
 def peers_come_and_go(forked: Forked, tmp_path: Path, command: list[str]) -> None:
-    launch = forked.start(tmp_path / "launch", *command)
+    launch = forked.start(tmp_path / "launch", *command, forks=True)
     url = launch.next("run_started")["url"]
     killed, volunteer = (forked.join(tmp_path / name, url) for name in ("killed", "volunteer"))
     launch.next("step", peers=3)

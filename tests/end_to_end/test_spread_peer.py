@@ -42,7 +42,7 @@ LEASE = 5  # samples; in micro-batches of 2 that leaves one of two ranks without
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[GpuProcesses]:
+def ranks(fast_starts: None) -> Iterator[GpuProcesses]:
     with closing(GpuProcesses(["cpu", "cpu"], lambda: None)) as started:
         yield started
     assert [process.returncode for process in started.processes] == [-9, -9]

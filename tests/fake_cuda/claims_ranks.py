@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -22,7 +21,6 @@ from recipes.planning.memory_plan import Machine, plan_memory
 from recipes.training import Lowered, Peer, build_peer
 from recipes.training.micro_batch import shrink_to_fit
 
-HERE = Path(__file__).parent
 LENGTH = 128
 
 
@@ -45,8 +43,6 @@ def test_two_gpus_step_and_send_like_one_and_where_memory_runs_out_with_smaller_
     """Their processes have fake devices of their own, with memory between what is planned for two sequences
     and for four. The step that needs more is taken again, by new processes with what the old ones had. They
     are given an update beside the compute, and once more where those that had it are gone."""
-    (tmp_path / "sitecustomize.py").write_text("import fake_cuda, fake_nccl\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(HERE), os.environ["PYTHONPATH"]]))
     recipe = load_recipe("smoke", ["attn_implementation=eager", "adam_epsilon=0.001"])
     base = prepare_base(recipe, tmp_path / "base", lambda *_: None).folder
     samples = [Sample(np.arange(i, i + LENGTH, dtype=np.int32), np.arange(LENGTH) > i % 3) for i in range(8)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Forked, needs_fork
 
 import cocktail_cli
 from cocktail_cli.api.runs import TERMINAL, Feed, as_yaml_value, command_words, options_of
@@ -148,6 +148,7 @@ class PressesCtrlC:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fast_starts")
 def test_an_interrupt_or_an_error_of_a_callback_ends_the_run_in_good_order_before_it_is_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,18 +178,17 @@ os.kill(os.getpid(), 9)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="kill -9")
+@needs_fork
 def test_a_run_ends_in_good_order_when_its_program_is_killed(
-    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, forked: Forked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", HOST],
-        env=os.environ | {"PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
+    (tmp_path / "program.py").write_text(HOST)
+    program = forked.start(
+        tmp_path, module="program", before="import sys; sys.path.insert(0, '')", forks=True
     )
-    assert done.stdout.startswith("cocktail://"), done.stderr
+    assert program.process.wait(200) == -signal.SIGKILL, program.said
+    assert (tmp_path / "told").read_text().startswith("cocktail://")
     deadline = time.monotonic() + 60
     while load_run("out").state == "running" and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -287,7 +287,7 @@ SMALL += ["--peers", "1", "save_steps=5"]
 @needs_fork
 def test_a_run_goes_on_after_its_hub_was_killed(forked: Forked, tmp_path: Path, cocktail: Command) -> None:
     here = [*SMALL, "-o", str(tmp_path / "out")]
-    launch = forked.start(tmp_path / "launch", *here)
+    launch = forked.start(tmp_path / "launch", *here, forks=True)
     started = launch.next("run_started")
     join = forked.join(tmp_path / "volunteer", started["url"])
     launch.next("step", step=12)
@@ -300,7 +300,7 @@ def test_a_run_goes_on_after_its_hub_was_killed(forked: Forked, tmp_path: Path, 
     killed = json.loads(cocktail("runs", "--json").out)["runs"][0]
     assert [killed[key] for key in ("run", "state")] == [started["run"], "died"]
     assert killed["step"] >= 12
-    again = forked.start(tmp_path / "again", "resume", started["run"], "--json")
+    again = forked.start(tmp_path / "again", "resume", started["run"], "--json", forks=True)
     resumed = again.next("run_started")
     assert (again.wait(), join.wait()) == (0, 0)
 

@@ -136,6 +136,7 @@ def test_a_paused_run_says_how_it_goes_on(cocktail: Run, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fast_starts")
 def test_a_detached_run_outlives_its_launch_is_reached_and_paused(cocktail: Run, tmp_path: Path) -> None:
     options = ["--no-train", "--port", "0", "--bind", "127.0.0.1", "-o", "out", "data.max_length=32"]
     said = cocktail("launch", "smoke", "--detach", "-q", *options)

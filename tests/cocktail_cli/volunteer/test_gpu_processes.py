@@ -22,8 +22,8 @@ TWO = ("--gpus", "2", "--device", "cpu")
 
 
 def children(peer: Command) -> list[int]:
-    """Its ranks, in their order."""
-    return [int(pid) for pid in Path(f"/proc/{peer.pid}/task/{peer.pid}/children").read_text().split()]
+    """Its ranks, in their order; the first child is what forks them."""
+    return [int(pid) for pid in Path(f"/proc/{peer.pid}/task/{peer.pid}/children").read_text().split()][1:]
 
 
 def runs(pid: int) -> bool:
@@ -41,7 +41,9 @@ def test_a_rank_that_is_killed_ends_its_peer_with_the_reason_and_the_others(
     with stalling_hub(material, tmp_path / "ledger", commits=True) as hub:
         (tmp_path / "ann").mkdir()
         (tmp_path / "ann" / "url").write_text(f"{hub.url}\n")
-        ann = forked.start(tmp_path / "ann", "join", "@url", "-y", "--json", "--name", "ann", *TWO)
+        ann = forked.start(
+            tmp_path / "ann", "join", "@url", "-y", "--json", "--name", "ann", *TWO, forks=True
+        )
         ann.until("step")
         ranks = children(ann)
         os.kill(ranks[1], signal.SIGKILL)

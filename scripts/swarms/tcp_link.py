@@ -126,6 +126,8 @@ class Link:
             return len(self._pairs)
 
     def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # else a thread stays in accept()
         self._listener.close()
         self.mend()
         self.cut()

@@ -74,6 +74,11 @@ class Member:
             self.error = error
             raise
 
+    def close(self) -> None:
+        if self.run is not None and self.run.sharded is not None:
+            self.run.sharded.leave(hand_over=False)
+        self.link.close()
+
 
 def test_four_owners_send_and_receive_what_the_paper_says(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -108,6 +113,7 @@ def test_four_owners_send_and_receive_what_the_paper_says(
         events = list(running.events())
         for member in members:
             member.thread.join(20)
+            member.close()
         running.join(20)
         work.durable.close()
 

@@ -128,8 +128,8 @@ class AsGiven(Proxies):
 def test_a_run_trains_through_a_proxy_directly_and_by_tls_through_a_relay(
     name: str, started: Callable[[str, int, Path], Proxy], tmp_path: Path
 ) -> None:
-    running = Running(tmp_path / "run", toy_settings(**FAST, min_peers=2))
     with (
+        closing(Running(tmp_path / "run", toy_settings(**FAST, min_peers=2))) as running,
         closing(Relay("127.0.0.1", 0, tls=server_context())) as relay,
         closing(Firewall(relay.port)) as firewall,
     ):
@@ -152,7 +152,6 @@ def test_a_run_trains_through_a_proxy_directly_and_by_tls_through_a_relay(
             ended = running.ended(30.0)
             for thread in threads:
                 thread.join(5.0)
-    running.close()
 
     assert ended.finished
     assert [peer.error for peer in peers] == [None, None]
@@ -166,11 +165,10 @@ def test_a_run_trains_through_a_proxy_directly_and_by_tls_through_a_relay(
 def test_a_port_that_a_proxy_does_not_let_through_is_told_with_its_status(
     name: str, told: str, started: Callable[[str, int, Path], Proxy], tmp_path: Path
 ) -> None:
-    running = Running(tmp_path / "run", toy_settings(**FAST))
-    proxy = started(name, SHUT, tmp_path)
-    with pytest.raises(Unreachable, match=f"no way through the proxy .* {told} ") as refused:
-        ask_status(through(running.url, proxy))
-    running.close()
+    with closing(Running(tmp_path / "run", toy_settings(**FAST))) as running:
+        proxy = started(name, SHUT, tmp_path)
+        with pytest.raises(Unreachable, match=f"no way through the proxy .* {told} ") as refused:
+            ask_status(through(running.url, proxy))
 
     assert "s3cret" not in str(refused.value)
 
@@ -180,32 +178,32 @@ def test_a_port_that_a_proxy_does_not_let_through_is_told_with_its_status(
 def test_a_login_that_is_lacking_is_told(
     name: str, told: str, started: Callable[[str, int, Path], Proxy], tmp_path: Path
 ) -> None:
-    running = Running(tmp_path / "run", toy_settings(**FAST))
-    proxy = started(name, running.hub.port, tmp_path)
-    with pytest.raises(Unreachable, match=told):
-        ask_status(through(running.url, replace(proxy, user="", password="")))
-    running.close()
+    with closing(Running(tmp_path / "run", toy_settings(**FAST))) as running:
+        proxy = started(name, running.hub.port, tmp_path)
+        with pytest.raises(Unreachable, match=told):
+            ask_status(through(running.url, replace(proxy, user="", password="")))
 
 
 @pytest.mark.slow
 def test_a_proxy_over_tls_gets_a_login_only_behind_a_certificate_that_is_trusted(
     started: Callable[[str, int, Path], Proxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = Running(tmp_path / "run", toy_settings(**FAST))
-    plain = started("tinyproxy", running.hub.port, tmp_path)
-    with closing(TlsFront(plain.port)) as front:
-        url = through(running.url, replace(plain, scheme="https", port=front.port))
-        client_context.cache_clear()
-        with pytest.raises(Unreachable, match=r"no way through the proxy https.*certificate verify failed"):
-            ask_status(url)
-        passed = front.passed
-        monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
-        client_context.cache_clear()
-        status = ask_status(url)
-        (peer,) = [ToyPeer(PeerLink(url, PeerIdentity("ann")))]
-        peer.start().join(20.0)
+    with closing(Running(tmp_path / "run", toy_settings(**FAST))) as running:
+        plain = started("tinyproxy", running.hub.port, tmp_path)
+        with closing(TlsFront(plain.port)) as front:
+            url = through(running.url, replace(plain, scheme="https", port=front.port))
+            client_context.cache_clear()
+            with pytest.raises(
+                Unreachable, match=r"no way through the proxy https.*certificate verify failed"
+            ):
+                ask_status(url)
+            passed = front.passed
+            monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+            client_context.cache_clear()
+            status = ask_status(url)
+            (peer,) = [ToyPeer(PeerLink(url, PeerIdentity("ann")))]
+            peer.start().join(20.0)
     client_context.cache_clear()
-    running.close()
 
     assert (passed, status["run"]) == (0, "toy-run")
     assert (peer.error, trained(running.work)) == (None, list(range(40)))

@@ -110,7 +110,10 @@ def strangers(found: Any, known: Mapping[str, Any] | None, at: str = "") -> Iter
                 yield from strangers(value, known[key], f"{at}.{key}")
 
 
-@pytest.mark.parametrize("path", sorted(p for p in HERE.iterdir() if p.suffix != ".md"), ids=lambda p: p.name)
+EXAMPLES = sorted(path for path in HERE.iterdir() if path.is_file() and path.suffix != ".md")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
 def test_every_option_of_an_example_is_one_of_its_command(path: Path) -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     lines = [

@@ -12,7 +12,7 @@ from cocktail_cli.commands.results.report import as_html
 from cocktail_cli.dashboard.remote_reader import RemoteReader
 from recipes.config.loader import load_recipe
 from transport import RunKeys
-from transport.protocol.errors import Unreachable
+from transport.protocol.errors import LinkLost, Unreachable
 
 
 def answer(round: int, *peers: tuple[str, int], **changed: Any) -> dict[str, Any]:
@@ -157,7 +157,13 @@ def test_it_is_listened_to_whether_anybody_looks_or_not(
 ) -> None:
     told = iter(range(4, 100))
     monkeypatch.setattr("cocktail_cli.dashboard.remote_reader.EVERY", 0.01)
-    monkeypatch.setattr("transport.ask_status", lambda *_, **__: answer(next(told), ("ann", 0)))
+
+    def ask(url: object, *_: object, **__: object) -> dict[str, Any]:
+        if url is not remote.url:  # of a reader that an earlier test has left watching
+            raise LinkLost("another run")
+        return answer(next(told), ("ann", 0))
+
+    monkeypatch.setattr("transport.ask_status", ask)
 
     remote.watch()
     end = time.monotonic() + 10

@@ -52,8 +52,8 @@ class ShardedExchange:
         aggregator: AggregatorThread | None = None,
     ) -> None:
         self.aggregator, self._link, self._sharding, self._clients = aggregator, link, sharding, clients
-        self._in_flight: dict[int, messages.Round] = {}  # as they were opened last
-        self._committed: dict[int, messages.Committed] = {}  # those of them whose packet is not fetched yet
+        # rounds, as they were opened last, whose packet is not fetched yet
+        self._committed: dict[int, tuple[messages.Round, messages.Committed]] = {}
         self.upload_s = 0.0  # seconds that the newest upload took, directly and through the hub
 
     @property
@@ -66,16 +66,17 @@ class ShardedExchange:
     def exchange(self, round: messages.Round, packet: bytes, report: messages.Report) -> messages.Committed:
         """Upload the packet by shard and wait for the commit; again if the round is reopened with other
         aggregators. Raises as PeerLink.exchange, except Reopened."""
-        for old in [number for number in self._in_flight if number <= round.round - messages.MOST_IN_FLIGHT]:
-            self._in_flight.pop(old, None)
-            self._committed.pop(old, None)
+        for old in list(self._committed):  # of a session that ended before it could fetch them
+            if old <= round.round - messages.MOST_IN_FLIGHT:
+                self._committed.pop(old, None)
         while True:
-            self._in_flight[round.round] = round
             try:
-                committed = self._committed[round.round] = self._upload(round, packet, report)
-                return committed
+                committed = self._upload(round, packet, report)
             except Reopened as reopened:
                 round = reopened.again
+            else:
+                self._committed[round.round] = round, committed
+                return committed
 
     def _upload(self, round: messages.Round, packet: bytes, report: messages.Report) -> messages.Committed:
         rest, parts = self._cut(round, packet)
@@ -108,10 +109,10 @@ class ShardedExchange:
 
     def fetch(self, round: int) -> bytes | None:
         """Fetch and join the packet of a round just committed; None if it must come whole from the hub."""
-        opened, committed = self._in_flight.pop(round, None), self._committed.pop(round, None)
-        clients = self._clients
-        if opened is None or committed is None or clients is None:
+        exchanged, clients = self._committed.pop(round, None), self._clients
+        if exchanged is None or clients is None:
             return None
+        opened, committed = exchanged
         if not any(a.address for a in opened.owners):
             return None
         moved = [a for a in opened.owners if a.name not in committed.lost]

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from recipes.planning import LinkSpeed, Machine, MemoryPlan, StepCost
 
 RATE = 100e6 / 8  # default rate, bytes per second
-SPARSE, IN_FLIGHT, LONGER = (
-    f"compression.{key}" for key in ("preset=cocktail-thin", "staleness=2", "local_steps=auto")
-)
+SPARSE, LONGER = "compression.preset=cocktail-thin", "compression.local_steps=auto"
+IN_FLIGHT = "compression.staleness=2"
 # for lines that the sparsest packets fill: what costs the least quality first
 THIN = ((SPARSE,), (IN_FLIGHT,), (LONGER,), (IN_FLIGHT, LONGER))
 CUT = 0.3  # share of the recipe's packet below which SPARSE ends at a lower loss (recipes/LOG.md, 2026-11-26)
@@ -396,7 +395,7 @@ def for_thin_lines(plan: Plan) -> str:
         except RecipeError:
             continue  # excluded by another key, or nothing that the recipe does not say
         line = asked.line_with(asked.hub, recipe, plan.peers)
-        packet = packet_bytes(recipe, plan.memory.parameters)
+        packet = packet_bytes(recipe, plan.memory.parameters) if SPARSE in changes else step.packet
         cost = cost_of_step(recipe, packet, step.compute, line)
         if SPARSE not in changes or cost.fitting >= CUT:
             shares[" ".join(changes)] = cost.computing

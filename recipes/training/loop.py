@@ -82,7 +82,7 @@ def build_peer(
         vector = flat.vector.to(local.device if beside else torch.device("cpu"), copy=True)
     worker = worker_of(recipe, x, vector, flat.layout.name_at, own, round)
     if recipe.compression.momentum_masking:
-        worker.on_taken = partial(mask_momentum, local.optimizer, flat.masters)
+        worker.on_taken = partial(mask_momentum, local.optimizer, flat.masters, flat.layout.offsets)
     config = getattr(model, "config", None)
     vocabulary = getattr(config, "vocab_size", None)
     return Peer(local, worker, recipe, vocabulary, micro_batch, side=SideStream(local.device))

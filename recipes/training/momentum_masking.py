@@ -8,7 +8,6 @@ then, and would push x_i the same way once more, so it starts again from zero th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -18,17 +17,20 @@ from compress import Update
 from recipes.algorithm import ShardUpdate, each_window
 
 
-def mask_momentum(optimizer: Optimizer, parameters: Sequence[Tensor], taken: ShardUpdate) -> None:
+def mask_momentum(
+    optimizer: Optimizer, parameters: Sequence[Tensor], offsets: Sequence[int], taken: ShardUpdate
+) -> None:
     """Set AdamW's first moment to zero at the coordinates of an update that the aggregator has taken. One of
     a whole shard, as in uncompressed steps, leaves it: nothing there was late.
 
     Args:
         parameters: those of all of x_i, in the vector's order.
+        offsets: start of each parameter in the vector, and P at the end (`Layout.offsets`).
     """
     if taken.update.count == taken.shard.size:
         return
     device = parameters[0].device
-    starts = torch.tensor([0, *accumulate(p.numel() for p in parameters)], device=device)
+    starts = torch.tensor(offsets, device=device)
 
     def clear(window: Update) -> None:
         at = taken.sample.coordinates(window.positions) + taken.shard.start  # (k,) ascending

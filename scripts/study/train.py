@@ -265,7 +265,7 @@ class Peer:
         trained = self.flat.masters if self.turned is None else self.turned.parameters
         self.optimizer = build_optimizer(trained, training, embeddings_of(self.flat.model))
         if setting.masked:
-            self.worker.on_taken = partial(mask_momentum, self.optimizer, trained)
+            self.worker.on_taken = partial(mask_momentum, self.optimizer, trained, self.flat.layout.offsets)
 
     def step(self, grad: Tensor, rate: float, beta1: float) -> None:
         self.flat.grad.copy_(grad)

@@ -79,7 +79,7 @@ def forked() -> Iterator[Forked]:
 
 @pytest.fixture(scope="module")
 def fast_starts(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a test starts as `python -m MODULE` is forked, where that can be."""
+    """Fork what a test starts as `python -m MODULE`, where that can be."""
     if sys.platform.startswith("linux"):
         forked: Forked = request.getfixturevalue("forked")
         with forked.forker.forking():

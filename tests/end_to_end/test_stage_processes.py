@@ -26,7 +26,7 @@ def machines(tmp_path: Path, forked: Forked) -> Iterator[LentMachines]:
 
 
 def loaded(head: Process) -> list[str]:
-    """What a head has said each time that it gave the machines of its ring their layers."""
+    """List what a head has said each time that it gave the machines of its ring their layers."""
     states = [told["state"] for told in head.heard("progressed")]
     return [state for state in states if "waiting for the other 2 of 3 machines" in state]
 

@@ -111,6 +111,7 @@ class Claim:
     loss_sum: float
     tokens: int  # as the peer reports them; used for the mean loss only
     key: str = ""  # of the peer
+    stages: tuple[str, ...] = ()  # SHA-256 of the parts that other machines of a replica have sent
 
 
 @dataclass(frozen=True)

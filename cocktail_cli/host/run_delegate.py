@@ -202,6 +202,20 @@ class RunDelegate:
         except PacketError as error:
             raise UpdateRejected(peer, str(error)) from error
 
+    def merged(self, peer: str, packets: Sequence[bytes]) -> bytes:
+        from compress import PacketError
+        from recipes.algorithm import merge_packets
+
+        try:
+            return merge_packets(packets, self.recipe.compression.shards)
+        except PacketError as error:
+            raise UpdateRejected(peer, str(error)) from error
+
+    def selected(self, packet: bytes, shards: Collection[int]) -> bytes:
+        from recipes.algorithm import select_shards
+
+        return select_shards(packet, shards, self.recipe.compression.shards)
+
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         if self.probing:
             if peer in self.probing.found:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from cocktail_cli.measures import RoundTimer
 from transport.ledger import read_packets
-from transport.protocol import Leaving, RunOver, messages
+from transport.protocol import Leaving, RunOver, messages, shard_ranges
 from transport.transfer import BandwidthBudget
 
 if TYPE_CHECKING:
     from cocktail_cli.proofs import ReceiptFile
     from recipes.objectives import Measured
+    from recipes.staged_peer import ReplicaExchange, SentParts
     from recipes.training import Delivery
     from transport import PeerLink
     from transport.aggregators import ShardedExchange
@@ -42,6 +43,7 @@ class RunLink:
         self.why = ""  # this peer leaves, if there is more to say than that it was asked to
         self.sharded: ShardedExchange | None = None  # where peers aggregate shards
         self.passing: PacketSources | None = None  # where the hub does, and peers may pass packets on
+        self.replica: ReplicaExchange | None = None  # of a head whose other machines send their own shards
         self.receipts: ReceiptFile | None = None  # where what the run has counted of this peer is kept
         self.measuring = threading.Lock()  # of the next three: one round goes up while another comes down
         self.budget = BandwidthBudget.of(staleness)  # what the line carries beside the compute
@@ -77,8 +79,11 @@ class RunLink:
         started = time.monotonic()
         kind, _, number = name.partition("/")
         with self.waiting(), self.timer.under_way(kind, started):
-            peers = (self.sharded or self.passing) if kind == "packet" else None
+            parts = self.replica.of(int(number)) if self.replica is not None and kind == "packet" else None
+            peers = (self.sharded or self.passing) if kind == "packet" and parts is None else None
             found = peers.fetch(int(number)) if peers is not None else None
+            if parts is not None:
+                name = f"{name}/{shard_ranges(parts.shards)}"
             packet = self.link.fetch(name) if found is None else found
         now = time.monotonic()
         if kind == "lease":
@@ -88,8 +93,24 @@ class RunLink:
             round = int(number)
             with self.measuring:
                 took, committed = now - self.opened_at.pop(round, now), self.committed_s.pop(round, 0.0)
-                self.budget = self.budget.received(len(packet), now - started).ended(took, committed)
+                size, seconds = of_whole(parts, len(packet), now - started, up=False)
+                self.budget = self.budget.received(size, seconds).ended(took, committed)
         return packet
+
+    def exchanges_for(self, replica: ReplicaExchange) -> None:
+        """Fetch of aggregates only what the head of a replica needs."""
+        self.replica = replica
+
+        def shards(round: int) -> str:
+            parts = replica.of(round)
+            return "" if parts is None else shard_ranges(parts.shards)
+
+        self.link.select_shards(shards)
+
+    def share(self, round: int) -> float:
+        """Return the share of a round's packets that passes this machine: of a replica's head only a part."""
+        parts = self.replica.of(round) if self.replica is not None else None
+        return 1.0 if parts is None else parts.share
 
     def packets(self, start: int, stop: int) -> Iterator[bytes]:
         """Yield the committed packets of rounds start .. stop-1, in order, their checksums verified."""
@@ -147,7 +168,8 @@ class RunLink:
             if opened is not None:  # waiting for others would last as long whatever this peer sends
                 opened += committed.waited
                 self.opened_at[delivery.round], self.committed_s[delivery.round] = opened, now - opened
-            self.budget = self.budget.sent(len(packet), upload_s)
+            parts = self.replica.of(delivery.round) if self.replica is not None else None
+            self.budget = self.budget.sent(*of_whole(parts, len(packet), upload_s, up=True))
         if self.receipts is not None:
             self.receipts.keep(committed)
             self.timer.stored(time.monotonic() - now)
@@ -176,3 +198,11 @@ class RunLink:
         if self.passing is not None:
             self.passing.leave()
         self.link.leave(self.why or reason)
+
+
+def of_whole(parts: SentParts | None, size: int, seconds: float, *, up: bool) -> tuple[int, float]:
+    """Scale a transfer of some shards to one of all, on the slowest line of the replica: bytes, seconds."""
+    if parts is None or not parts.share:
+        return size, seconds
+    whole, rate = int(size / parts.share), parts.up if up else parts.down
+    return whole, max(seconds, whole / rate if rate else 0.0)

@@ -258,6 +258,11 @@ class VolunteerSession:
             shard_backend,
         )
 
+        if self.limits.ring is not None:
+            from recipes.staged_peer import StagedWorker
+
+            assert isinstance(peer.worker, StagedWorker)
+            run.exchanges_for(peer.worker.global_model.exchange)
         if recipe.swarm.owners == "hub":
             if recipe.swarm.passing != "off":
                 run.passing = connect_sources(run.link, own_keys(), self.server)

@@ -1,7 +1,7 @@
 """A peer that is several machines: the head's process has the session, the loop and the first stage.
 
-The loop's `Trainer` and its worker are here; what they are asked, all machines do on their own ranges. Of the
-exchange only packets pass the head: each machine encodes its own shards, and gets the aggregate's.
+The loop's `Trainer` and its worker are here; what they are asked, all machines do on their own ranges. Each
+machine encodes its own shards, and gets the aggregate's: over the ring, or by itself (`shard_exchange`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from recipes.weight_files import Layout
 
 from .ring_head import RingHead
 from .ring_request import Answer
+from .shard_exchange import ReplicaExchange
 
 FILLS = 16  # times that a group of micro-batches fills the pipeline: it stands still for a 16th of the time
 
@@ -159,6 +160,8 @@ class StagedGlobalModel:
         self.ring, self.vector = ring, ring.part.worker.global_model.vector
         self.round = self.fingerprint = 0
         self.numbers: list[Sequence[int]] = []  # of each machine's shards
+        whole = ring.part.worker.global_model
+        self.exchange = ReplicaExchange([s.size for s in whole.compressor.cut(whole.size, whole.seed)])
         self.note(ring.ask("state"))
 
     def note(self, answers: Sequence[Answer], least: int = 0) -> None:
@@ -204,7 +207,10 @@ class StagedGlobalModel:
 
     def decode(self, packet: bytes, round: int | None = None) -> DecodedPacket:
         round = self.round if round is None else round
-        self.ring.ask("decode", self.cut(packet), round=round)
+        parts, own = self.cut(packet), self.exchange.of(round)
+        if own is not None:
+            parts = [b"" if stage in own.stages else part for stage, part in enumerate(parts)]
+        self.ring.ask("decode", parts, round=round)
         return DecodedPacket(packet, (), round)
 
     def move(self, aggregate: DecodedPacket) -> None:
@@ -229,7 +235,9 @@ class StagedWorker:
         answers = self.ring.ask("encode", round=round, budget=budget, alone=alone, flights=flights)
         self.sparsest = sum(answer.values["sparsest"] for answer in answers)
         self.short_of_memory |= any(answer.values["short"] for answer in answers)
-        return DecodedPacket(self.global_model.join([answer.data for answer in answers]), (), round)
+        parts = self.global_model.exchange.note(round, answers, self.global_model.numbers)
+        packet = self.global_model.join([answer.data for answer in answers])
+        return DecodedPacket(packet, (), round, tuple(parts.stages.values()))
 
     def bring(self, aggregate: DecodedPacket, sent: DecodedPacket | None) -> None:
         """Pass: each machine decodes what it needs at the join."""

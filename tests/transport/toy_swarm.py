@@ -88,6 +88,16 @@ class ToyWork:
     def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
         return b"", []
 
+    def merged(self, peer: str, packets: Sequence[bytes]) -> bytes:
+        """A part is a packet, of some rounds: the update is of all of them."""
+        try:
+            return json.dumps(sorted({round for packet in packets for round in json.loads(packet)})).encode()
+        except ValueError:
+            raise UpdateRejected(peer, "not a packet") from None
+
+    def selected(self, packet: bytes, shards: Collection[int]) -> bytes:
+        return packet + repr(sorted(shards)).encode()
+
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         if packet == b"bad":
             raise UpdateRejected(peer, "not a packet")

@@ -171,7 +171,11 @@ class Handshake:
         from transport.rings import RingCoordinator  # a run without lent machines never loads that package
 
         assert self.settings.division is not None
-        return RingCoordinator(self.settings.division, self._out, self._members)
+        exchanges = self.settings.owners == "hub" and self._rounds.upstream is None
+        who = self._out, self._members, self._rounds
+        rings = RingCoordinator(self.settings.division, *who, exchanges)
+        self._rounds.replicas = rings.updates
+        return rings
 
     def replicate(self) -> Replication:
         """Begin to feed a standby."""

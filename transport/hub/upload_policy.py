@@ -26,13 +26,22 @@ class UploadPolicy:
             return "the session is over"
         if round_of(TRIAL, name) is not None:
             return self._trial(session, size)
+        if session.role == "stage" and self._rounds.replicas is not None:
+            reason = self._rounds.replicas.refusal(session, name)
+            return self._within(session, size) if reason is None else reason
         leaves = round_of(HANDOFF, name) is not None
         reason = self._handoff(session) if leaves else self._update(session, name)
-        if reason is None and size > self.settings.update_limit:
-            reason = f"its upload has {size} bytes, the limit of this run is {self.settings.update_limit}"
-            self._members.kick(session, "kicked", reason)
-        elif reason is None and leaves and session.state is not State.BEHIND:
+        reason = self._within(session, size) if reason is None else reason
+        if reason is None and leaves and session.state is not State.BEHIND:
             self._members.move(session, SessionEvent.LEAVING)
+        return reason
+
+    def _within(self, session: Session, size: int) -> str | None:
+        """Return None for an upload within the limit; another one ends its session."""
+        if size <= self.settings.update_limit:
+            return None
+        reason = f"its upload has {size} bytes, the limit of this run is {self.settings.update_limit}"
+        self._members.kick(session, "kicked", reason)
         return reason
 
     def handed_over(self, session_id: str, size: int) -> None:

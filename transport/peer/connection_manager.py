@@ -98,6 +98,7 @@ class ConnectionManager:
         self._up: set[int] = set()
         # what the hub sends of a packet just committed; None: all of it. Called in this thread.
         self.part_of: Callable[[messages.Committed], HubPart | None] = lambda _: None
+        self.shards_of: Callable[[int], str] = lambda _: ""  # those to prefetch of a round; all
         self._dial_at: dict[int, float] = {CONTROL: 0.0}
         self._retry: dict[int, float] = {}
         self._error: Unreachable | None = None  # of the newest dial
@@ -259,7 +260,10 @@ class ConnectionManager:
         if isinstance(message, messages.Round) and message.samples:
             self._prefetch(f"lease/{message.round}", 0)
         elif isinstance(message, messages.Committed) and self.state.fetches(message.round):
-            self._prefetch(f"packet/{message.round}", message.size, self.part_of(message))
+            if shards := self.shards_of(message.round):
+                self._prefetch(f"packet/{message.round}/{shards}", 0)
+            else:
+                self._prefetch(f"packet/{message.round}", message.size, self.part_of(message))
 
     def _prefetch(self, name: str, size: int, part: HubPart | None = None) -> None:
         """Fetch an object, or a part, before the training thread asks for it, to save it a round trip."""

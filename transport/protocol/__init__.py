@@ -24,7 +24,20 @@ from .events import PAUSED, Event, RoundCommitted, RunEnded, Warned
 from .hub_delegate import HubDelegate, ShardPacket, WeightedPacket
 from .keys import CurveKeys, RunKeys, as_z85, short_key
 from .message_codec import OtherVersion, decode_to_hub, decode_to_peer, encode, versions
-from .object_names import ERROR, HANDOFF, PACKET, PART, SHARD, TRIAL, UPDATE, round_and_name, round_of
+from .object_names import (
+    ERROR,
+    HANDOFF,
+    PACKET,
+    PART,
+    SHARD,
+    STAGE,
+    TRIAL,
+    UPDATE,
+    round_and_name,
+    round_and_shards,
+    round_of,
+    shard_ranges,
+)
 from .peer_names import clean_name, hash_of_names, unique_name
 from .routes import (
     PROXY_PORTS,

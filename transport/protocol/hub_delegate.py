@@ -70,6 +70,13 @@ class HubDelegate(Protocol):
     def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
         """Return a peer's packet of these shards only, and the ones that it moves. Raises UpdateRejected."""
 
+    def merged(self, peer: str, packets: Sequence[bytes]) -> bytes:
+        """Merge the parts of a replica's update, of other shards each, into one. Called by several threads,
+        and only where machines are lent, as is `selected`. Raises UpdateRejected."""
+
+    def selected(self, packet: bytes, shards: Collection[int]) -> bytes:
+        """Return an aggregate's packet of these shards only."""
+
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         """Merge a residual handoff into the error feedback; `share` is the peer's share of the mean. It goes
         out with the rounds aggregated from now on. Raises UpdateRejected, with nothing changed."""

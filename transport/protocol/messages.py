@@ -23,7 +23,7 @@ UPLOAD_TAG = 8  # bytes of a digest that tell apart two uploads of one name
 MAX_FINGERPRINT = 2**64 - 1
 MOST_IN_FLIGHT = 8  # rounds
 NAMED = 64  # members that a round names to each of them; in total that grows as their square
-COUNTS = {"rounds": "3"}  # among Hello.versions: this peer reads `count`, `names` and `waited`
+COUNTS = {"rounds": "4"}  # among Hello.versions: this peer reads `count`, `names`, `waited`, `exchanges`
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Size = Annotated[int, Meta(ge=0, le=2**40)]  # bytes of an object, or tokens: their sums stay within 64 bits
@@ -88,7 +88,7 @@ class OtherMachine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: Word  # of its stage link, which is to be dialled; empty: that one dials
 
 
-class Placed(Message, frozen=True):
+class Placed(Message, frozen=True, omit_defaults=True):
     """To a machine that lends memory: its place in a ring of one machine or more. Without a ring it waits."""
 
     ring: Word
@@ -98,6 +98,8 @@ class Placed(Message, frozen=True):
     # those that it is to dial and to answer Probed, and those that it is to answer; no others
     probe: Annotated[list[OtherMachine], Meta(max_length=64)] = []
     spare: bool = False  # it waits while there are rings: it may replace a lost machine at any time
+    # it may send its shards of its replica's updates itself, and fetch those of aggregates
+    exchanges: bool = False
 
 
 class LineRates(msgspec.Struct, frozen=True, array_like=True):
@@ -229,6 +231,8 @@ class Report(Message, frozen=True, omit_defaults=True):
     # one after the other, and those of the samples that were to be audited beside it (transport.audits)
     sketches: Annotated[dict[Count, bytes], Meta(max_length=4096)] = {}
     audits: Annotated[dict[Count, bytes], Meta(max_length=4096)] = {}
+    # Of a replica: SHA-256 of each part of this update that another of its machines sends itself
+    stages: Annotated[list[Word], Meta(max_length=64)] = []
 
 
 class Delayed(Message, frozen=True):

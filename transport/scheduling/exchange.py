@@ -133,6 +133,7 @@ class Exchange:
                 loss_sum=self.reports[s].loss_sum,
                 tokens=self.reports[s].tokens,
                 key=self.keys.get(self.members[s], ""),
+                stages=tuple(self.reports[s].stages),
             )
             for s in self.by_name
         )

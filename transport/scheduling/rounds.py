@@ -15,7 +15,7 @@ every step that needs no further input.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from dataclasses import asdict, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,6 +30,7 @@ from transport.membership import Admission, Roster, Session, SessionEvent, State
 from transport.protocol import (
     RunSettings,
     SampleRanges,
+    TrafficDelta,
     count_samples,
     events,
     messages,
@@ -90,6 +91,16 @@ class Sharding(Protocol):
     def refusal(self, session: Session, name: str) -> str | None: ...
 
 
+class Replicas(Protocol):
+    """Hooks of a run with replicas of several machines, see rings.StageUpdates."""
+
+    def refusal(self, session: Session, name: str) -> str | None: ...
+    def whole(self, session: Session, report: messages.Report) -> bool: ...
+    def credited(
+        self, moved: Mapping[str, TrafficDelta], members: Container[str]
+    ) -> dict[str, TrafficDelta]: ...
+
+
 class Upstream(Protocol):
     """Hooks of a hub that is a peer of another one, see tree.InnerHub. The root of a tree has none."""
 
@@ -145,6 +156,7 @@ class Rounds:
         self.sharding: Sharding | None = None
         self.passing: Passing | None = None
         self.audits: Auditing | None = None
+        self.replicas: Replicas | None = None
         self.upstream: Upstream | None = None
         self._above: messages.Round | None = None  # the newest round that the parent has opened
         self._given: SampleRanges = ()  # its samples
@@ -233,6 +245,8 @@ class Rounds:
         if ex is None or self.phase is not Phase.OPEN or report is None:
             return
         if session.id in ex.claims or not ex.whole(session.id):
+            return
+        if self.replicas is not None and not self.replicas.whole(session, report):
             return
         claims = ex.claims[session.id] = self.leases.claim(session.id, report.delivers, report.partly)
         ex.arrived[session.id] = now - ex.opened
@@ -677,7 +691,10 @@ class Rounds:
                 session.ready_claim = None
         self.round += 1
         self.ladder = self.ladder.committed(ex.round, ex.need(accepted, done))
-        event = ex.event(accepted, done, self._members.tell_traffic(), now)
+        moved = self._members.tell_traffic()
+        if self.replicas is not None:
+            moved = self.replicas.credited(moved, ex.members)
+        event = ex.event(accepted, done, moved, now)
         steps, counted = self.settings.steps, self.leases.counted
         self._pace.append((now, counted))
         sample = self._sample(ex, done, now)

@@ -3,6 +3,7 @@
 lease/<round>       what Work.samples gives for the asking session's lease
 audit/<round>       the same of the samples that the session audits in that round
 packet/<round>      the aggregated packet of a committed round
+packet/<round>/<shards>   the same, of these shards only: "0-3,40-42"
 packets/<a>-<b>     the log's records of rounds a .. b-1 (packet_log.py): what a joiner lacks
 accepted/<round>    names of the peers whose updates a round has, as JSON: for an inner hub that was killed
 part/<round>/<peer>, estate/<number>   updates and handoffs for an aggregator (shard_aggregation.py)
@@ -19,17 +20,19 @@ import hashlib
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from transport.ledger import Ledger
-from transport.protocol import HubDelegate, messages
+from transport.protocol import HubDelegate, messages, round_and_shards
 from transport.wire import SharedPayload
 
 KEPT = 256  # leases and ranges cached
 CACHED_CHUNKS = 64  # of the newest packet, for the next peer
+KEPT_SELECTED = 64  # packets of a few shards cached, for machines of replicas
+MOST_SHARDS = 1 << 10  # of a vector
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class ObjectStore:
         self._ranges: OrderedDict[tuple[int, int, bool], ObjectSource] = OrderedDict()  # of the log
         self._leases: OrderedDict[tuple[str, str, int], ObjectSource] = OrderedDict()  # and audits
         self._owned: OrderedDict[tuple[str, str], ObjectSource] = OrderedDict()  # parts, estates
+        self._selected: OrderedDict[str, ObjectSource] = OrderedDict()  # shards of packets
         self._newest = "", memory_source(b"")  # the name of the newest packet, and the packet
         self._chunks: OrderedDict[messages.Get, SharedPayload] = OrderedDict()
 
@@ -83,6 +87,8 @@ class ObjectStore:
             return self._find_samples(session, kind, int(rest))
         if kind == "packet" and re.fullmatch(r"[0-9]{1,18}", rest):
             return self._range(int(rest), int(rest) + 1, payload=True)
+        if kind == "packet" and (of := round_and_shards(name, MOST_SHARDS)) is not None:
+            return self._select(name, *of)
         if kind == "packets" and (match := re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", rest)):
             return self._range(int(match[1]), int(match[2]))
         if kind == "accepted" and re.fullmatch(r"[0-9]{1,18}", rest):
@@ -169,6 +175,15 @@ class ObjectStore:
             if len(self._ranges) > KEPT:
                 self._ranges.popitem(last=False)
         return self._ranges[key]
+
+    def _select(self, name: str, round: int, shards: Collection[int]) -> ObjectSource:
+        if name not in self._selected:
+            packet = self._range(round, round + 1, payload=True)
+            whole = packet.read(0, packet.size)
+            self._selected[name] = memory_source(self._work.selected(whole, frozenset(shards)))
+            if len(self._selected) > KEPT_SELECTED:
+                self._selected.popitem(last=False)
+        return self._selected[name]
 
     def _accepted(self, round: int) -> ObjectSource:
         names = self._reader().accepted(round)

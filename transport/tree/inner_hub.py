@@ -31,6 +31,7 @@ from transport.protocol import (
     SessionRenewed,
     ShardPacket,
     TransportError,
+    UpdateRejected,
     WeightedPacket,
     messages,
     sample_ids,
@@ -320,6 +321,12 @@ class InnerHub:
 
     def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
         return b"", []
+
+    def merged(self, peer: str, packets: Sequence[bytes]) -> bytes:
+        raise UpdateRejected(peer, "below an inner hub all packets of a replica pass its head")
+
+    def selected(self, packet: bytes, shards: Collection[int]) -> bytes:
+        raise KeyError("an inner hub serves packets whole")
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         self._residual.inherit(peer, packet, share)

@@ -1,0 +1,91 @@
+"""Updates of replicas whose machines send their own shards: which parts are at the hub.
+
+The head reports the SHA-256 of each part with its own update. That counts as arrived once all of them are
+here, whichever machine of its ring has sent them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import replace
+
+from transport import actions as do
+from transport.membership import Roster, Session
+from transport.protocol import STAGE, TrafficDelta, messages, round_of
+from transport.scheduling import Rounds
+
+from .ring_table import RingTable
+
+
+class StageUpdates:
+    """Parts of the updates of one round, that of `rounds.round`.
+
+    Args:
+        table: says whose ring a machine is in.
+    """
+
+    def __init__(self, rounds: Rounds, members: Roster, table: RingTable) -> None:
+        self._rounds, self._members, self._table = rounds, members, table
+        self._round = -1
+        self._digests: dict[str, str] = {}  # session of a lent machine -> SHA-256 of its part
+        self._heads: dict[str, str] = {}  # the same -> the key of its head
+
+    def refusal(self, session: Session, name: str) -> str | None:
+        """Return why this upload of a lent machine is not wanted, or None."""
+        round, head = round_of(STAGE, name), self._head(session)
+        if round is None:
+            return f"nothing of the name {name!r} is wanted"
+        of = self._of(head.key) if head is not None else []
+        open_to = [ex for one in of if (ex := self._rounds.open_to(one.id, round)) is not None]
+        if not open_to:
+            return f"round {round} is not open to a replica of this machine, or is closed"
+        whole = all(one.id in ex.claims for ex in open_to for one in of if one.id in ex.members)
+        return "it is here already" if whole else None
+
+    def arrived(self, session: Session, round: int, digest: str, now: float) -> None:
+        """Note that a machine's part is here, whole. It replaces an earlier one of that machine."""
+        session.seen = now
+        head = self._head(session)
+        if head is None or round != self._rounds.round:
+            return
+        if self._round != round:
+            self._round, self._digests, self._heads = round, {}, {}
+        self._digests[session.id], self._heads[session.id] = digest, head.key
+        for one in self._of(head.key):
+            self._rounds.check_arrived(one, now)
+
+    def whole(self, session: Session, report: messages.Report) -> bool:
+        """Tell whether all parts that a head has reported are here."""
+        if not report.stages:
+            return True
+        here = {self._digests[one] for one, head in self._heads.items() if head == session.key}
+        return self._round == report.round and here.issuperset(report.stages)
+
+    def credited(self, moved: Mapping[str, TrafficDelta], members: Container[str]) -> dict[str, TrafficDelta]:
+        """Count what the machines of a replica have moved as the replica's, where it is one of the members.
+
+        Args:
+            moved: bytes of a round, by the name of a session.
+        """
+        found = dict(moved)
+        for machine in self._members:
+            head = self._head(machine) if machine.role == "stage" else None
+            of = [one.name for one in self._of(head.key) if one.id in members] if head is not None else []
+            if head is not machine and len(of) == 1 and machine.name in found:
+                own, before = found.pop(machine.name), found.get(of[0], TrafficDelta())
+                found[of[0]] = replace(before, up=before.up + own.up, down=before.down + own.down)
+        return found
+
+    def senders(self, claim: do.Claim) -> list[str]:
+        """Return the sessions of the machines that have sent the parts of a whole update."""
+        found = {self._digests[one]: one for one, head in self._heads.items() if head == claim.key}
+        return [found[digest] for digest in claim.stages]
+
+    def _head(self, session: Session) -> Session | None:
+        """Return the head of a lent machine's ring; None: it is in none, or the head is lost."""
+        ring = self._table.ring_of(session.id)
+        return self._members.get(ring.machines[0]) if ring is not None else None
+
+    def _of(self, key: str) -> list[Session]:
+        """Return the sessions of peers with this key: one machine may be the head of several rings."""
+        return [one for one in self._members.with_key(key) if one.role == "peer"]

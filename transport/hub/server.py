@@ -379,9 +379,10 @@ class Hub:
             return  # it was kicked a moment ago; a trial has served its purpose by arriving
         stage = round_of(STAGE, upload.name)
         if stage is not None and (rings := self._state.rings) is not None:
-            self._stage_parts[session, stage] = upload.parts
-            digest = upload.parts.sha256.hex()
-            self._change(lambda now: rings.updates.arrived(sender, stage, digest, now))
+            if rings.updates.refusal(sender, upload.name) is None:  # else it was completed meanwhile
+                self._stage_parts[session, stage] = upload.parts
+                digest = upload.parts.sha256.hex()
+                self._change(lambda now: rings.updates.arrived(sender, stage, digest, now))
         elif round is not None:
             self._packets[session, round] = self._openers.submit(self._open, round, sender.name, upload.parts)
             self._change(lambda now: self._rounds.uploaded(session, round, now))
@@ -550,6 +551,8 @@ class Hub:
         stages = [self._stage_parts[session, round] for session in senders]
 
         def merge() -> bytes:
+            if len(stages) < len(claim.stages):
+                raise UpdateRejected(claim.peer, "a machine has sent another part than the head has reported")
             packet = self._delegate.merged(claim.peer, [own.result(), *(parts.data() for parts in stages)])
             if len(packet) > (limit := self.settings.update_limit):
                 raise UpdateRejected(claim.peer, f"{len(packet)} bytes in all, the limit is {limit}")

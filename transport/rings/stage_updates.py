@@ -77,9 +77,10 @@ class StageUpdates:
         return found
 
     def senders(self, claim: do.Claim) -> list[str]:
-        """Return the sessions of the machines that have sent the parts of a whole update."""
+        """Return the sessions of the machines that have sent the parts of an update. One that is the head of
+        two rings may lack a part again, which the other ring has replaced."""
         found = {self._digests[one]: one for one, head in self._heads.items() if head == claim.key}
-        return [found[digest] for digest in claim.stages]
+        return [found[digest] for digest in claim.stages if digest in found]
 
     def _head(self, session: Session) -> Session | None:
         """Return the head of a lent machine's ring; None: it is in none, or the head is lost."""

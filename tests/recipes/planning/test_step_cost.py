@@ -97,8 +97,10 @@ def test_a_run_computes_all_the_time_exactly_where_the_compute_is_the_bottleneck
     found = cost(recipe(staleness=staleness), compute, rate)
 
     assert 0 < found.computing <= 1
-    if staleness:
-        assert (found.computing == 1.0) == (found.slowest == "the compute")
+    if staleness and found.slowest == "the compute":
+        assert found.computing > 1 - 1e-8, "but for rounding"
+    elif staleness:
+        assert found.computing < 1
 
 
 def test_packets_shrink_until_the_compute_hides_them_and_no_further() -> None:

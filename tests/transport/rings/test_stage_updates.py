@@ -19,7 +19,7 @@ from transport.peer import LinkLimits, PeerIdentity, PeerLink, peer_link
 from transport.protocol import RoundCommitted, TransportError, messages, round_and_shards, shard_ranges
 from transport.wire import MemoryPeerWire
 
-SETTINGS = replace(toy_settings(), division=Units(), samples=16, shards=4, linger_s=0.5)
+SETTINGS = replace(toy_settings(), division=Units(), samples=16, shards=4, linger_s=0.5, start_timeout=60.0)
 SHARDS = [2, 3]  # of the machine behind the head
 
 

@@ -37,7 +37,7 @@ MAY_IMPORT = {
 SHELLS = {
     "aggregators": "aggregator_thread direct_links shard_barrier shard_clients shard_server sharded_exchange",
     "hub": "commit_thread server",
-    "passing": "packet_sources",
+    "passing": "packet_sources file_sources",
     "peer": "admin_client catch_up_downloads connection_manager peer_link run_visit",
     "protocol": "keys",
     "relay": "hub_tunnel relay_server",

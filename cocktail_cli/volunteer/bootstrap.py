@@ -10,13 +10,13 @@ import gc
 import hashlib
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cocktail_cli.machine import weaknesses
+from cocktail_cli.machine import own_keys, weaknesses
 from cocktail_cli.ui import Event, Progressed, ProgressMeter, Warning, counted
 
 from .base_weights import (
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .limits import VolunteerLimits
 
 LEAVE_WITHIN = 5.0  # seconds
+WEIGHTS_FILE = "model.safetensors"  # of a snapshot
 OPTIMIZER_RESTARTS = (
     "its optimizer begins anew: what it keeps is of another number of devices, or cannot be kept"
 )
@@ -80,6 +81,10 @@ class Bootstrap:
         self.imports = Imports(self.recipe)
         self.frozen, self.checkpoint = self.downloads.frozen, checkpoint
         self.ranks: GpuProcesses | None = None  # over which the peer is spread
+        self.passes_on = False  # a snapshot stays on the disk until `kept` is closed
+        self.kept = ExitStack()
+        self.traffic = 0, 0  # bytes up and down of files that came from other peers
+        self._snapshot: dict[str, Path] = {}  # object -> its file
 
     def carry_out(self) -> Prepared:
         """Build the peer and bring it to the newest committed round.
@@ -90,7 +95,11 @@ class Bootstrap:
         """
         from transport import CatchUpDownloads
 
-        with closing(CatchUpDownloads(self.link, self.machine, self._progress)) as supply, self.imports:
+        with (
+            closing(CatchUpDownloads(self.link, self.machine, self._progress)) as supply,
+            self.imports,
+            self._beside(supply),
+        ):
             prepared = self._begun(supply)
             worker = prepared.peer.worker
             first = worker.global_model.round
@@ -100,6 +109,26 @@ class Bootstrap:
         packets = counted(worker.global_model.round - first, "packet")
         self.show(Progressed(f"caught up to round {worker.global_model.round} with {packets}"))
         return prepared
+
+    @contextmanager
+    def _beside(self, supply: CatchUpDownloads) -> Iterator[None]:
+        """Fetch files from other peers too, where the run passes them on."""
+        if self.recipe.swarm.owners != "hub" or self.recipe.swarm.passing == "off":
+            yield
+            return
+        from .shard_aggregator_link import connect_file_sources
+
+        with closing(connect_file_sources(self.link, own_keys())) as sources:
+            supply.beside = sources.fetch
+            yield
+        self.traffic = sources.traffic
+
+    @property
+    def files_here(self) -> dict[str, Path]:
+        """Map objects of the run to files on this disk, but for a gated base, which is not passed on."""
+        missing = missing_files(self.files, self.folder)
+        base = [file.name for file in self.files if not file.gated and file not in missing]
+        return {f"base/{name}": self.folder / name for name in base} | self._snapshot
 
     def _begun(self, supply: CatchUpDownloads) -> Prepared:
         """Build the peer at the first round of the cheapest way that the hub can serve."""
@@ -125,7 +154,10 @@ class Bootstrap:
             snapshot = None
             if plan.offer is not None:
                 fetched = fetched_snapshot(plan.offer, self.files, fetch, go_on, self.limits.max_disk)
-                snapshot = guest.enter_context(fetched)
+                stays = self.kept if self.passes_on else guest
+                snapshot = stays.enter_context(fetched)
+                name = f"snapshot/{plan.offer.round}/{WEIGHTS_FILE}"
+                self._snapshot = {name: snapshot / WEIGHTS_FILE} if self.passes_on else {}
             self.machine.weights_here()
             supply.ask_ahead()
             fetch_files([file for file in needed if file not in new], self.folder, fetch, go_on)

@@ -43,6 +43,7 @@ class RunLink:
         self.why = ""  # this peer leaves, if there is more to say than that it was asked to
         self.sharded: ShardedExchange | None = None  # where peers aggregate shards
         self.passing: PacketSources | None = None  # where the hub does, and peers may pass packets on
+        self.beside = 0, 0  # bytes up and down of files that came from other peers
         self.replica: ReplicaExchange | None = None  # of a head whose other machines send their own shards
         self.receipts: ReceiptFile | None = None  # where what the run has counted of this peer is kept
         self.measuring = threading.Lock()  # of the next three: one round goes up while another comes down
@@ -56,7 +57,7 @@ class RunLink:
         """Bytes up and down so far: to and from the hub, other peers, and this peer's shard server."""
         peers = self.sharded or self.passing
         up, down = peers.traffic if peers is not None else (0, 0)
-        return self.link.bytes_up + up, self.link.bytes_down + down
+        return self.link.bytes_up + up + self.beside[0], self.link.bytes_down + down + self.beside[1]
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -27,7 +27,6 @@ from .limits import CONNECT_TIMEOUT, Resources, VolunteerLimits, check_requireme
 from .step_events import StepMeter
 
 if TYPE_CHECKING:
-    from recipes.config import Recipe
     from recipes.training import Link, Peer
     from transport import PeerLink, RunURL
     from transport.aggregators import ShardServer
@@ -200,7 +199,9 @@ class VolunteerSession:
             self._show_joined(welcome, bootstrap)
         self.run = RunLink(link, bootstrap.recipe.compression.staleness)
         self.run.receipts = ReceiptFile(self.url, own_keys().public, self.warn)
+        bootstrap.passes_on = self.server is not None
         with ExitStack() as stack:
+            stack.enter_context(bootstrap.kept)
             ours = {os.getpid()}
             if len(limits.devices) > 1:
                 ranks = GpuProcesses(limits.devices, lambda: self.leave(link, "rank lost"), limits.vram_limit)
@@ -233,7 +234,7 @@ class VolunteerSession:
         try:
             prepared = bootstrap.carry_out()
             run.holds, run.name, self.peer = prepared.holds, run.link.name, prepared.peer
-            self._connect_peers(run, prepared.peer, bootstrap.recipe)
+            self._connect_peers(run, prepared.peer, bootstrap)
             self.train(run, prepared.peer)
         except RunOver as over:
             run.ended, run.finished, run.resumable = str(over), over.finished, over.resumable
@@ -247,7 +248,7 @@ class VolunteerSession:
             raise
         self._store(run, welcome)
 
-    def _connect_peers(self, run: RunLink, peer: Peer, recipe: Recipe) -> None:
+    def _connect_peers(self, run: RunLink, peer: Peer, bootstrap: Bootstrap) -> None:
         """Connect to peers that aggregate shards or pass packets on; be one if others reach this machine."""
         from transport.aggregators import AggregatorThread
 
@@ -255,9 +256,11 @@ class VolunteerSession:
             connect_aggregators,
             connect_sources,
             exchange_by_shard,
+            serve_files,
             shard_backend,
         )
 
+        recipe, run.beside = bootstrap.recipe, bootstrap.traffic
         if self.limits.ring is not None:
             from recipes.staged_peer import StagedWorker
 
@@ -266,6 +269,8 @@ class VolunteerSession:
         if recipe.swarm.owners == "hub":
             if recipe.swarm.passing != "off":
                 run.passing = connect_sources(run.link, own_keys(), self.server)
+                if self.server is not None:
+                    serve_files(run.link, self.server, bootstrap.files_here)
             elif self.server is not None:
                 self.warn("in this run the hub sends all packets itself: nobody dials this machine")
             return

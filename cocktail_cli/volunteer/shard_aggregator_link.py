@@ -1,8 +1,9 @@
-"""A peer that other peers reach: its server, the shards that it aggregates, and its links to the others."""
+"""A peer that other peers reach: its server, the shards that it aggregates, files that it passes on, and its
+links to the others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from transport.aggregators import (
     ShardedExchange,
     ShardServer,
 )
-from transport.passing import PacketSources
+from transport.passing import FileSources, PacketSources
 from transport.peer import LinkLimits, PeerIdentity
 from transport.protocol import CurveKeys, parse_address
 from transport.wire import RouterWire
@@ -68,6 +69,17 @@ def connect_aggregators(link: PeerLink, keys: CurveKeys) -> ShardClients:
 def connect_sources(link: PeerLink, keys: CurveKeys, server: ShardServer | None) -> PacketSources:
     """Take packets from the peers that pass them on; `server` passes on what the hub asks this peer to."""
     return PacketSources(link, partial(link_to, link, keys), server)
+
+
+def serve_files(link: PeerLink, server: ShardServer, files: Mapping[str, Path]) -> None:
+    """Let newcomers that the hub names fetch these objects of the run, while no update is on its way."""
+    server.files, server.busy = files, lambda: link.uploads_now
+    link.admit_newcomers(server.admit)
+
+
+def connect_file_sources(link: PeerLink, keys: CurveKeys) -> FileSources:
+    """Fetch files from peers that have them, beside the hub."""
+    return FileSources(link, partial(link_to, link, keys))
 
 
 def link_to(link: PeerLink, keys: CurveKeys, peer: ReachablePeer) -> PeerLink:

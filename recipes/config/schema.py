@@ -423,7 +423,8 @@ class Swarm(Section):
     )
     passing: Annotated[Literal["auto", "always", "off"], BeforeValidator(parse_off)] = key(
         "auto",
-        "with owners hub: peers that accept connections pass packets on; auto: where that is faster",
+        "with owners hub: peers that accept connections pass on files to newcomers, and packets (auto: where "
+        "that is faster)",
         since="0.2",
     )
     durability: Literal["asynchronous", "replicated"] = key(

@@ -7,6 +7,8 @@ once `--rounds` are committed a `cocktail join` behind a line of `--rate` Mbit/s
 seconds from the hub's welcome until the global model is here, against 1.15 x bytes / bandwidth + 2 s, how
 long Python, imports and the dialling took before, and the rounds committed meanwhile. With --alone the other
 peer is stopped meanwhile (SIGSTOP): the late one has the processor to itself, as on a machine of its own.
+With --helpers so many peers with lines like the late one's train already, can be reached, and pass files on;
+--hub is then the rate of the hub's line.
 With --out the figures, with the time until a round has the late peer's packet, become a line of that file, in
 the place of the older one.
 """
@@ -23,6 +25,7 @@ import time
 from pathlib import Path
 
 from scripts import ROOT
+from scripts.netlab import lab as netlab
 from scripts.report import rows
 from scripts.swarms import lab
 from scripts.swarms.processes import Line, Process, wait_for
@@ -45,6 +48,14 @@ def cocktail(member: str, home: Path, *arguments: str) -> Process:
     return Process([sys.executable, "-m", "cocktail_cli", *arguments], member, COCKTAIL_HOME=str(home))
 
 
+def helper(folder: Path, url: str, number: int) -> Process:
+    """Start a peer that others reach."""
+    member = f"p{number + 2}"
+    listen = f"{netlab.NET}{netlab.number_of(member)}:29501"
+    where = folder / f"helper-{number}"
+    return cocktail(member, where, "join", url, "-y", "--json", "--name", where.name, "--listen", listen)
+
+
 def state(line: Line) -> str:
     """Name the late peer's progress: its `state`, else the event."""
     return str(line.get("state", line.get("event", ""))).split(" to round")[0]
@@ -57,9 +68,14 @@ def measure(folder: Path, args: argparse.Namespace) -> Line:
     recipe += ["training.max_steps=5000", "training.global_batch_size=2", *args.override]
     place = ["--bind", "10.77.0.1", "--port", "29400", "--advertise", "10.77.0.1", "-o", str(folder / "out")]
     launch = cocktail("hub", folder / "host", "launch", "smoke", "--json", *place, *recipe)
-    join = None
+    join, helpers = None, list[Process]()
     try:
         url = launch.until("run_started")["url"]
+        helpers += [helper(folder, url, number) for number in range(args.helpers)]
+        for one in helpers:
+            one.until("step", 1, 600)
+        if args.hub:
+            netlab.change("hub", up=args.hub, down=args.hub)
         last = launch.until("step", args.rounds + 1, 600)["round"]
         other = int((folder / "out" / "peers" / "local-1.pid").read_text())
         if args.alone:
@@ -71,7 +87,7 @@ def measure(folder: Path, args: argparse.Namespace) -> Line:
             os.kill(other, signal.SIGCONT)
         counted = join.until("step")["came"] if args.out else started
     finally:
-        for process in filter(None, (join, launch)):
+        for process in filter(None, (join, *helpers, launch)):
             process.stop(signal.SIGINT, 60)
     times: dict[str, float] = {}
     for line in join.said:
@@ -79,6 +95,8 @@ def measure(folder: Path, args: argparse.Namespace) -> Line:
     caught_up = next(line for line in join.said if state(line) == "caught up")
     size = [line["done"] for line in join.heard("progressed") if line["unit"] == "bytes"][-1]
     found = {"mbit": args.rate, "megabytes": args.megabytes, "bytes": size, "date": time.strftime("%Y-%m-%d")}
+    if args.helpers:
+        found["helpers"], found["hub"] = args.helpers, args.hub
     seconds = {"here_s": times["caught up"] - times["joined"], "start_s": times["joined"] - started}
     seconds["counted_s"] = counted - started
     rounds = int(caught_up["state"].split()[4]) - last
@@ -92,6 +110,8 @@ def main() -> None:
     asked.add_argument("--rtt", type=float, default=40.0, help="ms")
     asked.add_argument("--megabytes", type=float, default=40.0, help="of the model in FP32")
     asked.add_argument("--rounds", type=int, default=20, help="committed before the late peer starts")
+    asked.add_argument("--helpers", type=int, default=0, help="peers that pass files on")
+    asked.add_argument("--hub", type=float, default=0.0, help="Mbit/s of the hub's line; 0: unlimited")
     asked.add_argument("--alone", action="store_true", help="the other peer is stopped meanwhile")
     asked.add_argument("--out", type=Path)
     asked.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
@@ -101,7 +121,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             print(json.dumps(measure(Path(folder), args)))
         return
-    line = lab.options(1, up=args.rate, down=args.rate, rtt=args.rtt)
+    line = lab.options(1 + args.helpers, up=args.rate, down=args.rate, rtt=args.rtt)
     (found,) = lab.inside(["-m", "scripts.bench.join", "--inside", *sys.argv[1:]], line)
     floor, phases, rounds = found["bytes"] * 8 / (args.rate * 1e6), found.pop("phases"), found.pop("rounds")
     print(f"{args.rate:g} Mbit/s, {args.rtt:g} ms: {found['bytes'] / 1e6:.1f} MB, here after", end=" ")

@@ -8,12 +8,14 @@ of the run, as the hub names them, may connect: checked by key at the handshake 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from transport.protocol import PACKET, PART, SHARD, ProtocolError, decode_to_hub, encode, messages, round_of
 from transport.transfer import (
@@ -78,6 +80,9 @@ class ShardServer:
         self.on_part: Callable[[int, str, bytes], None] = lambda round, name, part: None
         self.rate_limits = RateLimits(Bandwidth())  # the peer's own, once it has a link to its hub
         self.bytes_up = self.bytes_down = 0
+        self.files: Mapping[str, Path] = {}  # objects that newcomers may fetch
+        self.busy: Callable[[], bool] = lambda: False  # this peer's own updates go first
+        self._newcomers: Mapping[str, str] = {}  # name -> key
         self._wire = wire
         self._members: dict[str, str] = {}  # name -> key
         self._round = 0  # parts of earlier rounds are refused
@@ -116,6 +121,10 @@ class ShardServer:
         kept = {r: passed for r, passed in self._passed.items() if r > round - PASSED}
         self._passed, self._lacking = kept | {round: PassedPacket(packet, chunks)}, set(members)
 
+    def admit(self, newcomers: Mapping[str, str]) -> None:
+        """Let these peers, name -> key, fetch files."""
+        self._newcomers = newcomers
+
     def finish(self, timeout: float) -> None:
         """Wait until members have the newest packet that is passed on: then this server may be closed."""
         until = time.monotonic() + timeout
@@ -127,8 +136,8 @@ class ShardServer:
             time.sleep(EARLY_POLL_S)
 
     def knows(self, key: str) -> bool:
-        """True if this key belongs to a member."""
-        return key in self._members.values()
+        """True if this key belongs to a member, or to a newcomer."""
+        return key in self._members.values() or key in self._newcomers.values()
 
     # ---- the thread ----------------------------------------------------------------------------------------
 
@@ -141,7 +150,7 @@ class ShardServer:
                 waiting.extend(self._wire.poll(self._pause(time.monotonic()) if waiting else idle))
                 for _ in range(len(self._early)):
                     early = self._early.popleft()
-                    self._serve_passed(early.conn, early.message, early.until)
+                    self._serve(early.conn, early.message, early.until)
                 while waiting and not self._pause(time.monotonic()):
                     self._receive(*waiting.popleft())
                 if time.monotonic() >= guard_at:
@@ -193,11 +202,11 @@ class ShardServer:
                 else:
                     self._send(conn, answer)
         elif session is not None and isinstance(message, messages.Get):
-            self._serve_chunk(conn, message)
+            self._serve(conn, message, time.monotonic() + EARLY_S)
 
     def _welcome_member(self, conn: bytes, m: messages.Hello) -> None:
         key = key_of(conn)
-        if m.run != self.run or self._members.get(m.name) != key:
+        if m.run != self.run or key not in (self._members.get(m.name), self._newcomers.get(m.name)):
             self._send(conn, messages.Refused("kicked", f"{m.name!r} with this key is not in the round"))
             return
         session = secrets.token_urlsafe(16)
@@ -220,6 +229,32 @@ class ShardServer:
         if self._members.get(who[0]) != who[1]:
             return f"{who[0]} is not in the round"
         return f"a part of {size} bytes, the longest has {self.limit}" if size > self.limit else None
+
+    def _serve(self, conn: bytes, m: messages.Get, until: float) -> None:
+        """Serve a fragment, or let the request wait."""
+        if m.name in self.files:
+            self._serve_file(conn, m, until)
+        elif round_of(PACKET, m.name) is not None:
+            self._serve_passed(conn, m, until)
+        else:
+            self._serve_chunk(conn, m)
+
+    def _serve_file(self, conn: bytes, m: messages.Get, until: float) -> None:
+        """Serve a fragment of a file while this peer's line has nothing else to send."""
+        if self.busy():
+            if time.monotonic() < until and len(self._early) < EARLY:
+                self._early.append(EarlyRequest(conn, m, until))
+            else:
+                self._send(conn, messages.NoObject(m.name, "this peer has no time for it"))
+            return
+        try:
+            with open(self.files[m.name], "rb") as file:
+                source = ObjectSource(file, 0, os.fstat(file.fileno()).st_size, b"")
+                payload = source.read(m.index, m.chunk)
+        except (KeyError, OSError) as error:
+            self._send(conn, messages.NoObject(m.name, f"it is not here: {error}"))
+            return
+        self._send(conn, messages.Data(m.name, m.index, source.size), payload)
 
     def _serve_passed(self, conn: bytes, m: messages.Get, until: float) -> None:
         """Serve a fragment that this peer passes on, or let the request wait for it."""
@@ -246,9 +281,6 @@ class ShardServer:
             self._send(conn, messages.NoObject(m.name, "it is not served here, or not any more"))
 
     def _serve_chunk(self, conn: bytes, m: messages.Get) -> None:
-        if round_of(PACKET, m.name) is not None:
-            self._serve_passed(conn, m, time.monotonic() + EARLY_S)
-            return
         try:
             source = self._served[round_of(SHARD, m.name)]  # type: ignore[index]
             payload = source.read(m.index, m.chunk)

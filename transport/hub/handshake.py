@@ -110,6 +110,8 @@ class Handshake:
             self.rings.lend(session, m)
         else:
             self._dial(session)
+            if self._rounds.passing is not None:
+                self._rounds.passing.newcomer(session)
         origin = session.origin.replace("-", ".")  # wire.origin_of has no dots
         self._out.tell(events.PeerJoined(0.0, session.name, session.hardware, self._rounds.round, origin))
 

@@ -1,5 +1,9 @@
-"""Reachable peers pass a round's packet on: it leaves the hub once or twice, not once for each peer."""
+"""Reachable peers pass a round's packet on: it leaves the hub once or twice, not once for each peer.
 
+They pass files on to newcomers, too.
+"""
+
+from .file_sources import FileSources
 from .packet_sources import PacketSources
 from .packet_stripes import divide, packets_over
 from .passing_choice import PassingChoice

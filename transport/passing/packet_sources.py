@@ -193,7 +193,7 @@ class ForwardedChunks:
     """A download's sink that hands the chunks of one stripe on, each as it comes."""
 
     def __init__(self, whole: ChunkMap, chunks: range, take: Callable[[int, bytes], None]) -> None:
-        others = sum(1 << index for index in range(whole.count) if index not in chunks)
+        others = ((1 << whole.count) - 1) ^ (((1 << len(chunks)) - 1) << chunks.start)
         self.map, self._take = ChunkMap(whole.size, whole.chunk, others), take
 
     def add(self, index: int, payload: bytes) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from statistics import median
 
 from transport.actions import Outbox
-from transport.membership import Roster, Session
+from transport.membership import Roster, Session, State
 from transport.protocol import RunSettings, messages
 from transport.scheduling import Exchange
 
@@ -14,6 +14,7 @@ from .packet_stripes import chunk_of, divide
 from .passing_choice import PassingChoice
 
 HELPERS = 8  # of a round: each is one more connection for every peer
+FILE_HELPERS = 4  # of a newcomer
 SLOWEST = 0.25  # of the median uplink; a slower peer delays all others
 
 
@@ -60,6 +61,17 @@ class PassingCoordinator:
             keys = {p.name: p.key for p in peers if p is not peer} if peer.name in sources else {}
             if mine:
                 self._out.send(peer.conn, messages.Sources(ex.round, chunk, mine, keys))
+
+    def newcomer(self, session: Session) -> None:
+        """Name to a newcomer the peers that have the run's files on their disks, and name it to them."""
+        able = [s for s in self._members if s.conn and s.counts and s.state is not State.JOINING]
+        others = [s for s in able if s.key not in (session.key, self.settings.own_key)]
+        helpers = self._helpers(others)[:FILE_HELPERS] if session.counts else []
+        if helpers:
+            sources = [messages.FileSource(s.name, s.key, s.address) for s in helpers]
+            self._out.send(session.conn, messages.FileSources(sources))
+        for helper in helpers:
+            self._out.send(helper.conn, messages.Newcomer(session.name, session.key))
 
     def failed(self, session: Session, m: messages.SourceFailed, now: float) -> None:
         """Take a peer's word that a source has failed it; the two are not paired again."""

@@ -43,6 +43,8 @@ class CatchUpDownloads:
     ) -> None:
         self.link, self.machine, self._on_progress = link, machine, on_progress
         self.received = 0  # bytes of files fetched
+        # given the files that are being fetched, to fetch some of them elsewhere
+        self.beside: Callable[[Sequence[Download]], object] = lambda downloads: None
         self._files: list[Download] = []
         self._ranges: deque[tuple[Range, Download]] = deque()  # under way, in order
 
@@ -55,6 +57,7 @@ class CatchUpDownloads:
                 hashes = self._hashes(file)
                 begin = self._again(lambda f=file, h=hashes: self.link.begin_file(f.name, f.path, f.size, h))  # type: ignore[misc]
                 self._files.append(begin)
+            self.beside(self._files)
             for download in self._files:
                 self._again(lambda d=download: self.link.finish_file(d, self._tick))  # type: ignore[misc]
         except (KeyError, ProtocolError) as error:

@@ -98,6 +98,7 @@ class ConnectionManager:
         self._up: set[int] = set()
         # what the hub sends of a packet just committed; None: all of it. Called in this thread.
         self.part_of: Callable[[messages.Committed], HubPart | None] = lambda _: None
+        self.on_newcomers: Callable[[dict[str, str]], object] = lambda _: None  # name -> key; in this thread
         self.shards_of: Callable[[int], str] = lambda _: ""  # those to prefetch of a round; all
         self._dial_at: dict[int, float] = {CONTROL: 0.0}
         self._retry: dict[int, float] = {}
@@ -251,6 +252,8 @@ class ConnectionManager:
                 self._waits_there, self._stays_until = False, 0.0
             if self.state.sessions != sessions:
                 self._new_session(now)
+        if isinstance(message, messages.Newcomer):
+            self.on_newcomers({**self.state.newcomers})
         if self.state.offer_again:
             self.state.offer_again = False
             self.transfers.offer_again()

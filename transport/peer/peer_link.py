@@ -30,7 +30,7 @@ from transport.protocol import (
     TransportError,
     messages,
 )
-from transport.transfer import CHUNK, MAX_OBJECT, ChunkBuffer, ChunkFile, Download, Sink, Upload
+from transport.transfer import CHUNK, HASH_BLOCK, MAX_OBJECT, ChunkBuffer, ChunkFile, Download, Sink, Upload
 from transport.wire import DealerWire, PeerWire, RateLimits
 
 from .connection_manager import ConnectionManager, HubPart, LinkLimits
@@ -324,6 +324,46 @@ class PeerLink:
         locked."""
         self._connections.shards_of = of
 
+    @property
+    def file_sources(self) -> list[messages.FileSource]:
+        """Return the peers that may pass on the run's files."""
+        with self._changed:
+            return list(self._state.file_sources)
+
+    @property
+    def uploads_now(self) -> bool:
+        """Tell whether an update, or part of one, is on its way to the hub."""
+        return any(upload.done is None for upload in list(self._transfers.uploads.values()))
+
+    def admit_newcomers(self, admit: Callable[[dict[str, str]], object]) -> None:
+        """Call `admit` with the newest newcomers, name -> key, at each change; in the link's thread."""
+        with self._changed:
+            self._connections.on_newcomers = admit
+            admit({**self._state.newcomers})
+
+    def take_share(self, download: Download, most: int) -> range:
+        """Take chunks out of a download that are to come by another link: whole blocks, from the end, up to
+        `most` of them. None are left where the rest is under way, or soon is."""
+        per = HASH_BLOCK // CHUNK
+        with self._changed:
+            todo = download.todo
+            if len(todo) <= most or download.sink is None:
+                return range(0)
+            start = stop = todo[-1] + 1
+            if stop % per and stop != download.sink.map.count:
+                return range(0)
+            while todo and todo[-1] == start - 1 and stop - start < most:
+                start = todo.pop()
+            while start < stop and start % per:  # the rest of that block is not to be had
+                todo.append(start)
+                start += 1
+            return range(start, stop)
+
+    def nothing_to_request(self, download: Download) -> bool:
+        """Tell whether all of a download is here or under way."""
+        with self._changed:
+            return not download.todo and not download.asks and not download.begun
+
     def sources(self, round: int) -> messages.Sources | None:
         """Return the peers that pass the packet of a round on; None if the hub has named none."""
         with self._changed:
@@ -340,7 +380,7 @@ class PeerLink:
         with self._changed:
             if download.sink is None or index in download.sink.map:
                 return False
-            download.sink.add(index, payload)
+            download.todo.extend(download.sink.add(index, payload))
             self._changed.notify_all()
             return True
 

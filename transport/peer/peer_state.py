@@ -37,6 +37,8 @@ HEARD: dict[SessionState, tuple[type[messages.Message], ...]] = {
         messages.Round,
         messages.Close,
         messages.Sources,
+        messages.FileSources,
+        messages.Newcomer,
         messages.Committed,
         messages.Over,
         messages.Refused,
@@ -50,6 +52,7 @@ HEARD: dict[SessionState, tuple[type[messages.Message], ...]] = {
 }
 KEPT_COMMITS = 64
 KEPT_SOURCES = 8  # rounds
+KEPT_NEWCOMERS = 64
 OPENED = 4096  # rounds not taken and leases not delivered that are remembered; more than any hub gives
 SILENT_PINGS = 6  # a hub silent for this many pings is redialled,
 SILENT_S = 5.0  # or for this long, where that is more
@@ -67,6 +70,8 @@ class PeerState:
         self.newest = -1  # newest committed round known
         self.commits: dict[int, messages.Committed] = {}
         self.sources: dict[int, messages.Sources] = {}  # by round, of the newest
+        self.file_sources: list[messages.FileSource] = []  # of this session
+        self.newcomers: dict[str, str] = {}  # name -> key of those that may fetch files here, the newest last
         self.rounds: deque[messages.Round] = deque(maxlen=OPENED)  # opened, not yet taken by `next_round`
         self.taken = -1  # newest round taken
         # for a peer that aggregates shards
@@ -141,6 +146,13 @@ class PeerState:
         elif isinstance(message, messages.Sources):
             self.sources[message.round] = message
             self.sources.pop(message.round - KEPT_SOURCES, None)
+        elif isinstance(message, messages.FileSources):
+            self.file_sources = message.sources
+        elif isinstance(message, messages.Newcomer):
+            self.newcomers.pop(message.name, None)
+            self.newcomers[message.name] = message.key
+            while len(self.newcomers) > KEPT_NEWCOMERS:
+                self.newcomers.pop(next(iter(self.newcomers)))
         elif isinstance(message, messages.Committed):
             return self._committed(message)
         elif isinstance(message, messages.Grown):

@@ -23,7 +23,8 @@ UPLOAD_TAG = 8  # bytes of a digest that tell apart two uploads of one name
 MAX_FINGERPRINT = 2**64 - 1
 MOST_IN_FLIGHT = 8  # rounds
 NAMED = 64  # members that a round names to each of them; in total that grows as their square
-COUNTS = {"rounds": "4"}  # among Hello.versions: this peer reads `count`, `names`, `waited`, `exchanges`
+# among Hello.versions: this peer reads `count`, `names`, `waited`, `exchanges`, FileSources, Newcomer
+COUNTS = {"rounds": "4"}
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Size = Annotated[int, Meta(ge=0, le=2**40)]  # bytes of an object, or tokens: their sums stay within 64 bits
@@ -284,9 +285,10 @@ class Unusable(Message, frozen=True):
 
 
 class SourceFailed(Message, frozen=True):
-    """A source has not passed its part of a packet on, or (`wrong`) not the bytes that the hub has."""
+    """A source has not passed its part of a packet on, or (`wrong`) not the bytes that the hub has; of files
+    only the latter."""
 
-    round: Count
+    round: Count  # of the packet, or the newest
     source: Word
     wrong: bool
     reason: Line
@@ -511,6 +513,27 @@ class Sources(Message, frozen=True, omit_defaults=True):
     keys: dict[str, str] = {}  # only then: name -> key of each member that may fetch it
 
 
+class FileSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A peer that has the run's files on its disk."""
+
+    name: str
+    key: str
+    address: str
+
+
+class FileSources(Message, frozen=True):
+    """To a newcomer: peers that may pass on the files of the base model, and of snapshots."""
+
+    sources: Annotated[list[FileSource], Meta(max_length=64)]
+
+
+class Newcomer(Message, frozen=True):
+    """To such a peer: this one may fetch files from it."""
+
+    name: str
+    key: str
+
+
 class Grown(Message, frozen=True):
     """To the standby: the ledger has changed (`number` counts that), and so many rounds are committed."""
 
@@ -640,6 +663,6 @@ ToHub = (
     | Attach | Put | Chunk | Get
 )  # fmt: skip
 ToPeer = (
-    Welcome | Refused | Wait | Placed | Grown | Standby | Round | Close | Sources | Committed | Over | Ping
-    | Pong | Status | Attached | Have | Ack | PutDone | Data | NoObject
+    Welcome | Refused | Wait | Placed | Grown | Standby | Round | Close | Sources | FileSources | Newcomer
+    | Committed | Over | Ping | Pong | Status | Attached | Have | Ack | PutDone | Data | NoObject
 )  # fmt: skip

@@ -110,11 +110,12 @@ class Upstream(Protocol):
 
 
 class Passing(Protocol):
-    """Hook of a run whose peers pass packets on, see passing.PassingCoordinator."""
+    """Hooks of a run whose peers pass packets and files on, see passing.PassingCoordinator."""
 
     @property
     def on(self) -> bool: ...
     def committed(self, ex: Exchange, size: int) -> None: ...
+    def newcomer(self, session: Session) -> None: ...
 
 
 class Auditing(Protocol):

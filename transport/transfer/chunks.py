@@ -140,7 +140,7 @@ class ChunkFile:
             go_on()
             self._file.seek(block * HASH_BLOCK)
             data = self._file.read(min(HASH_BLOCK, self.map.size - block * HASH_BLOCK))
-            if self._is_right(block, data):
+            if self.is_right(block, data):
                 found += len(data)
                 for index in self._chunks(block):
                     start = index * self.map.chunk - block * HASH_BLOCK
@@ -160,7 +160,7 @@ class ChunkFile:
             return []
         data = b"".join(chunks[i] for i in wanted)
         del self._waiting[block]
-        if self._is_right(block, data):
+        if self.is_right(block, data):
             self._file.seek(block * HASH_BLOCK)
             rest = memoryview(data)
             while rest:  # a disk that is nearly full writes a part, then nothing
@@ -172,7 +172,8 @@ class ChunkFile:
         self.map.drop(wanted)
         return list(wanted)
 
-    def _is_right(self, block: int, data: bytes) -> bool:
+    def is_right(self, block: int, data: bytes) -> bool:
+        """Tell whether these are the bytes of a block."""
         return hashlib.sha256(data).digest() == self._hashes[block * DIGEST : (block + 1) * DIGEST]
 
     def _chunks(self, block: int) -> range:

@@ -201,7 +201,7 @@ def test_a_session_stores_a_checkpoint_unless_the_run_is_over(
         raise end
 
     monkeypatch.setattr(session, "train", train)
-    bootstrap = SimpleNamespace(carry_out=carry_out, recipe=mine.recipe)
+    bootstrap = SimpleNamespace(carry_out=carry_out, recipe=mine.recipe, traffic=(0, 0))
     try:
         session.train_and_store(RunLink(link), welcome, bootstrap)  # type: ignore[arg-type]
     except LinkLost:

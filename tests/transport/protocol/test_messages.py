@@ -68,6 +68,8 @@ EXAMPLES_TO_PEER: list[m.Message] = [
     m.Committed(1, 100, "00", ["ann"], receipt=m.Receipt(3, 24, b"h" * 32, b"k" * 32, b"s" * 64)),
     m.Over("done", True),
     m.Grown(7, 3),
+    m.FileSources([m.FileSource("ann", "key", "host:1")]),
+    m.Newcomer("bob", "key"),
     m.Placed("r", 1, [m.RingMachine("ann", "key", "host:1", 0, 3), m.RingMachine("", "", "", 3, 5)]),
     m.Placed("r", 1, [m.RingMachine("ann", "key", "host:1", 0, 5)], exchanges=True),
     m.Standby(2, "b:29400", "key"),

@@ -1,0 +1,134 @@
+"""Newcomers fetch files from the hub and from peers that have them: real hub and servers, over queues."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from memory_swarm import MemorySwarm
+from toy_passing import passing_settings
+from toy_swarm import ToyPeer, ToyWork
+
+from transport import PeerLink
+from transport.aggregators import ReachablePeer, ShardServer
+from transport.passing import FileSources, file_sources
+from transport.peer import LinkLimits, PeerIdentity
+from transport.protocol import RunSettings, Warned, messages
+from transport.transfer import block_hashes
+from transport.wire import MemoryHubWire, MemoryPeerWire
+
+NAME = "base/model.safetensors"
+SIZE = 8 << 20  # bytes
+LATE = 0.005  # seconds that a slow hub takes for a chunk
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("base") / "model.safetensors"
+    path.write_bytes(random.Random(0).randbytes(SIZE))
+    return path
+
+
+class Base(MemorySwarm):
+    """A hub that serves a file, slowly, and a member of its run that has the file, or another one."""
+
+    def __init__(self, folder: Path, file: Path, settings: RunSettings) -> None:
+        super().__init__(settings, ToyWork(objects={NAME: file}), folder)
+        read = self.hub._objects.answer
+
+        def answer(session: str, m: messages.Get) -> tuple[messages.Message, bytes | None]:
+            if m.name == NAME:
+                time.sleep(LATE)
+            return read(session, m)
+
+        self.hub._objects.answer = answer  # type: ignore[method-assign]
+        self.busy = False
+
+    def member(self, file: Path) -> ToyPeer:
+        """Let a reachable peer train, and serve the file once it is ready."""
+        peer = ToyPeer(self.link("ann", owns=True, address="ann:1"))
+        wire = self.wire.servers["ann:1"] = MemoryHubWire()
+        server = ShardServer(wire, self.settings.run)
+        server.start()
+        server.files, server.busy = {NAME: file}, lambda: self.busy
+        peer.part = server.close  # type: ignore[method-assign]
+        peer.start()
+        while not peer.rounds:
+            time.sleep(0.01)
+        peer.link.admit_newcomers(server.admit)
+        return peer
+
+    def newcomer(self) -> PeerLink:
+        link = self.link("bob")
+        link.connect(5.0)
+        return link
+
+    def sources(self, link: PeerLink) -> FileSources:
+        def dial(source: ReachablePeer) -> PeerLink:
+            at = MemoryPeerWire(self.wire.servers[source.address], "key-of-bob")
+            return PeerLink(self.url, PeerIdentity(link.name), LinkLimits(patience=2.0, flows=1), wire=at)
+
+        return FileSources(link, dial)
+
+
+@pytest.fixture
+def run(tmp_path: Path, whole: Path) -> Iterator[Base]:
+    settings = passing_settings(samples=100_000, min_peers=1)
+    with Base(tmp_path / "run", whole, settings) as base:
+        yield base
+
+
+def fetched(run: Base, link: PeerLink, to: Path, whole: Path) -> tuple[bytes, int]:
+    """Fetch the file; return it, and the bytes of it that came from peers."""
+    download = link.begin_file(NAME, to, SIZE, block_hashes(whole))
+    sources = run.sources(link)
+    sources.fetch([download])
+    path = link.finish_file(download)
+    sources.close()
+    return path.read_bytes(), sources.traffic[1]
+
+
+def test_a_newcomer_has_a_part_of_a_file_from_a_peer(run: Base, tmp_path: Path, whole: Path) -> None:
+    run.member(whole)
+    data, passed = fetched(run, run.newcomer(), tmp_path / "here", whole)
+    assert data == whole.read_bytes()
+    assert passed > SIZE // 4
+
+
+def test_a_liar_is_found_by_its_first_block_and_the_hub_sends_the_rest(
+    run: Base, tmp_path: Path, whole: Path
+) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_bytes(random.Random(1).randbytes(SIZE))
+    run.member(wrong)
+    data, passed = fetched(run, run.newcomer(), tmp_path / "here", whole)
+    assert data == whole.read_bytes()
+    assert passed < SIZE // 2, "one share at most"
+    warned = [event for event in list(run.events) if isinstance(event, Warned) and event.peer == "ann"]
+    assert any("wrong bytes" in event.message for event in warned)
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_peer_that_sends_an_update_or_has_not_the_file_costs_nothing(
+    run: Base, tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    monkeypatch.setattr(file_sources, "LAST_S", 0.1)
+    empty = tmp_path / "empty"
+    empty.write_bytes(b"")
+    run.busy = busy
+    run.member(whole if busy else empty)
+    data, passed = fetched(run, run.newcomer(), tmp_path / "here", whole)
+    assert data == whole.read_bytes()
+    assert passed < 20_000
+
+
+def test_a_stranger_is_no_newcomer(run: Base, whole: Path) -> None:
+    run.member(whole)
+    at = MemoryPeerWire(run.wire.servers["ann:1"], "key-of-eve")
+    link = PeerLink(run.url, PeerIdentity("bob"), LinkLimits(patience=0.2, flows=1), wire=at)
+    with pytest.raises(Exception, match="not in the round"):
+        link.connect(1.0)
+    link.close()

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from compress import PacketError, join, split
-from recipes.algorithm import WRAP, DecodedPacket, LocalModel, SideStream
+from compress import PacketError
+from recipes.algorithm import WRAP, DecodedPacket, LocalModel, SideStream, merge_packets
 from recipes.data import Sample, batches
 from recipes.errors import ModelError, StageFailed, StageFull
 from recipes.objectives import Measured
@@ -21,7 +21,7 @@ from recipes.weight_files import Layout
 
 from .ring_head import RingHead
 from .ring_request import Answer
-from .shard_exchange import ReplicaExchange
+from .shard_exchange import ReplicaExchange, gather, spread
 
 FILLS = 16  # times that a group of micro-batches fills the pipeline: it stands still for a 16th of the time
 
@@ -190,20 +190,17 @@ class StagedGlobalModel:
 
     def cut(self, packet: bytes) -> list[bytes]:
         """Cut a packet of all shards into those of the machines. Raises PacketError."""
-        parts = split(packet, self.shards)
-        return [join([parts[number] for number in numbers]) for numbers in self.numbers]
+        return [gather(packet, numbers, self.shards) for numbers in self.numbers]
 
     def join(self, packets: Sequence[bytes]) -> bytes:
         """Reverse `cut`; an empty packet has no shard."""
-        parts = [b""] * self.shards
+        found = list[bytes]()
         for stage, (numbers, packet) in enumerate(zip(self.numbers, packets, strict=True)):
             try:
-                found = split(packet, len(numbers)) if packet else [b""] * len(numbers)
+                found += [spread(packet, numbers, self.shards)] if packet else []
             except PacketError as error:
                 raise StageFailed(str(error), stage) from None
-            for number, part in zip(numbers, found, strict=True):
-                parts[number] = part
-        return join(parts)
+        return merge_packets(found, self.shards)
 
     def decode(self, packet: bytes, round: int | None = None) -> DecodedPacket:
         round = self.round if round is None else round

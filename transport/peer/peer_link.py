@@ -333,7 +333,8 @@ class PeerLink:
     @property
     def uploads_now(self) -> bool:
         """Tell whether an update, or part of one, is on its way to the hub."""
-        return any(upload.done is None for upload in list(self._transfers.uploads.values()))
+        with self._changed:
+            return any(upload.done is None for upload in self._transfers.uploads.values())
 
     def admit_newcomers(self, admit: Callable[[dict[str, str]], object]) -> None:
         """Call `admit` with the newest newcomers, name -> key, at each change; in the link's thread."""
@@ -376,9 +377,10 @@ class PeerLink:
         )
 
     def supply(self, download: Download, index: int, payload: bytes) -> bool:
-        """Add a chunk that has come by another link; False if it is here already."""
+        """Add a chunk that has come by another link; False if it is here already, or not wanted any more."""
         with self._changed:
-            if download.sink is None or index in download.sink.map:
+            wanted = self._transfers.downloads.get(download.name) is download
+            if not wanted or download.sink is None or index in download.sink.map:
                 return False
             download.todo.extend(download.sink.add(index, payload))
             self._changed.notify_all()

@@ -125,6 +125,15 @@ def test_a_wrong_exit_status_is_named_with_its_log(tmp_path: Path) -> None:
     assert "ann-1.err" in check.figure
 
 
+def test_a_peer_that_finds_the_run_over_before_it_has_joined_is_no_fault(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path)
+    swarm.children = [ended(tmp_path, 7)]
+
+    assert exits(swarm).kept
+    swarm.children[0].name = HUB
+    assert not exits(swarm).kept
+
+
 def test_a_round_that_took_too_long_is_found_and_the_time_without_a_hub_is_not_its_own(
     tmp_path: Path,
 ) -> None:

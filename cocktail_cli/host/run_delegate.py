@@ -211,11 +211,6 @@ class RunDelegate:
         except PacketError as error:
             raise UpdateRejected(peer, str(error)) from error
 
-    def selected(self, packet: bytes, shards: Collection[int]) -> bytes:
-        from recipes.algorithm import select_shards
-
-        return select_shards(packet, shards, self.recipe.compression.shards)
-
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         if self.probing:
             if peer in self.probing.found:

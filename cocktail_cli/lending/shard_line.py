@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from statistics import median
 
 from transport import PeerLink
 from transport.protocol import SessionRenewed, messages, shard_ranges
-
-SHORT = 16 * 1024  # bytes of a transfer that is mostly round trip, and tells nothing of the line
+from transport.transfer import measured
 
 
 class ShardLine:
@@ -24,7 +24,8 @@ class ShardLine:
 
     def __init__(self, link: PeerLink, allowed: Callable[[], bool]) -> None:
         self._link, self._allowed = link, allowed
-        self._up = self._down = 0
+        self._ups: tuple[float, ...] = ()  # bytes a second
+        self._downs: tuple[float, ...] = ()
         self._rounds: dict[int, Future[bytes]] = {}
         self._threads = ThreadPoolExecutor(messages.MOST_IN_FLIGHT, thread_name_prefix="shard-line")
 
@@ -34,7 +35,8 @@ class ShardLine:
 
     @property
     def rates(self) -> tuple[int, int]:
-        return self._up, self._down
+        up, down = (median(rates) if rates else 0 for rates in (self._ups, self._downs))
+        return int(up), int(down)
 
     def send(self, round: int, packet: bytes, shards: Sequence[int]) -> None:
         kept = {r: one for r, one in self._rounds.items() if r > round - messages.MOST_IN_FLIGHT}
@@ -52,16 +54,10 @@ class ShardLine:
         while True:
             try:
                 if took := self._link.deliver(round, packet):
-                    self._up = rate_of(len(packet), took, self._up)
+                    self._ups = measured(self._ups, len(packet), took)
                 began = time.monotonic()
                 found = self._link.fetch(f"packet/{round}/{shard_ranges(shards)}")
             except SessionRenewed:  # the hub was restarted, or has lost sight of this machine
                 continue
-            self._down = rate_of(len(found), time.monotonic() - began, self._down)
+            self._downs = measured(self._downs, len(found), time.monotonic() - began)
             return found
-
-
-def rate_of(size: int, seconds: float, known: int) -> int:
-    """Return bytes a second of a transfer; of a short one, where it is more than what is known."""
-    rate = int(size / max(seconds, 1e-3))
-    return max(rate, known) if size < SHORT else rate

@@ -80,7 +80,7 @@ class RunLink:
         started = time.monotonic()
         kind, _, number = name.partition("/")
         with self.waiting(), self.timer.under_way(kind, started):
-            parts = self.replica.of(int(number)) if self.replica is not None and kind == "packet" else None
+            parts = self._parts(int(number)) if kind == "packet" else None
             peers = (self.sharded or self.passing) if kind == "packet" and parts is None else None
             found = peers.fetch(int(number)) if peers is not None else None
             if parts is not None:
@@ -103,15 +103,19 @@ class RunLink:
         self.replica = replica
 
         def shards(round: int) -> str:
-            parts = replica.of(round)
+            parts = self._parts(round)
             return "" if parts is None else shard_ranges(parts.shards)
 
         self.link.select_shards(shards)
 
     def share(self, round: int) -> float:
         """Return the share of a round's packets that passes this machine: of a replica's head only a part."""
-        parts = self.replica.of(round) if self.replica is not None else None
+        parts = self._parts(round)
         return 1.0 if parts is None else parts.share
+
+    def _parts(self, round: int) -> SentParts | None:
+        """Return what passes this machine of a replica's packets; None: all of them."""
+        return None if self.replica is None else self.replica.of(round)
 
     def packets(self, start: int, stop: int) -> Iterator[bytes]:
         """Yield the committed packets of rounds start .. stop-1, in order, their checksums verified."""
@@ -169,8 +173,8 @@ class RunLink:
             if opened is not None:  # waiting for others would last as long whatever this peer sends
                 opened += committed.waited
                 self.opened_at[delivery.round], self.committed_s[delivery.round] = opened, now - opened
-            parts = self.replica.of(delivery.round) if self.replica is not None else None
-            self.budget = self.budget.sent(*of_whole(parts, len(packet), upload_s, up=True))
+            size, seconds = of_whole(self._parts(delivery.round), len(packet), upload_s, up=True)
+            self.budget = self.budget.sent(size, seconds)
         if self.receipts is not None:
             self.receipts.keep(committed)
             self.timer.stored(time.monotonic() - now)

@@ -86,7 +86,7 @@ class ToyWork:
         return own
 
     def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
-        return b"", []
+        return packet + repr(sorted(shards)).encode(), sorted(shards)
 
     def merged(self, peer: str, packets: Sequence[bytes]) -> bytes:
         """A part is a packet, of some rounds: the update is of all of them."""
@@ -94,9 +94,6 @@ class ToyWork:
             return json.dumps(sorted({round for packet in packets for round in json.loads(packet)})).encode()
         except ValueError:
             raise UpdateRejected(peer, "not a packet") from None
-
-    def selected(self, packet: bytes, shards: Collection[int]) -> bytes:
-        return packet + repr(sorted(shards)).encode()
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         if packet == b"bad":

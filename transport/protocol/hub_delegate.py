@@ -51,7 +51,7 @@ class HubDelegate(Protocol):
 
         The error feedback of shards given up is passed to `keep`, which stores it for their next aggregators
         and returns its number; it is dropped here only after that. Returns False where nothing has changed.
-        Called only where peers may aggregate, as are `joined` and `restricted`.
+        Called only where peers may aggregate, as is `joined`; `restricted` where machines are lent, too.
         """
 
     def fits(self, size: int) -> None:
@@ -72,10 +72,7 @@ class HubDelegate(Protocol):
 
     def merged(self, peer: str, packets: Sequence[bytes]) -> bytes:
         """Merge the parts of a replica's update, of other shards each, into one. Called by several threads,
-        and only where machines are lent, as is `selected`. Raises UpdateRejected."""
-
-    def selected(self, packet: bytes, shards: Collection[int]) -> bytes:
-        """Return an aggregate's packet of these shards only."""
+        and only where machines are lent. Raises UpdateRejected."""
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         """Merge a residual handoff into the error feedback; `share` is the peer's share of the mean. It goes

@@ -1,6 +1,6 @@
 """Transfers of objects in acknowledged chunks, under a congestion window."""
 
-from .bandwidth_budget import BandwidthBudget
+from .bandwidth_budget import BandwidthBudget, measured
 from .chunks import HASH_BLOCK, MAX_OBJECT, ChunkBuffer, ChunkFile, ChunkMap, block_hashes
 from .congestion_window import MIN_FRAGMENT
 from .connection_registry import MAX_CONNECTIONS, ConnectionRegistry

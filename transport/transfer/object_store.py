@@ -180,7 +180,7 @@ class ObjectStore:
         if name not in self._selected:
             packet = self._range(round, round + 1, payload=True)
             whole = packet.read(0, packet.size)
-            self._selected[name] = memory_source(self._work.selected(whole, frozenset(shards)))
+            self._selected[name] = memory_source(self._work.restricted("", whole, frozenset(shards))[0])
             if len(self._selected) > KEPT_SELECTED:
                 self._selected.popitem(last=False)
         return self._selected[name]

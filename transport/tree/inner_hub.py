@@ -320,13 +320,10 @@ class InnerHub:
         return own
 
     def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
-        return b"", []
+        raise UpdateRejected(peer, "an inner hub serves packets whole")
 
     def merged(self, peer: str, packets: Sequence[bytes]) -> bytes:
         raise UpdateRejected(peer, "below an inner hub all packets of a replica pass its head")
-
-    def selected(self, packet: bytes, shards: Collection[int]) -> bytes:
-        raise KeyError("an inner hub serves packets whole")
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         self._residual.inherit(peer, packet, share)

@@ -115,7 +115,7 @@ def test_an_update_counts_once_all_its_parts_are_here(tmp_path: Path, late: floa
 def test_a_part_that_the_hub_does_not_want_yet_is_offered_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the hub was restarted, and the head is not back."""
+    """A part may come before its round is open: as after a restart of the hub, before the head is back."""
     monkeypatch.setattr(peer_link, "AGAIN_S", 0.05)
     work = ToyWork()
     with MemorySwarm(SETTINGS, work, tmp_path) as swarm:

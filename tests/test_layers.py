@@ -36,7 +36,7 @@ MAY_IMPORT = {
 # given bytes, so tests run them without waiting.
 SHELLS = {
     "aggregators": "aggregator_thread direct_links shard_barrier shard_clients shard_server sharded_exchange",
-    "hub": "commit_thread server",
+    "hub": "commit_thread malloc_tuning reader_thread server",
     "passing": "packet_sources file_sources",
     "peer": "admin_client catch_up_downloads connection_manager peer_link run_visit",
     "protocol": "keys",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from transport.ledger import EvaluationRow, KnownPeer
 from transport.protocol import Event, SampleRanges, events, messages
+
+NUMBERS, KIND = re.compile(r"[\d.,:e+\[\] -]*\d"), 120  # of a warning; characters that tell two apart
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,11 @@ class FeedStandby:
 
 
 @dataclass(frozen=True)
+class ServeReplicas:
+    """Serve machines of replicas the shards of packets that each of them needs."""
+
+
+@dataclass(frozen=True)
 class RecordStandby:
     """Write who the run's standby is into the ledger; "": nobody."""
 
@@ -76,9 +85,11 @@ class SendDurably:
 
 @dataclass(frozen=True)
 class Forget:
-    """Strike an ended session from the ledger; drop its uploads and connections."""
+    """Drop the uploads and connections of an ended session, and strike it from the ledger."""
 
     session: str
+    origin: str = ""
+    recorded: bool = True  # it is in the ledger
 
 
 @dataclass(frozen=True)
@@ -109,7 +120,8 @@ class Claim:
     session: str
     leases: dict[int, SampleRanges]  # by the round that leased them
     loss_sum: float
-    tokens: int  # as the peer reports them; used for the mean loss only
+    tokens: int  # terms of the loss, as the peer reports them
+    rewards: tuple[float, ...] = ()  # as messages.Report
     key: str = ""  # of the peer
     stages: tuple[str, ...] = ()  # SHA-256 of the parts that other machines of a replica have sent
 
@@ -122,7 +134,8 @@ class Commit:
     step: int
     members: tuple[str, ...]
     claims: tuple[Claim, ...]  # sorted by peer
-    fingerprints: dict[int, int]  # of x', by round, as the updates' senders have it
+    fingerprints: dict[int, int]  # of x', by round, as the updates' senders have it, and nobody disputes
+    last_loss: float | None = None  # of the round before; None: there was none
     hub_shards: tuple[int, ...] = (0,)
     aggregators: dict[str, messages.AggregatorInfo] = field(default_factory=dict)  # by session
     # the hub adds these to its error feedback once the round is durable
@@ -173,6 +186,14 @@ class FindFingerprint:
 
 
 @dataclass(frozen=True)
+class RecordFingerprint:
+    """Write the fingerprint of x' of a round, as a replay of the ledger has told, into its row."""
+
+    round: int
+    fingerprint: int
+
+
+@dataclass(frozen=True)
 class End:
     """Serve what peers still fetch, then stop: the run is over."""
 
@@ -185,6 +206,7 @@ Action = (
     | RecordStanding
     | RecordEvaluation
     | FeedStandby
+    | ServeReplicas
     | RecordStandby
     | AskStandby
     | SendDurably
@@ -195,6 +217,7 @@ Action = (
     | Inherit
     | ShardAction
     | FindFingerprint
+    | RecordFingerprint
     | End
 )
 
@@ -209,6 +232,9 @@ class CommitDone:
     packets: dict[str, int] = field(default_factory=dict)  # peer -> bytes of its accepted packet
     voters: frozenset[str] = frozenset()  # keys of the peers that may elect a standby from now on
     tokens: dict[str, int] = field(default_factory=dict)  # peer -> tokens delivered, counted by the hub
+    loss: float | None = None  # of the round (figures.py); None: no peer has reported one that can be
+    rewards: tuple[float, ...] = ()  # likewise, of preference pairs
+    impossible: dict[str, str] = field(default_factory=dict)  # peer -> why its loss is not in there
     weights: dict[str, float] = field(default_factory=dict)  # peer -> weight of its packet in the mean
     rejected: dict[str, str] = field(default_factory=dict)  # peer -> why its packet could not be used
     lost: dict[str, str] = field(default_factory=dict)  # aggregator's session -> why its shards did not move
@@ -244,12 +270,44 @@ class Abandoned(Exception):
     """The run ended before every aggregator answered: the round stays uncommitted."""
 
 
+class Repetitions:
+    """Counts what is told again and again: of each peer once, and then at 10, 100, 1000 times.
+
+    Of many peers (names are free) the first EACH are told, and then the 100th, the 1000th.
+    """
+
+    EACH, MOST = 20, 4096  # peers told of one by one; counters kept
+
+    def __init__(self) -> None:
+        self._counts: OrderedDict[tuple[str, str], int] = OrderedDict()  # (peer; "": of all, what) -> times
+
+    def count(self, peer: str, what: str) -> int:
+        """Count once more. Returns how many times by now, 0 where it is not to be told."""
+        times, peers = self._add((peer, what)), 0
+        if times == 1 and peer:
+            peers = self._add(("", what))
+        return times if is_power(times) and (peers <= self.EACH or is_power(peers)) else 0
+
+    def _add(self, key: tuple[str, str]) -> int:
+        times = self._counts.pop(key, 0) + 1
+        self._counts[key] = times
+        if len(self._counts) > self.MOST:
+            self._counts.popitem(last=False)
+        return times
+
+
+def is_power(times: int) -> bool:
+    """Tell whether a count is 1, 10, 100, ..."""
+    return str(times).rstrip("0") == "1"
+
+
 class Outbox:
     """Actions that the current input has caused so far."""
 
     def __init__(self) -> None:
         self._actions: list[Action] = []
         self._ended = False
+        self.repetitions = Repetitions()
 
     def add(self, action: Action) -> None:
         self._actions.append(action)
@@ -269,7 +327,11 @@ class Outbox:
             self.add(Tell(event))
 
     def warn(self, message: str, peer: str | None = None) -> None:
-        self.tell(events.Warned(0.0, message, peer))
+        """Warn the host: once of each peer and reason, whatever numbers are in it, then of how often."""
+        times = self.repetitions.count(peer or "", NUMBERS.sub("#", message)[:KIND])
+        if times:
+            often = f" ({times} times so far)" if times > 1 else ""
+            self.tell(events.Warned(0.0, message + often, peer))
 
     def drain(self) -> list[Action]:
         actions, self._actions = self._actions, []

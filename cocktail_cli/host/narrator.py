@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from statistics import median
 
 from cocktail_cli.machine import INTERNET, network_of
 from cocktail_cli.ui import counted, named_rewards, printable
@@ -116,7 +115,7 @@ class Narrator:
             tokens_by_peer=dict(event.tokens_by_peer),
             local_steps=steps,
             lr=self.rate_at(max(0, event.step - 1)) if self.rate_at and event.loss is not None else None,
-            grad_norm=median(event.grad_norm.values()) if event.grad_norm else None,
+            grad_norm=event.norm,
             samples=event.counted,
             bottleneck=printable(event.line),
             eta_s=None if event.eta_s is None else round(event.eta_s, 1),

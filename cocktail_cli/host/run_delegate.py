@@ -60,8 +60,9 @@ class RunDelegate:
         served = () if base.licence.gated else base.files
         self.files = {f"base/{file.name}": base.folder / file.name for file in served}
         self.hashes = {f"hashes/base/{file.name}": file.blocks for file in served}
-        self.replica = ReplicaFiles(recipe, base, ledger.parent)
+        self.replica_files = ReplicaFiles(recipe, base, ledger.parent)
         self.held_out = corpus.pack_held_out()
+        self._held_out_terms: list[int] | None = None
         self.shortened = Counter[str]()  # rounds in which a peer's packet was taken only in part
         self.tell: Callable[[str, str], None] = lambda peer, message: None
         self.probing: ProbeThread | None = None  # from `recover` on, where the recipe asks for it
@@ -160,6 +161,23 @@ class RunDelegate:
         """Count the terms of the loss that these samples add: trained tokens, or preference pairs."""
         return float(len(ids) if self.recipe.dpo else self.corpus.tokens(ids))
 
+    def held_out_terms(self, part: int, parts: int) -> int:
+        """Count the terms of the loss in every `parts`-th held-out sample from `part` on."""
+        if self._held_out_terms is None:
+            from recipes.objectives import objective_of
+
+            objective = objective_of(self.recipe)
+            self._held_out_terms = [objective.terms([sample]) for sample in self.corpus.held_out]
+        return sum(self._held_out_terms[part::parts])
+
+    @property
+    def loss_bounds(self) -> tuple[float, float]:
+        """Return what the loss of a term lies between."""
+        from recipes.models import vocabulary_of
+        from recipes.objectives import objective_of
+
+        return objective_of(self.recipe).bounds(vocabulary_of(self.base.folder))
+
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
         self.aggregator.add(round, peer, packet)
 
@@ -236,12 +254,13 @@ class RunDelegate:
             return self.hashes[name]
         if name in self.files:
             return self.files[name]
-        if name.startswith("replica/"):
-            self.durable.followed = True
-            return self.replica.object(name, self.durable.saved)
         if not self.serves_snapshots:
             raise KeyError(f"{name} has the weights of a gated model, which are not passed on")
         return snapshot_object(self.model.snapshots, name)
+
+    def replica(self, name: str) -> bytes | Path:
+        self.durable.followed = True
+        return self.replica_files.object(name, self.durable.saved)
 
     @property
     def serves_snapshots(self) -> bool:
@@ -285,6 +304,8 @@ def settings_of(
         audit_share=swarm.audit_share,
         division=work.division,
         longest_lease=LONGEST_LEASE if recipe.compression.staleness else 1,
+        loss_bounds=work.loss_bounds,
+        eval_terms=work.held_out_terms,
         eval=bool(work.corpus.held_out),
         eval_every=recipe.checkpoint.eval_every(steps),
         join=swarm.join,

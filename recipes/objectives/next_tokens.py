@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log
 
 import numpy as np
 import torch
@@ -13,9 +14,15 @@ from recipes.models import loss_sum
 
 from .objective import BatchLoss
 
+CHANCE = 100.0  # times the loss of a guess: more than any model has that learns
+LARGEST = 2**24  # tokens of a vocabulary that is not known
+
 
 class NextTokens:
     """The mean loss of a trained token."""
+
+    def bounds(self, vocabulary: int) -> tuple[float, float]:
+        return 0.0, CHANCE * log(max(2, vocabulary or LARGEST))
 
     def terms(self, samples: Sequence[Sample]) -> int:
         return sum(sample.count for sample in samples)

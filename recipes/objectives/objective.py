@@ -48,6 +48,10 @@ class Measured:
 class Objective(Protocol):
     """A run minimizes it."""
 
+    def bounds(self, vocabulary: int) -> tuple[float, float]:
+        """Return what the loss of a term lies between, of any model that still is one. A hub drops what a
+        peer reports beyond. `vocabulary`: tokens that the model knows; 0: not known."""
+
     def terms(self, samples: Sequence[Sample]) -> int:
         """Count the terms of the mean."""
 

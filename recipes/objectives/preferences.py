@@ -23,12 +23,24 @@ from recipes.models import token_losses
 
 from .objective import BatchLoss
 
+MOST = 1e4  # nats of a margin: beyond, adapters have left their base for good
+
 
 class Preferences:
     """The mean loss of a pair. A sample is one: its documents are prompt + chosen and prompt + rejected."""
 
     def __init__(self, dpo: Dpo) -> None:
         self.dpo = dpo
+
+    def bounds(self, vocabulary: int) -> tuple[float, float]:
+        """`robust` may be below 0, and `ipo` is a square."""
+        match self.dpo.loss_type:
+            case "sigmoid" | "hinge":
+                return 0.0, MOST
+            case "robust":
+                return -MOST, MOST
+            case "ipo":
+                return 0.0, MOST**2
 
     def terms(self, samples: Sequence[Sample]) -> int:
         return sum(sample.count > 0 for sample in samples)

@@ -99,10 +99,10 @@ def test_a_peer_that_hears_ten_thousand_hostile_messages_does_not_grow() -> None
 def test_an_evaluation_over_no_tokens_is_no_number_and_a_large_one_fits_the_ledger() -> None:
     for tokens, loss in ((0, None), (2**40, 0.0)):
         hub = open_hub()
-        for part in (0, 1):
-            hear(hub, part, encode(messages.Evaluated(1, part, 0.0, tokens)))
+        for member in (0, 1):
+            hear(hub, member, encode(messages.Evaluated(1, 0, 0.0, tokens)))
 
-        assert hub._state.rounds.evaluations.now is None, "both parts are here"
+        assert hub._state.rounds.evaluations.now is None, "two say the same of its part"
         assert (hub._state.rounds.history.eval_loss, hub.error) == (loss, None)
 
 

@@ -23,6 +23,7 @@ from scripts.fuzzing.mutate import INTS, Target, bent, joined, message, mutated,
 from scripts.swarms.idle_delegate import IdleDelegate
 from transport.aggregators.shard_server import ShardServer
 from transport.hub import Hub
+from transport.hub.reader_thread import Reading
 from transport.ledger.packet_log import CRC, HEADER, MAGIC, pack_header, read_packets
 from transport.ledger.run_ledger import Counted, Ledger, OpenSession, Recovered, RoundRow
 from transport.peer.catch_up import CatchUp, CatchUpState, LocalCopy
@@ -129,6 +130,12 @@ class AtOnce:
     def submit(self, job: Callable[..., object], *args: object) -> None:
         job(*args)
 
+    def read(self, reading: Reading) -> None:
+        reading.job()
+
+    def forget(self, origin: str, payer: str) -> None:
+        """Nothing waits."""
+
 
 class HubEnd:
     """A wire that records what the hub says."""
@@ -137,6 +144,7 @@ class HubEnd:
 
     def __init__(self) -> None:
         self.said: list[m.ToPeer] = []
+        self.hung_up = 0
 
     def send(self, conn: bytes, frames: Frames) -> bool:
         self.said.append(message_codec.decode_to_peer(frames[0]))
@@ -146,7 +154,7 @@ class HubEnd:
         return 0
 
     def hang_up(self, conn: bytes) -> None:
-        raise AssertionError("so few messages are no flood")
+        self.hung_up += 1
 
     def wake(self) -> None:
         """Ignore it: there is no thread to wake."""

@@ -277,7 +277,11 @@ class SimSwarm:
         elif isinstance(job, do.Commit):
             self.commit(job)
         elif isinstance(job, do.FindFingerprint):
-            self.apply(lambda now: self.hub.rounds.fingerprinted(job.round, 1000 + job.round, now))
+            self.apply(lambda now: self.hub.rounds.fingerprinted(job.round, 1000 + job.round, "", now))
+        elif isinstance(job, do.RecordFingerprint):
+            if job.round < len(self.books.rounds):
+                row = dc_replace(self.books.rounds[job.round], fingerprint=job.fingerprint)
+                self.books.rounds[job.round] = row
         elif isinstance(job, do.RecordSession):
             self.books.sessions[job.session] = OpenSession(job.session, job.name, job.hardware, job.key)
         elif isinstance(job, do.RecordStanding):

@@ -5,7 +5,8 @@ Sections name the thread that calls their methods.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from transport import actions as do
 from transport.actions import Shell
@@ -14,18 +15,27 @@ from transport.protocol import (
     ERROR,
     PART,
     SHARD,
+    Cost,
     HubDelegate,
+    ObjectKind,
     ShardPacket,
     UpdateRejected,
     WeightedPacket,
     round_and_name,
     round_of,
 )
-from transport.transfer import ChunkBuffer, CompletedUpload
+from transport.transfer import ChunkBuffer, CompletedUpload, ObjectSource, ObjectStore, memory_source
 
 from .shard_assignment import digest_of, short
 from .shard_barrier import ShardBarrier
 from .shard_coordinator import ShardCoordinator, merged_by
+
+MADE = 256  # objects cached
+NOT_HERE = "it is not here for this session"
+RELAYED_PART = ObjectKind("part/<round>/<peer>", ("peer",), "a part of a packet", Cost.ROUND)
+SHARD_PACKET = ObjectKind("shard/<round>/<owner>", ("peer",), "a part of a packet", Cost.ROUND)
+OWN_SHARDS = ObjectKind("shard/<round>", ("peer",), "a part of a packet", Cost.ROUND)
+HANDED_OVER = ObjectKind("estate/<number>", ("peer",), "a part of a handoff", Cost.MADE)
 
 
 class ShardAggregation:
@@ -46,6 +56,7 @@ class ShardAggregation:
         self._parts: dict[tuple[int, str, str], ChunkBuffer] = {}  # (round, aggregator, member)
         # Handoffs in the hub's error feedback since a round was committed, and on disk with the next one.
         self._merged: dict[int, tuple[int, ...]] = {}
+        self._made: OrderedDict[tuple[str, str], ObjectSource] = OrderedDict()  # by session and name
 
     # ---- the I/O thread ------------------------------------------------------------------------------------
 
@@ -78,25 +89,57 @@ class ShardAggregation:
 
     # ---- the reader thread ---------------------------------------------------------------------------------
 
-    def find(self, session: str, name: str) -> bytes:
-        """Return an object that an aggregator may fetch. Raises KeyError."""
-        if (part := round_and_name(PART, name)) is not None and (
-            ex := self._coordinator.exchange
-        ) is not None:
-            member = next((s for s, called in ex.members.items() if called == part[1]), "")
-            if (parts := self._parts.get((part[0], session, member))) is not None:
-                return parts.data()
-        shard = round_and_name(SHARD, name) or (round_of(SHARD, name), "")
-        if shard[0] is not None and (packet := self._packets.get((shard[0], shard[1]))) is not None:
-            return packet
-        number, ex = round_of("estate/", name), self._coordinator.exchange
-        handoff = self._coordinator.handoffs.get(number) if number is not None else None
-        if number is not None and handoff is not None and ex is not None and session in ex.aggregators:
-            try:
-                return self._lacking(number, handoff, ex.aggregators[session])
-            except UpdateRejected:  # its aggregators find the same and go on without it
-                return self._ledger.handoffs.packet(number)
-        raise KeyError(f"there is no {name} for this session")
+    def serve(self, store: ObjectStore) -> None:
+        """Add the rows of what aggregators and members fetch."""
+        for kind, find in (
+            (RELAYED_PART, self._part),
+            (SHARD_PACKET, self._shard),
+            (OWN_SHARDS, self._shard),
+            (HANDED_OVER, self._handoff),
+        ):
+            store.serve(kind, self._cached(find))
+
+    def _cached(
+        self, find: Callable[[str, tuple[str, ...]], bytes]
+    ) -> Callable[[str, str, tuple[str, ...]], ObjectSource]:
+        def cached(session: str, name: str, of: tuple[str, ...]) -> ObjectSource:
+            if (session, name) not in self._made:
+                self._made[session, name] = memory_source(find(session, of))
+                if len(self._made) > MADE:
+                    self._made.popitem(last=False)
+            return self._made[session, name]
+
+        return cached
+
+    def forget_made(self) -> None:
+        """Forget the parts of the round before: the new ones may have the same names."""
+        self._made.clear()
+
+    def _part(self, session: str, of: tuple[str, ...]) -> bytes:
+        """Return a member's part for the aggregator that asks. Raises KeyError, as do the next two."""
+        ex = self._coordinator.exchange
+        member = next((s for s, called in ex.members.items() if called == of[1]), "") if ex else ""
+        if (parts := self._parts.get((int(of[0]), session, member))) is None:
+            raise KeyError(NOT_HERE)
+        return parts.data()
+
+    def _shard(self, session: str, of: tuple[str, ...]) -> bytes:
+        """Return the packet of an aggregator's shards, or of the hub's."""
+        packet = self._packets.get((int(of[0]), of[1] if len(of) > 1 else ""))
+        if packet is None:
+            raise KeyError(NOT_HERE)
+        return packet
+
+    def _handoff(self, session: str, of: tuple[str, ...]) -> bytes:
+        """Return a handoff, cut down to those shards of the aggregator that have not merged it."""
+        number, ex = int(of[0]), self._coordinator.exchange
+        handoff = self._coordinator.handoffs.get(number)
+        if handoff is None or ex is None or session not in ex.aggregators:
+            raise KeyError(NOT_HERE)
+        try:
+            return self._lacking(number, handoff, ex.aggregators[session])
+        except UpdateRejected:  # its aggregators find the same and go on without it
+            return self._ledger.handoffs.packet(number)
 
     # ---- the commit thread ---------------------------------------------------------------------------------
 

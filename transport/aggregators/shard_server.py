@@ -12,7 +12,7 @@ import os
 import secrets
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +33,10 @@ log = logging.getLogger(__name__)
 CREDIT = 32  # chunks under way for each session and direction
 KEPT = 5  # rounds whose packet is served: members may have four in flight
 PASSED = 4  # rounds whose packet is passed on: peers may be behind
-EARLY, EARLY_S = 4096, 20.0  # requests that wait for their chunk, and how long
+EARLY, EARLY_S = 4096, 20.0  # requests that wait for their chunk, of all sessions, and how long
+EARLY_OF_ONE = 8 * CREDIT  # of one session
 EARLY_POLL_S = 0.01  # how often they are looked at
+GONE = "it is not served here, or not any more"
 QUIET_S = 3600.0  # no pings here: the hub watches over members
 
 
@@ -62,6 +64,7 @@ class EarlyRequest:
     """A request for a chunk that this peer has not received yet."""
 
     conn: bytes
+    session: str
     message: messages.Get
     until: float  # when it is refused
 
@@ -89,6 +92,7 @@ class ShardServer:
         self._served: dict[int, ObjectSource] = {}  # round -> the packet of the shards
         self._passed: dict[int, PassedPacket] = {}  # by round
         self._early: deque[EarlyRequest] = deque()  # for chunks that are not here yet
+        self._waiting = Counter[str]()  # of `_early`, by session
         self._lacking: set[str] = set()  # members that lack the end of what the newest packet passes on
         self._sessions: dict[str, tuple[str, str]] = {}  # session -> name, key
         self._connections = ConnectionRegistry()
@@ -150,7 +154,8 @@ class ShardServer:
                 waiting.extend(self._wire.poll(self._pause(time.monotonic()) if waiting else idle))
                 for _ in range(len(self._early)):
                     early = self._early.popleft()
-                    self._serve(early.conn, early.message, early.until)
+                    self._waiting[early.session] -= 1
+                    self._serve(early)
                 while waiting and not self._pause(time.monotonic()):
                     self._receive(*waiting.popleft())
                 if time.monotonic() >= guard_at:
@@ -202,7 +207,7 @@ class ShardServer:
                 else:
                     self._send(conn, answer)
         elif session is not None and isinstance(message, messages.Get):
-            self._serve(conn, message, time.monotonic() + EARLY_S)
+            self._serve(EarlyRequest(conn, session, message, time.monotonic() + EARLY_S))
 
     def _welcome_member(self, conn: bytes, m: messages.Hello) -> None:
         key = key_of(conn)
@@ -230,64 +235,74 @@ class ShardServer:
             return f"{who[0]} is not in the round"
         return f"a part of {size} bytes, the longest has {self.limit}" if size > self.limit else None
 
-    def _serve(self, conn: bytes, m: messages.Get, until: float) -> None:
-        """Serve a fragment, or let the request wait."""
-        if m.name in self.files:
-            self._serve_file(conn, m, until)
-        elif round_of(PACKET, m.name) is not None:
-            self._serve_passed(conn, m, until)
+    def _serve(self, asked: EarlyRequest) -> None:
+        """Serve a fragment, or let the request wait. PROTOCOL.md has these objects and who may fetch each."""
+        name, key = self._sessions.get(asked.session, ("", ""))
+        if asked.message.name in self.files and self.knows(key):
+            self._serve_file(asked)
+        elif not key or self._members.get(name) != key:
+            self._refuse(asked, f"{name} is not in the round")
+        elif round_of(PACKET, asked.message.name) is not None:
+            self._serve_passed(asked, name)
         else:
-            self._serve_chunk(conn, m)
+            self._serve_chunk(asked)
 
-    def _serve_file(self, conn: bytes, m: messages.Get, until: float) -> None:
+    def _refuse(self, asked: EarlyRequest, why: str) -> None:
+        self._send(asked.conn, messages.NoObject(asked.message.name, why))
+
+    def _wait(self, asked: EarlyRequest, why: str) -> None:
+        """Let a request wait, or refuse it: it has waited long, or too many wait."""
+        mine = self._waiting[asked.session]
+        if time.monotonic() < asked.until and len(self._early) < EARLY and mine < EARLY_OF_ONE:
+            self._early.append(asked)
+            self._waiting[asked.session] = mine + 1
+        else:
+            self._refuse(asked, why)
+
+    def _serve_file(self, asked: EarlyRequest) -> None:
         """Serve a fragment of a file while this peer's line has nothing else to send."""
+        m = asked.message
         if self.busy():
-            if time.monotonic() < until and len(self._early) < EARLY:
-                self._early.append(EarlyRequest(conn, m, until))
-            else:
-                self._send(conn, messages.NoObject(m.name, "this peer has no time for it"))
+            self._wait(asked, "this peer has no time for it")
             return
         try:
             with open(self.files[m.name], "rb") as file:
                 source = ObjectSource(file, 0, os.fstat(file.fileno()).st_size, b"")
                 payload = source.read(m.index, m.chunk)
-        except (KeyError, OSError) as error:
-            self._send(conn, messages.NoObject(m.name, f"it is not here: {error}"))
+        except (KeyError, OSError) as error:  # whose text may name folders of this machine
+            self._refuse(asked, f"it is not here: {type(error).__name__}")
             return
-        self._send(conn, messages.Data(m.name, m.index, source.size), payload)
+        self._send(asked.conn, messages.Data(m.name, m.index, source.size), payload)
 
-    def _serve_passed(self, conn: bytes, m: messages.Get, until: float) -> None:
+    def _serve_passed(self, asked: EarlyRequest, name: str) -> None:
         """Serve a fragment that this peer passes on, or let the request wait for it."""
-        round, session = round_of(PACKET, m.name), self._connections.owners.get(conn)
-        name, key = self._sessions.get(session or "", ("", ""))
-        if round is None or not key:
-            return  # its sender has hung up
+        m, round = asked.message, round_of(PACKET, asked.message.name)
+        assert round is not None
         passed = self._passed.get(round)
         try:
-            if self._members.get(name) != key:
-                raise KeyError(f"{name} is not in the round")
             fragment = None if passed is None else passed.read(m)
         except KeyError as error:
-            self._send(conn, messages.NoObject(m.name, str(error.args[0])))
+            self._refuse(asked, str(error.args[0]))
             return
         if passed is not None and fragment is not None:
             said = messages.Data(m.name, m.index, passed.packet.map.size, passed.packet.sha256)
-            self._send(conn, said, fragment)
+            self._send(asked.conn, said, fragment)
             if round == self._round and passed.is_last(m):
                 self._lacking.discard(name)
-        elif time.monotonic() < until and len(self._early) < EARLY and round >= self._round:
-            self._early.append(EarlyRequest(conn, m, until))
+        elif round >= self._round:
+            self._wait(asked, GONE)
         else:
-            self._send(conn, messages.NoObject(m.name, "it is not served here, or not any more"))
+            self._refuse(asked, GONE)
 
-    def _serve_chunk(self, conn: bytes, m: messages.Get) -> None:
+    def _serve_chunk(self, asked: EarlyRequest) -> None:
+        m = asked.message
         try:
             source = self._served[round_of(SHARD, m.name)]  # type: ignore[index]
             payload = source.read(m.index, m.chunk)
         except KeyError:
-            self._send(conn, messages.NoObject(m.name, "it is not served here, or not any more"))
+            self._refuse(asked, GONE)
             return
-        self._send(conn, messages.Data(m.name, m.index, source.size, source.sha256), payload)
+        self._send(asked.conn, messages.Data(m.name, m.index, source.size, source.sha256), payload)
 
     def _send(
         self, conn: bytes, message: messages.Message, payload: bytes | memoryview | None = None

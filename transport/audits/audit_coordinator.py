@@ -17,11 +17,13 @@ from msgspec.structs import replace
 
 from transport.actions import Outbox
 from transport.membership import Session
-from transport.protocol import RunSettings, SampleRanges, messages, sample_ids
+from transport.protocol import Cost, ObjectKind, RunSettings, SampleRanges, messages, sample_ids
 from transport.scheduling import Exchange
 
 from .audit_book import AuditBook, DeliveredLease
 from .audit_case import BITS, SKETCH
+
+AUDITED = ObjectKind("audit/<round>", ("peer",), "`Round.audits` x the longest sample", Cost.ROUND)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from transport import actions as do
 from transport.actions import Abandoned, CommitDone, Shell
 from transport.ledger import Counted, Ledger, RoundRow
 from transport.protocol import HubDelegate, UpdateRejected, WeightedPacket, messages, sample_ids
-from transport.scheduling import Rounds, row_of
+from transport.scheduling import RoundFigures, Rounds, round_figures, row_of
 from transport.transfer import ChunkBuffer, ObjectStore
 
 if TYPE_CHECKING:
@@ -37,23 +38,36 @@ class CommitThread:
     ) -> None:
         self._ledger, self._delegate, self._objects = ledger, delegate, objects
         self._rounds, self._shell, self._shards = rounds, shell, shards
+        self._bounds = rounds.settings.loss_bounds
         self.opened: dict[int, float] = {}  # round -> wall clock
         self.receipts: ReceiptWriter | None = None
         self.announce: Callable[[CommitDone, float], object] = rounds.committed  # of a durable round
         self.wrote: Callable[[int], object] | None = None  # told of the ledger's rounds when it has changed
         self._written = 0  # changes of the ledger that were told
+        self._jobs = deque[Callable[[], object]]()  # of rounds, in order
+        self._beside = deque[Callable[[], object]]()  # of single peers, in order
         self._thread = ThreadPoolExecutor(1, "cocktail-commit")
 
     # ---- any thread ----------------------------------------------------------------------------------------
 
     def later(self, job: Callable[[], object]) -> None:
         """Run a job in the commit thread, after those it was given before."""
-        self._thread.submit(self._guarded, job)
+        self._jobs.append(job)
+        self._thread.submit(self._next)
+
+    def beside(self, job: Callable[[], object]) -> None:
+        """Run a job that concerns one peer: after those given before in this way, and behind all others."""
+        self._beside.append(job)
+        self._thread.submit(self._next)
 
     def shutdown(self) -> None:
         self._thread.shutdown()
 
     # ---- the commit thread ---------------------------------------------------------------------------------
+
+    def _next(self) -> None:
+        """Run the next job: there is one for each call."""
+        self._guarded((self._jobs or self._beside).popleft())
 
     def _guarded(self, job: Callable[[], object]) -> None:
         """Run a job; an error in it ends the run, with its reason."""
@@ -82,10 +96,6 @@ class CommitThread:
         self._ledger.leased(action.round, action.leases, action.local_steps, action.aggregators)
         self._shell.apply(lambda _: self._rounds.leased(action.round))
 
-    def find_fingerprint(self, action: do.FindFingerprint) -> None:
-        truth = self._delegate.fingerprint(action.round)
-        self._shell.apply(lambda now: self._rounds.fingerprinted(action.round, truth, now))
-
     def inherit(self, action: do.Inherit, parts: ChunkBuffer) -> None:
         """Merge a leaver's handoff, or store it for the aggregators of the shards."""
         if self._shards is not None:
@@ -103,6 +113,14 @@ class CommitThread:
         self._objects.committed(round, packet, row.sha256)
         message = messages.Committed(round, len(packet), row.sha256.hex(), list(accepted))
         self._shell.apply(lambda _: self._rounds.passed(message))
+
+    def _figures(
+        self, action: do.Commit, accepted: Sequence[do.Claim], terms: Mapping[str, float]
+    ) -> RoundFigures:
+        """Compute a round's figures from what its peers say. `terms`: of the loss, as the hub counts them."""
+        of = {c.peer: (c.loss_sum, c.tokens, c.rewards) for c in accepted if c.tokens or c.leases}
+        counted = {peer: int(terms[peer]) for peer in of}
+        return round_figures(of, counted, self._bounds, action.last_loss)
 
     def commit(self, action: do.Commit, opened: dict[str, Future[bytes]]) -> None:
         """Aggregate, make durable, tell the I/O thread, in this order. `opened`: packets by session."""
@@ -148,7 +166,9 @@ class CommitThread:
             return
         accepted = tuple(claims.values())
         opened_at = self.opened.pop(action.round, time.time())
-        row = row_of(action, accepted, sum(tokens[peer] for peer in claims), opened_at, time.time())
+        figures = self._figures(action, accepted, weights)
+        counted_tokens, times = sum(tokens[peer] for peer in claims), (opened_at, time.time())
+        row = row_of(action, accepted, figures.loss, counted_tokens, times)
         counted = tuple(
             Counted(r, c.peer, c.session, ranges, c.key) for c in accepted for r, ranges in c.leases.items()
         )
@@ -164,6 +184,9 @@ class CommitThread:
             voters=self._ledger.voters,
             packets={peer: len(packets.get(c.session, b"")) for peer, c in claims.items()},
             tokens={peer: tokens[peer] for peer in claims},
+            loss=figures.loss,
+            rewards=figures.rewards,
+            impossible=figures.impossible,
             weights={peer: weights[peer] for peer in claims},
             lost=dict(lost),
             moved=moved,

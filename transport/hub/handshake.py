@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hmac
+import secrets
 from typing import TYPE_CHECKING
 
 from transport import actions as do
 from transport.actions import Outbox
 from transport.ledger import Recovered
 from transport.membership import (
-    CATCHING_UP,
+    NEWCOMERS,
     Admission,
     KeyEvent,
     Roster,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from transport.standby import Replication
 
 UNDIVIDED = "this run's model is not divided among machines: its host can set compression.shards_at_layers"
+SEAL = 16  # hex digits
 REPLACED = "another hub of this run has been started since"
 
 
@@ -54,6 +57,7 @@ class Handshake:
             self.replicate()
         self.rings: RingCoordinator | None = None  # of a run to which machines are lent
         self.replaced = False  # peers have met a hub of a later term
+        members.new_id = self._new_session
 
     def hello(self, conn: bytes, m: messages.Hello, now: float, *, approved: bool = False) -> None:
         """Begin a session, let the connection wait for approval, or refuse it."""
@@ -74,7 +78,7 @@ class Handshake:
         elif standing is not Standing.MEMBER and self.settings.join == "approve":
             self._admission.ask(conn, m, now)
         elif not self._members.make_room(origin_of(conn)):
-            self._out.refuse(conn, "full", f"{CATCHING_UP} others are catching up: try again later")
+            self._out.refuse(conn, "full", f"{NEWCOMERS} others are newcomers too: try again later")
         else:
             self._begin(conn, m, now)
 
@@ -95,6 +99,7 @@ class Handshake:
             session = self._members.begin(conn, m, now)
             session.role = "standby"
             self._admission.move(key, KeyEvent.ADMITTED, session.name)
+            self._admission.remember(key)
             self._welcome(session, resumed=False)
             replication.follow(session, m.place, now)
         else:
@@ -102,6 +107,7 @@ class Handshake:
 
     def _begin(self, conn: bytes, m: messages.Hello, now: float) -> None:
         session = self._members.begin(conn, m, now)
+        session.proven = bool(session.key) and session.key == self.settings.own_key
         self._admission.visitors.joined(session.key)
         self._admission.move(session.key, KeyEvent.ADMITTED, session.name)
         self._welcome(session, resumed=False)
@@ -121,8 +127,7 @@ class Handshake:
         if self._refuse_banned(conn) or not self._open_to(key_of(conn), m):
             return
         if m.term > self.term:
-            # a stranger may claim anything
-            if self._admission.standing(key_of(conn)) is Standing.MEMBER and not self.replaced:
+            if not self.replaced and self._has_given(m.session, m.term):  # a peer may claim anything
                 self.replaced = True
                 told = f"{REPLACED} (term {m.term}, this one is of term {self.term}): stop this one"
                 self._out.warn(told, m.name)
@@ -148,6 +153,21 @@ class Handshake:
             if self.replication is not None:
                 self.replication.resumed(session)
 
+    def _new_session(self) -> str:
+        """Draw the secret of a session, which proves the term of the hub that gave it: to a hub with this
+        host's secret, and to nobody else."""
+        word = secrets.token_urlsafe(16)
+        return f"{word}.{self._seal(word, self.term)}"
+
+    def _seal(self, word: str, term: int) -> str:
+        about = f"{self.settings.run}/{term}/{word}".encode()
+        return hmac.new(self.secret.encode(), about, "sha256").hexdigest()[:SEAL]
+
+    def _has_given(self, session: str, term: int) -> bool:
+        """Tell whether a hub of this host, of that term, has given a session this secret."""
+        word, _, seal = session.rpartition(".")
+        return bool(self.secret) and same(seal, self._seal(word, term))
+
     def _end(self, session: Session, conn: bytes, why: str) -> None:
         """End a session, and say so on the connection by which its peer is back: it begins another."""
         session.conn = conn
@@ -160,13 +180,14 @@ class Handshake:
             self._members.ignored += 1
         elif differ := differences(m.holds, self.settings.holds):
             self._members.kick(session, "state", differ)
-        elif m.round > self._rounds.round or self._rounds.history.differs(m.round, m.fingerprint):
+        elif m.round > self._rounds.round:
             self._members.kick_other_state(session, m.round)
         elif self._members.move(session, SessionEvent.READY):
             self._rounds.caught_up(session, m.round)
             if not joining:
                 return
-            session.ready_claim = (m.round, m.fingerprint)
+            if not self._rounds.disputes.claims(session.id, m.round, m.fingerprint):
+                session.ready_claim = (m.round, m.fingerprint)
             self._out.tell(events.PeerReady(0.0, session.name, m.round, now - session.since))
 
     def _begin_rings(self) -> RingCoordinator:
@@ -177,6 +198,7 @@ class Handshake:
         who = self._out, self._members, self._rounds
         rings = RingCoordinator(self.settings.division, *who, exchanges)
         self._rounds.replicas = rings.updates
+        self._out.add(do.ServeReplicas())
         return rings
 
     def replicate(self) -> Replication:

@@ -101,7 +101,7 @@ class HubState:
             messages.Ready: self.handshake.ready,
             messages.Report: rounds.report,
             messages.Delayed: rounds.delayed,
-            messages.Evaluated: lambda session, m, now: rounds.evaluated(session, m),
+            messages.Evaluated: rounds.evaluated,
             messages.Stored: self._stored,
             messages.Backs: self._backs,
             messages.Leave: self._leave,
@@ -223,6 +223,8 @@ class HubState:
             self.replication.ended(session)
         if self.rings is not None:
             self.rings.ended(session)
+        if not self.members.with_key(session.key):
+            self.admission.left(session.key)
         return self.rounds.session_ended(session)
 
     def _leave(self, session: Session, m: messages.Leave, now: float) -> None:

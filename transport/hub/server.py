@@ -3,7 +3,8 @@
 I/O thread      polls the wire, runs HubState and the upload inbox; nothing in it waits for disk or torch
 openers         as many as there are cores: HubDelegate.arrived for each update, as it comes
 commit thread   HubDelegate.aggregate, ledger, HubDelegate.committed, in this order, one round at a time
-reader thread   HubDelegate.samples, HubDelegate.object, reading chunks of files
+reader thread   HubDelegate.samples, HubDelegate.object, reading chunks of files: what a round waits for first
+replay thread   HubDelegate.fingerprint, where members disagree about x'
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from transport.protocol import (
     STAGE,
     TRIAL,
     UPDATE,
+    Cost,
     Event,
     HubDelegate,
     OtherVersion,
@@ -48,11 +50,14 @@ from transport.protocol import (
 from transport.scheduling import Upstream
 from transport.transfer import (
     MAX_UPLOADS,
+    NO_ROW,
+    POOL,
+    UNWANTED_BYTES,
+    VIOLATION,
     ChunkBuffer,
     CompletedUpload,
     ConnectionRegistry,
     Inbox,
-    ObjectSource,
     ObjectStore,
 )
 from transport.wire import (
@@ -63,17 +68,21 @@ from transport.wire import (
     HubWire,
     RouterWire,
     key_of,
+    origin_of,
     wire_size,
 )
 
 from .commit_thread import CommitThread
 from .hub_state import HubState
+from .newcomer_queue import NewcomerQueue, Waiting
+from .reader_thread import ReaderThread, Reading
 
 if TYPE_CHECKING:
     from transport.aggregators import ShardAggregation
 
 LONGEST_LINGER_S = 120.0  # for peers that fetch slowly after the end
 MEASURED, MEASURED_S = 16 * 1024, 0.1  # bytes, s; a shorter upload tells nothing of its line
+NEWCOMERS_UPLOADS = 4  # of the longest updates: what newcomers may have here, all together
 TICK_S = 0.02  # while things come in, time passes in steps of this: a tick looks at every peer
 
 log = logging.getLogger(__name__)
@@ -101,13 +110,24 @@ class Hub:
         self._state = HubState(settings, keys.token, keys.stop, time.monotonic(), ledger.recover())
         self._members, self._rounds = self._state.members, self._state.rounds
         self._rounds.sees = self._sight
-        self._inbox = Inbox(self._state.uploads.refusal)
+        pool = max(POOL, NEWCOMERS_UPLOADS * settings.update_limit)
+        self._inbox = Inbox(self._state.uploads.refusal, self._members.newcomer_from, pool)
+        self._newcomers = NewcomerQueue()  # what they say beside the rounds
         self._shards: ShardAggregation | None = None
         if self._state.shards is not None:
             from transport.aggregators import ShardAggregation  # star mode never loads that package
 
             self._shards = ShardAggregation(self._state.shards, ledger, delegate, self)
-        self._objects = ObjectStore(ledger, delegate, self._samples, self._find)
+        self._objects = ObjectStore(ledger, delegate, self._leased)
+        if self._shards is not None:
+            self._shards.serve(self._objects)
+        if self._rounds.audits is not None:
+            from transport.audits import AUDITED
+
+            self._objects.serve(
+                AUDITED,
+                lambda session, _, of: self._objects.packed(session, "audit", int(of[0]), self._audited),
+            )
         self._connections = ConnectionRegistry()
         self._guard_at = 0.0
         self._packets: dict[tuple[str, int], Future[bytes]] = {}  # (session, round) -> its update, opened
@@ -128,7 +148,7 @@ class Hub:
             from transport.receipts import ReceiptWriter  # a run without its key never loads that package
 
             self._commits.receipts = ReceiptWriter(keys, ledger)
-        self._reader = ThreadPoolExecutor(1, "cocktail-reader")
+        self._reader = ReaderThread(lambda: self._rounds.busy)
         self._thread = threading.Thread(target=self._run, name="cocktail-hub", daemon=True)
         self._end_at: float | None = None  # when to stop serving, once the run is over
         self._end_by = 0.0
@@ -138,18 +158,20 @@ class Hub:
             do.Tell: lambda a: self._events.put(replace(a.event, at=time.time())),
             do.Lease: self._begin_round,
             do.Commit: self._commit,
-            do.FindFingerprint: lambda a: self.later(lambda: self._commits.find_fingerprint(a)),
+            do.FindFingerprint: self._replay,
+            do.RecordFingerprint: lambda a: self.later(lambda: ledger.proven(a.round, a.fingerprint)),
             do.Inherit: self._inherit,
             do.RecordSession: lambda a: self.later(
                 lambda: ledger.session(a.session, a.name, a.hardware, a.key)
             ),
-            do.RecordStanding: lambda a: self.later(lambda: ledger.stand(a.known)),
+            do.RecordStanding: lambda a: self._book(lambda: ledger.stand(a.known)),
             do.FeedStandby: self._feed_standby,
+            do.ServeReplicas: lambda _: self._serve_replicas(),
             do.RecordStandby: lambda a: self.later(lambda: ledger.record_standby(a.standby)),
             do.AskStandby: self._ask_standby,
             do.RecordEvaluation: lambda a: self.later(lambda: ledger.evaluated(a.row)),
             do.GiveBack: lambda a: self.later(lambda: ledger.given_back(a.session, a.round)),
-            do.SendDurably: lambda a: self.later(lambda: self._call(lambda: self._send(a.conn, a.message))),
+            do.SendDurably: lambda a: self._book(lambda: self._call(lambda: self._send(a.conn, a.message))),
             do.Reach: self._reach,
             do.Forget: self._forget,
             do.End: self._end,
@@ -196,7 +218,7 @@ class Hub:
         history = self._rounds.history
         history.offer(offers)
         kept = {f"snapshot/{offer.round}/" for offer in history.snapshots}
-        self._reader.submit(self._objects.keep_snapshots, kept)
+        self._reader.submit(lambda: self._objects.keep_snapshots(kept))
 
     def open_above(self, opened: messages.Round, samples: SampleRanges) -> None:
         """Open the parent's round with these samples; from any thread."""
@@ -236,14 +258,17 @@ class Hub:
                 self._shards.barrier.end()
             self._commits.shutdown()
             self._openers.shutdown(cancel_futures=True)
-            self._reader.shutdown(cancel_futures=True)
+            self._reader.shutdown()
             self._objects.close()
             self._wire.close()
             self._events.put(None)
 
     def _turn(self) -> None:
-        for conn, frames in self._wire.poll(min(GUARD_S, max(0.0, self._tick_at - time.monotonic()))):
+        now = time.monotonic()
+        until = self._tick_at if not self._newcomers else min(self._tick_at, self._newcomers.open_at(now))
+        for conn, frames in self._wire.poll(min(GUARD_S, max(0.0, until - now))):
             self._receive(conn, frames)
+        self._hear_newcomers()
         self._run_calls()
         now = time.monotonic()
         if now >= self._tick_at:
@@ -257,9 +282,12 @@ class Hub:
         """Limit the memory of each connection. What arrived while this process slept is read first."""
         if now >= self._guard_at:
             if now < self._guard_at + AWAKE_S:
-                self._members.refused += self._wire.guard(now, self._owner)
+                self._members.refused += self._wire.guard(now, self._owner, self._is_newcomer)
             took = time.monotonic() - now  # of thousands of connections: at most a twentieth of this thread
             self._guard_at = now + max(GUARD_S, 20 * took)
+
+    def _is_newcomer(self, session: str) -> bool:
+        return self._members.newcomer_from(session) is not None
 
     def _owner(self, conn: bytes) -> str | None:
         """Name who pays for a connection: its session; one that waits or decides pays for itself."""
@@ -281,6 +309,10 @@ class Hub:
     def later(self, job: Callable[[], object]) -> None:
         self._commits.later(job)
 
+    def _book(self, job: Callable[[], object]) -> None:
+        """Write in the commit thread what concerns one peer: no round waits for it."""
+        self._commits.beside(job)
+
     def warn(self, peer: str, message: str) -> None:
         self.apply(lambda _: self._state.out.warn(message, peer))
 
@@ -291,38 +323,90 @@ class Hub:
     # ---- the I/O thread: from the wire ---------------------------------------------------------------------
 
     def _receive(self, conn: bytes, frames: Frames) -> None:
-        now = time.monotonic()
+        now, size = time.monotonic(), wire_size(frames)
         owner = self._connections.owners.get(conn)
+        session = self._members.get(owner) if owner is not None else None
         if owner is not None:
-            self._members.traffic[owner].up += wire_size(frames)
-        else:
-            self._hello_size = wire_size(frames)
+            self._members.traffic[owner].up += size
         if not self._connections.may_say(conn, sum(map(len, frames[:1])), now):
-            self._members.refused += 1
-            self._wire.hang_up(conn)
+            self._hang_up(conn)
+        elif (message := self._decoded(conn, frames, now)) is None:
             return
+        elif (
+            self._rounds.busy
+            and (session is None or not session.proven)
+            and not self._absurd(session, message)
+        ):
+            if session is not None:
+                session.seen = now
+            waiting = Waiting(conn, message, frames[1:], size, origin_of(conn), owner or conn.hex())
+            if (dropped := self._newcomers.put(waiting, now)) is not None:
+                self._hang_up_on(dropped)
+        else:
+            self._handle(conn, message, frames[1:], size, now)
+
+    def _decoded(self, conn: bytes, frames: Frames, now: float) -> messages.ToHub | None:
+        """Decode a message. None: it cannot be; a few such ones end a session."""
         try:
             if not 1 <= len(frames) <= 2 or len(frames[0]) > messages.MAX_CONTROL:
                 raise ProtocolError(f"{len(frames)} frames")
-            message = decode_to_hub(frames[0])
+            return decode_to_hub(frames[0])
         except OtherVersion as error:
             self._send(conn, wrong_version(error.protocol))
-            return
         except ProtocolError:
             self._members.refused += 1
-            return
+            self._unwanted(conn, VIOLATION, now)
+        return None
+
+    def _absurd(self, session: Session | None, message: messages.Message) -> bool:
+        """Tell whether a message asks for what its session may never have: to refuse it costs less than to
+        let it wait."""
+        if session is None or not isinstance(message, messages.Get):
+            return False
+        return self._objects.kind_of(message.name, session.role) is None
+
+    def _hear_newcomers(self) -> None:
+        """Handle what newcomers have said, within their share of this thread while rounds go on."""
+        while self._newcomers:
+            now = time.monotonic()
+            if self._rounds.busy and self._newcomers.open_at(now) > now:
+                return
+            message = self._newcomers.take()
+            self._handle(message.conn, message.message, message.payload, message.size, now)
+            self._newcomers.took(time.monotonic() - now, now)
+
+    def _hang_up(self, conn: bytes) -> None:
+        self._members.refused += 1
+        self._wire.hang_up(conn)
+
+    def _hang_up_on(self, payer: str) -> None:
+        """Close all connections of a session, or a connection that has none, by its name in hex."""
+        for conn in [*self._connections.of(payer)] or [bytes.fromhex(payer)]:
+            self._newcomers.drop(origin_of(conn), payer)
+            self._hang_up(conn)
+
+    def _handle(self, conn: bytes, message: messages.ToHub, payload: Frames, size: int, now: float) -> None:
+        if conn not in self._connections.owners:
+            self._hello_size = size
         self._connections.costs(conn, message, now)
-        payload = frames[1] if len(frames) == 2 else b""
         if isinstance(message, messages.Attach):
             self._attach(conn, message)
         elif isinstance(message, messages.Put | messages.Chunk):
-            self._put(conn, message, payload, now)
+            self._put(conn, message, payload[0] if payload else b"", now)
         elif isinstance(message, messages.Get):
-            self._get(conn, message)
+            self._get(conn, message, now)
         else:
             if isinstance(message, messages.Hello):
                 self._look_for(message.name, key_of(conn), now)
+            ignored = self._members.ignored
             self._act(self._state.receive(conn, message, now))
+            if self._members.ignored > ignored:
+                self._unwanted(conn, 1.0, now)
+
+    def _unwanted(self, conn: bytes, cost: float, now: float) -> None:
+        """Charge a connection for what nobody wants: it asks for what is not there, or sends it."""
+        if not self._connections.tolerates(conn, cost, now):
+            self._hang_up_on(self._connections.owners.get(conn, conn.hex()))
 
     def _look_for(self, name: str, key: str, now: float) -> None:
         """Ping earlier sessions of this peer: it may be back before the loss of a connection was noticed."""
@@ -358,15 +442,18 @@ class Hub:
         if session is None:
             self._send(conn, messages.Refused("session", "this connection belongs to no session"))
             return
-        if isinstance(message, messages.Put):
-            self._put_at[session, message.name] = now
-        elif self._shards is not None:
+        if self._shards is not None and isinstance(message, messages.Chunk):
             self._shards.barrier.moves(session)
         for answer in self._inbox.receive(session, message, payload):
             if isinstance(answer, CompletedUpload):
                 self._arrived(answer)
-            else:
-                self._send(conn, answer)
+                continue
+            if isinstance(answer, messages.Have):
+                self._put_at[session, message.name] = now
+            elif isinstance(answer, messages.PutDone) and not answer.ok:
+                self._put_at.pop((session, message.name), None)
+                self._unwanted(conn, 1 + len(payload) / UNWANTED_BYTES, now)
+            self._send(conn, answer)
 
     def _arrived(self, upload: CompletedUpload) -> None:
         session, round = upload.session, round_of(UPDATE, upload.name)
@@ -393,15 +480,21 @@ class Hub:
             self._handoffs[session] = upload.parts
             self._change(lambda _: self._state.uploads.handed_over(session, upload.parts.map.size))
 
-    def _get(self, conn: bytes, message: messages.Get) -> None:
+    def _get(self, conn: bytes, message: messages.Get, now: float) -> None:
         session = self._connections.owners.get(conn)
-        if session is None:
+        sender = self._members.get(session) if session is not None else None
+        if session is None or sender is None:
             self._send(conn, messages.Refused("session", "this connection belongs to no session"))
+            return
+        kind = self._objects.kind_of(message.name, sender.role)
+        if kind is None:
+            self._send(conn, messages.NoObject(message.name, NO_ROW))
+            self._unwanted(conn, VIOLATION, now)
             return
         if self._shards is not None:
             self._shards.barrier.moves(session)
         if self._end_at is not None:  # a peer still fetches: the end waits for it
-            self._end_at = min(self._end_by, time.monotonic() + self.settings.linger_s)
+            self._end_at = min(self._end_by, now + self.settings.linger_s)
         held = sum(map(self._wire.held, self._connections.of(session)))
         size = self._connections.begin_read(session, message.chunk, held)
         if not size:
@@ -410,7 +503,14 @@ class Hub:
             self._connections.end_read(session, size)
             self._send(conn, *answer)
         else:
-            self._reader.submit(self._read, conn, session, message, size)
+            urgent = (
+                kind.cost is Cost.ROUND or sender.role == "standby" or sender.key == self.settings.own_key
+            )
+            self._reader.read(
+                Reading(
+                    lambda: self._read(conn, session, message, size), size, urgent, sender.origin, session
+                )
+            )
 
     def _send(self, conn: bytes, message: messages.Message, payload: bytes | None = None) -> None:
         frames = [encode(message)] if payload is None else [encode(message), payload]
@@ -426,19 +526,14 @@ class Hub:
             # Later: first the messages to the other peers, in their order.
             self._calls.append(lambda: self._act(self._state.lost(conn, time.monotonic())))
 
-    def _samples(self, session: str, kind: str, round: int) -> list[int] | None:
-        """Return the sample ids of a session's lease or audit; called by the reader thread."""
-        if kind == "lease":
-            ids = self._rounds.leases.ids(session, round)
-            return None if ids is None else sample_ids(ids)
+    def _leased(self, session: str, round: int) -> list[int] | None:
+        """Return the sample ids of a session's lease; called by the reader thread, as is `_audited`."""
+        ids = self._rounds.leases.ids(session, round)
+        return None if ids is None else sample_ids(ids)
+
+    def _audited(self, session: str, round: int) -> list[int] | None:
         peer, audits = self._members.get(session), self._rounds.audits
         return (audits.samples(peer.name, round) or None) if peer is not None and audits is not None else None
-
-    def _find(self, session: str, name: str) -> bytes:
-        """Return an object for an aggregator; called by the reader thread. Raises KeyError."""
-        if self._shards is None:
-            raise KeyError(f"there is no {name} for this session")
-        return self._shards.find(session, name)
 
     def _sight(self, session: Session, round: int, now: float) -> Sight:
         """See what crosses the connections of a peer that this round has closed without."""
@@ -465,8 +560,8 @@ class Hub:
         self._stage_parts = {k: v for k, v in self._stage_parts.items() if k[1] >= action.round}
         if self._shards is not None:
             self._shards.opened(action.round)
-        self._put_at.clear()
-        self._reader.submit(self._objects.opened)
+            self._reader.submit(self._shards.forget_made)
+        self._put_at = {key: at for key, at in self._put_at.items() if round_of(UPDATE, key[1]) in kept}
         self._inbox.at_once = MAX_UPLOADS + action.aggregators
         self.later(lambda: self._commits.write_leases(action))
 
@@ -495,10 +590,14 @@ class Hub:
 
     def _forget(self, action: do.Forget) -> None:
         self._inbox.drop(action.session)
+        self._newcomers.drop(action.origin, action.session)
+        self._reader.forget(action.origin, action.session)
+        self._put_at = {key: at for key, at in self._put_at.items() if key[0] != action.session}
         self._members.traffic.pop(action.session, None)
         self._handoffs.pop(action.session, None)
         self._connections.forget(action.session)
-        self.later(lambda: self.ledger.gone(action.session))
+        if action.recorded:
+            self.later(lambda: self.ledger.gone(action.session))
 
     def _end(self, action: do.End) -> None:
         if self._shards is not None:
@@ -511,15 +610,16 @@ class Hub:
 
         replication = self._state.replication
         assert replication is not None
-        source = ReplicaSource(self.ledger.folder, self._delegate)
+        source = ReplicaSource(
+            self.ledger.folder, self._delegate, lambda session: session == replication.session
+        )
+        source.serve(self._objects)
         self._commits.wrote = replication.wrote
 
-        def find(session: str, name: str) -> ObjectSource:
-            if session != replication.session:
-                raise KeyError(f"{name} is for the run's standby")
-            return source.find(name)
+    def _serve_replicas(self) -> None:
+        from transport.rings import SelectedShards
 
-        self._objects.for_standby = find
+        SelectedShards(self._objects, self._delegate, self._members).serve()
 
     def _ask_standby(self, action: do.AskStandby) -> None:
         self._openers.submit(self._visit_standby, action.standby)
@@ -536,6 +636,23 @@ class Hub:
         replication = self._state.replication
         assert replication is not None
         self.apply(lambda _: replication.visited(term))
+
+    # ---- the replay thread ---------------------------------------------------------------------------------
+
+    def _replay(self, action: do.FindFingerprint) -> None:
+        """Fold the ledger to x' of a round, in a thread: it may take minutes, in which rounds go on."""
+        threading.Thread(
+            target=self._find_fingerprint, args=(action.round,), name="cocktail-replay", daemon=True
+        ).start()
+
+    def _find_fingerprint(self, round: int) -> None:
+        truth, why = None, ""
+        try:
+            truth = self._delegate.fingerprint(round)
+        except Exception as error:  # of a disk, say: nobody is dropped for it
+            log.debug("the replay of round %d", round, exc_info=True)
+            why = f"{type(error).__name__}: {error}"
+        self.apply(lambda now: self._rounds.fingerprinted(round, truth, why, now))
 
     # ---- the openers ---------------------------------------------------------------------------------------
 

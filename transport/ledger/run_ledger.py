@@ -467,6 +467,17 @@ class Ledger:
         self._link("evaluation", row.round)
         self._db.execute("COMMIT")
 
+    def proven(self, round: int, fingerprint: int) -> None:
+        """Note the fingerprint that a replay has told of a committed round; what was said of it gives way."""
+        self._db.execute("BEGIN IMMEDIATE")
+        changed = self._db.execute(
+            "UPDATE rounds SET fingerprint=? WHERE round=? AND fingerprint<>?",
+            (str(fingerprint), round, str(fingerprint)),
+        )
+        if changed.rowcount:
+            self._link("fingerprint", round)
+        self._db.execute("COMMIT")
+
     def record_standby(self, standby: str) -> None:
         self._db.execute("INSERT OR REPLACE INTO meta VALUES ('standby', ?)", (standby,))
 

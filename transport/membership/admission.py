@@ -1,8 +1,10 @@
 """Admission of keys: the standing of each one, and connections that wait for the host's approval.
 
-An admitted key stays a member: it comes back without being asked again, whatever became of the token.
-Members and bans are in the ledger. Waiting connections are in memory alone, at most MOST of them. They get
-no session, so no file, no lease, no packet.
+A key that the host has approved, or of which an update is in the run, stays a member: it comes back without
+being asked again, whatever became of the token. These, and bans, are in the ledger. Keys are free, so one
+that has only shown the token is a member for as long as it has a session, and costs the ledger nothing.
+Waiting connections are in memory alone, at most MOST of them. They get no session, so no file, no lease, no
+packet.
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ from .visitors import Visitors
 
 MOST = 16  # connections that wait at once
 PATIENCE_S = 3600.0  # that one of them waits
-# A session costs the ledger three writes. 256 peers of one network may come back at once, then 4 a second.
+# 256 peers of one network may come back at once, then 4 a second. Keys that the run does not know have a
+# limit in all, so that many addresses greet no more than a large swarm does.
 HELLOS, HELLOS_S = 256.0, 4.0  # of one origin
+STRANGERS, STRANGERS_S = 512.0, 32.0  # of all origins
+STRUCK = 4096  # keys that struck out as newcomers and are remembered
 STRIKES = 3  # unusable packets of a key before it is banned
 
 
@@ -70,6 +75,10 @@ KEY_TRANSITIONS: dict[Standing, dict[KeyEvent, Standing]] = {
 }
 
 
+# Events that are written into the ledger, whatever the key was before.
+DURABLE = (KeyEvent.APPROVED, KeyEvent.BANNED)
+
+
 @dataclass
 class Asking:
     """A connection that waits for the host's approval."""
@@ -92,7 +101,8 @@ class Admission:
         self.known = {k.key: k for k in known}  # members and the banned
         self.asking: dict[bytes, Asking] = {}  # by connection
         self.visitors = Visitors(settings, out)
-        self._hellos = TokenBuckets(HELLOS_S, HELLOS)
+        self.recorded = set(self.known)  # those in the ledger
+        self._hellos, self._strangers = TokenBuckets(HELLOS_S, HELLOS), TokenBuckets(STRANGERS_S, STRANGERS)
         if settings.own_key and settings.own_key not in self.known:
             self.known[settings.own_key] = KnownPeer(settings.own_key, "", Standing.MEMBER.value)
 
@@ -114,25 +124,62 @@ class Admission:
         if after in (Standing.MEMBER, Standing.BANNED):
             old = self.known.get(key, KnownPeer(key, "", after.value))
             self.known[key] = replace(old, name=name or old.name, standing=after.value, reason=reason)
-            self._out.add(do.RecordStanding(self.known[key]))
+            if act in DURABLE or key in self.recorded:
+                self._record(key)
         elif key in self.known:
-            del self.known[key]
-            self._out.add(do.RecordStanding(KnownPeer(key, name, after.value)))
+            self._forget(key, after, name)
         return True
+
+    def _record(self, key: str) -> None:
+        self.recorded.add(key)
+        self._out.add(do.RecordStanding(self.known[key]))
+
+    def _forget(self, key: str, after: Standing, name: str = "") -> None:
+        del self.known[key]
+        if key in self.recorded:
+            self.recorded.remove(key)
+            self._out.add(do.RecordStanding(KnownPeer(key, name, after.value)))
+
+    def remember(self, key: str) -> None:
+        """Write a member into the ledger: an update of it is in the run, or it is the standby."""
+        if key not in self.recorded and self.standing(key) is Standing.MEMBER:
+            self._record(key)
+
+    def left(self, key: str) -> None:
+        """Forget a key without a session, unless it is remembered for good, or has strikes."""
+        known = self.known.get(key)
+        if (
+            known is not None
+            and key not in self.recorded
+            and not known.strikes
+            and key != self.settings.own_key
+        ):
+            del self.known[key]
 
     def strike(self, key: str, name: str, reason: str) -> bool:
         """Count an unusable packet against a member, over all sessions. Returns whether it is banned now."""
         if self.standing(key) is not Standing.MEMBER:  # it was kicked meanwhile
             return False
         self.known[key] = known = replace(self.known[key], strikes=self.known[key].strikes + 1)
+        self._forget_old_strikes()
         if known.strikes >= STRIKES:
             why = f"{known.strikes} unusable packets, the last: {reason}"
             return self.move(key, KeyEvent.STRUCK_OUT, name, why)
-        self._out.add(do.RecordStanding(known))
+        if key in self.recorded:
+            self._record(key)
         return False
 
+    def _forget_old_strikes(self) -> None:
+        """Forget the oldest of too many newcomers with strikes: a new key would have none either."""
+        struck = [key for key, known in self.known.items() if known.strikes and key not in self.recorded]
+        for key in struck[:-STRUCK]:
+            del self.known[key]
+
     def in_turn(self, conn: bytes, now: float) -> bool:
-        """Rate-limit Hellos by origin. An excess one gets no answer: its peer dials again after 5 s."""
+        """Rate-limit Hellos by origin, and those of unknown keys in all. An excess one gets no answer: its
+        peer dials again after 5 s."""
+        if key_of(conn) not in self.known and not self._strangers.take("", now):
+            return False
         return self._hellos.take(origin_of(conn), now)
 
     # ---- waiting connections -------------------------------------------------------------------------------

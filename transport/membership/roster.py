@@ -17,7 +17,7 @@ from transport.wire import key_of, origin_of
 from .sessions import SESSION_TRANSITIONS, Session, SessionEvent, State
 
 AWAKE_S = 1.0  # seconds a tick may come late before the hub counts as suspended
-CATCHING_UP = 512  # sessions before their first Ready: twice the largest swarm, which may begin at once
+NEWCOMERS = 512  # sessions that catch up, or have delivered nothing: twice the largest swarm's, at its start
 SILENT_PINGS = 3  # unanswered pings after which a peer is reported as silent
 SUSPECT = 1 / 3  # of peer_timeout; no round waits for a peer that was silent for so long
 OWED = 4096  # keys that may still hand over error feedback when they are back
@@ -35,6 +35,11 @@ class Departure:
     reason: str
 
 
+def waits_for_a_round(session: Session) -> bool:
+    """Tell whether a session was ready and has missed no round: it can have delivered nothing yet."""
+    return session.state is not State.JOINING and not session.missed
+
+
 class Roster:
     """Live sessions of a run. `on_end(session)` returns how many samples an ended one gives back."""
 
@@ -43,7 +48,9 @@ class Roster:
     ) -> None:
         self.settings = settings
         self.sessions: dict[str, Session] = {}  # by session id
+        self._by_conn: dict[bytes, str] = {}  # control connection -> session id
         self.traffic = defaultdict[str, Traffic](Traffic)  # by session id; the shell counts into it
+        self.new_id: Callable[[], str] = lambda: secrets.token_urlsafe(16)  # of a session
         self.quiet = False  # the run is over: departures are no news
         self.gone: dict[str, Departure] = {}  # by name, the newest last
         self._aggregated: dict[str, Collection[int]] = {}  # by key, of ended sessions: Session.aggregated
@@ -62,31 +69,40 @@ class Roster:
             if old.conn == conn or back:
                 self.end(old, "it came back in a new session", "left")
         name = unique_name(name, {s.name for s in self.sessions.values()})
-        id, origin = secrets.token_urlsafe(16), origin_of(conn)
+        id, origin = self.new_id(), origin_of(conn)
         session = Session(id, key, name, m.hardware, conn, State.JOINING, now, now, pinged=now, origin=origin)
         session.counts = messages.COUNTS.items() <= m.versions.items()
         session.address, session.aggregated = m.address, set(self._aggregated.pop(key, ()))
         session.can_aggregate = m.owns and not m.address  # else once the hub has dialled that address
-        self.sessions[session.id] = session
+        self.sessions[session.id], self._by_conn[conn] = session, session.id
         self.gone.pop(name, None)
         if isinstance(m, messages.Lends):  # after a restart of the hub it says what it has
             session.role = "stage"
-        else:
-            self._out.add(do.RecordSession(session.id, name, m.hardware, key))
         return session
 
+    def record(self, session: Session) -> None:
+        """Write a session into the ledger, once: before it has work, there is nothing to come back for."""
+        if not session.recorded and session.role != "stage":
+            session.recorded = True
+            self._out.add(do.RecordSession(session.id, session.name, session.hardware, session.key))
+
     def make_room(self, origin: str) -> bool:
-        """Tell whether another session may catch up, ending one of the most frequent origin to make room."""
-        joining = [s for s in self.sessions.values() if s.state is State.JOINING and not s.awaited]
-        if len(joining) < CATCHING_UP:
+        """Tell whether there may be another newcomer, ending one of the most frequent origin to make room."""
+        newcomers = [s for s in self.sessions.values() if not s.proven and not waits_for_a_round(s)]
+        if len(newcomers) < NEWCOMERS:
             return True
-        origins = Counter(s.origin for s in joining)
+        origins = Counter(s.origin for s in newcomers)
         crowd, many = origins.most_common(1)[0]
         if many <= origins[origin] + 1:
             return False
-        first = next(s for s in joining if s.origin == crowd)
-        self.kick(first, "full", f"{many} peers of one address are catching up, and others want to")
+        first = next(s for s in newcomers if s.origin == crowd)
+        self.kick(first, "full", f"{many} peers of one address have not delivered yet, and others want to")
         return True
+
+    def newcomer_from(self, id: str) -> str | None:
+        """Return the origin of a session that is a newcomer; None for others."""
+        session = self.sessions.get(id)
+        return session.origin if session is not None and not session.proven else None
 
     def reached(self, id: str, ok: bool) -> None:
         """Take the result of dialling the address that a peer names."""
@@ -108,9 +124,12 @@ class Roster:
             id, old.key, old.name, old.hardware, None, State.JOINING, now, now, now, grace, awaited
         )
         self.sessions[id].aggregated = set(self._aggregated.get(old.key, ()))
+        self.sessions[id].recorded, self.sessions[id].proven = True, awaited
 
     def back(self, session: Session, conn: bytes, now: float, *, ready: bool) -> None:
         """Resume a session on another connection. `ready`: it was a member before the hub was restarted."""
+        self._by_conn.pop(session.conn or b"", None)
+        self._by_conn[conn] = session.id
         session.conn, session.seen, session.pinged, session.grace = conn, now, now, 0.0
         session.awaited = False
         if ready and session.state is State.JOINING:
@@ -121,6 +140,7 @@ class Roster:
     def lost(self, conn: bytes, now: float) -> None:
         """Mark the session of a closed connection as lost; it may come back within its grace."""
         session = self.by_conn(conn)
+        self._by_conn.pop(conn, None)
         if session is not None:
             session.conn, session.lost_at = None, now
             session.grace = self.settings.grace_s if session.seen > session.doubted else 0.0
@@ -137,10 +157,12 @@ class Roster:
 
     def end(self, session: Session, reason: str, how: How) -> None:
         del self.sessions[session.id]
+        if self._by_conn.get(session.conn or b"") == session.id:
+            del self._by_conn[session.conn or b""]
         returned = self._on_end(session)
         traffic = self.traffic.get(session.id, Traffic())
         departure = Departure(session, traffic, "done" if self.quiet else how, reason)
-        self._out.add(do.Forget(session.id))
+        self._out.add(do.Forget(session.id, session.origin, session.recorded))
         self.gone.pop(session.name, None)
         self.gone = dict([*self.gone.items(), (session.name, departure)][-KEPT:])
         if session.aggregated:
@@ -171,7 +193,9 @@ class Roster:
         return self.sessions.get(id)
 
     def by_conn(self, conn: bytes) -> Session | None:
-        return next((s for s in self.sessions.values() if s.conn == conn), None)
+        id = self._by_conn.get(conn)
+        session = self.sessions.get(id) if id is not None else None
+        return session if session is not None and session.conn == conn else None
 
     def present(self, ids: Iterable[str]) -> list[Session]:
         """Return the live sessions among these, in their order."""

@@ -7,15 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
-from typing import Literal
 
-from transport.protocol import RunSettings, messages, versions
+from transport.protocol import Role, RunSettings, messages, versions
 
 CALLED = {"base": "base weights"}  # names for people, where they differ
 SHOWN = 12  # of a hash
-
-
-Role = Literal["peer", "standby", "stage"]  # standby: follows the run; stage: lends memory for layers
 
 
 class State(Enum):
@@ -94,7 +90,12 @@ class Session:
     rtt: float | None = None  # seconds
     origin: str = ""  # network address (wire.origin_of)
     accepted: int = 0  # packets
+    proven: bool = False  # one of its packets is in the run; else it is a newcomer
+    recorded: bool = False  # it is in the ledger
     left_out: int = 0  # rounds that were committed without its packet, though it was a member
+    missed: int = 0  # awaited rounds in a row that closed without its packet
+    waits_until: int = 0  # the round from which a newcomer that missed some is a member again
+    misjudged: int = 0  # evaluations of it that cannot be, were not those of others, or never came
     tokens: int = 0  # trained tokens counted
     compute_s: float = 0.0  # of the last step of each round whose packet was accepted, summed
     wait_s: float = 0.0  # that its device then waited for the exchange

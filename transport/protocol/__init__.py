@@ -38,6 +38,7 @@ from .object_names import (
     round_of,
     shard_ranges,
 )
+from .object_table import Cost, ObjectKind, Role
 from .peer_names import clean_name, hash_of_names, unique_name
 from .routes import (
     PROXY_PORTS,

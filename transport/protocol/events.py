@@ -111,6 +111,7 @@ class RoundCommitted(Event):
     down: dict[str, int] = field(default_factory=dict)  # hub to peer; both include ZMTP and CURVE framing
     fetched: dict[str, int] = field(default_factory=dict)  # of `down`: fetched before the peer was ready
     grad_norm: dict[str, float] = field(default_factory=dict)  # of each peer's last step, before clipping
+    norm: float | None = None  # the middle one of these; None: there is none
     rewards: tuple[float, ...] = ()  # as in EvaluationDone
     eta_s: float | None = None  # to the end of the run, at the rate of late; None: not known yet
     deadline: float = 0.0  # straggler deadline, seconds after the opening, as the last awaited update left it

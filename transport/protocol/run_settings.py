@@ -58,6 +58,9 @@ class RunSettings:
     audit_share: float = 0.0  # of the compute, for audits by other peers; 0: none
     division: LayerDivision | None = None  # of the model among lent machines; None: it cannot be divided
     longest_lease: int = 1  # maximum rounds of the lease of a slow peer
+    loss_bounds: tuple[float, float] = (-1e30, 1e30)  # of a term of the loss, as the run's objective states
+    # (part, parts) -> terms of the loss in that part of the evaluation set; None: not known here
+    eval_terms: Callable[[int, int], int] | None = None
     eval: bool = False  # there is an evaluation set
     eval_every: int = 0  # steps; 0: only at start and end
     # name -> version; a peer with another one is refused

@@ -5,3 +5,4 @@ A run without such machines does not load it.
 
 from .ring_coordinator import RingCoordinator
 from .ring_table import GAP_S, Lender, Ring, RingTable
+from .stage_updates import SelectedShards

@@ -6,15 +6,56 @@ here, whichever machine of its ring has sent them.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Container, Mapping
 from dataclasses import replace
 
 from transport import actions as do
 from transport.membership import Roster, Session
-from transport.protocol import STAGE, TrafficDelta, messages, round_of
+from transport.protocol import (
+    STAGE,
+    Cost,
+    HubDelegate,
+    ObjectKind,
+    TrafficDelta,
+    messages,
+    round_and_shards,
+    round_of,
+)
 from transport.scheduling import Rounds
+from transport.transfer import ObjectSource, ObjectStore, memory_source
 
 from .ring_table import RingTable
+
+SELECTED = ObjectKind("packet/<round>/<shards>", ("peer", "stage"), "the codec's longest packet", Cost.MADE)
+KEPT = 64  # packets of a few shards cached
+MOST_SHARDS = 1 << 10  # of a vector
+
+
+class SelectedShards:
+    """Serves packets of a few shards to the machines of a replica, each made once; in the reader thread."""
+
+    def __init__(self, store: ObjectStore, work: HubDelegate, members: Roster) -> None:
+        self._store, self._work, self._members = store, work, members
+        self._made: OrderedDict[str, ObjectSource] = OrderedDict()
+
+    def serve(self) -> None:
+        """Add the row."""
+        self._store.serve(SELECTED, self._find)
+
+    def _find(self, session: str, name: str, _: tuple[str, ...]) -> ObjectSource:
+        asking = self._members.get(session)
+        if asking is None or all(one.role != "stage" for one in self._members.with_key(asking.key)):
+            raise KeyError("only machines of a replica fetch some shards of a packet")
+        if (of := round_and_shards(name, MOST_SHARDS)) is None:
+            raise KeyError(f"no vector of this run has the shards of {name}")
+        if name not in self._made:
+            packet = self._store.packet(of[0])
+            whole = packet.read(0, packet.size)
+            self._made[name] = memory_source(self._work.restricted("", whole, frozenset(of[1]))[0])
+            if len(self._made) > KEPT:
+                self._made.popitem(last=False)
+        return self._made[name]
 
 
 class StageUpdates:

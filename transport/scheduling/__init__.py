@@ -1,6 +1,7 @@
 """Rounds of a run: leases of samples, shares of the batch, straggler deadline, evaluations, history."""
 
-from .exchange import Exchange, row_of
+from .exchange import Exchange, fitting, row_of
+from .figures import RoundFigures, round_figures
 from .leases import Leases
 from .round_history import RoundHistory
 from .rounds import PHASES, Phase, Rounds, Upstream

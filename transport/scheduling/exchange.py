@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,7 +14,7 @@ from transport.ledger import RoundRow
 from transport.membership import Session
 from transport.protocol import TrafficDelta, events, hash_of_names, messages
 
-from .evaluation import Evaluation, mean_rewards
+from .evaluation import Evaluation
 from .leases import Leases
 from .step_ladder import need_of_round
 
@@ -33,7 +33,7 @@ class Exchange:
     deadline: float  # moves with each arriving update
     keys: dict[str, str] = field(default_factory=dict)  # name -> key
     spans: dict[str, int] = field(default_factory=dict)  # session -> rounds its lease lasts, above 1
-    fits: int = 0  # bytes of an aggregate that all members can fetch beside their compute; 0: not known
+    fits: int = 0  # bytes of an aggregate that members can fetch beside their compute; 0: not known
     local_steps: int = 1
 
     reports: dict[str, messages.Report] = field(default_factory=dict)
@@ -115,16 +115,17 @@ class Exchange:
         """Return the round of x' whose fingerprint is in a report. Staleness puts it behind this round."""
         return max(0, self.round - report.behind)
 
-    def fingerprints(self, sessions: Iterable[str]) -> dict[int, set[int]]:
-        """Return what these members report of x', by the round of x'."""
-        found: dict[int, set[int]] = {}
-        for report in (self.reports[s] for s in sessions):
-            found.setdefault(self.known_at(report), set()).add(report.fingerprint)
+    def fingerprints(self, sessions: Iterable[str]) -> dict[int, dict[str, int]]:
+        """Return what these members report of x', by the round of x' and session."""
+        found: dict[int, dict[str, int]] = {}
+        for session in sessions:
+            report = self.reports[session]
+            found.setdefault(self.known_at(report), {})[session] = report.fingerprint
         return found
 
-    def commit(self, leases: Leases, refused: dict[str, str]) -> do.Commit:
+    def commit(self, leases: Leases, refused: dict[str, str], fingerprints: dict[int, int]) -> do.Commit:
         """Ask the shell to aggregate what has arrived and to make it durable; without the `refused` peers,
-        each with the reason."""
+        each with the reason. `fingerprints`: of x' by round, as far as it is not disputed."""
         claims = tuple(
             do.Claim(
                 peer=self.members[s],
@@ -132,6 +133,7 @@ class Exchange:
                 leases={r: leases.claimed(s, r) for r in self.claims[s]},
                 loss_sum=self.reports[s].loss_sum,
                 tokens=self.reports[s].tokens,
+                rewards=tuple(self.reports[s].rewards),
                 key=self.keys.get(self.members[s], ""),
                 stages=tuple(self.reports[s].stages),
             )
@@ -142,7 +144,7 @@ class Exchange:
             step=self.step,
             members=self.names,
             claims=claims,
-            fingerprints={r: found.pop() for r, found in self.fingerprints(self.claims).items()},
+            fingerprints=fingerprints,
             hub_shards=self.hub_shards,
             aggregators={
                 s: messages.AggregatorInfo(self.members[s], shards)
@@ -182,27 +184,26 @@ class Exchange:
     def event(
         self, accepted: list[str], done: do.CommitDone, moved: Mapping[str, TrafficDelta], now: float
     ) -> events.RoundCommitted:
-        """Describe the durable round to the host; the caller fills in `step`, `steps` and `counted`."""
+        """Describe the durable round to the host; the caller fills in what it knows of the run: `step`,
+        `steps`, `counted`, `loss`, `rewards`, `fingerprint`."""
         reports = {self.members[s]: self.reports[s] for s in accepted}
-        tokens = sum(r.tokens for r in reports.values())
         return events.RoundCommitted(
             at=0.0,
             round=self.round,
             step=0,
             steps=0,
             counted=0,
-            loss=sum(r.loss_sum for r in reports.values()) / tokens if tokens else None,
+            loss=None,
             tokens=sum(done.tokens.values()),
             members=self.names,
             accepted=tuple(reports),
-            fingerprint=min(self.fingerprints(accepted).get(self.round, {0})),
+            fingerprint=0,
             size=done.size,
             packets=dict(done.packets),
             tokens_by_peer=dict(done.tokens),
             compute_s={name: r.compute_s for name, r in reports.items()},
             wait_s={name: r.wait_s for name, r in reports.items()},
             grad_norm={name: r.grad_norm for name, r in reports.items() if r.grad_norm > 0},
-            rewards=mean_rewards([(reports[name].rewards, reports[name].tokens) for name in sorted(reports)]),
             seconds=now - self.opened,
             up={peer: m.up for peer, m in moved.items()},
             down={peer: m.down for peer, m in moved.items()},
@@ -213,10 +214,14 @@ class Exchange:
 
 
 def row_of(
-    action: do.Commit, accepted: tuple[do.Claim, ...], tokens: int, opened: float, now: float
+    action: do.Commit,
+    accepted: tuple[do.Claim, ...],
+    loss: float | None,
+    tokens: int,
+    times: tuple[float, float],
 ) -> RoundRow:
-    """Build the ledger's row of a round that is about to be committed. Times are wall clock."""
-    reported = sum(c.tokens for c in accepted)
+    """Build the ledger's row of a round that is about to be committed; wall clock of its opening, and now."""
+    opened, now = times
     return RoundRow(
         round=action.round,
         step=action.step,
@@ -225,6 +230,12 @@ def row_of(
         fingerprint=action.fingerprints.get(action.round, 0),
         members=action.members,
         accepted=tuple(c.peer for c in accepted),
-        loss=sum(c.loss_sum for c in accepted) / reported if reported else None,
+        loss=loss,
         tokens=tokens,
     )
+
+
+def fitting(sizes: Sequence[int]) -> int:
+    """Return the bytes of an aggregate that members can fetch beside their compute: all but a quarter of
+    them, so that no single one of many decides; 0: not known."""
+    return sorted(sizes)[len(sizes) // 4] if sizes else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from statistics import median
 
 from msgspec.structs import replace
 
@@ -13,11 +12,12 @@ from transport.membership import Session
 from transport.protocol import hash_of_names, messages
 
 from .exchange import Exchange
+from .figures import middle_norm
 
 OFFERED = 2  # snapshots: the newest, and the previous one for peers that are still fetching it
 REASON, REASONS = 200, 100  # characters of a refusal, and refusals per message, so that it stays small
 POINTS = 128  # of the loss curve
-KEPT = 64  # rounds whose commit and fingerprint stay in memory
+KEPT = 64  # rounds whose commit stays in memory
 
 
 class Curve:
@@ -69,7 +69,6 @@ class RoundHistory:
     def __init__(self, recovered: Recovered) -> None:
         last, evaluation = recovered.last, recovered.evaluation
         self.commits: dict[int, Commit] = {}
-        self.fingerprints: dict[int, int] = {}  # x' by round, as the accepted reports agreed
         self.loss = last.loss if last else None  # of the newest round that trained
         self.curve, self.held_out = Curve(recovered.losses), Curve(recovered.held_out)
         self.eval_loss = evaluation.loss if evaluation else None
@@ -81,25 +80,21 @@ class RoundHistory:
             names = list(last.accepted)
             recalled = messages.Committed(last.round, last.length, last.sha256.hex(), names, recalled=True)
             self.commits[last.round] = Commit(recalled)
-        self.fingerprints |= {row.round: row.fingerprint for row in recovered.recent if row.fingerprint}
 
     def add(self, ex: Exchange, accepted: list[str], done: do.CommitDone) -> Commit:
         """Add a durable round with the updates of these sessions."""
         reports = [ex.reports[s] for s in accepted]
-        tokens = sum(r.tokens for r in reports)
-        if tokens:
-            self.loss = sum(r.loss_sum for r in reports) / tokens
+        if done.loss is not None:
+            self.loss = done.loss
             self.curve.add(ex.step, self.loss)
         self.tokens += sum(done.tokens.values())
-        if norms := [r.grad_norm for r in reports if r.grad_norm > 0]:
-            self.grad_norm = median(norms)
-        self.fingerprints |= {round: min(same) for round, same in ex.fingerprints(accepted).items()}
+        norm = middle_norm((r.grad_norm for r in reports), self.grad_norm)
+        self.grad_norm = self.grad_norm if norm is None else norm
         names = [ex.members[s] for s in accepted]
         refused = {name: why[:REASON] for name, why in sorted(done.rejected.items())[:REASONS]}
         lost = sorted(ex.members[s] for s in ex.aggregators if s not in done.moved)
         moved = {ex.members[s]: digest for s, digest in done.moved.items()}
         message = messages.Committed(ex.round, done.size, done.sha256.hex(), names, refused, lost, moved)
-        self.fingerprints.pop(ex.round - KEPT, None)
         return self.passed(message)
 
     def passed(self, message: messages.Committed) -> Commit:
@@ -117,7 +112,3 @@ class RoundHistory:
     def offer(self, offers: Iterable[messages.SnapshotOffer]) -> None:
         """Announce the newest of these snapshots from now on."""
         self.snapshots = sorted(offers, key=lambda o: o.round)[-OFFERED:]
-
-    def differs(self, round: int, fingerprint: int) -> bool:
-        """Tell whether this is known not to be the fingerprint of x' of that round."""
-        return self.fingerprints.get(round, fingerprint) != fingerprint

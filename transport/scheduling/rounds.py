@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence, Set
 from dataclasses import asdict, replace
 from enum import Enum
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import structs
@@ -38,8 +39,10 @@ from transport.protocol import (
     sample_ids,
 )
 
-from .evaluation import Evaluations
-from .exchange import Exchange
+from .disputes import Disputes
+from .evaluation import Evaluation, Evaluations
+from .exchange import Exchange, fitting
+from .figures import possible_report, possible_rewards, why_impossible
 from .leases import Leases
 from .load_balancer import LoadBalancer
 from .round_history import RoundHistory
@@ -49,13 +52,20 @@ from .straggler_deadline import StragglerDeadline
 if TYPE_CHECKING:
     from .turns import Turns
 
-SHOWN = 8  # rounds named in a warning
+SHOWN = 8  # rounds, or names, in a warning
+OWN_WORK = 2**40  # more updates than any run has
+LATE = 64  # rounds after which nobody reads when a report of one comes
+AWAY = 5  # times as long: the last samples of a peer that computes a lease of several rounds
+SELDOM = 64  # rounds until a newcomer that has missed many is a member again
+IN_FLIGHT = 2  # leases that a newcomer may hold: an update is delivered in the round after its lease's
+NEWCOMERS_PART = 4  # of a batch's samples: at most so many newcomers are in a round that others are in
 LOOK_S = 0.02  # seconds between two computations of the deadline: each visits every member
 STALE = 4  # rounds after which a lease that a peer's accepted updates did not deliver is leased to others
 TELL_S = 5.0  # seconds of waiting for min_peers before the host is told
 LAST_BACK_S = 2.0  # seconds that a restarted hub gives the last peers once most of them are back
 PACE = 32  # commits over which the rate is measured
 DONE = "all steps are done"
+LAST_SAMPLES = "others compute the last samples of the run, which it has and does not deliver"
 
 
 class Phase(Enum):
@@ -148,11 +158,13 @@ class Rounds:
         self.phase = Phase.WAITING
         self.round = recovered.round  # the next one to be committed
         self.exchange: Exchange | None = None
+        self.busy = False  # the newest round has members that the run knows: who is unknown comes after them
         self.leases = Leases(settings.samples, recovered.counted)
         known = recovered.local_steps in settings.local_steps
         steps = recovered.local_steps if known else settings.local_steps[0]
         self.ladder = StepLadder(settings.local_steps, steps)
         self.history = RoundHistory(recovered)
+        self.disputes = Disputes({row.round: row.fingerprint for row in recovered.recent if row.fingerprint})
         self.evaluations = Evaluations(settings.eval, settings.eval_every, recovered.evaluation)
         self.sharding: Sharding | None = None
         self.passing: Passing | None = None
@@ -173,11 +185,12 @@ class Rounds:
         self.sees: Callable[[Session, int, float], Sight] = lambda session, _, now: Sight(now - session.seen)
         self._uneven_until = -1  # rounds in which members evaluate, and those after them, take longer
         self._deadline, self._balancer = StragglerDeadline(self._longest), LoadBalancer()
+        self._opened_at: dict[int, float] = {}  # of the newest rounds
         self._started = now
         self._pace = deque[tuple[float, int]](maxlen=PACE)  # (time, samples counted) at the last commits
         self._stop_at: float | None = None  # when a stop no longer waits for the exchange
         self._stop_reason, self._paused = "", False
-        self._waiting_since = self._ticked = self._hold_until = now
+        self._waiting_since = self._idle_since = self._ticked = self._hold_until = now
         self._told_of_waiting = False
         members.recall(known.key for known in recovered.peers)
         for old in recovered.sessions:
@@ -194,6 +207,9 @@ class Rounds:
     # ---- messages of sessions ------------------------------------------------------------------------------
 
     def report(self, session: Session, m: messages.Report, now: float) -> None:
+        m, wrong = possible_report(m, now - session.since + self.settings.lease_s)
+        if wrong:
+            self._out.warn(f"reports what cannot be: {', '.join(wrong)}", session.name)
         ex = self.open_to(session.id, m.round)
         if ex is not None:
             if session.id not in ex.claims and ex.has_current_parts(m):  # the newest counts
@@ -202,6 +218,8 @@ class Rounds:
             self.check_arrived(session, now)
         elif m.round <= self.round:
             self._members.move(session, SessionEvent.LATE)
+            if (opened := self._opened_at.get(m.round)) is not None:
+                self._deadline.came_late(session.id, now - opened)
             if not self.leases.held(session.id):
                 session.owes_since = None
             count, cost = self._counted(self.leases.ids(session.id, max(m.delivers, default=-1)) or ())
@@ -262,36 +280,97 @@ class Rounds:
             self._out.warn(f"claims to deliver leases it does not hold: {void[:SHOWN]}", session.name)
         self._members.move(session, SessionEvent.ARRIVED)
 
-    def evaluated(self, session: Session, m: messages.Evaluated) -> None:
+    def evaluated(self, session: Session, m: messages.Evaluated, now: float) -> None:
         """Take one part of an evaluation."""
         if self.upstream is not None:
             self.upstream.evaluated(m)
             return
         ev = self.evaluations.now
-        if ev is None or not ev.arrived(session.id, m):
+        if ev is None or ev.part_of(session.id) != m.part or ev.round != m.round:
             self._members.ignored += 1
             return
         if ev.final:
             session.owes_since = None
             self._members.move(session, SessionEvent.ARRIVED)
             self._members.move(session, SessionEvent.CLOSED)
-        if ev.whole:
-            self.evaluations.finish()
-            if not ev.tokens:  # a mean over nothing is no number
-                return
-            self.history.evaluated(ev.step, ev.loss)
-            row = EvaluationRow(ev.round, ev.step, ev.loss, ev.tokens, ev.final, ev.rewards)
-            self._out.add(do.RecordEvaluation(row))
-            self._out.tell(events.EvaluationDone(at=0.0, **asdict(row)))
+        if why := self._why_no_evaluation(m, ev):
+            self._out.warn(f"evaluates what cannot be: {why}", session.name)
+            session.misjudged += 1
+            self.evaluations.lost(session.id)
+        else:
+            ev.arrived(session.id, m, now)
+            self._finish_evaluation()
+
+    def _why_no_evaluation(self, m: messages.Evaluated, ev: Evaluation) -> str:
+        """Say why these sums cannot be of their part; "": they can."""
+        s = self.settings
+        terms = m.tokens if s.eval_terms is None else s.eval_terms(m.part, ev.parts)
+        if not possible_rewards(m.rewards, m.tokens):
+            return f"rewards {m.rewards} of {m.tokens} pairs"
+        return why_impossible(m.loss_sum, m.tokens, terms, s.loss_bounds)
+
+    def _finish_evaluation(self) -> None:
+        """End the evaluation under way if it is whole. If two disagree, another evaluation decides."""
+        ev = self.evaluations.now
+        if ev is None:
+            return
+        if not ev.whole:
+            if not ev.final and not ev.awaited:
+                self.evaluations.again(disputed=True)
+            return
+        self.evaluations.finish()
+        for session in self._members.present(ev.outliers()):
+            session.misjudged += 1
+            self._out.warn("its loss of the model on held-out data is not that of others", session.name)
+        if not ev.tokens:  # a mean over nothing is no number
+            return
+        self.history.evaluated(ev.step, ev.loss)
+        row = EvaluationRow(ev.round, ev.step, ev.loss, ev.tokens, ev.final, ev.rewards)
+        self._out.add(do.RecordEvaluation(row))
+        self._out.tell(events.EvaluationDone(at=0.0, **asdict(row)))
+
+    def _hurry_evaluation(self, now: float) -> None:
+        """Go on without those who evaluate nothing for far longer than others took."""
+        ev = self.evaluations.now
+        if ev is None or now < ev.overdue_at(self._longest):
+            return
+        for session in self._members.present(ev.awaited):
+            session.misjudged += 1
+            ev.lost(session.id)
+        if ev.final:  # others get its parts
+            return
+        ev.closed = self.evaluations.repeated
+        if not ev.closed:
+            self.evaluations.again()
+        else:
+            self._finish_evaluation()
+
+    def _judges(self, sessions: Sequence[Session]) -> dict[str, str]:
+        """Choose who evaluates: session -> key. Newcomers do where nobody else is here, and those whose
+        results were not those of others."""
+        for good in (
+            [p for p in sessions if p.proven and not p.misjudged],
+            [p for p in sessions if p.proven],
+        ):
+            if good:
+                return {p.id: p.key for p in good}
+        return {p.id: p.key for p in sessions}
+
+    def _evaluation(self, step: int, now: float, *, final: bool) -> Evaluation:
+        """Describe an evaluation of x' that begins now."""
+        loss = self.history.eval_loss if self.history.eval_loss is not None else self.history.loss
+        return Evaluation(self.round, step, 0, final, began=now, reference=loss)
 
     def session_ended(self, session: Session) -> int:
         """Forget a session. Returns how many samples it gives back."""
         self.evaluations.lost(session.id)
+        self._finish_evaluation()
         self._deadline.forget(session.id)
         self._balancer.forget(session.id)
         if self.turns is not None:
             self.turns.forget(session.id)
         self.slow.forget(session.id)
+        self.disputes.gone(session.id)
         if self.audits is not None:
             self.audits.gone(session.name)
         return self.leases.revoke(session.id)
@@ -361,31 +440,28 @@ class Rounds:
         """Forget which line has bounded the rounds up to this one: what is sent to whom has changed."""
         self._measure_anew = True
 
-    def fingerprinted(self, round: int, truth: int, now: float) -> None:
-        """Settle a disagreement about x' of the round by its true fingerprint.
+    def fingerprinted(self, round: int, truth: int | None, why: str, now: float) -> None:
+        """Settle a dispute about x' of a round by a replay of the ledger; `truth` is None where that failed.
 
-        A newcomer that differs never had the x' of this run, so it alone goes. One that had it and lost it is
-        a fault of the method or the machine: the run stops rather than train two models.
+        Who has said something else is dropped, the run goes on. It stops where the replay differs from what
+        several members, or one of the host's own, agree on: that is a fault of the method or the machine.
         """
-        ex = self.exchange
-        if self.phase is not Phase.CLOSED or ex is None:
-            return
-        self.history.fingerprints[round] = truth
-        mine = [s for s in ex.by_name if ex.known_at(ex.reports[s]) == round]
-        wrong = [s for s in mine if ex.reports[s].fingerprint != truth]
-        if had_it := [session for session in self._members.present(wrong) if session.accepted]:
-            names = ", ".join(session.name for session in had_it)
+        verdict = self.disputes.replayed(truth, now)
+        if truth is None:
+            self._out.warn(
+                f"the replay of the ledger to round {round} failed ({why}): nobody knows who is wrong"
+            )
+        elif self.phase is not Phase.ENDED:
+            self._out.add(do.RecordFingerprint(round, truth))
+        false = self._members.present(sorted(verdict.false))
+        own = any(session.key == self.settings.own_key for session in false if session.key)
+        if truth is not None and (own or verdict.differs_from_all):
+            names = ", ".join(sorted(session.name for session in false)) or "those that have left"
             self.end(f"x' of round {round} at {names} is not what the ledger says", 1)
             return
-        for s in wrong:
-            session = self._members.get(s)
-            self.leases.refuse(s, ex.claims.pop(s), here=session is not None)
-            if session is not None:
-                self._members.kick_other_state(session, round)
-        if ex.claims:
-            self._commit_or_find(ex)
-        else:
-            self._void(ex, now)
+        for session in false:
+            self._out.warn("its x' is not the one that follows from the ledger: it is dropped", session.name)
+            self._members.kick_other_state(session, round)
 
     # ---- below another hub ---------------------------------------------------------------------------------
 
@@ -418,6 +494,7 @@ class Rounds:
         """Let time pass. For `asleep` seconds of it the hub was suspended, which counts against no peer."""
         self._ticked = now
         self._waiting_since += asleep
+        self._idle_since += asleep
         self._hold_until += asleep
         ex = self.exchange
         if ex is not None:
@@ -425,15 +502,18 @@ class Rounds:
             ex.deadline += asleep
             if self.sharding is not None:
                 self.sharding.tick(ex, now)
-            if self.phase is Phase.OPEN and now >= ex.deadline and not ex.claims:
+            overdue = self.phase is Phase.OPEN and not ex.claims and now >= ex.opened + self._longest
+            if overdue and now >= ex.deadline:
                 self._warn_overdue(ex, "closes with the first update of", now)
 
     def deadline(self) -> float:
         """Return when `tick` has something to do. inf: never."""
-        times = [float("inf")]
+        times = [self.disputes.deadline()]
         if self._stop_at is not None and self.phase is not Phase.ENDED:
             times.append(self._stop_at)
-        ex = self.exchange
+        ex, ev = self.exchange, self.evaluations.now
+        if ev is not None and (at := ev.overdue_at(self._longest)) > self._ticked:
+            times.append(at)
         if self.phase is Phase.OPEN and ex is not None and (ex.claims or not ex.warned):
             times.append(min(ex.deadline, ex.look_at) if ex.news else ex.deadline)
         if self.phase in (Phase.WAITING, Phase.FINAL):
@@ -444,18 +524,24 @@ class Rounds:
                 times.append(self._hold_until)
             if not self._told_of_waiting and self._waiting_since + TELL_S > self._ticked:
                 times.append(self._waiting_since + TELL_S)
+            if not self.leases.free:  # the last samples are taken back then
+                ten = self._deadline.ten_rounds
+                times += [at for many in (1, AWAY) if (at := self._idle_since + many * ten) > self._ticked]
         return min(times)
 
     def progress(self, now: float) -> None:
         """Take every step that needs no further input."""
         if self.phase is Phase.ENDED:
             return
+        if (disputed := self.disputes.next_replay(now)) is not None:
+            self._out.add(do.FindFingerprint(disputed))
         idle = self.phase in (Phase.WAITING, Phase.FINAL)
         if self._stop_at is not None and (idle or now >= self._stop_at):
             self.end(self._stop_reason, events.PAUSED if self._paused else 0)
         elif self.phase is Phase.WAITING:
             self._open_or_wait(now)
         elif self.phase is Phase.OPEN:
+            self._hurry_evaluation(now)
             self._close_or_wait(now)
         elif self.phase is Phase.FINAL:
             self._finish_or_wait(now)
@@ -463,7 +549,7 @@ class Rounds:
     # ---- opening -------------------------------------------------------------------------------------------
 
     def _open_or_wait(self, now: float) -> None:
-        ready, s = self._members.ready(), self.settings
+        ready, s = [p for p in self._members.ready() if not self.disputes.waits(p.id)], self.settings
         if self.leases.done:
             self.evaluations.finish()  # one of an older x' is void: the final one counts now
             self._enter(Phase.FINAL)
@@ -482,15 +568,52 @@ class Rounds:
                 )
         else:
             self._waiting_since = now
+            if not self.leases.free:
+                self._take_back_last(now)
+                ready = self._members.present([p.id for p in ready])
+            ready = self._with_few_newcomers(ready)
             holding = {p.id for p in ready if self.leases.held(p.id)}
             if self.turns is not None and (self.leases.free or holding):
-                members = self.turns.members(self.round, ready, holding)
+                known = any(p.proven for p in ready)
+                most = self._most_newcomers if known else len(ready)
+                members = self.turns.members(self.round, ready, holding, most)
                 for called in self.turns.to_call(self.round, ready):
                     self._call(called, self.round)
                 self._open(members, now)
             elif self.upstream or self.leases.free or holding:
                 self._open(ready, now)
-            # else the holders of the last samples are behind: they deliver, or lose them after lease_s
+            # else the holders of the last samples are behind: they deliver, or lose them
+
+    def _with_few_newcomers(self, ready: list[Session]) -> list[Session]:
+        """Choose whom a round may have of those that are ready, by name. Beside those that the run knows these
+        are a few newcomers, in turn, and none that is to wait as it has delivered nothing."""
+        new = [p for p in ready if not p.proven and p.waits_until <= self.round]
+        if self.turns is None:
+            most = self._most_newcomers
+            new = in_turn(new, self.round * most)[:most]
+        chosen = {p.id for p in new}
+        able = [p for p in ready if p.proven or p.id in chosen]
+        enough = len(able) + self._members.apart >= self.settings.min_peers
+        return able if enough and any(p.proven for p in able) else ready
+
+    @property
+    def _most_newcomers(self) -> int:
+        """Return how many newcomers may be in a round with others: each gets a sample, and costs what an
+        update costs, whether it delivers or not."""
+        return max(1, self.settings.global_batch * self.ladder.steps // NEWCOMERS_PART)
+
+    def _take_back_last(self, now: float) -> None:
+        """End the sessions of those that do not deliver the last samples, so that others can: of newcomers
+        that have missed a round, of others that have missed some, or are gone for as long as ten rounds
+        take."""
+        if self.upstream is not None:  # they are the parent's
+            return
+        gone = {State.BEHIND: 1, State.APART: AWAY}
+        for session in self._members:
+            patience = self._deadline.ten_rounds * gone.get(session.state, 0)
+            late = patience and now >= self._idle_since + patience
+            if self.leases.held(session.id) and (late or session.missed >= (STALE if session.proven else 1)):
+                self._members.kick(session, "session", LAST_SAMPLES)
 
     def _may_open(self, upstream: Upstream, ready: int) -> bool:
         """Tell whether the next round is open above, and the parent still waits for this hub's part of it."""
@@ -507,6 +630,7 @@ class Rounds:
             )
         step = (s.samples - free) // s.global_batch if free else s.steps
         granted, spans = self._grant(ready)
+        self.busy = any(p.proven for p in ready)
         here = [p for p in ready if p.id not in spans]  # members of the rounds after this one, too
         ex = self.exchange = Exchange(
             round=self.round,
@@ -517,11 +641,13 @@ class Rounds:
             deadline=now + self._longest,
             keys={p.name: p.key for p in ready},
             spans=spans,
-            fits=min((p.fits for p in here if p.fits), default=0),
+            fits=fitting([p.fits for p in here if p.fits and (p.proven or not self.busy)]),
             local_steps=self.ladder.steps,
             hub_shards=tuple(range(s.shards)),
         )
         self._deadline.cap = self._longest
+        recent = {r: at for r, at in self._opened_at.items() if r > self.round - LATE}
+        self._opened_at = recent | {self.round: now}
         if self.turns is not None:
             self.turns.spans(spans)
         if self.sharding is not None:
@@ -532,7 +658,7 @@ class Rounds:
             self._members.move(p, SessionEvent.OPENED)
             p.owes_since = now if p.owes_since is None else p.owes_since
         if self.upstream is None and self.evaluations.due(step):
-            self.evaluations.begin(self.round, step, [p.id for p in here])
+            self.evaluations.begin(self._evaluation(step, now, final=False), self._judges(here))
             self._uneven_until = self.round + 1
         self._enter(Phase.OPENING)
         lease = do.Lease(self.round, granted, ex.hub_shards, len(ex.aggregators), ex.fits, ex.local_steps)
@@ -543,7 +669,8 @@ class Rounds:
         s, round, free = self.settings, self.round, self.leases.free
         granted = self.leases.of(round, [p.id for p in ready])
         out = self.turns.last if self.turns is not None else frozenset()
-        takers = [p.id for p in ready if p.id not in granted and p.id not in out]
+        held = {p.id for p in ready if not p.proven and len(self.leases.held(p.id)) >= IN_FLIGHT}
+        takers = [p.id for p in ready if p.id not in held | granted.keys() | out]
         if not takers:
             return granted, {}
         wanted = s.global_batch * self.ladder.steps if self._above is None else self._above.samples
@@ -554,6 +681,8 @@ class Rounds:
         taken = {p: one for p, one in zip(takers, portions, strict=True) if one.samples}
         new = {p: ranges_of(ids[place] for place in one.samples) for p, one in taken.items()}
         self.leases.grant(round, new)
+        for session in self._members.present(new):
+            self._members.record(session)
         return granted | new, {p: one.spans for p, one in taken.items() if one.spans > 1}
 
     def _costs(self, ids: Sequence[int]) -> list[float]:
@@ -616,15 +745,30 @@ class Rounds:
         waited = [p.id for p in missing if not self._members.suspect(p, now)]
         if ex.claims and waited:
             ex.deadline = ex.opened + self._deadline.after_opening(waited, ex.arrived)
-        lacks = missing and self.turns is not None and not self.turns.enough(len(ex.claims), len(missing))
+        elif not ex.claims and self._others_would_deliver(missing):
+            patience = self._deadline.patience(waited)
+            ex.deadline = ex.opened + (self._longest if patience is None else patience)
+        lacks = self.turns is not None and not self.turns.enough(len(ex.claims), self._awaited(missing))
         if lacks:  # until they come, or are dropped
             ex.deadline = ex.opened + self._longest
-        if not ex.claims and not missing:
-            self._void(ex, now)
+        if not ex.claims and (not missing or (now >= ex.deadline and self._others_would_deliver(missing))):
+            self._void(ex, now)  # also where newcomers alone were in it, and others are back
         elif ex.claims and ((not waited and not lacks) or now >= ex.deadline):
-            self._close(ex, bool(missing), now)
+            self._close(ex, [p.id for p in missing], now)
 
-    def _close(self, ex: Exchange, missing: bool, now: float) -> None:
+    def _others_would_deliver(self, missing: Sequence[Session]) -> bool:
+        """Tell whether a round without updates, of newcomers alone, keeps trusted peers waiting."""
+        trusted = self._deadline.trusted
+        return not any(p.id in trusted for p in missing) and any(
+            p.id in trusted for p in self._members.ready()
+        )
+
+    def _awaited(self, missing: Sequence[Session]) -> int:
+        """Count the missing members that a quorum waits for: trusted ones, if there are any at all."""
+        trusted = self._deadline.trusted
+        return sum(p.id in trusted for p in missing) if trusted else len(missing)
+
+    def _close(self, ex: Exchange, missing: list[str], now: float) -> None:
         self._enter(Phase.CLOSED)
         ex.closed = now - ex.opened
         if self.sharding is not None:
@@ -633,27 +777,56 @@ class Rounds:
             self.upstream.closes(ex, self.leases)
         if missing:
             self._warn_overdue(ex, "goes on without", now)
-        for session in self._members.present(ex.members):
-            self._deadline.note(session.id, ex.arrived.get(session.id, now - ex.opened))
+        members = self._members.present(ex.members)
+        here = {p.id: ex.arrived[p.id] for p in members if p.id in ex.arrived}
+        self._deadline.closed(ex.closed, missing, here, {p.id for p in members if p.proven})
+        self._note_missing(ex, missing)
+        for session in members:
             event = SessionEvent.PARTED if session.id in ex.spans else SessionEvent.CLOSED
             self._members.move(session, event)
-        self._commit_or_find(ex)
+        self._commit(ex)
 
-    def _commit_or_find(self, ex: Exchange) -> None:
-        """Commit, or find the fingerprint that members disagree on first: x' is one."""
-        for round, found in sorted(ex.fingerprints(ex.claims).items()):
-            if len(found | {self.history.fingerprints.get(round, min(found))}) > 1:
-                self._out.add(do.FindFingerprint(round))
-                return
+    def _note_missing(self, ex: Exchange, missing: Container[str]) -> None:
+        """Let a newcomer that misses rounds be a member ever more seldom, until it has delivered."""
+        for session in self._members.present(ex.members):
+            session.missed = session.missed + 1 if session.id in missing else 0
+            if session.missed and not session.proven:
+                session.waits_until = ex.round + min(2**session.missed, SELDOM)
+
+    def _commit(self, ex: Exchange) -> None:
+        """Commit what agrees about x', and leave out those who have to wait for a replay of the ledger."""
+        reports, work = ex.fingerprints(ex.claims), {p.id: self._work(p) for p in self._members}
+        wait = set[str]()
+        for round, said in reports.items():
+            wait |= self.disputes.reported(round, said, {s: work.get(s, 0) for s in said})
+        for s in wait:
+            self.leases.refuse(s, ex.claims.pop(s), here=s in self._members)
+        agreed = {}
+        for round, said in reports.items():
+            here = [s for s in said if s in ex.claims]  # they say the same
+            if here:
+                self.disputes.agree(round, said[here[0]], len({ex.keys[ex.members[s]] for s in here}))
+                if self.disputes.known(round) is not None:
+                    agreed[round] = said[here[0]]
         refused = self.audits.refusals(ex) if self.audits is not None else {}
-        self._out.add(ex.commit(self.leases, refused))
+        self._out.add(replace(ex.commit(self.leases, refused, agreed), last_loss=self.history.loss))
+
+    def _work(self, session: Session) -> int:
+        """Count the updates of a session in the run; the host's own machine comes before all others."""
+        own = bool(session.key) and session.key == self.settings.own_key
+        return session.accepted + OWN_WORK * own
 
     def _warn_overdue(self, ex: Exchange, what: str, now: float) -> None:
         """Tell the host, once a round, that the deadline has passed and which members are missing."""
         if not ex.warned:
             missing = sorted((name, s) for s, name in ex.members.items() if s not in ex.claims)
-            names = ", ".join(f"{name} ({self._members.why(s, now)})" for name, s in missing)
-            self._out.warn(f"round {ex.round} {what} {names}, {now - ex.opened:.0f} s after it was opened")
+            told = [(name, s) for name, s in missing if self._out.repetitions.count(name, what)][:SHOWN]
+            names = [f"{name} ({self._members.why(s, now)})" for name, s in told]
+            if rest := len(missing) - len(told):
+                names.append(f"{rest} {'other' if rest == 1 else 'others'}")
+            if told:
+                took = f"{now - ex.opened:.0f} s after it was opened"
+                self._out.tell(events.Warned(0.0, f"round {ex.round} {what} {', '.join(names)}, {took}"))
         ex.warned = True
 
     # ---- committing ----------------------------------------------------------------------------------------
@@ -687,8 +860,7 @@ class Rounds:
             own = structs.replace(message, receipt=receipt, waited=waited) if receipt or waited else message
             self._out.send(session.conn, own)
             if session.ready_claim is not None and session.ready_claim[0] <= ex.round:
-                if self.history.differs(*session.ready_claim):
-                    self._members.kick_other_state(session, session.ready_claim[0])
+                self.disputes.claims(session.id, *session.ready_claim)
                 session.ready_claim = None
         self.round += 1
         self.ladder = self.ladder.committed(ex.round, ex.need(accepted, done))
@@ -696,6 +868,8 @@ class Rounds:
         if self.replicas is not None:
             moved = self.replicas.credited(moved, ex.members)
         event = ex.event(accepted, done, moved, now)
+        for name, why in sorted(done.impossible.items()):
+            self._out.warn(f"reports what cannot be: {why}", name)
         steps, counted = self.settings.steps, self.leases.counted
         self._pace.append((now, counted))
         sample = self._sample(ex, done, now)
@@ -704,6 +878,10 @@ class Rounds:
             self._lines, self.slowest, self._measure_anew = LineWatch(), None, False
         line = self.slowest.line if self.slowest is not None else ""
         told = replace(event, step=self.step, steps=steps, counted=counted, eta_s=self.eta_s(now), line=line)
+        told = replace(
+            told, loss=done.loss, rewards=done.rewards, fingerprint=self.disputes.known(ex.round) or 0
+        )
+        told = replace(told, norm=self.history.grad_norm if event.grad_norm else None)
         self._out.tell(told)
         self._tell_culprits(self.slow.add(sample))
         self._wait_again(now)
@@ -725,6 +903,8 @@ class Rounds:
         """Book a member's accepted packet; revoke leases that it should have delivered long ago."""
         session.owes_since = now if session.state is State.APART else None
         session.accepted += 1
+        session.proven = True
+        self._admission.remember(session.key)
         session.tokens += done.tokens.get(session.name, 0)
         if (report := ex.reports[session.id]).tokens:  # else it repeats the times of the step before
             session.compute_s += report.compute_s
@@ -739,15 +919,21 @@ class Rounds:
         self._out.add(do.GiveBack(session.id, lease))
 
     def _void(self, ex: Exchange, now: float) -> None:
-        """Open the round again: none of its members is left, or none of its packets could be used."""
+        """Open the round again: none of its members is left, or delivers, or none of its packets could be
+        used."""
         self.leases.settle(ex.claims, (), self._members)
+        missing = {p.id for p in self._members.present(ex.members) if p.state is State.TRAINING}
+        self._note_missing(ex, missing)
+        for session in self._members.present(missing):
+            self._members.move(session, SessionEvent.CLOSED)
         self.evaluations.again()
         self._wait_again(now)
 
     def _wait_again(self, now: float) -> None:
         self.exchange = None
         self._enter(Phase.WAITING)
-        self._waiting_since, self._told_of_waiting = now, False
+        self._waiting_since = self._idle_since = now
+        self._told_of_waiting = False
 
     # ---- the end -------------------------------------------------------------------------------------------
 
@@ -759,12 +945,20 @@ class Rounds:
         ready = self._members.ready()
         if self.turns is not None:
             ready = self.turns.near(self.round, ready) or ready
-        given = self.evaluations.assign(self.round, self.settings.steps, [p.id for p in ready])
+        self._hurry_evaluation(now)
+        fresh = self._evaluation(self.settings.steps, now, final=True)
+        given = self.evaluations.assign(fresh, self._judges(ready))
         for session in self._members.present(given):
             session.owes_since = now
             self._members.move(session, SessionEvent.OPENED)
             self._announce_part(session)
         ev = self.evaluations.now
+        if ev is not None and not given and not ev.awaited:  # nobody else is here to decide
+            ev.closed = True
+            self._finish_evaluation()
+            if self.evaluations.finished:
+                self.end(DONE, 0, finished=True)
+                return
         if ready or (ev is not None and ev.awaited):
             self._waiting_since = now
         elif now >= self._waiting_since + self.settings.start_timeout:
@@ -776,7 +970,7 @@ class Rounds:
         ev = self.evaluations.now
         part = ev.part_of(session.id) if ev is not None and ev.final else None
         if ev is not None and part is not None:
-            names = sorted(p.name for p in self._members.present(ev.holders.values()))[: messages.NAMED]
+            names = sorted(p.name for p in self._members.present(ev.awaited))[: messages.NAMED]
             self._out.send(
                 session.conn, messages.Round(ev.round, ev.step, ev.step, names, 0, False, part, ev.parts)
             )
@@ -850,3 +1044,14 @@ def announced_above(message: messages.Round, above: messages.Round, *, first: bo
     parts = {"eval_part": above.eval_part, "eval_parts": above.eval_parts} if first else {}
     steps = {"step": above.step, "steps": above.steps, "local_steps": above.local_steps}
     return structs.replace(message, fits=fits, **parts, **steps)
+
+
+def in_turn(sessions: Sequence[Session], turn: int) -> list[Session]:
+    """Order sessions so that origins take turns, and at each origin who has missed least comes first."""
+    lines: dict[str, list[Session]] = {}
+    for session in sorted(sessions, key=lambda p: p.missed):
+        lines.setdefault(session.origin, []).append(session)
+    order = [*lines.values()]
+    first = turn % max(1, len(order))
+    ranks = zip_longest(*order[first:], *order[:first])
+    return [session for rank in ranks for session in rank if session is not None]

@@ -62,18 +62,21 @@ class Turns:
 
     # ---- who ---------------------------------------------------------------------------------------------
 
-    def members(self, round: int, ready: Sequence[Session], holding: Collection[str]) -> list[Session]:
+    def members(
+        self, round: int, ready: Sequence[Session], holding: Collection[str], newcomers: int
+    ) -> list[Session]:
         """Choose the members of a round, at most as many as there are places; by name.
 
         Args:
             ready: sessions that could be members.
             holding: those of them with a lease that they have not delivered.
+            newcomers: at most so many members without an update in the run.
         """
         self._enter(round, ready)
         here = [s for s in ready if self._turns[s.id].since is not None or s.id in holding]
         here.sort(key=lambda s: self._age(round, s), reverse=True)
         line = self._line(ready, here)
-        near = self.near(round, line)
+        near = with_few_new(self.near(round, line), newcomers - sum(not s.proven for s in here))
         kept = self.places - self._late(round, here)
         change = min(self._places_due(round, bool(line)), max(0, len(near) - max(0, kept - len(here))))
         over = here[: max(change, len(here) - kept)]
@@ -206,3 +209,10 @@ class Turns:
 def reliability(session: Session) -> float:
     """Return the share of a peer's rounds that had its update, as if it had begun with one that did."""
     return (session.accepted + 1) / (session.accepted + session.left_out + 1)
+
+
+def with_few_new(sessions: Sequence[Session], newcomers: int) -> list[Session]:
+    """Leave out newcomers beyond so many, in the order of the sessions."""
+    new = [s.id for s in sessions if not s.proven]
+    out = {*new[max(0, newcomers) :]}
+    return [s for s in sessions if s.id not in out]

@@ -3,7 +3,7 @@
 from .bandwidth_budget import BandwidthBudget, measured
 from .chunks import HASH_BLOCK, MAX_OBJECT, ChunkBuffer, ChunkFile, ChunkMap, block_hashes
 from .congestion_window import MIN_FRAGMENT
-from .connection_registry import MAX_CONNECTIONS, ConnectionRegistry
-from .object_store import ObjectSource, ObjectStore, memory_source
+from .connection_registry import MAX_CONNECTIONS, UNWANTED_BYTES, VIOLATION, ConnectionRegistry
+from .object_store import NO_ROW, ObjectSource, ObjectStore, memory_source
 from .transfers import CHUNK, Download, PeerTransfers, Sink, Upload
-from .upload_inbox import MAX_UPLOADS, CompletedUpload, Inbox
+from .upload_inbox import MAX_UPLOADS, POOL, CompletedUpload, Inbox

@@ -1,38 +1,43 @@
 """Objects that a hub serves by name, chunk by chunk. Files are never read as a whole.
 
-lease/<round>       what Work.samples gives for the asking session's lease
-audit/<round>       the same of the samples that the session audits in that round
-packet/<round>      the aggregated packet of a committed round
-packet/<round>/<shards>   the same, of these shards only: "0-3,40-42"
-packets/<a>-<b>     the log's records of rounds a .. b-1 (packet_log.py): what a joiner lacks
-accepted/<round>    names of the peers whose updates a round has, as JSON: for an inner hub that was killed
-part/<round>/<peer>, estate/<number>   updates and handoffs for an aggregator (shard_aggregation.py)
-shard/<round>/<peer>, shard/<round>   aggregate of the shards of a peer, or of the hub (the same)
-base/<file>, eval   whatever Work.object gives
-snapshot/<round>/model.safetensors     the same, while the hub offers that snapshot
-ledger/..., updates/..., replica/...   what a standby lacks (transport.standby)
-hashes/<name>       SHA-256 of each MiB of a base or snapshot file (chunks.py), from Work.object too
+The rows below are those of every run. What a run uses beside them adds its rows with `serve`: audits,
+replicas, aggregators that are peers, a standby. Without a row nothing is served.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
+import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from transport.ledger import Ledger
-from transport.protocol import HubDelegate, messages, round_and_shards
+from transport.protocol import Cost, HubDelegate, ObjectKind, Role, messages
 from transport.wire import SharedPayload
 
-KEPT = 256  # leases and ranges cached
+KEPT = 256  # ranges, and leases, cached
+PACKED = 64 << 20  # bytes of leases cached
 CACHED_CHUNKS = 64  # of the newest packet, for the next peer
-KEPT_SELECTED = 64  # packets of a few shards cached, for machines of replicas
-MOST_SHARDS = 1 << 10  # of a vector
+
+LEASE = ObjectKind("lease/<round>", ("peer",), "`Round.samples` x the longest sample", Cost.ROUND)
+PACKET = ObjectKind("packet/<round>", ("peer", "stage", "standby"), "the codec's longest packet", Cost.ROUND)
+RANGE = ObjectKind(
+    "packets/<a>-<b>", ("peer", "standby"), "(b - a) x (the codec's longest packet + 56)", Cost.READ
+)
+EVAL = ObjectKind("eval", ("peer",), "the disk that its peer lends", Cost.READ)
+BASE = ObjectKind("base/<file>", ("peer", "stage"), "`File.size`", Cost.READ)
+SNAPSHOT = ObjectKind(
+    "snapshot/<round>/model.safetensors", ("peer", "stage"), "`SnapshotOffer.size`", Cost.READ
+)
+HASHES = ObjectKind("hashes/<object>", ("peer", "stage"), "32 bytes for each MiB of that file", Cost.READ)
+ACCEPTED = ObjectKind("accepted/<round>", ("peer",), "the names of the round's members, as JSON", Cost.READ)
+
+NO_ROW = "there is no object of this name for this session"
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,52 +61,64 @@ class ObjectSource:
         return self.data.read(length)
 
 
-class ObjectStore:
-    """The objects of one run. Used by the reader thread, except `committed` and `at_hand`."""
+Find = Callable[[str, str, tuple[str, ...]], ObjectSource]  # of session, name, and the places of its form
+IdsOf = Callable[[str, int], list[int] | None]  # samples of a session and a round; None: it has none
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        work: HubDelegate,
-        samples: Callable[[str, str, int], list[int] | None],
-        for_owners: Callable[[str, str], bytes],
-    ) -> None:
-        self.for_standby: Callable[[str, str], ObjectSource] | None = None
-        self._folder, self._work, self._for_owners = ledger.folder, work, for_owners
-        self._samples = samples  # of a session's "lease" or "audit" of a round
+
+class ObjectStore:
+    """The objects of one run. Used by the reader thread, except `committed`, `at_hand` and `kind_of`.
+
+    Args:
+        leased: the samples of a session's lease.
+    """
+
+    def __init__(self, ledger: Ledger, work: HubDelegate, leased: IdsOf) -> None:
+        self._folder, self._work = ledger.folder, work
         self._ledger: Ledger | None = None  # a reader of its own: it sees whole transactions only
         self._files: dict[Path, BinaryIO] = {}
         self._given: dict[str, ObjectSource] = {}  # base/..., eval, snapshot/..., hashes/...
         self._snapshots: set[str] = set()  # "snapshot/<round>/" of those that are offered
         self._ranges: OrderedDict[tuple[int, int, bool], ObjectSource] = OrderedDict()  # of the log
-        self._leases: OrderedDict[tuple[str, str, int], ObjectSource] = OrderedDict()  # and audits
-        self._owned: OrderedDict[tuple[str, str], ObjectSource] = OrderedDict()  # parts, estates
-        self._selected: OrderedDict[str, ObjectSource] = OrderedDict()  # shards of packets
+        self._packed: OrderedDict[tuple[str, str, int], ObjectSource] = OrderedDict()  # leases, audits
+        self._packed_size = 0  # bytes
         self._newest = "", memory_source(b"")  # the name of the newest packet, and the packet
         self._chunks: OrderedDict[messages.Get, SharedPayload] = OrderedDict()
+        self._rows: dict[str, list[tuple[ObjectKind, Find]]] = {}  # by the first part of the name
+        self.serve(LEASE, lambda session, _, of: self.packed(session, "lease", int(of[0]), leased))
+        self.serve(PACKET, lambda session, _, of: self.packet(int(of[0])))
+        self.serve(RANGE, lambda session, _, of: self._range(int(of[0]), int(of[1])))
+        self.serve(ACCEPTED, lambda session, _, of: self._accepted(int(of[0])))
+        for kind in (BASE, SNAPSHOT, HASHES, EVAL):
+            self.serve(kind, lambda session, name, _: self._ask(name))
+
+    # ---- the table -----------------------------------------------------------------------------------------
+
+    def serve(self, kind: ObjectKind, find: Find) -> None:
+        """Add a row. `find` raises KeyError, whose text is for the peer, where there is no such object."""
+        self._rows.setdefault(kind.prefix, []).append((kind, find))
+
+    @property
+    def kinds(self) -> list[ObjectKind]:
+        """List the rows of this hub's table."""
+        return [kind for rows in self._rows.values() for kind, _ in rows]
+
+    def kind_of(self, name: str, role: Role) -> ObjectKind | None:
+        """Return the row that a name matches, if sessions of this role may fetch it; else None."""
+        found = self._match(name)
+        return found[0] if found is not None and role in found[0].readers else None
+
+    def _match(self, name: str) -> tuple[ObjectKind, Find, tuple[str, ...]] | None:
+        for kind, find in self._rows.get(name.partition("/")[0], ()):
+            if (parts := kind.parts(name)) is not None:
+                return kind, find, parts
+        return None
 
     def find(self, session: str, name: str) -> ObjectSource:
-        """Find an object for a session. Raises KeyError, whose text is for the peer, if there is none."""
-        kind, _, rest = name.partition("/")
-        if kind in ("lease", "audit") and re.fullmatch(r"[0-9]{1,18}", rest):
-            return self._find_samples(session, kind, int(rest))
-        if kind == "packet" and re.fullmatch(r"[0-9]{1,18}", rest):
-            return self._range(int(rest), int(rest) + 1, payload=True)
-        if kind == "packet" and (of := round_and_shards(name, MOST_SHARDS)) is not None:
-            return self._select(name, *of)
-        if kind == "packets" and (match := re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", rest)):
-            return self._range(int(match[1]), int(match[2]))
-        if kind == "accepted" and re.fullmatch(r"[0-9]{1,18}", rest):
-            return self._accepted(int(rest))
-        if kind in ("ledger", "updates", "replica") and self.for_standby is not None:
-            return self.for_standby(session, name)
-        if kind in ("part", "shard", "estate"):
-            return self._find_for_owner(session, name)
-        if (snapshot := snapshot_of(name)) and snapshot not in self._snapshots:
-            raise KeyError("this snapshot is not offered any more")
-        if name not in self._given:
-            self._given[name] = self._ask(name)
-        return self._given[name]
+        """Find an object for a session that may fetch it. Raises KeyError, whose text is for the peer."""
+        if (found := self._match(name)) is None:
+            raise KeyError(NO_ROW)
+        _, find, parts = found
+        return find(session, name, parts)
 
     def answer(self, session: str, m: messages.Get) -> tuple[messages.Message, bytes | None]:
         """Answer a request for a chunk: the message, and the chunk if there is one."""
@@ -110,8 +127,9 @@ class ObjectStore:
             return messages.Data(m.name, m.index, source.size, source.sha256), source.read(m.index, m.chunk)
         except KeyError as error:
             return messages.NoObject(m.name, str(error.args[0])), None
-        except Exception as error:
-            return messages.NoObject(m.name, f"the hub cannot read it: {type(error).__name__}: {error}"), None
+        except Exception as error:  # its text may name folders of the host
+            log.debug("reading %s", m.name, exc_info=error)
+            return messages.NoObject(m.name, f"the hub cannot read it: {type(error).__name__}"), None
 
     def committed(self, round: int, packet: bytes, sha256: bytes) -> None:
         """Cache the newest packet, which all members will fetch. Called by the commit thread."""
@@ -138,27 +156,22 @@ class ObjectStore:
                 source.data.close()
                 self._files = {path: file for path, file in self._files.items() if file is not source.data}
 
-    def _find_samples(self, session: str, kind: str, round: int) -> ObjectSource:
-        source = self._leases.get((session, kind, round))
+    def packed(self, session: str, what: str, round: int, ids_of: IdsOf) -> ObjectSource:
+        """Pack the samples that `ids_of` gives, once. Raises KeyError."""
+        source = self._packed.get((session, what, round))
         if source is None:
-            ids = self._samples(session, kind, round)
+            ids = ids_of(session, round)
             if ids is None:
-                raise KeyError(f"this session holds no {kind} of round {round}")
-            source = self._leases[session, kind, round] = memory_source(self._work.samples(ids))
-            if len(self._leases) > KEPT:
-                self._leases.popitem(last=False)
+                raise KeyError(f"this session holds no {what} of round {round}")
+            source = self._packed[session, what, round] = memory_source(self._work.samples(ids))
+            self._packed_size += source.size
+            while len(self._packed) > KEPT or (self._packed_size > PACKED and len(self._packed) > 1):
+                self._packed_size -= self._packed.popitem(last=False)[1].size
         return source
 
-    def _find_for_owner(self, session: str, name: str) -> ObjectSource:
-        if (session, name) not in self._owned:
-            self._owned[session, name] = memory_source(self._for_owners(session, name))
-            if len(self._owned) > KEPT:
-                self._owned.popitem(last=False)
-        return self._owned[session, name]
-
-    def opened(self) -> None:
-        """Forget the parts of the round before: the new ones may have the same names."""
-        self._owned.clear()
+    def packet(self, round: int) -> ObjectSource:
+        """Locate the packet of a round in the log. Raises KeyError."""
+        return self._range(round, round + 1, payload=True)
 
     def _range(self, start: int, stop: int, *, payload: bool = False) -> ObjectSource:
         """Locate the packets of these rounds in the log, whose end the system caches."""
@@ -176,15 +189,6 @@ class ObjectStore:
                 self._ranges.popitem(last=False)
         return self._ranges[key]
 
-    def _select(self, name: str, round: int, shards: Collection[int]) -> ObjectSource:
-        if name not in self._selected:
-            packet = self._range(round, round + 1, payload=True)
-            whole = packet.read(0, packet.size)
-            self._selected[name] = memory_source(self._work.restricted("", whole, frozenset(shards))[0])
-            if len(self._selected) > KEPT_SELECTED:
-                self._selected.popitem(last=False)
-        return self._selected[name]
-
     def _accepted(self, round: int) -> ObjectSource:
         names = self._reader().accepted(round)
         if names is None:
@@ -197,10 +201,15 @@ class ObjectStore:
         return self._ledger
 
     def _ask(self, name: str) -> ObjectSource:
-        given = self._work.object(name)
-        if isinstance(given, bytes):
-            return memory_source(given)
-        return ObjectSource(self._file(given), 0, given.stat().st_size, b"")
+        if (snapshot := snapshot_of(name)) and snapshot not in self._snapshots:
+            raise KeyError("this snapshot is not offered any more")
+        if name not in self._given:
+            given = self._work.object(name)
+            if isinstance(given, bytes):
+                self._given[name] = memory_source(given)
+            else:
+                self._given[name] = ObjectSource(self._file(given), 0, given.stat().st_size, b"")
+        return self._given[name]
 
     def _file(self, path: Path) -> BinaryIO:
         if path not in self._files:

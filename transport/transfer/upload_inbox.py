@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,10 @@ from transport.protocol import ProtocolError, messages
 from .chunks import ChunkBuffer
 
 MAX_UPLOADS = 2  # uploads of one session under way: an update and a handoff
+POOL = 64 << 20  # bytes of the uploads of newcomers, all together
+Key = tuple[str, str]  # session, name
+
+FULL = "other newcomers' uploads fill the hub: try again in the next round"
 
 
 @dataclass(frozen=True)
@@ -23,12 +28,27 @@ class CompletedUpload:
 
 
 class Inbox:
-    """All uploads to a hub. `refuses(session, name, size)` returns why an upload is not wanted, or None."""
+    """All uploads to a hub, or to a shard server.
 
-    def __init__(self, refuses: Callable[[str, str, int], str | None]) -> None:
-        self._refuses = refuses
-        self.at_once = MAX_UPLOADS
-        self._parts: dict[tuple[str, str], ChunkBuffer] = {}
+    Those of newcomers, of whom the run has no update yet, share `pool` bytes: complete ones count too, until
+    `forget` says that their round is over. Where they are full, the uploads of the origin that has most give
+    way.
+
+    Args:
+        refuses: returns why an upload (session, name, bytes) is not wanted, or None.
+        origin_of: returns the origin of a session that is a newcomer; None: it is none.
+    """
+
+    def __init__(
+        self,
+        refuses: Callable[[str, str, int], str | None],
+        origin_of: Callable[[str], str | None] = lambda session: None,
+        pool: int = POOL,
+    ) -> None:
+        self._refuses, self._origin_of = refuses, origin_of
+        self.at_once, self.pool = MAX_UPLOADS, pool
+        self._parts: dict[Key, ChunkBuffer] = {}
+        self._newcomers: dict[Key, tuple[str, int]] = {}  # their uploads -> origin, bytes that are here
 
     def receive(
         self, session: str, message: messages.Put | messages.Chunk, payload: bytes | memoryview
@@ -45,23 +65,46 @@ class Inbox:
         try:
             parts.add(message.index, payload)
         except ProtocolError as error:
-            del self._parts[key]
+            self._drop(key)
             return [messages.PutDone(message.name, False, str(error))]
+        if key in self._newcomers:
+            self._newcomers[key] = self._newcomers[key][0], parts.map.received
+            if not self._fits(key):
+                return [messages.PutDone(message.name, False, FULL)]
         if not parts.map.whole:
             return [messages.Ack(message.name, message.index)]
         del self._parts[key]
         return [messages.PutDone(message.name, True), CompletedUpload(session, message.name, parts)]
 
+    def _fits(self, key: Key) -> bool:
+        """Make room for what newcomers upload; False where this upload had to give way itself."""
+        while sum(size for _, size in self._newcomers.values()) > self.pool:
+            held = Counter[str]()
+            for origin, size in self._newcomers.values():
+                held[origin] += size
+            crowd = held.most_common(1)[0][0]
+            mine = {one: size for one, (origin, size) in self._newcomers.items() if origin == crowd}
+            self._drop(max((one for one in mine if one in self._parts), key=mine.__getitem__, default=key))
+            if key not in self._newcomers:
+                return False
+        return True
+
+    def _drop(self, key: Key) -> None:
+        self._parts.pop(key, None)
+        self._newcomers.pop(key, None)
+
     def _put(self, key: tuple[str, str], m: messages.Put) -> messages.Message:
         reason = self._refuses(*key, m.size)
         if reason is not None:
-            self._parts.pop(key, None)
+            self._drop(key)
             return messages.PutDone(m.name, False, reason)
         old = self._parts.get(key)
         if old is None or (old.map.size, old.map.chunk, old.sha256) != (m.size, m.chunk, m.sha256):
             old = self._parts[key] = ChunkBuffer(m.size, m.sha256, m.chunk)
+            if (origin := self._origin_of(key[0])) is not None:
+                self._newcomers[key] = origin, 0
             for other in [k for k in self._parts if k[0] == key[0]][: -self.at_once]:
-                del self._parts[other]
+                self._drop(other)
         return messages.Have(m.name, old.map.bitmap())
 
     def under_way(self, session: str, name: str) -> tuple[int, int] | None:
@@ -71,10 +114,10 @@ class Inbox:
 
     def drop(self, session: str) -> None:
         """Forget the uploads of a session that is over."""
-        for key in [k for k in self._parts if k[0] == session]:
-            del self._parts[key]
+        for key in [k for k in {**self._parts, **self._newcomers} if k[0] == session]:
+            self._drop(key)
 
     def forget(self, which: Callable[[str], bool]) -> None:
         """Forget the uploads whose name `which` selects."""
-        for key in [k for k in self._parts if which(k[1])]:
-            del self._parts[key]
+        for key in [k for k in {**self._parts, **self._newcomers} if which(k[1])]:
+            self._drop(key)

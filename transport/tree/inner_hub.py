@@ -36,7 +36,7 @@ from transport.protocol import (
     messages,
     sample_ids,
 )
-from transport.scheduling import Exchange, Leases
+from transport.scheduling import Exchange, Leases, fitting
 
 from .inner_work import InnerWork, LeasedSample
 from .parent_leases import ParentLeases
@@ -350,7 +350,7 @@ def joint_report(round: int, reports: Sequence[messages.Report]) -> messages.Rep
         tokens=sum(report.tokens for report in reports),
         compute_s=max(report.compute_s for report in reports),
         wait_s=min(report.wait_s for report in reports),
-        fits=min((report.fits for report in reports if report.fits), default=0),
+        fits=fitting([report.fits for report in reports if report.fits]),
         grad_norm=median(report.grad_norm for report in reports),
         behind=newest.behind,
         needs=max(report.needs for report in reports),

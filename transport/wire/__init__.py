@@ -1,6 +1,7 @@
 """Sockets that carry frames, and the limits on each connection."""
 
 from .connection_guard import origin
+from .fair_queue import FairQueue
 from .frames import (
     GUARD_S,
     HANDSHAKE_DOWN,

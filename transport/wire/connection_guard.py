@@ -33,6 +33,7 @@ from .rate_limit import MAX_NAMES, TokenBuckets
 SILENT_S = 15.0  # 5 of them for the handshake (HANDSHAKE_IVL), the rest for a slow line
 STRANGER_S = 30.0  # a peer that lost its session sends Hello at once; a refused peer hangs up itself
 STRANGER = 256 * 1024  # bytes; a handshake message has at most 64 KiB
+NEWCOMERS_HELD = 48 << 20  # bytes of all sessions that have delivered nothing
 ALL_HELD = 1 << 30  # bytes of all connections; honest ones hold rate x round trip, some 100 MB together
 POLL_MONITOR_S = 0.02  # between two polls of the monitor: each costs as much as reading a message
 LITTLE = 1 << 20  # bytes: below this the kernel is not asked at every `Get`
@@ -220,7 +221,12 @@ class ConnectionGuard:
             self._dials.fine(origin_of(conn), now, FINE)
             self._hang_up(number)
 
-    def guard(self, now: float, session_of: Callable[[bytes], str | None]) -> int:
+    def guard(
+        self,
+        now: float,
+        session_of: Callable[[bytes], str | None],
+        is_newcomer: Callable[[str], bool] = lambda session: False,
+    ) -> int:
         """See HubWire.guard."""
         self.look(now)
         self._guard_silent(now)
@@ -239,6 +245,8 @@ class ConnectionGuard:
                 self._hang_up(number)
         for mine in held.values():
             self._trim(mine, MAX_BUFFERED)
+        new = {n: size for session, mine in held.items() if is_newcomer(session) for n, size in mine.items()}
+        self._trim(new, NEWCOMERS_HELD)
         self._trim({n: size for mine in held.values() for n, size in mine.items()}, ALL_HELD)
         refused, self._refused = self._refused, 0
         return refused

@@ -53,8 +53,14 @@ class HubWire(Protocol):
     def hang_up(self, conn: bytes) -> None:
         """Close a connection that misbehaves; its origin is charged when it dials again."""
 
-    def guard(self, now: float, session_of: Callable[[bytes], str | None]) -> int:
-        """Close connections that belong to no session and use resources, or that hold too much.
+    def guard(
+        self,
+        now: float,
+        session_of: Callable[[bytes], str | None],
+        is_newcomer: Callable[[str], bool] = lambda session: False,
+    ) -> int:
+        """Close connections that belong to no session and use resources, or that hold too much; those of
+        newcomers hold less, all together.
 
         To be called every GUARD_S. Returns how many connections were closed since the last call.
         """

@@ -64,7 +64,12 @@ class MemoryHubWire:
         if end is not None:
             end[0].cut(end[1])
 
-    def guard(self, now: float, session_of: Callable[[bytes], str | None]) -> int:
+    def guard(
+        self,
+        now: float,
+        session_of: Callable[[bytes], str | None],
+        is_newcomer: Callable[[str], bool] = lambda session: False,
+    ) -> int:
         return 0
 
     def reaches(self, address: str, key: str) -> bool:

@@ -77,6 +77,9 @@ class TokenBuckets:
         """Take tokens even if that makes a debt."""
         self._of(name).take(size, now)
 
+    def forget(self, name: Hashable) -> None:
+        self._buckets.pop(name, None)
+
     def _of(self, name: Hashable) -> TokenBucket:
         bucket = self._buckets.pop(name, None) or TokenBucket(self._rate, self._slack_s)
         self._buckets[name] = bucket

@@ -52,6 +52,8 @@ HEAD_START_S = 1.5  # of a way before the next is tried beside it: a lost SYN is
 STAY_S = 10.0  # a hub or relay that is started again is back within this time
 THREADLESS = ("can't start new thread", "after interpreter shutdown")  # of a RuntimeError
 # Plain numbers: joining zmq's own flags takes Python longer than sending a frame.
+READ_AT_ONCE, GIVEN_AT_ONCE = 512, 64  # messages
+HUNG_UP = 16_384  # closed connections that are remembered
 NOW, MORE_NOW = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
@@ -80,7 +82,7 @@ HUB = {
     "ROUTER_MANDATORY": 1,
     "BACKLOG": 1024,
     "SNDHWM": 1000,
-    "RCVHWM": 64,
+    "RCVHWM": 16,
 }
 PEER = {
     "MAXMSGSIZE": MAX_FRAME,
@@ -129,6 +131,7 @@ class RouterWire:
             )
             raise AddressInUse(host, port, reason) from None
         self._guard.port = self.port
+        self._hung_up: dict[bytes, None] = {}  # routing ids of the newest connections that were closed
         self._waker = Waker(self._context)
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
@@ -146,17 +149,26 @@ class RouterWire:
             self._authenticator.answer()
         self._guard.look_again(time.monotonic())  # polled apart: a flood of dials would end every poll
         came: list[tuple[bytes, Frames]] = []
-        while len(came) < 64:  # then give the caller its turn
+        for _ in range(READ_AT_ONCE):  # then give the caller its turn
             try:
-                came.append(self._read())
+                message = self._read()
             except zmq.Again:
                 break
+            if message is not None:
+                came.append(message)
+                if len(came) == GIVEN_AT_ONCE:
+                    break
         return came
 
-    def _read(self) -> tuple[bytes, Frames]:
-        """Read one message, without a copy: only so is the key known, and payloads are large."""
+    def _read(self) -> tuple[bytes, Frames] | None:
+        """Read one message, without a copy: only so is the key known, and payloads are large. None: it is of
+        a connection that was hung up on, of which libzmq still gives what has come before."""
         id = self._router.recv(NOW)
         last = first = self._router.recv(NOW, copy=False)
+        if id in self._hung_up:
+            while last.more:
+                last = self._router.recv(NOW, copy=False)
+            return None
         frames: list[bytes | memoryview] = [first.bytes]
         while last.more:
             last = self._router.recv(NOW, copy=False)
@@ -199,9 +211,17 @@ class RouterWire:
 
     def hang_up(self, conn: bytes) -> None:
         self._guard.hang_up(conn, time.monotonic())
+        self._hung_up[conn.split(b".", 2)[2]] = None
+        if len(self._hung_up) > HUNG_UP:
+            del self._hung_up[next(iter(self._hung_up))]
 
-    def guard(self, now: float, session_of: Callable[[bytes], str | None]) -> int:
-        return self._guard.guard(now, session_of)
+    def guard(
+        self,
+        now: float,
+        session_of: Callable[[bytes], str | None],
+        is_newcomer: Callable[[str], bool] = lambda session: False,
+    ) -> int:
+        return self._guard.guard(now, session_of, is_newcomer)
 
     def wake(self) -> None:
         self._waker.wake()

@@ -85,10 +85,10 @@ def test_a_run_that_changes_its_local_steps_says_so_and_the_seconds_are_still_of
     assert [step.local_steps for step in steps] == [1, 2, 2]
 
 
-def test_a_step_tells_the_rate_of_its_schedule_and_the_median_norm_of_its_peers() -> None:
+def test_a_step_tells_the_rate_of_its_schedule_and_the_norm_of_its_round() -> None:
     narrator = Narrator(1_000_000)
     narrator.rate_at = lambda step: 1e-3 * step
-    (told,) = narrator.tell(committed(grad_norm={"a": 0.5, "b": 0.7, "c": 9.0}))
+    (told,) = narrator.tell(committed(norm=0.7))
     (drained,) = narrator.tell(committed(loss=None))
 
     assert isinstance(told, ours.Step)

@@ -31,7 +31,7 @@ from transport.protocol import UpdateRejected, messages
 from transport.protocol.events import Warned
 from transport.scheduling.exchange import Exchange
 from transport.scheduling.round_history import RoundHistory
-from transport.transfer import ChunkBuffer
+from transport.transfer import ChunkBuffer, ObjectStore
 
 # ---- assignment --------------------------------------------------------------------------------------------
 
@@ -112,12 +112,16 @@ class PartlyMerged:
         self.work.half.own(self.ex.hub_shards)
         self.shards = ShardAggregation(state.shards, ledger, self.work, self)
         self.state = state
+        self.objects = ObjectStore(ledger, self.work, lambda session, round: None)
+        self.shards.serve(self.objects)
 
     def fetched(self, session: str) -> bytes:
-        return self.shards.find(session, f"estate/{self.number}")
+        data = self.objects.find(session, f"estate/{self.number}").data
+        assert isinstance(data, bytes)
+        return data
 
     def hub_merges(self) -> None:
-        self.shards.committed(self.ex.commit(self.state.rounds.leases, {}))
+        self.shards.committed(self.ex.commit(self.state.rounds.leases, {}, {}))
 
     def apply(self, change: Callable[[float], object]) -> None:
         change(0.0)
@@ -152,7 +156,7 @@ def test_nobody_but_its_aggregators_may_fetch_a_handoff(tmp_path: Path) -> None:
         hub = PartlyMerged(ledger, b"{}")
         for name in (f"estate/{hub.number}", f"estate/{hub.number + 1}"):
             with pytest.raises(KeyError):
-                hub.shards.find("s-eve", name)
+                hub.objects.find("s-eve", name)
 
 
 def test_a_handoff_of_noise_costs_no_round(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from test_run_ledger import begin
 from toy_swarm import ToyWork, toy_settings
 
 from transport import RunSettings
+from transport.audits import AUDITED
 from transport.audits.audit_case import SKETCH
 from transport.hub.server import Hub
 from transport.protocol import events, messages
@@ -142,10 +143,11 @@ def test_a_peer_that_audits_nothing_in_a_round_is_served_no_audit(tmp_path: Path
     server._members, server._rounds = swarm.hub.members, swarm.hub.rounds
     [session, *_] = [one.id for one in swarm.hub.members]
 
-    assert server._samples(session, "lease", 0) is not None
-    assert server._samples(session, "audit", 10**6) is None
+    assert server._leased(session, 0) is not None
+    assert server._audited(session, 10**6) is None
     with begin(tmp_path) as ledger:
-        objects = ObjectStore(ledger, ToyWork(), server._samples, lambda session, name: b"")
+        objects = ObjectStore(ledger, ToyWork(), server._leased)
+        objects.serve(AUDITED, lambda asks, _, of: objects.packed(asks, "audit", int(of[0]), server._audited))
         found, data = objects.answer(session, messages.Get("audit/1000000", 0, 1024))
         assert (found, data) == (
             messages.NoObject("audit/1000000", "this session holds no audit of round 1000000"),

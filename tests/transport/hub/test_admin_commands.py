@@ -161,14 +161,23 @@ def test_only_the_host_is_asked_and_obeyed(secret: str) -> None:
 
 
 def test_a_new_token_refuses_newcomers_and_keeps_members() -> None:
+    """Keys are free: who has only shown the old token is no member, before an update of it is in the run."""
     swarm = swarm_of("ann", "bob")
+    go_on(swarm, 20)
+    assert {known.name for known in swarm.books.peers.values()} == {"ann", "bob"}
+    swarm.join("cem")
+    go_on(swarm, 1)
     ordered(swarm, "token", token=NEW)
+    swarm.kill(swarm.peers.pop())
+    for _ in range(4):
+        swarm.pass_time(1.0)
+    assert "no longer" in why(back(swarm, "cem")), "it had delivered nothing"
     swarm.cut(swarm.peers[1])
     for _ in range(4):
         swarm.pass_time(1.0)  # his session is over
     go_on(swarm)
 
-    assert swarm.peers[1].state.sessions == 2, "whom the run has let in may come back"
+    assert swarm.peers[1].state.sessions == 2, "who has delivered may come back"
     assert "no longer" in why(back(swarm, "eve"))
     ordered(swarm, "kick", "bob")
     assert "no longer" in why(back(swarm, "bob")), "a kick makes a stranger of him"

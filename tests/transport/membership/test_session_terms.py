@@ -62,10 +62,14 @@ def test_a_welcome_of_a_lower_term_is_ignored_and_the_peer_dials_again() -> None
     assert (state.link, state.replaced, state.term) == (SessionState.JOINED, "", 4)
 
 
-def test_a_hub_that_is_told_of_a_higher_term_warns_once_and_gives_no_session() -> None:
+def test_a_hub_that_is_shown_a_higher_term_warns_once_and_gives_no_session() -> None:
+    """A session's secret proves the term of the hub that gave it, to a hub of the same host."""
     ann = KnownPeer("key-of-ann", "ann", "member")
+    newer = HubState(toy_settings(), "token", "secret", 0.0, Recovered(term=3, peers=(ann,)))
     hub = HubState(toy_settings(), "token", "secret", 0.0, Recovered(term=2, peers=(ann,)))
-    said = messages.Resume(1, "toy-run", "ann", "s", -1, True, [], 3)
+    newer.receive(b"key-of-ann.1", messages.Hello(1, "token", "toy-run", "ann"), 1.0)
+    (session,) = newer.members.sessions
+    said = messages.Resume(1, "toy-run", "ann", session, -1, True, [], 3)
     actions = [action for _ in range(2) for action in hub.receive(b"key-of-ann.1", said, 1.0)]
     warned = [a.event for a in actions if isinstance(getattr(a, "event", None), Warned)]
     sent = [a.message for a in actions if hasattr(a, "message")]
@@ -79,9 +83,15 @@ def test_a_hub_that_is_told_of_a_higher_term_warns_once_and_gives_no_session() -
     )
 
 
-def test_a_strangers_higher_term_causes_no_warning() -> None:
-    hub = HubState(toy_settings(), "token", "secret", 0.0, Recovered(term=2))
-    said = hub.receive(b"eve.1", messages.Resume(1, "toy-run", "ann", "s", -1, True, [], 3), 1.0)
+@pytest.mark.parametrize("term", [3, 2**40])
+@pytest.mark.parametrize("who", [b"eve.1", b"key-of-ann.1"])
+def test_a_term_that_nobody_has_given_causes_no_warning(who: bytes, term: int) -> None:
+    """Also one that a member claims, with the secret of a session that it has of this very hub."""
+    ann = KnownPeer("key-of-ann", "ann", "member")
+    hub = HubState(toy_settings(), "token", "secret", 0.0, Recovered(term=2, peers=(ann,)))
+    hub.receive(who, messages.Hello(1, "token", "toy-run", "ann"), 1.0)
+    (session,) = hub.members.sessions
+    said = hub.receive(who, messages.Resume(1, "toy-run", "ann", session, -1, True, [], term), 1.0)
 
     assert [
         a.message.code for a in said if isinstance(a, Send) and isinstance(a.message, messages.Refused)
@@ -117,6 +127,7 @@ def test_of_two_hubs_on_copies_of_one_ledger_the_older_is_ignored_and_told_so(
     ):
         said: list[str] = []
         old.hub._state.admission.token = new.hub._state.admission.token  # the keys of one run
+        old.hub._state.handshake.secret = new.hub._state.handshake.secret
         wire = MemoryPeerWire(new.wire)
         link = PeerLink(new.url, PeerIdentity("ann"), LinkLimits(flows=1), wire=wire, notify=said.append)
         toy = ToyPeer(link, before_exchange=lambda _: time.sleep(0.01))

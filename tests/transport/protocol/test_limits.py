@@ -24,6 +24,7 @@ from transport.transfer.connection_registry import (
     KIB,
     MAX_CONNECTIONS,
     MESSAGES,
+    READING,
     ConnectionRegistry,
 )
 from transport.transfer.transfers import CHUNK
@@ -151,7 +152,7 @@ def test_a_swarm_of_one_house_comes_back_at_once_after_a_restart() -> None:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> HubState:
-    monkeypatch.setattr(roster, "CATCHING_UP", 4)
+    monkeypatch.setattr(roster, "NEWCOMERS", 4)
     hub = HubState(toy_settings(), TOKEN, STOP, 0.0)
     for n in range(4):
         hub.receive(conn(n), hello(f"m{n}"), float(n))
@@ -215,9 +216,12 @@ def test_what_is_read_for_a_session_and_what_it_does_not_take_are_bounded_togeth
     flows, credit = ConnectionRegistry(), RunSettings("", "", "", 1, 1).credit
     assert 4 * credit * CHUNK == MAX_BUFFERED, "a peer never has more than a quarter under way"
     sizes = []
-    while size := flows.begin_read("s", CHUNK, MAX_BUFFERED // 2):
+    while size := flows.begin_read("s", CHUNK, MAX_BUFFERED - READING // 2):
         sizes.append(size)
-    assert sum(sizes) == MAX_BUFFERED // 2
+    assert sum(sizes) == READING // 2
+    while size := flows.begin_read("s", CHUNK, 0):
+        sizes.append(size)
+    assert sum(sizes) == READING >= credit * CHUNK, "more than a credit, and less than all that may be held"
     assert flows.begin_read("other", CHUNK, 0)
     for size in sizes:
         flows.end_read("s", size)

@@ -47,7 +47,7 @@ class Line:
             self.turns.caught_up(session)
         self.random.shuffle(self.sessions)
         had = {session.id: session.at for session in self.sessions}
-        chosen = self.turns.members(number, self.sessions, self.holding)
+        chosen = self.turns.members(number, self.sessions, self.holding, len(self.sessions))
         self.called = self.turns.to_call(number, self.sessions)
         for session in chosen:
             lacked, session.at = number - had[session.id], had[session.id]

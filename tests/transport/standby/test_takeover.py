@@ -36,7 +36,7 @@ class FollowedWork(ToyWork):
         self.log.seal(hashlib.sha256(packet).digest())
         return packet
 
-    def object(self, name: str) -> bytes | Path:
+    def replica(self, name: str) -> bytes | Path:
         if name.startswith("replica/manifest/"):
             files = [{"path": "tokenizer/t.json", "size": len(FILE), "stamp": 10**18}]
             return json.dumps({"files": files, "saved": 0, "own_key": "", "record": {}}).encode()

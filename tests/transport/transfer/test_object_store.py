@@ -22,9 +22,7 @@ def test_the_newest_packet_is_given_from_memory_and_each_fragment_is_made_once(t
     with begin(tmp_path) as ledger:
         for round, data in enumerate((b"old", packet)):
             row = commit(ledger, round, data)
-            served = ObjectStore(
-                ledger, ToyWork(), lambda session, kind, round: None, lambda session, name: b""
-            )
+            served = ObjectStore(ledger, ToyWork(), lambda session, round: None)
             served.committed(round, data, row.sha256)
         asked = [messages.Get("packet/1", i, CHUNK) for i in range(object_store.CACHED_CHUNKS + 2)]
 
@@ -52,7 +50,7 @@ def test_a_round_is_served_as_it_was_sealed_though_the_log_was_read_before(tmp_p
     """Its payload is in the log before its header: nothing of that is remembered from the round before."""
     with begin(tmp_path) as ledger:
         commit(ledger, 0, b"old")
-        served = ObjectStore(ledger, ToyWork(), lambda session, kind, round: None, lambda session, name: b"")
+        served = ObjectStore(ledger, ToyWork(), lambda session, round: None)
         ledger._log.begin([b"new" * 1000])
         ledger._log.flush()
         served.answer("ann", messages.Get("packets/0-1", 0, CHUNK))

@@ -1,0 +1,200 @@
+"""Hostile members beside a real run: what each kind costs its rounds, and its hub's memory.
+
+    scripts/start scripts.fault_injection.strangers                     all kinds: 200 members from 30 addresses
+    scripts/start scripts.fault_injection.strangers --kinds never-deliver,begin-updates --seconds 40
+
+Two honest peers train all the time. The figures of each kind stand beside those of as many members that are idle,
+in the same run. Exit status 1 where a kind breaks a promise: honest rounds keep 80 % of that pace, the hub stays
+under 200 MB more, and lets go of it afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from scripts import ROOT
+
+from .hostile_members import KINDS
+
+PROCESSES, ORIGINS = 4, 30
+KEEPS, MORE = 0.8, 200 << 20  # of the pace beside idle members; bytes of the hub
+AFTER_S = 35.0  # seconds until all is let go: malloc returns free pages every half minute
+RECIPE = (
+    "data.max_length=32",
+    "training.global_batch_size=4",
+    "training.max_steps=100000",
+    "training.warmup_steps=0",
+    "checkpoint.eval_steps=null",
+    "checkpoint.save_steps=null",
+)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures of the hub over some seconds."""
+
+    rounds: float  # a second
+    memory: int  # bytes resident at the end
+    most: int  # the most while it was watched
+
+
+class Run:
+    """A hub without peers of its own, and honest peers."""
+
+    def __init__(self, folder: Path, repository: Path, peers: int) -> None:
+        self.folder, self.repository = folder, repository
+        self.children: list[subprocess.Popen[bytes]] = []
+        self.crowds = 0  # that have been here
+        self.hub = self.start("hub", "launch", "smoke", *RECIPE, "--no-train", "--bind", "127.0.0.1", "--port", "0",
+                              "-o", str(folder / "out"), "--json")  # fmt: skip
+        self.url = self._wait_for(r"cocktail://[^\s\"'\\]+")
+        for number in range(peers):
+            self.start(
+                f"honest-{number}", "join", "-", "-y", "--name", f"honest-{number}", "--json", said=self.url
+            )
+
+    def start(self, name: str, *arguments: str, said: str = "") -> subprocess.Popen[bytes]:
+        known = {
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "COCKTAIL_HOME": str(self.folder / f"home-{name}"),
+        }
+        python = self.repository / ".venv/bin/python"
+        command = [str(python if python.exists() else sys.executable), "-m", "cocktail_cli", *arguments]
+        with (self.folder / f"{name}.log").open("wb") as log:
+            child = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, cwd=self.repository,
+                env=os.environ | known | {"PYTHONPATH": str(self.repository)}, start_new_session=True,
+            )  # fmt: skip
+        assert child.stdin is not None
+        child.stdin.write(said.encode() + b"\n")
+        child.stdin.close()
+        self.children.append(child)
+        return child
+
+    def _wait_for(self, pattern: str, seconds: float = 180.0) -> str:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and self.hub.poll() is None:
+            if found := re.search(pattern, self.log.read_text(errors="replace")):
+                return found[0]
+            time.sleep(0.2)
+        sys.exit(f"the run did not begin:\n{self.log.read_text(errors='replace')[-2000:]}")
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "hub.log"
+
+    @property
+    def rounds(self) -> int:
+        return self.log.read_bytes().count(b'"event": "step"')
+
+    @property
+    def memory(self) -> int:
+        return int(psutil.Process(self.hub.pid).memory_info().rss)
+
+    def watch(self, seconds: float) -> Figures:
+        """Count rounds, and look at the hub's memory, for so long."""
+        before, began, most = self.rounds, time.monotonic(), self.memory
+        while time.monotonic() < began + seconds:
+            time.sleep(0.25)
+            if self.hub.poll() is not None:
+                sys.exit(f"the hub ended with {self.hub.returncode}: {self.log.read_text()[-1500:]}")
+            most = max(most, self.memory)
+        return Figures((self.rounds - before) / (time.monotonic() - began), self.memory, most)
+
+    def wait_for_rounds(self, count: int) -> None:
+        until = time.monotonic() + 180.0
+        while self.rounds < count:
+            if time.monotonic() > until:
+                sys.exit("the honest peers do not train")
+            time.sleep(0.2)
+
+    def end(self) -> None:
+        for child in reversed(self.children):
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+@contextmanager
+def attacked(run: Run, kind: str, members: int, seconds: float) -> Iterator[Counter[str]]:
+    """While so many members of this kind are there; `did` is filled at the end."""
+    did, at = Counter[str](), 300 + run.crowds  # each crowd has addresses of its own: the hub remembers
+    run.crowds += 1
+    attackers = []
+    for number in range(PROCESSES):
+        mine = [f"127.{at // 200}.{at % 200}.{n + 1}" for n in range(ORIGINS) if n % PROCESSES == number]
+        asked = {"url": run.url, "members": members // PROCESSES, "seconds": seconds, "sources": mine}
+        command = [sys.executable, "-m", f"{__package__}.hostile_members", kind]
+        command.append(json.dumps(asked | {"events": str(run.log)}))
+        attackers.append(subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT))
+    try:
+        yield did
+    finally:
+        for attacker in attackers:
+            try:
+                said, _ = attacker.communicate(timeout=20)
+                did.update(json.loads(said))
+            except (subprocess.TimeoutExpired, ValueError):
+                attacker.kill()
+                attacker.wait()
+
+
+def measured(run: Run, kind: str, members: int, seconds: float) -> tuple[Figures, Figures, Counter[str]]:
+    """Measure while members of a kind are there, and after they have gone."""
+    with attacked(run, kind, members, seconds) as did:
+        time.sleep(4.0)  # they come
+        during = run.watch(seconds - 5.0)
+    time.sleep(AFTER_S)
+    return during, run.watch(3.0), did
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kinds", default=",".join(kind for kind in KINDS if kind != "idle"))
+    parser.add_argument("--members", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=25.0)
+    parser.add_argument("--repository", type=Path, default=ROOT, help="another checkout, for comparison")
+    given = parser.parse_args(arguments)
+    broken = []
+    with tempfile.TemporaryDirectory() as there:
+        run = Run(Path(there), given.repository.resolve(), peers=2)
+        try:
+            run.wait_for_rounds(40)
+            print(f"{'kind':20} {'rounds/s':>8} {'of idle':>8} {'MB more':>8} {'after':>6}  did", flush=True)
+            alone = run.watch(8.0)
+            print(f"{'alone':20} {alone.rounds:8.2f}", flush=True)
+            for kind in given.kinds.split(","):
+                idle, _, _ = measured(run, "idle", given.members, given.seconds)
+                before = run.memory
+                during, after, did = measured(run, kind, given.members, given.seconds)
+                share, more = during.rounds / idle.rounds, during.most - before
+                stays = after.memory - before
+                bad = share < KEEPS or more > MORE or stays > MORE / 4 or not did["admitted"]
+                broken += [kind] * bad
+                known = ", ".join(f"{what} {many}" for what, many in sorted(did.items()))
+                print(f"{kind:20} {during.rounds:8.2f} {share:8.0%} {more / 1e6:8.0f} {stays / 1e6:6.0f}  {known}"
+                      f"{'   BROKEN' if bad else ''}", flush=True)  # fmt: skip
+        finally:
+            run.end()
+    if broken:
+        sys.exit(f"broken: {', '.join(broken)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""Every name of an object, asked by everybody who can reach the hub's port: who may not have it gets nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from test_hub_and_peer import Running
+from test_ring_table import Units
+from test_takeover import FILE, FollowedWork
+from toy_swarm import ToyPeer, toy_settings
+
+from transport import PeerLink, ask_admin, parse_url
+from transport.aggregators import shard_aggregation
+from transport.audits import AUDITED
+from transport.peer import PeerIdentity
+from transport.protocol import ObjectKind, RunKeys, messages
+from transport.protocol.keys import CurveKeys
+from transport.protocol.message_codec import decode_to_peer, encode
+from transport.rings import stage_updates
+from transport.standby import replica_source
+from transport.transfer import object_store
+from transport.transfer.object_store import NO_ROW
+from transport.wire.frames import Connected, Received
+from transport.wire.zeromq_sockets import DealerWire
+
+QUIET = {"ping_s": 1000.0, "peer_timeout": 3000.0, "grace_s": 100.0, "linger_s": 0.1, "start_timeout": 1e4}
+HUBS: dict[str, dict[str, object]] = {
+    "to which machines are lent": {"eval": True, "division": Units(), "shards": 4},
+    "whose peers aggregate": {"shards": 6, "owners": "peers"},
+    "whose peers audit each other": {"audit_share": 0.2},
+}
+NAMED = {  # what stands for a part of a name -> an example
+    "<round>": "0",
+    "<a>": "0",
+    "<b>": "1",
+    "<link>": "0",
+    "<number>": "1",
+    "<attempt>": "1",
+    "<stamp>": str(10**18),
+    "<shards>": "0-1",
+    "<file>": "config.json",
+    "<peer>": "ann",
+    "<owner>": "ann",
+    "<object>": "base/config.json",
+    "<path>": "tokenizer/t.json",
+}
+SAID = {  # what a fetched object is, where this toy knows it
+    "base/<file>": b"a config",
+    "eval": b"texts to evaluate",
+    "hashes/<object>": b"hashes",
+    "replica/<stamp>/<path>": FILE,
+}
+# nothing of these is there in this toy: no round is sharded, audited, evaluated or handed over
+EMPTY = {"audit/<round>", "part/<round>/<peer>", "shard/<round>", "shard/<round>/<owner>", "estate/<number>"}
+EMPTY |= {"packet/<round>/<shards>", "snapshot/<round>/model.safetensors", "lease/<round>"}
+
+
+class Caller:
+    """A connection to a hub, with a key of its own."""
+
+    def __init__(self, running: Running, keys: CurveKeys | None = None) -> None:
+        url = parse_url(running.url) if isinstance(running.url, str) else running.url
+        self._wire = DealerWire(url.routes, url.key, keys)
+        self._wire.dial(0)
+        self._until(lambda event: isinstance(event, Connected))
+
+    def _until(self, wanted: Callable[[object], bool], seconds: float = 10.0) -> object:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            for event in self._wire.poll(left):
+                if wanted(event):
+                    return event
+        raise AssertionError("no answer")
+
+    def ask(self, message: messages.Message) -> tuple[messages.Message, bytes]:
+        """Return the answer: what is no news of the run, and its payload."""
+        self._wire.send(0, [encode(message)])
+
+        def answers(event: object) -> bool:
+            return isinstance(event, Received) and isinstance(
+                decode_to_peer(event.frames[0]),
+                messages.Welcome | messages.Refused | messages.Data | messages.NoObject | messages.Over,
+            )
+
+        event = self._until(answers)
+        assert isinstance(event, Received)
+        return decode_to_peer(event.frames[0]), bytes(event.frames[1]) if len(event.frames) > 1 else b""
+
+    def get(self, name: str) -> tuple[messages.Message, bytes]:
+        return self.ask(messages.Get(name, 0, 1 << 18))
+
+    def close(self) -> None:
+        self._wire.close()
+
+
+def hello(running: Running, name: str, **changes: str) -> messages.Hello:
+    fields = {"token": running.keys.token, "run": running.settings.run} | changes
+    return messages.Hello(messages.PROTOCOL, name=name, **fields)
+
+
+@dataclass
+class Visited:
+    """A hub that has committed rounds, and callers by who they are."""
+
+    running: Running
+    stack: ExitStack
+    callers: dict[str, Caller] = field(default_factory=dict)
+
+    def caller(self, who: str, greeting: messages.Message | None, keys: CurveKeys | None = None) -> Caller:
+        """Connect; greet, and be welcome."""
+        caller = self.callers[who] = Caller(self.running, keys)
+        self.stack.callback(caller.close)
+        if greeting is not None:
+            answer, _ = caller.ask(greeting)
+            assert isinstance(answer, messages.Welcome), answer
+        return caller
+
+
+@pytest.fixture(scope="module", params=HUBS)
+def visited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visited]:
+    folder: Path = tmp_path_factory.mktemp("objects")
+    (folder / "run").mkdir()
+    work = FollowedWork(folder / "run")
+    work.objects |= {"base/config.json": b"a config", "eval": b"texts to evaluate"}
+    work.objects["hashes/base/config.json"] = b"hashes"
+    settings = toy_settings(**(QUIET | HUBS[request.param] | {"samples": 10**6}))
+    with ExitStack() as stack:
+        running = Running(folder / "run", settings, work=work)
+        stack.callback(running.close)
+        peer = ToyPeer(PeerLink(running.url, PeerIdentity("ann")))
+        thread = peer.start()
+        running.until(lambda _: running.committed() > 0)
+        found = Visited(running, stack)
+        meet(found)
+        yield found
+        running.hub.stop(now=True)
+        thread.join(10.0)
+
+
+def meet(found: Visited) -> None:
+    """Let everybody come: each proves first that it is who it says."""
+    running = found.running
+    found.caller("a stranger", None)
+    found.caller("a member", hello(running, "bob"))
+    left = found.caller("one who left", hello(running, "cem"))
+    answer, _ = left.ask(messages.Leave("done"))
+    assert isinstance(answer, messages.Over)
+    banned = found.caller("a banned one", hello(running, "dan"))
+    ask_admin(running.url, running.keys.stop, "ban", peer="dan")
+    answer, _ = banned.get("base/config.json")
+    assert isinstance(answer, messages.Refused), answer
+    elsewhere = found.caller("a member of another run", None)
+    answer, _ = elsewhere.ask(hello(running, "eve", run="another", token=RunKeys.generate().token))
+    assert isinstance(answer, messages.Refused)
+    follows = messages.Follow(
+        messages.PROTOCOL, running.keys.token, running.settings.run, "standby",
+        place="127.0.0.1:9", secret=running.keys.stop,
+    )  # fmt: skip
+    if running.settings.owners == "hub":  # else a run has no standby
+        found.caller("the standby", follows)
+    if running.settings.division is not None:
+        lends = messages.Lends(
+            messages.PROTOCOL,
+            running.keys.token,
+            running.settings.run,
+            "fay",
+            memory=6,
+            address="127.0.0.1:9",
+        )
+        found.caller("a machine of a ring", lends)
+
+
+ROLES = {"a member": "peer", "the standby": "standby", "a machine of a ring": "stage"}
+
+
+def example(kind: ObjectKind) -> str:
+    return re.sub("<[a-z]+>", lambda place: NAMED[place[0]], kind.form)
+
+
+def test_every_name_is_for_its_readers_and_for_nobody_else(visited: Visited) -> None:
+    kinds = visited.running.hub._objects.kinds
+    assert len(kinds) >= 9
+    given = set()
+    for who, caller in visited.callers.items():
+        for kind in kinds:
+            answer, payload = caller.get(example(kind))
+            told = f"{who} asks for {kind.form}: {answer}"
+            if ROLES.get(who) in kind.readers:
+                assert isinstance(answer, messages.Data | messages.NoObject), told
+                assert answer != messages.NoObject(example(kind), NO_ROW), told
+                assert isinstance(answer, messages.Data) or kind.form in EMPTY, told
+                if kind.form in SAID:
+                    assert payload == SAID[kind.form], told
+                given |= {kind.form} if isinstance(answer, messages.Data) else set()
+            elif who in ROLES:
+                assert (answer, payload) == (messages.NoObject(example(kind), NO_ROW), b""), told
+            else:
+                assert isinstance(answer, messages.Refused), told
+                assert payload == b"", told
+    assert given >= {"packet/<round>", "packets/<a>-<b>", "accepted/<round>", "base/<file>"}
+    if "the standby" in visited.callers:
+        assert given >= {"replica/manifest/<number>", "replica/<stamp>/<path>", "updates/<a>-<b>"}
+
+
+def test_what_a_follower_has_is_for_the_session_that_follows_now(visited: Visited) -> None:
+    """A standby that another one has replaced is a standby no more, whatever its session still says."""
+    if "the standby" not in visited.callers:
+        pytest.skip("a run whose peers aggregate has none")
+    visited.running.hub._state.replication.session = "another"  # type: ignore[union-attr]
+    answer, payload = visited.callers["the standby"].get("replica/manifest/2")
+    assert isinstance(answer, messages.NoObject)
+    assert not payload
+
+
+def test_names_without_an_object_leave_nothing_behind_and_those_without_a_row_end_their_session(
+    visited: Visited,
+) -> None:
+    store = visited.running.hub._objects
+    caller = visited.caller("one who guesses", hello(visited.running, "gus"))
+    guessed = [f"base/guess-{n}" for n in range(40)] + [f"hashes/base/guess-{n}" for n in range(40)]
+    guessed += [f"guess-{n}/0" for n in range(8)] + [f"replica/manifest/{n}" for n in range(777, 780)]
+    for name in guessed:
+        answer, _ = caller.get(name)
+        assert isinstance(answer, messages.NoObject)
+    tables = [table for table in vars(store).values() if isinstance(table, dict)]
+    kept = str([[*table] for table in tables])
+    assert "base/config.json" in kept, "what was there is remembered"
+    assert "guess" not in kept
+    assert "777" not in kept
+    with pytest.raises(AssertionError, match="no answer"):
+        for n in range(16):
+            caller._wire.send(0, [encode(messages.Get(f"guess-{n}/0", 0, 1))])
+            caller._until(lambda event: isinstance(event, Received), 0.5)
+
+
+def test_the_protocol_lists_the_rows_of_the_code() -> None:
+    modules = (object_store, replica_source, shard_aggregation, stage_updates)
+    kinds = {kind for module in modules for kind in vars(module).values() if isinstance(kind, ObjectKind)}
+    kinds.add(AUDITED)
+    rows = {
+        (f"`{kind.form}`", ", ".join(kind.readers), kind.largest, kind.cost.name.lower()) for kind in kinds
+    }
+    text = (Path(__file__).parents[3] / "transport/PROTOCOL.md").read_text()
+    table = text.partition("| object | readers |")[2].partition("\n\n")[0].splitlines()[2:]
+    listed = {tuple(cell.strip() for cell in line.split("|")[1:5]) for line in table}
+    assert listed == rows, json.dumps(sorted(rows ^ listed), indent=1)

@@ -1,0 +1,106 @@
+"""No single peer's number is a figure of the run: what cannot be is dropped, what is odd is bounded."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from transport.protocol import messages
+from transport.scheduling.figures import (
+    NARROW,
+    WIDEST,
+    bounded_mean,
+    middle_norm,
+    possible_report,
+    round_figures,
+    why_impossible,
+)
+
+BOUNDS = (0.0, 100.0)
+HONEST = {"ann": (300.0, 100, ()), "bob": (310.0, 100, ()), "cem": (290.0, 100, ())}
+COUNTED = dict.fromkeys("ann bob cem eve".split(), 100)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [(-1e30, 100, ()), (1e30, 100, ()), (nan, 100, ()), (inf, 100, ()), (300.0, 2**40, ()), (-8e27, 100, ())],
+)
+def test_what_cannot_be_is_no_part_of_a_rounds_loss_and_is_named(lie: tuple[float, int, tuple[()]]) -> None:
+    found = round_figures({**HONEST, "eve": lie}, COUNTED, BOUNDS, 3.0)
+    assert found.loss == pytest.approx(3.0)
+    assert [*found.impossible] == ["eve"]
+
+
+@given(st.floats(0, 100), st.one_of(st.none(), st.floats(2, 4)))
+def test_a_lie_within_bounds_moves_the_loss_by_the_range_around_the_middle_at_most(
+    lie: float, before: float | None
+) -> None:
+    found = round_figures({**HONEST, "eve": (100 * lie, 100, ())}, COUNTED, BOUNDS, before)
+    assert found.loss is not None
+    assert abs(found.loss - 3.0) <= 3.2 / 4 + 0.1
+
+
+@given(st.lists(st.tuples(st.floats(2.9, 3.1), st.integers(1, 1000)), min_size=1, max_size=9))
+def test_of_honest_peers_it_is_the_exact_mean(parts: list[tuple[float, int]]) -> None:
+    said = {f"p{n}": (mean * terms, float(terms)) for n, (mean, terms) in enumerate(parts)}
+    exact = sum(total for total, _ in said.values()) / sum(terms for _, terms in said.values())
+    assert bounded_mean(said, 3.0) == pytest.approx(exact)
+
+
+def test_one_of_two_has_the_last_figure_against_it() -> None:
+    found = bounded_mean({"ann": (300.0, 100.0), "eve": (9000.0, 100.0)}, 3.0)
+    assert found == pytest.approx((3.0 + 3.0 + max(3.0, NARROW)) / 2)
+
+
+def test_a_run_of_peers_that_tell_nothing_has_no_loss() -> None:
+    assert round_figures({}, {}, BOUNDS, 3.0).loss is None
+    assert bounded_mean({}, None) is None
+    assert middle_norm([], 1.0) is None
+
+
+@pytest.mark.parametrize("lie", [5e29, 1e-30])
+def test_a_norm_is_within_ten_times_the_middle_one(lie: float) -> None:
+    alone = middle_norm([lie], 0.5)
+    among = middle_norm([0.4, 0.5, lie], 0.5)
+    assert alone is not None
+    assert among is not None
+    assert 0.5 / WIDEST <= alone <= 0.5 * WIDEST
+    assert among in (0.4, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "dropped"),
+    [
+        ({"compute_s": 1e-30}, "compute"),
+        ({"compute_s": 1e9}, "compute"),
+        ({"compute_s": -1.0}, "compute"),
+        ({"wait_s": 1e9}, "waiting"),
+        ({"grad_norm": -1.0}, "gradient"),
+    ],
+)
+def test_seconds_that_have_not_passed_and_norms_below_zero_are_dropped(
+    change: dict[str, float], dropped: str
+) -> None:
+    honest = messages.Report(1, 7, [0], 3.0, 10, compute_s=0.5, wait_s=0.1, grad_norm=1.0)
+    kept, wrong = possible_report(honest, 2.0)
+    assert (kept, wrong) == (honest, [])
+    kept, wrong = possible_report(replace(honest, **change), 2.0)
+    assert [what for what in wrong if dropped in what]
+    assert getattr(kept, next(iter(change))) == 0.0
+
+
+def test_rewards_of_more_pairs_than_there_are_cannot_be() -> None:
+    said = {"ann": (10.0, 10, (1.0, 2.0, 5.0)), "eve": (10.0, 10, (1.0, 2.0, 11.0))}
+    found = round_figures(said, {"ann": 10, "eve": 10}, BOUNDS, None)
+    assert [*found.impossible] == ["eve"]
+    assert found.rewards == pytest.approx((0.1, 0.2, 0.5))
+
+
+def test_an_impossible_sum_is_said_in_words() -> None:
+    assert why_impossible(300.0, 100, 100, BOUNDS) == ""
+    assert "100 terms of the loss, where its samples have 50" in why_impossible(300.0, 100, 50, BOUNDS)
+    assert "not within 0 and 100" in why_impossible(-1e30, 100, 100, BOUNDS)

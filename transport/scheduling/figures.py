@@ -1,0 +1,153 @@
+"""Figures of a run from what its peers say: no single peer's number is one of them.
+
+A number that cannot be is dropped: a loss outside the bounds that the objective states, terms that are not
+those of the leases, seconds that have not passed. What is left enters a mean within a range around the middle
+one, in which the run's last figure has a vote. So where all are honest the figure is their exact mean, and a
+lie moves it by the width of that range times its sender's weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from statistics import median, median_high, median_low
+
+from msgspec.structs import replace
+
+from transport.protocol import messages
+
+WIDEST = 10.0  # times: a norm that is further from the middle one counts as that
+NARROW = 1.0  # nats: the range of a loss around the middle one is at least so wide each way
+LEAST_S = 1e-6  # seconds that a gradient takes
+
+Bounds = tuple[float, float]
+
+
+def bounded_mean(parts: Mapping[str, tuple[float, float]], before: float | None) -> float | None:
+    """Average over several peers, the mean of each brought within a range around the middle one; None for
+    none.
+
+    Args:
+        parts: peer -> its sum, and the number of terms in that, above 0.
+        before: the last figure; None: this is the first one.
+    """
+    if not parts:
+        return None
+    means = [found / terms for found, terms in parts.values()]
+    middle = middle_of(means, before)
+    low, high = middle - max(abs(middle), NARROW), middle + max(abs(middle), NARROW)
+    within = (
+        found if low <= found / n <= high else n * min(high, max(low, found / n))
+        for found, n in parts.values()
+    )
+    return sum(within) / sum(terms for _, terms in parts.values())
+
+
+def middle_of(values: Sequence[float], before: float | None) -> float:
+    """Return the middle one of the values and the last figure; of two, that which is nearer to that
+    figure."""
+    if before is None:
+        return median_low(values)
+    votes = [*values, before]
+    return min(median_low(votes), median_high(votes), key=lambda value: abs(value - before))
+
+
+def middle_norm(norms: Iterable[float], before: float | None) -> float | None:
+    """Return the median of norms, each at most WIDEST times the middle one; None for none above 0."""
+    found = [norm for norm in norms if norm > 0]
+    if not found:
+        return None
+    middle = middle_of(found, before)
+    return median(max(middle / WIDEST, min(middle * WIDEST, norm)) for norm in found)
+
+
+def possible_report(report: messages.Report, elapsed: float) -> tuple[messages.Report, list[str]]:
+    """Return a report without the seconds and norms that cannot be, and what was dropped, for people.
+
+    Args:
+        elapsed: seconds that its sender can have worked at most.
+    """
+    wrong = list[str]()
+    if report.compute_s and not LEAST_S <= report.compute_s <= elapsed:
+        wrong.append(f"{report.compute_s:.3g} s of compute")
+        report = replace(report, compute_s=0.0)
+    if not 0 <= report.wait_s <= elapsed:
+        wrong.append(f"{report.wait_s:.3g} s of waiting")
+        report = replace(report, wait_s=0.0)
+    if report.grad_norm < 0:
+        wrong.append(f"a gradient of norm {report.grad_norm:.3g}")
+        report = replace(report, grad_norm=0.0)
+    return report, wrong
+
+
+def why_impossible(loss_sum: float, terms: int, counted: int, bounds: Bounds) -> str:
+    """Say why a sum of losses cannot be; "": it can.
+
+    Args:
+        terms: what its sender says that the sum has.
+        counted: what the hub counts.
+        bounds: of the loss of a term.
+    """
+    if terms != counted:
+        return f"{terms} terms of the loss, where its samples have {counted}"
+    low, high = bounds
+    if not isfinite(loss_sum) or (terms and not low <= loss_sum / terms <= high):
+        return f"a loss of {loss_sum / max(terms, 1):.3g}, which is not within {low:g} and {high:g}"
+    return ""
+
+
+@dataclass(frozen=True)
+class RoundFigures:
+    """A round's figures, and the peers whose numbers cannot be, with the reason."""
+
+    loss: float | None
+    rewards: tuple[float, ...]
+    impossible: dict[str, str]
+
+
+def round_figures(
+    said: Mapping[str, tuple[float, int, Sequence[float]]],
+    counted: Mapping[str, int],
+    bounds: Bounds,
+    before: float | None,
+) -> RoundFigures:
+    """Compute a round's mean loss and rewards.
+
+    Args:
+        said: peer -> sum of losses, its terms, sums of rewards, as it reports them.
+        counted: peer -> terms of the samples that it delivers.
+        bounds: of the loss of a term.
+        before: the loss of the round before; None: there was none.
+    """
+    why = {p: why_impossible(loss, terms, counted[p], bounds) for p, (loss, terms, _) in said.items()}
+    for peer, (_, terms, rewards) in said.items():
+        if not why[peer] and not possible_rewards(rewards, terms):
+            why[peer] = f"rewards of {terms} pairs that have {len(rewards)} sums"
+    good = {
+        p: (loss, terms, rewards)
+        for p, (loss, terms, rewards) in sorted(said.items())
+        if not why[p] and terms
+    }
+    loss = bounded_mean({p: (total, float(terms)) for p, (total, terms, _) in good.items()}, before)
+    rewards = mean_columns({p: (sums, terms) for p, (_, terms, sums) in good.items()})
+    return RoundFigures(loss, rewards, {peer: reason for peer, reason in why.items() if reason})
+
+
+def possible_rewards(rewards: Sequence[float], pairs: int) -> bool:
+    """Tell whether rewards of so many preference pairs can be: the last one counts pairs."""
+    return len(rewards) == 0 or (len(rewards) == 3 and 0 <= rewards[2] <= pairs)
+
+
+def mean_columns(parts: Mapping[str, tuple[Sequence[float], int]]) -> tuple[float, ...]:
+    """Average rewards of preference pairs over peers, each as `bounded_mean`; empty where some peer sent
+    none.
+
+    Args:
+        parts: peer -> sums over its pairs, and their number.
+    """
+    sums = {peer: (values, count) for peer, (values, count) in parts.items() if count}
+    if not sums or {len(values) for values, _ in sums.values()} != {3}:
+        return ()
+    columns = ({p: (values[at], count) for p, (values, count) in sums.items()} for at in range(3))
+    return tuple(found for column in columns if (found := bounded_mean(column, None)) is not None)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 KINDS = (".json", ".safetensors", ".model", ".txt", ".jinja")
 WEIGHTS = re.compile(r".*\.safetensors(\.index\.json)?")
+LARGEST_JSON = 256 << 20  # bytes; the largest tokenizer.json known has 34 MB
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 SPARE = 256 << 20  # bytes that stay free on the disk
@@ -46,6 +47,9 @@ def check_names(files: Sequence[messages.File], code: bool = False) -> None:
     for name in times:
         if not PLAIN.fullmatch(name) or not name.endswith(kinds) or times[name] > 1:
             raise Failure("rejected", f"the run offers a file {name[:80]!r} as part of its model")
+    for file in files:
+        if file.name.endswith(".json") and file.size > LARGEST_JSON:
+            raise Failure("rejected", f"the run's {file.name} has {file.size:,} bytes, which no model has")
     for digest in [digest for file in files for digest in (file.sha256, file.hashes) if digest]:
         if not SHA256.fullmatch(digest):
             raise Failure("rejected", f"the run announces {digest[:80]!r} as a sha256, which is none")
@@ -169,8 +173,22 @@ def fetch_files(
         with writing_to(folder):
             fetch(wanted)
         for file in wanted:
+            check_readable(file.path)
+        for file in wanted:
             os.replace(file.path, folder / file.path.name)
         shutil.rmtree(slot)
+
+
+def check_readable(path: Path) -> None:
+    """Raise Failure (rejected) where a file that has come is no JSON, or would take its readers' stack or
+    memory."""
+    from recipes.foreign_json import check_json_file
+
+    try:
+        if path.suffix == ".json":
+            check_json_file(path)
+    except ValueError as error:
+        raise Failure("rejected", f"the run's {path.name} cannot be used: {error}") from None
 
 
 def fetch_gated(model: Model, wanted: Sequence[WantedFile], progress: Progress) -> None:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
-from transport.protocol import LinkLost, RefusedByHub, RunURL, Unreachable, decode_to_peer, encode, messages
+from transport.protocol import (
+    LinkLost,
+    RefusedByHub,
+    RunURL,
+    Unreachable,
+    decode_to_peer,
+    encode,
+    messages,
+    read_json,
+)
 from transport.wire import Connected, DealerWire, Disconnected, Received
+
+from .hub_status import status_of
 
 ADMIN_S = 60.0  # for an answer: a decision waits until the round being committed is durable
 
 
 def ask_status(url: RunURL, timeout: float = 10.0, recipe: bool = False) -> dict[str, Any]:
     """Return the object of `cocktail status --json`, with the recipe's text if `recipe`. Raises Unreachable,
-    RefusedByHub, LinkLost."""
+    RefusedByHub, LinkLost, ProtocolError."""
     question = messages.AskStatus(messages.PROTOCOL, url.token, url.run, recipe)
-    answer = ask(url, question, timeout)
-    if not isinstance(answer, messages.Status):
-        raise LinkLost(f"the hub answered {type(answer).__name__} to a question for its status")
-    status = json.loads(answer.status)
-    assert isinstance(status, dict)
-    return status
+    return status_of(ask(url, question, timeout))
 
 
 def ask_stop(url: RunURL, secret: str, now: bool = False, pause: bool = False, timeout: float = 10.0) -> None:
@@ -45,7 +50,7 @@ def ask_admin(url: RunURL, secret: str, order: messages.AdminCommand, **fields: 
     answer = ask(url, question, ADMIN_S)
     if not isinstance(answer, messages.Status):
         raise LinkLost(f"the hub answered {type(answer).__name__} to its host")
-    return dict(json.loads(answer.status))
+    return read_json(answer.status, dict[str, Any], "the hub's answer")
 
 
 def ask(url: RunURL, question: messages.Message, timeout: float) -> messages.Message:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .foreign_text import one_line, readable
 from .installation import command_to_add
 
 EXIT = {  # code -> exit status
@@ -58,17 +59,19 @@ class Problem:
 
 
 class Failure(Exception):
-    """Ends a command. `code` is a key of EXIT, the message one sentence, each hint a thing to do."""
+    """Ends a command. `code` is a key of EXIT, the message one sentence, each hint a thing to do. Others may
+    have a part in the words: they are safe to show.
+    """
 
     def __init__(
         self, code: str, message: str, problems: tuple[Problem, ...] = (), hints: tuple[str, ...] = ()
     ) -> None:
-        super().__init__(message)
         assert code in EXIT, code
         self.code = code
-        self.message = message
-        self.problems = problems
-        self.hints = hints
+        self.message = one_line(message)
+        self.problems = tuple(Problem(**readable(asdict(problem))) for problem in problems)
+        self.hints = tuple(map(one_line, hints))
+        super().__init__(self.message)
 
     @classmethod
     def of_json(cls, error: dict[str, Any]) -> Failure:

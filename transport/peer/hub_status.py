@@ -42,30 +42,30 @@ class PeerRow(msgspec.Struct):
 class SlowestLineRow(msgspec.Struct):
     """The line that bounds the last rounds."""
 
-    line: str = ""
-    waiting: Finite = 0.0
-    bytes_per_s: Finite = 0.0
+    line: str
+    waiting: Finite
+    bytes_per_s: Finite
 
 
 class CulpritRow(msgspec.Struct):
     """A peer that lengthens rounds."""
 
     peer: str
-    cause: str = ""
-    evidence: str = ""
-    remedy: str = ""
-    lengthened: Finite = 0.0
-    round: Count = 0
-    since: Count = 0
+    cause: str
+    evidence: str
+    remedy: str
+    lengthened: Finite
+    round: Count
+    since: Count
     corrects: str = ""
 
 
 class AuditFigures(msgspec.Struct):
     """Figures of a run's audits."""
 
-    audited: Count = 0
-    disagreements: Count = 0
-    share: Finite = 0.0
+    audited: Count
+    disagreements: Count
+    share: Finite
 
 
 class StageMachine(msgspec.Struct):

@@ -18,7 +18,7 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import RunRecord, load_run, reread_run
 from cocktail_cli.options import Json, RunArgument
-from cocktail_cli.ui import Progressed, events, from_json, sentence, step_line
+from cocktail_cli.ui import Progressed, events, from_json, say, sentence, step_line
 
 EVERY = 0.5  # seconds between two looks of --follow
 PEERS = "peers"  # folder of the local peers' files
@@ -54,12 +54,12 @@ def logs(
     logs_of = sources(record, peer, as_json)
     shown = [line for log in logs_of for line in log.new_lines()]
     for line in shown[max(0, len(shown) - count) :]:
-        typer.echo(line)
+        say(line)
     with suppress(KeyboardInterrupt):
         while follow:
             over = reread_run(record).state_now() != "running"
             for line in (line for log in logs_of for line in log.new_lines()):
-                typer.echo(line)
+                say(line)
             if over:  # asked before the files were read, so nothing is missed
                 return
             time.sleep(EVERY)

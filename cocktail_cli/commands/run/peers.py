@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cocktail_cli.errors import Failure
+from cocktail_cli.foreign_text import one_line, readable
 from cocktail_cli.machine import RunRecord, load_run, save_run
 from cocktail_cli.options import Json, Quiet, RunArgument
-from cocktail_cli.ui import duration_text, megabytes, printable
+from cocktail_cli.ui import duration_text, megabytes, say, say_json
 
 from .status import table, unreachable, words_of
 
@@ -89,7 +89,7 @@ def ask(record: RunRecord, order: Any, **fields: str) -> dict[str, Any]:
     if record.state != "running":
         raise Failure("run_unknown", f"the run {record.run} is not running ({record.state})")
     try:
-        return ask_admin(parse_url(record.local_url()), record.keys["stop"], order, **fields)
+        return readable(ask_admin(parse_url(record.local_url()), record.keys["stop"], order, **fields))
     except Unreachable as error:
         raise unreachable(record, error) from error
     except RefusedByHub as error:
@@ -114,30 +114,30 @@ def rotate(record: RunRecord, as_json: bool) -> None:
             save_run(record)
             raise
     if as_json:
-        typer.echo(json.dumps({"v": 1, "did": "rotated", "run": new.run, "url": new.url}))
+        say_json({"did": "rotated", "run": new.run, "url": new.url})
     else:
-        typer.echo(new.url)
+        say(new.url)
 
 
 def tell(done: dict[str, Any], as_json: bool, quiet: bool) -> None:
     """Print the result of a command."""
     if as_json:
-        typer.echo(json.dumps({"v": 1, **done}))
+        say_json(done)
     elif not quiet:
-        typer.echo(f"{done['did']} {printable(', '.join(done['peers']))} (key {done['key']})")
+        say(f"{done['did']} {', '.join(done['peers'])} (key {done['key']})")
 
 
 def show(found: dict[str, Any], as_json: bool, quiet: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({"v": 1, **found}))
+        say_json(found)
     elif quiet:
         for peer in found["peers"]:
-            typer.echo(printable(f"{peer['key']} {peer['state']} {peer['name']}"))
+            say(f"{peer['key']} {peer['state']} {peer['name']}")
     else:
         for line in table(COLUMNS, map(columns_of, found["peers"])):
-            typer.echo(line)
+            say(line)
         if not found["peers"]:
-            typer.echo("nobody has come yet")
+            say("nobody has come yet")
 
 
 def columns_of(peer: dict[str, Any]) -> list[str]:
@@ -146,5 +146,5 @@ def columns_of(peer: dict[str, Any]) -> list[str]:
         "-" if peer["since_s"] is None else duration_text(peer["since_s"]),
         str(peer["strikes"]),
         *(megabytes(peer[key]) for key in ("up_bytes", "down_bytes")),
-        printable(peer["reason"]),
+        one_line(peer["reason"], 120),
     ]

@@ -15,14 +15,17 @@ import typer
 
 from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
+from cocktail_cli.foreign_text import one_line, readable
 from cocktail_cli.machine import RunRecord, load_run, the_run_going_on, url_to_dial
 from cocktail_cli.options import Json, NoColor, Quiet
 from cocktail_cli.ui import (
     Display,
     accusation,
+    columns_of,
     duration_text,
     megabytes,
-    printable,
+    padded,
+    say,
     short,
     stage_lines,
     timestamp,
@@ -86,13 +89,13 @@ def status(
         return
     found = ask(run)
     if as_json or quiet:
-        typer.echo(in_short(found, as_json))
+        say(in_short(found, as_json))
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in screen(found, peers, width):
-        typer.echo(line)
+        say(line)
     if next_step := after(found):
-        typer.echo(f"Next: {next_step}", err=True)
+        say(f"Next: {next_step}", err=True)
 
 
 def in_short(found: dict[str, Any], as_json: bool) -> str:
@@ -128,7 +131,7 @@ def watched(run: str, line: Callable[[dict[str, Any]], str], display: Display | 
     for found in answers_of(run):
         seen = found["state"], found["step"], [peer["name"] for peer in found["peers"]]
         if seen != told:
-            typer.echo(line(found))
+            say(line(found))
             sys.stdout.flush()
         told = seen
 
@@ -174,12 +177,12 @@ def ask(run: str) -> dict[str, Any]:
     from transport.protocol import Unreachable
 
     if run.startswith("cocktail:"):
-        return ask_status(url_to_dial(run), TIMEOUT)
+        return readable(ask_status(url_to_dial(run), TIMEOUT))
     record = load_run(run)
     if record.state != "running":
         return remembered(record)
     try:
-        return ask_status(parse_url(record.local_url()), TIMEOUT) | {"reach": record.reach}
+        return readable(ask_status(parse_url(record.local_url()), TIMEOUT)) | {"reach": record.reach}
     except Unreachable as error:
         raise unreachable(record, error) from error
 
@@ -225,7 +228,7 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
         yield str(found["reason"])
     if slowest := found.get("bottleneck"):
         waiting = f"devices wait {slowest['waiting']:.0%} of the time for their exchange"
-        yield f"bottleneck: {printable(str(slowest['line']))} ({waiting})"
+        yield f"bottleneck: {slowest['line']} ({waiting})"
     if audits := found.get("audits"):
         wrong = f"{audits['audited']:,} samples, {audits['disagreements']:,} wrong answers"
         yield f"audits: {wrong}, {audits['share']:.1%} of the compute"
@@ -259,7 +262,7 @@ def all_of(peer: dict[str, Any]) -> list[str]:
 
 
 def words_of(peer: dict[str, Any], *keys: str) -> list[str]:
-    return [printable(str(peer.get(key) or ""), 20) for key in keys]
+    return [one_line(str(peer.get(key) or ""), 20) for key in keys]
 
 
 def table(columns: dict[str, str], rows: Iterable[list[str]], width: int | None = None) -> Iterator[str]:
@@ -270,9 +273,9 @@ def table(columns: dict[str, str], rows: Iterable[list[str]], width: int | None 
     lines = [list(columns), *rows]
     if len(lines) == 1:
         return
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(map(columns_of, column)) for column in zip(*lines, strict=True)]
     while width is not None and sum(widths) + len(widths) > width and len(widths) > len(WHO):
         widths.pop()
     for line in lines:
         cells = zip(line, columns.values(), widths, strict=False)
-        yield " ".join(f"{cell:{align}{wide}}" for cell, align, wide in cells).rstrip()
+        yield " ".join(padded(cell, wide, right=align == ">") for cell, align, wide in cells).rstrip()

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -179,12 +179,11 @@ def licence(preview: RunPreview, plan: DownloadPlan) -> str:
     )
 
 
-def duration(status: dict[str, object]) -> str:
+def duration(status: dict[str, Any]) -> str:
     """Describe how far the run is, how long it takes, and with whom."""
-    step, eta, peers = status["step"], status["eta_s"], status["peers"]
-    assert isinstance(peers, list)
+    step, eta, peers = status["step"], status["eta_s"], status.get("peer_count", len(status["peers"]))
     left = f", about {duration_text(eta)} left" if isinstance(eta, int | float) else ""
-    others = f"with {counted(len(peers), 'peer')}" if peers else "with nobody else yet"
+    others = f"with {counted(peers, 'peer')}" if peers else "with nobody else yet"
     return f"step {step} of {status['max_steps']}{left}, {others}"
 
 

@@ -1,4 +1,4 @@
-"""A hub's answer to a question for its status: JSON whose fields are checked before anybody reads them.
+"""A hub's answers in JSON, to `cocktail status` and to its host, whose fields are checked before use.
 
 A hub may add fields, which are kept, or be of a version that lacks some, which then have the values below.
 """
@@ -114,9 +114,41 @@ class HubStatus(msgspec.Struct):
     audits: AuditFigures | None = None
     stages: StageRings | None = None
     needs: dict[str, Finite] = {}
-    peers: list[PeerRow] = []
+    peers: list[PeerRow] = []  # the first ones by name, where they are many
+    peer_count: Count = 0  # of all of them
     others: list[PeerRow] = []
     refused: Count = 0
+
+
+class ListedPeer(msgspec.Struct):
+    """A key in the list of `cocktail peers`."""
+
+    name: str
+    key: str
+    gpu: str
+    state: str
+    since_s: Finite | None  # None: it has no connection
+    strikes: Count
+    up_bytes: Count
+    down_bytes: Count
+    reason: str
+
+
+class PeersPage(msgspec.Struct):
+    """A page of that list. A hub of before has the whole list on one."""
+
+    join: str
+    peers: list[ListedPeer]
+    more: str = ""  # what to ask for next
+    left: Count = 0  # rows after this page
+
+
+class AdminDone(msgspec.Struct):
+    """A decision of the host, carried out."""
+
+    did: str
+    key: str = ""
+    peers: list[str] = []
 
 
 # by field, for an answer that lacks it; the others are told to joiners, or of those who have left
@@ -127,22 +159,29 @@ FIGURES_OF_PEER = {name: FIGURES_OF_PEER[name] for name in FIGURES_OF_PEER.keys(
 
 
 def status_of(answer: messages.Message) -> dict[str, Any]:
-    """Return the object of `cocktail status --json`.
+    """Return the object of `cocktail status --json`. Raises as `answer_of`."""
+    status = answer_of(answer, HubStatus, "status")
+    for people in ("peers", "others"):
+        status[people] = [completed(row) for row in status.get(people, ())]
+    status.setdefault("peer_count", len(status["peers"]))
+    return status | {name: FIGURES[name] for name in FIGURES.keys() - status.keys()}
+
+
+def answer_of(answer: messages.Message, kind: type[msgspec.Struct], what: str) -> dict[str, Any]:
+    """Return the object in a hub's answer, whose fields have the types of `kind`; there may be others.
 
     Raises RefusedByHub; LinkLost where it is another message; ProtocolError where a field is not of its type.
     """
     if isinstance(answer, messages.Refused):
         raise RefusedByHub(answer.code, answer.reason)
     if not isinstance(answer, messages.Status):
-        raise LinkLost(f"the hub answered {type(answer).__name__} to a question for its status")
-    status = read_json(answer.status, dict[str, Any], "the hub's status")
+        raise LinkLost(f"the hub answered {type(answer).__name__} to a question for its {what}")
+    found = read_json(answer.status, dict[str, Any], f"the hub's {what}")
     try:
-        msgspec.convert(status, HubStatus)
+        msgspec.convert(found, kind)
     except msgspec.ValidationError as error:
-        raise ProtocolError(f"the hub's status cannot be read: {error}") from None
-    for people in ("peers", "others"):
-        status[people] = [completed(row) for row in status.get(people, ())]
-    return status | {name: FIGURES[name] for name in FIGURES.keys() - status.keys()}
+        raise ProtocolError(f"the hub's {what} cannot be read: {error}") from None
+    return found
 
 
 def completed(row: dict[str, Any]) -> dict[str, Any]:

@@ -71,9 +71,10 @@ def status(
     step, max_steps, loss, eval_loss, losses and eval_losses (while it runs: pairs of step and loss, 128
     at most), tokens, tokens_per_s, samples, grad_norm, eta_s, since_s, checkpoint (round of the newest
     snapshot), parameters, local_steps, passing (whether peers pass packets on), recipe_hash, reach (of a run
-    of this machine), peers, each with name, gpu, state (syncing, waiting, in line, training, behind, standby,
-    lost, done), turn (place in line), share, tokens, up_bytes, down_bytes, fetched_bytes (of these: before it
-    was ready), rtt_ms, last_seen_s, joined_s, rounds, left_out, compute_s, wait_s; bottleneck (of the last
+    of this machine), peers (the first by name, where they are thousands), each with name, gpu, state
+    (syncing, waiting, in line, training, behind, standby, lost, done), turn (place in line), share, tokens,
+    up_bytes, down_bytes, fetched_bytes (of these: before it was ready), rtt_ms, last_seen_s, joined_s,
+    rounds, left_out, compute_s, wait_s; peer_count (of all of them); bottleneck (of the last
     rounds: line, waiting, bytes_per_s; null: not known yet); stages (of machines that lend memory:
     rings, each its machines by stage with name and layers; waiting; null: there are none);
     culprits (who has lengthened the last rounds), each with peer, cause, evidence, remedy, lengthened (by
@@ -102,7 +103,12 @@ def in_short(found: dict[str, Any], as_json: bool) -> str:
     """Format a status for programs: a JSON object, or its four words."""
     if as_json:
         return json.dumps({"v": 1, **found})
-    return f"{found['state']} {found['step']}/{found['max_steps']} {found['loss']} {len(found['peers'])}"
+    return f"{found['state']} {found['step']}/{found['max_steps']} {found['loss']} {peers_of(found)}"
+
+
+def peers_of(found: dict[str, Any]) -> int:
+    """Count the peers, also those that a status does not list."""
+    return int(found.get("peer_count", len(found["peers"])))
 
 
 def after(found: dict[str, Any]) -> str:
@@ -160,7 +166,7 @@ def line_of(found: dict[str, Any]) -> str:
     """Format as `2026-11-20T14:02:40Z running step=131/452 loss=1.8420 peers=2 tok_s=1900 eta_s=3360`."""
     fields = [timestamp(), found["state"], f"step={found['step']}/{found['max_steps']}"]
     fields += [f"{key}={found[key]:.4f}" for key in ("loss", "eval_loss") if found.get(key) is not None]
-    fields.append(f"peers={len(found['peers'])}")
+    fields.append(f"peers={peers_of(found)}")
     if found.get("tokens_per_s"):
         fields.append(f"tok_s={found['tokens_per_s']:.0f}")
     if found.get("eta_s") and found["state"] == "running":
@@ -240,6 +246,8 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
         yield from table(ALL, map(all_of, found["peers"]), width)
     else:
         yield from table(BRIEF, map(brief, [*found["peers"], *found.get("others", ())]))
+    if (more := peers_of(found) - len(found["peers"])) > 0:
+        yield f"and {more:,} more peers"
     yield from map(accusation, found.get("culprits", ()))
 
 

@@ -7,7 +7,6 @@ what is new.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -68,10 +67,12 @@ class RunFolderReader:
         Raises:
             LedgerError: the ledger is missing or unreadable.
         """
+        from recipes.foreign_json import parse_json
+
         self.record = reread_run(self.record)
         for line in self.events.new_lines():
-            with suppress(json.JSONDecodeError):  # cut short by a kill
-                self.hear(json.loads(line))
+            with suppress(ValueError):  # cut short by a kill
+                self.hear(parse_json(line))
         self.read_ledger()
         state = self.state(time.time())
         return RunHistory(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import struct
 from collections.abc import Callable
@@ -251,3 +252,64 @@ def test_a_header_counts_its_bytes_before_they_are_read(tmp_path: Path) -> None:
     path.write_bytes(struct.pack("<Q", 1 << 40) + b"{}")
     with path.open("rb") as file, pytest.raises(InputError, match="not a safetensors file"):
         read_header(file, "model.safetensors")
+
+
+# ---- nobody can forget it ----------------------------------------------------------------------------------
+
+ROOMS = ("cocktail_cli", "recipes", "transport")
+READERS_OF_TEXT = {"loads", "load", "safe_load", "decode", "Decoder", "compose", "model_validate_json"}
+LIBRARIES = ("json", "yaml", "msgspec.json", "msgspec.msgpack", "Recipe")
+# Modules that read without a measure, and what they read.
+UNMEASURED = {
+    "recipes/foreign_json.py": "measured just before",
+    "recipes/config/document.py": "YAML, whose events are checked first",
+    "recipes/config/loader.py": "pydantic, which stops at 200 levels with an error of its own",
+    "recipes/data/chat_template.py": "arguments that `check_tool_calls` has parsed",
+    "recipes/data/streaming.py": "the host's own file",
+    "recipes/algorithm/aggregator.py": "the host's own file",
+    "recipes/training/peer_checkpoint.py": "the peer's own file",
+    "transport/protocol/foreign_values.py": "measured just after",
+    "transport/protocol/message_codec.py": "messages, typed",
+    "transport/protocol/sample_ranges.py": "the hub's own ledger, typed",
+    "transport/stages/line_probe.py": "messages, typed",
+    "transport/stages/stage_line.py": "messages, typed",
+    "transport/standby/follower.py": "the standby's own file",
+    "transport/standby/replication.py": "the hub's own ledger",
+    "transport/ledger/ledger_copy.py": "rows that become LedgerError, whatever is wrong",
+    "transport/ledger/residual_handoffs.py": "the hub's own ledger",
+    "transport/ledger/run_ledger.py": "the hub's own ledger",
+    "transport/receipts/signed_documents.py": "NotGenuine, whatever is wrong",
+    "cocktail_cli/installation.py": "pip's own file",
+    "cocktail_cli/machine/identity.py": "this machine's own file",
+    "cocktail_cli/standby/standby_session.py": "this machine's own file",
+    "cocktail_cli/ui/metrics_lines.py": "this machine's own file",
+    "cocktail_cli/commands/run/run_list.py": "the last line of this machine's own file",
+    "cocktail_cli/host/local_peers.py": "output of our own process",
+    "cocktail_cli/host/command_process.py": "output of our own process",
+    "cocktail_cli/host/dashboard_process.py": "output of our own process",
+    "cocktail_cli/volunteer/gpu_process.py": "a pipe of our own process",
+    "cocktail_cli/volunteer/gpu_processes.py": "a pipe of our own process",
+    "cocktail_cli/dashboard/comparison.py": "YAML that this program has written just now",
+}
+
+
+def reads_text(path: Path) -> bool:
+    calls = (
+        node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)
+    )
+    names = {ast.unparse(call.func).split("[")[0] for call in calls}
+    return any(
+        name.rpartition(".")[0] in LIBRARIES and name.rpartition(".")[2] in READERS_OF_TEXT for name in names
+    )
+
+
+def test_what_others_have_written_is_read_by_what_measures_it() -> None:
+    root = Path(__file__).resolve().parents[2]
+    found = {
+        path.relative_to(root).as_posix()
+        for room in ROOMS
+        for path in (root / room).rglob("*.py")
+        if reads_text(path)
+    }
+
+    assert found == UNMEASURED.keys()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -99,7 +98,12 @@ def log_words(line: str) -> str:
 
 def event_words(line: str) -> str | None:
     """Format a line of NDJSON as launch prints it: time and sentence. None for events without words."""
-    told = json.loads(line)
+    from recipes.foreign_json import parse_json
+
+    try:
+        told = parse_json(line)
+    except ValueError as error:  # cut by a kill
+        return f"a line that is no event: {error}"
     if "error" in told:
         return f"error: {told['error']['message']}"
     event = from_json(told)

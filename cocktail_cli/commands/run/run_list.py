@@ -88,7 +88,9 @@ def last_step(metrics: Path) -> int:
 
 def model_of(recipe: Path) -> str:
     """Return the model's name in a run's resolved recipe."""
+    from recipes.foreign_json import parse_json
+
     try:
-        return str(json.loads(recipe.read_text(encoding="utf-8"))["model"]["model_name_or_path"])
-    except (OSError, ValueError, KeyError):  # the folder is being removed, or was edited
+        return str(parse_json(recipe.read_bytes())["model"]["model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError):  # the folder is being removed, or was edited
         return "?"

@@ -92,4 +92,4 @@ def say_styled(parts: Iterable[tuple[str, Style]]) -> None:
     text = "".join(
         typer.style(paragraphs(part), **style) if style else paragraphs(part) for part, style in parts
     )
-    print(text, file=unguarded(sys.stdout), flush=True)
+    typer.echo(text, file=unguarded(sys.stdout), color=True)  # it knows the consoles of Windows

@@ -161,8 +161,9 @@ FIGURES_OF_PEER = {name: FIGURES_OF_PEER[name] for name in FIGURES_OF_PEER.keys(
 def status_of(answer: messages.Message) -> dict[str, Any]:
     """Return the object of `cocktail status --json`. Raises as `answer_of`."""
     status = answer_of(answer, HubStatus, "status")
-    for people in ("peers", "others"):
-        status[people] = [completed(row) for row in status.get(people, ())]
+    status["peers"] = [FIGURES_OF_PEER | row for row in status.get("peers", ())]
+    others = status.get("others", ())  # who is deciding has no figures
+    status["others"] = [row if row["state"] == "deciding" else FIGURES_OF_PEER | row for row in others]
     status.setdefault("peer_count", len(status["peers"]))
     return status | {name: FIGURES[name] for name in FIGURES.keys() - status.keys()}
 
@@ -182,8 +183,3 @@ def answer_of(answer: messages.Message, kind: type[msgspec.Struct], what: str) -
     except msgspec.ValidationError as error:
         raise ProtocolError(f"the hub's {what} cannot be read: {error}") from None
     return found
-
-
-def completed(row: dict[str, Any]) -> dict[str, Any]:
-    """Add the figures that a row lacks; who is deciding has none."""
-    return row if row["state"] == "deciding" else FIGURES_OF_PEER | row

@@ -111,6 +111,7 @@ def test_a_status_has_every_figure_that_is_read_whatever_the_hub_left_out() -> N
 
     assert (status["step"], status["eta_s"], status["losses"]) == (0, None, [])
     assert (status["peers"][0]["up_bytes"], status["peers"][0]["rtt_ms"]) == (0, None)
+    assert told(peers=[{"name": "ann", "gpu": "", "state": "deciding"}])["peers"][0]["joined_s"] == 0
 
 
 def test_fields_of_a_later_version_and_people_without_figures_stay_as_they_are() -> None:

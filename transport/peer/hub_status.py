@@ -14,6 +14,7 @@ from transport.protocol import LinkLost, ProtocolError, RefusedByHub, messages, 
 
 Count = messages.Count
 Finite = messages.Finite
+Seconds = Annotated[float, Meta(ge=-1e10, le=1e10)]  # three centuries: a date can be so far away
 Point = tuple[Count, Finite]  # step and loss
 
 
@@ -31,12 +32,12 @@ class PeerRow(msgspec.Struct):
     down_bytes: Count = 0
     fetched_bytes: Count = 0
     rtt_ms: Finite | None = None
-    last_seen_s: Finite = 0.0
-    joined_s: Finite = 0.0
+    last_seen_s: Seconds = 0.0
+    joined_s: Seconds = 0.0
     rounds: Count = 0
     left_out: Count = 0
-    compute_s: Finite = 0.0
-    wait_s: Finite = 0.0
+    compute_s: Seconds = 0.0
+    wait_s: Seconds = 0.0
 
 
 class SlowestLineRow(msgspec.Struct):
@@ -95,7 +96,7 @@ class HubStatus(msgspec.Struct):
     parameters: Count = 0
     local_steps: Annotated[int, Meta(ge=0, le=2**32)] = 1
     passing: bool = False
-    since_s: Finite = 0.0
+    since_s: Seconds = 0.0
     step: Count = 0
     max_steps: Count = 0
     round: Count = 0
@@ -127,7 +128,7 @@ class ListedPeer(msgspec.Struct):
     key: str
     gpu: str
     state: str
-    since_s: Finite | None  # None: it has no connection
+    since_s: Seconds | None  # None: it has no connection
     strikes: Count
     up_bytes: Count
     down_bytes: Count

@@ -14,8 +14,10 @@ from typing import Any
 from .errors import ModelError
 
 MOST_LEVELS = 64  # of containers in containers; a tokenizer.json has about ten
-MOST_BYTES = 256 << 20  # of a file; the largest tokenizer.json known has 34 MB
 MOST_CONTAINERS = 1 << 21  # an empty one takes 64 bytes; a tokenizer of 256,000 tokens has 600,000
+MOST_VALUES = 1 << 22  # a number takes 32 bytes; such a tokenizer has 1,500,000
+MOST_BYTES = 16 << 20  # of a file; a tokenizer_config.json has one MB
+LARGE, MOST_LARGE = ("tokenizer.json", "vocab.json", "model.safetensors.index.json"), 256 << 20
 PARSED = 4 << 20  # bytes of a file that is parsed to check it; of a larger one that takes a second
 MOST_DIGITS = 4300  # of an integer, as Python allows
 # it matches from each quote on, so no text makes it look twice at a byte
@@ -45,19 +47,27 @@ def parse_json(text: str | bytes) -> Any:
 def check_json(data: bytes) -> None:
     """Measure a text, without parsing it.
 
-    Errors: ValueError where it is deeper than MOST_LEVELS, or has more than MOST_CONTAINERS.
+    Errors: ValueError where it is deeper than MOST_LEVELS, or has more than MOST_CONTAINERS or MOST_VALUES.
     """
-    brackets = STRING.sub(b"", data).translate(None, OTHERS)
+    outside = STRING.sub(b"", data)
+    if outside.count(b",") > MOST_VALUES:
+        raise ValueError(f"more than {MOST_VALUES:,} values")
+    brackets = outside.translate(None, OTHERS)
     if len(brackets) > 2 * MOST_CONTAINERS:
         raise ValueError(f"more than {MOST_CONTAINERS:,} objects and lists")
     if max(accumulate(map(STEP.__getitem__, brackets)), default=0) > MOST_LEVELS:
         raise ValueError(f"nested deeper than {MOST_LEVELS} levels")
 
 
+def most_bytes(name: str) -> int:
+    """Return the most bytes of a JSON file of a model that has this name."""
+    return MOST_LARGE if name in LARGE else MOST_BYTES
+
+
 def check_json_file(path: Path) -> None:
     """Check a file that a library is to read: one object, as `check_json`. Errors: ValueError, OSError."""
-    if (size := path.stat().st_size) > MOST_BYTES:
-        raise ValueError(f"{size:,} bytes, at most {MOST_BYTES:,} are read")
+    if (size := path.stat().st_size) > most_bytes(path.name):
+        raise ValueError(f"{size:,} bytes, at most {most_bytes(path.name):,} are read")
     if size > PARSED:
         check_json(path.read_bytes())
     elif not isinstance(parse_json(path.read_bytes()), dict):

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 KINDS = (".json", ".safetensors", ".model", ".txt", ".jinja")
 WEIGHTS = re.compile(r".*\.safetensors(\.index\.json)?")
-LARGEST_JSON = 256 << 20  # bytes; the largest tokenizer.json known has 34 MB
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 SPARE = 256 << 20  # bytes that stay free on the disk
@@ -43,12 +42,14 @@ FETCHING = ".fetching"
 
 def check_names(files: Sequence[messages.File], code: bool = False) -> None:
     """Raise Failure (rejected) where a file name of the hub leaves the folder, is code, or comes twice."""
+    from recipes.foreign_json import most_bytes
+
     times, kinds = Counter(file.name for file in files), (*KINDS, ".py") if code else KINDS
     for name in times:
         if not PLAIN.fullmatch(name) or not name.endswith(kinds) or times[name] > 1:
             raise Failure("rejected", f"the run offers a file {name[:80]!r} as part of its model")
     for file in files:
-        if file.name.endswith(".json") and file.size > LARGEST_JSON:
+        if file.name.endswith(".json") and file.size > most_bytes(file.name):
             raise Failure("rejected", f"the run's {file.name} has {file.size:,} bytes, which no model has")
     for digest in [digest for file in files for digest in (file.sha256, file.hashes) if digest]:
         if not SHA256.fullmatch(digest):

@@ -25,6 +25,7 @@ from recipes.errors import InputError
 from recipes.foreign_json import (
     MOST_CONTAINERS,
     MOST_LEVELS,
+    MOST_VALUES,
     check_json,
     check_json_file,
     parse_json,
@@ -54,6 +55,7 @@ HOSTILE = {
     "a text": b'"config"',
     "null": b"null",
     "quotes": b'"\\' * 10**6,  # from each quote on, a text without an end
+    "many numbers": b'{"a": [' + b"1.5," * (MOST_VALUES + 1) + b"2]}",
     "many": b'{"a": [' + b"[]," * MOST_CONTAINERS + b"[]]}",
 }
 JSONS = some.recursive(

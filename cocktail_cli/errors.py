@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .foreign_text import one_line, readable
 from .installation import command_to_add
 
 EXIT = {  # code -> exit status
@@ -58,17 +59,19 @@ class Problem:
 
 
 class Failure(Exception):
-    """Ends a command. `code` is a key of EXIT, the message one sentence, each hint a thing to do."""
+    """Ends a command. `code` is a key of EXIT, the message one sentence, each hint a thing to do. Others may
+    have a part in the words: they are safe to show.
+    """
 
     def __init__(
         self, code: str, message: str, problems: tuple[Problem, ...] = (), hints: tuple[str, ...] = ()
     ) -> None:
-        super().__init__(message)
         assert code in EXIT, code
         self.code = code
-        self.message = message
-        self.problems = problems
-        self.hints = hints
+        self.message = one_line(message)
+        self.problems = tuple(Problem(**readable(asdict(problem))) for problem in problems)
+        self.hints = tuple(map(one_line, hints))
+        super().__init__(self.message)
 
     @classmethod
     def of_json(cls, error: dict[str, Any]) -> Failure:
@@ -124,6 +127,7 @@ CODES = {
     "transport.Unreachable": "unreachable",
     "transport.RefusedByHub": "rejected",
     "transport.NotServed": "rejected",
+    "transport.ProtocolError": "rejected",
     "transport.LinkLost": "lost",
     "transport.NotGenuine": "altered",
     "transport.LedgerBusy": "output_in_use",
@@ -136,8 +140,9 @@ CODES = {
     "builtins.MemoryError": "out_of_memory",
 }
 
-# The meaning of a code, printed before the room's own text.
+# The meaning of a class or of its code, printed before the room's own text.
 SAID = {
+    "transport.ProtocolError": "the hub does not keep to the protocol: ",
     "unreachable": "cannot be reached: ",
     "rejected": "the hub refused: ",
     "no_result": "the run gave no result: ",
@@ -145,6 +150,7 @@ SAID = {
     "altered": "it is not genuine: ",
 }
 
+TOLD = ("rejected", "no_result")  # codes of errors in the other side's words, which may name any cause
 # Libraries wrap the system's error in texts of their own, which contain it.
 FULL_DISK = ("No space left on device", "disk is full", "Disk quota exceeded")
 FULL_MEMORY = (
@@ -188,6 +194,7 @@ def explain(error: BaseException) -> Failure:
         return error
     if isinstance(error, BrokenPipeError):
         return Failure("terminated", "its output was closed by what read it", hints=(PIPE_HINT,))
+    code = code_of(error)
     if disk_is_full(error):
         return out_of_disk(getattr(error, "filename", None) or "the output folder")
     if memory_is_full(error):
@@ -197,7 +204,6 @@ def explain(error: BaseException) -> Failure:
     if isinstance(error, OSError) and error.filename and error.errno in PATH_HINTS:
         hints = (PATH_HINTS[error.errno],)
         return Failure("preflight", f"cannot use {error.filename}: {error.strerror}", hints=hints)
-    code = code_of(error)
     problems = tuple(map(problem_of, getattr(error, "problems", ())))
     # Where a room lists problems, its text repeats them below its first line.
     said = str(error).split("\n")[0] if problems else " ".join(str(error).split())
@@ -215,7 +221,8 @@ def explain(error: BaseException) -> Failure:
     elif code == "unreachable" and not hints and hasattr(error, "layer"):
         by_layer = {"dns": NAME_HINT, "relay": RELAY_HINT, "proxy": PROXY_HINT, "tls": RELAY_HINT}
         hints = (by_layer.get(error.layer, HUB_HINT),)
-    return Failure(code, SAID.get(code, "") + (said or code.replace("_", " ")), problems, hints)
+    meaning = SAID.get(family_of(error), SAID.get(code, ""))
+    return Failure(code, meaning + (said or code.replace("_", " ")), problems, hints)
 
 
 def schema_hint(problems: tuple[Problem, ...]) -> tuple[str, ...]:
@@ -228,12 +235,16 @@ def schema_hint(problems: tuple[Problem, ...]) -> tuple[str, ...]:
 
 def disk_is_full(error: BaseException) -> bool:
     """Tell whether an error means a full disk, whichever library raised it."""
+    if code_of(error) in TOLD:
+        return False
     number = error.errno if isinstance(error, OSError) else None
     return number in (errno.ENOSPC, errno.EDQUOT) or any(words in str(error) for words in FULL_DISK)
 
 
 def memory_is_full(error: BaseException | None) -> bool:
     """Tell whether an error, or one of its causes, means that memory is full."""
+    if error is not None and code_of(error) in TOLD:
+        return False
     while error is not None:
         if isinstance(error, MemoryError) or any(words in str(error) for words in FULL_MEMORY):
             return True
@@ -272,13 +283,14 @@ def writing_to(folder: Path) -> Iterator[None]:
 
 def code_of(error: BaseException) -> str:
     """Return the key of EXIT for an exception of any room."""
-    for cls in type(error).__mro__:
-        code = CODES.get(f"{cls.__module__.split('.')[0]}.{cls.__name__}")
-        if code == "rejected" and getattr(error, "code", "") == "over":
-            return "no_result"
-        if code:
-            return code
-    return "unexpected"
+    code = CODES.get(family_of(error), "unexpected")
+    return "no_result" if code == "rejected" and getattr(error, "code", "") == "over" else code
+
+
+def family_of(error: BaseException) -> str:
+    """Return the key of CODES for an exception; "" where it has none."""
+    names = (f"{cls.__module__.split('.')[0]}.{cls.__name__}" for cls in type(error).__mro__)
+    return next((name for name in names if name in CODES), "")
 
 
 def problem_of(problem: Any) -> Problem:

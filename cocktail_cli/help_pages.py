@@ -6,8 +6,6 @@ Typer's own pages need twice the lines: they give each flag a type, and each tab
 from __future__ import annotations
 
 import inspect
-import os
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -74,8 +72,7 @@ def write_meaning(text: str, formatter: Any) -> None:
 
 def write_group(title: str, rows: Rows, formatter: Any) -> None:
     if rows:
-        bold = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        with formatter.section(typer.style(title, bold=True) if bold else title):
+        with formatter.section(title):
             formatter.write_dl(rows, col_max=34)
 
 

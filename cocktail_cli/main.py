@@ -40,6 +40,7 @@ from cocktail_cli.commands.run import (
 from cocktail_cli.commands.tools import bench, recipes
 from cocktail_cli.host import log_to
 from cocktail_cli.machine import hide_token
+from cocktail_cli.ui import guarded_output, say, say_text
 
 from . import user_config
 from .errors import EXIT, Failure, Interrupted, explain
@@ -92,7 +93,7 @@ EVERYWHERE = ("--no-color", "-v", "-vv", "--verbose")
 
 def print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"cocktail {cocktail_cli.__version__}")
+        say(f"cocktail {cocktail_cli.__version__}")
         raise typer.Exit
 
 
@@ -116,7 +117,8 @@ def main() -> NoReturn:
         os.environ["NO_COLOR"] = "1"
     log_to(None, 0)  # until a command names a file: without a handler, logging would print errors itself
     try:
-        run(as_json, loud)
+        with guarded_output():
+            run(as_json, loud)
     finally:
         drop_output()
 
@@ -173,7 +175,7 @@ def settings(arguments: list[str]) -> dict[str, dict[str, Any]]:
 def fail_usage(error: typer.TyperException, as_json: bool) -> NoReturn:
     """Print a usage error with the command whose help lists what is right, and exit."""
     if type(error).__name__ == "NoArgsIsHelpError":  # Typer does not export it
-        typer.echo(error.format_message())
+        say_text(error.format_message())
         sys.exit(error.exit_code)
     context = getattr(error, "ctx", None)
     hints = (f"{context.command_path} --help",) if context else ()
@@ -192,10 +194,9 @@ def fail(failure: Failure, as_json: bool) -> NoReturn:
     """Print a failure, as JSON on stdout or as text on stderr, and exit."""
     with suppress(OSError):  # a closed pipe or a full disk: the exit status says it as well
         if as_json:
-            typer.echo(failure.as_json())
+            say(failure.as_json())
         else:
-            for line in failure.lines():
-                typer.echo(line, err=True)
+            say(*failure.lines(), err=True)
     if failure.code == "out_of_memory":  # Python's own end would wait for threads that could not begin
         drop_output()
         os._exit(failure.exit)

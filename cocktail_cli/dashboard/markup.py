@@ -1,9 +1,14 @@
-"""HTML and SVG as element trees: foreign text cannot become markup, because no text is pasted together."""
+"""HTML and SVG as element trees: foreign text cannot become markup, because no text is pasted together.
+
+Nor can it change how the text beside it reads: each text is made safe to show.
+"""
 
 from __future__ import annotations
 
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
+
+from cocktail_cli.foreign_text import paragraphs
 
 Child = Element | str | None  # None: nothing
 
@@ -23,6 +28,7 @@ def el(tag: str, *children: Child, **attributes: str | float | bool | None) -> E
 
 
 def add_text(parent: Element, text: str) -> None:
+    text = paragraphs(text)
     if len(parent):
         parent[-1].tail = (parent[-1].tail or "") + text
     else:
@@ -31,7 +37,7 @@ def add_text(parent: Element, text: str) -> None:
 
 def attribute_text(value: str | float) -> str:
     """Format an attribute; floats are rounded to a hundredth of a pixel to save bytes."""
-    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else paragraphs(str(value))
 
 
 def html(made: Element) -> str:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from cocktail_cli.machine import url_to_dial
-from cocktail_cli.ui import events, printable, stage_lines
+from cocktail_cli.ui import events, stage_lines
 
 from .run_folder_reader import culprit_of, with_recipe
 from .run_history import (
@@ -91,7 +91,7 @@ class RemoteReader:
         before, self.answer = self.answer, answer
         if not before:
             self.begin(answer, now)
-        peers = {printable(peer["name"]): peer for peer in answer["peers"]}
+        peers = {peer["name"]: peer for peer in answer["peers"]}
         for name in self.stays.keys() - peers.keys():
             self.gone = [*self.gone[-STAYS:], replace(self.stays.pop(name), left=now)]
         for name in peers.keys() - self.stays.keys():
@@ -148,7 +148,7 @@ class RemoteReader:
             rounds=tuple(self.rounds),
             before=self.before,
             evaluations=tuple(Evaluation(0, s, loss) for s, loss in answer["eval_losses"]),
-            bottleneck=printable(str((answer.get("bottleneck") or {}).get("line", ""))),
+            bottleneck=(answer.get("bottleneck") or {}).get("line", ""),
             slow=tuple(self.slow.values()),
             stages=tuple(stage_lines(**answer["stages"])) if answer.get("stages") else (),
             stays=(*self.gone, *self.stays.values()),
@@ -161,7 +161,7 @@ def contribution_of(name: str, peer: Mapping[str, Any]) -> Contribution:
     """Convert a peer of the hub's answer: sums since it joined."""
     return Contribution(
         peer=name,
-        hardware=printable(peer["gpu"]),
+        hardware=peer["gpu"],
         rounds=peer["rounds"],
         left_out=peer["left_out"],
         up=peer["up_bytes"],

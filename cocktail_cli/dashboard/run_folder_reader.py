@@ -7,7 +7,6 @@ what is new.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -18,7 +17,7 @@ from typing import Any
 
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import RunRecord, reread_run
-from cocktail_cli.ui import events, named_rewards, printable, stage_lines
+from cocktail_cli.ui import events, named_rewards, stage_lines
 
 from .run_history import (
     SAMPLES,
@@ -68,10 +67,12 @@ class RunFolderReader:
         Raises:
             LedgerError: the ledger is missing or unreadable.
         """
+        from recipes.foreign_json import parse_json
+
         self.record = reread_run(self.record)
         for line in self.events.new_lines():
-            with suppress(json.JSONDecodeError):  # cut short by a kill
-                self.hear(json.loads(line))
+            with suppress(ValueError):  # cut short by a kill
+                self.hear(parse_json(line))
         self.read_ledger()
         state = self.state(time.time())
         return RunHistory(
@@ -145,7 +146,6 @@ class RunFolderReader:
 
     def add(self, peer: str, **numbers: float) -> Contribution:
         """Add to one peer's sums."""
-        peer = printable(peer)
         had = self.by_peer.get(peer, Contribution(peer))
         sums: dict[str, Any] = {key: getattr(had, key) + value for key, value in numbers.items()}
         self.by_peer[peer] = replace(had, **sums)
@@ -170,13 +170,13 @@ class RunFolderReader:
         elif kind == "peer_left":
             self.change(event["peer"], left=at, reason=event["reason"])
         elif kind == "step":
-            self.steps, self.bottleneck = event["steps"], printable(event.get("bottleneck", ""))
+            self.steps, self.bottleneck = event["steps"], event.get("bottleneck", "")
             if event["round"] < len(self.rounds):
                 self.measure(event)
             else:
                 self.told[event["round"]] = dict(event)
         elif kind == "sample":
-            said = (visible(event.get(key, "")) for key in ("prompt", "text", "reference"))
+            said = (event.get(key, "") for key in ("prompt", "text", "reference"))
             self.samples = [*self.samples[-SAMPLES:], Generation(event["step"], *said)]
         elif kind == "stages":
             self.stages = tuple(stage_lines(event["rings"], event["waiting"]))
@@ -223,15 +223,10 @@ class RunFolderReader:
                 self.add(peer, **{name: value})
 
 
-def visible(text: str) -> str:
-    """Replace control characters, which a model may well write, by the mark of what cannot be shown."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
 def culprit_of(told: Mapping[str, Any]) -> events.Culprit:
     """Read a culprit, of an event or of a hub's answer."""
-    said = {key: printable(str(told[key]), 500) for key in ("peer", "cause", "evidence", "remedy")}
-    said["corrects"] = printable(str(told.get("corrects", "")))
+    said = {key: str(told[key]) for key in ("peer", "cause", "evidence", "remedy")}
+    said["corrects"] = str(told.get("corrects", ""))
     return events.Culprit(**said, lengthened=told["lengthened"], round=told["round"])
 
 

@@ -5,6 +5,7 @@
 - Other sites cannot read it: the Host must be an address or localhost (DNS rebinding), nothing is shared
   across origins, and it loads nothing from elsewhere.
 - The run is read once a second at most, however many clients watch.
+- Connections are bounded in number, and none waits for its client for long (page_connections.py).
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 from xml.etree.ElementTree import Element
 
 from cocktail_cli.errors import Failure
 
 from .markup import el, html
+from .page_connections import CONNECTION, PATIENCE, Room
 from .report_page import Page, document
 
 if TYPE_CHECKING:
@@ -37,8 +39,9 @@ if TYPE_CHECKING:
 
 PORT = 29480
 AGAIN = 1.0  # seconds between two reads of the run
-WATCHERS = 64  # concurrent connections; others get 503
+WATCHERS = 64  # connections at once
 HEAD = 16 * 1024  # bytes of a request
+BUFFER = 64 * 1024  # bytes of an answer that the system holds
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -178,7 +181,7 @@ def read_part(name: str) -> str:
 
 
 class Guard:
-    """Middleware that refuses foreign hosts and adds security headers."""
+    """Middleware that refuses foreign hosts, adds security headers, and says when it is the page's turn."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -198,7 +201,9 @@ class Guard:
         app = self.app
         if not is_own_host(Headers(scope=scope).get("host", "")):
             app = PlainTextResponse("Ask for this page by its address, or by localhost.", 421)
-        await app(scope, receive, with_headers)
+        connection = scope.get("state", {}).get(CONNECTION)
+        with nullcontext() if connection is None else connection.answers():  # None: another server than ours
+            await app(scope, receive, with_headers)
 
 
 def is_own_host(host: str) -> bool:
@@ -229,9 +234,9 @@ def listen(bind: str, port: int | None) -> socket.socket:
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     if port is None:
         with suppress(OSError):
-            return socket.create_server((bind, PORT), family=family)
+            return with_small_buffers(socket.create_server((bind, PORT), family=family))
     try:
-        return socket.create_server((bind, port or 0), family=family)
+        return with_small_buffers(socket.create_server((bind, port or 0), family=family))
     except socket.gaierror as error:
         raise Failure("preflight", f"no address to listen on: {bind}: {error.strerror}") from error
     except OSError as error:
@@ -241,19 +246,28 @@ def listen(bind: str, port: int | None) -> socket.socket:
         ) from error
 
 
-def server(app: Starlette) -> Server:
-    import uvicorn
+def with_small_buffers(sock: socket.socket) -> socket.socket:
+    """Bound what the system holds of an answer, so that a slow client is seen to read."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)  # its connections inherit it
+    return sock
 
+
+def server(app: Starlette, patience: float = PATIENCE) -> Server:
+    """Build the server of an application. `patience`: seconds that a connection waits for its client."""
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    room = Room(H11Protocol, WATCHERS, patience)
     return uvicorn.Server(
         uvicorn.Config(
             app,
-            http="h11",
+            http=cast("Any", room.protocol),
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="error",  # of warnings there is one for each line that is no request
             access_log=False,
             server_header=False,
-            limit_concurrency=WATCHERS,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=1,
             h11_max_incomplete_event_size=HEAD,

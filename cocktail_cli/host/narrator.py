@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 
 from cocktail_cli.machine import INTERNET, network_of
-from cocktail_cli.ui import counted, named_rewards, printable
+from cocktail_cli.ui import counted, named_rewards
 from cocktail_cli.ui import events as ours
 from transport import Ledger
 from transport.protocol import events as theirs
@@ -45,24 +45,24 @@ class Narrator:
         if isinstance(event, theirs.PeerJoined):
             self.present.add(event.peer)
             self.met.add(event.peer)
-            yield ours.PeerJoined(printable(event.peer), printable(event.hardware))
+            yield ours.PeerJoined(event.peer, event.hardware)
             where = network_of(event.origin)
             if where and self.reached not in (where, INTERNET):
                 self.reached = where
-                yield ours.Reached(printable(event.peer), where)
+                yield ours.Reached(event.peer, where)
         elif isinstance(event, theirs.PeerDeciding):
-            yield ours.PeerDeciding(printable(event.peer), printable(event.hardware))
+            yield ours.PeerDeciding(event.peer, event.hardware)
         elif isinstance(event, theirs.PeerDeclined):
-            yield ours.PeerDeclined(printable(event.peer))
+            yield ours.PeerDeclined(event.peer)
         elif isinstance(event, theirs.PeerReady):
-            yield ours.PeerReady(printable(event.peer), event.round, round(event.joining_s, 1))
+            yield ours.PeerReady(event.peer, event.round, round(event.joining_s, 1))
         elif isinstance(event, theirs.PeerAsks):
-            yield ours.PeerAsks(printable(event.peer), event.key, printable(event.hardware))
+            yield ours.PeerAsks(event.peer, event.key, event.hardware)
         elif isinstance(event, theirs.RingsChanged):
             yield ours.Stages(event.rings, event.waiting)
         elif isinstance(event, theirs.PeerLeft):
             self.present.discard(event.peer)
-            yield ours.PeerLeft(printable(event.peer), printable(event.reason), event.legacy, event.how)
+            yield ours.PeerLeft(event.peer, event.reason, event.legacy, event.how)
         elif isinstance(event, theirs.RoundCommitted):
             before, self.local_steps = self.local_steps, event.local_steps
             if before not in (0, event.local_steps):
@@ -71,7 +71,7 @@ class Narrator:
                 )
             yield self.committed(event, before or event.local_steps)
         elif isinstance(event, theirs.CulpritNamed):
-            fields = asdict(event) | {"peer": printable(event.peer), "lengthened": round(event.lengthened, 3)}
+            fields = asdict(event) | {"lengthened": round(event.lengthened, 3)}
             del fields["at"]
             yield ours.Culprit(**fields)
         elif isinstance(event, theirs.EvaluationDone):
@@ -80,7 +80,7 @@ class Narrator:
             yield ours.Eval(event.step, event.round, event.loss, event.tokens, rewards)
         elif isinstance(event, theirs.Warned):
             who = f"{event.peer}: " if event.peer else ""
-            yield ours.Warning(printable(who + event.message, 1000))
+            yield ours.Warning(who + event.message)
 
     def committed(self, event: theirs.RoundCommitted, computed: int) -> ours.Step:
         """Describe a round. `computed`: steps of the round before, whose compute its members report."""
@@ -117,7 +117,7 @@ class Narrator:
             lr=self.rate_at(max(0, event.step - 1)) if self.rate_at and event.loss is not None else None,
             grad_norm=event.norm,
             samples=event.counted,
-            bottleneck=printable(event.line),
+            bottleneck=event.line,
             eta_s=None if event.eta_s is None else round(event.eta_s, 1),
             rewards=named_rewards(event.rewards),
         )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from cocktail_cli.errors import Failure
+from cocktail_cli.foreign_text import one_line, paragraphs
 from cocktail_cli.machine import RunRecord, read_run
 from cocktail_cli.ui import FOLDER as TRACKING
 from cocktail_cli.ui import Line, Metrics, Tracker, events, missing_lines, read_written, sentence, step_line
@@ -241,7 +242,7 @@ def log_to(path: Path | None, verbose: int) -> None:
         stderr.addFilter(lambda record: not record.exc_info and record.name != TOLD)
         targets.append(stderr)
     for handler in targets:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(LogLines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     for room in ROOMS:
         logger = logging.getLogger(room)
         logger.setLevel(level)
@@ -251,6 +252,16 @@ def log_to(path: Path | None, verbose: int) -> None:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     # It prints each try at a hub that does not answer; the error that follows says so once.
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
+
+
+class LogLines(logging.Formatter):
+    """Formats a record as one line, whoever has written its words; the lines of a traceback follow."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return one_line(super().formatMessage(record), None)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return paragraphs(super().format(record))
 
 
 class Stderr:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from cocktail_cli.errors import explain
+from cocktail_cli.foreign_text import paragraphs
 from cocktail_cli.machine import read_run
 from cocktail_cli.proofs import read_seal, sha256_of, write_seal
 from cocktail_cli.ui import Checkpoint, Event, ProgressMeter, Warning
@@ -223,12 +224,10 @@ class CommittedModel:
                 samples[counted.peer] += count_samples(counted.ids)
             for row in ledger.evaluations():
                 loss = row.loss if row.round <= rounds else loss
-            return render_card(
-                self.recipe,
-                RunSummary(
-                    ledger.run, rounds, cached_commit(self.base), samples, loss, merged, licence, proof
-                ),
+            made = RunSummary(
+                ledger.run, rounds, cached_commit(self.base), samples, loss, merged, licence, proof
             )
+        return paragraphs(render_card(self.recipe, made))
 
 
 def replayed(found: Fold) -> Iterator[GlobalModel]:

@@ -195,11 +195,13 @@ def the_run_going_on() -> RunRecord:
 
 def read_run(folder: Path) -> RunRecord | None:
     """Read the record in an output folder; None where there is no readable one."""
+    from recipes.foreign_json import parse_json
+
     try:
-        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        found = parse_json((folder / FILE).read_bytes())
         wanted = {one.name for one in fields(RunRecord)}
         return RunRecord(**{key: value for key, value in found.items() if key in wanted})
-    except (OSError, ValueError, TypeError):  # gone, cut short, or of a version with other fields
+    except (OSError, ValueError, TypeError, AttributeError):  # gone, cut, or of a version with other fields
         return None
 
 

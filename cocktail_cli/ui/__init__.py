@@ -4,12 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import events
-from .board import counted, duration_text, megabytes, printable, short, time_left_text
+from .board import counted, duration_text, megabytes, short, time_left_text
 from .display import Display, Progress, View, open_view, poll_status
 from .events import Checkpoint, Event, PageOpened, Progressed, RunStarted, Warning, from_json, timestamp
 from .findings import found, print_findings
 from .metrics_lines import Line, Metrics, held_out, missing_lines, named_rewards, read_written, step_numbers
+from .output import Style, guarded_output, say, say_json, say_own, say_styled, say_text
 from .progress_meter import ProgressMeter
+from .styled_line import columns_of, padded
 from .text_chart import glyphs_for, round_ticks, text_chart
 from .trackers import FOLDER, Tracker, trackers_of
 from .wording import accusation, layers_text, sentence, stage_lines, step_line

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from cocktail_cli.foreign_text import one_line, readable
+
 from . import events
 from .styled_line import Line, columns_of, flowed, padded
 from .text_chart import LEAST_ROWS, UNICODE, Glyphs, text_chart
@@ -118,11 +120,6 @@ def time_left_text(seconds: float) -> str:
     return f"{minutes} min {left:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def printable(text: str, limit: int = 120) -> str:
-    """Make a stranger's text safe for a terminal: replace control characters and cut it at `limit`."""
-    return "".join(c if c.isprintable() else "?" for c in text)[:limit]
-
-
 def departed(how: str, reason: str) -> str:
     """Say how a peer went, once: `left: preempted`, `is lost: silent for 30 s`."""
     why = reason.removeprefix("left: ")
@@ -230,7 +227,7 @@ class Board:
                 self.evals[event.step] = event.loss
             case events.Sample():
                 words = " ".join(f"{event.prompt} > {event.text}".split())
-                self.note(f"step {event.step}: {printable(words, SAMPLE)}")
+                self.note(f"step {event.step}: {one_line(words, SAMPLE)}")
             case events.Progressed():
                 measured = event.total > 0 or event.rate > 0
                 self.progress, self.progressed = (event if measured else None), time.monotonic()
@@ -280,13 +277,14 @@ class Board:
 
     def look(self, status: Mapping[str, Any]) -> None:
         """Apply a hub's answer to `cocktail status`: the peers as they are now, with their sums."""
+        status = readable(status)
         people = [*status.get("others", ()), *status["peers"]]  # of one name, the one that is present
-        now, there = time.monotonic(), {printable(str(peer["name"])): peer for peer in people}
+        now, there = time.monotonic(), {peer["name"]: peer for peer in people}
         for name in self.peers.keys() - there.keys():
             del self.peers[name]
         for name, peer in there.items():
             row = self.peers.setdefault(name, PeerRow())
-            row.hardware, row.state = printable(str(peer["gpu"])), printable(str(peer["state"]))
+            row.hardware, row.state = peer["gpu"], peer["state"]
             if name == self.me and row.state == "lost":
                 row.state = "waiting"  # it is here: a hub that was started again has not heard of it yet
             if row.state == "deciding":  # without a session there are no figures

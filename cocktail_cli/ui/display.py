@@ -19,6 +19,7 @@ from cocktail_cli.errors import disk_is_full
 
 from . import events
 from .board import progress_text, rate_text
+from .output import put, put_own
 from .wording import farewell, invitation, sentence, step_line
 
 Progress = Literal["auto", "rich", "plain", "none"]
@@ -116,7 +117,7 @@ class JsonView:
         self.out = out
 
     def show(self, event: events.Event) -> None:
-        print(events.as_json(event), file=self.out, flush=True)
+        put(events.as_json(event), self.out)
 
     def close(self) -> None:
         self.out.flush()
@@ -130,11 +131,11 @@ class QuietView:
 
     def show(self, event: events.Event) -> None:
         if isinstance(event, events.RunStarted):
-            print(event.url, file=self.out, flush=True)
+            put_own(event.url, self.out)
         elif isinstance(event, events.RunFinished):
-            print(event.model, file=self.out, flush=True)
+            put_own(event.model, self.out)
         elif isinstance(event, (events.Warning, events.PeerAsks)):
-            print(sentence(event), file=self.err, flush=True)
+            put(sentence(event) or "", self.err)
 
     def close(self) -> None:
         self.out.flush()
@@ -174,7 +175,7 @@ class PlainView:
         self.line(event.state + progress_text(event) + rate_text(event))
 
     def line(self, text: str) -> None:
-        print(f"{events.timestamp()} {text}", file=self.err, flush=True)
+        put(f"{events.timestamp()} {text}", self.err)
 
     def close(self) -> None:
         self.err.flush()

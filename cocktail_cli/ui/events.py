@@ -1,7 +1,8 @@
 """Events of a run, as frozen dataclasses. `--json` writes them as they are; display.py draws them.
 
 Field names are the public, versioned interface of `--json`: within version 1 fields are only added. Bytes are
-counted on the sockets, framing included; seconds are wall-clock; losses are nats per token.
+counted on the sockets, framing included; seconds are wall-clock; losses are nats per token. Texts are safe to
+show, whoever wrote them, as an event cannot be made with others.
 """
 
 from __future__ import annotations
@@ -12,12 +13,34 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, get_args
+from typing import Any, TypeVar, dataclass_transform, get_args
+
+from cocktail_cli.foreign_text import LONGEST, paragraphs, readable
 
 VERSION = 1
+OWN = ("url", "output_dir", "model", "install")  # fields that this machine's programs need to the letter
+NAMES, LONGEST_NAME = ("peer", "hardware"), 128  # characters, as of a word on the wire
+OF_THE_MODEL = ("prompt", "text", "reference")  # fields with texts of several lines
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def event(kind: type[T]) -> type[T]:
+    """Make a class a frozen dataclass whose texts are safe to show from the moment it is made."""
+
+    def make_readable(self: Any) -> None:
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if each.name not in OWN and not isinstance(value, bool | int | float | None):
+                limit = LONGEST_NAME if each.name in NAMES else LONGEST
+                of_lines = each.name in OF_THE_MODEL
+                object.__setattr__(self, each.name, paragraphs(value) if of_lines else readable(value, limit))
+
+    kind.__post_init__ = make_readable  # type: ignore[attr-defined]
+    return dataclass(frozen=True)(kind)
+
+
+@event
 class RunStarted:
     """The hub listens; peers can join."""
 
@@ -36,14 +59,14 @@ class RunStarted:
     guests: int = 0  # peers from elsewhere that the first step waits for
 
 
-@dataclass(frozen=True)
+@event
 class PageOpened:
     """The dashboard is served on this machine, at an address that contains its key."""
 
     url: str
 
 
-@dataclass(frozen=True)
+@event
 class Joined:
     """This machine has joined the run (emitted by `cocktail join`)."""
 
@@ -55,7 +78,7 @@ class Joined:
     logging_steps: int = 1
 
 
-@dataclass(frozen=True)
+@event
 class Progressed:
     """A long operation has advanced: fetching the model, catching up, exporting."""
 
@@ -67,7 +90,7 @@ class Progressed:
     eta: float | None = None  # seconds; null: unknown
 
 
-@dataclass(frozen=True)
+@event
 class PeerDeciding:
     """Somebody looks at the run and decides whether to join."""
 
@@ -75,20 +98,20 @@ class PeerDeciding:
     hardware: str = ""
 
 
-@dataclass(frozen=True)
+@event
 class PeerDeclined:
     """Somebody who was deciding went without joining."""
 
     peer: str
 
 
-@dataclass(frozen=True)
+@event
 class PeerJoined:
     peer: str
     hardware: str = ""
 
 
-@dataclass(frozen=True)
+@event
 class Reached:
     """The first peer joined from another machine: the address in the URL works from there."""
 
@@ -96,7 +119,7 @@ class Reached:
     where: str  # "the internet" or "this network"
 
 
-@dataclass(frozen=True)
+@event
 class PeerReady:
     """A peer holds the global model and takes part from the next round on."""
 
@@ -105,7 +128,7 @@ class PeerReady:
     joining_s: float = 0.0  # since its handshake
 
 
-@dataclass(frozen=True)
+@event
 class PeerAsks:
     """A newcomer waits for the host's approval: `cocktail peers RUN --approve KEY`."""
 
@@ -114,7 +137,7 @@ class PeerAsks:
     hardware: str = ""
 
 
-@dataclass(frozen=True)
+@event
 class Stages:
     """Which machines that lend memory have which layers, after each change."""
 
@@ -122,7 +145,7 @@ class Stages:
     waiting: list[str]  # machines that no peer has a place for
 
 
-@dataclass(frozen=True)
+@event
 class PeerLeft:
     peer: str
     reason: str
@@ -130,7 +153,7 @@ class PeerLeft:
     how: str = "left"  # or "lost", or "removed"
 
 
-@dataclass(frozen=True)
+@event
 class Step:
     """A round is committed. Its `loss` is null if it has no new gradient (the drain after the last step)."""
 
@@ -163,7 +186,7 @@ class Step:
     rewards: dict[str, float] = field(default_factory=dict)  # of preference pairs, by TRL's names
 
 
-@dataclass(frozen=True)
+@event
 class Culprit:
     """A peer, or "the hub", lengthens rounds, and it is known why."""
 
@@ -176,7 +199,7 @@ class Culprit:
     corrects: str = ""  # the cause that was named before, while the peer said nothing; it does not hold
 
 
-@dataclass(frozen=True)
+@event
 class Eval:
     """The global model was evaluated on held-out data."""
 
@@ -187,7 +210,7 @@ class Eval:
     rewards: dict[str, float] = field(default_factory=dict)  # of preference pairs, by TRL's names
 
 
-@dataclass(frozen=True)
+@event
 class Sample:
     """The global model has continued a text of the held-out data."""
 
@@ -198,7 +221,7 @@ class Sample:
     reference: str = ""  # how the held-out text goes on
 
 
-@dataclass(frozen=True)
+@event
 class Checkpoint:
     """A snapshot of the global model is on disk, in a folder that `from_pretrained` loads."""
 
@@ -210,12 +233,12 @@ class Checkpoint:
     fingerprint: str = ""  # of the global model, 16 hex digits; equal on all peers
 
 
-@dataclass(frozen=True)
+@event
 class Warning:
     message: str
 
 
-@dataclass(frozen=True)
+@event
 class RunFinished:
     """The run is over and its model is on disk."""
 
@@ -227,7 +250,7 @@ class RunFinished:
     planned: int = 0  # planned steps; 0: unknown
 
 
-@dataclass(frozen=True)
+@event
 class RunPaused:
     """The run is paused; `cocktail resume` continues it."""
 
@@ -237,7 +260,7 @@ class RunPaused:
     reason: str
 
 
-@dataclass(frozen=True)
+@event
 class Left:
     """This machine has left the run (emitted by `cocktail join`)."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from cocktail_cli.errors import EXIT, explain
+
+from .output import say, say_json
 
 if TYPE_CHECKING:
     from recipes.errors import Finding
@@ -36,10 +37,10 @@ def print_findings(
     for finding in findings:
         told.append(finding)
         if not as_json and not (quiet and finding.level == "ok"):
-            typer.echo(line(finding))
+            say(line(finding))
     if as_json:
         rows = [{"level": f.level, "about": f.about, "text": f.text, "hint": f.hint} for f in told]
-        typer.echo(json.dumps({"v": 1, **beside, "findings": rows}))
+        say_json({**beside, "findings": rows})
     counts = ("fail", "warn") if strict else ("fail",)
     for finding in told:
         if finding.level in counts:

@@ -18,8 +18,11 @@ from rich.control import Control
 from rich.segment import ControlType
 from rich.text import Text
 
+from cocktail_cli.foreign_text import one_line
+
 from . import events
 from .board import Board
+from .output import unguarded
 from .styled_line import Line
 from .text_chart import glyphs_for
 from .wording import farewell, invitation, sentence
@@ -55,7 +58,7 @@ class LiveView:
 
     def __init__(self, out: TextIO, err: TextIO, color: bool) -> None:
         self.out, self.err = out, err
-        self.console = Console(file=err, no_color=True if not color else None, highlight=False)
+        self.console = Console(file=unguarded(err), no_color=True if not color else None, highlight=False)
         self.encoding = getattr(err, "encoding", None) or "utf-8"
         self.board = Board(glyphs=glyphs_for(self.encoding, os.environ.get("TERM", "")))
         self.lock = threading.RLock()
@@ -90,7 +93,7 @@ class LiveView:
         with self.lock, self.console:
             self.erase()
             if text:
-                self.console.print(Text(text), soft_wrap=True)
+                self.console.print(Text(one_line(text, None)), soft_wrap=True)
             self.draw()
 
     def look_on(self, ask: Callable[[], dict[str, Any]]) -> None:

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from . import events
-from .board import counted, departed, duration_text, megabytes, printable
+from .board import counted, departed, duration_text, megabytes
 from .metrics_lines import step_numbers
+from .output import put, put_own
 
 INSTALL = "uv tool install .    # in a copy of your folder of cocktail: no public address of it is known"
 
@@ -17,19 +18,23 @@ def invitation(event: events.RunStarted, out: TextIO, err: TextIO) -> None:
     """Print a run's first words. The run URL stands alone on stdout, unwrapped."""
     million = event.parameters / 1e6
     size = f"{million:,.2f} M" if million < 1e3 else f"{million / 1e3:,.2f} B"
-    print(f"recipe    {event.recipe}  sha256 {event.recipe_hash[:8]}", file=err)
-    print(f"training  {size} parameters, {event.steps} steps", file=err)
+    put(f"recipe    {event.recipe}  sha256 {event.recipe_hash[:8]}", err)
+    put(f"training  {size} parameters, {event.steps} steps", err)
     if event.round:
-        print(f"resumed   {event.round} rounds are committed; peers that were here come back", file=err)
-    print(f"reach     {event.reach}", file=err)
+        put(f"resumed   {event.round} rounds are committed; peers that were here come back", err)
+    put(f"reach     {event.reach}", err)
     if event.guests:
-        print(f"waiting   the first step waits for {counted(event.guests, 'peer')} from elsewhere", file=err)
-    print("\nInvite others with these two lines. The first installs cocktail, the second joins:\n", file=err)
-    print(event.install or INSTALL, file=err)
-    print("cocktail join ", end="", file=err, flush=True)  # in a terminal the URL completes the line
-    print(event.url, file=out, flush=True)
+        put(f"waiting   the first step waits for {counted(event.guests, 'peer')} from elsewhere", err)
+    put("", err)
+    put("Invite others with these two lines. The first installs cocktail, the second joins:", err)
+    put("", err)
+    put(event.install or INSTALL, err)
+    put("cocktail join ", err, end="")  # in a terminal the URL completes the line
+    put_own(event.url, out)
+    put("", err)
     useful = f"cocktail status {event.run} · cocktail stop {event.run} · log: {event.output_dir}/cocktail.log"
-    print(f"\nUseful: {useful}\n", file=err, flush=True)
+    put(f"Useful: {useful}", err)
+    put("", err)
 
 
 def farewell(event: events.RunFinished, out: TextIO, err: TextIO) -> None:
@@ -39,10 +44,9 @@ def farewell(event: events.RunFinished, out: TextIO, err: TextIO) -> None:
         how = f"stopped at step {event.steps} of {event.planned} ({event.reason.removeprefix('stopped ')})"
     else:
         how = f"is finished: {counted(event.steps, 'step')}"
-    said = f"{event.run} {how}{loss}. The model:"
-    print(said, file=err, flush=True)
-    print(event.model, file=out, flush=True)
-    print(f'Next: cocktail generate {event.model} "Once upon a time"', file=err, flush=True)
+    put(f"{event.run} {how}{loss}. The model:", err)
+    put_own(event.model, out)
+    put(f'Next: cocktail generate {event.model} "Once upon a time"', err)
 
 
 def sentence(event: events.Event) -> str | None:
@@ -94,12 +98,10 @@ def stage_lines(rings: Sequence[Sequence[Mapping[str, Any]]], waiting: Sequence[
     """Say which machines are a peer together, each with its layers, and which wait: fields of a `Stages`."""
     lines = []
     for ring in rings:
-        machines = [
-            f"{printable(str(one['name'] or 'nobody'))} ({layers_text(one['layers'])})" for one in ring
-        ]
+        machines = [f"{one['name'] or 'nobody'} ({layers_text(one['layers'])})" for one in ring]
         lines.append(f"stages: {', '.join(machines)}")
     if waiting:
-        lines.append(f"waiting for a place: {', '.join(map(printable, waiting))}")
+        lines.append(f"waiting for a place: {', '.join(waiting)}")
     return lines
 
 
@@ -115,8 +117,7 @@ def accusation(told: Mapping[str, Any]) -> str:
     """Say who lengthens rounds, why, and what helps: the fields of a `Culprit`."""
     longer = f"makes rounds {told['lengthened']:.0%} longer: " if told["lengthened"] else ""
     cause = f"{told['cause']} (not {before})" if (before := told.get("corrects")) else told["cause"]
-    said = f"{told['peer']} {longer}{cause}, {told['evidence']}. Remedy: {told['remedy']}"
-    return printable(said, 500)
+    return f"{told['peer']} {longer}{cause}, {told['evidence']}. Remedy: {told['remedy']}"
 
 
 def thanks(event: events.Left) -> str:

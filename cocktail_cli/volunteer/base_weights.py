@@ -42,10 +42,15 @@ FETCHING = ".fetching"
 
 def check_names(files: Sequence[messages.File], code: bool = False) -> None:
     """Raise Failure (rejected) where a file name of the hub leaves the folder, is code, or comes twice."""
+    from recipes.foreign_json import most_bytes
+
     times, kinds = Counter(file.name for file in files), (*KINDS, ".py") if code else KINDS
     for name in times:
         if not PLAIN.fullmatch(name) or not name.endswith(kinds) or times[name] > 1:
             raise Failure("rejected", f"the run offers a file {name[:80]!r} as part of its model")
+    for file in files:
+        if file.name.endswith(".json") and file.size > most_bytes(file.name):
+            raise Failure("rejected", f"the run's {file.name} has {file.size:,} bytes, which no model has")
     for digest in [digest for file in files for digest in (file.sha256, file.hashes) if digest]:
         if not SHA256.fullmatch(digest):
             raise Failure("rejected", f"the run announces {digest[:80]!r} as a sha256, which is none")
@@ -169,8 +174,22 @@ def fetch_files(
         with writing_to(folder):
             fetch(wanted)
         for file in wanted:
+            check_readable(file.path)
+        for file in wanted:
             os.replace(file.path, folder / file.path.name)
         shutil.rmtree(slot)
+
+
+def check_readable(path: Path) -> None:
+    """Raise Failure (rejected) where a file that has come is no JSON, or would take its readers' stack or
+    memory."""
+    from recipes.foreign_json import check_json_file
+
+    try:
+        if path.suffix == ".json":
+            check_json_file(path)
+    except ValueError as error:
+        raise Failure("rejected", f"the run's {path.name} cannot be used: {error}") from None
 
 
 def fetch_gated(model: Model, wanted: Sequence[WantedFile], progress: Progress) -> None:

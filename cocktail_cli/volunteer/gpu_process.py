@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from cocktail_cli.errors import EXIT, explain
 from cocktail_cli.machine import limit_memory
+from cocktail_cli.ui import guarded_output
 
 if TYPE_CHECKING:
     from recipes.multi_gpu import FsdpWorker
@@ -30,7 +31,7 @@ def main() -> NoReturn:
     process = Process(answers)
     threading.Thread(target=process.listen, args=(sys.stdin.buffer,), daemon=True).start()
     threading.Thread(target=process.serve_beside, daemon=True).start()
-    with process.telling():
+    with guarded_output(), process.telling():
         process.serve()
     raise AssertionError("it serves until it is ended")
 

@@ -12,13 +12,14 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from cocktail_cli.errors import Failure
+from cocktail_cli.foreign_text import one_line, readable
 from cocktail_cli.machine import GIB, RUNTIME, Glance, check_trust, own_keys
-from cocktail_cli.ui import counted, duration_text, megabytes, printable, short
+from cocktail_cli.ui import counted, duration_text, megabytes, say, short
 
 from . import checkpoint_store
 from .download_plan import DownloadPlan
@@ -93,7 +94,7 @@ class JoinQuestion:
         self._show(self._visit.begin(max(CONNECT_TIMEOUT, patience)))
         if confirm(f'Join as "{self.offer.limits.name}"?'):
             return True
-        typer.echo("not joined: nothing was downloaded; the same command asks again", err=True)
+        say("not joined: nothing was downloaded; the same command asks again", err=True)
         return False
 
     def _show(self, preview: RunPreview) -> None:
@@ -106,20 +107,20 @@ class JoinQuestion:
         width = shutil.get_terminal_size().columns
         for line in question_lines(preview, plan, self.offer):
             for part in wrap_line(line, width):
-                typer.echo(part, err=True)
+                say(part, err=True)
 
 
 def question_lines(preview: RunPreview, plan: DownloadPlan, offer: Offer) -> Iterator[str]:
     """Yield the lines above the question: a title, then `- label  text`."""
-    recipe, status, limits = plan.recipe, preview.status, offer.limits
+    recipe, status, limits = plan.recipe, readable(preview.status), offer.limits
     about = recipe.description or f"recipe {recipe.name}"
-    yield f"{preview.welcome.run}: {printable(about, 300)}"
+    yield f"{preview.welcome.run}: {one_line(about, 300)}"
     yield labelled(
         "trains", f"{method(recipe, status['parameters'])} {name_of(recipe.model.model_name_or_path)}"
     )
     if terms := licence(preview, plan):
         yield labelled("licence", terms)
-    yield labelled("on", ", ".join(name_of(dataset.path) for dataset in recipe.datasets))
+    yield labelled("on", one_line(", ".join(name_of(dataset.path) for dataset in recipe.datasets), 600))
     yield labelled("takes", duration(status))
     yield labelled("downloads", downloads(preview, plan, limits))
     yield labelled("uses", usage(status, offer))
@@ -163,12 +164,12 @@ def name_of(path: str) -> str:
     """Shorten a path of the host's machine to its last part; ids and addresses stay."""
     from recipes.config import looks_like_path
 
-    return printable(Path(path).name if looks_like_path(path) else path)
+    return one_line(Path(path).name if looks_like_path(path) else path, 120)
 
 
 def licence(preview: RunPreview, plan: DownloadPlan) -> str:
     """Describe the licence of the base, and who gives access to it; empty where the host does not say."""
-    stated = printable(str(preview.status.get("licence") or ""), 100)
+    stated = one_line(str(preview.status.get("licence") or ""), 100)
     if not any(file.gated for file in plan.files):
         return stated
     name = name_of(plan.recipe.model.model_name_or_path)
@@ -178,12 +179,11 @@ def licence(preview: RunPreview, plan: DownloadPlan) -> str:
     )
 
 
-def duration(status: dict[str, object]) -> str:
+def duration(status: dict[str, Any]) -> str:
     """Describe how far the run is, how long it takes, and with whom."""
-    step, eta, peers = status["step"], status["eta_s"], status["peers"]
-    assert isinstance(peers, list)
+    step, eta, peers = status["step"], status["eta_s"], status.get("peer_count", len(status["peers"]))
     left = f", about {duration_text(eta)} left" if isinstance(eta, int | float) else ""
-    others = f"with {counted(len(peers), 'peer')}" if peers else "with nobody else yet"
+    others = f"with {counted(peers, 'peer')}" if peers else "with nobody else yet"
     return f"step {step} of {status['max_steps']}{left}, {others}"
 
 

@@ -16,7 +16,7 @@ from cocktail_cli.host import LifeLine
 from cocktail_cli.machine import cache, check_trust, own_keys, parse_listen, registered_as
 from cocktail_cli.measures import LoadMeter, nvidia_gpus
 from cocktail_cli.proofs import ReceiptFile
-from cocktail_cli.ui import View, counted, events, megabytes, poll_status, printable
+from cocktail_cli.ui import View, counted, events, megabytes, poll_status
 
 from . import checkpoint_store
 from .availability import AvailabilityMonitor
@@ -317,8 +317,9 @@ class VolunteerSession:
         elif isinstance(event, StepDone):
             self.steps += event.loss is not None
             if event.refused:
-                said = f"the aggregator refused this peer's packet of round {event.round}: {event.refused}"
-                self.warn(printable(said, 1000))
+                self.warn(
+                    f"the aggregator refused this peer's packet of round {event.round}: {event.refused}"
+                )
             self.view.show(steps.measure(event, peer))
 
     # ---- afterwards ----------------------------------------------------------------------------------------

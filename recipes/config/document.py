@@ -6,6 +6,7 @@ no recipe needs them, and nested ones grow without bound.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,8 @@ Key = tuple[str | int, ...]  # ("datasets", 0, "path")
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
+LONGEST_NUMBER = 100  # characters; PyYAML computes one of base 60 in a time that grows as their square
+NUMBER = re.compile(r"[-+]?[.0-9][-+.:_0-9a-fA-Fox]*")
 # (typed key, key of the recipe that it excludes, or that would beat it)
 EXCLUSIVE: tuple[tuple[Key, Key], ...] = (
     (("training", "num_train_epochs"), ("training", "max_steps")),
@@ -108,7 +111,7 @@ def parse(text: str, file: str) -> Document:
         line = mark.line + 1 if mark else None
         hint = "indent with spaces, not tabs" if "\\t" in what else ""
         raise RecipeError([Problem(file, line, "", f"not valid YAML: {what}", hint)]) from None
-    except ValueError as error:  # a date such as 2026-13-40
+    except (ValueError, OverflowError) as error:  # a date such as 2026-13-40
         raise RecipeError([Problem(file, None, "", f"not valid YAML: {error}")]) from None
     if not isinstance(values, dict):
         what = "the file is empty" if values is None else "a recipe is a mapping of keys to values"
@@ -121,18 +124,29 @@ def parse(text: str, file: str) -> Document:
 
 
 def _check_events(text: str, file: str) -> None:
-    """Refuse aliases, and nesting that would exhaust the stack, before anything is built."""
+    """Refuse aliases, tags, nesting that would exhaust the stack, and endless numbers, before anything is
+    built."""
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         line = event.start_mark.line + 1
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if isinstance(event, yaml.AliasEvent):
             message = "YAML aliases (`*name`) have no place in a recipe"
+        elif (tag := getattr(event, "tag", None)) is not None:
+            message = f"YAML tags (`{tag}`) have no place in a recipe"
         elif depth > MAX_DEPTH:
             message = "nested deeper than any recipe"
+        elif is_endless(event):
+            message = f"a number of {len(event.value):,} characters"
         else:
             continue
         raise RecipeError([Problem(file, line, "", message)])
+
+
+def is_endless(event: yaml.Event) -> bool:
+    """Tell whether YAML would read a scalar as a number that is too long for any key."""
+    plain = isinstance(event, yaml.ScalarEvent) and event.style is None
+    return plain and len(event.value) > LONGEST_NUMBER and NUMBER.fullmatch(event.value) is not None
 
 
 def _index(node: yaml.Node, key: Key, document: Document) -> list[Problem]:
@@ -234,7 +248,7 @@ def parse_value(text: str) -> Any:
     try:
         _check_events(text, "override")
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, OverflowError):
         raise ValueError(f"{text!r} is not a YAML value") from None
     except RecipeError as error:
         raise ValueError(error.problems[0].message) from None

@@ -310,8 +310,9 @@ def parsed(source: str) -> Any:
     untyped: Any = chat_template_utils
     try:
         return untyped._compile_jinja_template(source).environment.parse(source)
-    except TemplateError as error:
-        raise DataError(f"the chat template is not valid Jinja: {error}") from error
+    except (TemplateError, RecursionError) as error:
+        what = str(error) if isinstance(error, TemplateError) else "nested too deeply"
+        raise DataError(f"the chat template is not valid Jinja: {what}") from error
 
 
 def names_in(tree: Any) -> Iterator[str]:

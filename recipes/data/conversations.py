@@ -13,6 +13,7 @@ from typing import Any
 
 from recipes.config import Dataset
 from recipes.errors import DataError
+from recipes.foreign_json import parse_json
 
 from .sources import Row
 
@@ -138,7 +139,7 @@ class ConversationReader:
         tools = row.fields.get(name)
         if isinstance(tools, str) and tools.strip():
             try:
-                tools = json.loads(tools)
+                tools = parse_json(tools)
             except ValueError as error:
                 raise DataError(f"{row.place}: `{name}` is not valid JSON: {error}") from None
         if not tools:
@@ -187,7 +188,7 @@ def check_tool_calls(calls: Any, place: str) -> None:
             raise DataError(f"{place}: tool call {number} must be an object such as {shape}")
         if isinstance(arguments := function.get("arguments"), str):
             try:
-                json.loads(arguments)
+                parse_json(arguments)
             except ValueError as error:
                 where = f"{place}: tool call {number}"
                 raise DataError(f"{where}: the arguments are not valid JSON: {error}") from None

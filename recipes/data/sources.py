@@ -11,7 +11,6 @@ import csv
 import glob
 import gzip
 import hashlib
-import json
 import os
 import urllib.parse
 import zlib
@@ -36,6 +35,7 @@ from recipes.downloads import (
     open_url,
 )
 from recipes.errors import DataError, HubUnreachable
+from recipes.foreign_json import parse_json
 
 UTF8 = "save the file as UTF-8, such as with iconv -t UTF-8"
 COPY_AGAIN = "download or copy it again"
@@ -340,12 +340,9 @@ def _decoded(line: bytes, place: str) -> str:
 
 def _object(line: bytes, place: str) -> dict[str, Any]:
     try:
-        value = json.loads(_decoded(line, place))
-    except json.JSONDecodeError as error:
-        hint = "correct this line, or remove it"
-        raise DataError(f"{place}: not valid JSON: {error.msg} at column {error.colno}", hint) from None
-    except RecursionError:
-        raise DataError(f"{place}: not valid JSON: nested too deeply") from None
+        value = parse_json(_decoded(line, place).rstrip())
+    except ValueError as error:
+        raise DataError(f"{place}: not valid JSON: {error}", "correct this line, or remove it") from None
     if not isinstance(value, dict):
         raise DataError(f"{place}: each line must be an object with named fields, not {_kind(value)}")
     return value

@@ -5,10 +5,10 @@ A recipe says `trust_remote_code`; the CLI has settled before whether it may say
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from recipes.errors import ModelError
+from recipes.foreign_json import parse_json, read_object
 
 CODE_FILES = "[!_.]*.py"  # in a folder; transformers makes an __init__.py of its own
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError)
@@ -39,7 +39,7 @@ def from_pretrained_options(folder: Path, code: bool) -> dict[str, bool]:
 def _auto_map(file: Path) -> dict[str, str]:
     """Read `auto_map` of a config: Auto class -> file.Class."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))["auto_map"].items()
+        found = parse_json(file.read_bytes())["auto_map"].items()
     except UNREADABLE:  # there is none, or transformers will report the error
         return {}
     named = ((key, value) for key, each in found for value in (each if isinstance(each, list) else [each]))
@@ -50,5 +50,4 @@ def _known(folder: Path) -> bool:
     """True where transformers itself has a class for this type of model."""
     from transformers import CONFIG_MAPPING
 
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return config.get("model_type") in CONFIG_MAPPING
+    return read_object(folder / "config.json").get("model_type") in CONFIG_MAPPING

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from recipes.config import Recipe
+from recipes.foreign_json import parse_object, read_object
 from recipes.weight_files import (
     TENSOR_DTYPES,
     WEIGHTS_FILE,
@@ -87,7 +88,7 @@ def write_merged(
 
 def _config_files(texts: Mapping[str, str], dtype: Dtype, untied: bool) -> dict[str, str]:
     """Set the dtype in the base's config; its output layer may no longer be tied to the embedding."""
-    config = json.loads(texts["config.json"]) | {"dtype": dtype}
+    config = parse_object(texts["config.json"], "config.json") | {"dtype": dtype}
     config |= {"tie_word_embeddings": False} if untied else {}
     return {**texts, "config.json": json.dumps(config, indent=2) + "\n"}
 
@@ -121,7 +122,7 @@ def convert_dtype(folder: Path, dtype: Dtype) -> None:
     convert_file_dtype(weights_file_in(folder), dtype)
     config = folder / "config.json"
     if config.is_file():
-        values = json.loads(config.read_text(encoding="utf-8")) | {"dtype": dtype}
+        values = read_object(config) | {"dtype": dtype}
         config.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 

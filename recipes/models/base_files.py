@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from recipes.downloads import CODE_FILES, Licence
+from recipes.errors import ModelError
+from recipes.foreign_json import check_json_file
 
 WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
 BINS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")  # converted to safetensors
@@ -68,8 +70,14 @@ def cached_commit(folder: Path) -> str | None:
 
 
 def base_manifest(folder: Path, code: bool = False) -> tuple[BaseFile, ...]:
-    """List and hash the files that a peer needs to hold this base."""
+    """List and hash the files that a peer needs to hold this base. Errors: ModelError where a peer would not
+    take one of them."""
     names = {path.name for pattern in (*WEIGHTS, *companion_patterns(code)) for path in folder.glob(pattern)}
+    for path in sorted(folder / name for name in names if name.endswith(".json")):
+        try:
+            check_json_file(path)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path} cannot be used: {error}") from error
     return tuple(hash_file(folder / name) for name in sorted(names))
 
 

@@ -18,6 +18,7 @@ import torch
 from recipes.config import TEMPLATE_SUFFIXES, Model, Recipe, looks_like_path
 from recipes.downloads import Progress, fetch_model_files, from_pretrained_options, licence_of
 from recipes.errors import ModelError
+from recipes.foreign_json import parse_object, read_object
 from recipes.weight_files import (
     atomic_folder,
     check_config,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 BUILTIN = Path(__file__).parent.parent / "builtin"
 BUILTIN_MODELS = {"builtin:tiny-gpt-neox": BUILTIN / "tiny-gpt-neox"}
+CONFIGS = ("config.json", "generation_config.json")
 # model types whose attention ignores position_ids that begin anew (transformers 5.23); any other is tried out
 # by `check_packing_isolation`
 UNISOLATED_MODEL_TYPES = frozenset({"bloom", "falcon", "mpt", "opt"})
@@ -182,15 +184,13 @@ def configs_with_eos(texts: Mapping[str, str], model: Model, tokenizer: Path) ->
     if not chosen or "config.json" not in texts:
         return dict(texts)
     eos = open_tokenizer(tokenizer, code=model.trust_remote_code).eos_token_id
-    config, generation = (
-        json.loads(texts.get(f"{name}.json", "{}")) for name in ("config", "generation_config")
-    )
+    config, generation = (parse_object(texts.get(name, "{}"), name) for name in CONFIGS)
     spoken = config.get("text_config", config)  # of a model with several parts, that of its text
     others = generation.get("eos_token_id", spoken.get("eos_token_id"))
     others = others if isinstance(others, list) else [others]
     spoken["eos_token_id"] = eos
     generation["eos_token_id"] = [eos, *(other for other in others if other not in (eos, None))]
-    changed = {"config.json": config, "generation_config.json": generation}
+    changed = dict(zip(CONFIGS, (config, generation), strict=True))
     return {**texts, **{name: json.dumps(values, indent=2) + "\n" for name, values in changed.items()}}
 
 
@@ -200,7 +200,7 @@ def check_fit(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) 
 
     Reads the config only. Errors: ModelError with what was met and what was expected.
     """
-    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    config = read_object(Path(folder) / "config.json")
     if quantized := config.get("quantization_config"):
         method = quantized.get("quant_method", "quantized") if isinstance(quantized, dict) else "quantized"
         raise ModelError(
@@ -241,8 +241,8 @@ def vocabulary_of(folder: Path) -> int:
 
 
 def _from_config(folder: Path, keys: tuple[str, ...]) -> int | None:
-    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-    return next((config[key] for key in keys if config.get(key)), None)
+    config = read_object(Path(folder) / "config.json")
+    return next((config[key] for key in keys if isinstance(config.get(key), int) and config[key]), None)
 
 
 def _builtin(name: str) -> Path:

@@ -7,7 +7,6 @@ memory, so that at most one of its tensors is resident at a time. Peers fetch pl
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from recipes.errors import ModelError
+from recipes.foreign_json import parse_json
 from recipes.weight_files import (
     TENSOR_DTYPES,
     WEIGHTS_FILE,
@@ -80,7 +80,7 @@ def _bin_files(folder: Path) -> list[str]:
     if (folder / SINGLE_FILE).is_file():
         return [SINGLE_FILE]
     try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        index = parse_json((folder / INDEX).read_bytes())
         return sorted({Path(name).name for name in index["weight_map"].values()})
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ModelError(f"{folder}: its weights cannot be read: {error}") from error

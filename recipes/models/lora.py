@@ -25,6 +25,7 @@ from torch import Tensor
 
 from recipes.config import Lora
 from recipes.errors import ModelError
+from recipes.foreign_json import read_object
 from recipes.weight_files import quiet_transformers
 
 if TYPE_CHECKING:
@@ -214,8 +215,8 @@ def is_adapter(folder: Path) -> bool:
 
 def adapter_base(folder: Path) -> tuple[str, str | None]:
     """Read which base an adapter is for: folder or hub id, and its revision. Errors: ModelError."""
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        return str(config["base_model_name_or_path"]), config.get("revision")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise ModelError(f"{folder / CONFIG} names no base model: {error}") from error
+    config = read_object(folder / CONFIG)
+    name, revision = config.get("base_model_name_or_path"), config.get("revision")
+    if not isinstance(name, str) or not isinstance(revision, str | None):
+        raise ModelError(f"{folder / CONFIG} names no base model")
+    return name, revision

@@ -9,7 +9,6 @@ The vector comes from files and a model on the meta device, or from a loaded mod
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack, closing
 from math import prod
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import nn
 
 from recipes.config import Recipe, Training
 from recipes.errors import MissingPackage, ModelError
+from recipes.foreign_json import read_object
 from recipes.hardware import HalfPrecision, half_precision
 from recipes.weight_files import (
     ADAPTER_FILE,
@@ -263,7 +263,7 @@ def frozen_dtype(recipe: Recipe, base: Path, device: str | torch.device) -> torc
     """Dtype in which the frozen base of adapters is loaded; None: as it is stored. Weights in bfloat16 become
     float16 on a device that only emulates bfloat16, unless the recipe insists (`training.bf16`)."""
     named = DTYPES.get(recipe.model.dtype)
-    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
-    stored = named or DTYPES.get(config.get("dtype") or config.get("torch_dtype") or "")
+    config = read_object(base / "config.json")
+    stored = named or DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")))
     here = half_precision(torch.device(device)).dtype
     return here if stored == torch.bfloat16 and recipe.training.bf16 == "auto" else named

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from compress import PacketError
 from recipes.errors import ModelError, StageFailed, StageFull, StageLost
+from recipes.foreign_json import parse_json
 from recipes.pipeline import StageMessage
 
 HEAD = struct.Struct("<I")
@@ -110,7 +111,7 @@ def request_of(message: StageMessage) -> RingRequest:
     body = message.body
     try:
         (length,) = HEAD.unpack_from(body)
-        told = json.loads(body[HEAD.size : HEAD.size + length])
+        told = parse_json(body[HEAD.size : HEAD.size + length])
         at, data = HEAD.size + length, list[bytes]()
         for size in told["sizes"]:
             if type(size) is not int or size < 0:
@@ -123,7 +124,7 @@ def request_of(message: StageMessage) -> RingRequest:
         if not isinstance(do, str) or not all(isinstance(one, dict) for one in (fields, *answers)):
             raise ValueError("its fields or answers have no names")
         return RingRequest(message.step, do, fields, tuple(data), answers)
-    except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (struct.error, ValueError, KeyError, TypeError) as error:
         raise PacketError(f"a request of {len(body):,} bytes: {error}") from None
 
 

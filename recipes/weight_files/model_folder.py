@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import textwrap
@@ -14,6 +13,7 @@ from typing import Any
 
 from recipes.downloads import from_pretrained_options
 from recipes.errors import ModelError
+from recipes.foreign_json import read_object
 
 from .safetensors_files import ADAPTER_FILE, WEIGHTS_FILE
 
@@ -83,13 +83,7 @@ def check_config(folder: Path, name: str) -> None:
     if not (folder / "config.json").is_file():
         hint = "(hint: a folder that save_pretrained wrote, of model and tokenizer, or a hub id)"
         raise ModelError(f"{name}: no config.json, so this is no model saved by save_pretrained {hint}")
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        hint = "(hint: copy it again from where the model comes from)"
-        raise ModelError(f"{name}/config.json is not valid JSON: {error} {hint}") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{name}/config.json holds no object with the model's settings")
+    read_object(folder / "config.json", f"{name}/config.json")
 
 
 def not_loadable(folder: Path, what: str, error: Exception) -> ModelError:

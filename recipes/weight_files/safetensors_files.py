@@ -21,6 +21,7 @@ from torch import Tensor
 
 from compress.coding import Bytes, FileSlice
 from recipes.errors import ModelError
+from recipes.foreign_json import parse_json
 
 WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -101,7 +102,7 @@ def read_header(file: BinaryIO, name: str) -> Header:
     try:
         if not 2 <= length <= min(MAX_HEADER, room):
             raise ValueError(f"a header of {length} bytes")
-        tensors = json.loads(bytes(FileSlice(file, 8, length)))
+        tensors = parse_json(bytes(FileSlice(file, 8, length)))
         metadata = tensors.pop("__metadata__", {})
         ends = [int(tensor["data_offsets"][1]) for tensor in tensors.values()]
         if min(ends, default=0) < 0:
@@ -187,7 +188,7 @@ def open_tensors(folder: Path, files: ExitStack) -> dict[str, StoredTensor]:
         if one := [name for name in (WEIGHTS_FILE, ADAPTER_FILE) if (folder / name).is_file()]:
             names = one[:1]
         elif (folder / WEIGHTS_INDEX).is_file():
-            index = json.loads((folder / WEIGHTS_INDEX).read_text(encoding="utf-8"))
+            index = parse_json((folder / WEIGHTS_INDEX).read_bytes())
             names = sorted(set(index["weight_map"].values()))
         for name in names:
             path = folder / Path(name).name

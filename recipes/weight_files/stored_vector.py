@@ -21,6 +21,7 @@ from torch import nn
 
 from recipes.downloads import CODE_FILES, from_pretrained_options
 from recipes.errors import ModelError
+from recipes.foreign_json import read_object
 
 from .model_folder import check_model_folder, not_loadable, quiet_transformers
 from .parameter_layout import Layout, layout_of
@@ -135,14 +136,15 @@ def vector_of_model(model: PreTrainedModel, folder: Path, code: bool = False) ->
 def model_config_files(folder: Path, code: bool = False) -> dict[str, str]:
     """Files that turn float32 weights into a model folder, name -> text: the configs in `folder`, and its
     code where that is trusted."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_object(folder / "config.json")
     config.pop("torch_dtype", None)  # the older spelling
     config["dtype"] = "float32"
     own = folder.glob(CODE_FILES) if code else ()
     texts = {file.name: file.read_text(encoding="utf-8") for file in own}
     texts["config.json"] = json.dumps(config, indent=2) + "\n"
-    if (folder / "generation_config.json").is_file():
-        texts["generation_config.json"] = (folder / "generation_config.json").read_text(encoding="utf-8")
+    if (generation := folder / "generation_config.json").is_file():
+        read_object(generation)
+        texts[generation.name] = generation.read_text(encoding="utf-8")
     return texts
 
 

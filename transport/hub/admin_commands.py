@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import heapq
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from transport import actions as do
 from transport.actions import Outbox
 from transport.membership import Admission, KeyEvent, Roster, Session, Standing, same
-from transport.protocol import TOKEN_BYTES, Traffic, messages, short_key, to_bytes
+from transport.protocol import TOKEN_BYTES, messages, short_key, to_bytes
 from transport.scheduling import Rounds
 from transport.wire import key_of
 
 from .handshake import Handshake
-from .run_status import session_word
+from .run_status import fitting, session_word
 
 Named = tuple[str, str]  # name, key
 Answer = dict[str, Any]
+Place = tuple[int, str]  # of a row in the list: its part of it, and what it is called there
+PAGE, PAGE_BYTES = 512, 256 << 10  # rows of the list in one answer, and their JSON: a frame has 1 MiB
+CHOICES = 8  # keys named where several have one name
 
 
 class UnknownPeer(Exception):
@@ -54,7 +59,7 @@ class AdminCommands:
             self._out.refuse(conn, "token", "only the run's host can ask this")
             return
         commands: dict[str, Callable[[], Answer]] = {
-            "list": lambda: {"join": self._admission.settings.join, "peers": self._list(now)},
+            "list": lambda: {"join": self._admission.settings.join, **self._list(m.peer, now)},
             "token": lambda: self._rotate(m.token),
             "approve": lambda: self._approve(m.peer, now),
             "deny": lambda: self._deny(m.peer, m.reason),
@@ -133,28 +138,49 @@ class AdminCommands:
 
     # ---- the list ------------------------------------------------------------------------------------------
 
-    def _list(self, now: float) -> list[Answer]:
-        """List sessions, waiting and deciding peers, members that are gone, and banned ones."""
-        sessions = self._members.by_name()
-        rows = [self._row_of(session, traffic, now) for session, traffic in sessions]
-        for conn, asking in self._admission.asking.items():
-            hardware, waited = asking.hello.hardware, now - asking.since
-            rows.append(row(asking.name, key_of(conn), "wants in", hardware, waited))
-        for one in self._admission.visitors:
-            rows.append(row(one.name, one.key, "deciding", one.hardware, now - one.since))
-        present = {session.key for session, _ in sessions}
-        for known in sorted(self._admission.known.values(), key=lambda k: (k.name, k.key)):
-            banned = known.standing == Standing.BANNED.value
-            if banned or (known.name and known.key not in present):
-                departure = self._members.gone.get(known.name)
-                reason = known.reason if banned or departure is None else departure.reason
-                why = {"strikes": known.strikes, "reason": reason}
-                how = departure.how if departure is not None else "gone"
-                rows.append(row(known.name, known.key, "banned" if banned else how) | why)
-        return rows
+    def _list(self, after: str, now: float) -> Answer:
+        """List sessions, waiting and deciding peers, those that have just left, banned ones, and members that
+        are gone: a page of the rows beyond the place `after`, the next such place, and how many are left."""
+        start, sessions = place_of(after), {session.key for session in self._members}
+        makers = dict(self._rows(now))
+        gone = {departure.session.key for departure in self._members.gone.values()}
+        banned = Standing.BANNED.value
+        others = [
+            (4 if known.standing == banned else 3 if key in gone else 5, key)
+            for key, known in self._admission.known.items()
+            if (known.name and key not in sessions) or known.standing == banned
+        ]
+        beyond = [place for place in (*makers, *others) if place > start]
+        places = heapq.nsmallest(PAGE, beyond)
+        made = (makers[one]() if one in makers else self._row_of_key(one[1]) for one in places)
+        rows = fitting(made, PAGE_BYTES)
+        left = len(beyond) - len(rows)
+        more = "{} {}".format(*places[len(rows) - 1]) if left else ""
+        return {"peers": rows, "more": more, "left": left}
 
-    def _row_of(self, s: Session, traffic: Traffic, now: float) -> Answer:
-        known = self._admission.known.get(s.key)
+    def _rows(self, now: float) -> Iterator[tuple[Place, Callable[[], Answer]]]:
+        """Yield the place of each row of a connection, and what makes it."""
+        for session in self._members:
+            yield (0, session.name), partial(self._row_of, session, now)
+        for conn, asking in self._admission.asking.items():
+            told = asking.name, key_of(conn), "wants in", asking.hello.hardware, now - asking.since
+            yield (1, f"{key_of(conn)} {conn[-8:].hex()}"), partial(row, *told)
+        for one in self._admission.visitors:
+            told = one.name, one.key, "deciding", one.hardware, now - one.since
+            yield (2, f"{one.key} {one.since}"), partial(row, *told)
+
+    def _row_of_key(self, key: str) -> Answer:
+        """Describe a key without a connection."""
+        known = self._admission.known[key]
+        departure = self._members.gone.get(known.name)
+        banned = known.standing == Standing.BANNED.value
+        went = None if banned or departure is None or departure.session.key != key else departure
+        how = "banned" if banned else "gone" if went is None else went.how
+        reason = known.reason if went is None else went.reason
+        return row(known.name, key, how) | {"strikes": known.strikes, "reason": reason}
+
+    def _row_of(self, s: Session, now: float) -> Answer:
+        known, traffic = self._admission.known.get(s.key), self._members.traffic_of(s)
         moved = {"strikes": known.strikes if known else 0, "up_bytes": traffic.up, "down_bytes": traffic.down}
         state = session_word(s, self._members.quiet)
         return row(s.name, s.key, state, s.hardware, now - s.since) | moved
@@ -172,9 +198,18 @@ def key_of_one(what: str, word: str, *groups: set[Named]) -> str:
     if not keys:
         raise UnknownPeer(f"no {what} is called {word!r}")
     if len(keys) > 1:
-        choices = ", ".join(sorted(map(short_key, keys)))
-        raise UnknownPeer(f"several are called {word!r}; say which key: {choices}")
+        choices = ", ".join(sorted(map(short_key, keys))[:CHOICES])
+        more = f" and {len(keys) - CHOICES:,} more" if len(keys) > CHOICES else ""
+        raise UnknownPeer(f"several are called {word!r}; say which key: {choices}{more}")
     return keys.pop()
+
+
+def place_of(word: str) -> Place:
+    """Read a place of the list; "": before its beginning. Raises UnknownPeer."""
+    part, _, name = (word or "-1").partition(" ")
+    if part not in ("-1", "0", "1", "2", "3", "4", "5"):
+        raise UnknownPeer(f"no page of the list begins after {word!r}")
+    return int(part), name
 
 
 def row(name: str, key: str, state: str, gpu: str = "", since_s: float | None = None) -> Answer:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ WORDS = {
     "apart": "training",
     "behind": "behind",
 }
+PEERS_BYTES = 512 << 10  # JSON of the peers in a status; a frame has 1 MiB, and the recipe is in it too
 IN_LINE = "in line"  # it waits for its turn: the run's rounds take fewer members than there are peers
 
 
@@ -101,12 +103,15 @@ def people_status(members: Roster, visitors: Visitors, line: Mapping[str, int], 
     """
     here = members.by_name()
     total = sum(p.tokens for p, _ in here) + sum(d.session.tokens for d in members.gone.values()) or 1
-    peers = []
-    for p, t in here:
-        turn = line.get(p.id) if p.state is State.READY else None
-        word = session_word(p, members.quiet)
-        word = IN_LINE if turn is not None and word == WORDS["ready"] else word
-        peers.append(peer_status(p, t, word, total, now) | {"turn": turn})
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for p, t in here:
+            turn = line.get(p.id) if p.state is State.READY else None
+            word = session_word(p, members.quiet)
+            word = IN_LINE if turn is not None and word == WORDS["ready"] else word
+            yield peer_status(p, t, word, total, now) | {"turn": turn}
+
+    peers = fitting(rows(), PEERS_BYTES)
     gone = members.gone.values()
     others = [
         peer_status(d.session, d.traffic, d.how, total, now) | {"reason": d.reason, "rtt_ms": None}
@@ -116,7 +121,19 @@ def people_status(members: Roster, visitors: Visitors, line: Mapping[str, int], 
         {"name": v.name, "gpu": v.hardware, "state": "deciding", "joined_s": round(now - v.since, 1)}
         for v in visitors
     ]
-    return {"peers": peers, "others": deciding + others, "refused": members.refused}
+    told = {"peers": peers, "peer_count": len(here), "others": deciding + others}
+    return told | {"refused": members.refused}
+
+
+def fitting(rows: Iterable[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """Return the first rows whose JSON has at most so many bytes, and one in any case."""
+    found, size = list[dict[str, Any]](), 0
+    for row in rows:
+        size += len(json.dumps(row))
+        if found and size > most:
+            break
+        found.append(row)
+    return found
 
 
 def peer_status(p: Session, traffic: Traffic, state: str, total: int, now: float) -> dict[str, Any]:

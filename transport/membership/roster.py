@@ -276,6 +276,10 @@ class Roster:
         sessions = sorted(self.sessions.values(), key=lambda s: s.name)
         return [(s, self.traffic.get(s.id, Traffic())) for s in sessions]
 
+    def traffic_of(self, session: Session) -> Traffic:
+        """Return the bytes that a session has moved."""
+        return self.traffic.get(session.id, Traffic())
+
     def tell_traffic(self) -> dict[str, TrafficDelta]:
         """Return bytes by peer since the last call."""
         return {s.name: self.traffic[s.id].tell() for s in self.sessions.values() if s.id in self.traffic}

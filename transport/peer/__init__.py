@@ -1,6 +1,6 @@
 """A peer's connection to its hub, and catching up with the run."""
 
-from .admin_client import ask_admin, ask_status, ask_stop
+from .admin_client import ask_admin, ask_status, ask_stop, peer_pages
 from .catch_up import NEXT, CatchUp, CatchUpSource, CatchUpState, LocalCopy, Progress
 from .catch_up_downloads import CatchUpDownloads, WantedFile
 from .connection_manager import HubPart, LinkLimits

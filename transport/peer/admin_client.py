@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
-from transport.protocol import LinkLost, RefusedByHub, RunURL, Unreachable, decode_to_peer, encode, messages
+from transport.protocol import (
+    LinkLost,
+    RefusedByHub,
+    RunURL,
+    Unreachable,
+    decode_to_peer,
+    encode,
+    messages,
+)
 from transport.wire import Connected, DealerWire, Disconnected, Received
+
+from .hub_status import AdminDone, PeersPage, answer_of, status_of
 
 ADMIN_S = 60.0  # for an answer: a decision waits until the round being committed is durable
 
 
 def ask_status(url: RunURL, timeout: float = 10.0, recipe: bool = False) -> dict[str, Any]:
     """Return the object of `cocktail status --json`, with the recipe's text if `recipe`. Raises Unreachable,
-    RefusedByHub, LinkLost."""
+    RefusedByHub, LinkLost, ProtocolError."""
     question = messages.AskStatus(messages.PROTOCOL, url.token, url.run, recipe)
-    answer = ask(url, question, timeout)
-    if not isinstance(answer, messages.Status):
-        raise LinkLost(f"the hub answered {type(answer).__name__} to a question for its status")
-    status = json.loads(answer.status)
-    assert isinstance(status, dict)
-    return status
+    return status_of(ask(url, question, timeout))
 
 
 def ask_stop(url: RunURL, secret: str, now: bool = False, pause: bool = False, timeout: float = 10.0) -> None:
@@ -39,13 +44,20 @@ def ask_stop(url: RunURL, secret: str, now: bool = False, pause: bool = False, t
 
 
 def ask_admin(url: RunURL, secret: str, order: messages.AdminCommand, **fields: str) -> dict[str, Any]:
-    """List the peers of the run, or decide on one (messages.AskAdmin has the `fields`); returns when durable.
-    Raises Unreachable, RefusedByHub, LinkLost."""
+    """Ask for a page of the list of peers, or decide on one (messages.AskAdmin has the `fields`); returns
+    when durable. Raises Unreachable, RefusedByHub, LinkLost, ProtocolError."""
     question = messages.AskAdmin(messages.PROTOCOL, secret, url.run, order, **fields)
-    answer = ask(url, question, ADMIN_S)
-    if not isinstance(answer, messages.Status):
-        raise LinkLost(f"the hub answered {type(answer).__name__} to its host")
-    return dict(json.loads(answer.status))
+    kind, what = (PeersPage, "list of peers") if order == "list" else (AdminDone, "answer")
+    return answer_of(ask(url, question, ADMIN_S), kind, what)
+
+
+def peer_pages(url: RunURL, secret: str) -> Iterator[dict[str, Any]]:
+    """Yield the list of peers page by page, those with a connection first. Raises as `ask_admin`."""
+    after = None
+    while after != "":
+        page = ask_admin(url, secret, "list", peer=after or "")
+        after = "" if page.get("more") == after else page.get("more", "")
+        yield page
 
 
 def ask(url: RunURL, question: messages.Message, timeout: float) -> messages.Message:

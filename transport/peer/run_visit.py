@@ -6,7 +6,6 @@ and the run waits for nobody, until the user has agreed.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ import msgspec
 from transport.protocol import (
     LinkLost,
     ProtocolError,
-    RefusedByHub,
     RunURL,
     Unreachable,
     decode_to_peer,
@@ -26,6 +24,7 @@ from transport.protocol import (
 )
 from transport.wire import Connected, DealerWire, Disconnected, Received
 
+from .hub_status import status_of
 from .peer_link import PeerIdentity
 
 ANSWER_S = 20.0  # a hub that takes connections may take this long to answer
@@ -52,7 +51,7 @@ class RunVisit:
 
     def begin(self, patience: float) -> RunPreview:
         """Ask the hub, and be seen as deciding from then on. While it cannot be reached, dial again for
-        `patience` seconds. Raises Unreachable, RefusedByHub, LinkLost."""
+        `patience` seconds. Raises Unreachable, RefusedByHub, LinkLost, ProtocolError."""
         until = time.monotonic() + patience
         while True:
             try:
@@ -92,7 +91,7 @@ class RunVisit:
                 elif isinstance(event, Disconnected):
                     raise event.error or LinkLost("the hub hung up without an answer")
                 elif isinstance(event, Received):
-                    return answered(decode_to_peer(event.frames[0]))
+                    return status_of(decode_to_peer(event.frames[0]))
         raise LinkLost(f"waited {ANSWER_S:.0f} s for the hub's answer")
 
     def _stay(self) -> None:
@@ -106,23 +105,18 @@ class RunVisit:
         self._wire.close()
 
     def _listen(self, timeout: float) -> bool:
-        """Handle what comes; False once the connection is gone."""
+        """Handle what comes; False once the connection is gone, or brings what is no message."""
         for event in self._wire.poll(timeout):
             if isinstance(event, Disconnected):
                 return False
             if isinstance(event, Received):
-                message = decode_to_peer(event.frames[0])
+                try:
+                    message = decode_to_peer(event.frames[0])
+                except ProtocolError:
+                    return False
                 if isinstance(message, messages.Ping):
                     self._wire.send(0, [encode(messages.Pong(message.sent))])
         return True
-
-
-def answered(answer: messages.ToPeer) -> dict[str, Any]:
-    if isinstance(answer, messages.Refused):
-        raise RefusedByHub(answer.code, answer.reason)
-    if not isinstance(answer, messages.Status):
-        raise LinkLost(f"the hub answered {type(answer).__name__} to a question for its status")
-    return dict(json.loads(answer.status))
 
 
 def preview_of(status: dict[str, Any]) -> messages.Welcome:

@@ -21,6 +21,7 @@ from .errors import (
     UrlError,
 )
 from .events import PAUSED, Event, RoundCommitted, RunEnded, Warned
+from .foreign_values import read_json, read_msgpack
 from .hub_delegate import HubDelegate, ShardPacket, WeightedPacket
 from .keys import CurveKeys, RunKeys, as_z85, short_key
 from .message_codec import OtherVersion, decode_to_hub, decode_to_peer, encode, versions

@@ -24,6 +24,8 @@ from transport.protocol import (
     SessionRenewed,
     TransportError,
     messages,
+    read_json,
+    read_msgpack,
 )
 from transport.transfer import HASH_BLOCK
 
@@ -161,8 +163,11 @@ class Follower:
         while True:
             copy = self.copy
             changes = link.fetch(f"ledger/{copy.link}/{number}")
-            new = msgspec.msgpack.decode(changes, type=LedgerChanges)
-            start, stop = copy.rounds, copy.rounds + len(new.rounds)
+            new = read_msgpack(changes, LedgerChanges, "the hub's changes of its ledger")
+            try:
+                start, stop = copy.rounds, copy.rounds + len(new.rounds)
+            except (LookupError, TypeError, ValueError) as error:
+                raise LedgerError(f"the hub's changes of its ledger cannot be read: {error}") from None
             packets = link.fetch(f"packets/{start}-{stop}") if stop > start else b""
             copy.apply(changes, packets, self._updates(link, stop))
             if new.newest:
@@ -190,7 +195,7 @@ class Follower:
     def _look(self, link: PeerLink) -> None:
         """Fetch the files that have come or changed, and remove those that the hub has removed."""
         text = link.fetch(f"replica/manifest/{time.monotonic_ns()}")
-        manifest = msgspec.json.decode(text, type=Manifest)
+        manifest = read_json(text, Manifest, "the hub's list of files")
         wanted = {one.path: one for one in manifest.files}
         for one in manifest.files:
             if one.path != SAVED:

@@ -13,7 +13,6 @@ Only the root decides what x' is, so rounds have the root's numbers and packets 
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -34,6 +33,7 @@ from transport.protocol import (
     UpdateRejected,
     WeightedPacket,
     messages,
+    read_json,
     sample_ids,
 )
 from transport.scheduling import Exchange, Leases, fitting
@@ -228,7 +228,8 @@ class InnerHub:
                     names.add(self.link.name)
                     return self.link.name in self.link.exchange(round, packet, report).accepted
                 if self.link.welcome.round > round or (taken is not None and taken.round > round):
-                    return not names.isdisjoint(json.loads(self.link.fetch(f"accepted/{round}")))
+                    accepted = self.link.fetch(f"accepted/{round}")
+                    return not names.isdisjoint(read_json(accepted, list[str], "the list of updates"))
                 self.link.ready(round, self.work.fingerprint(round))
                 self._taken = self._next()
                 self._member_of = self._taken.round

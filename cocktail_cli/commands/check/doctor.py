@@ -32,7 +32,7 @@ from cocktail_cli.machine import (
     users_of,
 )
 from cocktail_cli.options import Device, Json, Quiet
-from cocktail_cli.ui import found, megabytes, print_findings
+from cocktail_cli.ui import found, megabytes, print_findings, say
 from recipes.hardware import half_precision, host_memory, untried, usable_cores
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def doctor(
     {"v": 1, "findings": [{"level", "about", "text", "hint"}]}
     """
     if env:
-        typer.echo("\n".join(environment()))
+        say(*environment())
         return
     print_findings(checks(run_url, device, port), as_json, quiet, "preflight")
 

@@ -149,7 +149,7 @@ def handshakes(host: str, port: int) -> list[float]:
 
 
 def said(status: dict[str, Any]) -> str:
-    there = counted(len(status["peers"]), "peer")
+    there = counted(status["peer_count"], "peer")
     return f"{status['state']}, step {status['step']}/{status['max_steps']}, {there}"
 
 
@@ -265,7 +265,7 @@ def shared_line(status: dict[str, Any], own: LinkSpeed) -> LinkSpeed:
     """
     from recipes.planning import HUBS_DOWN, HUBS_UP
 
-    slowest, count = status.get("bottleneck") or {}, len(status["peers"])
+    slowest, count = status.get("bottleneck") or {}, status["peer_count"]
     share = slowest.get("bytes_per_s", 0) * count / (count + 1)
     if share and slowest["line"] == HUBS_UP and (status.get("passing") or share < own.down):
         return replace(own, down=share, down_line=HUBS_UP)

@@ -14,7 +14,7 @@ from cocktail_cli import options
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.machine import GIB, RUNTIME, Gpu, check_trust, gpu_of, parse_rate, pick_device, this_machine
 from cocktail_cli.recipe_request import RecipeRequest
-from cocktail_cli.ui import counted, megabytes
+from cocktail_cli.ui import counted, megabytes, say
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
@@ -234,12 +234,12 @@ def plan(
 def print_plan(made: Plan, said: Sequence[str], as_json: bool, quiet: bool) -> None:
     """Print the plan after what was chosen for it (`said`). Raises Exit (4) where it does not fit."""
     if as_json:
-        typer.echo(json.dumps(as_object(made)))
+        say(json.dumps(as_object(made)))
     elif quiet:
-        typer.echo("fits" if made.fits else "does not fit")
+        say("fits" if made.fits else "does not fit")
     else:
-        typer.echo("\n".join([*said, *lines(made)]))
-        typer.echo(f"Next: cocktail launch {made.asked.request.typed()}", err=True)
+        say(*said, *lines(made))
+        say(f"Next: cocktail launch {made.asked.request.typed()}", err=True)
     if not made.fits:
         raise typer.Exit(EXIT["preflight"])
 

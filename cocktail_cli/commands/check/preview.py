@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import typer
 from cocktail_cli.machine import check_trust
 from cocktail_cli.options import DataPath, Json, ModelName, NoColor, Overrides, RecipeOrModel, TrustCode
 from cocktail_cli.recipe_request import RecipeRequest, room_for
+from cocktail_cli.ui import Style, say, say_json, say_styled
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,14 +62,14 @@ def preview(
     longest = resolved.data.max_length
     if as_json:
         rows = [described(one, tokenizer, longest, count) for one in seen]
-        typer.echo(json.dumps({"v": 1, "recipe": resolved.name, "data": rows}))
+        say_json({"recipe": resolved.name, "data": rows})
         return
-    for line in said:
-        typer.echo(line, err=True)
+    say(*said, err=True)
     color = sys.stdout.isatty() and not no_color and not os.environ.get("NO_COLOR")
     for one in seen:
-        typer.echo("\n".join(lines(one, tokenizer, longest, count, color)))
-    typer.echo(f"Next: cocktail launch {request.typed()}", err=True)
+        for line in lines(one, tokenizer, longest, count, color):
+            say(line) if isinstance(line, str) else say_styled(line)
+    say(f"Next: cocktail launch {request.typed()}", err=True)
 
 
 def described(one: Preview, tokenizer: PreTrainedTokenizerBase, longest: int, count: int) -> dict[str, Any]:
@@ -110,8 +110,8 @@ def parts(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[s
 
 def lines(
     one: Preview, tokenizer: PreTrainedTokenizerBase, longest: int, count: int, color: bool
-) -> Iterator[str]:
-    """Describe a data set in lines of text."""
+) -> Iterator[str | list[tuple[str, Style]]]:
+    """Describe a data set in lines of text; those of a sample have several, in parts with their styles."""
     told = described(one, tokenizer, longest, count)
     yield f"{one.path}: {one.row_type}, the first {told['rows']:,} rows are {told['samples']:,} samples"
     for number, (sample, shown) in enumerate(zip(one.packed.samples, told["shown"], strict=False), start=1):
@@ -122,7 +122,7 @@ def lines(
         yield ""
         yield f"sample {number}: {len(sample.tokens):,} tokens{several}, {sample.count:,} trained"
         for _, document in groupby(shown["parts"], key=lambda part: part["document"]):
-            yield next(names) + "".join(painted(part["text"], part["trained"], color) for part in document)
+            yield [(next(names), {}), *(painted(part["text"], part["trained"], color) for part in document)]
     yield ""
     yield f"lengths, in tokens (max_length {longest:,})"
     top = max((row["samples"] for row in told["lengths"]), default=1) or 1
@@ -143,12 +143,11 @@ def lines(
         yield f"warn      {warning}"
 
 
-def painted(text: str, trained: bool, color: bool) -> str:
-    """Colour a stretch by whether it is trained, and replace control characters."""
-    clean = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+def painted(text: str, trained: bool, color: bool) -> tuple[str, Style]:
+    """Give a stretch the style of whether it is trained; without colours, brackets where it is not."""
     if color:
-        return typer.style(clean, fg="green") if trained else typer.style(clean, dim=True)
-    return clean if trained else f"[{clean}]"
+        return text, {"fg": "green"} if trained else {"dim": True}
+    return text if trained else f"[{text}]", {}
 
 
 def histogram(lengths: list[int], longest: int) -> list[dict[str, int]]:

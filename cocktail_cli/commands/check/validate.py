@@ -12,7 +12,7 @@ import typer
 from cocktail_cli.machine import check_trust
 from cocktail_cli.options import DataPath, Json, ModelName, Overrides, Quiet, RecipeOrModel, TrustCode
 from cocktail_cli.recipe_request import RecipeRequest, room_for
-from cocktail_cli.ui import print_findings
+from cocktail_cli.ui import print_findings, say, say_text
 
 if TYPE_CHECKING:
     from recipes.config import Resolved
@@ -58,12 +58,12 @@ def validate(
     request, said = request.choose(room_for(["auto"]) if request.is_own else None)
     resolved = request.resolve()
     if print_:
-        typer.echo(printed(resolved, as_json))
+        say_text(printed(resolved, as_json))
         return
     print_checks(resolved, said, as_json, quiet, offline, strict)
     if not as_json and not quiet:
         again = request.typed()
-        typer.echo(f"Next: cocktail plan {again}\n      cocktail launch {again}", err=True)
+        say(f"Next: cocktail plan {again}", f"      cocktail launch {again}", err=True)
 
 
 def print_checks(

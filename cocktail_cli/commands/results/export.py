@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,7 +11,7 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import check_trust, load_run
 from cocktail_cli.options import Json, ProgressOption, Quiet, RunArgument, TrustCode
-from cocktail_cli.ui import Display, ProgressMeter, open_view
+from cocktail_cli.ui import Display, ProgressMeter, open_view, say, say_json, say_own
 
 
 def export(
@@ -80,19 +79,19 @@ def export(
         meter = ProgressMeter(view.show, "writing the model", "bytes")
         merged = place.write_merged(output_dir, dtype, round) if merge_lora else None
         rounds = merged if merged is not None else place.write_model(output_dir, dtype, meter, round)
-    told: dict[str, object] = {"v": 1, "run": record.run, "model": str(output_dir), "rounds": rounds}
+    told: dict[str, object] = {"run": record.run, "model": str(output_dir), "rounds": rounds}
     if repository is not None:
         told["pushed"] = repository.push(output_dir, f"{record.run}, {rounds} rounds")
     if as_json:
-        typer.echo(json.dumps(told))
+        say_json(told)
         return
-    typer.echo(str(output_dir))
+    say_own(str(output_dir))
     if not quiet:
         if checkpoint == "best":
-            typer.echo(f"best: after {rounds} rounds", err=True)
+            say(f"best: after {rounds} rounds", err=True)
         if repository is not None:
-            typer.echo(f"pushed: {told['pushed']}", err=True)
-        typer.echo(f'Next: cocktail generate {output_dir} "Once upon a time"', err=True)
+            say(f"pushed: {told['pushed']}", err=True)
+        say(f'Next: cocktail generate {output_dir} "Once upon a time"', err=True)
 
 
 def round_of(checkpoint: str, ledger: Path) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import load_run
 from cocktail_cli.options import Json, TrustCode
+from cocktail_cli.ui import say_json, say_text
 
 
 def generate(
@@ -72,8 +72,10 @@ def generate(
             said.append({"role": "user", "content": asked})
             text = writer.reply(said, *settings)
             said.append({"role": "assistant", "content": text})
-            told = {"v": 1, "model": str(folder), "prompt": asked, "text": text}
-            typer.echo(json.dumps(told) if as_json else text)
+            if as_json:
+                say_json({"model": str(folder), "prompt": asked, "text": text})
+            else:
+                say_text(text)
         return
     if prompt is None:
         if sys.stdin.isatty():
@@ -88,11 +90,11 @@ def generate(
     text = TextGenerator(folder, trust_remote_code).generate(prompt, *settings)
     if as_json:
         compared = {} if before is None else {"base": str(start), "base_text": before}
-        typer.echo(json.dumps({"v": 1, "model": str(folder), "prompt": prompt, "text": text} | compared))
+        say_json({"model": str(folder), "prompt": prompt, "text": text} | compared)
     elif before is None:
-        typer.echo(prompt + text)
+        say_text(prompt + text)
     else:
-        typer.echo(f"base:\n{prompt}{before}\n\n{model}:\n{prompt}{text}")
+        say_text(f"base:\n{prompt}{before}\n\n{model}:\n{prompt}{text}")
 
 
 def prompts(first: str | None) -> Iterator[str]:

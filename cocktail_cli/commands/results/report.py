@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import typer
 from cocktail_cli.completion import run_names
 from cocktail_cli.machine import load_run
 from cocktail_cli.options import Json, Quiet, RunArgument
+from cocktail_cli.ui import say, say_json, say_own
 
 if TYPE_CHECKING:
     from cocktail_cli.dashboard import Page, RunHistory
@@ -71,17 +71,17 @@ def report(
     told = RunFolderReader(record).look()
     runs = [told, *(RunFolderReader(other).look() for other in others)]
     if text:
-        typer.echo("\n".join(comparison_as_text(runs) if others else as_text(told)))
+        say(*(comparison_as_text(runs) if others else as_text(told)))
         return
     path = (output or Path(record.output_dir) / (COMPARISON if others else FILE)).absolute()
     path.write_text(comparison_as_html(runs) if others else as_html(told), encoding="utf-8")
     size = path.stat().st_size
     if as_json:
-        typer.echo(json.dumps({"v": 1, "report": str(path), "bytes": size}))
+        say_json({"report": str(path), "bytes": size})
     else:
-        typer.echo(str(path))
+        say_own(str(path))
         if not quiet:
-            typer.echo(f"{size / 1000:.0f} kB, no network needed to view it.", err=True)
+            say(f"{size / 1000:.0f} kB, no network needed to view it.", err=True)
     if open_:
         import webbrowser
 
@@ -179,7 +179,7 @@ def as_text(c: RunHistory) -> Iterator[str]:
         yield "Versions: " + ", ".join(f"{name} {found}" for name, found in c.about.versions.items())
     yield ""
     yield f"Recipe (sha256 of it in full: {c.about.recipe_hash}):"
-    yield c.about.recipe_text.rstrip()
+    yield from c.about.recipe_text.rstrip().split("\n")
 
 
 def comparison_as_text(runs: Sequence[RunHistory]) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 from cocktail_cli.completion import run_names
 from cocktail_cli.machine import load_run
 from cocktail_cli.options import Json, ProgressOption, Quiet, TrustCode
-from cocktail_cli.ui import Display, ProgressMeter, counted, open_view
+from cocktail_cli.ui import Display, ProgressMeter, counted, open_view, say, say_json
 
 SHOWN = 6  # names of files that are not covered
 DETAILS = ("head", "fingerprint", "base", "recipe", "signer", "hub", "peer", "not_covered")
@@ -55,13 +54,13 @@ def verify(
         else:
             found = check_run(folder_of(target), trust_remote_code, meter)
     if as_json:
-        typer.echo(json.dumps({"v": 1, "verified": True, **found}))
+        say_json({"verified": True, **found})
         return
-    typer.echo(f"verified: {summary(found)}")
+    say(f"verified: {summary(found)}")
     for name in DETAILS if not quiet else ():
         if value := found.get(name):
             text = value if isinstance(value, str) else shortened(value)
-            typer.echo(f"  {name.replace('_', ' '):12} {text}")
+            say(f"  {name.replace('_', ' '):12} {text}")
 
 
 def summary(found: dict[str, Any]) -> str:

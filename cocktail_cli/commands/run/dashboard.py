@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +14,7 @@ from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import LifeLine
 from cocktail_cli.machine import RunRecord, load_run, reread_run, the_run_going_on
+from cocktail_cli.ui import say, say_json
 from cocktail_cli.volunteer import read_url
 
 if TYPE_CHECKING:
@@ -68,11 +68,11 @@ def dashboard(
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
         address = f"http://{shown}:{number}/"
         if as_json:
-            typer.echo(json.dumps({"v": 1, "url": f"{address}#key={key}", "read_only": address}))
+            say_json({"url": f"{address}#key={key}", "read_only": address})
         else:
-            typer.echo(f"{address}#key={key}")
+            say(f"{address}#key={key}")
             if not quiet:
-                typer.echo(f"Read-only: {address}   Ctrl-C ends the page, not the run.", err=True)
+                say(f"Read-only: {address}   Ctrl-C ends the page, not the run.", err=True)
         sys.stdout.flush()
         if life_line:
             LifeLine(grace=LAST_LOOK)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,7 +17,7 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import RunRecord, load_run, reread_run
 from cocktail_cli.options import Json, RunArgument
-from cocktail_cli.ui import Progressed, events, from_json, sentence, step_line
+from cocktail_cli.ui import Progressed, events, from_json, say, sentence, step_line
 
 EVERY = 0.5  # seconds between two looks of --follow
 PEERS = "peers"  # folder of the local peers' files
@@ -54,12 +53,12 @@ def logs(
     logs_of = sources(record, peer, as_json)
     shown = [line for log in logs_of for line in log.new_lines()]
     for line in shown[max(0, len(shown) - count) :]:
-        typer.echo(line)
+        say(line)
     with suppress(KeyboardInterrupt):
         while follow:
             over = reread_run(record).state_now() != "running"
             for line in (line for log in logs_of for line in log.new_lines()):
-                typer.echo(line)
+                say(line)
             if over:  # asked before the files were read, so nothing is missed
                 return
             time.sleep(EVERY)
@@ -99,7 +98,12 @@ def log_words(line: str) -> str:
 
 def event_words(line: str) -> str | None:
     """Format a line of NDJSON as launch prints it: time and sentence. None for events without words."""
-    told = json.loads(line)
+    from recipes.foreign_json import parse_json
+
+    try:
+        told = parse_json(line)
+    except ValueError as error:  # cut by a kill
+        return f"a line that is no event: {error}"
     if "error" in told:
         return f"error: {told['error']['message']}"
     event = from_json(told)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cocktail_cli.errors import Failure
+from cocktail_cli.foreign_text import one_line, readable
 from cocktail_cli.machine import RunRecord, load_run, save_run
 from cocktail_cli.options import Json, Quiet, RunArgument
-from cocktail_cli.ui import duration_text, megabytes, printable
+from cocktail_cli.ui import duration_text, megabytes, say, say_json
 
 from .status import table, unreachable, words_of
 
 if TYPE_CHECKING:
+    from transport import RunURL
     from transport.protocol import messages
 
 WHOM = "PEER"  # a name, or the 16 digits of a key
 COLUMNS = dict.fromkeys(("PEER", "KEY", "HARDWARE", "STATE"), "<")  # title -> alignment
+GONE = 50  # shown of those without a connection, where there are more than a page of them
 COLUMNS |= dict.fromkeys(("SINCE", "STRIKES", "UP", "DOWN"), ">") | {"": "<"}  # the last: the reason
 
 
@@ -36,12 +40,16 @@ def peers(
     rotate_token: Annotated[
         bool, typer.Option("--rotate-token", help="Make a new join line; the old one admits no new peer.")
     ] = False,
+    everybody: Annotated[
+        bool, typer.Option("--all", help="Show all that are gone or banned, not the first 50 alone.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Show the peers of a run of this machine, or decide about one.
 
-    They are present, waiting, gone or banned. PEER is a name, or the 16 digits of a key.
+    They are present, waiting, gone or banned. PEER is a name, or the 16 digits of a key. -q and --json have
+    all of them.
 
     Example: cocktail peers amber-otter-42 --approve attic-3090
 
@@ -58,7 +66,7 @@ def peers(
     elif given:
         tell(ask(record, given[0][0], peer=str(given[0][1])), as_json, quiet)
     else:
-        show(ask(record, "list"), as_json, quiet)
+        show(listed(record, everybody or as_json or quiet), as_json, quiet)
 
 
 def kick(
@@ -81,15 +89,46 @@ def kick(
     tell(ask(load_run(run), order, peer=peer, reason=reason), as_json, quiet)
 
 
+def listed(record: RunRecord, everybody: bool) -> dict[str, Any]:
+    """Return the list of peers: join, peers, and left, how many more there are.
+
+    Args:
+        everybody: read the pages of those without a connection too, of which there may be thousands.
+
+    Raises:
+        Failure: as `ask`.
+    """
+    from transport.peer import peer_pages
+
+    found: dict[str, Any] = {"peers": [], "left": 0}
+    with answering(record) as (url, secret):
+        for page in peer_pages(url, secret):
+            peers = [*found["peers"], *page["peers"]]
+            found = {"join": page["join"], "peers": peers, "left": page.get("left", 0)}
+            if not everybody and peers and peers[-1]["since_s"] is None:  # and so have all after it
+                break
+    return readable(found)
+
+
 def ask(record: RunRecord, order: Any, **fields: str) -> dict[str, Any]:
     """Return the hub's answer to an admin command. Raises Failure (run_unknown, usage, unreachable)."""
-    from transport import ask_admin, parse_url
+    from transport import ask_admin
+
+    with answering(record) as (url, secret):
+        return readable(ask_admin(url, secret, order, **fields))
+
+
+@contextmanager
+def answering(record: RunRecord) -> Iterator[tuple[RunURL, str]]:
+    """Yield where the hub of a run is, and the host's secret. Raises Failure (run_unknown, usage,
+    unreachable) for what it answers."""
+    from transport import parse_url
     from transport.protocol import RefusedByHub, Unreachable
 
     if record.state != "running":
         raise Failure("run_unknown", f"the run {record.run} is not running ({record.state})")
     try:
-        return ask_admin(parse_url(record.local_url()), record.keys["stop"], order, **fields)
+        yield parse_url(record.local_url()), record.keys["stop"]
     except Unreachable as error:
         raise unreachable(record, error) from error
     except RefusedByHub as error:
@@ -114,30 +153,34 @@ def rotate(record: RunRecord, as_json: bool) -> None:
             save_run(record)
             raise
     if as_json:
-        typer.echo(json.dumps({"v": 1, "did": "rotated", "run": new.run, "url": new.url}))
+        say_json({"did": "rotated", "run": new.run, "url": new.url})
     else:
-        typer.echo(new.url)
+        say(new.url)
 
 
 def tell(done: dict[str, Any], as_json: bool, quiet: bool) -> None:
     """Print the result of a command."""
     if as_json:
-        typer.echo(json.dumps({"v": 1, **done}))
+        say_json(done)
     elif not quiet:
-        typer.echo(f"{done['did']} {printable(', '.join(done['peers']))} (key {done['key']})")
+        say(f"{done['did']} {', '.join(done['peers'])} (key {done['key']})")
 
 
 def show(found: dict[str, Any], as_json: bool, quiet: bool) -> None:
+    """Print the list. Of those without a connection the first ones, unless all were read."""
+    peers, left = found["peers"], found.pop("left")
     if as_json:
-        typer.echo(json.dumps({"v": 1, **found}))
+        say_json(found)
     elif quiet:
-        for peer in found["peers"]:
-            typer.echo(printable(f"{peer['key']} {peer['state']} {peer['name']}"))
+        say(*(f"{peer['key']} {peer['state']} {peer['name']}" for peer in peers))
+    elif not peers:
+        say("nobody has come yet")
     else:
-        for line in table(COLUMNS, map(columns_of, found["peers"])):
-            typer.echo(line)
-        if not found["peers"]:
-            typer.echo("nobody has come yet")
+        here = sum(peer["since_s"] is not None for peer in peers)
+        shown = peers[: here + GONE] if left else peers
+        say(*table(COLUMNS, map(columns_of, shown)))
+        if left := left + len(peers) - len(shown):
+            say(f"and {left:,} more that are gone or banned; --all shows them", err=True)
 
 
 def columns_of(peer: dict[str, Any]) -> list[str]:
@@ -146,5 +189,5 @@ def columns_of(peer: dict[str, Any]) -> list[str]:
         "-" if peer["since_s"] is None else duration_text(peer["since_s"]),
         str(peer["strikes"]),
         *(megabytes(peer[key]) for key in ("up_bytes", "down_bytes")),
-        printable(peer["reason"]),
+        one_line(peer["reason"], 120),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from contextlib import closing
@@ -15,7 +14,7 @@ from cocktail_cli import options
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import BIND, RELAY_PORT, ListenAddress, free_address, joined, parse_rate
 from cocktail_cli.signals import leave_on_signal
-from cocktail_cli.ui import counted
+from cocktail_cli.ui import counted, say, say_json
 
 if TYPE_CHECKING:
     from transport.relay import Certificate, Relay
@@ -98,7 +97,7 @@ def relay(
     server = Relay(bind, port, RelayLimits(max_runs, max_connections, max_rate), tls)
     with closing(server), leave_on_signal(lambda _: over.set()):
         if not as_json:
-            typer.echo(joined(bind, server.port))
+            say(joined(bind, server.port))
         said: tuple[int, int] | None = None
         while not over.wait(LOOK_S if said else 0.0):
             now = server.runs, server.connections
@@ -106,7 +105,7 @@ def relay(
                 tell(server, bind, as_json, quiet)
             said = now
             if certificate and (wrong := certificate.renewed()) and not quiet:
-                typer.echo(f"warning: the renewed certificate is not used: {wrong}", err=True)
+                say(f"warning: the renewed certificate is not used: {wrong}", err=True)
 
 
 def certificate_of(cert: Path | None, key: Path | None) -> Certificate | None:
@@ -127,8 +126,8 @@ def tell(server: Relay, bind: str, as_json: bool, quiet: bool) -> None:
     """Print what the relay carries."""
     if as_json:
         carried = {"runs": server.runs, "connections": server.connections, "refused": server.refused}
-        typer.echo(json.dumps({"v": 1, "address": joined(bind, server.port), **carried}))
+        say_json({"address": joined(bind, server.port), **carried})
     elif not quiet:
         carries = f"{counted(server.runs, 'run')}, {counted(server.connections, 'connection')}"
-        typer.echo(f"{carries}, {server.refused} refused by limits", err=True)
+        say(f"{carries}, {server.refused} refused by limits", err=True)
     sys.stdout.flush()

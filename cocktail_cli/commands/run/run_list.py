@@ -8,12 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import typer
-
+from cocktail_cli.foreign_text import one_line
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import RunRecord, known_runs
 from cocktail_cli.options import Json, Quiet
-from cocktail_cli.ui import duration_text, printable
+from cocktail_cli.ui import duration_text, say, say_json
 
 from .status import table
 
@@ -34,15 +33,15 @@ def runs(as_json: Json = False, quiet: Quiet = False) -> None:
     """
     found = [described(record) for record in sorted(known_runs(), key=lambda r: r.started, reverse=True)]
     if as_json:
-        typer.echo(json.dumps({"v": 1, "runs": found}))
+        say_json({"runs": found})
     elif quiet:
         for run in found:
-            typer.echo(run["run"])
+            say(run["run"])
     else:
         for line in table(COLUMNS, map(cells, found)):
-            typer.echo(line)
+            say(line)
         if not found:
-            typer.echo("No runs were launched on this machine yet. Next: cocktail launch smoke", err=True)
+            say("No runs were launched on this machine yet. Next: cocktail launch smoke", err=True)
 
 
 def described(record: RunRecord) -> dict[str, Any]:
@@ -67,9 +66,9 @@ def cells(run: dict[str, Any]) -> list[str]:
         run["run"],
         run["state"],
         step,
-        printable(run["model"], 32),
+        one_line(run["model"], 32),
         age,
-        printable(run["output_dir"], 999),
+        one_line(run["output_dir"]),
     ]
 
 
@@ -89,7 +88,9 @@ def last_step(metrics: Path) -> int:
 
 def model_of(recipe: Path) -> str:
     """Return the model's name in a run's resolved recipe."""
+    from recipes.foreign_json import parse_json
+
     try:
-        return str(json.loads(recipe.read_text(encoding="utf-8"))["model"]["model_name_or_path"])
-    except (OSError, ValueError, KeyError):  # the folder is being removed, or was edited
+        return str(parse_json(recipe.read_bytes())["model"]["model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError):  # the folder is being removed, or was edited
         return "?"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,8 +98,10 @@ def standby(
 
 def keys_in(path: Path) -> dict[str, str]:
     """Read the host's secrets that a standby uses. Raises Failure (usage)."""
+    from recipes.foreign_json import parse_json
+
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["keys"]
+        found: dict[str, Any] = parse_json(path.read_bytes())["keys"]
         return {name: str(found[name]) for name in ("stop", "signing")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Failure("usage", f"--keys {path}: it is no run.json of a host ({error})") from None

@@ -15,14 +15,17 @@ import typer
 
 from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
+from cocktail_cli.foreign_text import one_line, readable
 from cocktail_cli.machine import RunRecord, load_run, the_run_going_on, url_to_dial
 from cocktail_cli.options import Json, NoColor, Quiet
 from cocktail_cli.ui import (
     Display,
     accusation,
+    columns_of,
     duration_text,
     megabytes,
-    printable,
+    padded,
+    say,
     short,
     stage_lines,
     timestamp,
@@ -68,9 +71,10 @@ def status(
     step, max_steps, loss, eval_loss, losses and eval_losses (while it runs: pairs of step and loss, 128
     at most), tokens, tokens_per_s, samples, grad_norm, eta_s, since_s, checkpoint (round of the newest
     snapshot), parameters, local_steps, passing (whether peers pass packets on), recipe_hash, reach (of a run
-    of this machine), peers, each with name, gpu, state (syncing, waiting, in line, training, behind, standby,
-    lost, done), turn (place in line), share, tokens, up_bytes, down_bytes, fetched_bytes (of these: before it
-    was ready), rtt_ms, last_seen_s, joined_s, rounds, left_out, compute_s, wait_s; bottleneck (of the last
+    of this machine), peers (the first by name, where they are thousands), each with name, gpu, state
+    (syncing, waiting, in line, training, behind, standby, lost, done), turn (place in line), share, tokens,
+    up_bytes, down_bytes, fetched_bytes (of these: before it was ready), rtt_ms, last_seen_s, joined_s,
+    rounds, left_out, compute_s, wait_s; peer_count (of all of them); bottleneck (of the last
     rounds: line, waiting, bytes_per_s; null: not known yet); stages (of machines that lend memory:
     rings, each its machines by stage with name and layers; waiting; null: there are none);
     culprits (who has lengthened the last rounds), each with peer, cause, evidence, remedy, lengthened (by
@@ -86,20 +90,25 @@ def status(
         return
     found = ask(run)
     if as_json or quiet:
-        typer.echo(in_short(found, as_json))
+        say(in_short(found, as_json))
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in screen(found, peers, width):
-        typer.echo(line)
+        say(line)
     if next_step := after(found):
-        typer.echo(f"Next: {next_step}", err=True)
+        say(f"Next: {next_step}", err=True)
 
 
 def in_short(found: dict[str, Any], as_json: bool) -> str:
     """Format a status for programs: a JSON object, or its four words."""
     if as_json:
         return json.dumps({"v": 1, **found})
-    return f"{found['state']} {found['step']}/{found['max_steps']} {found['loss']} {len(found['peers'])}"
+    return f"{found['state']} {found['step']}/{found['max_steps']} {found['loss']} {peers_of(found)}"
+
+
+def peers_of(found: dict[str, Any]) -> int:
+    """Count the peers, also those that a status does not list."""
+    return int(found.get("peer_count", len(found["peers"])))
 
 
 def after(found: dict[str, Any]) -> str:
@@ -128,7 +137,7 @@ def watched(run: str, line: Callable[[dict[str, Any]], str], display: Display | 
     for found in answers_of(run):
         seen = found["state"], found["step"], [peer["name"] for peer in found["peers"]]
         if seen != told:
-            typer.echo(line(found))
+            say(line(found))
             sys.stdout.flush()
         told = seen
 
@@ -157,7 +166,7 @@ def line_of(found: dict[str, Any]) -> str:
     """Format as `2026-11-20T14:02:40Z running step=131/452 loss=1.8420 peers=2 tok_s=1900 eta_s=3360`."""
     fields = [timestamp(), found["state"], f"step={found['step']}/{found['max_steps']}"]
     fields += [f"{key}={found[key]:.4f}" for key in ("loss", "eval_loss") if found.get(key) is not None]
-    fields.append(f"peers={len(found['peers'])}")
+    fields.append(f"peers={peers_of(found)}")
     if found.get("tokens_per_s"):
         fields.append(f"tok_s={found['tokens_per_s']:.0f}")
     if found.get("eta_s") and found["state"] == "running":
@@ -174,12 +183,12 @@ def ask(run: str) -> dict[str, Any]:
     from transport.protocol import Unreachable
 
     if run.startswith("cocktail:"):
-        return ask_status(url_to_dial(run), TIMEOUT)
+        return readable(ask_status(url_to_dial(run), TIMEOUT))
     record = load_run(run)
     if record.state != "running":
         return remembered(record)
     try:
-        return ask_status(parse_url(record.local_url()), TIMEOUT) | {"reach": record.reach}
+        return readable(ask_status(parse_url(record.local_url()), TIMEOUT)) | {"reach": record.reach}
     except Unreachable as error:
         raise unreachable(record, error) from error
 
@@ -225,7 +234,7 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
         yield str(found["reason"])
     if slowest := found.get("bottleneck"):
         waiting = f"devices wait {slowest['waiting']:.0%} of the time for their exchange"
-        yield f"bottleneck: {printable(str(slowest['line']))} ({waiting})"
+        yield f"bottleneck: {slowest['line']} ({waiting})"
     if audits := found.get("audits"):
         wrong = f"{audits['audited']:,} samples, {audits['disagreements']:,} wrong answers"
         yield f"audits: {wrong}, {audits['share']:.1%} of the compute"
@@ -237,6 +246,8 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
         yield from table(ALL, map(all_of, found["peers"]), width)
     else:
         yield from table(BRIEF, map(brief, [*found["peers"], *found.get("others", ())]))
+    if (more := peers_of(found) - len(found["peers"])) > 0:
+        yield f"and {more:,} more peers"
     yield from map(accusation, found.get("culprits", ()))
 
 
@@ -259,7 +270,7 @@ def all_of(peer: dict[str, Any]) -> list[str]:
 
 
 def words_of(peer: dict[str, Any], *keys: str) -> list[str]:
-    return [printable(str(peer.get(key) or ""), 20) for key in keys]
+    return [one_line(str(peer.get(key) or ""), 20) for key in keys]
 
 
 def table(columns: dict[str, str], rows: Iterable[list[str]], width: int | None = None) -> Iterator[str]:
@@ -270,9 +281,9 @@ def table(columns: dict[str, str], rows: Iterable[list[str]], width: int | None 
     lines = [list(columns), *rows]
     if len(lines) == 1:
         return
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(map(columns_of, column)) for column in zip(*lines, strict=True)]
     while width is not None and sum(widths) + len(widths) > width and len(widths) > len(WHO):
         widths.pop()
     for line in lines:
         cells = zip(line, columns.values(), widths, strict=False)
-        yield " ".join(f"{cell:{align}{wide}}" for cell, align, wide in cells).rstrip()
+        yield " ".join(padded(cell, wide, right=align == ">") for cell, align, wide in cells).rstrip()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from cocktail_cli.machine import load_run
 from cocktail_cli.options import Json, Quiet, RunArgument
+from cocktail_cli.ui import say, say_json
 
 from .status import unreachable
 
@@ -44,19 +44,17 @@ def stop(
         except Unreachable as error:
             raise unreachable(record, error) from error
     if as_json:
-        typer.echo(
-            json.dumps({"v": 1, "run": record.run, "was": record.state, "output_dir": record.output_dir})
-        )
+        say_json({"run": record.run, "was": record.state, "output_dir": record.output_dir})
     elif quiet:
-        typer.echo(record.run)
+        say(record.run)
     elif record.state == "running" and pause:
-        typer.echo(f"{record.run} is pausing. To continue it:\ncocktail resume {record.run}")
+        say(f"{record.run} is pausing. To continue it:", f"cocktail resume {record.run}")
     elif record.state == "running" and not rounds:
-        typer.echo(f"{record.run} is ending before its first step, so there is no model")
+        say(f"{record.run} is ending before its first step, so there is no model")
     elif record.state == "running":
-        typer.echo(f"{record.run} is ending; its model will be in {record.output_dir}")
+        say(f"{record.run} is ending; its model will be in {record.output_dir}")
     elif record.state == "paused":
-        typer.echo(f"{record.run} is paused. To continue it:\ncocktail resume {record.run}")
-        typer.echo(f"Or make a model of it: cocktail export {record.run} -o DIR", err=True)
+        say(f"{record.run} is paused. To continue it:", f"cocktail resume {record.run}")
+        say(f"Or make a model of it: cocktail export {record.run} -o DIR", err=True)
     else:
-        typer.echo(f"{record.run} was over already ({record.state}); see {record.output_dir}")
+        say(f"{record.run} was over already ({record.state}); see {record.output_dir}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from cocktail_cli import options
 from cocktail_cli.help_pages import CommandTable
 from cocktail_cli.machine import check_trust, isolate_model_code, pick_device, url_to_dial
 from cocktail_cli.recipe_request import RecipeRequest, room_for
-from cocktail_cli.ui import Display, megabytes, open_view
+from cocktail_cli.ui import Display, megabytes, open_view, say, say_json, say_text
 from cocktail_cli.volunteer import read_url
 
 app = CommandTable(help="Measure this machine.")
@@ -38,7 +37,10 @@ def compress(
     from .bench_codec import bench, table
 
     rows = bench(int(params), pick_device(device))
-    typer.echo(json.dumps({"v": 1, "rows": rows}) if as_json else table(rows))
+    if as_json:
+        say_json({"rows": rows})
+    else:
+        say_text(table(rows))
 
 
 @app.command("net")
@@ -81,12 +83,12 @@ def net(
             "packet_down_s": round(packet / down, 4) if down else None,
             "packet_up_s": round(packet / up, 4) if up else None,
         }
-        typer.echo(json.dumps({"v": 1, **found}))
+        say_json(found)
         return
-    typer.echo(f"rtt     {min(trips):.1f} ms, the slowest of {len(trips)} {max(trips):.1f} ms")
+    say(f"rtt     {min(trips):.1f} ms, the slowest of {len(trips)} {max(trips):.1f} ms")
     for way, rate in (("down", down), ("up", up)):
         took = f", a packet of {megabytes(packet)} in {packet / rate:.2f} s" if rate else ""
-        typer.echo(f"{way:<7} {megabit(rate)}{took}")
+        say(f"{way:<7} {megabit(rate)}{took}")
 
 
 def megabit(rate: float | None) -> str:
@@ -136,10 +138,10 @@ def step(
     with open_view(Display(quiet=quiet or as_json, progress=progress)) as view:
         row = measured(loaded, pick_device(device), micro_batch_size, steps, many, view.show)
     if as_json:
-        typer.echo(json.dumps({"v": 1, **row}))
+        say_json(row)
     elif quiet:
-        typer.echo(f"{row['step_s']:.3f}")
+        say(f"{row['step_s']:.3f}")
     else:
-        typer.echo("\n".join([*said, *table(row)]))
+        say(*said, *table(row))
         took = math.ceil(100 * row["compute_s"]) / 100
-        typer.echo(f"Next: cocktail plan {request.typed()} --peers {many} --step-time {took:g}s", err=True)
+        say(f"Next: cocktail plan {request.typed()} --peers {many} --step-time {took:g}s", err=True)

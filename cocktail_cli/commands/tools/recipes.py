@@ -18,6 +18,7 @@ from cocktail_cli.help_pages import CommandTable
 from cocktail_cli.host import as_yaml
 from cocktail_cli.machine import pick_device
 from cocktail_cli.options import Device, Json, Quiet, Recipe
+from cocktail_cli.ui import say, say_json, say_own, say_text
 from cocktail_cli.volunteer import Resources, VolunteerLimits, lacking, requirements_column
 
 if TYPE_CHECKING:
@@ -55,15 +56,15 @@ def list_(
             row["here"] = "; ".join(lacking_gpu(recipe, used) or lacking(recipe, here)) or "fits"
         rows.append(row | {"description": recipe.description})
     if as_json:
-        typer.echo(json.dumps({"v": 1, "recipes": rows}))
+        say_json({"recipes": rows})
         return
     if quiet:
         for row in rows:
-            typer.echo(row["name"])
+            say(row["name"])
         return
-    typer.echo("\n".join(table(rows, width_of_output())))
-    typer.echo("Next: cocktail plan NAME · cocktail launch NAME", err=True)
-    typer.echo("      with your own: cocktail launch --model MODEL --data FILE", err=True)
+    say(*table(rows, width_of_output()))
+    say("Next: cocktail plan NAME · cocktail launch NAME", err=True)
+    say("      with your own: cocktail launch --model MODEL --data FILE", err=True)
 
 
 def lacking_gpu(recipe: Resolved, device: str) -> list[str]:
@@ -121,11 +122,11 @@ def show(
         loaded = load_recipe(recipe)
         values = loaded.model_dump(mode="json")  # `to_json` leaves out newer keys at their default
         if as_json:
-            typer.echo(json.dumps({"v": 1, "hash": loaded.recipe_hash, "recipe": values}))
+            say_json({"hash": loaded.recipe_hash, "recipe": values})
         else:
-            typer.echo(as_yaml(json.dumps(values)), nl=False)
+            say_text(as_yaml(json.dumps(values)).rstrip("\n"))
         return
-    typer.echo(source_of(recipe).text, nl=False)
+    say_text(source_of(recipe).text.rstrip("\n"))
 
 
 @app.command("copy")
@@ -154,9 +155,12 @@ def copy(
         raise Failure("usage", f"{target} exists already", hints=("--force overwrites it",))
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(source.text, encoding="utf-8", newline="")
-    typer.echo(json.dumps({"v": 1, "recipe": str(target)}) if as_json else str(target))
-    if not (as_json or quiet):
-        typer.echo(f"Next: cocktail launch {shlex.quote(str(target))}", err=True)
+    if as_json:
+        say_json({"recipe": str(target)})
+        return
+    say_own(str(target))
+    if not quiet:
+        say(f"Next: cocktail launch {shlex.quote(str(target))}", err=True)
 
 
 @app.command("schema")
@@ -175,10 +179,10 @@ def schema(
     from recipes.config import describe_keys, json_schema
 
     if as_json:
-        typer.echo(json.dumps(json_schema(field or "")))
+        say(json.dumps(json_schema(field or "")))
         return
     found = describe_keys(field or "")
     keys, defaults = max(len(row.key) for row in found), max(len(row.default) for row in found)
     for row in found:
         meaning = f"  # {row.meaning}" if row.meaning else ""
-        typer.echo(f"{row.key:<{keys}}  {row.default:<{defaults}}  {row.type}{meaning}")
+        say(f"{row.key:<{keys}}  {row.default:<{defaults}}  {row.type}{meaning}")

@@ -181,6 +181,7 @@ def test_doctor_says_which_layer_of_the_connection_to_a_run_failed(cocktail: Run
 
 def test_doctor_says_what_a_line_means_for_the_run() -> None:
     status = {"parameters": 1_000_000, "local_steps": 1, "peers": [{"compute_s": 20.0, "rounds": 10}]}
+    status["peer_count"] = 1
     recipe = load_recipe("smoke").to_json()
 
     good, tight, thin = (pace(status, recipe, rate, 10 * rate) for rate in (1e6, 6e3, 500.0))

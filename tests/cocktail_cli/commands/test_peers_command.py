@@ -18,6 +18,7 @@ from cocktail_cli.machine.run_registry import RunRecord, load_run, save_run
 from recipes.config.loader import load_recipe
 from recipes.errors import RecipeError
 from transport import Hub, Ledger, PeerLink, RunKeys, ask_admin, parse_url
+from transport.ledger import KnownPeer
 from transport.peer import PeerIdentity
 from transport.protocol import events as told
 from transport.protocol.errors import RefusedByHub
@@ -198,3 +199,28 @@ def test_stop_promises_no_model_of_a_run_without_a_step(running: Running, cockta
         0,
         f"{running.record.run} is ending before its first step, so there is no model\n",
     )
+
+
+def test_a_list_of_thousands_is_read_page_by_page_and_shows_those_that_are_here(
+    cocktail: Run, running: Running
+) -> None:
+    """Each key that has ever joined stays in the ledger."""
+    link = PeerLink(running.url, PeerIdentity("ann", "RTX 3090"))
+    link.connect()
+    known = running.hub._state.admission.known
+    known |= {
+        f"{number:043d}": KnownPeer(f"{number:043d}", f"s-{number}", "member") for number in range(8000)
+    }
+    shown, everybody = cocktail("peers", "toy-run"), cocktail("peers", "toy-run", "--all")
+    rows = json.loads(cocktail("peers", "toy-run", "--json").out)["peers"]
+    quiet = cocktail("peers", "toy-run", "-q").out.splitlines()
+    kicked = cocktail("kick", "toy-run", "s-7999", "--ban")
+    link.close()
+
+    assert shown.out.splitlines()[1].startswith("ann ")
+    assert len(shown.out.splitlines()) == 1 + 1 + 50
+    assert shown.err == "and 7,950 more that are gone or banned; --all shows them\n"
+    assert len(everybody.out.splitlines()) == 1 + 8001
+    assert len(rows) == len(quiet) == len({row["name"] for row in rows}) == 8001
+    assert (kicked.exit, kicked.out[:14]) == (0, "banned s-7999 ")
+    assert known[f"{7999:043d}"].standing == "banned"

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from cocktail_cli.commands.check.preview import painted
 from cocktail_cli.main import app
+from cocktail_cli.ui.output import say_styled
 
 RECIPE = """\
 version: 1
@@ -94,8 +95,11 @@ def test_preview_shows_tool_calls_as_the_model_gets_them_and_names_unused_column
     assert "not used  id" in done.output
 
 
-def test_control_characters_of_a_strangers_data_do_not_reach_the_terminal() -> None:
-    assert painted("a\x1b[2Jb\nc", True, False) == "a?[2Jb\nc"
-    assert painted("a", False, False) == "[a]"
-    assert painted("a", True, True) == "\x1b[32ma\x1b[0m"
-    assert painted("a", False, True) == "\x1b[2ma\x1b[0m"
+def test_control_characters_of_a_strangers_data_do_not_reach_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for color in (False, True):
+        say_styled(painted(text, trained, color) for text, trained in (("a\x1b[2Jb\nc", True), ("d", False)))
+
+    plain, colored = "a?[2Jb\nc[d]\n", "\x1b[32ma?[2Jb\nc\x1b[0m\x1b[2md\x1b[0m\n"
+    assert capsys.readouterr().out == plain + colored

@@ -72,7 +72,7 @@ def test_the_models_own_words_are_in_the_history_and_on_the_page(run: ARun) -> N
 
     assert [(one.step, one.text) for one in told.samples] == [
         (0, " xx<b>xx"),
-        (10, " a\ufffd\ufffd\n function"),
+        (10, " a??\n function"),
     ]
     assert "step 10" in page
     assert page.index("\n function") < page.index(" statement") < page.index(" xx&lt;b&gt;xx")

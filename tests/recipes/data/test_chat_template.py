@@ -302,6 +302,8 @@ def test_of_several_templates_the_one_for_tools_renders_rows_with_tools(speaking
 def test_a_template_that_is_no_jinja_is_reported(speaking: Any) -> None:
     with pytest.raises(DataError, match="the chat template is not valid Jinja"):
         ours(CHATS, speaking("{% for m in messages %}"))
+    with pytest.raises(DataError, match="the chat template is not valid Jinja: nested too deeply"):
+        ours(CHATS, speaking("{{" + "(" * 50_000 + "1" + ")" * 50_000 + "}}"))
 
 
 def test_a_template_that_never_trains_the_end_of_a_turn_is_a_warning(speaking: Any) -> None:

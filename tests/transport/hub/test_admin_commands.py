@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from sim_swarm import STOP, TOKEN, SimPeer, SimSwarm
 from toy_swarm import toy_settings
 
+from transport.ledger import KnownPeer
 from transport.membership.admission import KEY_TRANSITIONS, MOST, PATIENCE_S, KeyEvent, Standing
 from transport.peer.peer_state import SessionState
-from transport.protocol import events, messages
+from transport.protocol import encode, events, messages
 from transport.protocol.keys import short_key
 from transport.protocol.run_url import to_base64
 
@@ -282,3 +284,94 @@ def test_waiting_connections_hear_of_a_new_token_and_of_the_end() -> None:
 def test_the_table_names_every_standing_and_every_event() -> None:
     assert set(KEY_TRANSITIONS) == set(Standing)
     assert {act for row in KEY_TRANSITIONS.values() for act in row} == set(KeyEvent)
+
+
+# ---- pages of the list -------------------------------------------------------------------------------------
+
+FRAME = 1 << 20  # bytes that a peer takes
+
+
+def crowded(keys: int, reason: str = "") -> SimSwarm:
+    """A run of two peers in which so many keys have been before, some of them banned."""
+    swarm = swarm_of("ann", "bob")
+    standing = {True: Standing.BANNED.value, False: Standing.MEMBER.value}
+    for number in range(keys):
+        key = f"{number:043d}"
+        known = KnownPeer(key, f"s-{number}", standing[number % 50 == 0], reason)
+        swarm.hub.admission.known[key] = known
+    return swarm
+
+
+def pages(swarm: SimSwarm) -> list[dict[str, Any]]:
+    found = [ordered(swarm, "list")]
+    while more := found[-1]["more"]:
+        found.append(ordered(swarm, "list", more))
+    return found
+
+
+@pytest.mark.parametrize(("keys", "reason"), [(0, ""), (511, ""), (7000, ""), (700, "\u0416\x1b" * 1000)])
+def test_the_list_comes_in_pages_that_fit_into_a_frame_and_names_each_key_once(
+    keys: int, reason: str
+) -> None:
+    swarm = crowded(keys, reason)
+    found = pages(swarm)
+    rows = [row for page in found for row in page["peers"]]
+
+    assert all(len(encode(messages.Status(json.dumps(page)))) < FRAME for page in found)
+    assert len({row["name"] for row in rows}) == len(rows) == keys + 2
+    assert [row["name"] for row in rows[:2]] == ["ann", "bob"], "those that are here come first"
+    assert [page["left"] for page in found] == [
+        keys + 2 - sum(len(page["peers"]) for page in found[: number + 1]) for number in range(len(found))
+    ]
+    assert len(found) > 1 or keys + 2 <= 512
+
+
+def test_keys_that_come_and_go_between_two_pages_cost_no_other_its_row() -> None:
+    swarm = crowded(2000)
+    first = ordered(swarm, "list")
+    for number in range(0, 2000, 3):
+        del swarm.hub.admission.known[f"{number:043d}"]
+    swarm.hub.admission.known["x" * 43] = KnownPeer("x" * 43, "new", Standing.MEMBER.value)
+    rows, more = [*first["peers"]], first["more"]
+    while more:
+        page = ordered(swarm, "list", more)
+        rows, more = [*rows, *page["peers"]], page["more"]
+    names = [row["name"] for row in rows]
+
+    assert len(set(names)) == len(names)
+    assert {f"s-{number}" for number in range(2000) if number % 3} | {"new"} <= set(names)
+
+
+@pytest.mark.parametrize("word", ["7 x", "-2 x", "x", "1000000000000000000000 y"])
+def test_a_page_that_begins_nowhere_is_refused(word: str) -> None:
+    question = messages.AskAdmin(1, STOP, "toy-run", "list", word)
+
+    assert refused(swarm_of("ann"), question) == f"unknown: no page of the list begins after {word!r}"
+
+
+def test_one_of_twenty_thousand_is_found_by_name_and_by_key_and_many_of_one_name_by_key() -> None:
+    swarm = crowded(20_000)
+    assert ordered(swarm, "ban", "s-19999")["peers"] == ["s-19999"]
+    assert ordered(swarm, "unban", short_key(f"{100:043d}"))["peers"] == ["s-100"]
+    for key, known in [*swarm.hub.admission.known.items()]:
+        swarm.hub.admission.known[key] = replace(known, name="s")
+    said = refused(swarm, messages.AskAdmin(1, STOP, "toy-run", "kick", "s"))
+
+    assert said.endswith(" and 19,593 more")
+    assert len(said) < 300
+    assert ordered(swarm, "kick", short_key(f"{7:043d}"))["did"] == "kicked"
+
+
+def test_a_status_of_thousands_of_sessions_fits_into_a_frame_and_says_how_many_there_are() -> None:
+    swarm = swarm_of("ann")
+    here = next(iter(swarm.hub.members))
+    for number in range(3000):
+        name = f"\u0416{number:039d}"
+        session = replace(here, id=f"id-{number}", name=name, hardware="\u0416" * 128, conn=None)
+        swarm.hub.members.sessions[session.id] = session
+    status = json.loads(text := swarm.hub.status(swarm.now, recipe=True))
+
+    assert len(encode(messages.Status(text))) < FRAME
+    assert status["peer_count"] == 3001
+    assert 100 < len(status["peers"]) < 3001
+    assert status["peers"][0]["name"] == "ann"

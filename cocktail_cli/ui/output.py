@@ -1,0 +1,95 @@
+"""The one way out for all that people read, so no text of others commands their terminal.
+
+`say` writes lines: one text is one line, whatever is in it. `guarded_output` makes the streams themselves
+safe, for what libraries and tracebacks write past it. JSON is ASCII: no terminal obeys what it carries.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+
+import typer
+
+from cocktail_cli.foreign_text import one_line, paragraphs
+
+Style = dict[str, Any]  # arguments of typer.style
+
+
+class GuardedStream:
+    """A text stream that writes no control characters of others; line feeds alone move its cursor."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.unguarded = stream
+
+    def write(self, text: str) -> int:
+        self.unguarded.write(paragraphs(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unguarded, name)
+
+
+@contextmanager
+def guarded_output() -> Iterator[None]:
+    """Guard this process's output and error streams."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (stream and cast("TextIO", GuardedStream(stream)) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def unguarded(stream: TextIO) -> TextIO:
+    """Return the stream behind a guard, for styles and cursor movements of our own."""
+    return stream.unguarded if isinstance(stream, GuardedStream) else stream
+
+
+def put(line: str, file: TextIO, end: str = "\n") -> None:
+    """Write one line to a stream, whatever characters it has."""
+    print(one_line(line, None), file=file, end=end, flush=True)
+
+
+def put_own(text: str, file: TextIO) -> None:
+    """Write what this machine has named, to the letter, for programs that go on with it; a control character
+    in it is replaced all the same."""
+    exact = not any(unicodedata.category(character) in ("Cc", "Cs") for character in text)
+    print(text if exact else one_line(text), file=unguarded(file), flush=True)
+
+
+def say(*lines: str, err: bool = False) -> None:
+    """Write lines for people, each of them one line."""
+    for line in lines:
+        put(line, sys.stderr if err else sys.stdout)
+
+
+def say_text(text: str) -> None:
+    """Write a text of several lines, such as a file or a model's words."""
+    print(paragraphs(text), flush=True)
+
+
+def say_own(text: str) -> None:
+    """Write a path of this machine, or a run URL, as `put_own`."""
+    put_own(text, sys.stdout)
+
+
+def say_json(fields: Mapping[str, Any]) -> None:
+    """Write an object of `--json`, version 1, on a line of its own."""
+    print(json.dumps({"v": 1, **fields}), flush=True)
+
+
+def say_styled(parts: Iterable[tuple[str, Style]]) -> None:
+    """Write a text whose parts have styles."""
+    text = "".join(
+        typer.style(paragraphs(part), **style) if style else paragraphs(part) for part, style in parts
+    )
+    typer.echo(text, file=unguarded(sys.stdout), color=True)  # it knows the consoles of Windows

@@ -1,0 +1,155 @@
+"""What another machine has written is a value of the type that is expected, or a ProtocolError."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from transport.ledger import LedgerChanges, LedgerCopy
+from transport.peer.hub_status import status_of
+from transport.protocol import (
+    LedgerError,
+    ProtocolError,
+    RefusedByHub,
+    decode_to_hub,
+    decode_to_peer,
+    messages,
+    read_json,
+    read_msgpack,
+)
+from transport.protocol.foreign_values import MOST_LEVELS
+from transport.stages import line_probe, stage_line
+
+DEEP = 200_000
+TEXTS = {
+    "objects": b'{"a":' * DEEP + b"1" + b"}" * DEEP,
+    "lists": b"[" * DEEP + b"]" * DEEP,
+    "both": b'[{"a":' * DEEP + b"1" + b"}]" * DEEP,
+    "deep, and yet parsed": b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}",
+    "unclosed": b"[" * DEEP,
+    "number": b'{"a": ' + b"1" * 10**6 + b"}",
+    "infinity": b'{"a": Infinity}',
+    "beyond infinity": b'{"a": 1e999}',
+    "not a number": b'{"a": NaN}',
+    "no UTF-8": b'{"a": "\xff"}',
+    "half a character": b'{"a": "\\ud800"}',
+    "truncated": b'{"a": {"b": 1}, "c',
+    "empty": b"",
+    "no object": b"[1, 2]",
+}
+PACKED = {
+    "maps": b"\x81\xa1a" * DEEP + b"\xc0",
+    "lists": b"\x91" * DEEP + b"\xc0",
+    "deep, and yet parsed": b"\x81\xa1a" + b"\x91" * 200 + b"\xc0",
+    "4 billion values": b"\xdd\xff\xff\xff\xff",
+    "4 billion pairs": b"\xdf\xff\xff\xff\xff",
+    "4 GB of text": b"\xdb\xff\xff\xff\xffa",
+    "no UTF-8": b"\x81\xa1\xff\x01",
+    "truncated": b"\x82\xa1a",
+    "empty": b"",
+    "no map": b"\x92\x01\x02",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_hostile_json_is_a_protocol_error(name: str) -> None:
+    with pytest.raises(ProtocolError, match=r"^it cannot be read: [^\n]{5,90}$"):
+        read_json(TEXTS[name], dict[str, Any], "it")
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_hostile_msgpack_is_a_protocol_error(name: str) -> None:
+    with pytest.raises(ProtocolError, match=r"^it cannot be read: [^\n]{5,90}$"):
+        read_msgpack(PACKED[name], dict[str, Any], "it")
+    for decode in (decode_to_hub, decode_to_peer):
+        with pytest.raises(ProtocolError):
+            decode(PACKED[name])
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_hostile_msgpack_is_no_frame_of_a_stage_and_no_change_of_a_ledger(name: str, tmp_path: Path) -> None:
+    data = PACKED[name]
+
+    assert stage_line.unpack([stage_line._digest(data, b"") + data]) is None
+    assert line_probe.unpack([data, b""], msgspec.msgpack.Decoder(line_probe.Ping)) == (None, 0)
+    copy = LedgerCopy(tmp_path)
+    with pytest.raises(LedgerError):
+        copy.apply(data, b"", b"")
+    copy.close()
+
+
+def test_values_in_a_struct_are_bounded_too() -> None:
+    deep: Any = []
+    for _ in range(MOST_LEVELS):
+        deep = [deep]
+    changes = LedgerChanges(0, {"chain": [[deep]]}, {})
+
+    with pytest.raises(ProtocolError, match="nested deeper than 64 levels"):
+        read_msgpack(msgspec.msgpack.encode(changes), LedgerChanges, "it")
+
+
+@given(some.dictionaries(some.text(), some.integers() | some.text() | some.lists(some.floats(-1e9, 1e9))))
+def test_what_json_writes_is_read(value: dict[str, Any]) -> None:
+    assert read_json(json.dumps(value), dict[str, Any], "it") == json.loads(json.dumps(value))
+
+
+# ---- the hub's status --------------------------------------------------------------------------------------
+
+
+def told(**fields: Any) -> dict[str, Any]:
+    return status_of(messages.Status(json.dumps({"run": "r", "state": "running"} | fields)))
+
+
+def test_a_status_has_every_figure_that_is_read_whatever_the_hub_left_out() -> None:
+    status = told(peers=[{"name": "ann", "gpu": "", "state": "training"}])
+
+    assert (status["step"], status["eta_s"], status["losses"]) == (0, None, [])
+    assert (status["peers"][0]["up_bytes"], status["peers"][0]["rtt_ms"]) == (0, None)
+    assert told(peers=[{"name": "ann", "gpu": "", "state": "deciding"}])["peers"][0]["joined_s"] == 0
+
+
+def test_fields_of_a_later_version_and_people_without_figures_stay_as_they_are() -> None:
+    deciding = {"name": "bob", "gpu": "CPU", "state": "deciding", "joined_s": 3.0}
+    status = told(tomorrow={"a": 1}, others=[deciding])
+
+    assert status["tomorrow"] == {"a": 1}
+    assert status["others"] == [deciding]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"run": 1},
+        {"state": None},
+        {"step": "A\x1b]52;c;x\x07"},
+        {"step": -1},
+        {"max_steps": 2**63},
+        {"eta_s": 1e300},
+        {"losses": [[1]]},
+        {"peers": {}},
+        {"peers": [{"name": "ann"}]},
+        {"peers": [{"name": "ann", "gpu": "", "state": "", "share": "all"}]},
+        {"others": [{"state": "lost"}]},
+        {"peers": [{"name": "ann", "gpu": "", "state": "", "joined_s": 1e29}]},
+        {"since_s": -1e29},
+        {"culprits": [{"peer": 3}]},
+        {"stages": {"rings": [[{"name": "a", "layers": [1]}]]}},
+        {"needs": {"memory": "much"}},
+        {"bottleneck": {"line": "x", "waiting": []}},
+    ],
+    ids=str,
+)
+def test_a_figure_of_another_type_is_a_protocol_error(fields: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError, match="the hub's status cannot be read"):
+        told(**fields)
+
+
+def test_a_refusal_in_place_of_a_status_is_a_refusal() -> None:
+    with pytest.raises(RefusedByHub, match="no"):
+        status_of(messages.Refused("token", "no"))

@@ -70,7 +70,7 @@ class RunFolderReader:
         """
         self.record = reread_run(self.record)
         for line in self.events.new_lines():
-            with suppress(json.JSONDecodeError):  # cut short by a kill
+            with suppress(ValueError, TypeError, LookupError, AttributeError):  # cut short, or damaged
                 self.hear(json.loads(line))
         self.read_ledger()
         state = self.state(time.time())

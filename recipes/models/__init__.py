@@ -12,6 +12,7 @@ from .base_model import (
     load_tokenizer,
     open_tokenizer,
     prepare_base,
+    vocabulary_of,
     width_of,
 )
 from .causal_lm import TextGenerator, load_model, open_vector

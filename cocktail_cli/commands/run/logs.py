@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -98,8 +98,16 @@ def log_words(line: str) -> str:
 
 
 def event_words(line: str) -> str | None:
-    """Format a line of NDJSON as launch prints it: time and sentence. None for events without words."""
-    told = json.loads(line)
+    """Format a line of NDJSON as launch prints it: time and sentence. None for events without words, and
+    for a damaged line."""
+    try:
+        return words_of(json.loads(line))
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return None
+
+
+def words_of(told: dict[str, Any]) -> str | None:
+    """Format an event, or an error, as `event_words` does."""
     if "error" in told:
         return f"error: {told['error']['message']}"
     event = from_json(told)

@@ -108,6 +108,11 @@ class Failure(Exception):
             yield f"hint: {hint}"
 
 
+def damaged(path: Path, why: str, *hints: str) -> Failure:
+    """Make the failure of a file that is not what was written."""
+    return Failure("altered", f"{path} is damaged: {why}", hints=hints)
+
+
 class Interrupted(BaseException):
     """A second Ctrl-C or SIGTERM, which ends at once. Not an Exception: no handler may swallow it."""
 

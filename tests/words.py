@@ -38,6 +38,7 @@ TEXT = {
         "NotGenuine": 0,
         "LedgerError": 0,
         "LedgerBusy": 0,
+        "LedgerDamaged": 0,
     },
 }
 TOLD_BY_PYDANTIC = ("schema.py", "document.py")  # what is wrong with a value becomes a Problem with its line

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from transport.ledger import EvaluationRow, KnownPeer
+from transport.ledger import EvaluationRow, KnownPeer, OpenSession
 from transport.protocol import Event, SampleRanges, events, messages
 
 NUMBERS, KIND = re.compile(r"[\d.,:e+\[\] -]*\d"), 120  # of a warning; characters that tell two apart
@@ -25,16 +25,6 @@ class Tell:
     """Yield this event to the host (the shell fills in `at`)."""
 
     event: Event
-
-
-@dataclass(frozen=True)
-class RecordSession:
-    """Write a new session into the ledger."""
-
-    session: str
-    name: str
-    hardware: str
-    key: str
 
 
 @dataclass(frozen=True)
@@ -102,7 +92,8 @@ class GiveBack:
 
 @dataclass(frozen=True)
 class Lease:
-    """Write the leases of a round into the ledger, then call `leased(round)`."""
+    """Write the leases of a round into the ledger, with sessions that have none yet, then call
+    `leased(round)`."""
 
     round: int
     leases: dict[str, SampleRanges]  # by session
@@ -110,6 +101,7 @@ class Lease:
     aggregators: int = 0  # peers that aggregate the others
     fits: int = 0  # bytes that the aggregate should not exceed; 0: not known
     local_steps: int = 1  # of the round
+    sessions: tuple[OpenSession, ...] = ()  # that the ledger does not have
 
 
 @dataclass(frozen=True)
@@ -202,7 +194,6 @@ ShardAction = Reach | RejectPart | LoseAggregator
 Action = (
     Send
     | Tell
-    | RecordSession
     | RecordStanding
     | RecordEvaluation
     | FeedStandby

@@ -29,17 +29,20 @@ from transport import Ledger
 from transport.ledger import (
     ERROR_FEEDBACK,
     HUB,
+    TAIL,
     UPDATES,
     PacketLog,
     RoundUpdates,
     UpdateLog,
+    damaged_updates,
     pack_updates,
     read_rounds,
     read_updates,
     retired,
     scan_rounds,
+    set_aside,
 )
-from transport.protocol import LedgerError, ShardPacket, UpdateRejected, WeightedPacket
+from transport.protocol import LedgerDamaged, LedgerError, ShardPacket, UpdateRejected, WeightedPacket
 
 if TYPE_CHECKING:
     from recipes.algorithm import AggregateStep, Aggregator
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 SHARD_ERRORS, SHARD_UPDATES = ".errors.safetensors", ".updates.log"
 LEAST_LOG = 64 << 20  # bytes of updates before e itself is saved; twice the size of e, if that is more
 NEVER = 2**62  # beyond any round
+GO_ON_WITHOUT = "or go on without it: cocktail resume RUN --drop-error-feedback"
 SPARE = 2**14  # bytes of headers, and of the offsets of at most 1,024 shards
 
 log = logging.getLogger(__name__)
@@ -83,6 +87,18 @@ class DurableAggregator:
 
         Raises LedgerError where e cannot be rebuilt.
         """
+        start = self._load()
+        if start > stop:
+            raise LedgerError(
+                f"{self.folder / ERROR_FEEDBACK} is of round {start}, the ledger has {stop} rounds"
+            )
+        logged, committed = read_rounds(self.folder / UPDATES, start, stop), ledger.packets(start, stop)
+        for record, (round, packet) in zip(logged, committed, strict=True):
+            self._replay(record, round, packet)
+            self._replayed = round + 1
+
+    def _load(self) -> int:
+        """Take over e from its file, if that has changed; return the round that e is before."""
         from recipes.algorithm import newest_given
 
         saved = self.folder / ERROR_FEEDBACK
@@ -91,15 +107,9 @@ class DurableAggregator:
             try:
                 self.saved, self.given = self.aggregator.load(saved), newest_given(saved)
             except ValueError as error:
-                raise LedgerError(str(error)) from error
+                raise damaged_updates(saved, f"it cannot be used ({error})") from error
             self._replayed, self._loaded = self.saved, stamp
-        start = self._replayed
-        if start > stop:
-            raise LedgerError(f"{saved} is of round {start}, the ledger has {stop} rounds")
-        logged, committed = read_rounds(self.folder / UPDATES, start, stop), ledger.packets(start, stop)
-        for record, (round, packet) in zip(logged, committed, strict=True):
-            self._replay(record, round, packet)
-            self._replayed = round + 1
+        return self._replayed
 
     def _replay(self, record: RoundUpdates, round: int, packet: bytes) -> None:
         if record.sha256 != hashlib.sha256(self.aggregator.select(packet)).digest():
@@ -114,11 +124,22 @@ class DurableAggregator:
         except ValueError as error:
             raise LedgerError(str(error)) from error
 
-    def recover(self, ledger: Ledger) -> None:
-        """Bring e to where the ledger stands. Raises LedgerError where it cannot be rebuilt."""
-        stop = len(ledger.rounds())
-        self.log = UpdateLog(self.folder / UPDATES, stop)
-        self.follow(ledger, stop)
+    def recover(self, ledger: Ledger, drop: bool = False) -> list[str]:
+        """Bring e to where the ledger stands.
+
+        Args:
+            drop: begin with e = 0 where it cannot be rebuilt; the files are copied to aside/<n> before.
+
+        Returns a sentence for what was dropped. Raises LedgerDamaged where e cannot be rebuilt.
+        """
+        stop, said = ledger.next_round, list[str]()
+        try:
+            self.log = UpdateLog(self.folder / UPDATES, stop, self._load())
+            self.follow(ledger, stop)
+        except LedgerDamaged as error:
+            if not drop:
+                raise LedgerDamaged(str(error), (*error.hints, GO_ON_WITHOUT)) from None
+            said.append(self._begin_anew(stop, str(error)))
         # A hub killed while it gave shards away has stored their e for others, and not yet dropped it here.
         twice = {n: one for n, one in ledger.handoffs.rows().items() if one.peer == HUB and n > self.given}
         if twice:
@@ -126,6 +147,21 @@ class DurableAggregator:
             gone = frozenset().union(*(one.shards for one in twice.values()))
             self.aggregator.assign(set(self.aggregator.assigned) - gone)
             self._save(stop)
+        return said
+
+    def _begin_anew(self, stop: int, why: str) -> str:
+        """Begin with e = 0 before round `stop`, as what led to it is lost."""
+        if self.log is not None:
+            self.log.close()
+        kept = set_aside(self.folder, UPDATES, ERROR_FEEDBACK)
+        for name in (UPDATES, ERROR_FEEDBACK):
+            (self.folder / name).unlink(missing_ok=True)
+        self.aggregator.reset()
+        self.log = UpdateLog(self.folder / UPDATES, 0)
+        self._save(stop)
+        self._replayed = stop
+        there = f"; what was there is in {kept}" if kept else ""
+        return f"{why}. The aggregator begins with none, as it was told to{there}"
 
     def own(self, round: int, shards: Collection[int], keep: Callable[[bytes], int]) -> bool:
         """Aggregate exactly these shards from `round` on, and `keep` the e of those given up for others.
@@ -199,7 +235,8 @@ class DurableAggregator:
     def forget(self) -> None:
         """Delete the files of a run that is over."""
         self.close()
-        for name in (UPDATES, retired(Path(UPDATES)).name, ERROR_FEEDBACK, ERROR_FEEDBACK + ".part"):
+        names = (UPDATES, retired(Path(UPDATES)).name, UPDATES + TAIL)
+        for name in (*names, ERROR_FEEDBACK, ERROR_FEEDBACK + ".part"):
             (self.folder / name).unlink(missing_ok=True)
 
 
@@ -281,7 +318,7 @@ class DurableShards:
         except OSError:
             self.aggregator.undo()
             self._log.close()
-            self._log = PacketLog(self.records, self._log.end)
+            self._log = PacketLog(self.records, self._log.end, keep=False)
             raise
         self.pending, self._handoffs = (round, packet), left
         return packet

@@ -71,7 +71,7 @@ class RunFolderReader:
 
         self.record = reread_run(self.record)
         for line in self.events.new_lines():
-            with suppress(ValueError):  # cut short by a kill
+            with suppress(ValueError, TypeError, LookupError, AttributeError):  # cut short, or damaged
                 self.hear(parse_json(line))
         self.read_ledger()
         state = self.state(time.time())

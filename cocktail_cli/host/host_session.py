@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cocktail_cli import machine
 from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
 from cocktail_cli.installation import command_elsewhere
+from cocktail_cli.proofs import check_begun_files, hashes_of
 from cocktail_cli.recipe_request import RecipeRequest, room_for
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import ProgressMeter, View, events, poll_status, timestamp, trackers_of
@@ -23,7 +24,17 @@ from . import run_folder as in_folder
 from .dashboard_process import DashboardProcess
 from .detached import DetachedView, start_detached
 from .local_peers import LEAVE_WITHIN, EndedPeer, LifeLine, LocalPeers, LocalSettings
-from .resume_run import arguments_of, as_begun, check_corpus, same_address, same_base, unfinished, url_at
+from .resume_run import (
+    arguments_of,
+    as_begun,
+    check_corpus,
+    mended_files,
+    reopened_ledger,
+    same_address,
+    same_base,
+    unfinished,
+    url_at,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,7 +43,7 @@ if TYPE_CHECKING:
     from recipes.data import Corpus, StreamedCorpus
     from recipes.downloads import Licence, Repository
     from recipes.models import Base
-    from transport import Hub, RunKeys
+    from transport import Hub, Ledger, RunKeys, RunSettings
     from transport.protocol import RunEnded
 
     from .narrator import Narrator
@@ -73,6 +84,7 @@ class LaunchSettings:
     dashboard: bool = False
     share_gated_base: bool = False  # serve the files of a gated base
     life_line: bool = False  # stop when stdin ends, as the launching process has ended then
+    drop_error_feedback: bool = False  # of `cocktail resume`: go on without it, where it is lost
     verbose: int = 0
 
 
@@ -86,6 +98,7 @@ class Start:
     folder: Path
     listen: machine.ListenAddress
     resumed: machine.RunRecord | None
+    mended: tuple[str, ...] = ()  # a sentence for each file that was made anew
 
 
 def check_launch(wanted: LaunchSettings) -> Start:
@@ -93,11 +106,12 @@ def check_launch(wanted: LaunchSettings) -> Start:
 
     Raises: Failure and the errors of recipes, for a recipe or a folder that cannot be used.
     """
-    request = None
+    request, mended = None, tuple[str, ...]()
     if wanted.run is None:
         request = RecipeRequest.of(wanted.recipe, wanted.overrides, wanted.data, wanted.model)
         recipe = request.load()
     else:
+        mended = mended_files(wanted.run)
         recipe = as_begun(wanted.run)
     asked_hash = recipe.recipe_hash
     machine.check_trust(recipe, wanted.local.trust_remote_code)
@@ -108,8 +122,9 @@ def check_launch(wanted: LaunchSettings) -> Start:
         in_folder.check_unused(folder, asked_hash)
     else:
         listen = listen if wanted.run else same_address(resumed, listen)
+        mended += mended_files(resumed)
         recipe = as_begun(resumed)
-    return Start(request, recipe, asked_hash, folder, listen, resumed)
+    return Start(request, recipe, asked_hash, folder, listen, resumed, mended)
 
 
 def check_machine(wanted: LaunchSettings, listen: machine.ListenAddress) -> None:
@@ -133,7 +148,7 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
     if not wanted.detach:  # else the process in the background does so
         view.show(events.Progressed("starting"))  # the imports below take seconds
         check_machine(wanted, start.listen)
-    recipe, folder, notes = start.recipe, start.folder, list[events.Event]()
+    recipe, folder, notes = start.recipe, start.folder, list[events.Event](map(events.Warning, start.mended))
     if start.resumed is None:
         in_folder.claim(folder, start.asked_hash)
     if wanted.detach:
@@ -158,6 +173,7 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
         for note in notes:
             session.show(note)
         session.life_line, session.share_gated_base = life_line, wanted.share_gated_base
+        session.drop_error_feedback = wanted.drop_error_feedback
         session.run(start.listen, wanted.local, wanted.peers, wanted.guests)
 
 
@@ -207,6 +223,7 @@ class HostSession:
         self.page = page
         self.life_line: LifeLine | None = None
         self.share_gated_base = False
+        self.drop_error_feedback = False
         self.prepared: RunDelegate | None = None  # what `prepare` made, where a standby has called it before
         # Called just before the hub listens: a standby has its port until then.
         self.free_port: Callable[[], None] | None = None
@@ -235,14 +252,17 @@ class HostSession:
         from .snapshot_thread import SnapshotThread
 
         self.arguments = arguments_of(local, peers)
-        work = self.prepared or self.prepare()
+        with ExitStack() as ours:  # until the hub has it
+            ledger = ours.enter_context(self.reopen()) if self.resumed else None
+            work = self.prepared or self.prepare()
+            ours.pop_all()
         narrator = Narrator(work.parameters)
         # Before this there is nothing to end in good order: Ctrl-C is the usual KeyboardInterrupt.
         with ExitStack() as stack:
             stack.enter_context(leave_on_signal(self.ask_stop))
             if self.life_line is not None:
                 stack.enter_context(self.life_line.leaving(self.ask_stop, lambda: True))
-            hub = self.open(work, narrator, listen, peers, guests)
+            hub = self.open(work, narrator, ledger, listen, peers, guests)
             self._open_tunnel(hub, stack)
             door = self.door() if self.recipe.swarm.owners != "hub" else None
             children = LocalPeers(self.folder, replace(local, door=door))
@@ -277,10 +297,33 @@ class HostSession:
 
     # ---- before --------------------------------------------------------------------------------------------
 
+    def reopen(self) -> Ledger:
+        """Open the ledger of a run that goes on, and say what had to be mended. Raises LedgerDamaged."""
+        assert self.resumed is not None
+        self.show(events.Progressed("checking the ledger"))
+        ledger = reopened_ledger(self.resumed, self._on_this_machine())
+        with ExitStack() as stack:
+            stack.callback(ledger.close)
+            for repair in ledger.mended:
+                self.show(events.Warning(repair))
+            if not self.free_port:  # a standby has checked each packet when it came, and has no time now
+                ledger.check_packets(self.meter("checking the ledger"))
+            stack.pop_all()
+        return ledger
+
+    def _on_this_machine(self) -> bool:
+        """Tell whether the output folder is on a disk of this machine; warn where it is not."""
+        remote = machine.network_file_system(self.folder)
+        if remote is not None:
+            text = f"{self.folder} is on a network file system ({remote}): each commit waits for it"
+            self.show(events.Warning(f"{text}; -o on a disk of this machine is faster and safer"))
+        return remote is None
+
     def prepare(self) -> RunDelegate:
         """Bring base model and corpus to this disk, and write the resolved recipe beside them."""
         from recipes.data import read_rows
         from recipes.models import check_fit, load_tokenizer, open_tokenizer, prepare_base
+        from transport import Ledger
 
         from .replica_files import with_data_here
         from .run_delegate import RunDelegate
@@ -293,6 +336,9 @@ class HostSession:
             # a missing file is found before a model is fetched
             read_rows(dataset, progress=self.meter(f"fetching {dataset.path}"))
         self.show(events.Progressed("preparing the base model"))
+        if self.resumed is not None:
+            with Ledger(self.folder / in_folder.LEDGER, write=False) as ledger:
+                origin = ledger.origin
         if self.resumed is None:
             fetched = self.meter(f"fetching {model.model_name_or_path}")
             base = prepare_base(self.recipe, self.folder / in_folder.BASE, fetched)
@@ -300,7 +346,8 @@ class HostSession:
             self._pin_recipe(base)
             tokenizer = load_tokenizer(self.recipe.model, base.folder)
         else:
-            base = same_base(self.resumed, self.recipe)
+            base = same_base(self.resumed, self.recipe, origin)
+            check_begun_files(self.folder, origin, in_folder.TOKENIZER)
             tokenizer = open_tokenizer(stored, model.pad_token, model.trust_remote_code)
         check_fit(self.recipe, base.folder, tokenizer)
         corpus = self._build_corpus(data, tokenizer)
@@ -389,16 +436,16 @@ class HostSession:
         self,
         work: RunDelegate,
         narrator: Narrator,
+        ledger: Ledger | None,
         listen: machine.ListenAddress,
         peers: int,
         guests: int,
     ) -> Hub:
-        """Open the hub, and write the record by which other commands find it."""
+        """Open the hub, and write the record by which other commands find it. `ledger`: of a resumed run."""
         from recipes.models import package_versions
-        from transport import Hub, Ledger, RunKeys, ask_status, parse_url
+        from transport import Hub, RunKeys, ask_status, parse_url
         from transport.hub import keep_freed_memory
-        from transport.protocol import short_key
-        from transport.receipts import signer_of
+        from transport.protocol import LedgerError
 
         from .run_delegate import settings_of
 
@@ -409,15 +456,21 @@ class HostSession:
         if listen.port != usual:
             self.show(events.Progressed(f"port {usual} is taken: this run listens on port {listen.port}"))
         settings = settings_of(work, name, peers, machine.own_keys().public, guests)
-        remote = machine.network_file_system(self.folder)
-        if remote is not None:
-            text = f"{self.folder} is on a network file system ({remote}): each commit waits for it"
-            self.show(events.Warning(f"{text}; -o on a disk of this machine is faster and safer"))
-        place = self.folder / in_folder.LEDGER
-        origin = {"recipe": self.recipe.recipe_hash, "base": work.base.digest, "data": work.data_digest}
-        origin |= {"hub": short_key(keys.public), "signer": signer_of(keys.signing) if keys.signing else ""}
-        ledger = Ledger(place, run=name, samples=settings.samples, wal=remote is None, origin=origin)
-        work.recover(ledger)
+        ledger = ledger or self._new_ledger(work, keys, settings)
+        try:
+            if ledger.samples != settings.samples:
+                raise LedgerError(
+                    f"{ledger.folder} is of {ledger.samples} samples, not of {settings.samples}"
+                )
+            repairs = work.recover(ledger, self.drop_error_feedback)
+            if old and not self.free_port:  # a standby has no time
+                truths = work.false_fingerprints(ledger, old.state == "failed")
+                repairs += ledger.mend(work.figure_bounds, truths)
+            for repair in repairs:
+                self.show(events.Warning(repair))
+        except BaseException:
+            ledger.close()
+            raise
         narrator.recall(ledger)
         keep_freed_memory()
         if self.free_port:
@@ -437,6 +490,7 @@ class HostSession:
             self.show(events.Warning(f"{name} has another address than before: volunteers need the new URL"))
         record = replace(record, url=url, port=hub.port, bind=listen.bind, arguments=self.arguments)
         record = replace(record, pid=os.getpid(), state="running", planned=settings.steps)
+        record = replace(record, eval_loss=narrator.eval_loss)
         self.record = record
         machine.save_run(record)
         self.show(
@@ -460,6 +514,18 @@ class HostSession:
         if self.page is not None:
             self.page.start(self.folder)
         return hub
+
+    def _new_ledger(self, work: RunDelegate, keys: RunKeys, settings: RunSettings) -> Ledger:
+        """Begin the ledger of a new run, on what the run begins with."""
+        from transport import Ledger
+        from transport.protocol import short_key
+        from transport.receipts import signer_of
+
+        origin = {"recipe": self.recipe.recipe_hash, "base": work.base.digest, "data": work.data_digest}
+        origin |= {"hub": short_key(keys.public), "signer": signer_of(keys.signing) if keys.signing else ""}
+        origin |= hashes_of(self.folder, (in_folder.RECIPE, in_folder.TOKENIZER), work.base.files)
+        place, wal = self.folder / in_folder.LEDGER, self._on_this_machine()
+        return Ledger(place, run=settings.run, samples=settings.samples, wal=wal, origin=origin)
 
     def _new_record(self, work: RunDelegate, keys: RunKeys, name: str) -> machine.RunRecord:
         """Describe a new run, but for what its hub determines."""

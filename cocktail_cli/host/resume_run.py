@@ -7,12 +7,15 @@ compared by hash with what they were: samples are known by number alone, and a n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine import ListenAddress, RunRecord, read_run
+from cocktail_cli.machine import ListenAddress, RunRecord, check_record, read_run
+from cocktail_cli.proofs import altered_base_files, check_begun_files
 
 from . import run_folder as in_folder
 from .local_peers import LocalSettings
@@ -21,7 +24,9 @@ if TYPE_CHECKING:
     from recipes.config import Recipe
     from recipes.data import Corpus, StreamedCorpus
     from recipes.models import Base
+    from transport import Ledger
 
+UNKNOWN: Mapping[str, str] = MappingProxyType({})
 REMEMBERED = (  # fields of LocalSettings
     "device",
     "micro_batch_size",
@@ -34,8 +39,9 @@ REMEMBERED = (  # fields of LocalSettings
 
 
 def unfinished(folder: Path, recipe: Recipe) -> RunRecord:
-    """Read the record of a run to go on with. Raises Failure (run_unknown, output_in_use)."""
+    """Read the record of a run to go on with. Raises Failure (run_unknown, output_in_use, altered)."""
     record = read_run(folder)
+    check_record(folder)
     if record is None:
         hint = "where it lies: -o DIR; cocktail runs lists them"
         raise Failure("run_unknown", f"{folder} holds no run to go on with", hints=(hint,))
@@ -55,8 +61,14 @@ def unfinished(folder: Path, recipe: Recipe) -> RunRecord:
 
 
 def as_begun(record: RunRecord) -> Recipe:
-    """Load the run's own recipe, whose revisions are pinned to commits."""
-    return in_folder.recipe_in(Path(record.output_dir))
+    """Load the run's own recipe, whose revisions are pinned to commits. Raises Failure (altered)."""
+    return in_folder.recipe_in(Path(record.output_dir), record.recipe_hash)
+
+
+def mended_files(record: RunRecord) -> tuple[str, ...]:
+    """Make anew what follows from other files of a run's folder; return a sentence for each."""
+    said = in_folder.mend_recipe(Path(record.output_dir), record.recipe_hash)
+    return (said,) if said else ()
 
 
 def arguments_of(local: LocalSettings, peers: int) -> dict[str, Any]:
@@ -91,8 +103,12 @@ def url_at(record: RunRecord, port: int) -> str:
     return record.url if url.port != record.port else str(replace(url, port=port))
 
 
-def same_base(record: RunRecord, recipe: Recipe) -> Base:
-    """Find the base model the run began with. Raises Failure (model_invalid) where its files have changed."""
+def same_base(record: RunRecord, recipe: Recipe, origin: Mapping[str, str] = UNKNOWN) -> Base:
+    """Find the base model the run began with. Raises Failure (model_invalid) where its files have changed.
+
+    Args:
+        origin: what its ledger says that it began with.
+    """
     from recipes.downloads import Licence
     from recipes.models import Base, base_manifest, cached_commit, fetch_model
     from recipes.weight_files import check_model_folder
@@ -100,12 +116,60 @@ def same_base(record: RunRecord, recipe: Recipe) -> Base:
     folder, model = Path(record.base), recipe.model
     if not folder.is_dir() and cached_commit(folder) is not None:  # the cache was cleared since
         folder = fetch_model(model.model_name_or_path, model.model_revision, model.trust_remote_code)
-    check_model_folder(folder)
-    licence = Licence(**record.licence)
-    base = Base(folder, base_manifest(folder, recipe.model.trust_remote_code), licence)
-    if base.digest != record.base_sha256:
-        raise Failure("model_invalid", f"the base model in {folder} is not the one {record.run} began with")
+    files = base_manifest(folder, recipe.model.trust_remote_code) if folder.is_dir() else ()
+    base = Base(folder, files, Licence(**record.licence))
+    if base.digest != (origin.get("base") or record.base_sha256):
+        names = altered_base_files(origin, files)
+        altered = f": {folder / names[0]} is altered or gone" if names else ""
+        if not names:  # of an older version, which knew the digest alone
+            check_model_folder(folder)
+        raise Failure(
+            "model_invalid",
+            f"the base model in {folder} is not the one {record.run} began with{altered}",
+            hints=("bring back its files as they were: the ledger's packets fit that model alone",),
+        )
     return base
+
+
+def checked_recipe(record: RunRecord) -> Recipe:
+    """Load the recipe of a run whose model is to be written, once all that it is made of was compared with
+    what the run began with and has decided: rows, recipe, tokenizer, base. Raises Failure (altered,
+    model_invalid), LedgerError."""
+    from transport import Ledger
+
+    folder = Path(record.output_dir)
+    with Ledger(folder / in_folder.LEDGER, write=False) as ledger:
+        lacking, origin = ledger.check_rows(), ledger.origin
+    if lacking and not in_folder.is_locked(folder):
+        in_folder.raise_lacking(folder, lacking)
+    recipe = in_folder.recipe_in(folder, origin.get("recipe", ""))
+    check_begun_files(folder, origin)
+    if "base" in origin:
+        same_base(record, recipe, origin)
+    return recipe
+
+
+def reopened_ledger(record: RunRecord, wal: bool) -> Ledger:
+    """Open the ledger of a run that goes on, to write. Raises LedgerDamaged, with what is left to begin from,
+    and what else Ledger raises."""
+    from transport import Ledger
+    from transport.protocol import LedgerDamaged
+
+    folder = Path(record.output_dir)
+    try:
+        return Ledger(folder / in_folder.LEDGER, run=record.run, samples=None, wal=wal)
+    except LedgerDamaged as error:
+        raise LedgerDamaged(str(error), (*error.hints, *snapshot_hint(folder))) from None
+
+
+def snapshot_hint(folder: Path) -> tuple[str, ...]:
+    """Name the newest snapshot of a run's folder, a model to go on from where its ledger is lost."""
+    place = folder / in_folder.SNAPSHOTS
+    rounds = [int(path.name) for path in place.iterdir() if path.name.isdecimal()] if place.is_dir() else []
+    if not rounds:
+        return ()
+    newest = place / str(max(rounds))
+    return (f"without a copy: a new run can begin from {newest}, the model after {max(rounds)} rounds",)
 
 
 def check_corpus(record: RunRecord, recipe: Recipe, corpus: Corpus | StreamedCorpus) -> None:

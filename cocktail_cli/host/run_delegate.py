@@ -15,11 +15,12 @@ from cocktail_cli import __version__
 from cocktail_cli.aggregation import DurableAggregator
 from cocktail_cli.ui import counted
 from transport import Ledger, RunSettings
+from transport.ledger import FigureBounds
 from transport.protocol import LayerDivision, ShardPacket, UpdateRejected, WeightedPacket, messages
 
 from .contribution_probe import ProbeThread
 from .replica_files import ReplicaFiles
-from .snapshot_thread import CommittedModel, snapshot_object
+from .snapshot_thread import CommittedModel, replayed, snapshot_object
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LONGEST_LEASE = 16  # rounds; without staleness an update belongs to its own round
+QUICKLY_REPLAYED = 256 << 20  # bytes of a model and its packets
 TOLD = {10**i for i in range(9)}  # the counts of shortened packets at which a peer is warned of
 
 
@@ -121,13 +123,33 @@ class RunDelegate:
         """Compute what takes seconds when a hub is opened: a standby has no time once the hub is lost."""
         _ = self.memory, self.division, self.data_digest
 
-    def recover(self, ledger: Ledger) -> None:
-        """Bring the error feedback to where the ledger stands, before the hub starts. Raises LedgerError."""
-        self.durable.recover(ledger)
+    def recover(self, ledger: Ledger, drop_error_feedback: bool = False) -> list[str]:
+        """Bring the error feedback to where the ledger stands, before the hub starts; return a sentence about
+        what was dropped. Raises LedgerDamaged where it is lost, and is not to be dropped."""
+        said = self.durable.recover(ledger, drop_error_feedback)
         if self.recipe.swarm.probe_batch_size:
-            round = len(ledger.rounds())
+            round = ledger.next_round
             self.probing = ProbeThread(lambda: self.probe(round), lambda peer, what: self.tell(peer, what))
             self.probing.start()
+        return said
+
+    @property
+    def figure_bounds(self) -> FigureBounds:
+        """Bound losses and their terms, as the objective and the data do."""
+        return FigureBounds(self.loss_bounds, self.held_out_terms(0, 1), 2 * self.recipe.data.max_length)
+
+    def false_fingerprints(self, ledger: Ledger, failed: bool) -> dict[int, int]:
+        """Replay the ledger, whose packets and base are whole; return the true fingerprints of rounds that
+        have others, as a peer that was alone in them has lied. Long ledgers are replayed only where the run
+        has `failed`. Where most differ it is not the fingerprints that are false, and none are returned."""
+        rows, packets = ledger.rounds(), sum(row.length for row in ledger.rounds())
+        if not rows or (4 * self.parameters + packets > QUICKLY_REPLAYED and not failed):
+            return {}
+        with self.model.fold(len(rows), snapshots=False) as fold:
+            truths = {x.round: x.fingerprint for x in replayed(fold)}
+        known = [row for row in rows if row.fingerprint]
+        false = {row.round: truths[row.round] for row in known if row.fingerprint != truths[row.round]}
+        return false if 2 * len(false) < len(known) else {}
 
     def probe(self, round: int) -> Probe:
         """Build the probe at the global model of `round`; slow."""
@@ -176,7 +198,7 @@ class RunDelegate:
         from recipes.models import vocabulary_of
         from recipes.objectives import objective_of
 
-        return objective_of(self.recipe).bounds(vocabulary_of(self.base.folder))
+        return objective_of(self.recipe).bounds(vocabulary_of(self.base.folder) or 0)
 
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
         self.aggregator.add(round, peer, packet)

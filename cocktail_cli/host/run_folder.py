@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import logging
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
-from cocktail_cli.errors import Failure
+from cocktail_cli.errors import Failure, damaged
 from cocktail_cli.foreign_text import one_line, paragraphs
-from cocktail_cli.machine import RunRecord, read_run
+from cocktail_cli.machine import FILE, RunRecord, check_record, read_run
 from cocktail_cli.ui import FOLDER as TRACKING
-from cocktail_cli.ui import Line, Metrics, Tracker, events, missing_lines, read_written, sentence, step_line
+from cocktail_cli.ui import (
+    Line,
+    Metrics,
+    Tracker,
+    counted,
+    events,
+    missing_lines,
+    read_written,
+    sentence,
+    step_line,
+)
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
@@ -33,6 +45,7 @@ TOKENIZER = "tokenizer"  # with the chat template that the data was put through
 LEDGER = "ledger"
 DATA = "data"  # of a standby: the host's data files
 STREAM = "stream.jsonl"  # the position in streamed data
+STREAM_BEFORE = STREAM + ".before"  # a damaged one
 SNAPSHOTS = "snapshots"
 OURS = {
     LOG,
@@ -45,6 +58,7 @@ OURS = {
     TOKENIZER,
     LEDGER,
     STREAM,
+    STREAM_BEFORE,
     SNAPSHOTS,
     DATA,
     "peers",
@@ -76,8 +90,9 @@ def claim(folder: Path, recipe_hash: str) -> None:
     """Make the folder of a new run. Raises as `check_unused`."""
     check_unused(folder, recipe_hash)
     folder.mkdir(parents=True, exist_ok=True)
-    for old in (folder / STREAM, *(folder / LEDGER).glob("*")):  # of a launch that ended before its run began
-        old.unlink(missing_ok=True)
+    # of a launch that ended before its run began: it has no round
+    (folder / STREAM).unlink(missing_ok=True)
+    shutil.rmtree(folder / LEDGER, ignore_errors=True)
 
 
 def check_unused(folder: Path, recipe_hash: str) -> None:
@@ -87,7 +102,12 @@ def check_unused(folder: Path, recipe_hash: str) -> None:
     if folder.exists() and not folder.is_dir():
         raise Failure("output_in_use", f"{folder} is a file", hints=other)
     record = read_run(folder)
+    check_record(folder)
     check_unlocked(folder, record)
+    if record is None and holds_packets(folder):
+        back = f"put {FILE} back from a copy: it has the run's keys"
+        text = f"{folder} holds the ledger of a run whose {FILE} is gone"
+        raise Failure("output_in_use", text, hints=(back, *other))
     if record is not None:
         same, over = record.is_of(recipe_hash), record.over
         anew = f"begin anew in {unused_folder(folder).name}: the same command with --fresh"
@@ -110,16 +130,24 @@ def check_unused(folder: Path, recipe_hash: str) -> None:
         raise OSError(error.errno, error.strerror, str(folder)) from None
 
 
+def holds_packets(folder: Path) -> bool:
+    """Tell whether an output folder has the packets of committed rounds."""
+    from transport.ledger import PACKETS
+
+    packets = folder / LEDGER / PACKETS
+    return packets.is_file() and packets.stat().st_size > 0
+
+
 def unused_folder(folder: Path) -> Path:
     """Return the folder; if a run is in it, the first of folder-2, folder-3, ... that does not exist."""
-    if read_run(folder) is None:
+    if not (folder / FILE).exists() and not holds_packets(folder):
         return folder
     others = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
     return next(other for other in others if not other.exists())
 
 
-def check_unlocked(folder: Path, record: RunRecord | None) -> None:
-    """Raise Failure (output_in_use) where a process holds the ledger in this output folder."""
+def is_locked(folder: Path) -> bool:
+    """Tell whether a process holds the ledger in this output folder."""
     from transport.ledger import lock_exclusively
     from transport.protocol import LedgerBusy
 
@@ -128,21 +156,74 @@ def check_unlocked(folder: Path, record: RunRecord | None) -> None:
         if lock.exists():
             lock_exclusively(lock).close()
     except LedgerBusy:
-        if record is None:
-            hints = ("wait until it has ended, or choose another folder: -o DIR",)
-            raise Failure("output_in_use", f"another launch is at work in {folder}", hints=hints) from None
-        raise Failure(
-            "output_in_use",
-            f"the run {record.run} is going on: its hub (process {record.pid}) holds the ledger",
-            hints=(f"cocktail status {record.run}", f"cocktail stop {record.run}"),
-        ) from None
+        return True
+    return False
 
 
-def recipe_in(folder: Path) -> Recipe:
-    """Load the recipe of the run in a folder, whose revisions are pinned to commits."""
+def raise_lacking(folder: Path, changes: int) -> NoReturn:
+    """Raise Failure (altered): the tables of a ledger lack so many of the newest changes of its journal."""
+    from transport.ledger import DATABASE, JOURNAL
+
+    lacks = f"it lacks the newest {counted(changes, 'change')} of {JOURNAL}"
+    raise damaged(folder / LEDGER / DATABASE, lacks, "cocktail resume carries them out")
+
+
+def check_unlocked(folder: Path, record: RunRecord | None) -> None:
+    """Raise Failure (output_in_use) where a process holds the ledger in this output folder."""
+    if not is_locked(folder):
+        return
+    if record is None:
+        hints = ("wait until it has ended, or choose another folder: -o DIR",)
+        raise Failure("output_in_use", f"another launch is at work in {folder}", hints=hints)
+    raise Failure(
+        "output_in_use",
+        f"the run {record.run} is going on: its hub (process {record.pid}) holds the ledger",
+        hints=(f"cocktail status {record.run}", f"cocktail stop {record.run}"),
+    )
+
+
+def recipe_in(folder: Path, expected: str = "") -> Recipe:
+    """Load the recipe of the run in a folder, whose revisions are pinned to commits.
+
+    Args:
+        expected: its hash. Another text is damaged, and Failure (altered) says so.
+    """
     from recipes.config import recipe_from_json
+    from recipes.errors import RecipeError
 
-    return recipe_from_json((folder / RESOLVED).read_text(encoding="utf-8"))
+    path = folder / RESOLVED
+    fault = "it is gone"
+    try:
+        text = path.read_bytes()
+        if not expected or hashlib.sha256(text).hexdigest() == expected:
+            return recipe_from_json(text.decode())
+        fault = f"its sha256 is not {expected}, the hash of the run's recipe"
+    except (FileNotFoundError, ValueError, RecipeError) as error:
+        fault = fault if isinstance(error, FileNotFoundError) else str(error).splitlines()[0]
+    back = f"put {RESOLVED} back from a copy, or make it anew from {RECIPE}: cocktail resume does so"
+    raise damaged(path, fault, back)
+
+
+def mend_recipe(folder: Path, expected: str) -> str:
+    """Write recipe.json anew from recipe.yaml, where it is not the text with this hash and that leads to it.
+    Returns a sentence about it, or ""."""
+    import yaml
+
+    from recipes.config import recipe_from_json
+    from recipes.errors import RecipeError
+
+    path = folder / RESOLVED
+    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == expected:
+        return ""
+    try:
+        values = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
+        text = recipe_from_json(json.dumps(values)).to_json()
+    except (OSError, ValueError, TypeError, yaml.YAMLError, RecipeError):
+        return ""
+    if hashlib.sha256(text.encode()).hexdigest() != expected:
+        return ""
+    path.write_text(text, encoding="utf-8")
+    return f"{path} was damaged or gone: it was made anew from {RECIPE}"
 
 
 def as_yaml(recipe_json: str) -> str:

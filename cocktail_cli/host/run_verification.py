@@ -3,6 +3,9 @@
 All aggregates of a run stay in its ledger, so x' of every round follows from the base model again. Each must
 have the fingerprint that the run's peers agreed on; the model and the snapshots must be x' to the bit. The
 replay takes 4 bytes of memory a parameter.
+
+A run that goes on has no seal. Each file that it uses again is compared with what the ledger says of it, or
+with its own checksums. Logs and figures for people have none.
 """
 
 from __future__ import annotations
@@ -13,10 +16,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cocktail_cli.errors import Failure
-from cocktail_cli.machine import check_trust, read_run
-from cocktail_cli.proofs import SEAL, check_files, read_seal, sha256_of, uncovered
+from cocktail_cli.errors import Failure, damaged
+from cocktail_cli.machine import FILE, check_record, check_trust, read_run
+from cocktail_cli.proofs import (
+    SEAL,
+    altered_base_files,
+    begun_files,
+    check_begun_files,
+    check_files,
+    read_seal,
+    uncovered,
+)
 from transport import Ledger
+from transport.ledger import DATABASE, JOURNAL, PACKETS
 from transport.protocol import LedgerError
 
 from . import run_folder as in_folder
@@ -27,7 +39,8 @@ if TYPE_CHECKING:
     from recipes.config import Recipe
     from transport.receipts import SignedDocument
 
-COVERED = (f"{in_folder.LEDGER}/ledger.db", f"{in_folder.LEDGER}/packets.log", in_folder.RESOLVED)
+BOOKS = (*(DATABASE + end for end in ("", "-wal", "-shm", ".sha256")), JOURNAL, PACKETS)
+COVERED = (*(f"{in_folder.LEDGER}/{name}" for name in BOOKS), in_folder.RESOLVED, FILE)
 
 
 @contextmanager
@@ -73,13 +86,18 @@ class RunVerification:
     compared: list[Path] = field(default_factory=list)  # folders whose weights are x', to the bit
 
     def check_hashes(self, model: SignedDocument | None = None) -> None:
-        """Verify the ledger, and the files that the run has sealed.
+        """Verify the ledger, and the files that the run has sealed or uses again.
 
         Args:
             model: the seal of a model's folder, which is to be of this run.
         """
+        check_record(self.folder)
         with open_ledger(self.folder) as ledger:
             audit, self.origin = ledger.verify(), ledger.origin
+            if audit.lacking and not in_folder.is_locked(self.folder):
+                in_folder.raise_lacking(self.folder, audit.lacking)
+            for path in ledger.handoffs.damaged():
+                raise damaged(path, "it is not what the ledger has the hash of")
             self.seal = read_seal(self.folder)
             signer = self.origin.get("signer", "")
             self.found |= {"run": ledger.run, "rounds": audit.rounds, "samples": audit.counted}
@@ -92,14 +110,51 @@ class RunVerification:
         files = self.seal.statement["files"] if self.seal is not None else {}
         check_files(self.folder, files)
         self.found |= {"head": head, "signer": signer, "files": len(files)}
-        if "recipe" in self.origin:
-            path = self.folder / in_folder.RESOLVED
-            expect(f"the sha256 of {path}", sha256_of(path), self.origin["recipe"])
+        recipe = in_folder.recipe_in(self.folder, self.origin.get("recipe", ""))
+        check_begun_files(self.folder, self.origin)
+        covered = {*COVERED, *begun_files(self.origin), *self._check_snapshots(recipe)}
+        if self.seal is None:
+            covered |= self._check_in_use(audit.rounds)
         self.found["not_covered"] = [
             name
             for name in uncovered(self.folder, self.seal)
-            if name not in COVERED and not name.startswith(f"{in_folder.BASE}/")
+            if name not in covered and not name.startswith(f"{in_folder.BASE}/")
         ]
+
+    def _check_snapshots(self, recipe: Recipe) -> set[str]:
+        """Compare the files of every snapshot with their hashes; return their names."""
+        from recipes.snapshots import altered_file, broken_files, list_snapshots
+
+        for path in broken_files(self.folder / in_folder.SNAPSHOTS):
+            raise damaged(path, "it is gone or not to be read")
+        names = set[str]()
+        for one in list_snapshots(self.folder / in_folder.SNAPSHOTS, self.found["run"]):
+            if name := altered_file(one):
+                raise damaged(one.folder / name, "it has another hash than when it was written")
+            names |= {path.relative_to(self.folder).as_posix() for path in one.folder.iterdir()}
+        return names
+
+    def _check_in_use(self, rounds: int) -> set[str]:
+        """Check the files by which a run goes on: what restores the error feedback, the position in a stream.
+        Returns their names."""
+        from recipes.algorithm import verify_saved
+        from recipes.data import read_index
+        from transport.ledger import ERROR_FEEDBACK, UPDATES, read_rounds
+
+        ledger, stream = self.folder / in_folder.LEDGER, self.folder / in_folder.STREAM
+        record, saved, updates = read_run(self.folder), ledger / ERROR_FEEDBACK, ledger / UPDATES
+        if saved.exists() or updates.exists() or (record is not None and not record.over):
+            try:
+                start = verify_saved(saved) if saved.exists() else 0
+                for _ in read_rounds(updates, start, rounds):
+                    pass
+            except (LedgerError, ValueError) as error:
+                raise Failure("altered", str(error)) from error
+        if stream.exists() and (number := read_index(stream)[1]):
+            raise damaged(stream, f"line {number} is not what was written")
+        handoffs = {f"{in_folder.LEDGER}/estates/{path.name}" for path in (ledger / "estates").glob("*")}
+        own = {in_folder.STREAM, *(f"{in_folder.LEDGER}/{name}" for name in (UPDATES, ERROR_FEEDBACK))}
+        return own | handoffs
 
     def check_document(self, document: SignedDocument, ledger: Ledger) -> None:
         """Compare a seal or a receipt with the ledger: the same run, signer and head."""
@@ -125,10 +180,9 @@ class RunVerification:
         Args:
             model: one more folder with a model of this run, and after how many rounds.
         """
-        from recipes.config import recipe_from_json
         from recipes.weight_files import weights_file_in
 
-        recipe = recipe_from_json((self.folder / in_folder.RESOLVED).read_text(encoding="utf-8"))
+        recipe = in_folder.recipe_in(self.folder)
         check_trust(recipe, trust)
         base = self._base(recipe)
         with open_ledger(self.folder) as ledger:
@@ -167,8 +221,10 @@ class RunVerification:
             hints = ("run.json of the run's folder says where it was; without it nothing can be replayed",)
             raise Failure("model_invalid", f"the base model {name} is not on this machine", hints=hints)
         expected = self.origin.get("base") or (record.base_sha256 if record else "")
-        digest = Base(folder, base_manifest(folder, code)).digest
-        expect(f"the hash of the base model in {folder}", digest, expected)
+        base = Base(folder, base_manifest(folder, code))
+        for altered in altered_base_files(self.origin, base.files):
+            raise damaged(folder / altered, "the run began with another one")
+        expect(f"the hash of the base model in {folder}", base.digest, expected)
         return folder
 
     def _snapshots(self) -> list[tuple[Path, int]]:

@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -72,6 +72,8 @@ class CommittedModel:
     recipe: Recipe
     base: Path  # folder of the base model
     folder: Path  # the run's output folder
+    tell: Callable[[str], object] = log.warning  # told which snapshot is damaged
+    whole: set[Path] = field(default_factory=set, compare=False)  # snapshots whose every byte was checked
 
     @property
     def snapshots(self) -> Path:
@@ -88,6 +90,17 @@ class CommittedModel:
             for one in list_snapshots(self.snapshots, ledger.run)
             if said.get(one.round) in (one.fingerprint, 0)
         ]
+
+    def is_whole(self, one: Snapshot, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Compare a snapshot's files with their hashes, unless it was done before."""
+        from recipes.snapshots import altered_file
+
+        if one.folder not in self.whole:
+            if name := altered_file(one, stop):
+                self.tell(f"{one.folder / name} is damaged: this snapshot is not used")
+                return False
+            self.whole.add(one.folder)
+        return True
 
     @contextmanager
     def fold(
@@ -111,10 +124,11 @@ class CommittedModel:
             found = [row for row in rows[: round + 1] if row.fingerprint]
             known = [KnownFingerprint(row.round, row.fingerprint) for row in found][-1:]
             valid = self.valid_snapshots(ledger) if snapshots else []
-            earlier = [one for one in valid if one.round <= round]
-            start = earlier[-1].round if earlier else 0
+            newest = [one for one in reversed(valid) if one.round <= round]
+            begin = next((one for one in newest if self.is_whole(one, stop)), None)
+            start = begin.round if begin else 0
             records = [row.record for row in rows[start:round]]
-            source = open_trained(self.recipe, self.base, earlier[-1].folder if earlier else None)
+            source = open_trained(self.recipe, self.base, begin.folder if begin else None)
             with closing(source) as vector, open(ledger.log_path, "rb", buffering=0) as packets:
                 yield Fold(
                     run=ledger.run,
@@ -259,7 +273,7 @@ class SnapshotThread:
         offer: Callable[[list[messages.SnapshotOffer]], None],
         samples: SampleWriter | None = None,
     ) -> None:
-        self.model, self.every, self.steps, self.offer = model, every, steps, offer
+        self.every, self.steps, self.offer = every, steps, offer
         self.samples = samples
         self.limit = model.recipe.checkpoint.save_total_limit
         self.news: queue.SimpleQueue[Event] = queue.SimpleQueue()  # events for the views
@@ -269,6 +283,7 @@ class SnapshotThread:
         self.stopped = threading.Event()
         self.due: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()  # (round, step); (-1, -1): the end
         self.thread = threading.Thread(target=self._work, name="snapshots", daemon=True)
+        self.model = replace(model, tell=lambda what: self.news.put(Warning(what)))
 
     def start(self) -> None:
         """Remove what a killed hub had begun, offer what it had finished, and wait for steps."""
@@ -311,6 +326,7 @@ class SnapshotThread:
     def _work(self) -> None:
         if self.fresh:
             self._write_samples(self.model.base, 0, 0)
+        self._drop_damaged()
         while not self.stopped.is_set():
             round, step = self.due.get()
             while not self.due.empty():  # the last fold took longer than `every` steps
@@ -323,8 +339,34 @@ class SnapshotThread:
                 log.warning("snapshot of round %d", round, exc_info=True)
                 self._warn(round, error)
 
+    def _drop_damaged(self) -> None:
+        """Remove the snapshots of an earlier process that are damaged, and fold the newest round in their
+        place: the ledger has all that is in them."""
+        from recipes.snapshots import SnapshotCancelled, broken_files
+
+        try:
+            with Ledger(self.model.folder / in_folder.LEDGER, write=False) as ledger:
+                found, rows = self.model.valid_snapshots(ledger), ledger.rounds()
+                damaged = [one for one in found if not self.model.is_whole(one, self.stopped.is_set)]
+                if damaged:
+                    self._offer(ledger, [one for one in found if one not in damaged], always=True)
+        except SnapshotCancelled:
+            return
+        except Exception as error:  # the run does not depend on it
+            log.warning("snapshots of before", exc_info=True)
+            self._warn_once("before", f"the snapshots of before are not checked: {explain(error).message}")
+            return
+        broken = broken_files(self.model.snapshots)
+        for path in broken:
+            self.news.put(Warning(f"{path} is damaged or gone: this snapshot is not used"))
+        for folder in {*(one.folder for one in damaged), *(path.parent for path in broken)}:
+            shutil.rmtree(folder, ignore_errors=True)
+            self.news.put(Warning(f"the snapshot {folder} was removed, as the ledger has all that is in it"))
+            if self.every and rows:
+                self.due.put((rows[-1].round, rows[-1].step))
+
     def _make(self, round: int, step: int) -> None:
-        from recipes.snapshots import SnapshotCancelled, write_chunk_hashes
+        from recipes.snapshots import SnapshotCancelled, write_chunk_hashes, write_sums
         from recipes.weight_files import atomic_folder, weights_file_in
 
         began, folder = time.monotonic(), self.model.snapshots / str(round)
@@ -338,10 +380,11 @@ class SnapshotThread:
                         f"first snapshot the model is loaded, {4 * fold.source.layout.size / 1e9:.1f} GB",
                     )
                 self.model.write_beside(part, fold)
-                number = fold.write(part)
+                number = fold.write(part, write_sums(part))
                 write_chunk_hashes(part, self.stopped.is_set)
         except SnapshotCancelled:
             return
+        self.model.whole.add(folder)
         with Ledger(self.model.folder / in_folder.LEDGER, write=False) as ledger:
             whole = self.model.valid_snapshots(ledger)
             self._offer(ledger, whole)
@@ -375,7 +418,7 @@ class SnapshotThread:
         except Exception as error:  # the next one may go through
             self._warn_once("push", f"snapshots are not pushed: {explain(error).message}")
 
-    def _offer(self, ledger: Ledger, whole: list[Snapshot]) -> None:
+    def _offer(self, ledger: Ledger, whole: list[Snapshot], always: bool = False) -> None:
         offers = []
         for one in whole[-min(OFFERED, self.limit) :]:
             record = ledger.record(one.round)
@@ -384,7 +427,7 @@ class SnapshotThread:
             offers.append(
                 messages.SnapshotOffer(one.round, one.weights.stat().st_size, digest, record.offset)
             )
-        if offers:
+        if offers or always:
             self.offer(offers)
 
     def _warn(self, round: int, error: Exception) -> None:

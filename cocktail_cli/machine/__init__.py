@@ -38,10 +38,12 @@ from .nvidia_driver import driver_version, handle_of, nvml, users_of
 from .proxy_settings import open_tunnel, proxies_of, url_to_dial
 from .remote_code_consent import check_trust, isolate_model_code
 from .run_registry import (
+    FILE,
     RunRecord,
     State,
     cache,
     check_home,
+    check_record,
     home,
     known_runs,
     load_run,

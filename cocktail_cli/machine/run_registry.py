@@ -1,10 +1,12 @@
 """The runs this machine knows: `run.json` in a run's output folder, and a pointer to it under COCKTAIL_HOME.
 
-run.json holds the join token and the host's secret, so it is readable by its user alone (0600).
+run.json holds the join token and the host's secret, so it is readable by its user alone (0600). Its last line
+is a hash of the others: nothing else on the disk has the run's keys, so a damaged one must not be used.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -22,7 +24,7 @@ from typing import Any, Literal
 
 import platformdirs
 
-from cocktail_cli.errors import Failure
+from cocktail_cli.errors import Failure, damaged
 
 from .network_address import joined, local_host
 
@@ -30,6 +32,7 @@ from .network_address import joined, local_host
 State = Literal["running", "paused", "finished", "stopped", "failed", "died"]
 
 FILE = "run.json"
+CHECK = "sha256"  # its key that is a hash of the others
 
 # Run names are said aloud and typed. The URL's token is secret, they are not.
 ADJECTIVES = (
@@ -139,8 +142,14 @@ def new_name() -> str:
 
 def save_run(record: RunRecord) -> None:
     """Write run.json and the pointer to it, atomically."""
-    write_private(Path(record.output_dir) / FILE, json.dumps(asdict(record), indent=1))
+    write_private(Path(record.output_dir) / FILE, text_of(asdict(record)))
     write_private(home() / "runs" / record.run, record.output_dir)
+
+
+def text_of(values: dict[str, Any]) -> str:
+    """Format a record, with a hash of itself."""
+    text = json.dumps(values, indent=1)
+    return json.dumps({**values, CHECK: hashlib.sha256(text.encode()).hexdigest()}, indent=1)
 
 
 def write_private(path: Path, text: str) -> None:
@@ -157,7 +166,8 @@ def write_private(path: Path, text: str) -> None:
 
 
 def load_run(run: str) -> RunRecord:
-    """Read a run's record by name or output folder. Raises Failure (run_unknown), with the known names."""
+    """Read a run's record by name or output folder. Raises Failure (run_unknown), with the known names, or
+    (altered) where it is damaged."""
     folder = Path(run)
     if not (folder / FILE).is_file():
         pointer = home() / "runs" / run
@@ -165,7 +175,8 @@ def load_run(run: str) -> RunRecord:
         folder = Path(pointer.read_text(encoding="utf-8").strip()) if named else folder
     record = read_run(folder)
     if record is None:
-        raise unknown(run)
+        check_record(folder)
+        raise unknown(str(folder) if folder.is_dir() else run)
     return record
 
 
@@ -195,14 +206,38 @@ def the_run_going_on() -> RunRecord:
 
 def read_run(folder: Path) -> RunRecord | None:
     """Read the record in an output folder; None where there is no readable one."""
+    try:
+        return parse_record((folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def parse_record(text: str) -> RunRecord:
+    """Parse a record. Raises ValueError, TypeError or AttributeError where it is none, or is damaged."""
     from recipes.foreign_json import parse_json
 
+    found = parse_json(text)
+    wanted = {one.name for one in fields(RunRecord)}
+    values = {key: value for key, value in found.items() if key != CHECK}
+    ours = "\n" in text  # a program that has changed a value writes it in a form of its own; damage does not
+    if CHECK in found and ours and text != text_of(values):
+        raise ValueError(f"its {CHECK} is of other values")
+    if CHECK not in found and values.keys() - wanted:  # a version that knows more keys writes a hash
+        raise ValueError(f"it has no {CHECK}, and a key that nobody writes")
+    return RunRecord(**{key: value for key, value in values.items() if key in wanted})
+
+
+def check_record(folder: Path) -> None:
+    """Raise Failure (altered) where an output folder has a record that is damaged."""
+    path = folder / FILE
+    if not path.exists():
+        return
     try:
-        found = parse_json((folder / FILE).read_bytes())
-        wanted = {one.name for one in fields(RunRecord)}
-        return RunRecord(**{key: value for key, value in found.items() if key in wanted})
-    except (OSError, ValueError, TypeError, AttributeError):  # gone, cut, or of a version with other fields
-        return None
+        parse_record(path.read_text(encoding="utf-8"))
+    except (ValueError, TypeError, AttributeError) as error:
+        back = "put it back from a copy: nothing else has the run's keys"
+        by_hand = f'after a change by hand: remove its line "{CHECK}"'
+        raise damaged(path, str(error), back, by_hand) from None
 
 
 def reread_run(record: RunRecord) -> RunRecord:

@@ -1,4 +1,5 @@
-"""Files that prove something: a peer's receipts, and the seals of folders."""
+"""Files that prove something: a peer's receipts, the seals of folders, the hashes a run began with."""
 
+from .begun_files import altered_base_files, begun_files, check_begun_files, hashes_of
 from .receipt_file import ReceiptFile, open_receipt
 from .sealed_folder import SEAL, check_files, check_sealed_model, read_seal, sha256_of, uncovered, write_seal

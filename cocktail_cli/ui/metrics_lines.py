@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -150,13 +151,19 @@ def line_of_round(row: RoundRow, step: int, tokens: int) -> Line:
 
 
 def read_written(path: Path) -> Written:
-    """Read how far a file goes; an unfinished last line of a killed process is cut off."""
+    """Read how far a file goes; an unfinished last line of a killed process is cut off. A damaged line
+    counts for nothing: the file is for people."""
     if not path.exists():
         return Written()
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
     if whole < len(data):
         os.truncate(path, whole)
-    found = [json.loads(text) for text in data[:whole].splitlines()]
-    steps = [each["round"] for each in found if "loss" in each]
-    return Written(max(steps, default=-1), max((e["round"] for e in found if "eval_loss" in e), default=-1))
+    newest = Written()
+    for text in data[:whole].splitlines():
+        with suppress(ValueError, TypeError, LookupError, AttributeError):
+            each = json.loads(text)
+            step = each["round"] if "loss" in each else -1
+            evaluated = each["round"] if "eval_loss" in each else -1
+            newest = Written(max(newest.round, step), max(newest.evaluated, evaluated))
+    return newest

@@ -31,11 +31,12 @@ from compress import (
     Update,
     decode,
     decode_packed,
+    fingerprint,
     join,
     split,
 )
 from recipes.config import Recipe
-from recipes.weight_files import float32_header, write_safetensors
+from recipes.weight_files import CHECK, float32_header, words_digest, write_safetensors
 
 from .adaptive_rate import AdaptiveRate, adaptive_rate_of, fixed_rate
 from .compressor import handoff_compressor
@@ -52,6 +53,7 @@ from .outer_optimizer import PLAIN, OuterOptimizer, outer_optimizer_of
 from .robust_mean import MEAN, AggregateStep, Rule, collect, fade_of, handoff_scale, rule_of
 
 ERROR, MOMENTUM = "error", "momentum"  # e and v, in a file
+SUMS = "sums"  # the word of its header with the fingerprint of each
 
 # Called with line 3 of every shard, before any e moves; gives what is to be awaited before one does.
 Log = Callable[[Mapping[int, AggregateStep]], Callable[[], object]]
@@ -208,6 +210,12 @@ class Aggregator:
             self.assigned = {n: self.assigned.get(n) or self._new(n) for n in sorted(numbers)}
             self._newest, self._updates = -1, None
         return join(given) if any(given) else b""
+
+    def reset(self) -> None:
+        """Begin anew with e = 0 and v = 0 for the shards that are assigned."""
+        with self._lock:
+            self.assigned = {number: self._new(number) for number in self.assigned}
+            self._newest, self._updates = -1, None
 
     def _new(self, number: int) -> ShardAggregator:
         return ShardAggregator(self.shards[number], self.compressor, self.rule, self.outer)
@@ -392,13 +400,14 @@ class Aggregator:
         if self.outer.momentum:
             tensors |= {name_of(n, MOMENTUM): shard.momentum for n, shard in self.assigned.items()}
         about = {"round": str(round), **described(self.assigned.values()), "given": str(given)}
-        write_safetensors(path, tensors, about)
+        about[SUMS] = json.dumps({name: sum_of(tensor) for name, tensor in tensors.items()})
+        write_safetensors(path, tensors, {**about, CHECK: words_digest(about)})
 
     def load(self, path: Path) -> int:
         """Take over the shards of a file, each e and v as `save` wrote it; returns the round it is before.
 
         Raises:
-            ValueError: the file is not of this vector.
+            ValueError: the file is damaged, or not of this vector.
         """
         kinds = [ERROR, MOMENTUM] if self.outer.momentum else [ERROR]
         try:
@@ -408,7 +417,7 @@ class Aggregator:
                 kept = {n: [file.get_tensor(name_of(n, kind)) for kind in kinds] for n in there}
             round, usual = int(said["round"]), [float(one) for one in said["usual"].split()]
             packets = [int(one) for one in said.get("packets", "1 " * len(usual)).split()]
-        except (SafetensorError, KeyError, TypeError) as problem:
+        except (SafetensorError, KeyError, TypeError, ValueError, OSError) as problem:
             raise ValueError(f"{path} does not hold an aggregator's error feedback: {problem}") from problem
         if strangers := names - {name_of(number, kind) for number in kept for kind in kinds}:
             raise ValueError(f"{path} has {', '.join(sorted(strangers))}: it is of another number of shards")
@@ -417,6 +426,9 @@ class Aggregator:
             for one in tensors:
                 if tuple(one.shape) != want or str(one.dtype) != "torch.float32":
                     raise ValueError(f"{path} has {one.dtype} {tuple(one.shape)}, not {want}")
+        named = {name_of(n, kind): one for n in kept for kind, one in zip(kinds, kept[n], strict=True)}
+        if damaged := damaged_part(said, named):
+            raise ValueError(f"{path} is damaged: {damaged} is not what was written")
         self.assign(kept)
         for (number, tensors), typical, many in zip(kept.items(), usual, packets, strict=True):
             shard = self.assigned[number]
@@ -426,12 +438,42 @@ class Aggregator:
         return round
 
 
+def damaged_part(said: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """Name what is not as it was written: the header, by its words, or a tensor; "" where all is. A file of
+    an older version has no sums."""
+    if CHECK not in said and SUMS not in said:
+        return ""
+    if said.get(CHECK) != words_digest(said):
+        return "its header"
+    sums = json.loads(said[SUMS])
+    return next((name for name, one in tensors.items() if sums.get(name) != sum_of(one)), "")
+
+
+def sum_of(tensor: Tensor) -> str:
+    """Return the fingerprint of a tensor, hex."""
+    return f"{fingerprint(tensor.reshape(-1)):016x}"
+
+
 def described(states: Collection[ShardAggregator] | Collection[AggregateStep]) -> dict[str, str]:
     """Note each shard's typical value and number of packets, for a file."""
     return {
         "usual": " ".join(str(state.usual) for state in states),
         "packets": " ".join(str(state.packets) for state in states),
     }
+
+
+def verify_saved(path: Path) -> int:
+    """Compare an aggregator's file with its sums; return the round that it is before. Raises ValueError
+    where it is damaged."""
+    try:
+        with safe_open(path, "pt") as file:
+            said = file.metadata()
+            for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                if damaged := damaged_part(said, {name: file.get_tensor(name)}):
+                    raise ValueError(f"{damaged} is not what was written")
+            return int(said["round"])
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as problem:
+        raise ValueError(f"{path} is damaged: {problem}") from problem
 
 
 def newest_given(path: Path) -> int:

@@ -12,7 +12,9 @@ A few chunks are cached, for the leases in progress; the next one is made ahead,
 from __future__ import annotations
 
 import json
+import shutil
 import struct
+import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,6 +33,7 @@ from .tokenization import RowTokenizer
 
 ROWS = 1024  # of a chunk, at most
 CHARACTERS = 8 << 20  # of a chunk, about: bounds it where rows are books
+CHECK = "crc32"  # key of a line of the index: of the others, as they are written
 CACHED = 8  # chunks of a data set in memory
 
 
@@ -54,23 +57,60 @@ class Chunk:
     dropped: Dropped
 
 
+def index_line(record: ChunkRecord) -> str:
+    """Format a record as a line of the index, with its checksum."""
+    values = asdict(record)
+    return json.dumps({**values, CHECK: zlib.crc32(json.dumps(values).encode())}) + "\n"
+
+
+def record_in(line: str) -> ChunkRecord:
+    """Parse a line of the index; those of an older version have no checksum. Raises ValueError, TypeError or
+    AttributeError where it is damaged."""
+    values = json.loads(line)
+    checked = values.pop(CHECK, None) is not None
+    record = ChunkRecord(**values)
+    if line != (index_line(record) if checked else json.dumps(asdict(record)) + "\n"):
+        raise ValueError("it is not what was written")
+    return record
+
+
+def read_index(path: Path) -> tuple[list[ChunkRecord], int]:
+    """Read the records of an index, up to the first line that is torn or damaged. Returns the number of that
+    line too where it is damaged, or else 0."""
+    found = list[ChunkRecord]()
+    for raw in path.read_bytes().splitlines(keepends=True):
+        line = raw.decode(errors="replace")
+        try:
+            found.append(record_in(line))
+        except (ValueError, TypeError, AttributeError):
+            return found, len(found) + 1 if line.endswith("\n") else 0
+    return found, 0
+
+
 class ChunkIndex:
-    """The records of all data sets in the order they were made, a line each; a torn last line is dropped."""
+    """The records of all data sets in the order they were made, a line each; a torn last line is dropped.
+
+    A damaged line is dropped with those behind it, once the file was copied to <name>.before: the chunks are
+    made again, with the same result.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.known: list[ChunkRecord] = []
+        self.warning = ""  # what was damaged
         if path is not None and path.exists():
-            text = path.read_text(encoding="utf-8")
-            whole = text[: text.rfind("\n") + 1]
-            if whole != text:
-                path.write_text(whole, encoding="utf-8")
-            self.known = [ChunkRecord(**json.loads(line)) for line in whole.splitlines()]
+            self.known, damaged = read_index(path)
+            if damaged:
+                self.warning = f"{path} is damaged in line {damaged}: the stream is read again from there"
+                shutil.copyfile(path, path.with_name(path.name + ".before"))
+            lines = path.read_bytes().splitlines(keepends=True)[: len(self.known)]
+            if (whole := b"".join(lines)) != path.read_bytes():
+                path.write_bytes(whole)
 
     def append(self, record: ChunkRecord) -> None:
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(record)) + "\n")
+                file.write(index_line(record))
 
 
 class StreamedDataset:
@@ -198,7 +238,8 @@ class StreamedCorpus(SampleSource):
         self.found = tuple(f"{t.dataset.path}: streamed, {t.row_type}{t.unused_columns}" for t in tokenizers)
         first = [part.chunk(0) for part in self.parts]
         dropped = sum((chunk.dropped for chunk in first), NOTHING_DROPPED)
-        warnings = [warning for tokenizer in tokenizers for warning in tokenizer.warnings]
+        warnings = [index.warning] if index.warning else []
+        warnings += [warning for tokenizer in tokenizers for warning in tokenizer.warnings]
         warnings += [f"of the first rows: {w}" for w in dropped.warnings(tokenizers[0].data.max_length)]
         self.warnings = tuple(dict.fromkeys(warnings))
 

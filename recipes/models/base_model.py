@@ -235,9 +235,9 @@ def width_of(folder: Path) -> int | None:
     return _from_config(folder, ("hidden_size", "n_embd", "d_model"))
 
 
-def vocabulary_of(folder: Path) -> int:
-    """Read the size of the vocabulary of the model in `folder`; 0: its config does not say."""
-    return _from_config(folder, ("vocab_size",)) or 0
+def vocabulary_of(folder: Path) -> int | None:
+    """Read the number of tokens that the model in `folder` knows; None: its config does not say."""
+    return _from_config(folder, ("vocab_size",))
 
 
 def _from_config(folder: Path, keys: tuple[str, ...]) -> int | None:

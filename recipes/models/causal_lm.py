@@ -1,7 +1,9 @@
 """Hugging Face causal language models: load, export, generate text.
 
 A model comes from the folder of a base and leaves as such a folder, with the trained vector in it. Weights
-are tensors: safetensors, or `.bin` through `torch.load(weights_only=True)`, as transformers does.
+are tensors: safetensors, or `.bin` through `torch.load(weights_only=True)`, as transformers does. Only a
+folder of this machine's user has `.bin` alone: what comes from a hub has no such name, and an index no
+other files.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from recipes.weight_files import (
     vector_of_model,
 )
 
+from .base_files import WEIGHTS
 from .base_model import fetch_model, open_tokenizer
 from .lora import adapter_base, is_adapter
 
@@ -78,6 +81,8 @@ def load_model(
     with ExitStack() as files:
         open_tensors(Path(folder), files)  # refuses codes of quantized weights, which would pass for numbers
     chosen: dict[str, Any] = dict(from_pretrained_options(Path(folder), code))
+    if any(next(Path(folder).glob(pattern), None) for pattern in WEIGHTS):
+        chosen["use_safetensors"] = True  # and no pickle that lies beside them
     if attn_implementation != "auto":
         chosen["attn_implementation"] = attn_implementation
     if quantized is not None:

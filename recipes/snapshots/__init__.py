@@ -4,7 +4,10 @@ from .snapshot_fold import Fold, KnownFingerprint, WrongFold
 from .snapshot_folders import (
     Snapshot,
     SnapshotCancelled,
+    altered_file,
+    broken_files,
     list_snapshots,
     remove_unfinished_snapshots,
     write_chunk_hashes,
+    write_sums,
 )

@@ -11,7 +11,7 @@ result equals `recipes.algorithm.replay` bit for bit: each element meets the sam
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -32,6 +32,7 @@ from .snapshot_folders import CHUNK, SnapshotCancelled
 
 WINDOW = 1 << 20  # elements; a multiple of every block of a sample, and of a row of the fingerprint
 WINDOW_MEMORY = 48 * WINDOW  # bytes, about, while a window is worked on
+NOTHING: Mapping[str, str] = {}
 BUDGET = 384 << 20  # bytes of memory of a fold, in all
 
 
@@ -66,13 +67,14 @@ class Fold:
     def round(self) -> int:
         return self.start + len(self.packets)
 
-    def write(self, folder: Path) -> int:
-        """Write the weights of x' into `folder`, synced to disk; returns the fingerprint of x'.
+    def write(self, folder: Path, words: Mapping[str, str] = NOTHING) -> int:
+        """Write the weights of x' into `folder`, synced to disk, with more `words` in their header; returns
+        the fingerprint of x'.
 
         Errors: WrongFold, SnapshotCancelled; OSError with ENOSPC, before anything is written where that can
         be seen. The caller removes the folder after an error.
         """
-        metadata = {"format": "pt", "cocktail_round": str(self.round), "cocktail_run": self.run}
+        metadata = {"format": "pt", "cocktail_round": str(self.round), "cocktail_run": self.run, **words}
         layout = self.source.layout
         specs = {
             name: TensorSpec("F32", shape, 4 * prod(shape))

@@ -6,7 +6,6 @@ header: a damaged file is known before anything of it is used.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from compress import fingerprint
-from recipes.weight_files import GRADIENT_CHUNK, write_safetensors
+from recipes.weight_files import CHECK, GRADIENT_CHUNK, words_digest, write_safetensors
 
 from .loop import settle
 from .trainer import LOCAL, OPTIMIZER, Lazy
@@ -69,7 +68,7 @@ def keep(peer: Peer, path: Path, about: Mapping[str, str]) -> None:
         "fingerprint": f"{global_model.fingerprint:016x}",
     }
     words = {**about, **stay, "sums": json.dumps(sums)}
-    write_safetensors(path, tensors, {**words, "check": digest(words)})
+    write_safetensors(path, tensors, {**words, CHECK: words_digest(words)})
 
 
 def read(path: Path) -> CheckpointHeader:
@@ -123,10 +122,6 @@ def restore_residual(peer: Peer, path: Path) -> None:
 # ---- small -------------------------------------------------------------------------------------------------
 
 
-def digest(words: Mapping[str, str]) -> str:
-    return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
-
-
 def tensors_of(peer: Peer) -> Mapping[str, Tensor]:
     """List x', x_i, and the optimizer's state of each parameter, by name."""
     local, global_model = peer.trainer.tensors(), peer.worker.global_model.vector
@@ -162,7 +157,7 @@ def opened(path: Path) -> Iterator[Any]:
 def header_of(file: Any) -> tuple[CheckpointHeader, dict[str, str]]:
     """Read the header and each tensor's fingerprint. Raises ValueError where it is damaged."""
     about = dict(file.metadata() or {})
-    if about.pop("check", "") != digest(about) or about.pop("format", "") != FORMAT:
+    if about.pop(CHECK, "") != words_digest(about) or about.pop("format", "") != FORMAT:
         raise ValueError("its header is not what was written, or of another version")
     sums: dict[str, str] = json.loads(about.pop("sums"))
     if sorted(sums) != sorted(file.keys()):

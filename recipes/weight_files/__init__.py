@@ -12,6 +12,7 @@ from .model_folder import (
 from .parameter_layout import GRADIENT_CHUNK, FlatParameters, Layout, layout_of
 from .safetensors_files import (
     ADAPTER_FILE,
+    CHECK,
     TENSOR_DTYPES,
     WEIGHTS_FILE,
     StoredTensor,
@@ -23,6 +24,7 @@ from .safetensors_files import (
     safetensors_header,
     safetensors_writer,
     stored_from_tensor,
+    words_digest,
     write_safetensors,
 )
 from .stored_vector import StoredVector, meta_model, open_stored_vector, tied_names, vector_of_model

@@ -6,8 +6,10 @@ length of the header, u64 | header, JSON: name -> dtype, shape, data offsets | d
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -26,6 +28,7 @@ from recipes.foreign_json import parse_json
 WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 ADAPTER_FILE = "adapter_model.safetensors"
+SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
 WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}  # dtypes that convert to float32 without rounding -> bytes
 QUANTIZED = ("I8", "F8_E4M3", "F8_E5M2")  # codes, meaningless without their scales
 TENSOR_DTYPES = {  # those that are stored, in safetensors' spelling
@@ -39,6 +42,7 @@ TENSOR_DTYPES = {  # those that are stored, in safetensors' spelling
     torch.float64: "F64",
 }
 STORED_DTYPES = {name: dtype for dtype, name in TENSOR_DTYPES.items()}
+CHECK = "check"  # the word of a header that is a hash of the others
 MAX_HEADER = 100 << 20  # bytes
 DISK_RESERVE = 256 << 20  # bytes that stay free on the disk
 COPIED_AT_ONCE = 1 << 24  # elements brought to the host at a time: 64 MiB
@@ -134,6 +138,12 @@ def float32_header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -
     return safetensors_header(metadata, specs)
 
 
+def words_digest(words: Mapping[str, str]) -> str:
+    """Hash the words of a header but for their hash: sha256, hex."""
+    told = {name: text for name, text in words.items() if name != CHECK}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write float32 `tensors` to `path` atomically, readable by its user alone.
 
@@ -190,8 +200,13 @@ def open_tensors(folder: Path, files: ExitStack) -> dict[str, StoredTensor]:
         elif (folder / WEIGHTS_INDEX).is_file():
             index = parse_json((folder / WEIGHTS_INDEX).read_bytes())
             names = sorted(set(index["weight_map"].values()))
+            if strange := [name for name in names if not SHARD.fullmatch(name)]:
+                # transformers would unpickle a file of any other name, in any folder
+                raise ModelError(
+                    f"{folder / WEIGHTS_INDEX} names {strange[0][:80]!r}, which is no safetensors file"
+                )
         for name in names:
-            path = folder / Path(name).name
+            path = folder / name
             file = files.enter_context(open(path, "rb", buffering=0))  # noqa: SIM115
             header = read_header(file, str(path))
             if header.size > path.stat().st_size:

@@ -2,8 +2,8 @@
 
     python -m scripts.fault_injection.hostile_members KIND '{"url": ..., "members": 50, "seconds": 25, ...}'
 
-They have the run's URL. They greet, answer pings, and do what their KIND says. At idle priority: the hub is measured,
-not what this takes. It prints a line of JSON at the end: how many were admitted, and what they did.
+They have the run's URL. They greet, answer pings, and do what their KIND says. At idle priority: the hub is
+measured, not what this takes. It prints a line of JSON at the end: how many were admitted, and what they did.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def nothing(member: Member, *_: object) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """What members of a kind do, as they are welcomed, asked for an update, have missed a round, at each tick."""
+    """What members of a kind do, as they are welcomed, asked for an update, have missed a round, at each
+    tick."""
 
     begins: Callable[[Member], object] = nothing
     asked: Callable[[Member, messages.Round], object] = nothing

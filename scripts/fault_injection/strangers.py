@@ -1,11 +1,11 @@
 """Hostile members beside a real run: what each kind costs its rounds, and its hub's memory.
 
-    scripts/start scripts.fault_injection.strangers                     all kinds: 200 members from 30 addresses
-    scripts/start scripts.fault_injection.strangers --kinds never-deliver,begin-updates --seconds 40
+    scripts/start scripts.fault_injection.strangers                     all kinds: 200 members from 30
+    addresses scripts/start scripts.fault_injection.strangers --kinds never-deliver,begin-updates --seconds 40
 
-Two honest peers train all the time. The figures of each kind stand beside those of as many members that are idle,
-in the same run. Exit status 1 where a kind breaks a promise: honest rounds keep 80 % of that pace, the hub stays
-under 200 MB more, and lets go of it afterwards.
+Two honest peers train all the time. The figures of each kind stand beside those of as many members that are
+idle, in the same run. Exit status 1 where a kind breaks a promise: honest rounds keep 80 % of that pace, the
+hub stays under 200 MB more, and lets go of it afterwards.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Run:
         self.folder, self.repository = folder, repository
         self.children: list[subprocess.Popen[bytes]] = []
         self.crowds = 0  # that have been here
-        self.hub = self.start("hub", "launch", "smoke", *RECIPE, "--no-train", "--bind", "127.0.0.1", "--port", "0",
-                              "-o", str(folder / "out"), "--json")  # fmt: skip
+        opened = ("--no-train", "--bind", "127.0.0.1", "--port", "0", "-o", str(folder / "out"), "--json")
+        self.hub = self.start("hub", "launch", "smoke", *RECIPE, *opened)
         self.url = self._wait_for(r"cocktail://[^\s\"'\\]+")
         for number in range(peers):
             self.start(
@@ -188,8 +188,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 bad = share < KEEPS or more > MORE or stays > MORE / 4 or not did["admitted"]
                 broken += [kind] * bad
                 known = ", ".join(f"{what} {many}" for what, many in sorted(did.items()))
-                print(f"{kind:20} {during.rounds:8.2f} {share:8.0%} {more / 1e6:8.0f} {stays / 1e6:6.0f}  {known}"
-                      f"{'   BROKEN' if bad else ''}", flush=True)  # fmt: skip
+                figures = f"{during.rounds:8.2f} {share:8.0%} {more / 1e6:8.0f} {stays / 1e6:6.0f}"
+                print(f"{kind:20} {figures}  {known}{'   BROKEN' if bad else ''}", flush=True)
         finally:
             run.end()
     if broken:

@@ -64,7 +64,7 @@ class Crashes:
             found = {
                 path.name: path.read_bytes()
                 for path in sorted(self.folder.iterdir())
-                if path.name not in NOT_KEPT and not path.name.endswith("-journal")
+                if path.is_file() and path.name not in NOT_KEPT and not path.name.endswith("-journal")
             }
             wal = found.get(WAL, b"")
             for cut in self._cuts(wal):

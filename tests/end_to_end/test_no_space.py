@@ -17,15 +17,15 @@ pytestmark = pytest.mark.slow
 
 SQL = (
     "BEGIN",
-    "INSERT INTO rounds",
-    "INSERT INTO counted",
-    "INSERT OR REPLACE IN",  # leases, sessions, evaluations
+    "INSERT OR REPLACE IN",
     "DELETE FROM leased",
+    "PRAGMA user_version",
     "COMMIT",
 )
 FILES = (
     "writing updates.log",
     "writing packets.log",
+    "writing journal.log",
     "fsync",
     "writing error.safetensors.part",
     "before replace",

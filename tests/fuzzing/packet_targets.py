@@ -27,11 +27,12 @@ from recipes.config.loader import load_recipe, recipe_from_json
 from recipes.data.corpus import Sample
 from recipes.data.samples import pack_samples, unpack_samples
 from recipes.errors import DataError, ModelError, RecipeError
-from recipes.training.peer_checkpoint import FORMAT, digest, read
+from recipes.training.peer_checkpoint import FORMAT, read
 from recipes.weight_files.safetensors_files import (
     TensorSpec,
     read_header,
     safetensors_header,
+    words_digest,
     write_safetensors,
 )
 from scripts import ROOT
@@ -274,7 +275,7 @@ def kept_file() -> tuple[Path, bytes]:
     x = torch.zeros(4)
     sums = {"x": "0" * 16, "common": "0" * 16}
     words = {"run": "r", "format": FORMAT, "round": "3", "fingerprint": "0" * 16, "sums": json.dumps(sums)}
-    write_safetensors(path, {"x": x, "common": x}, {**words, "check": digest(words)})
+    write_safetensors(path, {"x": x, "common": x}, {**words, "check": words_digest(words)})
     read(path)
     return path, path.read_bytes()
 

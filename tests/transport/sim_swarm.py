@@ -270,6 +270,7 @@ class SimSwarm:
     def _do(self, job: do.Action) -> None:
         if isinstance(job, do.Lease):
             self.books.local_steps = job.local_steps
+            self.books.sessions |= {new.session: dc_replace(new, leases={}) for new in job.sessions}
             for session, ids in job.leases.items():
                 if session in self.books.sessions:
                     self.books.sessions[session].leases[job.round] = ids
@@ -282,8 +283,6 @@ class SimSwarm:
             if job.round < len(self.books.rounds):
                 row = dc_replace(self.books.rounds[job.round], fingerprint=job.fingerprint)
                 self.books.rounds[job.round] = row
-        elif isinstance(job, do.RecordSession):
-            self.books.sessions[job.session] = OpenSession(job.session, job.name, job.hardware, job.key)
         elif isinstance(job, do.RecordStanding):
             self.books.peers[job.known.key] = job.known
         elif isinstance(job, do.SendDurably):

@@ -161,9 +161,6 @@ class Hub:
             do.FindFingerprint: self._replay,
             do.RecordFingerprint: lambda a: self.later(lambda: ledger.proven(a.round, a.fingerprint)),
             do.Inherit: self._inherit,
-            do.RecordSession: lambda a: self.later(
-                lambda: ledger.session(a.session, a.name, a.hardware, a.key)
-            ),
             do.RecordStanding: lambda a: self._book(lambda: ledger.stand(a.known)),
             do.FeedStandby: self._feed_standby,
             do.ServeReplicas: lambda _: self._serve_replicas(),

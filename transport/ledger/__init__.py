@@ -1,7 +1,9 @@
 """Durable state: a run's ledger, append-only packet logs, and residual handoffs."""
 
+from .books import DATABASE, set_aside
+from .journal import JOURNAL
 from .ledger_copy import TAKEN_OVER, LedgerChanges, LedgerCopy, changes_after, updates_between
-from .packet_log import HEADER_SIZE, PacketLog, read_packets
+from .packet_log import HEADER_SIZE, PACKETS, TAIL, PacketLog, read_packets
 from .residual_handoffs import (
     HUB,
     Deliveries,
@@ -13,6 +15,7 @@ from .residual_handoffs import (
 from .run_ledger import (
     Counted,
     EvaluationRow,
+    FigureBounds,
     KnownPeer,
     Ledger,
     OpenSession,
@@ -26,6 +29,7 @@ from .update_log import (
     UPDATES,
     RoundUpdates,
     UpdateLog,
+    damaged_updates,
     pack_updates,
     read_rounds,
     read_updates,

@@ -9,59 +9,53 @@ with them: what it holds is the hub's history, or it is refused. The copy opens 
 from __future__ import annotations
 
 import io
-import json
 import os
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from transport.protocol import LedgerError
 
-from .packet_log import PacketLog, pack_header, read_headers, read_packets
-from .residual_handoffs import TABLE
-from .run_ledger import (
+from .book_tables import (
     MALFORMED,
-    SCHEMA,
+    Change,
+    Rows,
+    change_to,
     count_rounds,
-    entry_of,
-    first_head,
-    linked,
-    lock_exclusively,
+    meta_rows,
     meta_value,
     packets_end,
-    voters_of,
+    rows_of,
 )
+from .books import open_books
+from .decision_chain import entry_of, first_head_of, linked
+from .packet_log import PACKETS, PacketLog, pack_header, read_headers, read_packets
+from .run_ledger import check_packet_log, lock_exclusively, packet_records, voters_of
 from .update_log import UPDATES, retired, scan_rounds
 
 MOST_LINKS = 512  # of one message
 MOST_BYTES = 8 << 20  # of its rounds' packets: the updates that go with them are as many times more as peers
 TAKEN_OVER = 1 << 20  # added to the term; a hub that is only started again adds 1
-GROWN = {  # tables that only grow, with the columns of a row
-    "chain": "link, kind, round, entry, head",
-    "rounds": "round, step, opened, committed, fingerprint, members, accepted, loss, tokens, counted, "
-    "offset, length, sha256",
-    "counted": "lease, peer, session, round, ids, key",
-    "evaluations": "round, step, loss, tokens, final, rewards",
+SMALL = ("meta", "leased", "sessions", "peers")  # tables that are copied whole
+CORRECTED = {"round": "correction"}  # kind of a link -> another kind that takes its place
+OF_KIND = {  # kind of a link -> the tables with its rows
+    "round": ("rounds", "counted"),
+    "correction": ("rounds", "counted"),
+    "fingerprint": ("rounds",),
+    "evaluation": ("evaluations",),
 }
-SMALL = {  # tables that are copied whole
-    "meta": "key, value",
-    "leased": "lease, session, ids",
-    "sessions": "session, name, hardware, key",
-    "peers": "key, name, standing, reason, strikes",
-}
-Rows = list[list[Any]]
 
 
-class LedgerChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LedgerChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Rows of a ledger that came after link `since` of its chain. Where more rows follow, `small` has what
     the run begins with alone: the other tables are those of the newest row."""
 
     since: int
     grown: dict[str, Rows]
     small: dict[str, Rows]
+    superseded: list[int] = []  # links here whose rows are those of a link that follows later
 
     @property
     def newest(self) -> bool:
@@ -83,18 +77,25 @@ def changes_after(folder: Path, since: int, most: int = MOST_LINKS) -> bytes:
     """Read what a copy that has link `since` lacks, as one state of the ledger; any process may."""
     with closing(sqlite3.connect(folder / "ledger.db", isolation_level=None, timeout=10)) as db:
         db.execute("BEGIN")
-        chain = rows_of(db, "chain", f"link > {since} ORDER BY link LIMIT {most}")
+        chain = rows_of(db, "chain", f"link > {since} AND link <= {since + most}")
         fits = within(db, chain)
         newest, chain = len(chain) < most and fits == len(chain), chain[:fits]
-        while not newest and chain[-1][1] == "fingerprint":  # links of one transaction, which a round ends
-            chain.pop()
-        names = {kind: sorted({row[2] for row in chain if row[1] == kind}) for kind in ENTRY_TABLES}
+        ends = [at for at, row in enumerate(chain, 1) if row[1] != "fingerprint"]
+        if not newest and ends:  # else links of one transaction, which a round ends
+            chain = chain[: ends[-1]]
         grown = {"chain": chain}
         for table in ("rounds", "counted", "evaluations"):
-            rounds = {r for kind, tables in ENTRY_TABLES.items() if table in tables for r in names[kind]}
-            grown[table] = rows_of(db, table, f"round IN ({','.join(map(str, sorted(rounds)))})")
+            rounds = sorted({row[2] for row in chain if table in OF_KIND[row[1]]})
+            grown[table] = rows_of(db, table, f"round IN ({','.join(map(str, rounds))})")
         small = {table: rows_of(db, table) for table in (SMALL if newest else ("meta",))}
-        return msgspec.msgpack.encode(LedgerChanges(since, grown, small))
+        later = set() if newest else links_after(db, chain[-1][0])
+        superseded = [row[0] for row in chain if later & {(row[1], row[2]), (CORRECTED.get(row[1]), row[2])}]
+        return msgspec.msgpack.encode(LedgerChanges(since, grown, small, superseded))
+
+
+def links_after(db: sqlite3.Connection, link: int) -> set[tuple[str | None, int]]:
+    """Return (kind, round) of every link after this one."""
+    return set(db.execute("SELECT kind, round FROM chain WHERE link > ?", (link,)).fetchall())
 
 
 def within(db: sqlite3.Connection, chain: Rows) -> int:
@@ -110,14 +111,6 @@ def within(db: sqlite3.Connection, chain: Rows) -> int:
 
 def first_round(chain: Rows) -> int:
     return min((int(row[2]) for row in chain), default=0)
-
-
-ENTRY_TABLES = {"round": ("rounds", "counted"), "fingerprint": ("rounds",), "evaluation": ("evaluations",)}
-
-
-def rows_of(db: sqlite3.Connection, table: str, where: str = "1") -> Rows:
-    columns = (GROWN | SMALL)[table]
-    return [list(row) for row in db.execute(f"SELECT {columns} FROM {table} WHERE {where}")]
 
 
 def updates_between(folder: Path, start: int, stop: int) -> bytes:
@@ -153,22 +146,16 @@ class LedgerCopy:
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = lock_exclusively(folder / "ledger.lock")
         try:
-            self._db = sqlite3.connect(folder / "ledger.db", check_same_thread=False, isolation_level=None)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name='meta'").fetchone():
-                self._create()
+            # Packets behind those of the rows have come, and their rows did not: the hub has both.
+            self._books = open_books(
+                folder, [], lambda db: check_packet_log(folder / PACKETS, packet_records(db))
+            )
+            self._db = self._books.db
             self.link, self.head = self._newest()
-            self._packets = PacketLog(folder / "packets.log", packets_end(self._db))
+            self._packets = PacketLog(folder / PACKETS, packets_end(self._db))
             self._open_updates()
         except MALFORMED as error:
             raise LedgerError(f"{folder / 'ledger.db'} is not the copy of a ledger: {error}") from None
-
-    def _create(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-        for statement in (*SCHEMA.split(";"), TABLE):
-            self._db.execute(statement)
-        self._db.execute("COMMIT")
 
     def _newest(self) -> tuple[int, bytes]:
         found = self._db.execute("SELECT link, head FROM chain ORDER BY link DESC LIMIT 1").fetchone()
@@ -243,39 +230,31 @@ class LedgerCopy:
             self.next_update = round + 1
 
     def _write(self, new: LedgerChanges) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            for table in ("rounds", "counted", "evaluations", "chain"):
-                self._insert(table, new.grown[table])
-            for table in [table for table in SMALL if table in new.small]:
-                self._db.execute(f"DELETE FROM {table}")
-                self._insert(table, new.small[table])
-            link, head = self._verify(new)
-            self._db.execute("COMMIT")
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self.link, self.head = link, head
+        gone = [[row[2]] for row in new.grown["chain"] if row[1] == "evaluation"]
+        gone += [row[:1] for row in new.grown["evaluations"]]
+        changes = [Change(table, new.grown[table]) for table in ("rounds", "counted", "chain")]
+        changes.append(Change("evaluations", new.grown["evaluations"], gone))
+        changes += [change_to(self._db, table, new.small[table]) for table in SMALL if table in new.small]
+        found = list[tuple[int, bytes]]()
 
-    def _insert(self, table: str, rows: Rows) -> None:
-        columns = (GROWN | SMALL)[table]
-        places = ",".join("?" * (columns.count(",") + 1))
-        self._db.executemany(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({places})", rows)
+        def then() -> list[Change]:
+            found.append(self._verify(new))
+            return []
+
+        self._books.write(changes, then)
+        self.link, self.head = found[0]
 
     def _verify(self, new: LedgerChanges) -> tuple[int, bytes]:
         """Recompute the new links from their rows. Raises LedgerError, which names the first that differs."""
-        link, head = self.link, self.head or self._first_head()
-        newest = {(kind, round): entry for _, kind, round, entry, _ in new.grown["chain"]}
+        link, head = self.link, self.head or first_head_of(self._db)
+        newest = {(kind, round): number for number, kind, round, *_ in new.grown["chain"]}
         for number, kind, round, entry, said in new.grown["chain"]:
             head, link = linked(head, entry), link + 1
-            true = newest[kind, round] != entry or entry_of(self._db, kind, round) == entry
-            if number != link or said != head or not true:
+            stands = newest[kind, round] == number and (CORRECTED.get(kind), round) not in newest
+            false = stands and number not in new.superseded and entry_of(self._db, kind, round) != entry
+            if number != link or said != head or false:
                 raise LedgerError(f"the hub's chain breaks at {kind} {round}")
         return link, head if new.grown["chain"] else self.head
-
-    def _first_head(self) -> bytes:
-        meta = dict(self._db.execute("SELECT key, value FROM meta").fetchall())
-        return first_head(meta["run"], int(meta["samples"]), json.loads(meta.get("origin", "{}")))
 
     def cut_updates(self, start: int) -> None:
         """Drop the updates of rounds before `start`, which the error feedback on the disk has."""
@@ -299,15 +278,18 @@ class LedgerCopy:
         `key`: the standby's own, whose session is over.
         """
         term = self.term + TAKEN_OVER
-        self._db.execute("BEGIN IMMEDIATE")
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES ('term', ?)", (str(term),))
-        self._db.execute("DELETE FROM meta WHERE key='standby'")
-        self._db.execute("DELETE FROM sessions WHERE key=?", (key,))
-        self._db.execute("COMMIT")
+        ours = [row[:1] for row in rows_of(self._db, "sessions") if row[3] == key]
+        self._books.write(
+            [
+                Change("meta", drop=[["standby"]]),
+                meta_rows({"term": str(term)}),
+                Change("sessions", drop=ours),
+            ]
+        )
         return term
 
     def close(self) -> None:
-        for part in (self._packets, self._updates, self._db, self._lock):
+        for part in (self._packets, self._updates, self._books, self._lock):
             part.close()
 
     def __enter__(self) -> LedgerCopy:

@@ -4,6 +4,9 @@
 
 Little-endian. Records follow each other without gaps, and so do rounds. A peer that catches up receives
 the same bytes (the object "packets/a-b" is a range of this file), so `read_packets` reads both.
+
+A process that is killed leaves one append at most behind the last record that counts. The next process
+copies it to <name>.tail before it cuts it off.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
@@ -20,10 +24,13 @@ from typing import BinaryIO
 
 from transport.protocol import LedgerError
 
+PACKETS = "packets.log"  # the file's name, in a ledger's folder
 MAGIC = b"CKTL"
 HEADER = struct.Struct("<4sQQ32s")
 CRC = struct.Struct("<I")
 HEADER_SIZE = HEADER.size + CRC.size  # 56
+TAIL = ".tail"  # added to the name of a log: what was cut off when it was opened last
+WINDOW = 1 << 20  # bytes read at a time
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,15 @@ class Record:
     @property
     def end(self) -> int:
         return self.payload + self.length
+
+    def is_whole(self, file: BinaryIO) -> bool:
+        """Read the payload and compare its hash."""
+        digest, left = hashlib.sha256(), self.length
+        file.seek(self.payload)
+        while left and (part := file.read(min(left, WINDOW))):
+            digest.update(part)
+            left -= len(part)
+        return not left and digest.digest() == self.sha256
 
 
 def pack_header(round: int, payload: bytes) -> bytes:
@@ -64,15 +80,17 @@ def unpack_header(head: bytes, offset: int) -> Record | None:
     return Record(round, offset, length, digest)
 
 
-def read_headers(file: BinaryIO) -> Iterator[Record]:
-    """Yield the headers of the records from the start of the file on, up to the first that is torn or cut;
-    the file is left at the payload."""
-    end, at = file.seek(0, os.SEEK_END), 0
-    while True:
-        file.seek(at)
-        record = unpack_header(file.read(HEADER_SIZE), at)
-        if record is None or record.end > end:
-            return
+def record_at(file: BinaryIO, at: int) -> Record | None:
+    """Read the header at byte `at`; None if there is none."""
+    file.seek(at)
+    return unpack_header(file.read(HEADER_SIZE), at)
+
+
+def read_headers(file: BinaryIO, at: int = 0) -> Iterator[Record]:
+    """Yield the headers of the records from byte `at` on, up to the first that is torn or cut; the file is
+    left at the payload."""
+    end = file.seek(0, os.SEEK_END)
+    while (record := record_at(file, at)) is not None and record.end <= end:
         yield record
         at = record.end
 
@@ -96,11 +114,33 @@ def read_packets(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         yield record.round, packet
 
 
+def count_records(path: Path) -> int:
+    """Count the whole records from the start of a log on, by their headers."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        return sum(1 for _ in read_headers(file))
+
+
+def keep_tail(path: Path, end: int) -> None:
+    """Copy what a log has from byte `end` on to <name>.tail, in place of the one before."""
+    tail = path.with_name(path.name + TAIL)
+    part = tail.with_name(tail.name + ".part")
+    with path.open("rb") as log, part.open("wb") as kept:
+        log.seek(end)
+        shutil.copyfileobj(log, kept, WINDOW)
+        kept.flush()
+        os.fsync(kept.fileno())
+    os.replace(part, tail)
+
+
 class PacketLog:
     """The file, opened to append. A record counts as written once `append` has returned."""
 
-    def __init__(self, path: Path, end: int) -> None:
-        """Open `path` and cut it at `end`, the end of the last record that is known to be complete."""
+    def __init__(self, path: Path, end: int, keep: bool = True) -> None:
+        """Open `path` and cut it at `end`, the end of the last record that is known to be complete. `keep`
+        what is cut off: a process does so with what another one left."""
+        self.path = path
         self._file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115 (closed by close)
         have = self._file.seek(0, os.SEEK_END)
         if have < end:
@@ -108,7 +148,9 @@ class PacketLog:
             raise LedgerError(
                 f"{path.name} has {have} bytes, but {end} were committed: it was cut or replaced"
             )
-        if have > end:  # the tail of an append without a row: it was never announced
+        if have > end:  # the tail of an append that does not count: it was never announced
+            if keep:
+                keep_tail(path, end)
             self._file.truncate(end)
             os.fsync(self._file.fileno())
         self._end = end

@@ -1,17 +1,19 @@
-"""The ledger: every decision of a run, durable before it is announced. SQLite for facts, a log for packets.
+"""The ledger: every decision of a run, durable before it is announced. Rows for facts, a log for packets.
 
-A round is committed when its row is in `rounds`; the row is written after the packet's bytes are on the disk.
-So a row without bytes cannot exist. Bytes without a row (a crash in between) were never announced, and are
-cut off at the next start. Counted leases are written in the transaction of the round that counts them.
+A round is committed when the journal has its row; that is written after the packet's bytes are on the disk.
+So a row without bytes cannot exist. Bytes without a row (a crash in between) were never announced: they are
+cut off at the next start, once they were copied. Counted leases are written with the round that counts
+them.
 
-    folder/ledger.db     meta, rounds, leases (counted and open), sessions, peers, evaluations, chain
+    folder/journal.log   every change of the rows, in order: the truth (books.py, journal.py)
+    folder/ledger.db     the rows as SQLite tables: meta, rounds, leases (counted and open), sessions, peers,
+                         evaluations, chain
     folder/packets.log   packet_log.py
     folder/estates/      residual_handoffs.py
     folder/ledger.lock   locked by the one process that writes
+    folder/aside/<n>     damaged files, as they were before they were made anew
 
-The chain makes the order of decisions checkable. Each committed round and each evaluation is a link:
-head <- sha256(head, sha256(its rows)), and the first head is a hash of what the run began with. Who knows
-a head knows that nothing before it was changed since. It is written in the transaction of its rows.
+The chain makes the order of decisions checkable (decision_chain.py).
 """
 
 from __future__ import annotations
@@ -22,71 +24,64 @@ import json
 import os
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from dataclasses import astuple, dataclass, field, fields, replace
+from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from transport.protocol import (
     LedgerBusy,
+    LedgerDamaged,
     LedgerError,
-    SamplePool,
     SampleRanges,
     count_samples,
     pack_ranges,
     unpack_ranges,
 )
 
-from .packet_log import HEADER_SIZE, PacketLog, Record, read_packets
-from .residual_handoffs import TABLE, Deliveries, HandoffStore, PendingHandoff
-
-FORMAT = "1"
-RECENT = 8  # rounds from which the members' speeds are estimated
-SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE rounds (
-    round INTEGER PRIMARY KEY, step INTEGER, opened REAL, committed REAL, fingerprint TEXT, members TEXT,
-    accepted TEXT, loss REAL, tokens INTEGER, counted INTEGER, offset INTEGER, length INTEGER, sha256 BLOB);
-CREATE TABLE counted (
-    lease INTEGER, peer TEXT, session TEXT, round INTEGER, ids BLOB, key TEXT DEFAULT '',
-    PRIMARY KEY (lease, session)) WITHOUT ROWID;
-CREATE TABLE leased (
-    lease INTEGER, session TEXT, ids BLOB, PRIMARY KEY (lease, session)) WITHOUT ROWID;
-CREATE TABLE sessions (session TEXT PRIMARY KEY, name TEXT, hardware TEXT, key TEXT) WITHOUT ROWID;
-CREATE TABLE peers (
-    key TEXT PRIMARY KEY, name TEXT, standing TEXT, reason TEXT, strikes INTEGER DEFAULT 0) WITHOUT ROWID;
-CREATE TABLE evaluations (
-    round INTEGER PRIMARY KEY, step INTEGER, loss REAL, tokens INTEGER, final INTEGER,
-    rewards TEXT DEFAULT '[]');
-CREATE TABLE chain (link INTEGER PRIMARY KEY, kind TEXT, round INTEGER, entry BLOB, head BLOB);
-CREATE INDEX counted_by_round ON counted (round)
-"""
-# Exceptions of damaged rows: SQLite's own, and those of values that have another type or form than ours.
-MALFORMED = (
-    sqlite3.DatabaseError,
-    msgspec.MsgspecError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
+from .book_tables import (
+    MALFORMED,
+    Change,
+    count_rounds,
+    counted_ids,
+    first_difference,
+    meta_rows,
+    meta_value,
+    packets_end,
+    post,
+    rows_of,
+    verify_rows,
 )
-Kind = Literal["round", "fingerprint", "evaluation"]  # of a link of the chain
+from .books import (
+    BOTH,
+    CLOSED,
+    DATABASE,
+    Books,
+    damaged,
+    is_as_closed,
+    is_full,
+    new_tables,
+    open_books,
+    transaction,
+)
+from .decision_chain import FORMAT, Kind, first_head_of, has_chain, newest_head, next_link, verify_chain
+from .journal import JOURNAL, Changes, read_journal
+from .packet_log import (
+    PACKETS,
+    PacketLog,
+    Record,
+    count_records,
+    read_packets,
+    record_at,
+)
+from .residual_handoffs import Deliveries, HandoffStore, PendingHandoff
+
+HASHERS = min(4, os.cpu_count() or 1)  # threads that read the packets of a resumed run
 VOTING_ROUNDS = 8  # a round that closed with the updates of few must not make these few the majority
-ENTRIES: dict[Kind, tuple[str, ...]] = {  # the rows that a link covers
-    "round": (
-        "SELECT round, step, opened, committed, members, accepted, loss, tokens, counted, offset, length, "
-        "hex(sha256) FROM rounds WHERE round=?",
-        "SELECT lease, peer, session, round, hex(ids), key FROM counted "
-        "WHERE round=? ORDER BY lease, session",
-    ),
-    "fingerprint": ("SELECT round, fingerprint FROM rounds WHERE round=?",),  # known later, where stale
-    "evaluation": ("SELECT round, step, loss, tokens, final, rewards FROM evaluations WHERE round=?",),
-}
+RECENT = 8  # rounds from which the members' speeds are estimated
 
 
 @dataclass(frozen=True)
@@ -176,6 +171,23 @@ class Recovered:
 
 
 @dataclass(frozen=True)
+class FigureBounds:
+    """The bounds of a run's figures, whatever peers have said of them."""
+
+    loss: tuple[float, float]  # mean loss of a term: the least and the largest
+    eval_terms: int  # terms of the loss of all held-out samples
+    sample_tokens: int  # of one sample, at most
+
+    def allow_loss(self, loss: float | None) -> bool:
+        return loss is not None and self.loss[0] <= loss <= self.loss[1]
+
+    def allow(self, row: EvaluationRow) -> bool:
+        """Tell whether an evaluation can be true."""
+        terms = isinstance(row.tokens, int) and 0 <= row.tokens <= self.eval_terms
+        return self.allow_loss(row.loss) and terms and all(map(isfinite, row.rewards))
+
+
+@dataclass(frozen=True)
 class Audit:
     """Results of Ledger.verify."""
 
@@ -184,16 +196,22 @@ class Audit:
     counted: int  # samples, each exactly once
     missing: int  # samples not counted (yet)
     head: str = ""  # newest head of the chain, hex; empty: the ledger is of a version without one
+    lacking: int = 0  # changes in the journal that the tables lack: one where a hub was killed, or goes on
+    journaled: bool = True  # False: an older version wrote it: rows that no link covers have no proof
 
 
 class Ledger:
     """One run's ledger. One writer; any number of readers beside it, also in other processes.
 
-    `Ledger(folder, run=..., samples=...)` opens it to write, or begins it; `Ledger(folder, write=False)` to
-    read. `wal=False` writes without SQLite's write-ahead log, which needs memory shared by all who have the
-    ledger open, and so works on no network file system. `origin` names what a new run begins with (hashes of
-    recipe, base and data, public keys) and is under every head. The writer may be used from several threads
-    in turn, not at once (the hub has one thread for it).
+    `Ledger(folder, run=..., samples=...)` opens it to write, or begins it; with `samples=None` it is not
+    begun. `Ledger(folder, write=False)` opens it to read. `wal=False` writes without SQLite's write-ahead
+    log, which needs memory shared by all who have the ledger open, and so works on no network file system.
+    `origin` names what a new run begins with (hashes of recipe, base and data, public keys) and is under
+    every head. The writer may be used from several threads in turn, not at once (the hub has one thread for
+    it).
+
+    Opened to write, what is damaged is mended where that can be done: `mended` has a sentence for each
+    repair.
     """
 
     def __init__(
@@ -201,28 +219,35 @@ class Ledger:
         folder: Path,
         *,
         run: str = "",
-        samples: int = 0,
+        samples: int | None = 0,
         write: bool = True,
         wal: bool = True,
         origin: Mapping[str, str] | None = None,
     ) -> None:
         self.folder, self.writes, self.wal = Path(folder), write, wal
-        self.log_path = self.folder / "packets.log"
-        path = self.folder / "ledger.db"
+        self.path, self.log_path = self.folder / DATABASE, self.folder / PACKETS
+        self.mended: list[str] = []
+        path = self.path
         self._lock: sqlite3.Connection | None = None
         self._log: PacketLog | None = None
+        self._books: Books | None = None
         if write:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = lock_exclusively(self.folder / "ledger.lock")
         elif not path.exists():
-            raise LedgerError(f"no ledger in {self.folder}")
+            raise LedgerError(f"no ledger in {folder}: {DATABASE} is gone")
         try:
-            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
-            self.handoffs = HandoffStore(self._db, self.folder)
-            self._open(run, samples, origin or {})
+            if write:
+                self._books = open_books(self.folder, first_rows(run, samples, origin), self._fit, wal)
+                self._db, self.mended = self._books.db, list(self._books.mended)
+            else:
+                self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
+                self._db.execute("PRAGMA query_only=1")
+            self.handoffs = HandoffStore(self._db, self.folder, self._write)
+            self._open(run, samples)
         except sqlite3.OperationalError as error:
             self.close()
-            if "disk is full" in str(error):
+            if is_full(error):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder)) from None
             raise LedgerError(f"{path} cannot be opened: {error}") from None
         except MALFORMED as error:
@@ -232,128 +257,61 @@ class Ledger:
             self.close()
             raise
 
-    def _open(self, run: str, samples: int, origin: Mapping[str, str]) -> None:
-        if self.writes:
-            self._db.execute(f"PRAGMA journal_mode={'WAL' if self.wal else 'DELETE'}")
-            self._db.execute("PRAGMA synchronous=FULL")  # a commit is on the disk when it returns
-            self._begin(run, samples, origin)
-            self._db.execute(TABLE)
-        else:
-            self._db.execute("PRAGMA query_only=1")
+    def _open(self, run: str, samples: int | None) -> None:
         meta = dict(self._db.execute("SELECT key, value FROM meta").fetchall())
         if meta.get("format") != FORMAT:
             raise LedgerError(f"ledger of format {meta.get('format')!r}, expected {FORMAT!r}")
         self.run, self.samples = meta["run"], int(meta["samples"])
+        samples = self.samples if samples is None else samples
         if self.writes and (run, samples) != (self.run, self.samples):
             raise LedgerError(
                 f"the ledger in {self.folder} is of run {self.run!r} with {self.samples} samples, "
                 f"not of {run!r} with {samples}"
             )
         self.origin: dict[str, str] = json.loads(meta.get("origin", "{}"))
-        if self.writes:
-            self._chain_older()
         self.term = int(meta.get("term", 0)) + self.writes
         if self.writes:
-            self._db.execute("INSERT OR REPLACE INTO meta VALUES ('term', ?)", (str(self.term),))
+            self.mended += self.handoffs.drop_damaged()
+            self._write(meta_rows({"term": str(self.term)}))
             self._log = PacketLog(self.log_path, packets_end(self._db))
 
-    def _begin(self, run: str, samples: int, origin: Mapping[str, str]) -> None:
-        """Write the tables of a new ledger, all of them or none."""
-        if self._db.execute("SELECT 1 FROM sqlite_master WHERE name='meta'").fetchone():
-            self._extend()
-            return
-        rows = [("format", FORMAT), ("run", run), ("samples", str(samples))]
-        rows.append(("origin", json.dumps(dict(origin), sort_keys=True)))
-        self._db.execute("BEGIN IMMEDIATE")
-        for statement in SCHEMA.split(";"):
-            self._db.execute(statement)
-        self._db.executemany("INSERT INTO meta VALUES (?, ?)", rows)
-        self._db.execute("COMMIT")
+    def _fit(self, db: sqlite3.Connection) -> None:
+        """Raise LedgerDamaged unless the packet log has the packets of these rows, and no more than a kill
+        can leave."""
+        rows = packet_records(db)
+        check_packet_log(self.log_path, rows)
+        check_nothing_follows(self.log_path, rows)
 
-    def _extend(self) -> None:
-        """Extend a ledger of a time before peers had keys: its sessions cannot be resumed."""
-        self._db.execute(
-            "CREATE TABLE IF NOT EXISTS peers "
-            "(key TEXT PRIMARY KEY, name TEXT, standing TEXT, reason TEXT) WITHOUT ROWID"
-        )
-        self._add("sessions", "key TEXT DEFAULT ''")
-        self._add("peers", "strikes INTEGER DEFAULT 0")
-        self._add("evaluations", "rewards TEXT DEFAULT '[]'")
-        self._add("counted", "key TEXT DEFAULT ''")
-        self._db.execute(
-            "CREATE TABLE IF NOT EXISTS chain "
-            "(link INTEGER PRIMARY KEY, kind TEXT, round INTEGER, entry BLOB, head BLOB)"
-        )
-        self._db.execute("CREATE INDEX IF NOT EXISTS counted_by_round ON counted (round)")
+    def _write(self, *changes: Change, links: Iterable[tuple[Kind, int]] = ()) -> None:
+        """Make changes durable in one transaction, with the links of the chain that cover them."""
+        if self._books is None:
+            raise LedgerError("this ledger is not open to write (it was opened to read, or a write failed)")
 
-    def _add(self, table: str, column: str) -> None:
-        """Add a column that older ledgers lack."""
-        if column.split()[0] not in [row[1] for row in self._db.execute(f"PRAGMA table_info({table})")]:
-            self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+        def then() -> list[Change]:
+            found = list[Change]()
+            for kind, round in links:
+                found.append(Change("chain", [next_link(self._db, kind, round)]))
+                post(self._db, found[-1:])
+            return found
+
+        self._books.write(changes, then)
 
     # ---- the chain -----------------------------------------------------------------------------------------
 
     def head(self, rounds: int | None = None) -> str:
         """Return the head after so many rounds (None: the newest), hex; "" where it has none."""
-        if not self._has_chain():
+        if not has_chain(self._db):
             return ""
+        if rounds is None:
+            return newest_head(self._db).hex()
         if rounds == 0:
-            return self._first_head().hex()
-        query = "SELECT lower(hex(head)) FROM chain ORDER BY link DESC LIMIT 1"
-        if rounds is not None:
-            query = f"SELECT lower(hex(head)) FROM chain WHERE kind='round' AND round={rounds - 1}"
+            return first_head_of(self._db).hex()
+        query = f"SELECT lower(hex(head)) FROM chain WHERE kind='round' AND round={rounds - 1}"
         found = self._db.execute(query).fetchone()
-        return str(found[0]) if found else self._first_head().hex() if rounds is None else ""
-
-    def _has_chain(self) -> bool:
-        return bool(self._db.execute("SELECT 1 FROM sqlite_master WHERE name='chain'").fetchone())
-
-    def _first_head(self) -> bytes:
-        return first_head(self.run, self.samples, self.origin)
-
-    def _link(self, kind: Kind, round: int) -> None:
-        """Append a link, within the transaction that writes its rows."""
-        entry = entry_of(self._db, kind, round)
-        head = linked(bytes.fromhex(self.head()), entry)
-        values = (kind, round, entry, head)
-        self._db.execute("INSERT INTO chain (kind, round, entry, head) VALUES (?, ?, ?, ?)", values)
-
-    def _chain_older(self) -> None:
-        """Chain what a version without a chain has written."""
-        if self._db.execute("SELECT 1 FROM chain").fetchone():
-            return
-        self._db.execute("BEGIN IMMEDIATE")
-        for row in self.rounds():
-            if row.fingerprint:
-                self._link("fingerprint", row.round)
-            self._link("round", row.round)
-        for one in self.evaluations():
-            self._link("evaluation", one.round)
-        self._db.execute("COMMIT")
-
-    def _verify_chain(self, rounds: list[RoundRow]) -> str:
-        """Recompute every head from the rows. Raises LedgerError, which names the round."""
-        if not self._has_chain():
-            return ""
-        query = "SELECT kind, round, hex(entry), lower(hex(head)) FROM chain ORDER BY link"
-        head, newest = self._first_head(), dict[tuple[Kind, int], str]()
-        for kind, round, entry, stored in self._db.execute(query).fetchall():
-            head = linked(head, bytes.fromhex(entry))
-            if head.hex() != stored:
-                raise LedgerError(
-                    f"the chain breaks at {kind} {round}: its head is {stored}, expected {head.hex()}"
-                )
-            newest[kind, round] = entry.lower()  # an evaluation that was repeated has two links
-        rows: list[tuple[Kind, int]] = [("round", row.round) for row in rounds]
-        rows += [("fingerprint", row.round) for row in rounds if row.fingerprint]
-        rows += [("evaluation", row.round) for row in self.evaluations()]
-        for kind, round in dict.fromkeys([*rows, *newest]):
-            if newest.get((kind, round)) != entry_of(self._db, kind, round).hex():
-                raise LedgerError(f"the rows of {kind} {round} are not those that the chain covers")
-        return head.hex()
+        return str(found[0]) if found else ""
 
     def close(self) -> None:
-        for part in (self._log, getattr(self, "_db", None), self._lock):
+        for part in (self._log, self._books, getattr(self, "_db", None), self._lock):
             if part is not None:
                 part.close()
 
@@ -366,38 +324,40 @@ class Ledger:
     # ---- written by the hub --------------------------------------------------------------------------------
 
     def session(self, session: str, name: str, hardware: str, key: str) -> None:
-        row = (session, name, hardware, key)
-        self._db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?)", row)
+        self._write(Change("sessions", [[session, name, hardware, key]]))
 
     def stand(self, known: KnownPeer) -> None:
         """Store the standing of a key; a stranger is deleted."""
-        if known.standing == "stranger":
-            self._db.execute("DELETE FROM peers WHERE key=?", (known.key,))
-        else:
-            self._db.execute("INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?, ?)", astuple(known))
+        change = Change("peers", [list(astuple(known))])
+        self._write(Change("peers", drop=[[known.key]]) if known.standing == "stranger" else change)
 
     def gone(self, session: str) -> None:
         """Delete a session that is over, with its undelivered leases."""
-        self._db.execute("BEGIN IMMEDIATE")
-        self._db.execute("DELETE FROM sessions WHERE session=?", (session,))
-        self._db.execute("DELETE FROM leased WHERE session=?", (session,))
-        self._db.execute("COMMIT")
+        leases = self._db.execute("SELECT lease FROM leased WHERE session=?", (session,)).fetchall()
+        void = [[lease, session] for (lease,) in leases]
+        self._write(Change("sessions", drop=[[session]]), Change("leased", drop=void))
 
     def given_back(self, session: str, round: int) -> None:
-        self._db.execute("DELETE FROM leased WHERE session=? AND lease=?", (session, round))
+        self._write(Change("leased", drop=[[round, session]]))
 
     def leased(
-        self, round: int, leases: dict[str, SampleRanges], local_steps: int = 1, aggregators: int = 0
+        self,
+        round: int,
+        leases: dict[str, SampleRanges],
+        local_steps: int = 1,
+        aggregators: int = 0,
+        sessions: Sequence[OpenSession] = (),
     ) -> None:
-        """Note a round that opened: who (by session) holds which samples, and how it differs from others."""
-        self._db.execute("BEGIN IMMEDIATE")
-        self._db.executemany(
-            "INSERT OR REPLACE INTO leased VALUES (?, ?, ?)",
-            [(round, session, pack_ranges(ids)) for session, ids in leases.items()],
-        )
-        of_round = ("local_steps", str(local_steps)), ("aggregators", str(aggregators))
-        self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", of_round)
-        self._db.execute("COMMIT")
+        """Note a round that opened: who (by session) holds which samples, and how it differs from others.
+
+        Args:
+            sessions: those that are new here, in the same record.
+        """
+        new = [[one.session, one.name, one.hardware, one.key] for one in sessions]
+        rows = [[round, session, pack_ranges(ids)] for session, ids in leases.items()]
+        of_round = {"local_steps": str(local_steps), "aggregators": str(aggregators)}
+        begun = [Change("sessions", new)] if new else []
+        self._write(*begun, Change("leased", rows), meta_rows(of_round))
 
     def commit(
         self,
@@ -413,73 +373,99 @@ class Ledger:
         After LedgerError the round is not committed. After any other error (a full disk) only reopening the
         ledger can tell, and nothing more is written before that.
         """
-        if self._log is None:
+        if self._log is None or self._books is None:
             raise LedgerError("this ledger is not open to write (it was opened to read, or a write failed)")
         if row.round != (next_round := self.next_round):
             raise LedgerError(f"round {row.round} cannot follow round {next_round - 1}")
+        known = dict(fingerprints or {})
+        row = replace(row, fingerprint=row.fingerprint or known.get(row.round, 0))
         try:
             at = self._log.append(row.round, packet)
             samples = sum(count_samples(c.ids) for c in counted)
             row = replace(row, counted=samples, offset=at.offset, length=at.length, sha256=at.sha256)
-            self._write(row, counted, given or {}, fingerprints or {})
+            self._write(
+                Change("rounds", [list(columns_of(row)), *self._with_fingerprints(known)]),
+                Change(
+                    "counted",
+                    [[c.lease, c.peer, c.session, row.round, pack_ranges(c.ids), c.key] for c in counted],
+                ),
+                Change("leased", drop=[[c.lease, c.session] for c in counted]),
+                *self.handoffs.changes_merged(given or {}),
+                links=[
+                    *(("fingerprint", r) for r in sorted({row.round, *known} if row.fingerprint else known)),
+                    ("round", row.round),
+                ],
+            )
         except BaseException:
             log, self._log = self._log, None
             log.close()
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
+            self._books.fail()
             raise
         if given:
             self.handoffs.delete_merged()
         return row
 
-    def _write(
-        self,
-        row: RoundRow,
-        counted: tuple[Counted, ...],
-        given: Deliveries,
-        fingerprints: Mapping[int, int],
-    ) -> None:
-        """Write a round, the leases it counts, the handoffs merged with it, and fingerprints of earlier
-        rounds in one transaction."""
-        self._db.execute("BEGIN IMMEDIATE")
-        self._db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", columns_of(row))
-        self._db.executemany(
-            "INSERT INTO counted (lease, peer, session, round, ids, key) VALUES (?, ?, ?, ?, ?, ?)",
-            [(c.lease, c.peer, c.session, row.round, pack_ranges(c.ids), c.key) for c in counted],
-        )
-        self._db.executemany(
-            "DELETE FROM leased WHERE lease=? AND session=?", [(c.lease, c.session) for c in counted]
-        )
-        self._db.executemany(
-            "UPDATE rounds SET fingerprint=? WHERE round=? AND fingerprint='0'",
-            [(str(fingerprint), round) for round, fingerprint in fingerprints.items()],
-        )
-        self.handoffs.mark_merged(given)
-        for round in sorted({row.round, *fingerprints} if row.fingerprint else fingerprints):
-            self._link("fingerprint", round)
-        self._link("round", row.round)
-        self._db.execute("COMMIT")
+    def _with_fingerprints(self, known: Mapping[int, int]) -> Iterator[list[Any]]:
+        """Yield the rows of earlier rounds whose fingerprints are known by now, with these."""
+        for round, fingerprint in known.items():
+            for row in rows_of(self._db, "rounds", f"round={round} AND fingerprint='0'"):
+                yield [*row[:4], str(fingerprint), *row[5:]]
 
     def evaluated(self, row: EvaluationRow) -> None:
-        values = (*astuple(row)[:5], json.dumps(row.rewards))
-        self._db.execute("BEGIN IMMEDIATE")
-        self._db.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?)", values)
-        self._link("evaluation", row.round)
-        self._db.execute("COMMIT")
+        values = [*astuple(row)[:5], json.dumps(row.rewards)]
+        self._write(Change("evaluations", [values]), links=[("evaluation", row.round)])
+
+    def mend(self, bounds: FigureBounds, fingerprints: Mapping[int, int] | None = None) -> list[str]:
+        """Take back figures that cannot be true, as older versions believed any that a peer had sent. An
+        evaluation goes, and with it its claim to be the best; of a round its loss, or its tokens. The chain
+        has the correction as a link, and journal.log what was there.
+
+        Args:
+            fingerprints: the true ones of rounds that have others.
+
+        Returns a sentence about them; none where every figure can be true.
+        """
+        lies = [row for row in self.evaluations() if not bounds.allow(row)]
+        losses = [r for r in self.rounds() if r.loss is not None and not bounds.allow_loss(r.loss)]
+        many = [r for r in self.rounds() if not 0 <= r.tokens <= r.counted * bounds.sample_tokens]
+        known = fingerprints or {}
+        rows = {row.round: row for row in self.rounds()}
+        fixed = {row.round: replace(row, loss=None) for row in losses}
+        fixed |= {row.round: replace(fixed.get(row.round, row), tokens=0) for row in many}
+        fixed |= {r: replace(fixed.get(r, rows[r]), fingerprint=number) for r, number in known.items()}
+        if not lies and not fixed:
+            return []
+        corrected = sorted({row.round for row in (*losses, *many)})
+        self._write(
+            Change("evaluations", drop=[[row.round] for row in lies]),
+            Change("rounds", [list(columns_of(row)) for row in fixed.values()]),
+            links=[
+                *(("fingerprint", round) for round in sorted(known)),
+                *(("evaluation", row.round) for row in lies),
+                *(("correction", round) for round in corrected),
+            ],
+        )
+        said = [
+            f"{what} of round{'s' * (len(of) > 1)} {', '.join(map(str, of))}"
+            for what, of in (
+                ("the held-out loss", [row.round for row in lies]),
+                ("the training loss", [row.round for row in losses]),
+                ("the tokens", [row.round for row in many]),
+                ("the fingerprint", sorted(known)),
+            )
+            if of
+        ]
+        return [f"{self.folder}: figures that cannot be true were taken back: {'; '.join(said)}"]
 
     def proven(self, round: int, fingerprint: int) -> None:
         """Note the fingerprint that a replay has told of a committed round; what was said of it gives way."""
-        self._db.execute("BEGIN IMMEDIATE")
-        changed = self._db.execute(
-            "UPDATE rounds SET fingerprint=? WHERE round=? AND fingerprint<>?",
-            (str(fingerprint), round, str(fingerprint)),
-        )
-        if changed.rowcount:
-            self._link("fingerprint", round)
-        self._db.execute("COMMIT")
+        found = self._db.execute("SELECT * FROM rounds WHERE round=?", (round,)).fetchone()
+        if found is not None and (row := row_of(found)).fingerprint != fingerprint:
+            corrected = list(columns_of(replace(row, fingerprint=fingerprint)))
+            self._write(Change("rounds", [corrected]), links=[("fingerprint", round)])
 
     def record_standby(self, standby: str) -> None:
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES ('standby', ?)", (standby,))
+        self._write(meta_rows({"standby": standby}))
 
     # ---- read by any process -------------------------------------------------------------------------------
 
@@ -556,9 +542,12 @@ class Ledger:
             file.seek(first.offset)
             reader = read_packets(file)
             for want in range(start, stop):
-                round, packet = next(reader)
+                try:
+                    round, packet = next(reader)
+                except (LedgerError, StopIteration) as error:
+                    raise LedgerError(f"{self.log_path}: {error or 'it ends'}") from None
                 if round != want:
-                    raise LedgerError(f"the log has round {round} where {want} belongs")
+                    raise LedgerError(f"{self.log_path} has round {round} where {want} belongs")
                 yield round, packet
 
     def recover(self) -> Recovered:
@@ -573,7 +562,7 @@ class Ledger:
             sessions.append(OpenSession(session, name, hardware, key, leases))
         return Recovered(
             round=len(rounds),
-            counted=union(self.counted()),
+            counted=counted_ids(self._db),
             sessions=tuple(sessions),
             peers=tuple(KnownPeer(*row) for row in self._db.execute("SELECT * FROM peers ORDER BY key")),
             last=rounds[-1] if rounds else None,
@@ -599,7 +588,7 @@ class Ledger:
         try:
             return self._verify(complete)
         except MALFORMED as error:
-            raise LedgerError(f"{self.folder / 'ledger.db'} is damaged: {error}") from None
+            raise damaged(self.path, str(error)) from None
         finally:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
@@ -608,36 +597,117 @@ class Ledger:
         for (found,) in self._db.execute("PRAGMA integrity_check(1)"):
             if found != "ok":
                 raise sqlite3.DatabaseError(found)
-        rows, end = self.rounds(), 0
-        head = self._verify_chain(rows)
+        rows, chained = self.rounds(), has_chain(self._db)
+        try:
+            head = verify_chain(self._db) if chained else ""
+            ids = verify_rows(self._db)
+        except LedgerError as error:
+            raise damaged(self.path, str(error)) from None
+        journaled, lacking = self._compare_journal()
+        self._fit(self._db)
         for row, (round, packet) in zip(rows, self.packets(), strict=True):
-            if round != row.round or row.offset != end:
-                raise LedgerError(f"round {row.round} does not follow the one before it")
-            if hashlib.sha256(packet).digest() != row.sha256:
+            if round != row.round or hashlib.sha256(packet).digest() != row.sha256:
                 raise LedgerError(f"the packet of round {row.round} is not the one that was committed")
-            end = row.record.end
-        ids = union(self.counted())
-        if ids and (ids[0][0] < 0 or ids[-1][1] > self.samples):
-            raise LedgerError(f"samples {ids[0][0]}..{ids[-1][1]} counted, the run has 0..{self.samples}")
-        if count_samples(ids) != sum(row.counted for row in rows):
-            raise LedgerError("the rounds and the leases disagree about how many samples were counted")
-        total = sum(row.length for row in rows)
-        audit = Audit(len(rows), total, count_samples(ids), self.samples - count_samples(ids), head)
+        many, total = count_samples(ids), sum(row.length for row in rows)
+        audit = Audit(len(rows), total, many, self.samples - many, head, lacking, journaled)
         if complete and audit.missing:
             raise LedgerError(f"{audit.missing} of {self.samples} samples were never counted")
         return audit
 
+    def _compare_journal(self) -> tuple[bool, int]:
+        """Compare the tables with what follows from the journal: return whether there is one, and how many
+        changes of it the tables lack. Raises LedgerError where they differ."""
+        (number,), journal = self._db.execute("PRAGMA user_version").fetchone(), self.folder / JOURNAL
+        with closing(new_tables()) as tables:
+            with transaction(tables):
+                reading = read_journal(
+                    journal, lambda n, changes: post(tables, changes if n < number else ())
+                )
+            if reading.fault:
+                raise damaged(journal, reading.fault)
+            if reading.next < number:
+                raise damaged(journal, f"it ends before record {number - 1}, which {DATABASE} has")
+            if number and (place := first_difference(self._db, tables)):
+                raise damaged(self.path, f"it has other rows than {JOURNAL} ({place})")
+        if not is_as_closed(self.folder):
+            raise damaged(self.path, f"it is not what {CLOSED} says, or that is")
+        if not reading.empty and not number:
+            raise damaged(self.path, f"it has no number of a change of {JOURNAL}")
+        return bool(number), reading.next - number if number else 0
 
-def first_head(run: str, samples: int, origin: Mapping[str, str]) -> bytes:
-    """Hash what a run begins with: the head of a chain without links."""
-    begins = {"format": FORMAT, "run": run, "samples": samples, "origin": origin}
-    return hashlib.sha256(json.dumps(begins, sort_keys=True).encode()).digest()
+    def check_rows(self) -> int:
+        """Compare the tables with the journal; return how many of its changes they lack. Raises
+        LedgerError."""
+        self._db.execute("BEGIN")  # one state of the ledger, also while a hub goes on writing
+        try:
+            return self._compare_journal()[1]
+        except MALFORMED as error:
+            raise damaged(self.path, str(error)) from None
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+
+    def check_packets(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Read every committed packet and compare its hash. Raises LedgerDamaged, which names the round.
+
+        Args:
+            progress: called with the bytes that were read, and all there are.
+        """
+        rows, end = packet_records(self._db), packets_end(self._db)
+        with ThreadPoolExecutor(HASHERS, "cocktail-hashes") as pool:
+            for record, whole in zip(rows, pool.map(self._is_whole, rows), strict=True):
+                if not whole:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    why = f"the packet of round {record.round} is another one than was committed"
+                    raise damaged(self.log_path, f"{why}; before it are {record.round} whole rounds")
+                progress(record.end, end)
+
+    def _is_whole(self, record: Record) -> bool:
+        with self.log_path.open("rb") as file:
+            return record.is_whole(file)
 
 
-def entry_of(db: sqlite3.Connection, kind: Kind, round: int) -> bytes:
-    """Hash the rows that a link covers, as they are in the tables now."""
-    rows = [db.execute(query, (round,)).fetchall() for query in ENTRIES[kind]]
-    return hashlib.sha256(json.dumps([kind, rows]).encode()).digest()
+def first_rows(run: str, samples: int | None, origin: Mapping[str, str] | None) -> Changes | None:
+    """Return the rows that a new ledger begins with; None where it is not to be begun."""
+    if samples is None:
+        return None
+    values = {"format": FORMAT, "run": run, "samples": str(samples)}
+    return [meta_rows(values | {"origin": json.dumps(dict(origin or {}), sort_keys=True)})]
+
+
+def packet_records(db: sqlite3.Connection) -> list[Record]:
+    """List where the committed packets are in their log."""
+    rows = db.execute("SELECT round, offset, length, sha256 FROM rounds ORDER BY round")
+    return [Record(*row) for row in rows]
+
+
+def check_packet_log(path: Path, rows: Sequence[Record]) -> None:
+    """Raise LedgerDamaged unless the log has records where these are. Payloads are not read."""
+    end, size = 0, path.stat().st_size if path.exists() else 0
+    with path.open("rb") if size else nullcontext() as file:
+        for number, row in enumerate(rows):
+            if row.round != number or row.offset != end:
+                raise LedgerError(f"round {row.round} does not follow the one before it")
+            whole = f"before that are {number} whole rounds"
+            if file is None or row.end > size:
+                lost = f"{rows[-1].end} were committed: it was cut or replaced"
+                raise damaged(path, f"it has {size} bytes, but {lost}; {whole}")
+            if record_at(file, row.offset) != row:
+                raise damaged(path, f"round {number} does not begin at byte {row.offset}; {whole}")
+            end = row.end
+
+
+def check_nothing_follows(path: Path, rows: Sequence[Record]) -> None:
+    """Raise LedgerDamaged where the log has more than these records, and the one behind them that a process
+    leaves which is killed before it commits: the books have lost rounds."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        more = record_at(file, rows[-1].end if rows else 0)
+    if more is None or more.end >= path.stat().st_size:
+        return
+    why = f"it has {len(rows)} rounds, and so has {JOURNAL}, but {PACKETS} has those of {count_records(path)}"
+    raise damaged(path.with_name(DATABASE), why, BOTH)
 
 
 def voters_of(db: sqlite3.Connection) -> frozenset[str]:
@@ -655,24 +725,6 @@ def voters_of(db: sqlite3.Connection) -> frozenset[str]:
     return frozenset(key for key, peer in rows if peer in here)
 
 
-def linked(head: bytes, entry: bytes) -> bytes:
-    """Return the head after one more link."""
-    return hashlib.sha256(head + entry).digest()
-
-
-def union(counted: list[Counted]) -> SampleRanges:
-    """Return all counted ids. Raises LedgerError if one was counted twice."""
-    pool = SamplePool()
-    for lease in counted:
-        try:
-            pool.put(lease.ids)
-        except ValueError as error:
-            raise LedgerError(
-                f"a sample of {lease.peer}, lease {lease.lease}, was counted twice: {error}"
-            ) from None
-    return pool.ranges
-
-
 def columns_of(row: RoundRow) -> tuple[Any, ...]:
     """Return the columns in the table's order. SQLite has no unsigned 64 bits: the fingerprint is text."""
     columns = [getattr(row, f.name) for f in fields(row)]
@@ -685,24 +737,6 @@ def row_of(columns: tuple[Any, ...]) -> RoundRow:
     fingerprint, members, accepted = columns[4:7]
     names = tuple(json.loads(members)), tuple(json.loads(accepted))
     return RoundRow(*(*columns[:4], int(fingerprint), *names, *columns[7:]))
-
-
-def meta_value(db: sqlite3.Connection, key: str, default: str) -> str:
-    """Read one value of the table `meta`."""
-    found = db.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
-    return str(found[0]) if found else default
-
-
-def count_rounds(db: sqlite3.Connection) -> int:
-    """Count the committed rounds."""
-    (found,) = db.execute("SELECT coalesce(max(round) + 1, 0) FROM rounds").fetchone()
-    return int(found)
-
-
-def packets_end(db: sqlite3.Connection) -> int:
-    """Return the offset at which the committed packets end in their log, in bytes."""
-    (end,) = db.execute("SELECT max(offset + length) FROM rounds").fetchone()
-    return 0 if end is None else int(end) + HEADER_SIZE
 
 
 def merge_wal(folder: Path) -> None:
@@ -724,4 +758,9 @@ def lock_exclusively(path: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError as error:
         lock.close()
         raise LedgerBusy(f"another process writes the ledger in {path.parent} ({error})") from None
+    except sqlite3.DatabaseError as error:
+        lock.close()
+        raise LedgerDamaged(
+            f"{path} is damaged: {error}", (f"remove it: there is nothing in {path}",)
+        ) from None
     return lock

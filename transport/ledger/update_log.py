@@ -15,8 +15,9 @@ With many peers their packets are longer than the sum of them. Then the sum is l
 encodes it: the record begins with "CKU3", has no updates, and the sum lies between the last of the inherited
 packets and the hash.
 
-A round that was logged and never committed is cut off at the next start. Once e itself is on the disk the log
-is cleared. A crash between the two leaves rounds older than e; a reader starts at e's round and skips them.
+A round that was logged and never committed is cut off at the next start, once it was copied. Once e itself
+is on the disk the log is cleared. A crash between the two leaves rounds older than e; a reader starts at
+e's round and skips them.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transport.protocol import LedgerError, WeightedPacket
+from transport.protocol import LedgerDamaged, LedgerError, WeightedPacket
 
+from .books import damaged
 from .packet_log import PacketLog, read_headers, read_packets
 
 PACKETS, SUM = b"CKU2", b"CKU3"  # what a record holds: packets, or their sum
@@ -54,11 +56,18 @@ class UpdateLog:
 
     Args:
         stop: the first round that is not committed; records from it on are cut off.
+        start: the round of the saved error feedback: this one and later ones are needed.
+
+    Raises LedgerDamaged, with nothing cut off, where something else lies in the place of a needed record.
     """
 
-    def __init__(self, path: Path, stop: int) -> None:
+    def __init__(self, path: Path, stop: int, start: int = 0) -> None:
         self.path = path
         end, last = scan_rounds(path, stop)
+        lacks = start < stop and last != stop - 1
+        if lacks and path.exists() and path.stat().st_size > end:
+            lost = start if last is None else last + 1
+            raise damaged_updates(path, f"it lacks the updates of round {lost}, which belong at byte {end}")
         self._log = PacketLog(path, end)
         self._next = stop if last is None else last + 1
         self._newest = end  # where the record of the round before `_next` begins, if this process wrote it
@@ -116,6 +125,14 @@ class UpdateLog:
         self._log.close()
 
 
+def damaged_updates(path: Path, why: str) -> LedgerDamaged:
+    """Make the error of a log that lacks the updates of committed rounds, or of the saved error feedback."""
+    saved = path.with_name(ERROR_FEEDBACK)
+    neither = "" if saved.exists() else f", and there is no {saved.name}"
+    left = "the aggregator's error feedback cannot be restored. Every committed round is whole all the same"
+    return damaged(path, f"{why}{neither}: {left}")
+
+
 def retired(path: Path) -> Path:
     """Name the records that the log at `path` had before it was cleared."""
     return path.with_name(path.name + ".before")
@@ -126,21 +143,24 @@ def read_updates(path: Path, start: int) -> Iterator[RoundUpdates]:
     end, _ = scan_rounds(path, start)
     with path.open("rb") as file:
         file.seek(end)
-        for round, payload in read_packets(file):
-            yield unpack_updates(round, payload)
+        try:
+            for round, payload in read_packets(file):
+                yield unpack_updates(round, payload)
+        except LedgerError as error:
+            raise damaged_updates(path, str(error)) from None
 
 
 def read_rounds(path: Path, start: int, stop: int) -> Iterator[RoundUpdates]:
     """Yield the inputs of rounds start .. stop-1, one in memory at a time. Raises LedgerError if one is
     damaged or missing."""
     want = start
-    for record in read_updates(path, start):
+    for record in read_updates(path, start) if path.exists() else ():
         if record.round != want or want == stop:
             break
         yield record
         want += 1
     if want != stop:
-        raise LedgerError(f"{path} lacks the updates of round {want}, which is committed")
+        raise damaged_updates(path, f"it lacks the updates of round {want}, which is committed")
 
 
 def scan_rounds(path: Path, stop: int) -> tuple[int, int | None]:

@@ -80,11 +80,13 @@ class Roster:
             session.role = "stage"
         return session
 
-    def record(self, session: Session) -> None:
-        """Write a session into the ledger, once: before it has work, there is nothing to come back for."""
-        if not session.recorded and session.role != "stage":
+    def to_record(self, ids: Iterable[str]) -> tuple[OpenSession, ...]:
+        """Return those of these sessions that are to be written into the ledger: each once, with its first
+        work. Before that there is nothing to come back for."""
+        new = [session for session in self.present(ids) if not session.recorded]
+        for session in new:
             session.recorded = True
-            self._out.add(do.RecordSession(session.id, session.name, session.hardware, session.key))
+        return tuple(OpenSession(s.id, s.name, s.hardware, s.key) for s in new)
 
     def make_room(self, origin: str) -> bool:
         """Tell whether there may be another newcomer, ending one of the most frequent origin to make room."""

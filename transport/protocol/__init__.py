@@ -5,6 +5,7 @@ from .errors import (
     AddressInUse,
     Leaving,
     LedgerBusy,
+    LedgerDamaged,
     LedgerError,
     LinkLost,
     NotGenuine,

@@ -112,6 +112,14 @@ class LedgerError(TransportError):
     """The ledger cannot be used."""
 
 
+class LedgerDamaged(LedgerError):
+    """The ledger is damaged, and cannot be mended from what is left."""
+
+    def __init__(self, said: str, hints: Sequence[str] = ()) -> None:
+        super().__init__(said)
+        self.hints = tuple(hints)  # remedies
+
+
 class LedgerBusy(LedgerError):
     """Another process writes this ledger."""
 

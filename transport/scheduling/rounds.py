@@ -585,8 +585,8 @@ class Rounds:
             # else the holders of the last samples are behind: they deliver, or lose them
 
     def _with_few_newcomers(self, ready: list[Session]) -> list[Session]:
-        """Choose whom a round may have of those that are ready, by name. Beside those that the run knows these
-        are a few newcomers, in turn, and none that is to wait as it has delivered nothing."""
+        """Choose whom a round may have of those that are ready, by name. Beside those that the run knows
+        these are a few newcomers, in turn, and none that is to wait as it has delivered nothing."""
         new = [p for p in ready if not p.proven and p.waits_until <= self.round]
         if self.turns is None:
             most = self._most_newcomers
@@ -661,8 +661,8 @@ class Rounds:
             self.evaluations.begin(self._evaluation(step, now, final=False), self._judges(here))
             self._uneven_until = self.round + 1
         self._enter(Phase.OPENING)
-        lease = do.Lease(self.round, granted, ex.hub_shards, len(ex.aggregators), ex.fits, ex.local_steps)
-        self._out.add(lease)
+        size, new = (ex.fits, ex.local_steps), self._members.to_record(granted)
+        self._out.add(do.Lease(self.round, granted, ex.hub_shards, len(ex.aggregators), *size, new))
 
     def _grant(self, ready: list[Session]) -> tuple[dict[str, SampleRanges], dict[str, int]]:
         """Lease a global batch a local step. Returns samples by session, and rounds of longer leases."""
@@ -681,8 +681,6 @@ class Rounds:
         taken = {p: one for p, one in zip(takers, portions, strict=True) if one.samples}
         new = {p: ranges_of(ids[place] for place in one.samples) for p, one in taken.items()}
         self.leases.grant(round, new)
-        for session in self._members.present(new):
-            self._members.record(session)
         return granted | new, {p: one.spans for p, one in taken.items() if one.spans > 1}
 
     def _costs(self, ids: Sequence[int]) -> list[float]:

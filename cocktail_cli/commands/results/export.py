@@ -11,7 +11,7 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import check_trust, load_run
 from cocktail_cli.options import Json, ProgressOption, Quiet, RunArgument, TrustCode
-from cocktail_cli.ui import Display, ProgressMeter, open_view, say, say_json, say_own
+from cocktail_cli.ui import Display, ProgressMeter, Warning, open_view, say, say_json, say_own
 
 
 def export(
@@ -56,8 +56,7 @@ def export(
     cocktail export RUN -o best --checkpoint best
     cocktail export RUN -o model --merge-lora --dtype bfloat16 --push me/my-model
     """
-    from cocktail_cli.host import CommittedModel
-    from recipes.config import recipe_from_json
+    from cocktail_cli.host import CommittedModel, checked_recipe
     from recipes.downloads import Repository
 
     record = load_run(run)
@@ -66,7 +65,7 @@ def export(
             "output_in_use", f"{output_dir} is not an empty folder", hints=("choose another: -o DIR",)
         )
     source = Path(record.output_dir)
-    recipe = recipe_from_json((source / in_folder.RESOLVED).read_text(encoding="utf-8"))
+    recipe = checked_recipe(record)
     check_trust(recipe, trust_remote_code)
     if merge_lora and recipe.lora is None:
         raise Failure("usage", f"--merge-lora: {record.run} trains the whole model, there are no adapters")
@@ -74,8 +73,8 @@ def export(
     repository = Repository(push, private) if push else None
     if repository is not None:
         repository.open()  # before anything is written, as a missing token is the most frequent error
-    place = CommittedModel(recipe, Path(record.base), source)
     with open_view(Display(quiet=quiet or as_json, progress=progress)) as view:
+        place = CommittedModel(recipe, Path(record.base), source, lambda what: view.show(Warning(what)))
         meter = ProgressMeter(view.show, "writing the model", "bytes")
         merged = place.write_merged(output_dir, dtype, round) if merge_lora else None
         rounds = merged if merged is not None else place.write_model(output_dir, dtype, meter, round)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -101,9 +101,13 @@ def event_words(line: str) -> str | None:
     from recipes.foreign_json import parse_json
 
     try:
-        told = parse_json(line)
-    except ValueError as error:  # cut by a kill
+        return words_of(parse_json(line))
+    except (ValueError, TypeError, LookupError, AttributeError) as error:  # cut by a kill, or damaged
         return f"a line that is no event: {error}"
+
+
+def words_of(told: dict[str, Any]) -> str | None:
+    """Format an event, or an error, as `event_words` does."""
     if "error" in told:
         return f"error: {told['error']['message']}"
     event = from_json(told)

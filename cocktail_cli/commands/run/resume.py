@@ -48,6 +48,13 @@ def resume(
     max_down: options.MaxDown = None,
     vram_limit: options.VramLimit = None,
     trust_remote_code: options.TrustCode = False,
+    drop_error_feedback: Annotated[
+        bool,
+        typer.Option(
+            "--drop-error-feedback",
+            help="Go on where the aggregator's error feedback is lost: what it has not sent yet is lost too.",
+        ),
+    ] = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
@@ -94,6 +101,7 @@ def resume(
         detached=detached,
         dashboard=dashboard,
         life_line=life_line,
+        drop_error_feedback=drop_error_feedback,
         verbose=verbose,
     )
     with open_view(Display(as_json, quiet, verbose, not no_color, progress, life_line)) as view:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -82,7 +83,8 @@ def last_step(metrics: Path) -> int:
         return 0
     for line in reversed(lines):
         if b'"kind": "step"' in line and line.endswith(b"}"):
-            return int(json.loads(line[line.index(b"{") :])["step"])
+            with suppress(ValueError, TypeError, LookupError):  # a damaged line
+                return int(json.loads(line[line.index(b"{") :])["step"])
     return 0
 
 

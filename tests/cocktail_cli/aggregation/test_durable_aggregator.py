@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cocktail_cli.aggregation.durable_aggregator import ERROR_FEEDBACK as ERROR
 from cocktail_cli.aggregation.durable_aggregator import UPDATES, DurableAggregator
 from cocktail_cli.host.contribution_probe import ProbeThread
 from cocktail_cli.host.run_delegate import RunDelegate
 from compress import Cocktail, join
-from recipes.algorithm.aggregator import Aggregator
+from recipes.algorithm.aggregator import Aggregator, verify_saved
 from recipes.algorithm.compressor import handoff_compressor
 from recipes.algorithm.decoded_updates import select_shards
 from recipes.config.loader import load_recipe
@@ -27,7 +29,7 @@ from transport.ledger.residual_handoffs import HUB, PendingHandoff
 from transport.ledger.run_ledger import RoundRow
 from transport.ledger.update_log import read_rounds
 from transport.protocol import WeightedPacket
-from transport.protocol.errors import LedgerError, UpdateRejected
+from transport.protocol.errors import LedgerDamaged, LedgerError, UpdateRejected
 
 P, SEED, ROUNDS = 400, 7, 8
 MIX = Cocktail(random_ratio=0.25, topk_ratio=0.2, quant_bits=4, block_size=16, shards=2)
@@ -245,6 +247,82 @@ def test_an_error_that_cannot_be_had_is_not_taken_for_zero(tmp_path: Path) -> No
             pytest.raises(LedgerError, match=message),
         ):
             DurableAggregator(Aggregator(P, MIX, SEED), tmp_path).recover(ledger)
+
+
+@given(st.floats(0, 1), st.integers(0, 7))
+@settings(max_examples=40, deadline=None)
+def test_a_flipped_bit_of_the_saved_error_feedback_is_found(
+    tmp_path_factory: pytest.TempPathFactory, place: float, bit: int
+) -> None:
+    """Its numbers had no checksum: the run went on with others."""
+    folder = tmp_path_factory.mktemp("run")
+    life = Life(folder, 0)
+    commit(life.ledger, 0, life.durable.aggregate(0, updates_of(0)))
+    life.durable.longest = 0
+    life.durable.committed(0)
+    life.end()
+    data = bytearray((folder / ERROR).read_bytes())
+    assert verify_saved(folder / ERROR) == 1
+    data[int(place * (len(data) - 1))] ^= 1 << bit
+    (folder / ERROR).write_bytes(data)
+
+    with pytest.raises(ValueError, match=ERROR):
+        verify_saved(folder / ERROR)
+    with Ledger(folder, run="toy", samples=9) as ledger, pytest.raises(LedgerDamaged, match=ERROR):
+        DurableAggregator(Aggregator(P, MIX, SEED), folder).recover(ledger)
+
+
+@pytest.mark.parametrize("lost", [UPDATES, ERROR])
+@pytest.mark.parametrize("how", ["removed", "emptied", "halved"])
+def test_error_feedback_that_is_lost_is_dropped_where_its_host_says_so_and_only_then(
+    tmp_path: Path, lost: str, how: str
+) -> None:
+    life = Life(tmp_path, 1 << 30)
+    for round in range(4):
+        commit(life.ledger, round, life.durable.aggregate(round, updates_of(round)))
+        life.durable.longest = 0 if round == 1 else 1 << 30
+        life.durable.committed(round)
+    life.end()
+    data = (tmp_path / lost).read_bytes()
+    (tmp_path / lost).unlink()
+    if how != "removed":
+        (tmp_path / lost).write_bytes(data[: len(data) // 2 if how == "halved" else 0])
+    with Ledger(tmp_path, run="toy", samples=9) as ledger:
+        with pytest.raises(LedgerDamaged, match=lost) as refused:
+            DurableAggregator(Aggregator(P, MIX, SEED), tmp_path).recover(ledger)
+        assert ledger.next_round == 4
+    assert refused.value.hints[-1] == "or go on without it: cocktail resume RUN --drop-error-feedback"
+
+    with Ledger(tmp_path, run="toy", samples=9) as ledger:
+        durable = DurableAggregator(Aggregator(P, MIX, SEED), tmp_path)
+        (said,) = durable.recover(ledger, drop=True)
+        assert lost in said
+        assert not error_of(durable).any()
+        commit(ledger, 4, durable.aggregate(4, updates_of(4)))
+        error = error_of(durable)
+        durable.close()
+    again = Life(tmp_path, 1 << 30)
+    assert torch.equal(error_of(again.durable), error)
+    again.end()
+    if how != "removed":
+        assert (tmp_path / "aside" / "1" / lost).exists()
+
+
+def test_a_hub_killed_as_it_logs_the_first_round_after_e_was_saved_goes_on(tmp_path: Path) -> None:
+    life = Life(tmp_path, 0)
+    commit(life.ledger, 0, life.durable.aggregate(0, updates_of(0)))
+    life.durable.longest = 0
+    life.durable.committed(0)
+    assert life.durable.log is not None
+    life.durable.log.begin(1, updates_of(1))
+    life.durable.log.flush()
+    error = error_of(life.durable)
+    life.end()
+    assert (tmp_path / UPDATES).stat().st_size, "a torn record, where there is no whole one"
+
+    again = Life(tmp_path, 0)
+    assert torch.equal(error_of(again.durable), error)
+    again.end()
 
 
 def test_a_run_that_is_over_leaves_no_error_behind(tmp_path: Path) -> None:

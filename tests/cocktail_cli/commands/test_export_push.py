@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,12 +18,14 @@ import torch
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 from in_this_process import Run
 from safetensors.torch import load_file
-from test_snapshot_thread import RECIPE, Story
+from test_run_verification import altered
+from test_snapshot_thread import RECIPE, Story, minding, told
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.host.host_session import HostSession as Launch
 from cocktail_cli.host.snapshot_thread import SnapshotThread
 from cocktail_cli.machine.run_registry import RunRecord, save_run
+from cocktail_cli.ui.events import Checkpoint
 from recipes.algorithm.compressor import compressor_of
 from recipes.algorithm.global_model import GlobalModel
 from recipes.config.loader import load_recipe
@@ -183,6 +186,31 @@ def test_an_export_of_a_round_is_the_global_model_of_that_round(
 
     assert torch.equal(vector("4"), whole.before[4])
     assert torch.equal(vector("best"), whole.before[2])
+
+
+def test_an_export_from_altered_rows_is_refused_and_a_damaged_snapshot_is_passed_over(
+    cocktail: Run, whole: Story, tmp_path: Path
+) -> None:
+    """A row that was altered chose the best model."""
+    whole.ledger.evaluated(EvaluationRow(2, 2, 3.0, 8, False))
+    with minding(whole) as (snapshots, _):
+        snapshots.committed(5, 6)
+        made = told(snapshots)
+    assert isinstance(made, Checkpoint)
+    whole.ledger.close()
+    weights = Path(made.model) / "model.safetensors"
+    with altered(weights, -3):
+        done = cocktail("export", "amber-otter-42", "-o", "model", "--checkpoint", "6")
+    assert done.exit == 0, done.err
+    assert f"{weights} (or its hashes, model.safetensors.sha256) is damaged" in done.err
+    x = FlatParameters(load_model(tmp_path / "model")).vector
+    assert torch.equal(x, whole.common.vector)
+
+    with sqlite3.connect(whole.folder / "ledger" / "ledger.db") as db:
+        db.execute("INSERT INTO evaluations VALUES (4, 4, 0.5, 8, 0, '[]')")
+    db.close()
+    refused = cocktail("export", "amber-otter-42", "-o", "best", "--checkpoint", "best")
+    assert (refused.exit, "it has other rows than journal.log (evaluations, 4)" in refused.err) == (4, True)
 
 
 def test_generate_continues_a_prompt_with_the_base_and_with_the_trained_model(

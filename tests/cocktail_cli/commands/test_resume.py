@@ -16,7 +16,7 @@ from forked import Forked, needs_fork
 from in_this_process import Run as Command
 from test_processes import LAUNCH
 
-from cocktail_cli.errors import Failure
+from cocktail_cli.errors import Failure, explain
 from cocktail_cli.host.host_session import HostSession
 from cocktail_cli.host.local_peers import LocalSettings
 from cocktail_cli.host.resume_run import (
@@ -24,18 +24,22 @@ from cocktail_cli.host.resume_run import (
     as_begun,
     check_corpus,
     hosted_before,
+    mended_files,
+    reopened_ledger,
     same_address,
     same_base,
     unfinished,
     url_at,
 )
 from cocktail_cli.host.run_delegate import settings_of
-from cocktail_cli.host.run_folder import appended, claim
+from cocktail_cli.host.run_folder import appended, as_yaml, claim, unused_folder
 from cocktail_cli.machine.network_address import ListenAddress
-from cocktail_cli.machine.run_registry import RunRecord, load_run, save_run
+from cocktail_cli.machine.run_registry import FILE, RunRecord, load_run, save_run
 from recipes.config.loader import load_recipe, recipe_from_json
 from recipes.models.base_model import prepare_base
 from transport import Ledger, RunKeys
+from transport.ledger import RoundRow
+from transport.protocol import LedgerDamaged
 from transport.protocol.events import RunEnded
 
 SMOKE = load_recipe("smoke")
@@ -77,6 +81,71 @@ def test_the_error_of_an_unfinished_run_in_the_folder_names_the_command_that_res
     with pytest.raises(Failure, match="of another recipe") as refused:
         claim(tmp_path, "abc")
     assert not any("resume" in hint for hint in refused.value.hints)
+
+
+def test_a_launch_does_not_wipe_the_ledger_of_a_run_whose_record_is_gone(tmp_path: Path) -> None:
+    """It removed every file of the ledger, and began anew."""
+    save_run(record(tmp_path))
+    with Ledger(tmp_path / "ledger", run="amber-otter-42", samples=9) as ledger:
+        row = RoundRow(0, 0, 1.0, 2.0, 0, (), (), None, 0)
+        ledger.commit(row, b"packet", ())
+    packets = (tmp_path / "ledger" / "packets.log").read_bytes()
+    for damage in (b"", b"{}", None):
+        (tmp_path / FILE).write_bytes(damage) if damage is not None else (tmp_path / FILE).unlink()
+        with pytest.raises(Failure, match=r"run\.json is (damaged|gone)") as refused:
+            claim(tmp_path, SMOKE.recipe_hash)
+        assert any("put" in hint and "back from a copy" in hint for hint in refused.value.hints)
+        assert unused_folder(tmp_path) == tmp_path.with_name(f"{tmp_path.name}-2")
+    assert (tmp_path / "ledger" / "packets.log").read_bytes() == packets
+
+
+def test_what_a_launch_left_that_ended_before_its_run_began_is_removed(tmp_path: Path) -> None:
+    Ledger(tmp_path / "ledger", run="amber-otter-42", samples=9).close()
+    (tmp_path / "ledger" / "aside").mkdir()
+
+    claim(tmp_path, SMOKE.recipe_hash)
+
+    assert not (tmp_path / "ledger").exists()
+
+
+def test_a_damaged_recipe_is_made_anew_from_the_one_for_people(tmp_path: Path) -> None:
+    changed = load_recipe("smoke", ["max_steps=9", "seed=3"])
+    old = record(tmp_path, recipe_hash=changed.recipe_hash)
+    (tmp_path / "recipe.yaml").write_text(as_yaml(changed.to_json()))
+    text = changed.to_json()
+    for damaged in (None, "", text[: len(text) // 2], text.replace('"seed":3', '"seed":2')):
+        (tmp_path / "recipe.json").unlink(missing_ok=True)
+        if damaged is not None:
+            (tmp_path / "recipe.json").write_text(damaged)
+        said = (f"{tmp_path}/recipe.json was damaged or gone: it was made anew from recipe.yaml",)
+        assert mended_files(old) == said
+        assert (tmp_path / "recipe.json").read_text() == text
+        assert (as_begun(old), mended_files(old)) == (changed, ())
+
+
+def test_with_both_recipes_damaged_the_one_for_programs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").write_text(SMOKE.to_json().replace('"seed"', '"sead"'))
+    (tmp_path / "recipe.yaml").write_bytes(b"\xff\x00")
+
+    with pytest.raises(Failure, match=r"recipe\.json is damaged: its sha256 is not") as refused:
+        as_begun(record(tmp_path))
+
+    assert mended_files(record(tmp_path)) == ()
+    assert refused.value.exit == 9
+
+
+def test_a_ledger_that_cannot_be_mended_names_the_snapshot_to_go_on_from(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger", run="amber-otter-42", samples=9) as ledger:
+        ledger.commit(RoundRow(0, 0, 1.0, 2.0, 0, (), (), None, 0), b"packet", ())
+    (tmp_path / "ledger" / "packets.log").write_bytes(b"")
+    for round in ("8", "12", "9"):
+        (tmp_path / "snapshots" / round).mkdir(parents=True)
+
+    with pytest.raises(LedgerDamaged, match=r"packets\.log is damaged") as refused:
+        reopened_ledger(record(tmp_path), wal=True)
+
+    assert refused.value.hints[-1].endswith(f"from {tmp_path}/snapshots/12, the model after 12 rounds")
+    assert explain(refused.value).exit == 4
 
 
 def test_a_launch_that_ends_unfinished_shows_the_url_and_the_resume_command(

@@ -218,6 +218,40 @@ def test_a_snapshot_of_another_past_is_not_offered(story: Story, base: Path) -> 
             assert offers == []
 
 
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "model.safetensors.sha256", "config.json", "tokenizer.json", "SHA256SUMS"]
+)
+@pytest.mark.parametrize("how", ["flipped", "halved", "removed"])
+def test_a_damaged_snapshot_is_removed_and_told_and_another_one_is_folded(
+    story: Story, name: str, how: str
+) -> None:
+    """It was offered to joiners, and the next one was folded from it."""
+    story.commit(5)
+    with minding(story) as (snapshots, _):
+        first = told(snapshots)
+    assert isinstance(first, Checkpoint)
+    path = Path(first.model) / name
+    data = path.read_bytes()
+    path.unlink()
+    if how != "removed":
+        middle = len(data) // 2
+        path.write_bytes(
+            data[:middle] + (bytes([data[middle] ^ 4]) + data[middle + 1 :]) * (how == "flipped")
+        )
+    story.commit(1)
+    with minding(story) as (snapshots, offers):
+        news = [told(snapshots)]
+        while not isinstance(news[-1], Checkpoint):
+            news.append(told(snapshots))
+
+    if (name, how) != ("model.safetensors", "removed"):  # as of a hub that was killed before it was written
+        damaged, removed = (event.message for event in news[:2] if isinstance(event, Warning))
+        assert name in damaged
+        assert removed == f"the snapshot {path.parent} was removed, as the ledger has all that is in it"
+    assert (here(story), [one.round for one in offers[-1]]) == (["5"], [5])
+    assert torch.equal(vector_of(story.folder / "snapshots" / "5"), story.before[5])
+
+
 def test_what_the_peers_did_not_have_is_not_published_and_told(story: Story) -> None:
     story.commit(6)
     story.commit(3, says=lambda number: number ^ 1)

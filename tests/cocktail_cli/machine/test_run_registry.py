@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
@@ -11,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine.run_registry import (
@@ -61,6 +64,59 @@ def test_run_json_is_readable_by_its_user_alone(tmp_path: Path) -> None:
 
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
     assert stat.S_IMODE((home() / "runs" / "amber-otter-42").stat().st_mode) == 0o600
+
+
+@given(st.floats(0, 1), st.integers(0, 7))
+@settings(max_examples=60, deadline=None)
+def test_a_record_with_any_bit_flipped_is_refused_and_named(
+    tmp_path_factory: pytest.TempPathFactory, place: float, bit: int
+) -> None:
+    """Else a run would go on with another key, at another port, or be called one of other data."""
+    folder = tmp_path_factory.mktemp("run")
+    save_run(record(folder))
+    whole = (folder / FILE).read_bytes()
+    at = int(place * (len(whole) - 1))
+    (folder / FILE).write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+
+    with pytest.raises(Failure, match=r"run\.json is damaged: ") as refused:
+        load_run(str(folder))
+    assert refused.value.exit == 9
+    assert read_run(folder) is None
+    (folder / FILE).write_bytes(whole)
+    assert load_run(str(folder)) == record(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"run": 3}', "null"])
+def test_a_record_that_is_none_is_refused_and_named(tmp_path: Path, text: str) -> None:
+    """It was said that the folder holds no run."""
+    save_run(record(tmp_path))
+    (tmp_path / FILE).write_text(text)
+
+    with pytest.raises(Failure, match=r"run\.json is damaged: "):
+        load_run("amber-otter-42")
+
+
+def test_a_record_that_is_gone_is_missed_by_name_too(tmp_path: Path) -> None:
+    """It was said that there is no such run."""
+    save_run(record(tmp_path))
+    (tmp_path / FILE).unlink()
+
+    for run in ("amber-otter-42", str(tmp_path)):
+        with pytest.raises(Failure, match=rf"{tmp_path} holds no run \(no run\.json\)"):
+            load_run(run)
+
+
+def test_a_record_without_a_hash_is_that_of_an_older_version(tmp_path: Path) -> None:
+    """One that was changed by hand is read too, once its hash was removed; a flipped key is no other
+    version."""
+    save_run(record(tmp_path))
+    found = json.loads((tmp_path / FILE).read_text())
+    del found["sha256"]
+    (tmp_path / FILE).write_text(json.dumps(found | {"bind": "::"}))
+    assert load_run("amber-otter-42") == replace(record(tmp_path), bind="::")
+
+    (tmp_path / FILE).write_text(json.dumps(found | {"shaB56": "0"}))
+    assert read_run(tmp_path) is None
 
 
 def test_the_error_of_an_unknown_run_names_the_nearest(tmp_path: Path) -> None:

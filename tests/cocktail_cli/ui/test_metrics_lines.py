@@ -107,6 +107,16 @@ def test_what_a_killed_process_left_unfinished_is_cut_off(tmp_path: Path) -> Non
     assert read_written(tmp_path / "none.jsonl") == Written()
 
 
+@pytest.mark.parametrize("junk", [b"\xff\x00{", b"[1, 2]", b"{}", b'{"round": "x", "loss": 1}', b"", b"3"])
+def test_a_damaged_line_is_in_nobodys_way(tmp_path: Path, junk: bytes) -> None:
+    """It kept a run from being resumed."""
+    path = tmp_path / "metrics.jsonl"
+    good = b'{"round": 4, "loss": 1.5}\n{"round": 3, "eval_loss": 2.5}\n'
+    path.write_bytes(good + junk + b"\n" + good)
+
+    assert read_written(path) == Written(4, 3)
+
+
 def test_rounds_that_a_killed_hub_could_not_write_down_are_filled_in_from_the_ledger(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / LEDGER, run="amber-otter-42", samples=8)
     for round in range(4):

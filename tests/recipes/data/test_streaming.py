@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from recipes.config.loader import load_recipe
 from recipes.data import streaming
 from recipes.data.corpus import build_corpus
-from recipes.data.streaming import StreamedCorpus
+from recipes.data.streaming import StreamedCorpus, index_line, record_in
 from recipes.errors import DataError
 from recipes.models.base_model import BUILTIN_MODELS, open_tokenizer
 
@@ -113,11 +114,41 @@ def test_a_line_of_the_index_that_a_crash_cut_off_is_made_again(streamed, tmp_pa
     assert index.read_bytes().startswith(whole)
 
 
+@pytest.mark.parametrize("damage", ["flipped", "no JSON", "binary"])
+def test_a_damaged_line_of_the_index_is_told_and_its_chunks_are_made_again(
+    streamed, tmp_path: Path, damage: str
+) -> None:
+    """One altered hash was blamed on the rows; text that is no JSON was a bug."""
+    found = texts(streamed(30), range(40))
+    index = tmp_path / "index.jsonl"
+    whole = index.read_bytes()
+    at = whole.index(b'"sha256": "', whole.index(b"\n")) + 12
+    broken = {"flipped": bytes([whole[at] ^ 1]), "no JSON": b'"', "binary": b"\xff"}[damage]
+    index.write_bytes(whole[:at] + broken + whole[at + 1 :])
+
+    again = streamed(30)
+    assert f"{index} is damaged in line 2: the stream is read again from there" in again.warnings
+    assert texts(again, range(40)) == found
+    assert index.read_bytes().startswith(whole)
+    assert (tmp_path / "index.jsonl.before").read_bytes()[at : at + 1] == broken
+
+
+def test_an_index_of_an_older_version_is_read(streamed, tmp_path: Path) -> None:
+    found = texts(streamed(30), range(40))
+    index = tmp_path / "index.jsonl"
+    older = [json.dumps(asdict(record_in(line))) for line in index.read_text().splitlines(keepends=True)]
+    index.write_text("".join(f"{line}\n" for line in older))
+
+    again = streamed(30)
+    assert texts(again, range(40)) == found
+    assert not again.warnings
+
+
 def test_rows_that_changed_since_are_found_out(streamed, tmp_path: Path) -> None:
     texts(streamed(30), range(16))
     index = tmp_path / "index.jsonl"
     lines = index.read_text().splitlines(keepends=True)
-    lines[1] = lines[1].replace('"sha256": "', '"sha256": "0')
+    lines[1] = index_line(replace(record_in(lines[1]), sha256="0"))
     index.write_text("".join(lines))
 
     with pytest.raises(DataError, match="the rows up to 16 are not what they were earlier in this run"):

@@ -1,4 +1,5 @@
-"""Every name of an object, asked by everybody who can reach the hub's port: who may not have it gets nothing."""
+"""Every name of an object, asked by everybody who can reach the hub's port: who may not have it gets
+nothing."""
 
 from __future__ import annotations
 
@@ -95,6 +96,15 @@ class Caller:
 
     def get(self, name: str) -> tuple[messages.Message, bytes]:
         return self.ask(messages.Get(name, 0, 1 << 18))
+
+    def hears(self, message: messages.Message) -> bool:
+        """Send a message; tell whether anything comes back."""
+        self._wire.send(0, [encode(message)])
+        end = time.monotonic() + 0.1
+        while (left := end - time.monotonic()) > 0:
+            if any(isinstance(event, Received) for event in self._wire.poll(left)):
+                return True
+        return False
 
     def close(self) -> None:
         self._wire.close()
@@ -234,10 +244,7 @@ def test_names_without_an_object_leave_nothing_behind_and_those_without_a_row_en
     assert "base/config.json" in kept, "what was there is remembered"
     assert "guess" not in kept
     assert "777" not in kept
-    with pytest.raises(AssertionError, match="no answer"):
-        for n in range(16):
-            caller._wire.send(0, [encode(messages.Get(f"guess-{n}/0", 0, 1))])
-            caller._until(lambda event: isinstance(event, Received), 0.5)
+    assert sum(caller.hears(messages.Get(f"guess-{n}/0", 0, 1)) for n in range(16)) < 8, "it is hung up on"
 
 
 def test_the_protocol_lists_the_rows_of_the_code() -> None:

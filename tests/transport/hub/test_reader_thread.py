@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from transport.hub.reader_thread import BESIDE_ROUNDS, BURST_S, Reading, ReaderThread
+from transport.hub.reader_thread import BESIDE_ROUNDS, BURST_S, ReaderThread, Reading
 
 
 @contextmanager

@@ -12,12 +12,13 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from transport import Ledger
-from transport.ledger import packet_log
+from transport.ledger import FigureBounds, LedgerChanges, LedgerCopy, changes_after, packet_log
 from transport.ledger.packet_log import HEADER_SIZE, read_packets
 from transport.ledger.run_ledger import VOTING_ROUNDS, Counted, EvaluationRow, OpenSession, RoundRow
 from transport.protocol.errors import LedgerBusy, LedgerError
@@ -221,6 +222,65 @@ def test_a_decision_altered_afterwards_is_named(tmp_path: Path, change: str, nam
         ledger.verify()
 
 
+BOUNDS = FigureBounds(loss=(0.0, 100.0), eval_terms=200, sample_tokens=3)
+
+
+def lied_to(folder: Path) -> Ledger:
+    """A ledger with figures that older versions believed: of rounds 1 and 3, and of two evaluations."""
+    ledger = Ledger(folder, run="toy", samples=40, origin=ORIGIN)
+    for r, (loss, tokens, fingerprint) in enumerate(
+        [(3.5, 10, 7), (-8e27, 10, 8), (None, 0, 9), (3.25, 2**40, 666), (3.0, 12, 11)]
+    ):
+        counted = (Counted(r, "ann", "s", ((4 * r, 4 * r + 4),), "key-of-ann"),)
+        row = RoundRow(r, r, 1, 2, fingerprint, ("ann",), ("ann",), loss, tokens)
+        ledger.commit(row, b"packet %d" % r, counted)
+    ledger.evaluated(EvaluationRow(0, 0, 3.5, 100, False))
+    ledger.evaluated(EvaluationRow(2, 2, -6.8e25, 100, False))
+    ledger.evaluated(EvaluationRow(4, 4, 3.25, 2**40, True, (0.5,)))
+    return ledger
+
+
+def test_figures_that_cannot_be_true_are_taken_back_in_one_sentence(tmp_path: Path) -> None:
+    """They were on every board, and the lowest of them chose the best model. Receipts name heads of
+    before."""
+    with lied_to(tmp_path / "hub") as ledger:
+        assert min(row.loss for row in ledger.evaluations()) < -1e25, "it was believed"
+        heads = [ledger.head(rounds) for rounds in range(6)]
+        (said,) = ledger.mend(BOUNDS, {3: 10})
+        assert ledger.mend(BOUNDS) == []
+        assert [ledger.head(rounds) for rounds in range(6)] == heads
+        newest = ledger.verify().head
+    with Ledger(tmp_path / "hub", run="toy", samples=40, origin=ORIGIN) as ledger:
+        assert (ledger.verify().head, ledger.mended) == (newest, [])
+        assert ledger.evaluations() == [EvaluationRow(0, 0, 3.5, 100, False)]
+        figures = [(row.loss, row.tokens, row.fingerprint) for row in ledger.rounds()]
+    assert figures == [(3.5, 10, 7), (None, 10, 8), (None, 0, 9), (3.25, 0, 10), (3.0, 12, 11)]
+    assert said == (
+        f"{tmp_path}/hub: figures that cannot be true were taken back: the held-out loss of rounds 2, 4; "
+        "the training loss of round 1; the tokens of round 3; the fingerprint of round 3"
+    )
+
+
+@pytest.mark.parametrize("most", [2, 3, 512])
+@pytest.mark.parametrize("followed", [False, True])
+def test_a_copy_follows_what_was_taken_back(tmp_path: Path, followed: bool, most: int) -> None:
+    """One that had the figures, and one that begins, a few links at a time."""
+    with lied_to(tmp_path / "hub") as ledger, LedgerCopy(tmp_path / "standby") as copy:
+        packets = (tmp_path / "hub" / "packets.log").read_bytes()
+        if followed:
+            copy.apply(changes_after(tmp_path / "hub", 0), packets, b"")
+        ledger.mend(BOUNDS, {3: 10})
+        while copy.head.hex() != ledger.head():
+            changes = changes_after(tmp_path / "hub", copy.link, most)
+            rounds = msgspec.msgpack.decode(changes, type=LedgerChanges).rounds
+            start, stop = (ledger.record(r) for r in (rounds[0], rounds[-1])) if rounds else (None, None)
+            copy.apply(changes, packets[start.offset : stop.end] if start and stop else b"", b"")
+    with Ledger(tmp_path / "standby", run="toy", samples=40) as taken:
+        assert taken.evaluations() == [EvaluationRow(0, 0, 3.5, 100, False)]
+        assert [row.loss for row in taken.rounds()] == [3.5, None, None, 3.25, 3.0]
+        taken.verify()
+
+
 def test_a_fingerprint_that_is_known_rounds_later_is_chained_then(tmp_path: Path) -> None:
     with begin(tmp_path) as ledger:
         ledger.commit(RoundRow(0, 0, 1.0, 2.0, 0, ("ann",), ("ann",), 3.5, 10), b"packet", ())
@@ -232,11 +292,18 @@ def test_a_fingerprint_that_is_known_rounds_later_is_chained_then(tmp_path: Path
         assert ledger.verify().head == ledger.head() == ledger.head(2)
 
 
+def as_older(folder: Path, change: str = "") -> None:
+    """Make a closed ledger one of a version without a journal, with changes of its tables."""
+    for name in ("journal.log", "ledger.db.sha256"):
+        (folder / name).unlink()
+    with sqlite3.connect(folder / "ledger.db") as db:
+        db.executescript(f"PRAGMA user_version=0; {change}")
+    db.close()
+
+
 def test_a_ledger_of_a_version_without_a_chain_gets_one(tmp_path: Path) -> None:
     head = chained(tmp_path)
-    with sqlite3.connect(tmp_path / "ledger.db") as db:
-        db.execute("DROP TABLE chain")
-    db.close()
+    as_older(tmp_path, "DROP TABLE chain")
 
     with Ledger(tmp_path, write=False) as ledger:
         assert (ledger.verify().head, ledger.head(), ledger.verify().rounds) == ("", "", 3)
@@ -385,9 +452,7 @@ def test_the_local_steps_of_the_newest_round_that_was_opened_are_recovered(tmp_p
 def test_a_ledger_of_before_peers_had_keys_goes_on(tmp_path: Path) -> None:
     with some(tmp_path) as ledger:
         ledger.session("session-ann", "ann", "CPU", "key-of-ann")
-    with sqlite3.connect(tmp_path / "ledger.db") as old:
-        old.execute("ALTER TABLE sessions DROP COLUMN key")
-    old.close()
+    as_older(tmp_path, "ALTER TABLE sessions DROP COLUMN key")
 
     with begin(tmp_path) as again:
         assert again.recover().sessions == (OpenSession("session-ann", "ann", "CPU", ""),)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transport.ledger.packet_log import pack_header
 from transport.ledger.update_log import RoundUpdates, UpdateLog, pack_updates, read_rounds, unpack_updates
 from transport.protocol import WeightedPacket
-from transport.protocol.errors import LedgerError
+from transport.protocol.errors import LedgerDamaged, LedgerError
 
 
 def updates_of(round: int) -> list[WeightedPacket]:
@@ -93,16 +93,21 @@ def test_a_tail_torn_at_any_byte_is_cut_and_the_round_logged_again(tmp_path: Pat
         log.close()
 
 
+def reopened(path: Path) -> Iterator[RoundUpdates]:
+    """What the next process reads of three committed rounds."""
+    UpdateLog(path, 3).close()
+    yield from read_rounds(path, 0, 3)
+
+
 def test_committed_rounds_that_are_cut_damaged_or_gone_are_noticed(tmp_path: Path) -> None:
     path = tmp_path / "log"
     some(path, 3).close()
     data = path.read_bytes()
     for cut in range(len(data)):
         path.write_bytes(data[:cut])
-        log = UpdateLog(path, 3)
-        with pytest.raises(LedgerError, match="lacks the updates of round"):
-            list(read_rounds(log.path, 0, 3))
-        log.close()
+        with pytest.raises(LedgerDamaged, match="lacks the updates of round"):
+            list(reopened(path))
+        assert path.read_bytes() == data[:cut], "nothing is cut off that may be evidence"
     path.write_bytes(data[:-1] + b"!")
     log = UpdateLog(path, 3)
     with pytest.raises(LedgerError, match="torn or damaged"):

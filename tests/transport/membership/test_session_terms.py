@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from memory_swarm import MemorySwarm
 from test_peer_state import joined
+from test_run_ledger import as_older
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 
 from transport import Ledger, PeerLink
@@ -38,8 +39,8 @@ def test_each_opening_for_writing_is_a_term(tmp_path: Path) -> None:
 
 
 def test_a_ledger_without_terms_begins_with_the_first(tmp_path: Path) -> None:
-    with Ledger(tmp_path, run="run", samples=1) as ledger:
-        ledger._db.execute("DELETE FROM meta WHERE key = 'term'")
+    Ledger(tmp_path, run="run", samples=1).close()
+    as_older(tmp_path, "DELETE FROM meta WHERE key = 'term'")
     with Ledger(tmp_path, run="run", samples=1) as ledger:
         assert ledger.term == 1
 

@@ -130,7 +130,7 @@ def test_one_connection_that_greets_for_ever_has_one_session_and_few_writes() ->
     done = [a for n in range(1000) for a in hub.receive(conn(1), hello(f"m{n}"), 1.0)]
 
     assert len(hub.members.sessions) == 1
-    assert sum(isinstance(a, do.RecordSession | do.RecordStanding | do.Forget) for a in done) <= 3 * HELLOS
+    assert sum(isinstance(a, do.RecordStanding | do.Forget) for a in done) <= 3 * HELLOS
 
 
 def test_a_swarm_of_one_house_comes_back_at_once_after_a_restart() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 from math import inf
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_run_ledger import as_older
 
 from transport.ledger import EvaluationRow, Ledger
 from transport.protocol import messages
@@ -119,8 +119,7 @@ def test_a_ledger_keeps_them_and_one_of_an_older_version_opens_without(tmp_path:
     with Ledger(tmp_path, run="toy", samples=40) as ledger:
         ledger.evaluated(row)
         assert ledger.evaluations() == [row]
-    with sqlite3.connect(tmp_path / "ledger.db") as old:
-        old.execute("ALTER TABLE evaluations DROP COLUMN rewards")
+    as_older(tmp_path, "DROP TABLE chain; ALTER TABLE evaluations DROP COLUMN rewards")
     with Ledger(tmp_path, write=False) as ledger:
         assert ledger.evaluations() == [EvaluationRow(1, 1, 0.5, 4, False)]
     with Ledger(tmp_path, run="toy", samples=40) as ledger:

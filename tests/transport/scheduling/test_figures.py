@@ -22,7 +22,7 @@ from transport.scheduling.figures import (
 
 BOUNDS = (0.0, 100.0)
 HONEST = {"ann": (300.0, 100, ()), "bob": (310.0, 100, ()), "cem": (290.0, 100, ())}
-COUNTED = dict.fromkeys("ann bob cem eve".split(), 100)
+COUNTED = dict.fromkeys(["ann", "bob", "cem", "eve"], 100)
 
 
 @pytest.mark.parametrize(

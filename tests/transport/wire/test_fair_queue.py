@@ -1,4 +1,5 @@
-"""Who has much waiting delays itself: others of its address by one item each in turn, and nobody elsewhere."""
+"""Who has much waiting delays itself: others of its address by one item each in turn, and nobody
+elsewhere."""
 
 from __future__ import annotations
 

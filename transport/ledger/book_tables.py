@@ -1,0 +1,240 @@
+"""The tables of a run's books in SQLite, and changes of their rows.
+
+A `Change` names whole rows, so whoever carries changes out in their order, once or twice, has the same books.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import zip_longest
+from typing import Any
+
+import msgspec
+
+from transport.protocol import LedgerError, SamplePool, SampleRanges, count_samples, minus, unpack_ranges
+
+from .packet_log import HEADER_SIZE
+
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE rounds (
+    round INTEGER PRIMARY KEY, step INTEGER, opened REAL, committed REAL, fingerprint TEXT, members TEXT,
+    accepted TEXT, loss REAL, tokens INTEGER, counted INTEGER, offset INTEGER, length INTEGER, sha256 BLOB);
+CREATE TABLE counted (
+    lease INTEGER, peer TEXT, session TEXT, round INTEGER, ids BLOB, key TEXT DEFAULT '',
+    PRIMARY KEY (lease, session)) WITHOUT ROWID;
+CREATE TABLE leased (
+    lease INTEGER, session TEXT, ids BLOB, PRIMARY KEY (lease, session)) WITHOUT ROWID;
+CREATE TABLE sessions (session TEXT PRIMARY KEY, name TEXT, hardware TEXT, key TEXT) WITHOUT ROWID;
+CREATE TABLE peers (
+    key TEXT PRIMARY KEY, name TEXT, standing TEXT, reason TEXT, strikes INTEGER DEFAULT 0) WITHOUT ROWID;
+CREATE TABLE evaluations (
+    round INTEGER PRIMARY KEY, step INTEGER, loss REAL, tokens INTEGER, final INTEGER,
+    rewards TEXT DEFAULT '[]');
+CREATE TABLE chain (link INTEGER PRIMARY KEY, kind TEXT, round INTEGER, entry BLOB, head BLOB);
+CREATE TABLE estates (number INTEGER PRIMARY KEY, peer TEXT, share REAL, shards TEXT, sha256 TEXT DEFAULT '');
+CREATE INDEX counted_by_round ON counted (round)
+"""
+COLUMNS = {
+    "meta": "key, value",
+    "rounds": "round, step, opened, committed, fingerprint, members, accepted, loss, tokens, counted, "
+    "offset, length, sha256",
+    "counted": "lease, peer, session, round, ids, key",
+    "leased": "lease, session, ids",
+    "sessions": "session, name, hardware, key",
+    "peers": "key, name, standing, reason, strikes",
+    "evaluations": "round, step, loss, tokens, final, rewards",
+    "chain": "link, kind, round, entry, head",
+    "estates": "number, peer, share, shards, sha256",  # residual handoffs
+}
+KEYS = {
+    "meta": ("key",),
+    "rounds": ("round",),
+    "counted": ("lease", "session"),
+    "leased": ("lease", "session"),
+    "sessions": ("session",),
+    "peers": ("key",),
+    "evaluations": ("round",),
+    "chain": ("link",),
+    "estates": ("number",),
+}
+PUT = {
+    table: f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({','.join('?' * len(columns.split()))})"
+    for table, columns in COLUMNS.items()
+}
+DROP = {
+    table: f"DELETE FROM {table} WHERE {' AND '.join(f'{key}=?' for key in keys)}"
+    for table, keys in KEYS.items()
+}
+ADDED = {  # columns that ledgers of older versions lack
+    "sessions": "key TEXT DEFAULT ''",
+    "peers": "strikes INTEGER DEFAULT 0",
+    "evaluations": "rewards TEXT DEFAULT '[]'",
+    "counted": "key TEXT DEFAULT ''",
+    "estates": "sha256 TEXT DEFAULT ''",
+}
+# Exceptions of damaged rows: SQLite's own, and those of values that have another type or form than ours.
+MALFORMED = (
+    sqlite3.DatabaseError,
+    msgspec.MsgspecError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+STANDINGS = ("member", "banned", "waiting")  # of a key (admission.Standing)
+AT_ONCE = 4096  # rows in memory
+Rows = list[list[Any]]
+
+
+class Change(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of one table that come, or replace those with the same key, and keys of rows that go before."""
+
+    table: str
+    put: Rows = []
+    drop: Rows = []
+
+
+def create_tables(db: sqlite3.Connection) -> None:
+    """Create the tables, within the transaction of the caller if there is one."""
+    for statement in SCHEMA.split(";"):
+        db.execute(statement)
+
+
+def extend_tables(db: sqlite3.Connection) -> None:
+    """Add the tables and columns that the books of an older version lack."""
+    there = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    for statement in SCHEMA.split(";"):
+        if statement.split()[2] not in there:
+            db.execute(statement)
+    for table, column in ADDED.items():
+        if column.split()[0] not in [row[1] for row in db.execute(f"PRAGMA table_info({table})")]:
+            db.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+    if "sqlite_sequence" in there:  # it numbered the handoffs
+        for (number,) in db.execute("SELECT seq FROM sqlite_sequence WHERE name='estates'").fetchall():
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('handoffs', ?)", (str(number),))
+
+
+def post(db: sqlite3.Connection, changes: Iterable[Change]) -> None:
+    """Carry changes out, in a transaction of the caller."""
+    for one in changes:
+        if one.drop:
+            db.executemany(DROP[one.table], one.drop)
+        if one.put:
+            db.executemany(PUT[one.table], one.put)
+
+
+def rows_of(db: sqlite3.Connection, table: str, where: str = "1") -> Rows:
+    """Read rows of a table, by their key."""
+    return [list(row) for row in select(db, table, where)]
+
+
+def select(db: sqlite3.Connection, table: str, where: str = "1") -> sqlite3.Cursor:
+    order = ", ".join(KEYS[table])
+    return db.execute(f"SELECT {COLUMNS[table]} FROM {table} WHERE {where} ORDER BY {order}")
+
+
+def key_of(table: str, row: list[Any]) -> list[Any]:
+    """Return the key of a whole row."""
+    columns = COLUMNS[table].split(", ")
+    return [row[columns.index(name)] for name in KEYS[table]]
+
+
+def dump(db: sqlite3.Connection) -> Iterator[list[Change]]:
+    """Yield the changes that make these books of empty ones."""
+    for table in COLUMNS:
+        cursor = select(db, table)
+        while rows := cursor.fetchmany(AT_ONCE):
+            yield [Change(table, [list(row) for row in rows])]
+
+
+def change_to(db: sqlite3.Connection, table: str, rows: Rows) -> Change:
+    """Return the change after which a table has these rows and no others."""
+    wanted = {tuple(key_of(table, row)): row for row in rows}
+    there = {tuple(key_of(table, row)): row for row in rows_of(db, table)}
+    put = [row for key, row in wanted.items() if there.get(key) != row]
+    return Change(table, put, [list(key) for key in there.keys() - wanted.keys()])
+
+
+def first_difference(db: sqlite3.Connection, other: sqlite3.Connection) -> str:
+    """Name the first table, and the key in it, in which two books differ; "" where they are equal."""
+    schema = "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%' ORDER BY name"
+    if db.execute(schema).fetchall() != other.execute(schema).fetchall():
+        return "the tables themselves"
+    for table in COLUMNS:
+        for one, two in zip_longest(select(db, table), select(other, table)):
+            if one != two:
+                row = list(one if two is None else two)
+                return f"{table}, {', '.join(map(str, key_of(table, row)))}"
+    return ""
+
+
+# ---- what the rows say -------------------------------------------------------------------------------------
+
+
+def meta_rows(values: Mapping[str, str]) -> Change:
+    """Return the change that sets values of the table `meta`."""
+    return Change("meta", [[key, value] for key, value in values.items()])
+
+
+def meta_value(db: sqlite3.Connection, key: str, default: str) -> str:
+    """Read one value of the table `meta`."""
+    found = db.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
+    return str(found[0]) if found else default
+
+
+def count_rounds(db: sqlite3.Connection) -> int:
+    """Count the committed rounds."""
+    (found,) = db.execute("SELECT coalesce(max(round) + 1, 0) FROM rounds").fetchone()
+    return int(found)
+
+
+def packets_end(db: sqlite3.Connection) -> int:
+    """Return the offset at which the committed packets end in their log, in bytes."""
+    (end,) = db.execute("SELECT max(offset + length) FROM rounds").fetchone()
+    return 0 if end is None else int(end) + HEADER_SIZE
+
+
+def counted_ids(db: sqlite3.Connection) -> SampleRanges:
+    """Return all samples that were counted. Raises LedgerError if one was counted twice."""
+    pool = SamplePool()
+    for lease, peer, ids in db.execute("SELECT lease, peer, ids FROM counted ORDER BY round, peer, lease"):
+        try:
+            pool.put(unpack_ranges(ids))
+        except ValueError as error:
+            raise LedgerError(f"a sample of {peer}, lease {lease}, was counted twice: {error}") from None
+    return pool.ranges
+
+
+def verify_rows(db: sqlite3.Connection) -> SampleRanges:
+    """Check that each counted sample exists, was counted once, and is in the sum of a round, and that the
+    rows which no chain covers can be read; return the counted samples. Raises LedgerError and MALFORMED."""
+    ids, samples = counted_ids(db), int(meta_value(db, "samples", "0"))
+    if ids and (ids[0][0] < 0 or ids[-1][1] > samples):
+        raise LedgerError(f"samples {ids[0][0]}..{ids[-1][1]} counted, the run has 0..{samples}")
+    (total,) = db.execute("SELECT coalesce(sum(counted), 0) FROM rounds").fetchone()
+    if count_samples(ids) != total:
+        raise LedgerError("the rounds and the leases disagree about how many samples were counted")
+    for key in ("term", "local_steps", "aggregators"):
+        int(meta_value(db, key, "0"))
+    for standing, strikes in db.execute("SELECT standing, strikes FROM peers"):
+        if standing not in STANDINGS or not isinstance(strikes, int):
+            raise ValueError(f"a peer's standing is {standing!r}, with {strikes!r} strikes")
+    return ids
+
+
+def void_leases(db: sqlite3.Connection) -> Change:
+    """Return the change that drops leases of samples that are counted, leased otherwise, or do not exist."""
+    pool, void = (
+        SamplePool(minus((0, int(meta_value(db, "samples", "0"))), counted_ids(db))),
+        list[list[Any]](),
+    )
+    for lease, session, ids in rows_of(db, "leased"):
+        try:
+            pool.remove(unpack_ranges(ids))
+        except (ValueError, msgspec.MsgspecError):
+            void.append([lease, session])
+    return Change("leased", drop=void)

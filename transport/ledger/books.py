@@ -1,0 +1,478 @@
+"""The books of a run, open to write: the journal is the truth, SQLite the index by which it is read.
+
+    write    rows change in a transaction; the journal gets the changes, fsynced; the transaction is committed
+    open     the journal is read, and the tables that follow from it are compared with those in ledger.db
+
+SQLite's `user_version` is the number of the journal's record that its tables lack first. A process that was
+killed leaves one at most: it is carried out. Whatever else differs is damage. The one that is whole and has
+more makes the other anew, and `Books.mended` says so; what is replaced is moved to aside/<n> before. Where
+neither is whole nothing is changed, and LedgerError says what is left.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from transport.protocol import LedgerDamaged, LedgerError
+
+from .book_tables import (
+    MALFORMED,
+    Change,
+    create_tables,
+    dump,
+    extend_tables,
+    first_difference,
+    meta_value,
+    post,
+    rows_of,
+    verify_rows,
+    void_leases,
+)
+from .decision_chain import next_link, unchained, verify_chain
+from .journal import (
+    JOURNAL,
+    Changes,
+    Journal,
+    JournalReading,
+    of_another_version,
+    read_journal,
+    write_journal,
+)
+from .packet_log import PACKETS, count_records
+
+DATABASE, ASIDE = "ledger.db", "aside"
+CLOSED = DATABASE + ".sha256"  # of ledger.db as it was closed: gone while it is open, and after a kill
+BESIDE = ("-wal", "-shm", "-journal")  # SQLite's files beside a database
+BOTH = f"{DATABASE} and {JOURNAL}"
+UNCHANGED = "nothing was changed here"
+UNDAMAGED = ("locked", "unable to open", "readonly")  # SQLite's words where the file itself is fine
+
+
+class Books:
+    """The journal and the tables, written together. `mended` has a sentence for each repair at the
+    opening."""
+
+    def __init__(
+        self, folder: Path, db: sqlite3.Connection, journal: Journal, mended: Sequence[str] = ()
+    ) -> None:
+        self.folder, self.db, self.mended = folder, db, tuple(mended)
+        self._journal: Journal | None = journal  # None: a write has failed
+        (folder / CLOSED).unlink(missing_ok=True)
+
+    def write(self, changes: Iterable[Change], then: Callable[[], Changes] = tuple) -> None:
+        """Make changes durable: all of them, or none.
+
+        Args:
+            then: called once the tables have them; returns further changes, or raises to have none at all.
+
+        After an error of the disk nothing is written any more: only reopening tells whether they are there.
+        """
+        if self._journal is None:
+            raise LedgerError("this ledger is not open to write (it was opened to read, or a write failed)")
+        written = [one for one in changes if one.put or one.drop]
+        self.db.execute("BEGIN IMMEDIATE")
+        try:
+            post(self.db, written)
+            more = then()
+            post(self.db, more)
+        except BaseException:
+            self._roll_back()
+            raise
+        try:
+            self._journal.append([*written, *more])
+            self.db.execute(f"PRAGMA user_version={self._journal.next}")
+            self.db.execute("COMMIT")
+        except BaseException:
+            self.fail()
+            raise
+
+    def fail(self) -> None:
+        """Write nothing any more."""
+        if self._journal is not None:
+            self._journal.close()
+        self._journal = None
+        self._roll_back()
+
+    def _roll_back(self) -> None:
+        if self.db.in_transaction:
+            self.db.execute("ROLLBACK")
+
+    def close(self) -> None:
+        """Close both; note the hash of ledger.db, unless a write has failed or others have it open."""
+        if self._journal is None:
+            self.db.close()
+            return
+        self._journal.close()
+        self.db.close()
+        path = self.folder / DATABASE
+        if not path.with_name(DATABASE + "-wal").exists():
+            with suppress(OSError):  # of a full disk: it is a proof more, which nothing needs
+                (self.folder / CLOSED).write_text(sha256_of(path) + "\n", encoding="utf-8")
+        self._journal = None
+
+
+def is_as_closed(folder: Path) -> bool:
+    """Tell whether ledger.db is what it was when it was closed; True where that is not known."""
+    wal, closed = folder / (DATABASE + "-wal"), folder / CLOSED
+    if not closed.exists() or (wal.exists() and wal.stat().st_size):
+        return True
+    return closed.read_bytes() == f"{sha256_of(folder / DATABASE)}\n".encode()
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ---- opening -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class StoredTables:
+    """The tables in ledger.db, as they were found."""
+
+    db: sqlite3.Connection | None = None
+    number: int = 0  # of the first record that they lack; 0: a version without a journal wrote them
+    fault: str = ""  # why they cannot be used
+    written: bool = True  # False: nothing was ever written there
+
+    def verified(self) -> str:
+        """Return "" where their chain holds, or else why they cannot be believed."""
+        assert self.db is not None
+        try:
+            if not rows_of(self.db, "meta") and not count_links(self.db):
+                return ""  # the copy of a standby that has not followed yet
+            verify_chain(self.db)
+            verify_rows(self.db)
+        except (*MALFORMED, LedgerError) as error:
+            return f"is not readable: {error}"
+        return ""
+
+    def close(self) -> None:
+        if self.db is not None:
+            self.db.close()
+
+
+Check = Callable[[sqlite3.Connection], object]
+
+
+def open_books(folder: Path, first: Changes | None, check: Check, wal: bool = True) -> Books:
+    """Open the books in a folder whose lock the caller holds, and mend them where that can be done.
+
+    Args:
+        first: the changes that new books begin with; None: there must be books.
+        check: raises LedgerError where tables do not fit the logs beside them. Nothing is changed before.
+        wal: False on a network file system, where SQLite's write-ahead log does not work.
+
+    Raises LedgerDamaged where the books cannot be mended, LedgerError, OSError.
+    """
+    with closing(new_tables()) as replica:
+        try:
+            with transaction(replica):
+                reading = read_journal(folder / JOURNAL, lambda _, changes: post(replica, changes))
+        except MALFORMED as error:
+            raise of_another_version(error) from None
+        return Opening(folder, reading, replica, check, wal).books(first)
+
+
+class Opening:
+    """One opening of the books in a folder.
+
+    Args:
+        replica: the tables that follow from the journal.
+    """
+
+    def __init__(
+        self, folder: Path, journal: JournalReading, replica: sqlite3.Connection, check: Check, wal: bool
+    ) -> None:
+        self.folder, self.journal, self.replica, self.check, self.wal = folder, journal, replica, check, wal
+        self.path, self.packets = folder / DATABASE, folder / PACKETS
+        self.mended: list[str] = []
+
+    def books(self, first: Changes | None) -> Books:
+        """Open the books by the journal, by the tables, or by both."""
+        if self.journal.empty or self.journal.fault:
+            return self._by_a_copy(first)
+        stored = open_tables(self.path, self.wal)
+        if stored.db is None:
+            return self._by_journal(stored.fault)
+        try:
+            if self._is_ahead(stored):
+                return self._by_tables(stored, "lacked what ledger.db has")
+            fault = self._roll_forward(stored)
+        except BaseException:
+            stored.close()
+            raise
+        if fault:
+            stored.close()
+            return self._by_journal(fault)
+        journal = Journal(self.folder / JOURNAL, self.journal.end, self.journal.next)
+        return Books(self.folder, stored.db, journal, self.mended)
+
+    def _by_a_copy(self, first: Changes | None) -> Books:
+        """Open the books without a whole journal, of which the tables must be the proof. They are looked at
+        in a copy: SQLite would clear a write-ahead log that it cannot read."""
+        lost = self.journal.fault or "is gone or empty"
+        with copied(self.path) as path, closing(open_tables(path, self.wal)) as stored:
+            if stored.db is None:
+                if stored.written or self.journal.fault:
+                    raise self._damaged(lost, stored.fault)
+                return self._begin(first)
+            older = stored.number == 0 and not self.journal.fault
+            try:
+                fault = self._extend(stored.db) if older else self._carried_on(stored)
+            except MALFORMED as error:
+                fault = f"is not readable: {error}"
+            if fault := fault or stored.verified():
+                raise self._damaged("" if older else lost, fault)
+            return self._by_tables(stored, "" if older else lost)
+
+    # ---- the four ways -------------------------------------------------------------------------------------
+
+    def _begin(self, first: Changes | None) -> Books:
+        """Begin new books."""
+        if first is None:
+            raise damaged(self.path, f"it is gone or empty, and so is {JOURNAL}", BOTH)
+        if self.packets.exists() and self.packets.stat().st_size:
+            raise self._damaged("is gone or empty", "is gone or empty")
+        with transaction(self.replica):
+            post(self.replica, first)
+        self._write_anew(self.replica, 0, [first])
+        return self._reopened(None)
+
+    def _by_journal(self, fault: str) -> Books:
+        """Make the tables anew, which are not what the journal says."""
+        self.check(self.replica)
+        if meta_value(self.replica, "term", ""):  # else the process that began the ledger was killed
+            kept = set_aside(self.folder, DATABASE, *(DATABASE + end for end in BESIDE))
+            self._tell(f"{DATABASE} {fault}: it was made anew from {JOURNAL}", kept)
+        self._write_anew(self.replica, self.journal.next)
+        return self._reopened(self.journal.end)
+
+    def _by_tables(self, stored: StoredTables, lost: str) -> Books:
+        """Make the journal anew, which lacks what the tables have. `lost`: "" for books that had none."""
+        assert stored.db is not None
+        self.check(stored.db)
+        with closing(new_tables()) as tables:
+            with transaction(tables):
+                for changes in dump(stored.db):
+                    post(tables, changes)
+                if (void := void_leases(tables)).drop:
+                    post(tables, [void])
+                    many = f"{len(void.drop)} leases"
+                    self._tell(f"{many} had samples that are counted or do not exist: dropped", None)
+            stored.close()
+            kept = set_aside(self.folder, JOURNAL, DATABASE, *(DATABASE + end for end in BESIDE))
+            if lost:
+                self._tell(f"{JOURNAL} {lost}: it was made anew from {DATABASE}, whose chain holds", kept)
+            else:
+                self._tell(f"the ledger had no {JOURNAL}, as an older version began it: now it has", kept)
+            self._write_anew(tables, max(stored.number, self.journal.next), dump(tables))
+        return self._reopened(None)
+
+    def _roll_forward(self, stored: StoredTables) -> str:
+        """Carry out the newest changes, which the tables lack. Returns why the tables are wrong, or ""."""
+        db, behind = stored.db, self.journal.next - stored.number
+        assert db is not None
+        try:
+            with transaction(db) as undo:
+                for changes in self.journal.changes_from(stored.number):
+                    post(db, changes)
+                if place := first_difference(db, self.replica):
+                    undo()
+                    return f"has other rows than {JOURNAL} ({place})"
+                self.check(db)
+                db.execute(f"PRAGMA user_version={self.journal.next}")
+        except MALFORMED as error:
+            if is_full(error):
+                raise
+            return f"is not readable: {error}"
+        if behind > 1:  # a process that was killed leaves one
+            many = f"the newest {behind} changes"
+            self._tell(f"{DATABASE} lacked {many}: they were carried out from {JOURNAL}", None)
+        return ""
+
+    # ---- parts of them -------------------------------------------------------------------------------------
+
+    def _is_ahead(self, stored: StoredTables) -> bool:
+        """Tell whether the tables say that they have what the journal has not, and can be believed."""
+        assert stored.db is not None
+        try:
+            more = count_links(stored.db) > count_links(self.replica)
+        except MALFORMED:
+            return False
+        return (more or stored.number > self.journal.next) and not stored.verified()
+
+    def _carried_on(self, stored: StoredTables) -> str:
+        """Carry out the records behind the journal's fault that the tables lack; return why not, or ""."""
+        assert stored.db is not None
+        for number, changes in self.journal.later:
+            if number > stored.number:
+                return f"lacks record {stored.number} of {JOURNAL}, which is damaged"
+            if number == stored.number:
+                with transaction(stored.db):
+                    post(stored.db, changes)
+                stored.number += 1
+        return ""
+
+    def _extend(self, db: sqlite3.Connection) -> str:
+        """Complete the tables of an older version, and chain what one without a chain has written. Returns
+        ""."""
+        with transaction(db):
+            extend_tables(db)
+            for kind, round in unchained(db):
+                post(db, [Change("chain", [next_link(db, kind, round)])])
+        return ""
+
+    def _write_anew(
+        self, tables: sqlite3.Connection, number: int, records: Iterable[Changes] | None = None
+    ) -> None:
+        """Write ledger.db from these tables, and the journal with these records, if any, the first of which
+        has this number. Killed at any instant, there is a journal from which the next process can go on."""
+        database, journal = self.path.with_name(DATABASE + ".part"), self.folder / (JOURNAL + ".part")
+        database.unlink(missing_ok=True)
+        if records is not None:
+            number = write_journal(journal, number, records)
+        with closing(connect(database)) as new:
+            tables.backup(new)
+            new.execute(f"PRAGMA user_version={number}")
+        if records is not None:
+            os.replace(journal, self.folder / JOURNAL)
+        for end in BESIDE:
+            self.path.with_name(DATABASE + end).unlink(missing_ok=True)
+        os.replace(database, self.path)
+
+    def _reopened(self, end: int | None) -> Books:
+        """Open what was written anew. `end`: of the journal's last record; None: that of its file."""
+        stored, journal = open_tables(self.path, self.wal), self.folder / JOURNAL
+        if stored.db is None:
+            raise damaged(self.path, f"it {stored.fault}, and was written just now")
+        end = journal.stat().st_size if end is None else end
+        return Books(self.folder, stored.db, Journal(journal, end, stored.number), self.mended)
+
+    def _tell(self, what: str, kept: Path | None) -> None:
+        kept_there = f"; what was there is in {kept}" if kept else ""
+        self.mended.append(f"{self.folder}: {what}{kept_there}")
+
+    def _damaged(self, journal: str, tables: str) -> LedgerDamaged:
+        """Make the error of books that cannot be mended."""
+        said = [f"it {tables}", *([f"{JOURNAL} {journal}"] if journal else [])]
+        said.append(f"{PACKETS} has {count_records(self.packets)} whole rounds")
+        return damaged(self.path, "; ".join(said), BOTH)
+
+
+def damaged(path: Path, why: str, lost: str = "") -> LedgerDamaged:
+    """Make the error of a file that cannot be mended from what is left. `lost`: the names of the files that
+    would have to be there, if it is not that one."""
+    return LedgerDamaged(f"{path} is damaged: {why}", (put_back(lost or path.name), UNCHANGED))
+
+
+def put_back(names: str) -> str:
+    """Return the remedy for files that nothing can mend."""
+    return f"put {names} back from a copy: a backup, or the folder of a standby"
+
+
+def open_tables(path: Path, wal: bool) -> StoredTables:
+    """Open ledger.db and look whether SQLite can read it. Raises LedgerError where another program is in the
+    way, OSError where the disk is full."""
+    if not path.exists():
+        return StoredTables(fault="is gone", written=False)
+    if not path.stat().st_size:
+        return StoredTables(fault="is empty", written=False)
+    db = connect(path)
+    try:
+        db.execute(f"PRAGMA journal_mode={'WAL' if wal else 'DELETE'}")
+        # What SQLite loses when the power fails is in the journal.
+        db.execute(f"PRAGMA synchronous={'NORMAL' if wal else 'OFF'}")
+        for (found,) in db.execute("PRAGMA integrity_check(1)"):
+            if found != "ok":
+                raise sqlite3.DatabaseError(found)
+        (number,) = db.execute("PRAGMA user_version").fetchone()
+        there = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    except sqlite3.Error as error:
+        db.close()
+        if is_full(error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
+        if any(words in str(error) for words in UNDAMAGED):
+            raise LedgerError(f"{path} cannot be opened: {error}") from None
+        return StoredTables(fault=f"is not readable: {' '.join(str(error).split())}")
+    except BaseException:
+        db.close()
+        raise
+    if "meta" not in there:
+        db.close()
+        return StoredTables(fault="has no tables", written=False)
+    return StoredTables(db, number)
+
+
+@contextmanager
+def copied(path: Path) -> Iterator[Path]:
+    """Copy a database with SQLite's files beside it, for as long as the block lasts."""
+    place = path.with_name(path.name + ".copy")
+    shutil.rmtree(place, ignore_errors=True)  # of a process that was killed
+    place.mkdir()
+    try:
+        for one in (path, *(path.with_name(path.name + end) for end in BESIDE)):
+            if one.exists():
+                shutil.copyfile(one, place / one.name)
+        yield place / path.name
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
+
+
+def new_tables() -> sqlite3.Connection:
+    """Make empty tables that vanish when they are closed: on the disk where they are large."""
+    db = sqlite3.connect("", isolation_level=None)
+    create_tables(db)
+    return db
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[Callable[[], None]]:
+    """Commit at the end of the block; roll back after an error, or where the block has called what it is
+    given."""
+    undone: list[bool] = []
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield lambda: undone.append(True)
+    except BaseException:
+        undone.append(True)
+        raise
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK" if undone else "COMMIT")
+
+
+def set_aside(folder: Path, *names: str) -> Path | None:
+    """Copy files to aside/<n>, and return that folder; None where there are none."""
+    there = [name for name in names if (folder / name).exists()]
+    if not there:
+        return None
+    aside = next(place for n in count(1) if not (place := folder / ASIDE / str(n)).exists())
+    aside.mkdir(parents=True)
+    for name in there:
+        shutil.copyfile(folder / name, aside / name)
+    return aside
+
+
+def is_full(error: BaseException) -> bool:
+    """Tell whether SQLite means that the disk is full."""
+    return "disk is full" in str(error)
+
+
+def count_links(db: sqlite3.Connection) -> int:
+    (found,) = db.execute("SELECT coalesce(max(link), 0) FROM chain").fetchone()
+    return int(found)

@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from recipes.downloads import Progress
     from transport import WantedFile
     from transport.protocol import messages
+    from transport.transfer import Spool
 
     Fetch = Callable[[Sequence[WantedFile]], None]  # of files at their paths already only what is wrong
 
@@ -34,18 +36,31 @@ if TYPE_CHECKING:
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 KINDS = (".json", ".safetensors", ".model", ".txt", ".jinja")
 WEIGHTS = re.compile(r".*\.safetensors(\.index\.json)?")
+# Files beside the weights are read whole, and JSON takes many times its bytes in memory. Vocabularies and
+# lists of weights are the long ones: the longest that are published have 35 MB.
+LONG = re.compile(r"tokenizer\.json|.*vocab.*|merges\.txt|tekken\.json|.*\.model|.*\.index\.json")
+MOST_LONG, MOST_SMALL, MOST_FILES = 64 << 20, 4 << 20, 1024  # bytes, bytes, files
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 SPARE = 256 << 20  # bytes that stay free on the disk
 FETCHING = ".fetching"
+SPOOL = "spool"  # folder of files without a name
 
 
-def check_names(files: Sequence[messages.File], code: bool = False) -> None:
-    """Raise Failure (rejected) where a file name of the hub leaves the folder, is code, or comes twice."""
+def check_files(files: Sequence[messages.File], code: bool = False) -> None:
+    """Raise Failure (rejected) where a file name of the hub leaves the folder, is code, or comes twice, or a
+    file is longer than one of its kind is."""
+    if len(files) > MOST_FILES:
+        raise Failure("rejected", f"the run offers {len(files):,} files as its model, {MOST_FILES:,} at most")
     times, kinds = Counter(file.name for file in files), (*KINDS, ".py") if code else KINDS
     for name in times:
         if not PLAIN.fullmatch(name) or not name.endswith(kinds) or times[name] > 1:
             raise Failure("rejected", f"the run offers a file {name[:80]!r} as part of its model")
+    for file in files:
+        most = MOST_LONG if LONG.fullmatch(file.name) else MOST_SMALL
+        if not file.name.endswith(".safetensors") and file.size > most:
+            said = f"the run offers a file {file.name} of {megabytes(file.size)}"
+            raise Failure("rejected", f"{said}; one of this kind has {megabytes(most)} at most")
     for digest in [digest for file in files for digest in (file.sha256, file.hashes) if digest]:
         if not SHA256.fullmatch(digest):
             raise Failure("rejected", f"the run announces {digest[:80]!r} as a sha256, which is none")
@@ -115,23 +130,63 @@ def folder_bytes(place: Path) -> int:
     return sum(size_of(path) or 0 for path in place.rglob("*"))
 
 
-def check_free(needed: int, most: int | None = None) -> None:
+def check_free(needed: int, most: int | None = None, what: str = "the model") -> None:
     """Raise Failure (out_of_disk) where `needed` bytes do not fit."""
     free = free_bytes(most)
     if most is not None and free_bytes() >= needed > free:
         raise Failure(
             "out_of_disk",
-            f"--max-disk {megabytes(most)}: the model needs {megabytes(needed)} at {cache()}, where "
+            f"--max-disk {megabytes(most)}: {what} needs {megabytes(needed)} at {cache()}, where "
             f"{megabytes(folder_bytes(cache()))} are taken",
             hints=(f"allow more, or remove what no run needs any more from {cache()}",),
         )
     if needed > max(0, free):
         raise Failure(
             "out_of_disk",
-            f"the disk is too full: the model needs {megabytes(needed)} at {cache()}; "
+            f"the disk is too full: {what} needs {megabytes(needed)} at {cache()}; "
             f"{megabytes(free + SPARE)} are free, of which {megabytes(SPARE)} must stay free",
             hints=("make room there, or say where there is some: COCKTAIL_HOME=DIR",),
         )
+
+
+class DiskAllowance:
+    """The room for objects of a run that are received into files without a name (transport.transfer.Spool).
+
+    Args:
+        most: bytes that all that is fetched may take, the cache included; None: what is free.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most, self._taken, self._lock = most, 0, threading.Lock()
+
+    @property
+    def free(self) -> int:
+        return max(0, free_bytes(self._left))
+
+    @property
+    def _left(self) -> int | None:
+        return None if self._most is None else self._most - self._taken
+
+    def take(self, size: int, what: str) -> None:
+        from transport.protocol import NoRoom
+
+        with self._lock:
+            try:
+                check_free(size, self._left, what)
+            except Failure as error:
+                raise NoRoom(error.message, error.hints) from None
+            self._taken += size
+
+    def give_back(self, size: int) -> None:
+        with self._lock:
+            self._taken -= size
+
+
+def spool_within(most: int | None) -> Spool:
+    """Return the place for objects that memory is not to hold, within --max-disk."""
+    from transport.transfer import Spool
+
+    return Spool(cache() / SPOOL, DiskAllowance(most))
 
 
 def fetch_base(

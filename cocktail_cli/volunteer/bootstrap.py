@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cocktail_cli.errors import Failure
 from cocktail_cli.machine import own_keys, weaknesses
 from cocktail_cli.ui import Event, Progressed, ProgressMeter, Warning, counted
 
@@ -24,10 +25,13 @@ from .base_weights import (
     fetch_files,
     fetch_gated,
     fetched_snapshot,
+    is_weights,
     missing_files,
     snapshot_files,
+    spool_within,
 )
 from .download_plan import DownloadPlan
+from .run_link import RunBounds
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
@@ -41,6 +45,9 @@ if TYPE_CHECKING:
     from .limits import VolunteerLimits
 
 LEAVE_WITHIN = 5.0  # seconds
+A_BYTE = 2  # parameters for a byte of stored weights, at most
+ADAPTERS = 16  # parameters of adapters for a byte of the base's, at most
+MOST_LAYERS = 2048  # of a model: its modules are made before its weights are here
 WEIGHTS_FILE = "model.safetensors"  # of a snapshot
 OPTIMIZER_RESTARTS = (
     "its optimizer begins anew: what it keeps is of another number of devices, or cannot be kept"
@@ -53,6 +60,7 @@ class Prepared:
 
     peer: Peer
     holds: dict[str, str]  # digests that the hub compares with its own
+    bounds: RunBounds  # of the run's objects
 
 
 class Bootstrap:
@@ -84,6 +92,7 @@ class Bootstrap:
         self.passes_on = False  # a snapshot stays on the disk until `kept` is closed
         self.kept = ExitStack()
         self.traffic = 0, 0  # bytes up and down of files that came from other peers
+        self.spool = spool_within(limits.max_disk)
         self._snapshot: dict[str, Path] = {}  # object -> its file
 
     def carry_out(self) -> Prepared:
@@ -91,12 +100,13 @@ class Bootstrap:
 
         Raises:
             Failure: rejected, out_of_disk.
-            NotServed, Leaving, RunOver, LinkLost.
+            NotServed, TooLong, NoRoom, ForeignPacket, Leaving, RunOver, LinkLost.
         """
+        from recipes.training import foreign_packet
         from transport import CatchUpDownloads
 
         with (
-            closing(CatchUpDownloads(self.link, self.machine, self._progress)) as supply,
+            closing(CatchUpDownloads(self.link, self.machine, self.spool, self._progress)) as supply,
             self.imports,
             self._beside(supply),
         ):
@@ -105,7 +115,8 @@ class Bootstrap:
             first = worker.global_model.round
             for round, packet in supply.packets():
                 if round >= worker.global_model.round:  # a replica has what its machines were left with
-                    worker.catch_up(packet)
+                    with foreign_packet():
+                        worker.catch_up(packet)
         packets = counted(worker.global_model.round - first, "packet")
         self.show(Progressed(f"caught up to round {worker.global_model.round} with {packets}"))
         return prepared
@@ -161,7 +172,21 @@ class Bootstrap:
             self.machine.weights_here()
             supply.ask_ahead()
             fetch_files([file for file in needed if file not in new], self.folder, fetch, go_on)
-            return self._loaded(snapshot, plan.start, needed)
+            self.imports.wait(go_on)
+            self._check_size()
+            bounds = RunBounds(self.recipe, self.imports.parameters, self.imports.vocabulary)
+            self.machine.longest = bounds.packet
+            supply.ask_ahead()  # of packets that are longer than could be asked for before
+            return self._loaded(snapshot, plan.start, needed, bounds)
+
+    def _check_size(self) -> None:
+        """Raise Failure (rejected) where config.json is of a model that the offered weights cannot be."""
+        offered, found = sum(file.size for file in self.files if is_weights(file)), self.imports
+        if found.stored > A_BYTE * offered or found.parameters > ADAPTERS * offered:
+            model = (
+                f"the run's config.json and recipe make {max(found.stored, found.parameters):,} parameters"
+            )
+            raise Failure("rejected", f"{model} of weights that have {offered:,} bytes")
 
     def _fetch(self, supply: CatchUpDownloads) -> Callable[[Sequence[WantedFile]], None]:
         """Return a fetch from the run's hub, of gated files from the Hugging Face hub."""
@@ -189,9 +214,10 @@ class Bootstrap:
             if not peer.trainer.stepped and peer.recipe.training.optim != "sgd":  # which keeps nothing
                 self.show(Warning(OPTIMIZER_RESTARTS))
 
-    def _loaded(self, snapshot: Path | None, round: int, read: Sequence[messages.File]) -> Prepared:
+    def _loaded(
+        self, snapshot: Path | None, round: int, read: Sequence[messages.File], bounds: RunBounds
+    ) -> Prepared:
         """Build the peer with the global model of `round`. `read`: the base files it is made from."""
-        self.imports.wait(self.link.raise_if_leaving)
         from recipes.models import available_attention, base_digests, load_trained
         from recipes.multi_gpu import build_fsdp_peer
         from recipes.training import build_peer, micro_batch_for
@@ -224,7 +250,7 @@ class Bootstrap:
                 peer.micro_batch = micro_batch_for(peer.trainer, recipe, self.link.raise_if_leaving)
         self.restore_checkpoint(peer)
         recipe_hash = hashlib.sha256(self.link.welcome.recipe.encode()).hexdigest()
-        return Prepared(peer, {**base_digests(read), "recipe": recipe_hash})
+        return Prepared(peer, {**base_digests(read), "recipe": recipe_hash}, bounds)
 
     def _progress(self, p: Progress) -> None:
         from transport.peer import CatchUpState
@@ -246,6 +272,8 @@ class Imports:
         self.thread = threading.Thread(target=self.bring, name="imports", daemon=True)
         self.folders: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
         self.error: Exception | None = None
+        self.parameters = self.stored = 0  # trained, and in the base: once the model is known
+        self.vocabulary: int | None = None
 
     def bring(self) -> None:
         try:
@@ -255,15 +283,22 @@ class Imports:
                 from transformers import AutoModelForCausalLM, get_scheduler  # noqa: F401
 
                 from recipes.algorithm import compressor_of, warm_up_codec
-                from recipes.models import meta_trained_model
+                from recipes.models import layers_of, meta_trained_model
                 from recipes.weight_files import layout_of
             finally:
                 if collects:  # the collector is the whole program's, which may have turned it off
                     gc.enable()
 
             if (folder := self.folders.get()) is not None:
+                if (layers := layers_of(folder) or 0) > MOST_LAYERS:
+                    said = f"the run's model has {layers:,} layers by its config.json"
+                    raise Failure("rejected", f"{said}, at most {MOST_LAYERS:,} are possible")
                 model = meta_trained_model(self.recipe, folder)
-                warm_up_codec(compressor_of(self.recipe.compression), layout_of(model).size)
+                self.parameters = layout_of(model).size
+                adapters = self.recipe.lora is not None
+                self.stored = sum(p.numel() for p in model.parameters() if not (adapters and p.requires_grad))
+                self.vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
+                warm_up_codec(compressor_of(self.recipe.compression), self.parameters)
         except Exception as error:
             self.error = error
 

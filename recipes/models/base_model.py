@@ -235,6 +235,11 @@ def width_of(folder: Path) -> int | None:
     return _from_config(folder, ("hidden_size", "n_embd", "d_model"))
 
 
+def layers_of(folder: Path) -> int | None:
+    """Read the number of layers of the model in `folder`; None: its config does not say."""
+    return _from_config(folder, ("num_hidden_layers", "n_layer", "n_layers", "num_layers"))
+
+
 def _from_config(folder: Path, keys: tuple[str, ...]) -> int | None:
     config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     return next((config[key] for key in keys if config.get(key)), None)

@@ -20,7 +20,15 @@ from zlib import crc32
 import torch
 
 from compress.activations import ActivationDecoder, ActivationEncoder, ActivationMemory
-from recipes.algorithm import DecodedPacket, GlobalModel, Part, Worker, adaptive_rate_of, compressor_of
+from recipes.algorithm import (
+    DecodedPacket,
+    GlobalModel,
+    PacketLimits,
+    Part,
+    Worker,
+    adaptive_rate_of,
+    compressor_of,
+)
 from recipes.config import Compression, Recipe
 from recipes.errors import ModelError
 from recipes.pipeline import Line, StageModel, StageWorker, stage_ranges
@@ -144,7 +152,8 @@ class StagePart:
             return Answer(told, packet.packet)
         whole = spread(packet.packet, self.numbers, self.recipe.compression.shards)
         told["up"], told["down"] = self.exchange.rates
-        self.exchange.send(round, whole, self.numbers)
+        limits = PacketLimits(self.recipe.compression, self.whole.size)
+        self.exchange.send(round, whole, self.numbers, limits.packet(round, self.numbers))
         return Answer({**told, "sent": sha256(whole).hexdigest()})
 
     def decode(self, data: bytes, round: int) -> Answer:

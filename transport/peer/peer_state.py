@@ -13,11 +13,13 @@ Round arrives, a Report until the Committed of its round, an evaluation until a 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from enum import Enum
+from typing import TypeVar
 
 from msgspec import structs
 
-from transport.protocol import messages
+from transport.protocol import encode, messages
 
 
 class SessionState(Enum):
@@ -50,10 +52,13 @@ HEARD: dict[SessionState, tuple[type[messages.Message], ...]] = {
     SessionState.OVER: (messages.Ping, messages.Over),
     SessionState.REFUSED: (),
 }
-KEPT_COMMITS = 64
+M = TypeVar("M", bound=messages.Message)
+
+KEPT = 64  # rounds not taken, commits, orders: more than any hub has a peer wait for
+KEPT_BYTES = 256 * 1024  # of each of these, as they are on the wire: in memory they take many times that
 KEPT_SOURCES = 8  # rounds
 KEPT_NEWCOMERS = 64
-OPENED = 4096  # rounds not taken and leases not delivered that are remembered; more than any hub gives
+OPENED = 4096  # leases not delivered that are remembered; more than any hub gives
 SILENT_PINGS = 6  # a hub silent for this many pings is redialled,
 SILENT_S = 5.0  # or for this long, where that is more
 DOUBTED_PINGS, DOUBTED_S = 4, 4.0  # the same where there is a standby, which decides whether the hub is lost
@@ -72,10 +77,10 @@ class PeerState:
         self.sources: dict[int, messages.Sources] = {}  # by round, of the newest
         self.file_sources: list[messages.FileSource] = []  # of this session
         self.newcomers: dict[str, str] = {}  # name -> key of those that may fetch files here, the newest last
-        self.rounds: deque[messages.Round] = deque(maxlen=OPENED)  # opened, not yet taken by `next_round`
+        self.rounds: deque[messages.Round] = deque()  # opened, not yet taken by `next_round`
         self.taken = -1  # newest round taken
         # for a peer that aggregates shards
-        self.orders: deque[messages.Round | messages.Close | messages.Committed] = deque(maxlen=OPENED)
+        self.orders: deque[messages.Round | messages.Close | messages.Committed] = deque()
         self.over: messages.Over | None = None
         self.refused: messages.Refused | None = None
         self.waits = ""  # what the hub waits for before it welcomes this peer
@@ -134,6 +139,8 @@ class PeerState:
             return self._welcomed(message)
         if self.hello.owns and isinstance(message, messages.Round | messages.Close | messages.Committed):
             self.orders.append(message)
+            for _ in range(too_many(self.orders)):
+                self.orders.popleft()
         if isinstance(message, messages.Wait):
             self.waits = message.reason
         if isinstance(message, messages.Refused):
@@ -145,7 +152,7 @@ class PeerState:
             return self._opened(message)
         elif isinstance(message, messages.Sources):
             self.sources[message.round] = message
-            self.sources.pop(message.round - KEPT_SOURCES, None)
+            drop_oldest(self.sources, KEPT_SOURCES)
         elif isinstance(message, messages.FileSources):
             self.file_sources = message.sources
         elif isinstance(message, messages.Newcomer):
@@ -236,12 +243,13 @@ class PeerState:
         for old in same:
             self.rounds.remove(old)
         self.rounds.append(message)
+        for _ in range(too_many(self.rounds)):
+            self.rounds.popleft()
         return []
 
     def _committed(self, message: messages.Committed) -> list[messages.Message]:
         self.commits[message.round] = message
-        while len(self.commits) > KEPT_COMMITS:
-            del self.commits[min(self.commits)]
+        drop_oldest(self.commits)
         self.newest = max(self.newest, message.round)
         if self._holding is not None and self._holding.round <= message.round:
             self._holding = None
@@ -320,3 +328,20 @@ class PeerState:
         ping_s = self.welcome.ping_s if self.welcome else 1.0
         doubted = max(DOUBTED_S, DOUBTED_PINGS * ping_s), max(SILENT_S, SILENT_PINGS * ping_s)
         return self.heard + doubted[self.standby is None]
+
+
+def drop_oldest(kept: dict[int, M], most: int = KEPT) -> None:
+    """Drop the messages of the oldest rounds, where there are too many."""
+    by_round = sorted(kept)
+    for round in by_round[: too_many([kept[round] for round in by_round], most)]:
+        del kept[round]
+
+
+def too_many(kept: Iterable[messages.Message], most: int = KEPT) -> int:
+    """Return how many of these messages, the oldest first, are to be dropped: the newest one stays."""
+    total, sizes = 0, [len(encode(message)) for message in kept]
+    for number, size in enumerate(reversed(sizes)):
+        total += size
+        if number and (number == most or total > KEPT_BYTES):
+            return len(sizes) - number
+    return 0

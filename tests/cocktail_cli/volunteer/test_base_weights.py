@@ -21,7 +21,7 @@ from cocktail_cli.volunteer import base_weights
 from cocktail_cli.volunteer.base_weights import (
     base_folder,
     bytes_to_fetch,
-    check_names,
+    check_files,
     damaged,
     fetch_base,
     fetch_files,
@@ -247,19 +247,19 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_fetched(monkeypatch: 
 )
 def test_a_file_that_could_leave_the_folder_or_be_code_is_refused(name: str) -> None:
     with pytest.raises(Failure) as caught:
-        check_names([messages.File(name, 1, "")])
+        check_files([messages.File(name, 1, "")])
 
     assert caught.value.exit == 6
 
 
 def test_a_file_may_come_once_only() -> None:
     with pytest.raises(Failure):
-        check_names([messages.File("config.json", 1, ""), messages.File("config.json", 2, "")])
+        check_files([messages.File("config.json", 1, ""), messages.File("config.json", 2, "")])
 
 
 def test_what_is_no_sha256_is_no_name_of_a_folder() -> None:
     with pytest.raises(Failure, match="as a sha256"):
-        check_names([messages.File("config.json", 1, "../..")])
+        check_files([messages.File("config.json", 1, "../..")])
     with (
         pytest.raises(Failure, match="as a sha256"),
         fetched_snapshot(messages.SnapshotOffer(1, 1, "../../../etc", 0), [], FakeHub({}).fetch),

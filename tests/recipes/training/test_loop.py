@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -97,6 +100,9 @@ class FakeHub:
             return self.aggregates[int(number)]
         tokens = np.arange(LENGTH, dtype=np.int32)
         return pack_samples([Sample(tokens, tokens > 0)] * SAMPLES)
+
+    def fetched(self, name: str) -> AbstractContextManager[BinaryIO]:
+        return BytesIO(self.fetch(name))
 
     def packets(self, start: int, stop: int) -> Iterator[bytes]:
         return iter(self.aggregates[start:stop])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -77,7 +78,7 @@ def follow(original: Original, copy: LedgerCopy, most: int = 4) -> None:
         except KeyError:  # the error feedback has them
             copy.cut_updates(original.saved)
             updates = updates_between(original.folder, copy.next_update, max(stop, copy.next_update))
-        copy.apply(changes, packets, updates)
+        copy.apply(changes, BytesIO(packets), [BytesIO(updates)])
         if new.newest:
             return
 
@@ -132,12 +133,12 @@ def test_a_copy_takes_no_history_but_its_own(tmp_path: Path) -> None:
         (msgspec.structs.replace(good, since=7), packets),
     ):
         with pytest.raises(LedgerError):
-            copy.apply(msgspec.msgpack.encode(bad), with_packets, updates)
+            copy.apply(msgspec.msgpack.encode(bad), BytesIO(with_packets), [BytesIO(updates)])
     assert (copy.link, copy.rounds) == (0, 0)
 
-    copy.apply(msgspec.msgpack.encode(good), packets, updates)
+    copy.apply(msgspec.msgpack.encode(good), BytesIO(packets), [BytesIO(updates)])
     with pytest.raises(LedgerError, match="this copy is at"):
-        copy.apply(msgspec.msgpack.encode(good), packets, updates)
+        copy.apply(msgspec.msgpack.encode(good), BytesIO(packets), [BytesIO(updates)])
     assert copy.head.hex() == original.ledger.head()
 
 

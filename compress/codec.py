@@ -107,8 +107,11 @@ class Cocktail:
         any packet that `encode` makes, with this share K or a smaller one."""
         mix = self.at(round)
         m = most_sampled(n, mix.random_ratio, mix._unit)
-        k = topk.most_kept(m, mix.topk_ratio, mix.topk_chunk)
-        return longest(m, k, mix.quant_bits, mix.quant_bucket_size)
+        return longest(m, self.most_kept(m, round), mix.quant_bits, mix.quant_bucket_size)
+
+    def most_kept(self, m: int, round: int) -> int:
+        """Return the most values of a packet of m sampled coordinates, with this share K or a smaller one."""
+        return topk.most_kept(m, self.at(round).topk_ratio, self.topk_chunk)
 
     @property
     def _unit(self) -> int:

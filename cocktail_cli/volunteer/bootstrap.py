@@ -31,7 +31,6 @@ from .base_weights import (
     spool_within,
 )
 from .download_plan import DownloadPlan
-from .run_link import RunBounds
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from .checkpoint_store import StoredCheckpoint
     from .gpu_processes import GpuProcesses
     from .limits import VolunteerLimits
+    from .run_link import RunBounds
 
 LEAVE_WITHIN = 5.0  # seconds
 A_BYTE = 2  # parameters for a byte of stored weights, at most
@@ -174,6 +174,8 @@ class Bootstrap:
             fetch_files([file for file in needed if file not in new], self.folder, fetch, go_on)
             self.imports.wait(go_on)
             self._check_size()
+            from .run_link import RunBounds  # here: it brings in ZeroMQ
+
             bounds = RunBounds(self.recipe, self.imports.parameters, self.imports.vocabulary)
             self.machine.longest = bounds.packet
             supply.ask_ahead()  # of packets that are longer than could be asked for before

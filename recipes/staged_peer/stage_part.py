@@ -95,8 +95,9 @@ class StagePart:
         vector = self.flat.vector.to("cpu" if apart else self.trainer.device, copy=True)
         part = Part(stage_ranges(whole, self.flat.layout), whole.size)
         compression = recipe.compression
-        model = GlobalModel(vector, compressor_of(compression), recipe.training.seed, round, part)
         rate, name_at = adaptive_rate_of(compression), self.flat.layout.name_at
+        mix, seed = compressor_of(compression), recipe.training.seed
+        model = GlobalModel(vector, mix, seed, round, part, rate.ladder[-1])
         self.worker = Worker(self.flat.vector, model, name_at, own, compression.error_decay, rate)
         columns, rows = int(stage.causal.config.hidden_size), recipe.data.max_length
         # of the lines' memories; gone with this part

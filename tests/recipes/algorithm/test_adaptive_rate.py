@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from compress import decode
+from compress import PacketError, decode
 from recipes.algorithm.adaptive_rate import (
     AHEAD,
     SPARE,
@@ -22,9 +22,9 @@ from recipes.algorithm.aggregator import Aggregator
 from recipes.algorithm.compressor import compressor_of
 from recipes.algorithm.decoded_updates import select_shards
 from recipes.algorithm.global_model import GlobalModel, replay
-from recipes.algorithm.worker import Worker
+from recipes.algorithm.worker import Worker, worker_of
 from recipes.config.presets import PRESETS
-from recipes.config.schema import Compression
+from recipes.config.schema import Compression, Model, Recipe
 
 RICH = Compression(topk_ratio=0.1, topk_ratio_min=0.01, topk_ratio_max=0.8)
 ROUNDS = 40
@@ -245,3 +245,23 @@ def test_no_packet_of_a_run_is_longer_than_its_receiver_knows_beforehand(preset:
     assert max(length for length, _ in lengths[:-1]) <= limits.upload(exact=False)
     assert max(length for length, _ in lengths) <= limits.upload(exact=True)
     assert limits.packet(30) <= limits.packet(0)
+
+
+def test_an_aggregate_of_more_values_than_the_recipe_sends_is_refused_before_it_is_expanded() -> None:
+    """It may be no longer than an honest one, in 1 bit; its values would take several times the memory."""
+    compression = Compression(topk_ratio=0.1, topk_ratio_max=0.2, random_ratio=1.0)
+    model = worker_of(
+        Recipe(
+            version=1, name="a", model=Model(model_name_or_path="m"), datasets=[{"path": "d"}],
+            compression=compression,
+        ),
+        torch.zeros(20_000), torch.zeros(20_000), str, 0, 0,
+    ).global_model  # fmt: skip
+    everything = replace(compressor_of(compression), topk_ratio=0.9, quant_bits=1)
+    lie = everything.encode(torch.linspace(2, 1, 20_000)).packet
+    honest = replace(everything, topk_ratio=0.2).encode(torch.randn(20_000)).packet
+
+    assert len(lie) <= PacketLimits(compression, 20_000).packet(0)
+    assert model.decode(honest).shard_updates[0].update.count == 4000
+    with pytest.raises(PacketError, match="18,000 values of 20,000, of which at most 4,000 are sent"):
+        model.decode(lie)

@@ -65,4 +65,7 @@ class LoopbackLink:
     def hand_over(self, round: int, packet: bytes) -> bool | None:
         return None
 
+    def abandon(self) -> None:
+        self.ended = "it was abandoned"
+
     def leave(self, reason: str) -> None: ...

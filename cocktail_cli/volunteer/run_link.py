@@ -117,6 +117,19 @@ class RunLink:
         except Leaving as leaving:
             raise Interrupted(str(leaving), leaving.arrived) from leaving
 
+    @contextmanager
+    def _served(self) -> Iterator[None]:
+        """Turn an object that the hub does not have into NotServed. Then, and where it is none of the run's,
+        no thread of this peer waits for that hub any more."""
+        try:
+            yield
+        except KeyError as error:
+            self.abandon()
+            raise NotServed(str(error.args[0])) from error
+        except ProtocolError:
+            self.abandon()
+            raise
+
     @property
     def fits(self) -> int:
         return self.budget.up
@@ -124,7 +137,7 @@ class RunLink:
     def fetch(self, name: str) -> bytes:
         started = time.monotonic()
         kind, _, number = name.partition("/")
-        with self.waiting(), served(), self.timer.under_way(kind, started):
+        with self.waiting(), self._served(), self.timer.under_way(kind, started):
             parts = self._parts(int(number)) if kind == "packet" else None
             peers = (self.sharded or self.passing) if kind == "packet" and parts is None else None
             found = peers.fetch(int(number)) if peers is not None else None
@@ -161,7 +174,11 @@ class RunLink:
         with self.waiting():
             download = self.link.begin_spooled(name, most, self.spool)
         try:
-            with self.waiting(), served(), self.timer.under_way(name.partition("/")[0], time.monotonic()):
+            with (
+                self.waiting(),
+                self._served(),
+                self.timer.under_way(name.partition("/")[0], time.monotonic()),
+            ):
                 file = self.link.finish_spooled(download)
             yield file
         finally:
@@ -289,21 +306,15 @@ class RunLink:
         with self.waiting():
             return self.link.hand_over(round, packet)
 
+    def abandon(self) -> None:
+        self.link.abandon()
+
     def leave(self, reason: str) -> None:
         if self.sharded is not None:
             self.sharded.leave(hand_over=self.ended is None)
         if self.passing is not None:
             self.passing.leave()
         self.link.leave(self.why or reason)
-
-
-@contextmanager
-def served() -> Iterator[None]:
-    """Turn an object that the hub does not have into NotServed."""
-    try:
-        yield
-    except KeyError as error:
-        raise NotServed(str(error.args[0])) from error
 
 
 def of_whole(parts: SentParts | None, size: int, seconds: float, *, up: bool) -> tuple[int, float]:

@@ -29,7 +29,7 @@ from compress import PacketError
 from recipes.algorithm import DecodedPacket, SideStream, worker_of
 from recipes.config import Recipe
 from recipes.data import SampleLimits, StoredSamples
-from recipes.errors import ForeignPacket
+from recipes.errors import ForeignPacket, ForeignSamples
 from recipes.models import check_packing_isolation
 from recipes.objectives import Measured
 
@@ -128,6 +128,7 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
     link.ready(global_model.round, global_model.fingerprint)
     with ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(staleness + 2, thread_name_prefix="exchange"))
+        stack.enter_context(abandoned_on_fault(link))
         exchanges = Exchanges(link, peer, threads)
         # asked to leave between two exchanges: one more delivers the step just made, if a round is open
         while (peer.undelivered or not link.leaving.is_set()) and (round := link.next_round()) is not None:
@@ -312,6 +313,16 @@ def receive(link: Link, peer: Peer, flight: Flight, committed: Future[None]) -> 
     packet = link.fetch(f"packet/{flight.round}")
     with foreign_packet():
         flight.aggregate = peer.worker.global_model.decode(packet, flight.round)
+
+
+@contextmanager
+def abandoned_on_fault(link: Link) -> Iterator[None]:
+    """Wait for nothing more of a hub that has sent what is none of its run."""
+    try:
+        yield
+    except (ForeignSamples, ForeignPacket):
+        link.abandon()
+        raise
 
 
 @contextmanager

@@ -98,6 +98,9 @@ class Link(Protocol):
     def hand_over(self, round: int, packet: bytes) -> bool | None:
         """Give a residual handoff to the aggregator; returns whether it has it. None: not known."""
 
+    def abandon(self) -> None:
+        """End all calls that wait: nothing more is expected of the run."""
+
     def leave(self, reason: str) -> None: ...
 
 

@@ -243,6 +243,11 @@ class ConnectionManager:
         if now >= self._heard_at[CONTROL] + BACKED_OFF_S:
             self._redial_silent(now)
         self._heard_at[CONTROL] = now
+        try:
+            most = self._most(message)
+        except ProtocolError as error:
+            self.broken = self.broken or error
+            return
         sessions = self.state.sessions
         self._outbox.extend(self.state.receive(message, now))
         if isinstance(message, messages.Wait):
@@ -266,30 +271,30 @@ class ConnectionManager:
         if self.state.reopened is message:  # the parts for the earlier aggregators are void
             for name in [n for n in self.transfers.uploads if n.startswith(("update/", "part/"))]:
                 self.transfers.withdraw(name)
-        if self.bounds is not None:
-            try:
-                self._prefetch_for(message, self.bounds)
-            except ProtocolError as error:
-                self.broken = self.broken or error
-
-    def _prefetch_for(self, message: messages.Message, bounds: SizeBounds) -> None:
-        """Fetch the lease of a round, or its packet. Raises ProtocolError where no run of this recipe has
-        such a round or packet."""
-        if isinstance(message, messages.Round):
-            most = bounds.lease(message)
-            if message.samples:
-                self._prefetch(f"lease/{message.round}", most)
-        elif isinstance(message, messages.Committed):
-            most = bounds.packet(message.round)
-            if message.size > most:
-                said = f"packet/{message.round} is announced with {message.size:,} bytes"
-                raise ProtocolError(f"{said}; it has {most:,} at most: {bound_of('packet/')}")
-            if not self.state.fetches(message.round):
-                return
+        if most is None:
+            return
+        if isinstance(message, messages.Round) and message.samples:
+            self._prefetch(f"lease/{message.round}", most)
+        elif isinstance(message, messages.Committed) and self.state.fetches(message.round):
             if shards := self.shards_of(message.round):
                 self._prefetch(f"packet/{message.round}/{shards}", most)
             else:
                 self._prefetch(f"packet/{message.round}", most, message.size, self.part_of(message))
+
+    def _most(self, message: messages.Message) -> int | None:
+        """Bound the lease of a round, or its packet; None: of no other message, or not yet. Raises
+        ProtocolError where no run of this recipe has such a round or packet."""
+        if self.bounds is None:
+            return None
+        if isinstance(message, messages.Round):
+            return self.bounds.lease(message)
+        if not isinstance(message, messages.Committed):
+            return None
+        most = self.bounds.packet(message.round)
+        if message.size > most:
+            said = f"packet/{message.round} is announced with {message.size:,} bytes"
+            raise ProtocolError(f"{said}; it has {most:,} at most: {bound_of('packet/')}")
+        return most
 
     def _prefetch(self, name: str, most: int, size: int = 0, part: HubPart | None = None) -> None:
         """Fetch an object, or a part, before the training thread asks for it, to save it a round trip."""

@@ -111,7 +111,7 @@ class AggregatorOrders:
             except TransportError:
                 return None
             with self._connections.changed:
-                return self._state.orders.popleft() if self._state.orders else None
+                return self._state.orders.popleft()
 
     def resign(self, *, last: bool, lost: bool = False) -> None:
         """Tell the hub that this peer aggregates no shards from the next round on; `lost`: not even in the
@@ -610,8 +610,8 @@ class PeerLink:
                 for name in named:
                     self._transfers.withdraw(name)
         with self._changed:
-            if round in self._state.commits:
-                return self._state.commits[round]
+            if (committed := self._state.commits.get(round)) is not None:
+                return committed
             if self._state.over is not None:
                 raise RunOver.of(self._state.over)
             again = self._state.take_reopened()

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cocktail_cli.errors import Failure, writing_to
+from cocktail_cli.errors import Failure, is_fault, writing_to
 from cocktail_cli.machine import cache, locked_folder, remove_unlocked
 from cocktail_cli.ui import megabytes
 
@@ -36,10 +36,15 @@ if TYPE_CHECKING:
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 KINDS = (".json", ".safetensors", ".model", ".txt", ".jinja")
 WEIGHTS = re.compile(r".*\.safetensors(\.index\.json)?")
-# Files beside the weights are read whole, and JSON takes many times its bytes in memory. Vocabularies and
-# lists of weights are the long ones: the longest that are published have 35 MB.
-LONG = re.compile(r"tokenizer\.json|.*vocab.*|merges\.txt|tekken\.json|.*\.model|.*\.index\.json")
-MOST_LONG, MOST_SMALL, MOST_FILES = 64 << 20, 4 << 20, 1024  # bytes, bytes, files
+# Files beside the weights are read whole, and JSON takes many times its bytes in memory. Of those that a
+# volunteer reads, the configs are short and the list of weights is a small part of them; it reads no
+# vocabulary, of which the longest that are published have 35 MB.
+LONG = re.compile(r"tokenizer\.json|.*vocab.*|merges\.txt|tekken\.json|.*\.model")
+CONFIG = re.compile(r"(generation_)?config\.json")
+INDEX = re.compile(r".*\.index\.json")
+MOST_LONG, MOST_SMALL, MOST_CONFIG, MOST_INDEX = 64 << 20, 4 << 20, 1 << 20, 2 << 20  # bytes
+INDEX_SHARE = 1 << 14  # bytes of weights for a further one of their list
+MOST_FILES = 1024
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 SPARE = 256 << 20  # bytes that stay free on the disk
@@ -57,13 +62,34 @@ def check_files(files: Sequence[messages.File], code: bool = False) -> None:
         if not PLAIN.fullmatch(name) or not name.endswith(kinds) or times[name] > 1:
             raise Failure("rejected", f"the run offers a file {name[:80]!r} as part of its model")
     for file in files:
-        most = MOST_LONG if LONG.fullmatch(file.name) else MOST_SMALL
-        if not file.name.endswith(".safetensors") and file.size > most:
+        most = most_of(file.name, sum(file.size for file in files if file.name.endswith(".safetensors")))
+        if file.size > most:
             said = f"the run offers a file {file.name} of {megabytes(file.size)}"
             raise Failure("rejected", f"{said}; one of this kind has {megabytes(most)} at most")
     for digest in [digest for file in files for digest in (file.sha256, file.hashes) if digest]:
         if not SHA256.fullmatch(digest):
             raise Failure("rejected", f"the run announces {digest[:80]!r} as a sha256, which is none")
+
+
+def most_of(name: str, weights: int) -> int:
+    """Return the most bytes of a model's file that has `weights` bytes of weights."""
+    if name.endswith(".safetensors"):
+        return weights
+    kinds = {LONG: MOST_LONG, CONFIG: MOST_CONFIG, INDEX: MOST_INDEX + weights // INDEX_SHARE}
+    return next((most for kind, most in kinds.items() if kind.fullmatch(name)), MOST_SMALL)
+
+
+def check_headers(files: Sequence[Path]) -> None:
+    """Raise Failure (rejected) where the list of tensors in a file of weights is longer than one can be."""
+    from recipes.weight_files import header_length
+
+    for path in files:
+        if path.suffix == ".safetensors":
+            with path.open("rb") as file:
+                try:
+                    header_length(file)
+                except ValueError as error:
+                    raise Failure("rejected", f"the run's {path.name} has {error}") from error
 
 
 def is_weights(file: messages.File) -> bool:
@@ -197,7 +223,9 @@ def fetch_base(
     most: int | None = None,
 ) -> None:
     """Fetch the files missing by size. Raises Failure (out_of_disk), and what `fetch` and `go_on` raise."""
-    check_free(bytes_to_fetch([file for file in files if not file.gated], folder), most)
+    # What is gated comes out of the Hugging Face hub's cache where it is there, and takes no room twice.
+    counted = [file for file in files if most is not None or not file.gated]
+    check_free(bytes_to_fetch(counted, folder), most)
     fetch_files(missing_files(files, folder), folder, fetch, go_on)
 
 
@@ -221,11 +249,22 @@ def fetch_files(
             there = folder / file.path.name
             if there.exists() and not file.path.with_name(file.path.name + ".part").exists():
                 shutil.copyfile(there, file.path)
-        with writing_to(folder):
+        with writing_to(folder), nothing_left(slot):
             fetch(wanted)
         for file in wanted:
             os.replace(file.path, folder / file.path.name)
         shutil.rmtree(slot)
+
+
+@contextmanager
+def nothing_left(folder: Path) -> Iterator[None]:
+    """Remove a download under way where the hub lies about it: nobody goes on with that one."""
+    try:
+        yield
+    except Exception as error:
+        if is_fault(error) or (isinstance(error, Failure) and error.code == "rejected"):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def fetch_gated(model: Model, wanted: Sequence[WantedFile], progress: Progress) -> None:
@@ -293,7 +332,7 @@ def fetched_snapshot(
     check_free(offer.size - sum(part.stat().st_size for part in place.glob("*.part")), most)
     with locked_folder(place) as folder:
         name = f"snapshot/{offer.round}/model.safetensors"
-        with writing_to(folder):
+        with writing_to(folder), nothing_left(folder):
             fetch([WantedFile(name, folder / "model.safetensors", offer.size, hashes=offer.sha256)])
         for file in small:
             shutil.copyfile(base / file.name, folder / file.name)

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import own_keys, weaknesses
-from cocktail_cli.ui import Event, Progressed, ProgressMeter, Warning, counted
+from cocktail_cli.ui import Event, Progressed, ProgressMeter, Warning, counted, megabytes
 
 from .base_weights import (
+    check_headers,
     fetch_base,
     fetch_files,
     fetch_gated,
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
 LEAVE_WITHIN = 5.0  # seconds
 A_BYTE = 2  # parameters for a byte of stored weights, at most
 ADAPTERS = 16  # parameters of adapters for a byte of the base's, at most
+A_NUMBER, BESIDE = 16, 1 << 30  # bytes of stored weights for a parameter, at most, and for all else in them
+HEADER = 16 << 20  # bytes of a snapshot that are no numbers, beside the buffers of the base
+LARGE = 64 << 30  # bytes of weights whose model is made before one of them is asked for
 MOST_LAYERS = 2048  # of a model: its modules are made before its weights are here
 WEIGHTS_FILE = "model.safetensors"  # of a snapshot
 OPTIMIZER_RESTARTS = (
@@ -86,7 +90,7 @@ class Bootstrap:
         self.link, self.limits, self.show, self.interruptible = link, limits, show, interruptible
         self.files, self.folder = self.downloads.files, self.downloads.folder
         self.micro_batch = micro_batch_of(self.recipe, limits.micro_batch_size)
-        self.imports = Imports(self.recipe)
+        self.imports = Imports(self.recipe, self._check_sizes)
         self.frozen, self.checkpoint = self.downloads.frozen, checkpoint
         self.ranks: GpuProcesses | None = None  # over which the peer is spread
         self.passes_on = False  # a snapshot stays on the disk until `kept` is closed
@@ -160,6 +164,9 @@ class Bootstrap:
         fetch_base(small, self.folder, fetch, go_on, self.limits.max_disk)
         self.imports.read(self.folder)
         needed = self.files if self.frozen or plan.offer is None else small
+        if sum(file.size for file in needed) + (plan.offer.size if plan.offer else 0) > LARGE:
+            self.imports.wait(go_on)
+            self._check_sizes(self.imports)
         fetch_base(needed, self.folder, fetch, go_on, self.limits.max_disk)
         with ExitStack() as guest:
             snapshot = None
@@ -173,7 +180,9 @@ class Bootstrap:
             supply.ask_ahead()
             fetch_files([file for file in needed if file not in new], self.folder, fetch, go_on)
             self.imports.wait(go_on)
-            self._check_size()
+            self._check_sizes(self.imports)
+            weights = [self.folder / file.name for file in needed if is_weights(file)]
+            check_headers([*weights, *([snapshot / WEIGHTS_FILE] if snapshot is not None else [])])
             from .run_link import RunBounds  # here: it brings in ZeroMQ
 
             bounds = RunBounds(self.recipe, self.imports.parameters, self.imports.vocabulary)
@@ -181,14 +190,20 @@ class Bootstrap:
             supply.ask_ahead()  # of packets that are longer than could be asked for before
             return self._loaded(snapshot, plan.start, needed, bounds)
 
-    def _check_size(self) -> None:
+    def _check_sizes(self, made: Imports) -> None:
         """Raise Failure (rejected) where config.json is of a model that the offered weights cannot be."""
-        offered, found = sum(file.size for file in self.files if is_weights(file)), self.imports
-        if found.stored > A_BYTE * offered or found.parameters > ADAPTERS * offered:
-            model = (
-                f"the run's config.json and recipe make {max(found.stored, found.parameters):,} parameters"
-            )
-            raise Failure("rejected", f"{model} of weights that have {offered:,} bytes")
+        weights, offer = sum(file.size for file in self.files if is_weights(file)), self.machine.plan.offer
+        if made.stored > A_BYTE * weights or made.parameters > ADAPTERS * weights:
+            makes = max(made.stored, made.parameters)
+            model = f"the run's config.json and recipe make {makes:,} parameters"
+            raise Failure("rejected", f"{model} of weights that have {weights:,} bytes")
+        if weights > A_NUMBER * made.stored + BESIDE:
+            model = f"weights of {megabytes(weights)} as a model of {made.stored:,} parameters"
+            raise Failure("rejected", f"the run offers {model}")
+        least = 4 * made.parameters
+        if offer is not None and not least <= offer.size <= least + weights + HEADER:
+            trained = f"{made.parameters:,} parameters are trained, of {least:,} bytes"
+            raise Failure("rejected", f"the run offers a snapshot of {offer.size:,} bytes; {trained}")
 
     def _fetch(self, supply: CatchUpDownloads) -> Callable[[Sequence[WantedFile]], None]:
         """Return a fetch from the run's hub, of gated files from the Hugging Face hub."""
@@ -267,10 +282,12 @@ class Imports:
 
     So a model that this machine's transformers cannot make is found before its weights are fetched. No other
     thread may import these meanwhile: transformers' lazy modules are not thread-safe.
+
+    check: raises where the weights that are offered cannot be this model's.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe = recipe
+    def __init__(self, recipe: Recipe, check: Callable[[Imports], None] = lambda _: None) -> None:
+        self.recipe, self._check_made = recipe, check
         self.thread = threading.Thread(target=self.bring, name="imports", daemon=True)
         self.folders: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
         self.error: Exception | None = None
@@ -300,6 +317,7 @@ class Imports:
                 adapters = self.recipe.lora is not None
                 self.stored = sum(p.numel() for p in model.parameters() if not (adapters and p.requires_grad))
                 self.vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
+                self._check_made(self)
                 warm_up_codec(compressor_of(self.recipe.compression), self.parameters)
         except Exception as error:
             self.error = error

@@ -23,9 +23,11 @@ from transport.protocol import RunKeys, decode_to_hub, encode, messages
 from transport.wire import HubWire, MemoryHubWire, MemoryPeerWire
 
 ZEROS = bytes(1 << 20)
+IN_A_ROW = 64  # messages of a flood
 WELCOME = messages.Welcome(messages.PROTOCOL, "toy-run", "ann", "s" * 22, "{}", "00", [], 0, 0.2)
 Served = tuple[int, bytes] | bytes | None  # size of the whole and a chunk; or the whole
 Serve = Callable[[messages.Get], Served]
+Flood = Callable[["LyingHub"], bool]  # False: the line is full
 
 
 def endless(size: int) -> Serve:
@@ -55,9 +57,11 @@ class LyingHub:
     asked: Counter[str] = field(default_factory=Counter)  # by name of an object
     heard: Counter[str] = field(default_factory=Counter)  # by name of a message
     sent: int = 0  # bytes of objects
+    floods: Flood | None = None  # said again and again, as long as the line takes it
+    flooded: int = 0  # how often that was said
 
     def __post_init__(self) -> None:
-        self.control = b""  # the connection that was welcomed last
+        self.control = self.bulk = b""  # the connections that were welcomed and attached last
         self._closing, self._pinged = False, 0.0
         self._thread = threading.Thread(target=self._run, name="lying-hub", daemon=True)
 
@@ -89,8 +93,12 @@ class LyingHub:
 
     def _run(self) -> None:
         while not self._closing:
-            for conn, frames in self.wire.poll(0.1):
+            for conn, frames in self.wire.poll(0.001 if self.floods else 0.1):
                 self._answer(conn, decode_to_hub(frames[0]))
+            while (flood := self.floods) is not None and flood(self):
+                self.flooded += 1
+                if self.flooded % IN_A_ROW == 0:
+                    break
             if self.control and time.monotonic() > self._pinged + self.welcome.ping_s:
                 self._pinged = time.monotonic()
                 self.say(messages.Ping(1.0))
@@ -104,6 +112,7 @@ class LyingHub:
             self.control = conn
             self.say(replace(self.welcome, resumed=isinstance(m, messages.Resume)))
         elif isinstance(m, messages.Attach):
+            self.bulk = conn
             self.say(messages.Attached(32), conn=conn)
         elif isinstance(m, messages.Get):
             self._serve(conn, m)

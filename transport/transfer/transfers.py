@@ -107,9 +107,9 @@ class Download:
         """Add a fragment. Raises ProtocolError if it does not fit, TooLong where the object is longer than it
         can be, OSError or NoRoom if the disk is full. Nothing is kept then."""
         chunk = index // (self.chunk // self.fragment)
+        if size > self.most:
+            raise TooLong(f"{self.name} is announced with {size:,} bytes; it has {self.most:,} at most")
         if self.sink is None:
-            if size > self.most:
-                raise TooLong(f"{self.name} is announced with {size:,} bytes; it has {self.most:,} at most")
             if self.size not in (0, size):
                 raise ProtocolError(f"{self.name} has {size} bytes, expected {self.size}")
             known, self.sink = self.size, self.open_sink(size, sha256)

@@ -297,8 +297,9 @@ def test_a_volunteer_says_whose_fault_it_is_and_takes_no_more_memory(
     assert kept < 2 * honest_bytes, "nothing is left on the disk but what is right"
 
 
+CROWDED = replace(ROUND, samples=0, members=[f"{n:x}" for n in range(4000)])
 FLOODS: dict[str, Callable[[LyingHub], bool]] = {
-    "rounds": lambda hub: hub.say(replace(ROUND, members=[f"{n:x}" for n in range(4000)])),
+    "rounds": lambda hub: hub.say(replace(CROWDED, round=1 + hub.flooded % 900)),
     "chunks that nobody has asked for": lambda hub: hub.say(
         messages.Data("lease/7", 0, CHUNK), bytes(CHUNK), hub.bulk
     ),

@@ -59,7 +59,10 @@ def test_no_peer_uploads_more_than_its_longest_packet_and_what_a_leaver_hands_ov
         limit = settings_of(work, "amber-otter-42").update_limit
         mix, noise = compressor_of(recipe.compression), torch.randn(work.parameters)
         rest = handoff_compressor(mix, 1.0)
-        sent = [mix.at(0).encode(noise[: mix.draw(work.parameters, 1, 0).m]).packet, rest.encode(noise).packet]
+        sent = [
+            mix.at(0).encode(noise[: mix.draw(work.parameters, 1, 0).m]).packet,
+            rest.encode(noise).packet,
+        ]
 
     assert max(map(len, sent)) <= limit
     assert limit < 8 * work.parameters, "an index and a number in float32 of each parameter"

@@ -123,7 +123,9 @@ class Interrupted(BaseException):
 
 # Exceptions of the rooms, by room and name of the class -> code. Subclasses are found through their bases.
 CODES = {
+    "recipes.ForeignSamples": "rejected",
     "recipes.DataError": "dataset_invalid",
+    "recipes.ForeignPacket": "rejected",
     "recipes.ModelError": "model_invalid",
     "recipes.InputError": "recipe_invalid",
     "recipes.HubUnreachable": "unreachable",
@@ -133,6 +135,7 @@ CODES = {
     "transport.RefusedByHub": "rejected",
     "transport.NotServed": "rejected",
     "transport.ProtocolError": "rejected",
+    "transport.NoRoom": "out_of_disk",
     "transport.LinkLost": "lost",
     "transport.NotGenuine": "altered",
     "transport.LedgerBusy": "output_in_use",
@@ -156,6 +159,10 @@ SAID = {
 }
 
 TOLD = ("rejected", "no_result")  # codes of errors in the other side's words, which may name any cause
+# Of these the hub is to blame, and not this machine: it names what no hub of such a run would.
+FAULTS = {"transport.ProtocolError", "recipes.ForeignSamples", "recipes.ForeignPacket"}
+FAULT_HINT = "ask the run's host, and join it no more before you know why: no hub of this version says that"
+
 # Libraries wrap the system's error in texts of their own, which contain it.
 FULL_DISK = ("No space left on device", "disk is full", "Disk quota exceeded")
 FULL_MEMORY = (
@@ -215,6 +222,8 @@ def explain(error: BaseException) -> Failure:
     if code == "unexpected":
         return Failure(code, f"{type(error).__name__}: {said}", hints=(TRACEBACK_HINT,))
     hints = hints_of(error)
+    if is_fault(error):
+        return Failure(code, f"the hub is at fault: {said}", hints=hints or (FAULT_HINT,))
     if code == "recipe_invalid":
         hints = hints or schema_hint(problems)
     elif code == "out_of_memory":
@@ -294,8 +303,17 @@ def code_of(error: BaseException) -> str:
 
 def family_of(error: BaseException) -> str:
     """Return the key of CODES for an exception; "" where it has none."""
-    names = (f"{cls.__module__.split('.')[0]}.{cls.__name__}" for cls in type(error).__mro__)
-    return next((name for name in names if name in CODES), "")
+    return next((name for name in families(error) if name in CODES), "")
+
+
+def is_fault(error: BaseException) -> bool:
+    """Tell whether an error says that a hub names what no honest one would."""
+    return bool(FAULTS.intersection(families(error)))
+
+
+def families(error: BaseException) -> list[str]:
+    """List the classes of an exception by room and name, from its own on."""
+    return [f"{cls.__module__.split('.')[0]}.{cls.__name__}" for cls in type(error).__mro__]
 
 
 def problem_of(problem: Any) -> Problem:

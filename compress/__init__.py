@@ -19,5 +19,5 @@ from compress.reference import (
 )
 from compress.sampling import Sample, one_range
 from compress.selection import topk
-from compress.sharding import Shard, join, split, within
+from compress.sharding import Shard, join, joined_size, split, within
 from compress.sparse_update import Update

@@ -18,9 +18,9 @@ import torch
 
 from compress.backends import compiled, usable
 from compress.coding import encode_positions
-from compress.packet import PackedUpdate, decode_packed, write
+from compress.packet import PackedUpdate, decode_packed, longest, write
 from compress.quantization import BITS, quantize
-from compress.sampling import Sample, Schedule, schedule
+from compress.sampling import Sample, Schedule, most_sampled, schedule
 from compress.selection import topk
 
 from .errors import NonFiniteError
@@ -99,9 +99,23 @@ class Cocktail:
 
     def schedule(self, n: int, seed: int, round: int) -> Schedule:
         """Schedule the same round for a reader that goes through the vector window by window."""
-        block_size = 1 if self.sample_kind == "element" else self.block_size
         in_order = self.sample_kind == "fragment"
-        return schedule(n, self.at(round).random_ratio, block_size, seed, round, in_order)
+        return schedule(n, self.at(round).random_ratio, self._unit, seed, round, in_order)
+
+    def longest(self, n: int, round: int) -> int:
+        """Return the most bytes of a packet of n coordinates in a round: what a receiver knows beforehand of
+        any packet that `encode` makes, with this share K or a smaller one."""
+        mix = self.at(round)
+        m = most_sampled(n, mix.random_ratio, mix._unit)
+        return longest(m, self.most_kept(m, round), mix.quant_bits, mix.quant_bucket_size)
+
+    def most_kept(self, m: int, round: int) -> int:
+        """Return the most values of a packet of m sampled coordinates, with this share K or a smaller one."""
+        return topk.most_kept(m, self.at(round).topk_ratio, self.topk_chunk)
+
+    @property
+    def _unit(self) -> int:
+        return 1 if self.sample_kind == "element" else self.block_size
 
     def encode(
         self,

@@ -90,11 +90,16 @@ def join(packets: Sequence[bytes]) -> bytes:
     return b"".join([head, struct.pack(f"<{len(packets)}Q", *map(len, packets)), *packets])
 
 
+def joined_size(count: int) -> int:
+    """Return the bytes that joining the packets of `count` shards adds, at most."""
+    return HEAD.size + 8 * count
+
+
 def split(packet: B, count: int) -> list[B]:
     """Split what was joined, of `count` shards, which the receiver knows. Errors: PacketError."""
     if count == 1 and bytes(packet[: len(MAGIC)]) != MAGIC:
         return [packet]
-    start = HEAD.size + 8 * count
+    start = joined_size(count)
     front = bytes(packet[:start])
     if len(front) < start:
         raise PacketError(f"{len(packet):,} bytes, the packets of {count:,} shards have at least {start:,}")

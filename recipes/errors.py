@@ -27,6 +27,14 @@ class DataError(InputError):
         self.hint = hint
 
 
+class ForeignSamples(DataError):
+    """Samples that came from a hub are none, or none that its run can have."""
+
+
+class ForeignPacket(Exception):
+    """A packet that came from a hub is none that its run can have."""
+
+
 class ModelError(InputError):
     """The model cannot be used. The message names the folder or hub id, and what is missing."""
 

@@ -17,6 +17,8 @@ TEXT = {
     "cocktail_cli": {"Failure": 1, "BadParameter": 0, "NotGenuine": 0},
     "recipes": {
         "DataError": 0,
+        "ForeignSamples": 0,
+        "ForeignPacket": 0,
         "ModelError": 0,
         "MissingPackage": 0,
         "Refused": 0,  # either of the two
@@ -35,6 +37,8 @@ TEXT = {
         "RefusedByHub": 1,
         "LinkLost": 0,
         "NotServed": 0,
+        "TooLong": 0,
+        "NoRoom": 0,
         "NotGenuine": 0,
         "LedgerError": 0,
         "LedgerBusy": 0,

@@ -113,7 +113,8 @@ class DurableAggregator:
 
     def _replay(self, record: RoundUpdates, round: int, packet: bytes) -> None:
         if record.sha256 != hashlib.sha256(self.aggregator.select(packet)).digest():
-            raise LedgerError(f"the logged updates of round {round} are not those it was committed with")
+            why = f"the updates of round {round} are not those it was committed with"
+            raise damaged_updates(self.folder / UPDATES, why)
         for handoff in record.inherited:
             self.aggregator.merge_handoff(*handoff)
         if not record.total:
@@ -122,7 +123,7 @@ class DurableAggregator:
         try:
             self.aggregator.replay_step(record.round, record.total, packet)
         except ValueError as error:
-            raise LedgerError(str(error)) from error
+            raise damaged_updates(self.folder / UPDATES, str(error)) from error
 
     def recover(self, ledger: Ledger, drop: bool = False) -> list[str]:
         """Bring e to where the ledger stands.

@@ -299,9 +299,11 @@ def settings_of(
         local_peers: started on this machine, with `own_key`.
         guests: peers from elsewhere that the first round waits for.
     """
+    from recipes.algorithm import PacketLimits
     from recipes.models import base_digests, width_of
 
     recipe = work.recipe
+    limits = PacketLimits(recipe.compression, work.parameters)
     swarm, batch = recipe.swarm, recipe.training.global_batch_size
     width = width_of(work.base.folder)
     steps = math.ceil(len(work.corpus) / batch)
@@ -317,6 +319,7 @@ def settings_of(
         versions=package_versions(),
         holds={**base_digests(work.base.files), "recipe": recipe.recipe_hash},
         parameters=work.parameters,
+        max_update=limits.upload(exact=recipe.swarm.owners != "hub"),
         needs=work.needs,
         licence=str(work.base.licence),
         shards=recipe.compression.shards,

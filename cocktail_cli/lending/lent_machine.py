@@ -22,7 +22,15 @@ from cocktail_cli.machine import open_tunnel, own_keys, parse_listen, registered
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.stage_machines import ANYWHERE, PATIENCE, RingDissolved, RingLines, StageRing
 from cocktail_cli.ui import Event, Progressed, View, Warning, layers_text, megabytes
-from cocktail_cli.volunteer import CONNECT_TIMEOUT, DownloadPlan, Imports, VolunteerLimits, fetch_base
+from cocktail_cli.volunteer import (
+    CONNECT_TIMEOUT,
+    DownloadPlan,
+    Imports,
+    VolunteerLimits,
+    check_files,
+    fetch_base,
+    spool_within,
+)
 from recipes.errors import StageFailed
 from recipes.staged_peer import CONFIG, StageMachine, StageServer
 from transport import Bandwidth, CatchUpDownloads, PeerIdentity, PeerLink, RunURL
@@ -164,7 +172,7 @@ class LentMachine:
         config = b""
         while not config:
             try:
-                config = link.fetch(f"base/{CONFIG}")
+                config = link.fetch(f"base/{CONFIG}", size_of_config(link.welcome))
             except KeyError:  # of a gated model, which the head fetches with its own account
                 return
             except SessionRenewed:  # the hub was restarted, or has lost sight of this machine
@@ -332,7 +340,7 @@ class LentMachine:
             return False  # its user may have no account for it
         self.show(Progressed(f"fetching the base model meanwhile, {megabytes(plan.bytes)}"))
         try:
-            with closing(CatchUpDownloads(link, plan.machine, go_on)) as supply:
+            with closing(CatchUpDownloads(link, plan.machine, spool_within(most), go_on)) as supply:
                 fetch_base(plan.files, plan.folder, supply.files, go_on, most)
             self.base = plan.folder
         except PlaceEnded:
@@ -404,6 +412,12 @@ class LentMachine:
             raise self.ended
         self.show(Progressed(f"left ({self.leave_reason})"))
         return EXIT["lost"] if self.leave_reason == "SIGTERM" else 0
+
+
+def size_of_config(welcome: messages.Welcome) -> int:
+    """Return the bytes of the model's config. Raises Failure (rejected) where it is longer than one is."""
+    check_files(welcome.base, code=True)
+    return next((file.size for file in welcome.base if file.name == CONFIG), 0)
 
 
 def seconds_to(address: str, proxies: Proxies) -> float:

@@ -38,9 +38,9 @@ class ShardLine:
         up, down = (median(rates) if rates else 0 for rates in (self._ups, self._downs))
         return int(up), int(down)
 
-    def send(self, round: int, packet: bytes, shards: Sequence[int]) -> None:
+    def send(self, round: int, packet: bytes, shards: Sequence[int], most: int) -> None:
         kept = {r: one for r, one in self._rounds.items() if r > round - messages.MOST_IN_FLIGHT}
-        self._rounds = kept | {round: self._threads.submit(self._exchange, round, packet, shards)}
+        self._rounds = kept | {round: self._threads.submit(self._exchange, round, packet, shards, most)}
 
     def fetch(self, round: int) -> bytes:
         return self._rounds[round].result()
@@ -49,14 +49,17 @@ class ShardLine:
         """Begin no other exchange; those under way end with the link."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _exchange(self, round: int, packet: bytes, shards: Sequence[int]) -> bytes:
-        """Send a part, wait until its round is durable, and fetch the same shards of the aggregate."""
+    def _exchange(self, round: int, packet: bytes, shards: Sequence[int], most: int) -> bytes:
+        """Send a part, wait until its round is durable, and fetch the same shards of the aggregate.
+
+        most: bytes that they can have.
+        """
         while True:
             try:
                 if took := self._link.deliver(round, packet):
                     self._ups = measured(self._ups, len(packet), took)
                 began = time.monotonic()
-                found = self._link.fetch(f"packet/{round}/{shard_ranges(shards)}")
+                found = self._link.fetch(f"packet/{round}/{shard_ranges(shards)}", most)
             except SessionRenewed:  # the hub was restarted, or has lost sight of this machine
                 continue
             self._downs = measured(self._downs, len(found), time.monotonic() - began)

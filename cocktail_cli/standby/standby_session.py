@@ -25,12 +25,14 @@ from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import Event, Progressed, View, Warning
 
 if TYPE_CHECKING:
+    from recipes.algorithm import PacketLimits
     from transport import RunKeys, RunURL
     from transport.ledger import LedgerCopy
     from transport.standby import Follower, Lookout, Succession
 
 KEYS, ORDER = "standby.json", "take-over"
 LOOK_S = 0.1
+GATED = 1 << 34  # bytes of a packet of a model that is not here to be counted
 GOODBYE_S = 10.0  # seconds for the hub's last words, once its end was told
 
 
@@ -61,6 +63,8 @@ class StandbySession:
         self.keys: RunKeys
         self.place = ""
         self.session: HostSession | None = None  # once it is prepared to host the run
+        self._limits: PacketLimits | None = None  # of the run's packets, once its files are here
+        self._importing = threading.Lock()  # libraries of models, which no two threads may import at once
 
     def show(self, event: Event) -> None:
         self.view.show(event)
@@ -106,7 +110,7 @@ class StandbySession:
                         self._note_voters(state, follower)
                     self._keep_ready(copy)
 
-                follower = Follower(url, identity, self.folder, watch, self.warn)
+                follower = Follower(url, identity, self.folder, watch, self.warn, self._longest)
                 followed.append(follower)
                 stack.callback(follower.close)
                 if relay:  # also once this is the hub: a new claim would cost peers a redial or two
@@ -163,6 +167,20 @@ class StandbySession:
             time.sleep(LOOK_S)
         return ""
 
+    def _longest(self, round: int) -> int:
+        """Return the most bytes of a round's packet, by the recipe and the base model, which are here."""
+        base = self.folder / run_folder.BASE
+        if not base.is_dir():  # it is gated: nothing of it is here
+            return GATED
+        if (limits := self._limits) is None:
+            from recipes.algorithm import PacketLimits
+            from recipes.models import count_trainable
+
+            with self._importing:
+                recipe = run_folder.recipe_in(self.folder)
+                limits = self._limits = PacketLimits(recipe.compression, count_trainable(recipe, base))
+        return limits.packet(round)
+
     @staticmethod
     def _note_voters(state: Succession, follower: Follower) -> None:
         """Note who elects a hub, and in which term, as the copy says."""
@@ -182,6 +200,7 @@ class StandbySession:
 
     def _prepare(self, follower: Follower) -> None:
         """Do beforehand what takes seconds: import, load the tokenizer, read the data, trace the model."""
+        self._longest(0)  # by now, or it would be counted beside the imports below
         from recipes import snapshots, training  # noqa: F401 - they take seconds, which the takeover has not
 
         record = self._record(follower)

@@ -9,7 +9,7 @@ from .availability import (
     parse_time,
     take_turns,
 )
-from .base_weights import base_folder, bytes_to_fetch, fetch_base, free_bytes
+from .base_weights import base_folder, bytes_to_fetch, check_files, fetch_base, free_bytes, spool_within
 from .bootstrap import Imports, micro_batch_of
 from .download_plan import DownloadPlan
 from .join_prompt import JoinQuestion, Offer, read_url

@@ -11,13 +11,14 @@ import hashlib
 import os
 import re
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cocktail_cli.errors import Failure, writing_to
+from cocktail_cli.errors import Failure, is_fault, writing_to
 from cocktail_cli.machine import cache, locked_folder, remove_unlocked
 from cocktail_cli.ui import megabytes
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from recipes.downloads import Progress
     from transport import WantedFile
     from transport.protocol import messages
+    from transport.transfer import Spool
 
     Fetch = Callable[[Sequence[WantedFile]], None]  # of files at their paths already only what is wrong
 
@@ -34,26 +36,60 @@ if TYPE_CHECKING:
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 KINDS = (".json", ".safetensors", ".model", ".txt", ".jinja")
 WEIGHTS = re.compile(r".*\.safetensors(\.index\.json)?")
+# Files beside the weights are read whole, and JSON takes many times its bytes in memory. Of those that a
+# volunteer reads, the configs are short and the list of weights is a small part of them; it reads no
+# vocabulary, of which the longest that are published have 35 MB.
+LONG = re.compile(r"tokenizer\.json|.*vocab.*|merges\.txt|tekken\.json|.*\.model")
+CONFIG = re.compile(r"(generation_)?config\.json")
+INDEX = re.compile(r".*\.index\.json")
+MOST_LONG, MOST_SMALL, MOST_CONFIG, MOST_INDEX = 64 << 20, 4 << 20, 1 << 20, 2 << 20  # bytes
+INDEX_SHARE = 1 << 14  # bytes of weights for a further one of their list
+MOST_FILES = 1024
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 SPARE = 256 << 20  # bytes that stay free on the disk
 FETCHING = ".fetching"
+SPOOL = "spool"  # folder of files without a name
 
 
-def check_names(files: Sequence[messages.File], code: bool = False) -> None:
-    """Raise Failure (rejected) where a file name of the hub leaves the folder, is code, or comes twice."""
-    from recipes.foreign_json import most_bytes
-
+def check_files(files: Sequence[messages.File], code: bool = False) -> None:
+    """Raise Failure (rejected) where a file name of the hub leaves the folder, is code, or comes twice, or a
+    file is longer than one of its kind is."""
+    if len(files) > MOST_FILES:
+        raise Failure("rejected", f"the run offers {len(files):,} files as its model, {MOST_FILES:,} at most")
     times, kinds = Counter(file.name for file in files), (*KINDS, ".py") if code else KINDS
     for name in times:
         if not PLAIN.fullmatch(name) or not name.endswith(kinds) or times[name] > 1:
             raise Failure("rejected", f"the run offers a file {name[:80]!r} as part of its model")
     for file in files:
-        if file.name.endswith(".json") and file.size > most_bytes(file.name):
-            raise Failure("rejected", f"the run's {file.name} has {file.size:,} bytes, which no model has")
+        most = most_of(file.name, sum(file.size for file in files if file.name.endswith(".safetensors")))
+        if file.size > most:
+            said = f"the run offers a file {file.name} of {megabytes(file.size)}"
+            raise Failure("rejected", f"{said}; one of this kind has {megabytes(most)} at most")
     for digest in [digest for file in files for digest in (file.sha256, file.hashes) if digest]:
         if not SHA256.fullmatch(digest):
             raise Failure("rejected", f"the run announces {digest[:80]!r} as a sha256, which is none")
+
+
+def most_of(name: str, weights: int) -> int:
+    """Return the most bytes of a model's file that has `weights` bytes of weights."""
+    if name.endswith(".safetensors"):
+        return weights
+    kinds = {LONG: MOST_LONG, CONFIG: MOST_CONFIG, INDEX: MOST_INDEX + weights // INDEX_SHARE}
+    return next((most for kind, most in kinds.items() if kind.fullmatch(name)), MOST_SMALL)
+
+
+def check_headers(files: Sequence[Path]) -> None:
+    """Raise Failure (rejected) where the list of tensors in a file of weights is longer than one can be."""
+    from recipes.weight_files import header_length
+
+    for path in files:
+        if path.suffix == ".safetensors":
+            with path.open("rb") as file:
+                try:
+                    header_length(file)
+                except ValueError as error:
+                    raise Failure("rejected", f"the run's {path.name} has {error}") from error
 
 
 def is_weights(file: messages.File) -> bool:
@@ -120,23 +156,63 @@ def folder_bytes(place: Path) -> int:
     return sum(size_of(path) or 0 for path in place.rglob("*"))
 
 
-def check_free(needed: int, most: int | None = None) -> None:
+def check_free(needed: int, most: int | None = None, what: str = "the model") -> None:
     """Raise Failure (out_of_disk) where `needed` bytes do not fit."""
     free = free_bytes(most)
     if most is not None and free_bytes() >= needed > free:
         raise Failure(
             "out_of_disk",
-            f"--max-disk {megabytes(most)}: the model needs {megabytes(needed)} at {cache()}, where "
+            f"--max-disk {megabytes(most)}: {what} needs {megabytes(needed)} at {cache()}, where "
             f"{megabytes(folder_bytes(cache()))} are taken",
             hints=(f"allow more, or remove what no run needs any more from {cache()}",),
         )
     if needed > max(0, free):
         raise Failure(
             "out_of_disk",
-            f"the disk is too full: the model needs {megabytes(needed)} at {cache()}; "
+            f"the disk is too full: {what} needs {megabytes(needed)} at {cache()}; "
             f"{megabytes(free + SPARE)} are free, of which {megabytes(SPARE)} must stay free",
             hints=("make room there, or say where there is some: COCKTAIL_HOME=DIR",),
         )
+
+
+class DiskAllowance:
+    """The room for objects of a run that are received into files without a name (transport.transfer.Spool).
+
+    Args:
+        most: bytes that all that is fetched may take, the cache included; None: what is free.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most, self._taken, self._lock = most, 0, threading.Lock()
+
+    @property
+    def free(self) -> int:
+        return max(0, free_bytes(self._left))
+
+    @property
+    def _left(self) -> int | None:
+        return None if self._most is None else self._most - self._taken
+
+    def take(self, size: int, what: str) -> None:
+        from transport.protocol import NoRoom
+
+        with self._lock:
+            try:
+                check_free(size, self._left, what)
+            except Failure as error:
+                raise NoRoom(error.message, error.hints) from None
+            self._taken += size
+
+    def give_back(self, size: int) -> None:
+        with self._lock:
+            self._taken -= size
+
+
+def spool_within(most: int | None) -> Spool:
+    """Return the place for objects that memory is not to hold, within --max-disk."""
+    from transport.transfer import Spool
+
+    return Spool(cache() / SPOOL, DiskAllowance(most))
 
 
 def fetch_base(
@@ -147,7 +223,9 @@ def fetch_base(
     most: int | None = None,
 ) -> None:
     """Fetch the files missing by size. Raises Failure (out_of_disk), and what `fetch` and `go_on` raise."""
-    check_free(bytes_to_fetch([file for file in files if not file.gated], folder), most)
+    # What is gated comes out of the Hugging Face hub's cache where it is there, and takes no room twice.
+    counted = [file for file in files if most is not None or not file.gated]
+    check_free(bytes_to_fetch(counted, folder), most)
     fetch_files(missing_files(files, folder), folder, fetch, go_on)
 
 
@@ -171,10 +249,10 @@ def fetch_files(
             there = folder / file.path.name
             if there.exists() and not file.path.with_name(file.path.name + ".part").exists():
                 shutil.copyfile(there, file.path)
-        with writing_to(folder):
+        with writing_to(folder), nothing_left(slot):
             fetch(wanted)
-        for file in wanted:
-            check_readable(file.path)
+            for file in wanted:
+                check_readable(file.path)
         for file in wanted:
             os.replace(file.path, folder / file.path.name)
         shutil.rmtree(slot)
@@ -190,6 +268,17 @@ def check_readable(path: Path) -> None:
             check_json_file(path)
     except ValueError as error:
         raise Failure("rejected", f"the run's {path.name} cannot be used: {error}") from None
+
+
+@contextmanager
+def nothing_left(folder: Path) -> Iterator[None]:
+    """Remove a download under way where the hub lies about it: nobody goes on with that one."""
+    try:
+        yield
+    except Exception as error:
+        if is_fault(error) or (isinstance(error, Failure) and error.code == "rejected"):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def fetch_gated(model: Model, wanted: Sequence[WantedFile], progress: Progress) -> None:
@@ -257,7 +346,7 @@ def fetched_snapshot(
     check_free(offer.size - sum(part.stat().st_size for part in place.glob("*.part")), most)
     with locked_folder(place) as folder:
         name = f"snapshot/{offer.round}/model.safetensors"
-        with writing_to(folder):
+        with writing_to(folder), nothing_left(folder):
             fetch([WantedFile(name, folder / "model.safetensors", offer.size, hashes=offer.sha256)])
         for file in small:
             shutil.copyfile(base / file.name, folder / file.name)

@@ -16,16 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cocktail_cli.errors import Failure
 from cocktail_cli.machine import own_keys, weaknesses
-from cocktail_cli.ui import Event, Progressed, ProgressMeter, Warning, counted
+from cocktail_cli.ui import Event, Progressed, ProgressMeter, Warning, counted, megabytes
 
 from .base_weights import (
+    check_headers,
     fetch_base,
     fetch_files,
     fetch_gated,
     fetched_snapshot,
+    is_weights,
     missing_files,
     snapshot_files,
+    spool_within,
 )
 from .download_plan import DownloadPlan
 
@@ -39,8 +43,15 @@ if TYPE_CHECKING:
     from .checkpoint_store import StoredCheckpoint
     from .gpu_processes import GpuProcesses
     from .limits import VolunteerLimits
+    from .run_link import RunBounds
 
 LEAVE_WITHIN = 5.0  # seconds
+A_BYTE = 2  # parameters for a byte of stored weights, at most
+ADAPTERS = 16  # parameters of adapters for a byte of the base's, at most
+A_NUMBER, BESIDE = 16, 1 << 30  # bytes of stored weights for a parameter, at most, and for all else in them
+HEADER = 16 << 20  # bytes of a snapshot that are no numbers, beside the buffers of the base
+LARGE = 64 << 30  # bytes of weights whose model is made before one of them is asked for
+MOST_LAYERS = 2048  # of a model: its modules are made before its weights are here
 WEIGHTS_FILE = "model.safetensors"  # of a snapshot
 OPTIMIZER_RESTARTS = (
     "its optimizer begins anew: what it keeps is of another number of devices, or cannot be kept"
@@ -53,6 +64,7 @@ class Prepared:
 
     peer: Peer
     holds: dict[str, str]  # digests that the hub compares with its own
+    bounds: RunBounds  # of the run's objects
 
 
 class Bootstrap:
@@ -78,12 +90,13 @@ class Bootstrap:
         self.link, self.limits, self.show, self.interruptible = link, limits, show, interruptible
         self.files, self.folder = self.downloads.files, self.downloads.folder
         self.micro_batch = micro_batch_of(self.recipe, limits.micro_batch_size)
-        self.imports = Imports(self.recipe)
+        self.imports = Imports(self.recipe, self._check_sizes)
         self.frozen, self.checkpoint = self.downloads.frozen, checkpoint
         self.ranks: GpuProcesses | None = None  # over which the peer is spread
         self.passes_on = False  # a snapshot stays on the disk until `kept` is closed
         self.kept = ExitStack()
         self.traffic = 0, 0  # bytes up and down of files that came from other peers
+        self.spool = spool_within(limits.max_disk)
         self._snapshot: dict[str, Path] = {}  # object -> its file
 
     def carry_out(self) -> Prepared:
@@ -91,12 +104,13 @@ class Bootstrap:
 
         Raises:
             Failure: rejected, out_of_disk.
-            NotServed, Leaving, RunOver, LinkLost.
+            NotServed, TooLong, NoRoom, ForeignPacket, Leaving, RunOver, LinkLost.
         """
+        from recipes.training import foreign_packet
         from transport import CatchUpDownloads
 
         with (
-            closing(CatchUpDownloads(self.link, self.machine, self._progress)) as supply,
+            closing(CatchUpDownloads(self.link, self.machine, self.spool, self._progress)) as supply,
             self.imports,
             self._beside(supply),
         ):
@@ -105,7 +119,8 @@ class Bootstrap:
             first = worker.global_model.round
             for round, packet in supply.packets():
                 if round >= worker.global_model.round:  # a replica has what its machines were left with
-                    worker.catch_up(packet)
+                    with foreign_packet():
+                        worker.catch_up(packet)
         packets = counted(worker.global_model.round - first, "packet")
         self.show(Progressed(f"caught up to round {worker.global_model.round} with {packets}"))
         return prepared
@@ -149,6 +164,9 @@ class Bootstrap:
         fetch_base(small, self.folder, fetch, go_on, self.limits.max_disk)
         self.imports.read(self.folder)
         needed = self.files if self.frozen or plan.offer is None else small
+        if sum(file.size for file in needed) + (plan.offer.size if plan.offer else 0) > LARGE:
+            self.imports.wait(go_on)
+            self._check_sizes(self.imports)
         fetch_base(needed, self.folder, fetch, go_on, self.limits.max_disk)
         with ExitStack() as guest:
             snapshot = None
@@ -161,7 +179,31 @@ class Bootstrap:
             self.machine.weights_here()
             supply.ask_ahead()
             fetch_files([file for file in needed if file not in new], self.folder, fetch, go_on)
-            return self._loaded(snapshot, plan.start, needed)
+            self.imports.wait(go_on)
+            self._check_sizes(self.imports)
+            weights = [self.folder / file.name for file in needed if is_weights(file)]
+            check_headers([*weights, *([snapshot / WEIGHTS_FILE] if snapshot is not None else [])])
+            from .run_link import RunBounds  # here: it brings in ZeroMQ
+
+            bounds = RunBounds(self.recipe, self.imports.parameters, self.imports.vocabulary)
+            self.machine.longest = bounds.packet
+            supply.ask_ahead()  # of packets that are longer than could be asked for before
+            return self._loaded(snapshot, plan.start, needed, bounds)
+
+    def _check_sizes(self, made: Imports) -> None:
+        """Raise Failure (rejected) where config.json is of a model that the offered weights cannot be."""
+        weights, offer = sum(file.size for file in self.files if is_weights(file)), self.machine.plan.offer
+        if made.stored > A_BYTE * weights or made.parameters > ADAPTERS * weights:
+            makes = max(made.stored, made.parameters)
+            model = f"the run's config.json and recipe make {makes:,} parameters"
+            raise Failure("rejected", f"{model} of weights that have {weights:,} bytes")
+        if weights > A_NUMBER * made.stored + BESIDE:
+            model = f"weights of {megabytes(weights)} as a model of {made.stored:,} parameters"
+            raise Failure("rejected", f"the run offers {model}")
+        least = 4 * made.parameters
+        if offer is not None and not least <= offer.size <= least + weights + HEADER:
+            trained = f"{made.parameters:,} parameters are trained, of {least:,} bytes"
+            raise Failure("rejected", f"the run offers a snapshot of {offer.size:,} bytes; {trained}")
 
     def _fetch(self, supply: CatchUpDownloads) -> Callable[[Sequence[WantedFile]], None]:
         """Return a fetch from the run's hub, of gated files from the Hugging Face hub."""
@@ -189,9 +231,10 @@ class Bootstrap:
             if not peer.trainer.stepped and peer.recipe.training.optim != "sgd":  # which keeps nothing
                 self.show(Warning(OPTIMIZER_RESTARTS))
 
-    def _loaded(self, snapshot: Path | None, round: int, read: Sequence[messages.File]) -> Prepared:
+    def _loaded(
+        self, snapshot: Path | None, round: int, read: Sequence[messages.File], bounds: RunBounds
+    ) -> Prepared:
         """Build the peer with the global model of `round`. `read`: the base files it is made from."""
-        self.imports.wait(self.link.raise_if_leaving)
         from recipes.models import available_attention, base_digests, load_trained
         from recipes.multi_gpu import build_fsdp_peer
         from recipes.training import build_peer, micro_batch_for
@@ -224,7 +267,7 @@ class Bootstrap:
                 peer.micro_batch = micro_batch_for(peer.trainer, recipe, self.link.raise_if_leaving)
         self.restore_checkpoint(peer)
         recipe_hash = hashlib.sha256(self.link.welcome.recipe.encode()).hexdigest()
-        return Prepared(peer, {**base_digests(read), "recipe": recipe_hash})
+        return Prepared(peer, {**base_digests(read), "recipe": recipe_hash}, bounds)
 
     def _progress(self, p: Progress) -> None:
         from transport.peer import CatchUpState
@@ -239,13 +282,17 @@ class Imports:
 
     So a model that this machine's transformers cannot make is found before its weights are fetched. No other
     thread may import these meanwhile: transformers' lazy modules are not thread-safe.
+
+    check: raises where the weights that are offered cannot be this model's.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe = recipe
+    def __init__(self, recipe: Recipe, check: Callable[[Imports], None] = lambda _: None) -> None:
+        self.recipe, self._check_made = recipe, check
         self.thread = threading.Thread(target=self.bring, name="imports", daemon=True)
         self.folders: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
         self.error: Exception | None = None
+        self.parameters = self.stored = 0  # trained, and in the base: once the model is known
+        self.vocabulary: int | None = None
 
     def bring(self) -> None:
         try:
@@ -255,15 +302,23 @@ class Imports:
                 from transformers import AutoModelForCausalLM, get_scheduler  # noqa: F401
 
                 from recipes.algorithm import compressor_of, warm_up_codec
-                from recipes.models import meta_trained_model
+                from recipes.models import layers_of, meta_trained_model
                 from recipes.weight_files import layout_of
             finally:
                 if collects:  # the collector is the whole program's, which may have turned it off
                     gc.enable()
 
             if (folder := self.folders.get()) is not None:
+                if (layers := layers_of(folder) or 0) > MOST_LAYERS:
+                    said = f"the run's model has {layers:,} layers by its config.json"
+                    raise Failure("rejected", f"{said}, at most {MOST_LAYERS:,} are possible")
                 model = meta_trained_model(self.recipe, folder)
-                warm_up_codec(compressor_of(self.recipe.compression), layout_of(model).size)
+                self.parameters = layout_of(model).size
+                adapters = self.recipe.lora is not None
+                self.stored = sum(p.numel() for p in model.parameters() if not (adapters and p.requires_grad))
+                self.vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
+                self._check_made(self)
+                warm_up_codec(compressor_of(self.recipe.compression), self.parameters)
         except Exception as error:
             self.error = error
 

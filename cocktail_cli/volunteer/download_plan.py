@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .base_weights import base_folder, bytes_to_fetch, check_names, free_bytes, is_weights, snapshot_files
+from .base_weights import base_folder, bytes_to_fetch, check_files, free_bytes, is_weights, snapshot_files
 
 if TYPE_CHECKING:
     from transport.protocol import messages
@@ -24,7 +24,7 @@ class DownloadPlan:
         from transport.peer import LocalCopy
 
         self.recipe = recipe_from_json(welcome.recipe)
-        check_names(welcome.base, self.recipe.model.trust_remote_code)
+        check_files(welcome.base, self.recipe.model.trust_remote_code)
         self.files, self.folder = welcome.base, base_folder(welcome.base)
         self.frozen = self.recipe.lora is not None  # the base is then needed whatever way the model comes
         missing = bytes_to_fetch([file for file in self.files if is_weights(file)], self.folder)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
     from recipes.training import Delivery
@@ -31,6 +33,9 @@ class LoopbackLink:
     def fetch(self, name: str) -> bytes:
         kind, _, number = name.partition("/")
         return self.sent.pop(int(number)) if kind == "packet" else self.lease
+
+    def fetched(self, name: str) -> AbstractContextManager[BinaryIO]:
+        return nullcontext(io.BytesIO(self.fetch(name)))
 
     def packets(self, start: int, stop: int) -> Iterator[bytes]:
         return iter(())
@@ -59,5 +64,8 @@ class LoopbackLink:
 
     def hand_over(self, round: int, packet: bytes) -> bool | None:
         return None
+
+    def abandon(self) -> None:
+        self.ended = "it was abandoned"
 
     def leave(self, reason: str) -> None: ...

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from cocktail_cli.measures import RoundTimer
-from transport.ledger import read_packets
-from transport.protocol import Leaving, RunOver, messages, shard_ranges
-from transport.transfer import BandwidthBudget
+from transport.ledger import HEADER_SIZE, read_packets
+from transport.protocol import Leaving, LedgerError, NotServed, ProtocolError, RunOver, messages, shard_ranges
+from transport.transfer import BandwidthBudget, Spool
 
 if TYPE_CHECKING:
     from cocktail_cli.proofs import ReceiptFile
+    from recipes.config import Recipe
     from recipes.objectives import Measured
     from recipes.staged_peer import ReplicaExchange, SentParts
     from recipes.training import Delivery
@@ -24,14 +24,55 @@ if TYPE_CHECKING:
     from transport.aggregators import ShardedExchange
     from transport.passing import PacketSources
 
-AT_ONCE = 64  # packets of the ledger fetched as one object: what a joiner holds in memory
+AT_ONCE, MOST = 64, 8 << 20  # packets of the ledger fetched as one object, and bytes
+
+
+class RunBounds:
+    """Bounds the objects of a run by its recipe and its model (a transport.peer.SizeBounds).
+
+    Args:
+        parameters: P, the length of the vector that is trained.
+        vocabulary: token ids are below it; None: not known.
+    """
+
+    def __init__(self, recipe: Recipe, parameters: int, vocabulary: int | None) -> None:
+        from recipes.algorithm import PacketLimits
+        from recipes.data import MOST, SampleLimits
+
+        self._samples = SampleLimits.of(recipe, vocabulary)
+        self._packets = PacketLimits(recipe.compression, parameters)
+        self._steps = recipe.compression.step_rungs[-1]
+        self._batch = recipe.training.global_batch_size * self._steps
+        self.evaluation = self._samples.packed(MOST)  # bytes
+
+    def lease(self, opened: messages.Round) -> int:
+        if opened.samples > self._batch or opened.local_steps > self._steps:
+            said = f"round {opened.round} gives this peer {opened.samples:,} samples"
+            most = f"a round has {self._batch:,} samples and {self._steps:,} steps at most"
+            raise ProtocolError(f"{said} in {max(1, opened.local_steps):,} local steps: by the recipe {most}")
+        return self._samples.packed(opened.samples)
+
+    def audit(self, opened: messages.Round) -> int:
+        return self._samples.packed(len(opened.audits))
+
+    def packet(self, round: int, shards: Collection[int] | None = None) -> int:
+        return self._packets.packet(round, shards)
+
+    def handoff(self) -> int:
+        return self._packets.handoff(exact=True)
 
 
 class RunLink:
-    """A peer's link to its run, as `recipes.training.finetune` calls it."""
+    """A peer's link to its run, as `recipes.training.finetune` calls it once it `knows` the bounds.
 
-    def __init__(self, link: PeerLink, staleness: int = 1) -> None:
-        self.link = link
+    Args:
+        spool: where objects are received that memory is not to hold.
+    """
+
+    bounds: RunBounds
+
+    def __init__(self, link: PeerLink, spool: Spool, staleness: int = 1) -> None:
+        self.link, self.spool = link, spool
         self.timer = RoundTimer(staleness)
         self.name = link.name  # known once the hub has welcomed this peer
         self.leaving: threading.Event = link.leave_requested
@@ -51,6 +92,10 @@ class RunLink:
         self.opened_at: dict[int, float] = {}  # of the rounds in flight
         self.committed_s: dict[int, float] = {}  # seconds from there to the commit
         self.steps = 1  # local steps of the rounds that the lease before the newest one was to last
+
+    def knows(self, bounds: RunBounds) -> None:
+        """Compare all that the hub announces with these bounds, from now on."""
+        self.bounds = self.link.bounds = bounds
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -72,6 +117,19 @@ class RunLink:
         except Leaving as leaving:
             raise Interrupted(str(leaving), leaving.arrived) from leaving
 
+    @contextmanager
+    def _served(self) -> Iterator[None]:
+        """Turn an object that the hub does not have into NotServed. Then, and where it is none of the run's,
+        no thread of this peer waits for that hub any more."""
+        try:
+            yield
+        except KeyError as error:
+            self.abandon()
+            raise NotServed(str(error.args[0])) from error
+        except ProtocolError:
+            self.abandon()
+            raise
+
     @property
     def fits(self) -> int:
         return self.budget.up
@@ -79,13 +137,14 @@ class RunLink:
     def fetch(self, name: str) -> bytes:
         started = time.monotonic()
         kind, _, number = name.partition("/")
-        with self.waiting(), self.timer.under_way(kind, started):
+        with self.waiting(), self._served(), self.timer.under_way(kind, started):
             parts = self._parts(int(number)) if kind == "packet" else None
             peers = (self.sharded or self.passing) if kind == "packet" and parts is None else None
             found = peers.fetch(int(number)) if peers is not None else None
+            most = self._most(kind, int(number), parts)
             if parts is not None:
                 name = f"{name}/{shard_ranges(parts.shards)}"
-            packet = self.link.fetch(name) if found is None else found
+            packet = self.link.fetch(name, most) if found is None else found
         now = time.monotonic()
         if kind == "lease":
             self.timer.fetched_lease(started, now)
@@ -97,6 +156,33 @@ class RunLink:
                 size, seconds = of_whole(parts, len(packet), now - started, up=False)
                 self.budget = self.budget.received(size, seconds).ended(took, committed)
         return packet
+
+    def _most(self, kind: str, round: int, parts: SentParts | None) -> int:
+        """Return the most bytes that an object of a round has."""
+        if kind == "packet":
+            return self.bounds.packet(round, None if parts is None else parts.shards)
+        assert self.round is not None, "a round is announced before its lease is fetched"
+        return self.bounds.lease(self.round) if kind == "lease" else self.bounds.audit(self.round)
+
+    def fetched(self, name: str) -> AbstractContextManager[BinaryIO]:
+        """Fetch the evaluation set into a file, which is there until the block ends."""
+        return self._spooled(name, self.bounds.evaluation)
+
+    @contextmanager
+    def _spooled(self, name: str, most: int) -> Iterator[BinaryIO]:
+        """Fetch an object of at most `most` bytes into a file, which is there until the block ends."""
+        with self.waiting():
+            download = self.link.begin_spooled(name, most, self.spool)
+        try:
+            with (
+                self.waiting(),
+                self._served(),
+                self.timer.under_way(name.partition("/")[0], time.monotonic()),
+            ):
+                file = self.link.finish_spooled(download)
+            yield file
+        finally:
+            self.link.forget(download)
 
     def exchanges_for(self, replica: ReplicaExchange) -> None:
         """Fetch of aggregates only what the head of a replica needs."""
@@ -119,9 +205,32 @@ class RunLink:
 
     def packets(self, start: int, stop: int) -> Iterator[bytes]:
         """Yield the committed packets of rounds start .. stop-1, in order, their checksums verified."""
-        for first in range(start, stop, AT_ONCE):
-            records = self.fetch(f"packets/{first}-{min(first + AT_ONCE, stop)}")
-            yield from (packet for _, packet in read_packets(io.BytesIO(records)))
+        while start < stop:
+            many = min(AT_ONCE, max(1, MOST // self.bounds.packet(start)))
+            rounds = range(start, min(start + many, stop))
+            most = sum(HEADER_SIZE + self.bounds.packet(round) for round in rounds)
+            with self._spooled(f"packets/{start}-{rounds.stop}", most) as records:
+                yield from self._in_order(records, rounds)
+            start = rounds.stop
+
+    def _in_order(self, records: BinaryIO, rounds: range) -> Iterator[bytes]:
+        """Yield the packets of these rounds. Raises NotServed where they are not those."""
+        expected = iter(rounds)
+        try:
+            for round, packet in read_packets(records, self.bounds.packet):
+                if round != next(expected, None):
+                    raise NotServed(
+                        f"the packets of rounds {rounds.start}-{rounds.stop} have one of round {round}"
+                    )
+                yield packet
+        except LedgerError as error:
+            raise NotServed(
+                f"the packets of rounds {rounds.start}-{rounds.stop} come damaged: {error}"
+            ) from error
+        if (lacking := next(expected, None)) is not None:
+            raise NotServed(
+                f"the packets of rounds {rounds.start}-{rounds.stop} lack that of round {lacking}"
+            )
 
     def ready(self, round: int, fingerprint: int) -> None:
         self.link.ready(round, fingerprint, self.holds)
@@ -196,6 +305,9 @@ class RunLink:
     def hand_over(self, round: int, packet: bytes) -> bool | None:
         with self.waiting():
             return self.link.hand_over(round, packet)
+
+    def abandon(self) -> None:
+        self.link.abandon()
 
     def leave(self, reason: str) -> None:
         if self.sharded is not None:

@@ -11,7 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING, cast
 
 from cocktail_cli import signals
-from cocktail_cli.errors import EXIT, Failure, explain
+from cocktail_cli.errors import EXIT, Failure, explain, is_fault
 from cocktail_cli.host import LifeLine
 from cocktail_cli.machine import cache, check_trust, own_keys, parse_listen, registered_as
 from cocktail_cli.measures import LoadMeter, nvidia_gpus
@@ -197,7 +197,7 @@ class VolunteerSession:
 
                 check_fsdp(bootstrap.recipe)
             self._show_joined(welcome, bootstrap)
-        self.run = RunLink(link, bootstrap.recipe.compression.staleness)
+        self.run = RunLink(link, bootstrap.spool, bootstrap.recipe.compression.staleness)
         self.run.receipts = ReceiptFile(self.url, own_keys().public, self.warn)
         bootstrap.passes_on = self.server is not None
         with ExitStack() as stack:
@@ -234,6 +234,7 @@ class VolunteerSession:
         try:
             prepared = bootstrap.carry_out()
             run.holds, run.name, self.peer = prepared.holds, run.link.name, prepared.peer
+            run.knows(prepared.bounds)
             self._connect_peers(run, prepared.peer, bootstrap)
             self.train(run, prepared.peer)
         except RunOver as over:
@@ -241,9 +242,8 @@ class VolunteerSession:
         except Leaving:
             run.link.leave(self.leave_reason)
         except Exception as error:
-            if not isinstance(
-                error, Failure | RolledBack
-            ):  # as where memory ran out or the line is lost: it may return
+            # Not where the hub is at fault; as where memory ran out or the line is lost, it may return.
+            if not isinstance(error, Failure | RolledBack) and not is_fault(error):
                 self._store(run, welcome)
             raise
         self._store(run, welcome)

@@ -5,11 +5,13 @@ from .entropy_coding import LZ4, LZ4_MOST, STORED, Section, expand, shrink
 from .index_coding import (
     GAPS,
     EncodedPositions,
+    borders,
     bytes_and_escapes,
     decode_positions,
     encode_gap_bytes,
     encode_positions,
     in_gap_bytes,
+    longest_positions,
     section_sizes,
 )
 from .section_streams import Bytes, FileSlice, Stream, held

@@ -203,11 +203,39 @@ def section_sizes(kind: int, shift: int, m: int, k: int) -> tuple[range, int]:
     return _just(k * (4 if m <= 1 << 32 else 8)), 0
 
 
-def _gaps(positions: np.ndarray, m: int, loops: ModuleType | None = None) -> EncodedPositions:
-    k = len(positions)
+def longest_positions(m: int, k: int) -> int:
+    """Return the most bytes that `encode_positions` makes of k positions below m."""
+    if k in (0, m):
+        return 0
+    if k <= FEW:  # the shorter of two, of whatever is tried
+        shift = (m // k).bit_length() - 1
+        return min(k * (4 if m <= 1 << 32 else 8), -(-(k + (m >> shift) + 1) // 8) + _low_bytes(k, shift))
+    if k > CROWDED * m:
+        return -(-m // 8)
+    shift = _gap_shift(m, k)
+    return k + (m >> shift) // 255 + _low_bytes(k, shift)
+
+
+def borders(m: int) -> Iterator[int]:
+    """Yield the numbers of positions, below m, from which on one more changes the coding: between two of
+    them more positions take more bytes."""
+    yield from (m - 1, int(CROWDED * m), FEW)
+    for shift in range(m.bit_length()):
+        yield m >> shift
+        yield -(-m // (FINE << shift)) - 1
+
+
+def _gap_shift(m: int, k: int) -> int:
+    """Return how many low bits of k gaps stand apart."""
     shift = 0
     while m > (k * FINE) << shift:
         shift += 2
+    return shift
+
+
+def _gaps(positions: np.ndarray, m: int, loops: ModuleType | None = None) -> EncodedPositions:
+    k = len(positions)
+    shift = _gap_shift(m, k)
     if shift == 0:
         # from one to the next, modulo 256: no remainder was lost if they add up to the last position
         step = np.empty(k, np.uint8)

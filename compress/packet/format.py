@@ -15,7 +15,9 @@ from compress.coding import (
     Bytes,
     EncodedPositions,
     Section,
+    borders,
     expand,
+    longest_positions,
     section_sizes,
     shrink,
 )
@@ -51,6 +53,16 @@ def write(m: int, positions: EncodedPositions, codes: Codes) -> bytes:
     for part in body:
         crc = zlib.crc32(part, crc)
     return b"".join([HEAD.pack(MAGIC, VERSION, codes.quant_bits, crc), *body])
+
+
+def longest(m: int, k: int, bits: int, bucket: int) -> int:
+    """Return the most bytes that `write` makes of at most k values in a sampled vector of m."""
+
+    def size(k: int) -> int:
+        buckets = -(-k // bucket) if bits < 32 else 0
+        return longest_positions(m, k) + packed_size(bits, k) + 2 * buckets
+
+    return LEVELS + 2 * table_size(bits) + max(size(n) for n in {k, *borders(m)} if 0 <= n <= k)
 
 
 @dataclass(frozen=True)

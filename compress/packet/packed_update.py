@@ -112,9 +112,15 @@ class PackedUpdate:
         return torch.from_numpy(found)
 
 
-def decode_packed(packet: bytes, m: int) -> PackedUpdate | Update:
-    """Decode a packet to the smallest form that can be added up. Errors: PacketError, as from `decode`."""
-    header, loops = read_header(memoryview(packet), m).expanded(), compiled(m)
+def decode_packed(packet: bytes, m: int, most: int | None = None) -> PackedUpdate | Update:
+    """Decode a packet to the smallest form that can be added up. Errors: PacketError, as from `decode`.
+
+    most: values that its sender may send; None: m.
+    """
+    header, loops = read_header(memoryview(packet), m), compiled(m)
+    if most is not None and header.k > most:
+        raise PacketError(f"{header.k:,} values of {m:,}, of which at most {most:,} are sent")
+    header = header.expanded()
     bits, bucket, main = header.quant_bits, header.quant_bucket_size, header.sections[0]
     plain = header.kind == GAPS and header.shift == 0 and header.k
     if loops is None or not plain or bits not in (1, 2, 4, 8) or bucket * bits % 8:

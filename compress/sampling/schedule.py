@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import ceil
 
 import numpy as np
 import torch
@@ -101,13 +102,25 @@ def schedule(
 
     in_order: units in vector order, so that a round is one range of the vector.
     """
-    share = Fraction(random_ratio).limit_denominator(10**9)
-    while block_size > 1 and n * share < UNITS_PER_ROUND * block_size:
-        block_size //= 2
+    share, block_size = _units(n, random_ratio, block_size)
     count = -(-n // block_size)
     cycle, phase = divmod(round, share.denominator)
     first, last = ((phase + i) * share.numerator * count // share.denominator for i in (0, 1))
     return Schedule(n, block_size, first, last, () if share == 1 or in_order else tuple(keys(seed, cycle)))
+
+
+def most_sampled(n: int, random_ratio: float, block_size: int) -> int:
+    """Return the most of n coordinates that a round visits, whatever its number."""
+    share, block_size = _units(n, random_ratio, block_size)
+    return min(n, ceil(share * -(-n // block_size)) * block_size)
+
+
+def _units(n: int, random_ratio: float, block_size: int) -> tuple[Fraction, int]:
+    """Return the share that a round visits, and the coordinates of a unit."""
+    share = Fraction(random_ratio).limit_denominator(10**9)
+    while block_size > 1 and n * share < UNITS_PER_ROUND * block_size:
+        block_size //= 2
+    return share, block_size
 
 
 @dataclass(frozen=True)

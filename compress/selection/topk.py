@@ -135,6 +135,17 @@ def share_of(m: int, topk_ratio: float) -> int:
     return max(round(topk_ratio * m), 1)
 
 
+def most_kept(m: int, topk_ratio: float, topk_chunk: int = 0) -> int:
+    """Return the most values that a selection of this share keeps, of at most m values."""
+    if not m:
+        return 0
+    if topk_chunk and topk_ratio < 1:
+        chunks, rest = divmod(m, topk_chunk)
+        return chunks * share_of(topk_chunk, topk_ratio) + (share_of(rest, topk_ratio) if rest else 0)
+    k = share_of(m, topk_ratio)
+    return min(m, k + spare(m, k))
+
+
 def spare(m: int, k: int) -> int:
     """Return how many over k may stay: none where an exact count is cheap."""
     return int(TOLERANCE * k) if m > SAMPLED else 0

@@ -16,13 +16,14 @@ spare. So it rests where the budget stays the same, and where it varies by less 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log2
 
-from compress import Cocktail
+from compress import Cocktail, joined_size
 from recipes.config import Compression
 
-from .compressor import compressor_of
+from .compressor import compressor_of, handoff_compressor
 
 STEP = 2 ** (1 / 16)
 RISE = 8  # steps at once
@@ -121,6 +122,47 @@ def most_sent(compression: Compression, size: int) -> tuple[int, int]:
         return size, size
     m = int(size * compression.random_ratio)
     return m, int(m * adaptive_rate_of(compression).ladder[-1].topk_ratio)
+
+
+class PacketLimits:
+    """The most bytes of each packet of a run: what its receiver knows beforehand, whatever a sender says.
+
+    Args:
+        parameters: P, the length of the whole vector.
+    """
+
+    def __init__(self, compression: Compression, parameters: int) -> None:
+        rate, usual = adaptive_rate_of(compression), compressor_of(compression)
+        richest = {mix.quant_bits: mix for mix in rate.ladder}.values()  # of each q that one of the largest K
+        self._uncompressed = usual.uncompressed_rounds
+        self._sizes = [shard.size for shard in usual.cut(parameters, 0)]
+        exact = replace(handoff_compressor(usual, 1.0), quant_bits=32)
+        self._first = self._longest(richest, 0)
+        self._later = self._longest(richest, self._uncompressed)
+        self._handoffs = self._longest([handoff_compressor(usual, 1.0)], 0)
+        self._exact = self._longest([exact], 0)
+
+    def packet(self, round: int, shards: Collection[int] | None = None) -> int:
+        """Return the most bytes of an update or an aggregate of a round. shards: only these are in it."""
+        return self._whole(self._first if round < self._uncompressed else self._later, shards)
+
+    def handoff(self, shards: Collection[int] | None = None, *, exact: bool = False) -> int:
+        """Return the most bytes of a leaver's residual; `exact`: of an aggregator's error feedback."""
+        return self._whole(self._exact if exact else self._handoffs, shards)
+
+    def upload(self, *, exact: bool) -> int:
+        """Return the most bytes of anything that a peer uploads for x'; `exact`: also error feedback."""
+        return max(self.packet(0), self.packet(self._uncompressed), self.handoff(exact=exact), self.handoff())
+
+    def _longest(self, compressors: Iterable[Cocktail], round: int) -> list[int]:
+        """Return the most bytes of each shard's packet."""
+        mixes = [*compressors]
+        by_size = {size: max(mix.longest(size, round) for mix in mixes) for size in {*self._sizes}}
+        return [by_size[size] for size in self._sizes]
+
+    def _whole(self, longest: Sequence[int], shards: Collection[int] | None) -> int:
+        mine = longest if shards is None else [longest[number] for number in shards]
+        return joined_size(len(longest)) + sum(mine)
 
 
 def encoding_bytes(compression: Compression, size: int, gpu: bool = False) -> int:

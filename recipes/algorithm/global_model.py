@@ -68,11 +68,19 @@ class GlobalModel:
         seed: of the run; all peers sample the same coordinates from (seed, round).
         part: the vector is these ranges of x', one behind the other. Packets are then of its shards alone,
             and fingerprints of all parts add up to that of x'.
+        richest: the compressor of the largest K that an aggregate may have; None: any.
     """
 
     def __init__(
-        self, vector: Tensor, compressor: Cocktail, seed: int, round: int = 0, part: Part | None = None
+        self,
+        vector: Tensor,
+        compressor: Cocktail,
+        seed: int,
+        round: int = 0,
+        part: Part | None = None,
+        richest: Cocktail | None = None,
     ) -> None:
+        self.richest = richest
         self.vector, self.compressor, self.seed, self.round = vector, compressor, seed, round
         part = part or Part((range(vector.numel()),), vector.numel())
         self.size = part.size
@@ -98,7 +106,7 @@ class GlobalModel:
         """Decode and verify the aggregate of a round, None: of `self.round`; changes nothing. Raises
         PacketError."""
         round = self.round if round is None else round
-        return decode_packet(packet, self.samples(round), len(self.shards), round)
+        return decode_packet(packet, self.samples(round), len(self.shards), round, self.richest)
 
     def apply(self, packet: bytes) -> DecodedPacket:
         """Decode the aggregate of `self.round` and move by it. Raises PacketError; x' is then unchanged."""
@@ -126,12 +134,22 @@ class GlobalModel:
 
 
 def decode_packet(
-    packet: bytes, samples: Iterable[tuple[Shard, Sample]], shards: int, round: int
+    packet: bytes,
+    samples: Iterable[tuple[Shard, Sample]],
+    shards: int,
+    round: int,
+    richest: Cocktail | None = None,
 ) -> DecodedPacket:
-    """Decode and verify the packet of a vector of so many shards, on these samples. Raises PacketError."""
-    cut = zip(samples, split(packet, shards), strict=True)
-    moved = tuple(ShardUpdate(shard, s, decode_packed(part, s.m)) for (shard, s), part in cut if part)
-    return DecodedPacket(packet, moved, round)
+    """Decode and verify the packet of a vector of so many shards, on these samples. Raises PacketError.
+
+    richest: sends as many values as a packet may have; None: any.
+    """
+    moved = list[ShardUpdate]()
+    for (shard, sample), part in zip(samples, split(packet, shards), strict=True):
+        if part:
+            most = None if richest is None else richest.most_kept(sample.m, round)
+            moved.append(ShardUpdate(shard, sample, decode_packed(part, sample.m, most)))
+    return DecodedPacket(packet, tuple(moved), round)
 
 
 def replay(model: GlobalModel, packets: Iterable[bytes]) -> Iterator[GlobalModel]:

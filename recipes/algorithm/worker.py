@@ -242,8 +242,10 @@ def worker_of(
 ) -> Worker:
     """Build the worker that a recipe describes."""
     compression = recipe.compression
-    model = GlobalModel(vector, compressor_of(compression), recipe.training.seed, round)
-    return Worker(x, model, name_at, dither, compression.error_decay, adaptive_rate_of(compression))
+    rate = adaptive_rate_of(compression)
+    mix, seed = compressor_of(compression), recipe.training.seed
+    model = GlobalModel(vector, mix, seed, round, richest=rate.ladder[-1])
+    return Worker(x, model, name_at, dither, compression.error_decay, rate)
 
 
 def without(d: Tensor, sample: Sample, earlier: Sequence[ShardUpdate]) -> Tensor:

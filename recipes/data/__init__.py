@@ -2,7 +2,8 @@
 
 from .corpus import Corpus, Preview, build_corpus, few_rows, preview_data
 from .sample_order import shuffled_order
-from .samples import Sample, batches, collate, pack_samples, unpack_samples
+from .samples import Sample, SampleLimits, batches, collate, pack_samples, unpack_samples
 from .sources import count_lines, count_rows, no_rows, prefetch_dataset, read_rows
+from .stored_samples import MOST, StoredSamples
 from .streaming import StreamedCorpus, read_index
 from .tokenization import RowTokenizer, detect_row_type, make_row_tokenizer

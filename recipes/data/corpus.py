@@ -24,6 +24,7 @@ from .packing import NOTHING_DROPPED, PackedDocuments, make_samples
 from .sample_order import Mixture, shuffled_order
 from .samples import Sample, SampleSource, samples_digest
 from .sources import Row, no_rows, read_rows
+from .stored_samples import MOST
 from .streaming import ChunkIndex, StreamedCorpus
 from .tokenization import RowTokenizer, TokenizedDocument, make_row_tokenizer, tokenize_batches
 
@@ -157,6 +158,9 @@ def _held_out(recipe: Recipe, measured: Sequence[PackedDocuments]) -> tuple[Samp
     held_out = tuple(sample for part in measured for sample in part.samples)
     if recipe.has_eval and not held_out:
         raise DataError("no held-out sample has a token to measure")
+    if len(held_out) > MOST:
+        hint = "a smaller data.val_set_size, or max_samples of eval_datasets"
+        raise DataError(f"{len(held_out):,} held-out samples, a run evaluates at most {MOST:,}", hint)
     return held_out
 
 

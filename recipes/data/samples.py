@@ -18,11 +18,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recipes.errors import DataError
+from recipes.config import Recipe
+from recipes.errors import ForeignSamples
 
 HEADER = struct.Struct("<4sBBI")  # magic, bytes of a token id, flags, samples
 MAGIC = b"CKT1"
 MASK, DOCUMENTS = 1, 2  # flags: sections that follow
+
+
+@dataclass(frozen=True)
+class SampleLimits:
+    """The most that a sample of a run has, by its recipe; a hub's samples are compared with it."""
+
+    tokens: int
+    documents: int
+    vocabulary: int = 1 << 31  # token ids are below it
+
+    @classmethod
+    def of(cls, recipe: Recipe, vocabulary: int | None) -> SampleLimits:
+        tokens = recipe.data.max_length * recipe.sequences
+        documents = tokens if recipe.data.isolates_documents else recipe.sequences
+        return cls(tokens, documents) if vocabulary is None else cls(tokens, documents, vocabulary)
+
+    def packed(self, count: int) -> int:
+        """Return the most bytes of `count` packed samples."""
+        width = 2 if self.vocabulary <= 1 << 16 else 4
+        fixed = 4 + 4 * self.documents + width * self.tokens
+        return HEADER.size + count * fixed + (count * self.tokens + 7) // 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,16 +118,17 @@ def pack_samples(samples: Sequence[Sample]) -> bytes:
     return b"".join(parts)
 
 
-def unpack_samples(data: bytes, vocabulary: int | None = None) -> list[Sample]:
+def unpack_samples(data: bytes, vocabulary: int | None = None, longest: int | None = None) -> list[Sample]:
     """Deserialize samples that came from a socket: everything is checked.
 
-    Errors: DataError for bytes that `pack_samples` does not write, or a token outside `vocabulary`.
+    Errors: ForeignSamples for bytes that `pack_samples` does not write, a token outside `vocabulary`, or a
+    sample of more than `longest` tokens.
     """
     if len(data) < HEADER.size:
-        raise DataError(f"samples of {len(data)} bytes, the header alone has {HEADER.size}")
+        raise ForeignSamples(f"samples of {len(data)} bytes, the header alone has {HEADER.size}")
     magic, width, flags, count = HEADER.unpack_from(data)
     if magic != MAGIC or width not in (2, 4) or flags & ~(MASK | DOCUMENTS):
-        raise DataError("these bytes are no packed samples")
+        raise ForeignSamples("these bytes are no packed samples")
     body, documents = memoryview(data)[HEADER.size :], count
     if flags & DOCUMENTS:
         counts, body = _lengths(body, count, data), body[4 * count :]  # documents of each sample
@@ -114,26 +137,29 @@ def unpack_samples(data: bytes, vocabulary: int | None = None) -> list[Sample]:
     total = int(lengths.sum())
     wanted = width * total + ((total + 7) // 8 if flags & MASK else 0)
     if len(body) != wanted:
-        raise DataError(f"samples of {len(data)} bytes, expected {len(data) - len(body) + wanted}")
+        raise ForeignSamples(f"samples of {len(data)} bytes, expected {len(data) - len(body) + wanted}")
     if not count:
         return []
     tokens = np.frombuffer(body[: width * total], dtype=f"<u{width}").astype(np.int64)
     limit = vocabulary if vocabulary is not None else 1 << 31
     if tokens.max() >= limit:
-        raise DataError(f"token {tokens.max()} in a vocabulary of {limit}")
+        raise ForeignSamples(f"token {tokens.max()} in a vocabulary of {limit}")
     firsts = np.cumsum(lengths) - lengths
     trained = np.ones(total, dtype=bool)
     if flags & MASK:
         bits = np.frombuffer(body[width * total :], dtype=np.uint8)
         trained = np.unpackbits(bits, count=total, bitorder="little").astype(bool)
         if trained[firsts].any():
-            raise DataError("the first token of a document cannot be trained: nothing predicts it")
+            raise ForeignSamples("the first token of a document cannot be trained: nothing predicts it")
     trained[firsts] = False
     starts = np.cumsum(counts) - counts if flags & DOCUMENTS else np.arange(count)
     owns, cuts = (
         np.split(lengths, starts[1:]),
         firsts[starts[1:]],
     )  # lengths, then first token, of each sample
+    most = int(np.diff(np.append(cuts, total), prepend=0).max())
+    if longest is not None and most > longest:
+        raise ForeignSamples(f"a sample of {most:,} tokens, this run has at most {longest:,}")
     sequences = zip(np.split(tokens.astype(np.int32), cuts), np.split(trained, cuts), owns, strict=True)
     return [Sample(t, m, tuple(own.tolist()) if len(own) > 1 else ()) for t, m, own in sequences]
 
@@ -141,10 +167,10 @@ def unpack_samples(data: bytes, vocabulary: int | None = None) -> list[Sample]:
 def _lengths(body: memoryview, count: int, data: bytes) -> np.ndarray:
     """Read `count` positive uint32 from `body`: (count,) int64."""
     if len(body) < 4 * count:
-        raise DataError(f"samples of {len(data)} bytes, too short for {count} lengths")
+        raise ForeignSamples(f"samples of {len(data)} bytes, too short for {count} lengths")
     numbers = np.frombuffer(body[: 4 * count], dtype="<u4").astype(np.int64)
     if count and numbers.min() < 1:
-        raise DataError("a sample of no tokens among packed samples")
+        raise ForeignSamples("a sample of no tokens among packed samples")
     return numbers
 
 
@@ -178,9 +204,10 @@ def collate(samples: Sequence[Sample], pad: int = 0) -> dict[str, Tensor]:
 def batches(samples: Sequence[Sample], size: int) -> Iterator[Sequence[Sample]]:
     """Yield batches of samples of like length, so that little of them is padding; the longest first, so that
     memory runs out early or not at all."""
-    samples = sorted(samples, key=lambda sample: len(sample.tokens), reverse=True)
-    for start in range(0, len(samples), size):
-        yield samples[start : start + size]
+    lengths = np.fromiter((len(sample.tokens) for sample in samples), np.int64, len(samples))
+    order = np.argsort(-lengths, kind="stable")
+    for start in range(0, len(order), size):
+        yield [samples[number] for number in order[start : start + size].tolist()]
 
 
 def samples_digest(samples: Iterable[Sample], *more: bytes) -> str:

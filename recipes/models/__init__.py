@@ -9,6 +9,7 @@ from .base_model import (
     configs_with_eos,
     context_of,
     fetch_model,
+    layers_of,
     load_tokenizer,
     open_tokenizer,
     prepare_base,

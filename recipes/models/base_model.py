@@ -240,6 +240,11 @@ def vocabulary_of(folder: Path) -> int | None:
     return _from_config(folder, ("vocab_size",))
 
 
+def layers_of(folder: Path) -> int | None:
+    """Read the number of layers of the model in `folder`; None: its config does not say."""
+    return _from_config(folder, ("num_hidden_layers", "n_layer", "n_layers", "num_layers"))
+
+
 def _from_config(folder: Path, keys: tuple[str, ...]) -> int | None:
     config = read_object(Path(folder) / "config.json")
     return next((config[key] for key in keys if isinstance(config.get(key), int) and config[key]), None)

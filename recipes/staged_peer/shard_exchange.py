@@ -29,8 +29,9 @@ class ShardExchange(Protocol):
     def rates(self) -> tuple[int, int]:
         """Return bytes a second up and down of the newest transfers; 0: not known."""
 
-    def send(self, round: int, packet: bytes, shards: Sequence[int]) -> None:
-        """Send a part of a round's update and fetch these shards of its aggregate, without waiting."""
+    def send(self, round: int, packet: bytes, shards: Sequence[int], most: int) -> None:
+        """Send a part of a round's update and fetch these shards of its aggregate, without waiting; they have
+        at most `most` bytes."""
 
     def fetch(self, round: int) -> bytes:
         """Wait for the shards of a round's aggregate. Raises what has kept them from coming."""

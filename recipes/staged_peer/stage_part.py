@@ -20,7 +20,15 @@ from zlib import crc32
 import torch
 
 from compress.activations import ActivationDecoder, ActivationEncoder, ActivationMemory
-from recipes.algorithm import DecodedPacket, GlobalModel, Part, Worker, adaptive_rate_of, compressor_of
+from recipes.algorithm import (
+    DecodedPacket,
+    GlobalModel,
+    PacketLimits,
+    Part,
+    Worker,
+    adaptive_rate_of,
+    compressor_of,
+)
 from recipes.config import Compression, Recipe
 from recipes.errors import ModelError
 from recipes.pipeline import Line, StageModel, StageWorker, stage_ranges
@@ -87,8 +95,9 @@ class StagePart:
         vector = self.flat.vector.to("cpu" if apart else self.trainer.device, copy=True)
         part = Part(stage_ranges(whole, self.flat.layout), whole.size)
         compression = recipe.compression
-        model = GlobalModel(vector, compressor_of(compression), recipe.training.seed, round, part)
         rate, name_at = adaptive_rate_of(compression), self.flat.layout.name_at
+        mix, seed = compressor_of(compression), recipe.training.seed
+        model = GlobalModel(vector, mix, seed, round, part, rate.ladder[-1])
         self.worker = Worker(self.flat.vector, model, name_at, own, compression.error_decay, rate)
         columns, rows = int(stage.causal.config.hidden_size), recipe.data.max_length
         # of the lines' memories; gone with this part
@@ -144,7 +153,8 @@ class StagePart:
             return Answer(told, packet.packet)
         whole = spread(packet.packet, self.numbers, self.recipe.compression.shards)
         told["up"], told["down"] = self.exchange.rates
-        self.exchange.send(round, whole, self.numbers)
+        limits = PacketLimits(self.recipe.compression, self.whole.size)
+        self.exchange.send(round, whole, self.numbers, limits.packet(round, self.numbers))
         return Answer({**told, "sent": sha256(whole).hexdigest()})
 
     def decode(self, data: bytes, round: int) -> Answer:

@@ -7,6 +7,7 @@ machine encodes its own shards, and gets the aggregate's: over the ring, or by i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from torch import Tensor
 
@@ -135,10 +136,10 @@ class StagedTrainer:
     def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> Measured:
         assert vector is self.part.worker.global_model.vector
         self.ring.ask("use_global_model")
-        found, parts = Measured(), list(batches(samples, size))
+        found, parts = Measured(), batches(samples, size)
         try:
-            for start in range(0, len(parts), self.at_once):
-                found += self.backward(parts[start : start + self.at_once], 1)
+            while some := [*islice(parts, self.at_once)]:
+                found += self.backward(some, 1)
         finally:
             self.ring.ask("use_local_model")
         return found

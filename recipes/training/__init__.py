@@ -3,7 +3,7 @@
 from . import peer_checkpoint
 from .contribution_score import Evidence, Probe, UsefulnessScore
 from .gradient_sketch import sketching
-from .loop import build_peer, finetune
+from .loop import build_peer, finetune, foreign_packet
 from .matrix_optimizers import embeddings_of, step_flops
 from .micro_batch import LEAVE, MOST, ON_CPU, first_line, is_full, micro_batch_for, share_taken, sizes_of
 from .momentum_masking import mask_momentum

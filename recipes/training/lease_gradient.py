@@ -12,11 +12,12 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import groupby
 
 from recipes.algorithm import outer_optimizer_of
 from recipes.config import Recipe
-from recipes.data import Sample, batches, unpack_samples
+from recipes.data import Sample, SampleLimits, batches, unpack_samples
+from recipes.errors import ForeignSamples
 from recipes.objectives import Measured, objective_of
 
 from .gradient_sketch import sketch_key
@@ -48,7 +49,7 @@ def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gra
     Returns None when the peer is asked to leave meanwhile: the lease then goes back to the hub with the
     goodbye.
     """
-    lease = unpack_samples(link.fetch(f"lease/{round.round}"), peer.vocabulary)
+    lease = leased(peer, link.fetch(f"lease/{round.round}"), round.samples)
     audits = b""
     if round.audits:
         audits = yield from shrink_to_fit(peer, partial(audited, link, peer, round))
@@ -69,7 +70,7 @@ def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gra
 def audited(link: Link, peer: Peer, round: Round) -> bytes:
     """Sketch the gradients of samples that other peers had, one by one; no step is taken with them."""
     sketches = ""
-    samples = unpack_samples(link.fetch(f"audit/{round.round}"), peer.vocabulary)
+    samples = leased(peer, link.fetch(f"audit/{round.round}"), len(round.audits))
     for sample, lease in zip(samples, round.audits, strict=True):
         terms, held = objective_of(peer.recipe).terms([sample]), None
         while held is None:  # float16 may not hold it at the first try
@@ -78,6 +79,16 @@ def audited(link: Link, peer: Peer, round: Round) -> bytes:
             held = peer.trainer.clip(0.0)
         sketches += found.sketches
     return bytes.fromhex(sketches)
+
+
+def leased(peer: Peer, packed: bytes, count: int) -> list[Sample]:
+    """Unpack the samples of a lease, or of those to audit. Raises ForeignSamples where they are not so many,
+    or of other lengths than the run's."""
+    limits = SampleLimits.of(peer.recipe, peer.vocabulary)
+    samples = unpack_samples(packed, peer.vocabulary, limits.tokens)
+    if len(samples) != count:
+        raise ForeignSamples(f"{len(samples):,} samples came, {count:,} were announced")
+    return samples
 
 
 def key_of(recipe: Recipe, round: int) -> str:
@@ -92,10 +103,9 @@ def local_steps(peer: Peer, round: Round) -> int:
 
 def parts_of(lease: Sequence[Sample], steps: int) -> Iterator[tuple[int, Sequence[Sample]]]:
     """Divide a lease into nearly equal steps; yield those that have a sample."""
-    ends = [number * len(lease) // steps for number in range(steps + 1)]
-    for number, (start, stop) in enumerate(pairwise(ends)):
-        if start < stop:
-            yield number, lease[start:stop]
+    numbers = [-(-(place + 1) * steps // len(lease)) - 1 for place in range(len(lease))]
+    for number, places in groupby(range(len(lease)), numbers.__getitem__):
+        yield number, [lease[place] for place in places]
 
 
 def compute(link: Link, peer: Peer, round: int, number: int, lease: Sequence[Sample]) -> Gradient | None:

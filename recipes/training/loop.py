@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from zlib import crc32
@@ -25,9 +25,11 @@ from zlib import crc32
 import torch
 from torch import nn
 
+from compress import PacketError
 from recipes.algorithm import DecodedPacket, SideStream, worker_of
 from recipes.config import Recipe
-from recipes.data import Sample, unpack_samples
+from recipes.data import SampleLimits, StoredSamples
+from recipes.errors import ForeignPacket, ForeignSamples
 from recipes.models import check_packing_isolation
 from recipes.objectives import Measured
 
@@ -118,13 +120,15 @@ def finetune(link: Link, peer: Peer, now: int) -> Iterator[Event]:
 def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
     """Take part in round after round, until there is none."""
     global_model, staleness = peer.worker.global_model, peer.recipe.compression.staleness
-    held_out: list[Sample] = []
+    held_out: StoredSamples | None = None
     settle(peer, unknown_stays=True)  # of a session that is over
     peer.encoded.set()
     peer.evaluated.set()
     yield catch_up(link, peer, max(now, global_model.round))
     link.ready(global_model.round, global_model.fingerprint)
-    with ThreadPoolExecutor(staleness + 2, thread_name_prefix="exchange") as threads:
+    with ExitStack() as stack:
+        threads = stack.enter_context(ThreadPoolExecutor(staleness + 2, thread_name_prefix="exchange"))
+        stack.enter_context(abandoned_on_fault(link))
         exchanges = Exchanges(link, peer, threads)
         # asked to leave between two exchanges: one more delivers the step just made, if a round is open
         while (peer.undelivered or not link.leaving.is_set()) and (round := link.next_round()) is not None:
@@ -143,7 +147,9 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
                 exchanges.start(round)
             try:
                 if round.eval_parts and not link.leaving.is_set():
-                    held_out = held_out or unpack_samples(link.fetch("eval"), peer.vocabulary)
+                    if held_out is None:
+                        limits = SampleLimits.of(peer.recipe, peer.vocabulary)
+                        held_out = StoredSamples(stack.enter_context(link.fetched("eval")), limits)
                     part = partial(evaluate_part, link, peer, round, held_out)
                     yield (yield from shrink_to_fit(peer, part))
             finally:
@@ -243,7 +249,8 @@ def catch_up(link: Link, peer: Peer, now: int) -> CaughtUp:
     """Apply the packets this peer has not seen, up to round `now`."""
     start = peer.worker.global_model.round
     for packet in link.packets(start, now):
-        peer.worker.catch_up(packet)
+        with foreign_packet():
+            peer.worker.catch_up(packet)
     return CaughtUp(now, now - start)
 
 
@@ -304,7 +311,27 @@ def receive(link: Link, peer: Peer, flight: Flight, committed: Future[None]) -> 
     """Receive the aggregate (line 5)."""
     committed.result()
     packet = link.fetch(f"packet/{flight.round}")
-    flight.aggregate = peer.worker.global_model.decode(packet, flight.round)
+    with foreign_packet():
+        flight.aggregate = peer.worker.global_model.decode(packet, flight.round)
+
+
+@contextmanager
+def abandoned_on_fault(link: Link) -> Iterator[None]:
+    """Wait for nothing more of a hub that has sent what is none of its run."""
+    try:
+        yield
+    except (ForeignSamples, ForeignPacket):
+        link.abandon()
+        raise
+
+
+@contextmanager
+def foreign_packet() -> Iterator[None]:
+    """Turn a packet that does not decode into ForeignPacket: it came from the hub."""
+    try:
+        yield
+    except PacketError as error:
+        raise ForeignPacket(f"an aggregate cannot be used: {error}") from error
 
 
 def land(peer: Peer, due: Exchange, mark: torch.cuda.Event | None) -> None:
@@ -413,7 +440,7 @@ def hand_over(link: Link, peer: Peer) -> HandedOver | None:
     return HandedOver(worker.global_model.round, len(part.packet), smaller, taken)
 
 
-def evaluate_part(link: Link, peer: Peer, round: Round, held_out: list[Sample]) -> EvaluatedPart:
+def evaluate_part(link: Link, peer: Peer, round: Round, held_out: StoredSamples) -> EvaluatedPart:
     """Evaluate x' (not x_i) on every `eval_parts`-th held-out sample."""
     part = held_out[round.eval_part :: round.eval_parts]
     peer.encoded.wait()  # it reads x_i, which may be set aside meanwhile

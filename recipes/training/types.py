@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import torch
 from torch import Tensor
@@ -80,6 +81,9 @@ class Link(Protocol):
     fits: int  # bytes of a packet that go up beside the compute; 0: not known
 
     def fetch(self, name: str) -> bytes: ...
+    def fetched(self, name: str) -> AbstractContextManager[BinaryIO]:
+        """Fetch an object that memory is not to hold; it is a file until the block ends."""
+
     def packets(self, start: int, stop: int) -> Iterator[bytes]: ...
     def ready(self, round: int, fingerprint: int) -> None: ...
     def next_round(self) -> Round | None:
@@ -93,6 +97,9 @@ class Link(Protocol):
 
     def hand_over(self, round: int, packet: bytes) -> bool | None:
         """Give a residual handoff to the aggregator; returns whether it has it. None: not known."""
+
+    def abandon(self) -> None:
+        """End all calls that wait: nothing more is expected of the run."""
 
     def leave(self, reason: str) -> None: ...
 

@@ -19,6 +19,7 @@ from .safetensors_files import (
     TensorSpec,
     check_disk_space,
     float32_header,
+    header_length,
     open_tensors,
     read_header,
     safetensors_header,

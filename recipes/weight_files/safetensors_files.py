@@ -43,7 +43,9 @@ TENSOR_DTYPES = {  # those that are stored, in safetensors' spelling
 }
 STORED_DTYPES = {name: dtype for dtype, name in TENSOR_DTYPES.items()}
 CHECK = "check"  # the word of a header that is a hash of the others
-MAX_HEADER = 100 << 20  # bytes
+# A reader holds a header as objects, which take many times its bytes. The longest in use are of models with
+# many small experts: 3 MB in 60 GB.
+MAX_HEADER, HEADER_SHARE = 2 << 20, 1 << 14  # bytes, and bytes of the file for a further one
 DISK_RESERVE = 256 << 20  # bytes that stay free on the disk
 COPIED_AT_ONCE = 1 << 24  # elements brought to the host at a time: 64 MiB
 COPY_AGAIN = "(hint: download or copy it again)"
@@ -98,14 +100,20 @@ class Header:
     size: int  # of the whole file
 
 
-def read_header(file: BinaryIO, name: str) -> Header:
-    """Parse the header of an open file. Errors: ModelError where it is no safetensors file."""
+def header_length(file: BinaryIO) -> int:
+    """Read the length of an open file's header, and no more. Raises ValueError where none is so long."""
     room = file.seek(0, os.SEEK_END) - 8
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
+    if not 2 <= length <= min(MAX_HEADER + room // HEADER_SHARE, room):
+        raise ValueError(f"a header of {length} bytes in a file of {room + 8}")
+    return length
+
+
+def read_header(file: BinaryIO, name: str) -> Header:
+    """Parse the header of an open file. Errors: ModelError where it is no safetensors file."""
     try:
-        if not 2 <= length <= min(MAX_HEADER, room):
-            raise ValueError(f"a header of {length} bytes")
+        length = header_length(file)
         tensors = parse_json(bytes(FileSlice(file, 8, length)))
         metadata = tensors.pop("__metadata__", {})
         ends = [int(tensor["data_offsets"][1]) for tensor in tensors.values()]

@@ -98,7 +98,7 @@ def join(url: RunURL, name: str) -> str:
         while isinstance(opened := link.next_round(), messages.Round):
             delivers = [opened.round] if opened.samples else []
             if opened.samples:
-                link.fetch(f"lease/{opened.round}")
+                link.fetch(f"lease/{opened.round}", 1 << 20)
             if not opened.exchange:
                 continue
             report = messages.Report(opened.round, IdleDelegate().fingerprint(0), delivers)
@@ -138,7 +138,7 @@ def fetch(link: PeerLink, size: int) -> None:
             told.set()
             say("halfway")
 
-    download = link.begin(BLOB)
+    download = link.begin(BLOB, size)
     while not download.done:
         try:
             link.finish(download, tick)

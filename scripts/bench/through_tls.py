@@ -73,7 +73,7 @@ def run_transfers(asked: Line) -> None:
     link.connect(30.0)
     for _ in range(asked["times"]):
         started = time.monotonic()
-        link.fetch(BLOB)
+        link.fetch(BLOB, asked["size"])
         say("down", mbit=8e-6 * asked["size"] / (time.monotonic() - started))
     link.leave("done")
     say("done")

@@ -11,10 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from cocktail_cli.errors import EXIT, Failure, Problem, explain, writing_to
-from recipes.errors import DataError, HubUnreachable, ModelError, RecipeError
+from cocktail_cli.errors import EXIT, Failure, Problem, explain, is_fault, writing_to
+from recipes.errors import DataError, ForeignPacket, ForeignSamples, HubUnreachable, ModelError, RecipeError
 from recipes.errors import Problem as RecipeProblem
-from transport.protocol.errors import AddressInUse, LinkLost, RefusedByHub, Unreachable, UrlError
+from transport.protocol.errors import (
+    AddressInUse,
+    LinkLost,
+    NoRoom,
+    ProtocolError,
+    RefusedByHub,
+    TooLong,
+    Unreachable,
+    UrlError,
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,11 @@ CASES = [
     Case(OSError(errno.ENOSPC, "a model of 24 GB does not fit", "outputs"), 8),
     Case(RuntimeError("SafetensorError: I/O error: No space left on device (os error 28)"), 8),
     Case(PermissionError(errno.EACCES, "Permission denied", "/opt/out"), 4),
+    Case(ProtocolError("a message has no end"), 6),
+    Case(TooLong("lease/0 is announced with 9 bytes"), 6),
+    Case(ForeignSamples("no packed samples"), 6),
+    Case(ForeignPacket("an aggregate cannot be used"), 6),
+    Case(NoRoom("the disk is too full", ("make room",)), 8),
     Case(LinkLost("silent for 30 s"), 75),
     Case(OSError(errno.EROFS, "Read-only file system", "/opt/out"), 4),
     Case(FileNotFoundError(errno.ENOENT, "No such file or directory", "/proc/foo"), 4),
@@ -61,6 +75,16 @@ def test_an_error_has_its_documented_exit_status(case: Case) -> None:
     assert failure.exit == case.exit
     assert failure.hints or case.exit != 4 or not isinstance(case.error, OSError), "a path has a remedy"
     assert "\n" not in failure.message
+
+
+@pytest.mark.parametrize("error", [TooLong("5 bytes"), ForeignSamples("5 bytes"), ForeignPacket("5 bytes")])
+def test_what_no_honest_hub_says_is_told_as_the_hubs_fault(error: Exception) -> None:
+    failure = explain(error)
+
+    assert failure.message == "the hub is at fault: 5 bytes"
+    assert "ask the run's host" in failure.hints[0]
+    assert is_fault(error)
+    assert not is_fault(LinkLost("silent for 30 s"))
 
 
 def test_memory_that_ran_out_is_told_however_it_was_passed_on() -> None:

@@ -248,3 +248,43 @@ def test_importing_compress_does_not_import_triton() -> None:
     )
 
     assert told.stdout.strip() == "False"
+
+
+mixes = st.builds(
+    Cocktail,
+    random_ratio=st.sampled_from([0.01, 0.1, 0.113, 1 / 3, 1.0]),
+    topk_ratio=st.sampled_from([0.001, 0.02, 0.2, 0.225, 0.5, 0.999, 1.0]),
+    quant_bits=st.sampled_from([1, 2, 3, 4, 8, 16, 32]),
+    sample_kind=st.sampled_from(["block", "element", "fragment"]),
+    quant_bucket_size=st.sampled_from([1, 7, 128]),
+    stochastic_rounding=st.booleans(),
+    uncompressed_rounds=st.sampled_from([0, 3]),
+    topk_chunk=st.sampled_from([0, 0, 100]),
+)
+SHAPES = {
+    "noise": lambda m, r: r.standard_normal(m),  # nothing shrinks
+    "the first are large": lambda m, r: np.arange(m, 0, -1.0),
+    "far apart": lambda m, r: np.where(np.arange(m) % 301, 1e-40, r.standard_normal(m)),
+    "few": lambda m, r: np.where(r.random(m) < 0.001, r.standard_normal(m), 0.0),
+    "nothing": lambda m, r: np.zeros(m),
+}
+
+
+@settings(max_examples=150, deadline=None)
+@given(mixes, st.integers(1, 60_000), st.integers(0, 9), st.sampled_from(sorted(SHAPES)))
+def test_no_packet_is_longer_than_its_receiver_knows_beforehand(
+    mix: Cocktail, n: int, round: int, shape: str
+) -> None:
+    m = mix.schedule(n, 7, round).m
+    v = torch.from_numpy(SHAPES[shape](m, np.random.default_rng(n)).astype(np.float32))
+
+    assert len(mix.at(round).encode(v, seed=1).packet) <= mix.longest(n, round)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16, 32])
+def test_what_is_known_beforehand_of_a_packet_is_at_most_twice_what_noise_takes(bits: int) -> None:
+    mix, n = Cocktail(quant_bits=bits, topk_ratio=0.2), 4_000_000
+    v = torch.from_numpy(RNG.standard_normal(mix.schedule(n, 0, 0).m).astype(np.float32))
+    size = len(mix.encode(v).packet)
+
+    assert size <= mix.longest(n, 0) <= 2 * size

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from exported import export
 from memory_swarm import MemorySwarm
 from torch import Tensor, nn
+from toy_swarm import PLENTY, toy_spool
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -33,7 +35,7 @@ from transformers import (
 from cocktail_cli.host.run_delegate import RunDelegate, settings_of
 from cocktail_cli.host.snapshot_thread import CommittedModel
 from cocktail_cli.subtree import InnerRun
-from cocktail_cli.volunteer.run_link import RunLink
+from cocktail_cli.volunteer.run_link import RunBounds, RunLink
 from cocktail_cli.volunteer.shard_aggregator_link import exchange_by_shard, shard_backend
 from recipes.config.schema import Model, Recipe
 from recipes.data.corpus import build_corpus
@@ -161,6 +163,16 @@ class Member:
             raise self.error
 
 
+def bounds_of(work: RunDelegate) -> RunBounds:
+    return RunBounds(work.recipe, work.parameters, None)
+
+
+def run_link_of(link: PeerLink, work: RunDelegate, folder: Path) -> RunLink:
+    run = RunLink(link, toy_spool(folder), work.recipe.compression.staleness)
+    run.knows(bounds_of(work))
+    return run
+
+
 class Swarm:
     """A run and its peers. As a context it ends with everything closed."""
 
@@ -205,8 +217,9 @@ class Swarm:
         folder, wire, settings = self.folder / hub, MemoryHubWire(), self.memory.settings
         link, keys = self.memory.link(hub), RunKeys.generate()
         link.connect(10)
+        link.bounds = bounds_of(self.work)
         ledger = Ledger(folder / "ledger", run=settings.run, samples=TOTAL)
-        work = InnerRun(self.recipe, self.base.folder, folder, link.fetch)
+        work = InnerRun(self.recipe, self.base.folder, folder, partial(link.fetch, most=PLENTY))
         own = replace(settings, samples=TOTAL, cost=None, min_peers=len(names), first_peers=len(names))
 
         def make_hub(delegate: InnerHub) -> Hub:
@@ -226,7 +239,7 @@ class Swarm:
         owns = self.recipe.swarm.owners != "hub"
         link = link or self.memory.link(name, owns=owns)
         link.connect(10)
-        run = RunLink(link, self.recipe.compression.staleness)
+        run = self.run_link(link)
         if owns:
             kept = self.folder / "kept" / name
             half = shard_backend(self.recipe, self.work.parameters, kept, pytest.fail)
@@ -236,6 +249,10 @@ class Swarm:
         member = Member(name, run, build_peer(self.trained(), self.recipe, micro_batch=2, name=name))
         self.members[name] = member
         return member
+
+    def run_link(self, link: PeerLink) -> RunLink:
+        """A peer's link as its loop uses it: it knows what the run's objects take at most."""
+        return run_link_of(link, self.work, self.folder)
 
     def go(self, member: Member, watch: Callable[[Member, Event], None] | None = None) -> Member:
         """Let it take part, in a thread."""

@@ -39,7 +39,7 @@ from scripts.fault_injection.damage import (
 from transport import RunKeys
 from transport.ledger import Counted, EvaluationRow, KnownPeer, Ledger, RoundRow
 from transport.ledger.book_tables import Change
-from transport.ledger.run_ledger import columns_of
+from transport.ledger.run_ledger import OpenSession, columns_of
 from transport.protocol import WeightedPacket
 
 ROUNDS, NAME = 7, "amber-otter-42"
@@ -77,7 +77,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         save_run(replace(record, url=str(keys.url("127.0.0.1", 29444, NAME)), bind="127.0.0.1", port=29444))
         with work.model.fold(0) as found:
             *_, x = replayed(found)
-        ledger.session("s-ann", "ann", "GPU", "key-of-ann")
+        ledger.leased(0, {}, sessions=[OpenSession("s-ann", "ann", "GPU", "key-of-ann")])
         ledger.stand(KnownPeer("key-of-eve", "eve", "banned", "why", 3))
         for round in range(ROUNDS):
             commit(ledger, x, partial(work.durable.aggregate, round))

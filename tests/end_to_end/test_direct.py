@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from in_process import recipe_of, rows
+from in_process import recipe_of, rows, run_link_of
 
 from cocktail_cli.host.run_delegate import RunDelegate, settings_of
 from cocktail_cli.host.snapshot_thread import CommittedModel
@@ -59,7 +59,7 @@ class Member:
         try:
             recipe = self.work.recipe
             self.link.connect(10)
-            run = self.run = RunLink(self.link)
+            run = self.run = run_link_of(self.link, self.work, self.folder)
             kept = self.folder / "kept" / run.name
             half = shard_backend(recipe, self.work.parameters, kept, pytest.fail)
             aggregator = AggregatorThread(self.link, half, self.door)

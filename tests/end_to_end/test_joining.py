@@ -100,7 +100,8 @@ def test_a_late_joiner_holds_x_to_the_bit_and_trains_to_the_end(tmp_path: Path, 
         assert (joining.machine.plan.way, common.round) == (way, 6)
         assert torch.equal(common.vector, truth.vector)
         assert common.fingerprint == truth.fingerprint
-        link = RunLink(joining.link)
+        link = RunLink(joining.link, joining.spool)
+        link.knows(prepared.bounds)
         link.holds = prepared.holds
         thread = Thread(target=lambda: list(finetune(link, prepared.peer, common.round)))
         thread.start()

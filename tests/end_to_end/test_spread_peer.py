@@ -22,7 +22,6 @@ from in_process import Member, Swarm, recipe_of, rows, save_tiny
 from torch import Tensor
 
 from cocktail_cli.volunteer.gpu_processes import GpuProcesses
-from cocktail_cli.volunteer.run_link import RunLink
 from recipes.config.schema import Recipe
 from recipes.data.corpus import Sample
 from recipes.models.causal_lm import load_model
@@ -307,7 +306,7 @@ def spread_member(swarm: Swarm, ranks: GpuProcesses, name: str) -> Member:
     link = swarm.memory.link(name)
     link.connect(10)
     member = Member(
-        name, RunLink(link), build_fsdp_peer(ranks, swarm.base.folder, None, swarm.recipe, 2, name)
+        name, swarm.run_link(link), build_fsdp_peer(ranks, swarm.base.folder, None, swarm.recipe, 2, name)
     )
     swarm.members[name] = member
     return member

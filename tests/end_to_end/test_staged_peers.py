@@ -14,7 +14,6 @@ import pytest
 import torch
 from in_process import Member, Swarm, recipe_of, rows, save_tiny
 
-from cocktail_cli.volunteer.run_link import RunLink
 from compress import fingerprint
 from recipes.algorithm.aggregator import aggregator_of
 from recipes.algorithm.decoded_updates import shards_in
@@ -154,7 +153,7 @@ class StagedSwarm(Swarm):
         self.replicas[name] = replica
         self.closing.append(replica.close)
         peer = build_staged_peer(replica.head, micro_batch=2)
-        member = Member(name, RunLink(link, self.recipe.compression.staleness), peer)
+        member = Member(name, self.run_link(link), peer)
         self.members[name] = member
         return member
 
@@ -337,7 +336,7 @@ def test_a_machine_that_is_lost_costs_the_lease_and_nothing_else(
         mend(bob.peer)
         again = swarm.memory.link("bob")
         again.connect(10)
-        back = Member("bob", RunLink(again, recipe.compression.staleness), bob.peer)
+        back = Member("bob", swarm.run_link(again), bob.peer)
         swarm.members["bob"] = back
         swarm.go(back)
         swarm.finish()
@@ -374,7 +373,7 @@ def test_a_lost_head_is_replaced_and_the_others_keep_what_they_have(tmp_path: Pa
         link = swarm.memory.link("dan")
         link.connect(10)
         peer = build_staged_peer(replica.head, micro_batch=2)
-        dan = Member("dan", RunLink(link, recipe.compression.staleness), peer)
+        dan = Member("dan", swarm.run_link(link), peer)
         del swarm.members["bob"]
         swarm.members["dan"] = dan
         swarm.go(dan)

@@ -28,7 +28,7 @@ from transport.ledger.packet_log import CRC, HEADER, MAGIC, pack_header, read_pa
 from transport.ledger.run_ledger import Counted, Ledger, OpenSession, Recovered, RoundRow
 from transport.peer.catch_up import CatchUp, CatchUpState, LocalCopy
 from transport.peer.connection_manager import PREFETCHED, ConnectionManager, LinkLimits, chunk_buffer
-from transport.peer.peer_state import KEPT_COMMITS, OPENED, PeerState
+from transport.peer.peer_state import KEPT, PeerState
 from transport.protocol import message_codec
 from transport.protocol import messages as m
 from transport.protocol.errors import LedgerError, ProtocolError
@@ -314,8 +314,8 @@ def joined_connections() -> ConnectionManager:
     connections._take(Received(0, [PEER_BYTES[0]]), 0.0)
     connections._take(Connected(1), 0.0)
     connections._take(Received(1, [message_codec.encode(m.Attached(32))]), 0.0)
-    connections.transfers.fetch("packets/0-3", chunk_buffer)
-    connections.transfers.fetch("file", chunk_buffer, 3 << 20)
+    connections.transfers.fetch("packets/0-3", chunk_buffer, 1 << 20)
+    connections.transfers.fetch("file", chunk_buffer, 3 << 20, 3 << 20)
     connections.transfers.upload("update/3", bytes(2 * CHUNK), b"")
     connections.state.report(m.Report(3, 7, [3]))
     connections._send_all()
@@ -332,8 +332,8 @@ def check_connections(case: bytes) -> bool:
         connections._maintain(0.01 * number)
     assert len(bulk.downloads) <= 2 + PREFETCHED
     assert len(bulk.uploads) <= 1
-    assert len(state.commits) <= KEPT_COMMITS
-    assert len(state.rounds) <= OPENED
+    assert len(state.commits) <= KEPT
+    assert len(state.rounds) <= KEPT
     assert connections.broken is None
     assert isfinite(connections._deadline())
     assert sum(window.under for window in bulk.windows.values()) >= 0
@@ -353,13 +353,13 @@ def make_catch_up(rng: Random) -> bytes:
 def check_catch_up(case: bytes) -> bool:
     """Check that the requests ahead are bounded whatever a hub says it has."""
     from cocktail_cli.errors import Failure
-    from cocktail_cli.volunteer.base_weights import check_names
+    from cocktail_cli.volunteer.base_weights import check_files
 
     plain, own, newest = msgpack.decode(case)
     try:
         welcome = message_codec.decode_to_peer(msgpack.encode(plain))
         assert isinstance(welcome, m.Welcome)
-        check_names(welcome.base)
+        check_files(welcome.base)
     except (ProtocolError, Failure, AssertionError):
         return False
     machine = CatchUp(welcome, 100, LocalCopy(own) if own >= 0 else None, 1e9)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from toy_swarm import BOUNDS
+
 from transport.hub import Hub
 from transport.ledger import Ledger
 from transport.peer import LinkLimits, PeerIdentity, PeerLink
@@ -51,6 +53,7 @@ class MemorySwarm:
             LinkLimits(patience=patience, flows=flows),
             wire=wire,
         )
+        link.bounds = BOUNDS
         self.links.append(link)
         self.wires[link] = wire
         return link

@@ -107,8 +107,8 @@ class SimPeer:
             self.pending.clear()
             self.round = None
             self.ready()
-        if self.round is not None and self.round.round in state.commits:
-            committed = state.commits[self.round.round]
+        committed = None if self.round is None else state.commits.get(self.round.round)
+        if self.round is not None and committed is not None:
             assert state.welcome is not None
             if state.welcome.name in committed.accepted:
                 for r in self.sent:

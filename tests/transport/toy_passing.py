@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from memory_swarm import MemorySwarm
-from toy_swarm import ToyPeer, ToyWork, toy_settings
+from toy_swarm import PLENTY, ToyPeer, ToyWork, toy_settings
 
 from transport import PeerLink, RunSettings
 from transport.aggregators.direct_links import DIAL_S, ReachablePeer
@@ -49,7 +49,7 @@ class PassingPeer(ToyPeer):
         while len(self.packets) < round:
             packet = self.sources.fetch(len(self.packets))
             if packet is None:
-                packet = self.link.fetch(f"packet/{len(self.packets)}")
+                packet = self.link.fetch(f"packet/{len(self.packets)}", PLENTY)
             else:
                 self.passed.append(len(self.packets))
             self.packets.append(packet)

@@ -16,8 +16,33 @@ from pathlib import Path
 from transport import PeerLink, RunSettings
 from transport.protocol import messages
 from transport.protocol.errors import Leaving, RunOver, SessionRenewed, TransportError, UpdateRejected
+from transport.transfer import FreeDisk, Spool
 
 TOKENS = 10  # of each sample
+PLENTY = 1 << 30  # bytes: where a test is not about how long an object may be
+
+
+class ToyBounds:
+    """What the objects of a toy run take at most (transport.peer.SizeBounds)."""
+
+    def lease(self, opened: messages.Round) -> int:
+        return 2 + 22 * opened.samples
+
+    def audit(self, opened: messages.Round) -> int:
+        return 2 + 22 * len(opened.audits)
+
+    def packet(self, round: int, shards: Collection[int] | None = None) -> int:
+        return PLENTY
+
+    def handoff(self) -> int:
+        return PLENTY
+
+
+BOUNDS = ToyBounds()
+
+
+def toy_spool(folder: Path) -> Spool:
+    return Spool(folder / "spool", FreeDisk(folder))
 
 
 def toy_settings(**changes: object) -> RunSettings:
@@ -137,6 +162,7 @@ class ToyPeer:
 
     def run(self) -> None:
         try:
+            self.link.bounds = BOUNDS
             self.link.connect(10.0)
             self.join()
             while self.over is None:
@@ -164,7 +190,7 @@ class ToyPeer:
 
     def catch_up(self, round: int) -> None:
         while len(self.packets) < round:
-            self.packets.append(self.link.fetch(f"packet/{len(self.packets)}"))  # type: ignore[arg-type]
+            self.packets.append(self.link.fetch(f"packet/{len(self.packets)}", PLENTY))
 
     def turn(self) -> None:
         opened = self.link.next_round()
@@ -214,8 +240,7 @@ class ToyPeer:
 
     def train(self, opened: messages.Round) -> None:
         if opened.samples:
-            lease = self.link.fetch(f"lease/{opened.round}")
-            assert isinstance(lease, bytes)
+            lease = self.link.fetch(f"lease/{opened.round}", BOUNDS.lease(opened))
             self.pending[opened.round] = json.loads(lease)
             assert len(self.pending[opened.round]) == opened.samples
 

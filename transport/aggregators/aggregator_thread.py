@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from transport.peer import HANDOFF_S, POLL_S, PeerLink
+from transport.peer import HANDOFF_S, POLL_S, PeerLink, SizeBounds
 from transport.protocol import TransportError, UpdateRejected, WeightedPacket, messages
 
 from .shard_assignment import digest_of
@@ -95,6 +95,11 @@ class AggregatorThread:
 
     def start(self) -> None:
         self._thread.start()
+
+    @property
+    def _bounds(self) -> SizeBounds:
+        assert self.link.bounds is not None, "the link knows the bounds before an aggregator starts"
+        return self.link.bounds
 
     def part(self, round: int, packet: bytes) -> None:
         """Add this peer's own part, for the shards it aggregates. To be called before its report."""
@@ -194,7 +199,10 @@ class AggregatorThread:
 
     def _close(self, close: messages.Close) -> None:
         link, round, weights = self.link, close.round, close.weights
-        left = [WeightedPacket(e.peer, link.fetch(f"estate/{e.number}"), e.share) for e in close.estates]
+        most = self._bounds.handoff()
+        left = [
+            WeightedPacket(e.peer, link.fetch(f"estate/{e.number}", most), e.share) for e in close.estates
+        ]
         parts = {peer: self._part_of(peer, round, close.parts.get(peer, "")) for peer in sorted(weights)}
         try:
             updates = [WeightedPacket(peer, part, weights[peer]) for peer, part in parts.items()]
@@ -211,7 +219,9 @@ class AggregatorThread:
     def _part_of(self, peer: str, round: int, digest: str) -> bytes:
         with self._lock:
             found, part = self._parts.get((round, peer), ("", b""))
-        return part if found == digest else self.link.fetch(f"part/{round}/{peer}")
+        if found == digest:
+            return part
+        return self.link.fetch(f"part/{round}/{peer}", self.backend.longest(round))
 
     def _committed(self, committed: messages.Committed) -> None:
         if self.backend.pending is not None and self.backend.pending[0] <= committed.round:
@@ -224,7 +234,8 @@ class AggregatorThread:
 
     def _settle_by_packet(self, round: int) -> None:
         """Settle or undo the newest aggregate by whether it is in the round's packet."""
-        self._settle(self.backend.took(self.link.fetch(f"packet/{round}")))
+        packet = self.link.fetch(f"packet/{round}", self._bounds.packet(round))
+        self._settle(self.backend.took(packet))
 
     def _settle(self, taken: bool) -> None:
         if taken:

@@ -73,7 +73,7 @@ class ShardClients:
         for aggregator in self._reachable(aggregators, round):
             try:
                 link = self._links.to(aggregator)
-                begun[aggregator.name] = link, link.begin(f"shard/{round}", most=most)
+                begun[aggregator.name] = link, link.begin(f"shard/{round}", most)
             except TransportError as error:
                 log.debug("to %s", aggregator.name, exc_info=error)
                 self._rest(aggregator.name, round)

@@ -122,9 +122,10 @@ class ShardedExchange:
         if mine is not None:
             found[self._link.name] = mine
         try:
-            parts = [found.get(a.name) or self._link.fetch(f"shard/{round}/{a.name}") for a in moved]
+            most = committed.size  # with the same header, and some of its shards
+            parts = [found.get(a.name) or self._link.fetch(f"shard/{round}/{a.name}", most) for a in moved]
             if sum(len(a.shards) for a in opened.owners) < self._sharding.shards:
-                parts.append(self._link.fetch(f"shard/{round}"))
+                parts.append(self._link.fetch(f"shard/{round}", most))
             packet = self._sharding.join(parts, self._sharding.shards)
         except (KeyError, ValueError):
             return None

@@ -8,11 +8,12 @@ with them: what it holds is the hub's history, or it is refused. The copy opens 
 
 from __future__ import annotations
 
-import io
 import os
 import sqlite3
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Annotated, Any, BinaryIO
 
 import msgspec
 
@@ -36,7 +37,9 @@ from .run_ledger import check_packet_log, lock_exclusively, packet_records, vote
 from .update_log import UPDATES, retired, scan_rounds
 
 MOST_LINKS = 512  # of one message
-MOST_BYTES = 8 << 20  # of its rounds' packets: the updates that go with them are as many times more as peers
+MOST_BYTES = 8 << 20  # of its rounds' packets and rows; the updates are as many times more as peers
+ROW = 200  # bytes of a lease that was counted, about
+COPIED_AT_ONCE = 1 << 20  # bytes
 TAKEN_OVER = 1 << 20  # added to the term; a hub that is only started again adds 1
 SMALL = ("meta", "leased", "sessions", "peers")  # tables that are copied whole
 CORRECTED = {"round": "correction"}  # kind of a link -> another kind that takes its place
@@ -46,6 +49,8 @@ OF_KIND = {  # kind of a link -> the tables with its rows
     "fingerprint": ("rounds",),
     "evaluation": ("evaluations",),
 }
+Row = Annotated[list[Any], msgspec.Meta(max_length=16)]
+CopiedRows = Annotated[list[Row], msgspec.Meta(max_length=1 << 18)]
 
 
 class LedgerChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -53,8 +58,8 @@ class LedgerChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     the run begins with alone: the other tables are those of the newest row."""
 
     since: int
-    grown: dict[str, Rows]
-    small: dict[str, Rows]
+    grown: dict[str, CopiedRows]
+    small: dict[str, CopiedRows]
     superseded: list[int] = []  # links here whose rows are those of a link that follows later
 
     @property
@@ -99,8 +104,16 @@ def links_after(db: sqlite3.Connection, link: int) -> set[tuple[str | None, int]
 
 
 def within(db: sqlite3.Connection, chain: Rows) -> int:
-    """Count the links, from the first on, whose packets fit into one message; with one round at least."""
-    lengths = dict(db.execute("SELECT round, length FROM rounds WHERE round >= ?", (first_round(chain),)))
+    """Count the links, from the first on, whose packets and rows fit into one message; with one round at
+    least."""
+    rounds = [int(row[2]) for row in chain if row[1] == "round"] or [0]
+    there = "WHERE round BETWEEN ? AND ?", (min(rounds), max(rounds))
+    of_rounds = "SELECT round, length + length(members) + length(accepted) FROM rounds "
+    lengths = dict(db.execute(of_rounds + there[0], there[1]))
+    for round, count in db.execute(
+        f"SELECT round, count(*) FROM counted {there[0]} GROUP BY round", there[1]
+    ):
+        lengths[round] += ROW * count
     total = 0
     for at, (_, kind, round, *_) in enumerate(chain):
         total += lengths[round] if kind == "round" else 0
@@ -109,8 +122,11 @@ def within(db: sqlite3.Connection, chain: Rows) -> int:
     return len(chain)
 
 
-def first_round(chain: Rows) -> int:
-    return min((int(row[2]) for row in chain), default=0)
+def parts_of(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Read `size` bytes of a file, a part at a time; fewer where it ends."""
+    while size and (part := file.read(min(size, COPIED_AT_ONCE))):
+        yield part
+        size -= len(part)
 
 
 def updates_between(folder: Path, start: int, stop: int) -> bytes:
@@ -188,12 +204,19 @@ class LedgerCopy:
 
     # ---- following -----------------------------------------------------------------------------------------
 
-    def apply(self, changes: bytes, packets: bytes, updates: bytes) -> None:
+    def apply(
+        self,
+        changes: bytes,
+        packets: BinaryIO,
+        updates: Sequence[BinaryIO],
+        longest: Callable[[int], int] | None = None,
+    ) -> None:
         """Take what came after this copy: durable when it returns.
 
         Args:
             packets: records of the packet log, of the rounds that `changes` has.
             updates: records of the update log; those that are here already are skipped.
+            longest: round -> the most bytes of its packet, of which one at a time is in memory.
 
         Raises LedgerError where it does not follow from what is here; nothing has changed then.
         """
@@ -201,33 +224,40 @@ class LedgerCopy:
             new = msgspec.msgpack.decode(changes, type=LedgerChanges)
             if new.since != self.link:
                 raise LedgerError(f"changes after link {new.since}, this copy is at {self.link}")
-            self._take_packets(new, packets)
-            self._take_updates(updates)
+            self._take_packets(new, packets, longest)
+            for records in updates:
+                self._take_updates(records)
             self._write(new)
         except MALFORMED as error:
             raise LedgerError(f"the hub's changes of its ledger cannot be read: {error}") from None
 
-    def _take_packets(self, new: LedgerChanges, packets: bytes) -> None:
+    def _take_packets(
+        self, new: LedgerChanges, packets: BinaryIO, longest: Callable[[int], int] | None
+    ) -> None:
         known = {row[0]: bytes(row[12]) for row in new.grown["rounds"]}
-        came, next_round = list(read_packets(io.BytesIO(packets))), self.rounds
-        if [round for round, _ in came] != new.rounds or new.rounds != list(
-            range(next_round, next_round + len(came))
-        ):
-            raise LedgerError(f"packets of rounds {[r for r, _ in came]} came, {new.rounds} were committed")
+        came, next_round = [record.round for record in read_headers(packets)], self.rounds
+        if came != new.rounds or new.rounds != list(range(next_round, next_round + len(came))):
+            raise LedgerError(f"packets of rounds {came} came, {new.rounds} were committed")
         if (end := packets_end(self._db)) != self._packets.end:
             self._packets.cut(end)  # packets whose rows did not follow
-        for round, packet in came:
+        packets.seek(0)
+        for round, packet in read_packets(packets, longest):
             if self._packets.append(round, packet).sha256 != known[round]:
                 raise LedgerError(f"the packet of round {round} is not the one that was committed")
 
-    def _take_updates(self, updates: bytes) -> None:
-        for round, payload in read_packets(io.BytesIO(updates)):
-            if round < self.next_update:
+    def _take_updates(self, updates: BinaryIO) -> None:
+        """Copy records, a part at a time: those of many peers are long."""
+        for record in read_headers(updates):
+            if record.round < self.next_update:
                 continue
-            if round != self.next_update:
-                raise LedgerError(f"updates of round {round} cannot follow those of {self.next_update - 1}")
-            self._updates.append(round, payload)
-            self.next_update = round + 1
+            if record.round != self.next_update:
+                said = f"updates of round {record.round} cannot follow those of {self.next_update - 1}"
+                raise LedgerError(said)
+            self._updates.begin(parts_of(updates, record.length))
+            if self._updates.begun != record.sha256:
+                raise LedgerError(f"the updates of round {record.round} are torn or damaged")
+            self._updates.seal(record.round)
+            self.next_update = record.round + 1
 
     def _write(self, new: LedgerChanges) -> None:
         gone = [[row[2]] for row in new.grown["chain"] if row[1] == "evaluation"]

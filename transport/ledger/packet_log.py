@@ -17,7 +17,7 @@ import os
 import shutil
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -95,11 +95,14 @@ def read_headers(file: BinaryIO, at: int = 0) -> Iterator[Record]:
         at = record.end
 
 
-def read_packets(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def read_packets(file: BinaryIO, longest: Callable[[int], int] | None = None) -> Iterator[tuple[int, bytes]]:
     """Yield (round, packet) of each record from the file's position on, checksums verified, one packet in
     memory.
 
-    Raises LedgerError if a record is torn or damaged; never reads more than the file has.
+    Args:
+        longest: round -> the most bytes of its packet; None: any that the file has.
+
+    Raises LedgerError if a record is torn, damaged or too long; never reads more than the file has.
     """
     at = file.tell()
     end = file.seek(0, os.SEEK_END)
@@ -108,6 +111,10 @@ def read_packets(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         record = unpack_header(head, file.tell() - len(head))
         if record is None:
             raise LedgerError(f"no packet record at byte {file.tell() - len(head)}")
+        if longest is not None and record.length > (most := longest(record.round)):
+            raise LedgerError(
+                f"the packet of round {record.round} has {record.length:,} bytes, {most:,} at most"
+            )
         packet = b"" if record.end > end else file.read(record.length)
         if len(packet) != record.length or hashlib.sha256(packet).digest() != record.sha256:
             raise LedgerError(f"the packet of round {record.round} is torn or damaged")
@@ -175,6 +182,11 @@ class PacketLog:
         for part in payload:
             self._digest.update(part)
             self._length += self._file.write(part)
+
+    @property
+    def begun(self) -> bytes:
+        """Return the SHA-256 of the payload begun."""
+        return self._digest.digest()
 
     def flush(self) -> None:
         """Flush the payload begun to the disk."""

@@ -323,9 +323,6 @@ class Ledger:
 
     # ---- written by the hub --------------------------------------------------------------------------------
 
-    def session(self, session: str, name: str, hardware: str, key: str) -> None:
-        self._write(Change("sessions", [[session, name, hardware, key]]))
-
     def stand(self, known: KnownPeer) -> None:
         """Store the standing of a key; a stranger is deleted."""
         change = Change("peers", [list(astuple(known))])

@@ -23,8 +23,9 @@ from transport.ledger import HEADER_SIZE
 from transport.protocol import messages
 
 RANGE = 4 << 20  # bytes of packets requested as one object, about
+MOST = 2 * RANGE  # bytes of such an object; one that is longer is asked for in smaller ranges
 LONGEST = 4096  # rounds of one object
-AHEAD = 256 << 20  # bytes of packets, about, that may wait to be applied, as while the model loads
+AHEAD = 256 << 20  # bytes of packets that may wait to be applied, as while the model loads
 PLANS = 3  # plans made with snapshots among them
 WINDOW_S = 10.0  # over which the rate is averaged
 
@@ -93,10 +94,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Range:
-    """The packets of rounds start .. stop-1, fetched as one object."""
+    """The packets of rounds start .. stop-1, fetched as one object of at most `most` bytes."""
 
     start: int
     stop: int
+    most: int
 
     @property
     def name(self) -> str:
@@ -156,6 +158,8 @@ class CatchUp:
         frozen: bool = False,
     ) -> None:
         self.state, self.plans = CatchUpState.PLANNING, 0
+        # round -> the most bytes of its packet, once the model is known
+        self.longest: Callable[[int], int] | None = None
         self._base, self._own, self._room, self._frozen = base, own, room, frozen
         self._gone: set[int] = set()  # rounds of snapshots that cannot be had
         self._choose(welcome)
@@ -178,6 +182,7 @@ class CatchUp:
         self._records(self.plan.packets, self.target - self.plan.start)
         self._weights_here = self._packets_here = 0  # bytes
         self._came_to = self.plan.start  # packets before this round are here
+        self._waiting: dict[Range, int] = {}  # requested and not applied -> bytes, or the most it can have
         self._seen: deque[tuple[float, int, float]] = deque()  # (now, done, total)
         self._move(CatchUpEvent.CHOSEN)
 
@@ -209,20 +214,48 @@ class CatchUp:
             self._move(CatchUpEvent.BEHIND)
         self._level()
 
-    def next_range(self) -> Range | None:
-        """Return the packets to request now; None: none, or not before more are applied."""
+    def next_range(self, room: float = inf) -> Range | None:
+        """Return the packets to request now; None: none, or not before more are applied.
+
+        room: bytes that the packets which wait may take on this machine.
+        """
         if self.state is not CatchUpState.PACKETS or self.asked >= self.target:
             return None
-        rounds = int(min(LONGEST, max(1, RANGE // max(1, self._mean))))
-        # Two at least: one is fetched while another is applied.
-        if self.asked > self.applied + rounds and (self.asked - self.applied) * self._mean >= AHEAD:
+        mean = self._mean if self.longest is None else min(self._mean, HEADER_SIZE + self.longest(self.asked))
+        if self.longest is None and mean > MOST:
+            return None  # before the model is known nobody can tell whether packets are so long
+        rounds = int(min(LONGEST, max(1, RANGE // max(1, mean))))
+        range = self._range(self.asked, min(self.target, self.asked + rounds))
+        ahead, waiting = sum(self._waiting.values()) + range.most, len(self._waiting)
+        # Two where there is room: one is fetched while another is applied.
+        if (waiting and ahead > room) or (waiting > 1 and ahead > AHEAD):
             return None
-        first, self.asked = self.asked, min(self.target, self.asked + rounds)
-        return Range(first, self.asked)
+        self.asked = range.stop
+        self._waiting[range] = range.most
+        return range
+
+    def _range(self, start: int, stop: int) -> Range:
+        if stop > start + 1 or self.longest is None:
+            return Range(start, stop, MOST)
+        return Range(start, stop, HEADER_SIZE + self.longest(start))
+
+    def shorter(self, range: Range) -> list[Range]:
+        """Return what to request in place of a range that was too long; nothing where it is one round, whose
+        packet is longer than it can be."""
+        if range.stop == range.start + 1:
+            again = self._range(range.start, range.stop)
+            parts = [again] if again.most > range.most else []
+        else:
+            middle = (range.start + range.stop) // 2
+            parts = [self._range(range.start, middle), self._range(middle, range.stop)]
+        self._waiting.pop(range)
+        self._waiting |= {part: part.most for part in parts}
+        return parts
 
     def range_came(self, range: Range, size: int) -> None:
         """Note that the packets of a range are here: `size` bytes with their headers."""
         self._packets_here += size
+        self._waiting[range] = size
         self._came_to = range.stop
         self._records(size, range.stop - range.start)
 
@@ -234,6 +267,7 @@ class CatchUp:
         """Note that the packet of `round` is applied."""
         assert round == self.applied, f"packet {round} applied, {self.applied} is next"
         self.applied = round + 1
+        self._waiting = {range: size for range, size in self._waiting.items() if range.stop > self.applied}
         self._level()
 
     def _level(self) -> None:

@@ -6,20 +6,20 @@ The link's thread receives them meanwhile, also while a model loads.
 
 from __future__ import annotations
 
-import io
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from transport.ledger import read_packets
-from transport.protocol import LedgerError, NotServed, ProtocolError, SessionRenewed, messages
-from transport.transfer import HASH_BLOCK, Download
+from transport.protocol import LedgerError, NotServed, ProtocolError, SessionRenewed, TooLong, messages
+from transport.transfer import HASH_BLOCK, Download, Spool
 
 from .catch_up import CatchUp, CatchUpState, Progress, Range
 from .peer_link import PeerLink
+from .size_bounds import hashes_size
 
 T = TypeVar("T")
 
@@ -36,12 +36,21 @@ class WantedFile:
 
 
 class CatchUpDownloads:
-    """The downloads of one joining peer. The thread that waits here calls `on_progress`."""
+    """The downloads of one joining peer. The thread that waits here calls `on_progress`.
+
+    Args:
+        spool: where packets wait until they are applied.
+    """
 
     def __init__(
-        self, link: PeerLink, machine: CatchUp, on_progress: Callable[[Progress], None] = lambda _: None
+        self,
+        link: PeerLink,
+        machine: CatchUp,
+        spool: Spool,
+        on_progress: Callable[[Progress], None] = lambda _: None,
     ) -> None:
-        self.link, self.machine, self._on_progress = link, machine, on_progress
+        self.link, self.machine, self.spool, self._on_progress = link, machine, spool, on_progress
+        self._room = 0  # bytes of packets that the disk has room for, as when the first were requested
         self.received = 0  # bytes of files fetched
         # given the files that are being fetched, to fetch some of them elsewhere
         self.beside: Callable[[Sequence[Download]], object] = lambda downloads: None
@@ -50,7 +59,7 @@ class CatchUpDownloads:
 
     def files(self, wanted: Sequence[WantedFile]) -> None:
         """Fetch files, all at once; of a file on the disk only the wrong blocks. Allowed in any state. Raises
-        NotServed, OSError, Leaving, RunOver, LinkLost."""
+        NotServed, TooLong, OSError, Leaving, RunOver, LinkLost."""
         before = self.received
         try:
             for file in wanted:
@@ -60,6 +69,8 @@ class CatchUpDownloads:
             self.beside(self._files)
             for download in self._files:
                 self._again(lambda d=download: self.link.finish_file(d, self._tick))  # type: ignore[misc]
+        except TooLong:  # no snapshot that has gone, but a lie
+            raise
         except (KeyError, ProtocolError) as error:
             raise NotServed(str(error.args[0])) from error
         finally:
@@ -72,7 +83,8 @@ class CatchUpDownloads:
             return bytes.fromhex(file.sha256)
         if not file.hashes:
             raise ProtocolError(f"the hub announces no hashes of {file.name}")
-        return self._again(lambda: self.link.fetch(f"hashes/{file.name}", file.hashes))
+        most = hashes_size(file.size)
+        return self._again(lambda: self.link.fetch(f"hashes/{file.name}", most, file.hashes))
 
     def ask_anew(self) -> messages.Welcome:
         """Ask the hub for its current offers."""
@@ -80,14 +92,18 @@ class CatchUpDownloads:
 
     def ask_ahead(self) -> None:
         """Request as many packets as the machine allows; they arrive whatever this thread does next."""
-        while (range := self.machine.next_range()) is not None:
-            self._ranges.append((range, self._again(lambda r=range: self.link.begin(r.name))))  # type: ignore[misc]
+        self._room = self._room or self.spool.room.free
+        while (range := self.machine.next_range(self._room)) is not None:
+            self._ranges.append((range, self._begin(range)))
+
+    def _begin(self, range: Range) -> Download:
+        return self._again(lambda: self.link.begin_spooled(range.name, range.most, self.spool))
 
     def packets(self) -> Iterator[tuple[int, bytes]]:
         """Yield (round, packet) in order until all committed rounds are applied. A packet counts as applied
         when the next is requested.
 
-        Raises NotServed, Leaving, RunOver, LinkLost.
+        Raises NotServed, TooLong, NoRoom, Leaving, RunOver, LinkLost.
         """
         while True:
             self.machine.heard(self.link.newest_round)
@@ -97,11 +113,12 @@ class CatchUpDownloads:
                 return
             range, download = self._ranges[0]
             records = self._records(range, download)
-            self._ranges.popleft()
-            self.machine.range_came(range, len(records))
+            if records is None:
+                continue
+            self.machine.range_came(range, download.known_size)
             self.ask_ahead()
             try:
-                for round, packet in read_packets(io.BytesIO(records)):
+                for round, packet in read_packets(records, self.machine.longest):
                     self.link.raise_if_leaving()
                     if round != self.machine.applied:
                         raise NotServed(f"{range.name} has round {round}, not {self.machine.applied}")
@@ -109,13 +126,24 @@ class CatchUpDownloads:
                     self.machine.apply(round)
             except LedgerError as error:
                 raise NotServed(f"{range.name} comes damaged: {error}") from error
+            self._ranges.popleft()
+            self.link.forget(download)
             if self.machine.applied != range.stop:
                 raise NotServed(f"{range.name} ends with round {self.machine.applied - 1}")
             self._tick()
 
-    def _records(self, range: Range, download: Download) -> bytes:
+    def _records(self, range: Range, download: Download) -> BinaryIO | None:
+        """Wait for the packets of the first range; None where smaller ranges are requested in its place."""
         try:
-            return self._again(lambda: self.link.finish(download, self._tick))
+            return self._again(lambda: self.link.finish_spooled(download, self._tick))
+        except TooLong:
+            parts = self.machine.shorter(range)
+            if not parts:
+                raise
+            self.link.forget(download)
+            self._ranges.popleft()
+            self._ranges.extendleft((part, self._begin(part)) for part in reversed(parts))
+            return None
         except (KeyError, ProtocolError) as error:
             raise NotServed(str(error.args[0])) from error
 

@@ -39,6 +39,7 @@ from transport.wire import (
 )
 
 from .peer_state import PeerState, SessionState
+from .size_bounds import SizeBounds, bound_of
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ class ConnectionManager:
         self.part_of: Callable[[messages.Committed], HubPart | None] = lambda _: None
         self.on_newcomers: Callable[[dict[str, str]], object] = lambda _: None  # name -> key; in this thread
         self.shards_of: Callable[[int], str] = lambda _: ""  # those to prefetch of a round; all
+        self.bounds: SizeBounds | None = None  # of the run's objects; without them nothing is prefetched
         self._dial_at: dict[int, float] = {CONTROL: 0.0}
         self._retry: dict[int, float] = {}
         self._error: Unreachable | None = None  # of the newest dial
@@ -183,7 +185,11 @@ class ConnectionManager:
         if isinstance(event, Connected):
             self._flow_up(event.flow, now)
         elif isinstance(event, Disconnected):
-            self._flow_down(event.flow, event.error, now)
+            if isinstance(event.error, ProtocolError):
+                self.broken = self.broken or event.error
+            self._flow_down(event.flow, None if isinstance(event.error, ProtocolError) else event.error, now)
+        elif len(event.frames) > 2:
+            self.state.ignored += 1
         else:
             self._received(event, now)
 
@@ -237,6 +243,11 @@ class ConnectionManager:
         if now >= self._heard_at[CONTROL] + BACKED_OFF_S:
             self._redial_silent(now)
         self._heard_at[CONTROL] = now
+        try:
+            most = self._most(message)
+        except ProtocolError as error:
+            self.broken = self.broken or error
+            return
         sessions = self.state.sessions
         self._outbox.extend(self.state.receive(message, now))
         if isinstance(message, messages.Wait):
@@ -260,15 +271,32 @@ class ConnectionManager:
         if self.state.reopened is message:  # the parts for the earlier aggregators are void
             for name in [n for n in self.transfers.uploads if n.startswith(("update/", "part/"))]:
                 self.transfers.withdraw(name)
+        if most is None:
+            return
         if isinstance(message, messages.Round) and message.samples:
-            self._prefetch(f"lease/{message.round}", 0)
+            self._prefetch(f"lease/{message.round}", most)
         elif isinstance(message, messages.Committed) and self.state.fetches(message.round):
             if shards := self.shards_of(message.round):
-                self._prefetch(f"packet/{message.round}/{shards}", 0)
+                self._prefetch(f"packet/{message.round}/{shards}", most)
             else:
-                self._prefetch(f"packet/{message.round}", message.size, self.part_of(message))
+                self._prefetch(f"packet/{message.round}", most, message.size, self.part_of(message))
 
-    def _prefetch(self, name: str, size: int, part: HubPart | None = None) -> None:
+    def _most(self, message: messages.Message) -> int | None:
+        """Bound the lease of a round, or its packet; None: of no other message, or not yet. Raises
+        ProtocolError where no run of this recipe has such a round or packet."""
+        if self.bounds is None:
+            return None
+        if isinstance(message, messages.Round):
+            return self.bounds.lease(message)
+        if not isinstance(message, messages.Committed):
+            return None
+        most = self.bounds.packet(message.round)
+        if message.size > most:
+            said = f"packet/{message.round} is announced with {message.size:,} bytes"
+            raise ProtocolError(f"{said}; it has {most:,} at most: {bound_of('packet/')}")
+        return most
+
+    def _prefetch(self, name: str, most: int, size: int = 0, part: HubPart | None = None) -> None:
         """Fetch an object, or a part, before the training thread asks for it, to save it a round trip."""
         if name in self.transfers.downloads:
             return
@@ -276,7 +304,7 @@ class ConnectionManager:
         if len(ahead) >= PREFETCHED:
             self.transfers.forget(ahead[0].name)
         if part is None:
-            self.transfers.fetch(name, chunk_buffer, size, prefetched=True)
+            self.transfers.fetch(name, chunk_buffer, most, size, prefetched=True)
         else:
             self.transfers.fetch_chunks(name, part.sink, part.chunks, prefetched=True)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
+from typing import BinaryIO
 
 from msgspec import structs
 
@@ -27,14 +28,26 @@ from transport.protocol import (
     RunOver,
     RunURL,
     SessionRenewed,
+    TooLong,
     TransportError,
     messages,
 )
-from transport.transfer import CHUNK, HASH_BLOCK, MAX_OBJECT, ChunkBuffer, ChunkFile, Download, Sink, Upload
+from transport.transfer import (
+    CHUNK,
+    HASH_BLOCK,
+    ChunkBuffer,
+    ChunkFile,
+    ChunkSpool,
+    Download,
+    Sink,
+    Spool,
+    Upload,
+)
 from transport.wire import DealerWire, PeerWire, RateLimits
 
 from .connection_manager import ConnectionManager, HubPart, LinkLimits
 from .peer_state import PeerState, SessionState
+from .size_bounds import SizeBounds, bound_of
 
 WELCOME_S = 20.0  # a hub that takes connections may take this long to answer Hello with Welcome
 # seconds after the request to leave, 25 s in all with the goodbye:
@@ -98,7 +111,7 @@ class AggregatorOrders:
             except TransportError:
                 return None
             with self._connections.changed:
-                return self._state.orders.popleft() if self._state.orders else None
+                return self._state.orders.popleft()
 
     def resign(self, *, last: bool, lost: bool = False) -> None:
         """Tell the hub that this peer aggregates no shards from the next round on; `lost`: not even in the
@@ -256,27 +269,57 @@ class PeerLink:
             raise
         return self.welcome
 
-    def fetch(self, name: str, sha256: str = "") -> bytes:
-        """Fetch the object `name`.
+    @property
+    def bounds(self) -> SizeBounds | None:
+        """Return what is known of the sizes of the run's objects; without it nothing is prefetched, and no
+        round or packet that is announced is compared with it."""
+        return self._connections.bounds
 
+    @bounds.setter
+    def bounds(self, bounds: SizeBounds) -> None:
+        with self._changed:
+            self._connections.bounds = bounds
+
+    def fetch(self, name: str, most: int, sha256: str = "") -> bytes:
+        """Fetch the object `name`, of at most `most` bytes, into memory.
+
+        `most` is what this peer knows beforehand, whatever the hub says: of a longer object nothing is kept.
         `sha256` (hex) is checked if given, else the hub's own if it knows one. Raises KeyError if the hub has
-        no such object, ProtocolError if a checksum is wrong, Leaving, SessionRenewed, RunOver, LinkLost.
+        no such object, TooLong, ProtocolError if a checksum is wrong, Leaving, SessionRenewed, RunOver,
+        LinkLost.
         """
-        download = self.begin(name, sha256)
+        download = self.begin(name, most, sha256)
         try:
             return self.finish(download)
         finally:
             self.forget(download)
 
-    def begin(self, name: str, sha256: str = "", most: int = MAX_OBJECT) -> Download:
+    def begin(self, name: str, most: int, sha256: str = "") -> Download:
         """Begin to fetch the object `name`; `finish` waits for it. Pass an unfinished one to `forget`."""
 
         def open_sink(size: int, digest: bytes) -> ChunkBuffer:
-            return ChunkBuffer(size, bytes.fromhex(sha256) or digest, CHUNK, most)
+            return ChunkBuffer(size, bytes.fromhex(sha256) or digest, CHUNK)
 
         return self._begin(
-            name, lambda: self._transfers.fetch(name, open_sink), prefetched_will_do=not sha256
+            name, lambda: self._transfers.fetch(name, open_sink, most), prefetched_will_do=not sha256
         )
+
+    def begin_spooled(self, name: str, most: int, spool: Spool) -> Download:
+        """Begin to fetch the object `name` into a file without a name; `finish_spooled` waits for it. Pass it
+        to `forget` in the end, finished or not."""
+
+        def open_sink(size: int, digest: bytes) -> ChunkSpool:
+            return spool.open(name, size, digest, CHUNK)
+
+        begin = partial(self._transfers.fetch, name, open_sink, most)
+        return self._begin(name, begin, prefetched_will_do=False)
+
+    def finish_spooled(self, download: Download, tick: Callable[[], None] = lambda: None) -> BinaryIO:
+        """Wait for a download of `begin_spooled`, calling `tick` now and then; return its file, which is
+        there until `forget`. Raises as `fetch`, NoRoom and OSError (a full disk); may be repeated."""
+        self._finished(download, tick)
+        assert isinstance(download.sink, ChunkSpool)
+        return download.sink.finish()
 
     def finish(self, download: Download, tick: Callable[[], None] = lambda: None) -> bytes:
         """Wait for a download of `begin`, calling `tick` now and then. Raises as `fetch`; may be repeated."""
@@ -411,7 +454,7 @@ class PeerLink:
             for download in downloads:
                 if self._transfers.downloads.get(download.name) is download:
                     self._transfers.forget(download.name)
-                if isinstance(download.sink, ChunkFile):
+                if isinstance(download.sink, ChunkFile | ChunkSpool):
                     download.sink.close()
 
     def raise_if_leaving(self) -> None:
@@ -430,11 +473,15 @@ class PeerLink:
             with self._changed:
                 self._check()
             raise KeyError(f"{download.name}: {download.refused}")
+        if isinstance(download.error, TooLong):
+            raise TooLong(f"{download.error}: {bound_of(download.name)}")
         if download.error is not None:
             raise download.error
 
     def _begin(self, name: str, begin: Callable[[], Download], *, prefetched_will_do: bool) -> Download:
         """Return the download of `name`: the one prefetched, or a new one once no other thread fetches it."""
+
+        bound_of(name)  # nothing is fetched that the table of bounds does not have
 
         def free() -> bool:
             other = self._transfers.downloads.get(name)
@@ -563,8 +610,8 @@ class PeerLink:
                 for name in named:
                     self._transfers.withdraw(name)
         with self._changed:
-            if round in self._state.commits:
-                return self._state.commits[round]
+            if (committed := self._state.commits.get(round)) is not None:
+                return committed
             if self._state.over is not None:
                 raise RunOver.of(self._state.over)
             again = self._state.take_reopened()

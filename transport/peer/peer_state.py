@@ -13,11 +13,13 @@ Round arrives, a Report until the Committed of its round, an evaluation until a 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from enum import Enum
+from typing import Generic, TypeVar
 
 from msgspec import structs
 
-from transport.protocol import messages
+from transport.protocol import encode, messages
 
 
 class SessionState(Enum):
@@ -50,13 +52,61 @@ HEARD: dict[SessionState, tuple[type[messages.Message], ...]] = {
     SessionState.OVER: (messages.Ping, messages.Over),
     SessionState.REFUSED: (),
 }
-KEPT_COMMITS = 64
+M = TypeVar("M", bound=messages.Message)
+
+KEPT = 64  # rounds not taken, commits, orders: more than any hub has a peer wait for
+KEPT_BYTES = 256 * 1024  # of each of these, as they are on the wire: in memory they take many times that
 KEPT_SOURCES = 8  # rounds
 KEPT_NEWCOMERS = 64
-OPENED = 4096  # rounds not taken and leases not delivered that are remembered; more than any hub gives
+OPENED = 4096  # leases not delivered that are remembered; more than any hub gives
 SILENT_PINGS = 6  # a hub silent for this many pings is redialled,
 SILENT_S = 5.0  # or for this long, where that is more
 DOUBTED_PINGS, DOUBTED_S = 4, 4.0  # the same where there is a standby, which decides whether the hub is lost
+
+
+class Newest(Generic[M]):
+    """Messages by number, in the order in which they came: so many of the highest numbers, within a size."""
+
+    def __init__(self, most: int = KEPT) -> None:
+        self._kept: dict[int, tuple[M, int]] = {}  # and bytes on the wire
+        self._most, self._size = most, 0
+
+    def add(self, number: int, message: M) -> None:
+        """Keep a message, in place of one of the same number; drop the lowest numbers, where there are too
+        many."""
+        self.pop(number)
+        self._kept[number] = message, len(encode(message))
+        self._size += self._kept[number][1]
+        while len(self) > self._most or (len(self) > 1 and self._size > KEPT_BYTES):
+            self.pop(min(self._kept))
+
+    def pop(self, number: int) -> M | None:
+        """Drop the message of a number, if it is here, and return it."""
+        message, size = self._kept.pop(number, (None, 0))
+        self._size -= size
+        return message
+
+    def popleft(self) -> M | None:
+        """Drop the message that came first, and return it."""
+        return self.pop(next(iter(self._kept))) if self._kept else None
+
+    def get(self, number: int) -> M | None:
+        return self._kept[number][0] if number in self._kept else None
+
+    def values(self) -> list[M]:
+        return [message for message, _ in self._kept.values()]
+
+    def clear(self) -> None:
+        self._kept, self._size = {}, 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._kept
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._kept)
 
 
 class PeerState:
@@ -68,14 +118,15 @@ class PeerState:
         self.welcome: messages.Welcome | None = None
         self.sessions = 0  # how many sessions this peer has had
         self.newest = -1  # newest committed round known
-        self.commits: dict[int, messages.Committed] = {}
-        self.sources: dict[int, messages.Sources] = {}  # by round, of the newest
+        self.commits = Newest[messages.Committed]()  # by round
+        self.sources = Newest[messages.Sources](KEPT_SOURCES)  # by round
         self.file_sources: list[messages.FileSource] = []  # of this session
         self.newcomers: dict[str, str] = {}  # name -> key of those that may fetch files here, the newest last
-        self.rounds: deque[messages.Round] = deque(maxlen=OPENED)  # opened, not yet taken by `next_round`
+        self.rounds = Newest[messages.Round]()  # by round: opened, not yet taken by `next_round`
         self.taken = -1  # newest round taken
         # for a peer that aggregates shards
-        self.orders: deque[messages.Round | messages.Close | messages.Committed] = deque(maxlen=OPENED)
+        self.orders = Newest[messages.Round | messages.Close | messages.Committed]()  # as they came
+        self._ordered = 0  # how many came
         self.over: messages.Over | None = None
         self.refused: messages.Refused | None = None
         self.waits = ""  # what the hub waits for before it welcomes this peer
@@ -133,7 +184,8 @@ class PeerState:
         if isinstance(message, messages.Welcome):
             return self._welcomed(message)
         if self.hello.owns and isinstance(message, messages.Round | messages.Close | messages.Committed):
-            self.orders.append(message)
+            self._ordered += 1
+            self.orders.add(self._ordered, message)
         if isinstance(message, messages.Wait):
             self.waits = message.reason
         if isinstance(message, messages.Refused):
@@ -144,8 +196,7 @@ class PeerState:
         elif isinstance(message, messages.Round):
             return self._opened(message)
         elif isinstance(message, messages.Sources):
-            self.sources[message.round] = message
-            self.sources.pop(message.round - KEPT_SOURCES, None)
+            self.sources.add(message.round, message)
         elif isinstance(message, messages.FileSources):
             self.file_sources = message.sources
         elif isinstance(message, messages.Newcomer):
@@ -232,16 +283,11 @@ class PeerState:
             return [] if self._report is None else [self._report]
         if message.samples and len(self._holds) < OPENED:
             self._holds.add(message.round)
-        same = [r for r in self.rounds if r.round == message.round]
-        for old in same:
-            self.rounds.remove(old)
-        self.rounds.append(message)
+        self.rounds.add(message.round, message)
         return []
 
     def _committed(self, message: messages.Committed) -> list[messages.Message]:
-        self.commits[message.round] = message
-        while len(self.commits) > KEPT_COMMITS:
-            del self.commits[min(self.commits)]
+        self.commits.add(message.round, message)
         self.newest = max(self.newest, message.round)
         if self._holding is not None and self._holding.round <= message.round:
             self._holding = None
@@ -288,14 +334,15 @@ class PeerState:
 
     def fetches(self, round: int) -> bool:
         """True if this peer is a member of the round, and gets its packet whole, from the hub."""
-        member = round == self.taken or any(r.round == round and r.exchange for r in self.rounds)
+        opened = self.rounds.get(round)
+        member = round == self.taken or (opened is not None and opened.exchange)
         return member and not self.assembles
 
     def take_round(self) -> messages.Round | None:
         """Pop the next round to work on, if one is open."""
-        if not self.rounds:
-            return None
         round = self.rounds.popleft()
+        if round is None:
+            return None
         if round.exchange:  # else it may still be opened with this peer
             self.taken = round.round
         self.owners, self.reopened = round.owners, None

@@ -105,7 +105,19 @@ class Leaving(TransportError):
 
 
 class ProtocolError(TransportError):
-    """Bytes that do not follow the protocol."""
+    """Bytes that do not follow the protocol, or numbers that no honest sender would name."""
+
+
+class TooLong(ProtocolError):
+    """An object is announced with more bytes than it can have: nothing of it is kept."""
+
+
+class NoRoom(TransportError):
+    """This machine's disk has no room for what a run wants to be kept there."""
+
+    def __init__(self, said: str, hints: tuple[str, ...] = ()) -> None:
+        super().__init__(said)
+        self.hints = hints  # remedies
 
 
 class LedgerError(TransportError):

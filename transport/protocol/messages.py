@@ -38,6 +38,10 @@ Line = Annotated[str, Meta(max_length=2000)]
 ObjectName = Annotated[str, Meta(min_length=1, max_length=300)]
 AdminCommand = Literal["list", "kick", "ban", "unban", "approve", "deny", "token"]  # of the host
 Digest = Annotated[bytes, Meta(max_length=32)]  # SHA-256, or empty if not known beforehand
+# A frame has 64 KiB, and what its lists and tables take in memory many times that: so they are bounded too
+Names = Annotated[list[Word], Meta(max_length=4096)]
+ByName = Annotated[dict[Word, Word], Meta(max_length=4096)]
+Shards = Annotated[list[Count], Meta(max_length=1024)]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -406,10 +410,10 @@ class Wait(Message, frozen=True):
 class AggregatorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A peer that aggregates shards in one round."""
 
-    name: str
-    shards: list[int]
-    key: str = ""
-    address: str = ""  # of its shard server; empty: its parts go through the hub
+    name: Word
+    shards: Shards
+    key: Word = ""
+    address: Word = ""  # of its shard server; empty: its parts go through the hub
 
 
 class Round(Message, frozen=True, omit_defaults=True):
@@ -418,13 +422,14 @@ class Round(Message, frozen=True, omit_defaults=True):
     round: Count
     step: Count  # optimizer step of the run, for the learning-rate schedule
     steps: Count  # steps the run is expected to have
-    members: list[str]  # sorted names; in a round of more than NAMED members the first few
+    members: Names  # sorted; in a round of more than NAMED members the first few
     samples: Count  # sequences in this peer's lease; 0: exchange only
     exchange: bool  # False: nothing is exchanged (the last evaluation; without a part: a call to catch up)
     eval_part: Count = 0  # the part of the evaluation set to evaluate the global model of this round on
     eval_parts: Count = 0  # 0: no evaluation in this round
-    owners: list[AggregatorInfo] = []  # peers that aggregate shards, by name; the hub aggregates the rest
-    keys: dict[str, str] = {}  # for aggregators only: name -> key of each member
+    # peers that aggregate shards, by name; the hub aggregates the rest
+    owners: Annotated[list[AggregatorInfo], Meta(max_length=4096)] = []
+    keys: ByName = {}  # for aggregators only: name -> key of each member
     # Rounds that the lease is to last. Above 1 this peer is not a member of the next rounds until it says
     # Ready again, once it is done.
     spans: Annotated[int, Meta(ge=1)] = 1
@@ -446,7 +451,7 @@ class HandoffOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A residual handoff to merge once the round is committed: the object "estate/<number>"."""
 
     number: Count
-    peer: str  # that handed it over
+    peer: Word  # that handed it over
     share: Finite  # of the mean
 
 
@@ -456,10 +461,10 @@ class Close(Message, frozen=True):
 
     round: Count
     attempt: Count
-    shards: list[int]
-    weights: dict[str, Finite]
-    parts: dict[str, str] = {}  # peer -> digest of its part, which tells it from a stale one
-    estates: list[HandoffOffer] = []
+    shards: Shards
+    weights: Annotated[dict[Word, Finite], Meta(max_length=4096)]
+    parts: ByName = {}  # peer -> digest of its part, which tells it from a stale one
+    estates: Annotated[list[HandoffOffer], Meta(max_length=4096)] = []
 
 
 class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -481,10 +486,11 @@ class Committed(Message, frozen=True, omit_defaults=True):
     sha256: str
     # Whose packets are in it; any other peer keeps its update in the residual. In a round of more than NAMED
     # members the receiver's own name at most, as in `refused`.
-    accepted: list[str]
-    refused: dict[str, str] = {}  # peer -> why its packet could not be used: each is a strike
-    lost: list[str] = []  # aggregators whose shards have not moved: updates of these stay in the residual
-    moved: dict[str, str] = {}  # the other aggregators -> digest of the packet of its shards
+    accepted: Names
+    # peer -> why its packet could not be used: each is a strike
+    refused: Annotated[dict[Word, Line], Meta(max_length=4096)] = {}
+    lost: Names = []  # aggregators whose shards have not moved: updates of these stay in the residual
+    moved: ByName = {}  # the other aggregators -> digest of the packet of its shards
     recalled: bool = False  # from a restarted hub: `lost` and `moved` must be read from the packet
     receipt: Receipt | None = None  # for a peer whose work this round has counted
     count: Count = 0  # packets in it, where not all senders are named
@@ -496,9 +502,9 @@ class Committed(Message, frozen=True, omit_defaults=True):
 class PacketSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A peer that passes on the chunks first .. stop-1 of a round's packet."""
 
-    name: str
-    key: str
-    address: str
+    name: Word
+    key: Word
+    address: Word
     first: Count
     stop: Count
 
@@ -509,16 +515,17 @@ class Sources(Message, frozen=True, omit_defaults=True):
 
     round: Count
     chunk: Annotated[int, Meta(ge=1024, le=MAX_CHUNK)]  # bytes
-    sources: list[PacketSource]  # the receiver is one of them if it is to pass on a part
-    keys: dict[str, str] = {}  # only then: name -> key of each member that may fetch it
+    # the receiver is one of them if it is to pass on a part
+    sources: Annotated[list[PacketSource], Meta(max_length=64)]
+    keys: ByName = {}  # only then: name -> key of each member that may fetch it
 
 
 class FileSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A peer that has the run's files on its disk."""
 
-    name: str
-    key: str
-    address: str
+    name: Word
+    key: Word
+    address: Word
 
 
 class FileSources(Message, frozen=True):
@@ -530,8 +537,8 @@ class FileSources(Message, frozen=True):
 class Newcomer(Message, frozen=True):
     """To such a peer: this one may fetch files from it."""
 
-    name: str
-    key: str
+    name: Word
+    key: Word
 
 
 class Grown(Message, frozen=True):

@@ -49,6 +49,7 @@ class Evaluation:
     reference: float | None = None  # the run's last loss: decides between two
     holders: dict[int, list[str]] = field(default_factory=dict)  # part -> sessions that were asked
     results: dict[int, dict[str, messages.Evaluated]] = field(default_factory=dict)  # by part and session
+    late: set[str] = field(default_factory=set)  # holders that others do not wait for any more
     quickest: float | None = None  # seconds until the first result
     last: bool = False  # nobody else can be asked where two disagree
     closed: bool = False  # those who have not delivered had long enough: what is there counts
@@ -99,13 +100,16 @@ class Evaluation:
             pair = [mean_of(m) for m in here.values()]
             disputed = len(pair) == PAIR and not agree(*pair)
             wanted = max(self.opinions, THIRD if disputed else 0)
-            found += [part] * (wanted - len({*here, *self.holders.get(part, ())}))
+            found += [part] * (
+                wanted - len({*here, *self.holders.get(part, ())} - self.late.difference(here))
+            )
         return found
 
     @property
     def awaited(self) -> list[str]:
         """List the sessions whose results are expected."""
-        return [s for part, asked in self.holders.items() for s in asked if s not in self._of(part)]
+        waits = ((part, s) for part, asked in self.holders.items() for s in asked if s not in self.late)
+        return [s for part, s in waits if s not in self._of(part)]
 
     @property
     def whole(self) -> bool:

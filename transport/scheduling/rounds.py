@@ -336,8 +336,8 @@ class Rounds:
             return
         for session in self._members.present(ev.awaited):
             session.misjudged += 1
-            ev.lost(session.id)
-        if ev.final:  # others get its parts
+        ev.late.update(ev.awaited)
+        if ev.final:  # others get their parts
             return
         ev.closed = self.evaluations.repeated
         if not ev.closed:

@@ -27,6 +27,7 @@ from transport.protocol import (
 )
 from transport.wire import (
     GUARD_S,
+    STAGES,
     Bandwidth,
     Connected,
     DealerWire,
@@ -132,7 +133,8 @@ class StageLink:
     def _replace(self, side: str, neighbour: Neighbour, is_dialled: bool) -> None:
         wire: PeerWire | None = None
         if is_dialled:
-            wire = DealerWire(machine_routes(neighbour.address, self.proxies), neighbour.key, self._keys)
+            routes = machine_routes(neighbour.address, self.proxies)
+            wire = DealerWire(routes, neighbour.key, self._keys, STAGES)
         line = StageLine(
             secrets.token_bytes(LIFE), side == AFTER, self._limit, time.monotonic(), self._gone_s
         )
@@ -275,7 +277,7 @@ class StageLink:
                             line.line.opened(time.monotonic())
                             self.dialled(line.neighbour, None)
                         elif isinstance(event, Disconnected):
-                            self._lost(line, time.monotonic(), event.error)
+                            self._ended(line, event.error)
                         elif isinstance(event, Received):
                             self._take(line, event.frames)
                 if not self._flow(line, lambda frames: wire.send(0, frames)):
@@ -283,6 +285,14 @@ class StageLink:
                     self._lost(line, time.monotonic())
         finally:
             wire.close()
+
+    def _ended(self, line: _Line, why: Unreachable | ProtocolError | None) -> None:
+        """Handle the end of a connection; one that has broken the rules is not read any more."""
+        if isinstance(why, ProtocolError):
+            line.broken = True
+            self._tell(line, [why])
+            why = None
+        self._lost(line, time.monotonic(), why)
 
     def _lost(self, line: _Line, now: float, why: Unreachable | None = None) -> None:
         """Dial a lost connection at once; one that was not made, later."""
@@ -315,7 +325,7 @@ class StageLink:
         Takes a second or two, MEASURES_S at most. Any thread may call it. None: there is no answer. Raises
         UrlError.
         """
-        wire = DealerWire(machine_routes(address, self.proxies), key, self._keys)
+        wire = DealerWire(machine_routes(address, self.proxies), key, self._keys, STAGES)
         probe, until = LineProbe(self.rate_limits.lent), time.monotonic() + MEASURES_S
         dial_at, sent = 0.0, False
         try:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from math import inf
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 import msgspec
 
-from transport.ledger import ERROR_FEEDBACK, LedgerChanges, LedgerCopy
-from transport.peer import LinkLimits, PeerIdentity, PeerLink
+from transport.ledger import ERROR_FEEDBACK, HEADER_SIZE, LedgerChanges, LedgerCopy
+from transport.peer import LinkLimits, PeerIdentity, PeerLink, hashes_size
 from transport.protocol import (
     LedgerError,
     LinkLost,
@@ -27,7 +30,7 @@ from transport.protocol import (
     read_json,
     read_msgpack,
 )
-from transport.transfer import HASH_BLOCK
+from transport.transfer import HASH_BLOCK, FreeDisk, Spool
 
 from .succession import HEARD_S
 
@@ -37,6 +40,8 @@ LEAST_LOG = 64 << 20  # bytes of updates before the hub's newer error feedback i
 AGAIN_S = 0.5  # seconds before the hub is dialled again
 MANIFEST = "manifest.json"  # the newest one
 SAVED = f"ledger/{ERROR_FEEDBACK}"
+MOST_MANIFEST, MOST_CHANGES = 8 << 20, 16 << 20  # bytes of a list of files, of rows of the ledger
+PACKETS_AT_ONCE = 16 << 20  # bytes; a hub sends 8 MiB at once, or one packet
 SENT = ("base", "data", "snapshots", "tokenizer")  # folders that a hub may send files of
 SENT_FILES = ("recipe.json", "recipe.yaml", "stream.jsonl", SAVED)
 
@@ -45,7 +50,7 @@ class ReplicaFile(msgspec.Struct, frozen=True):
     """One file of a hub's folder."""
 
     path: str  # in the folder, with slashes
-    size: int
+    size: messages.Size
     stamp: int  # of its content: another one is another file
 
 
@@ -63,6 +68,7 @@ class Follower:
 
     Args:
         watch: called with the copy when it has changed.
+        longest: round -> the most bytes of its packet. Called once the files of the hub's folder are here.
     """
 
     def __init__(
@@ -72,9 +78,12 @@ class Follower:
         folder: Path,
         watch: Callable[[LedgerCopy], None],
         notify: Callable[[str], None],
+        longest: Callable[[int], int],
     ) -> None:
         self.url, self.folder = url, folder
-        self._identity, self._watch, self._notify = identity, watch, notify
+        self._identity, self._watch, self._notify, self._longest = identity, watch, notify, longest
+        self._disk = FreeDisk(folder)
+        self._spool = Spool(folder, self._disk)
         self.copy = LedgerCopy(folder / "ledger")
         self.manifest: Manifest | None = None
         self.saved = 0  # the round before which the error feedback here is
@@ -162,30 +171,41 @@ class Follower:
         """Bring the copy to where the ledger is. Raises KeyError, LedgerError, and as PeerLink.fetch."""
         while True:
             copy = self.copy
-            changes = link.fetch(f"ledger/{copy.link}/{number}")
+            changes = link.fetch(f"ledger/{copy.link}/{number}", MOST_CHANGES)
             new = read_msgpack(changes, LedgerChanges, "the hub's changes of its ledger")
             try:
                 start, stop = copy.rounds, copy.rounds + len(new.rounds)
             except (LookupError, TypeError, ValueError) as error:
                 raise LedgerError(f"the hub's changes of its ledger cannot be read: {error}") from None
-            packets = link.fetch(f"packets/{start}-{stop}") if stop > start else b""
-            copy.apply(changes, packets, self._updates(link, stop))
+            with ExitStack() as stack:
+                packets: BinaryIO = io.BytesIO()
+                if stop > start:
+                    # as many as a hub sends at once, or those of one round
+                    most = max(PACKETS_AT_ONCE, HEADER_SIZE + max(map(self._longest, new.rounds)))
+                    packets = self._spooled(link, f"packets/{start}-{stop}", most, stack)
+                copy.apply(changes, packets, self._updates(link, stop, stack), self._longest)
             if new.newest:
                 return
 
-    def _updates(self, link: PeerLink, stop: int) -> bytes:
+    def _spooled(self, link: PeerLink, name: str, most: int, stack: ExitStack) -> BinaryIO:
+        """Fetch an object into a file, which is there until `stack` is closed."""
+        download = link.begin_spooled(name, most, self._spool)
+        stack.callback(link.forget, download)
+        return link.finish_spooled(download)
+
+    def _updates(self, link: PeerLink, stop: int, stack: ExitStack) -> list[BinaryIO]:
         """Fetch the updates up to round `stop`; where the hub has cleared them, its error feedback first."""
-        got = b""
+        got = list[BinaryIO]()
         start = self.copy.next_update
         while start < stop:
             until = min(stop, start + AT_ONCE)
             try:
-                got += link.fetch(f"updates/{start}-{until}")
+                got.append(self._spooled(link, f"updates/{start}-{until}", self._disk.free, stack))
                 start = until
             except KeyError:
                 before = self.saved
                 self._look(link)
-                start, got = self.copy.next_update, b""
+                start, got = self.copy.next_update, []
                 if self.saved == before:  # nor are they in its error feedback: they were cleared just now
                     raise
         return got
@@ -194,9 +214,12 @@ class Follower:
 
     def _look(self, link: PeerLink) -> None:
         """Fetch the files that have come or changed, and remove those that the hub has removed."""
-        text = link.fetch(f"replica/manifest/{time.monotonic_ns()}")
+        text = link.fetch(f"replica/manifest/{time.monotonic_ns()}", MOST_MANIFEST)
         manifest = read_json(text, Manifest, "the hub's list of files")
         wanted = {one.path: one for one in manifest.files}
+        self._disk.take(
+            sum(one.size for one in manifest.files if not self._is_here(one)), "what is new there"
+        )
         for one in manifest.files:
             if one.path != SAVED:
                 self._take(link, one)
@@ -220,22 +243,29 @@ class Follower:
         behind = saved > self.copy.next_update
         return behind or (saved <= self.copy.rounds and self.copy.updates_size > LEAST_LOG)
 
+    def _is_here(self, one: ReplicaFile) -> bool:
+        try:
+            about = (self.folder / one.path).stat()
+        except (OSError, ValueError):
+            return False
+        return (about.st_size, about.st_mtime_ns) == (one.size, one.stamp)
+
     def _take(self, link: PeerLink, one: ReplicaFile) -> None:
         parts = PurePosixPath(one.path).parts
         known = one.path in SENT_FILES or (len(parts) > 1 and parts[0] in SENT)
         if not known or ".." in parts or "\\" in one.path or ":" in one.path:
             raise ProtocolError(f"the hub offers a file {one.path[:80]!r}, which no run has")
         to = self.folder / one.path
-        if to.exists() and (to.stat().st_size, to.stat().st_mtime_ns) == (one.size, one.stamp):
+        if self._is_here(one):
             return
         name = f"{one.stamp}/{one.path}"
         if one.size <= HASH_BLOCK:
             to.parent.mkdir(parents=True, exist_ok=True)
             part = to.with_name(to.name + ".part")
-            part.write_bytes(link.fetch(f"replica/{name}"))
+            part.write_bytes(link.fetch(f"replica/{name}", one.size))
             os.replace(part, to)
         else:
-            hashes = link.fetch(f"replica/hashes/{name}")
+            hashes = link.fetch(f"replica/hashes/{name}", hashes_size(one.size))
             download = link.begin_file(f"replica/{name}", to, one.size, hashes)
             try:
                 link.finish_file(download)

@@ -12,7 +12,6 @@ from transport.protocol import ProtocolError
 
 HASH_BLOCK = 1 << 20  # bytes of a file that one hash covers; the last block may be shorter
 DIGEST = 32
-MAX_OBJECT = 1 << 37  # bytes of an object in memory: no packet is longer
 TRIES = 3  # wrong copies of one block before the hub's file is called damaged
 
 
@@ -71,9 +70,7 @@ class ChunkMap:
 class ChunkBuffer:
     """An object in memory. No memory is allocated before chunks arrive."""
 
-    def __init__(self, size: int, sha256: bytes, chunk: int, most: int = MAX_OBJECT) -> None:
-        if size > most:
-            raise ProtocolError(f"an object of {size} bytes, too long: {most} are the most")
+    def __init__(self, size: int, sha256: bytes, chunk: int) -> None:
         self.map, self.sha256 = ChunkMap(size, chunk), sha256
         self._parts: dict[int, bytes | memoryview] = {}
 

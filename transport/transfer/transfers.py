@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
-from transport.protocol import ProtocolError, messages
+from transport.protocol import ProtocolError, TooLong, TransportError, messages
 
-from .chunks import MAX_OBJECT, ChunkFile, ChunkMap
+from .chunks import ChunkFile, ChunkMap
 from .congestion_window import MIN_FRAGMENT, CongestionWindow, Sent
 
 CHUNK = 256 * 1024  # bytes; measured: 64 KiB .. 1 MiB reach line rate, larger ones block the I/O thread
@@ -46,6 +46,7 @@ class Download:
 
     name: str
     open_sink: OpenSink
+    most: int  # bytes that it can have, as this peer knows beforehand
     sink: Sink | None = None
     todo: deque[int] = field(default_factory=lambda: deque([0]))  # chunks of which nothing was requested
     size: int = 0  # bytes, if known before the first chunk
@@ -103,8 +104,11 @@ class Download:
         return self.asks.popleft()
 
     def add(self, index: int, payload: bytes, size: int, sha256: bytes) -> None:
-        """Add a fragment. Raises ProtocolError if it does not fit, OSError if the disk is full."""
+        """Add a fragment. Raises ProtocolError if it does not fit, TooLong where the object is longer than it
+        can be, OSError or NoRoom if the disk is full. Nothing is kept then."""
         chunk = index // (self.chunk // self.fragment)
+        if size > self.most:
+            raise TooLong(f"{self.name} is announced with {size:,} bytes; it has {self.most:,} at most")
         if self.sink is None:
             if self.size not in (0, size):
                 raise ProtocolError(f"{self.name} has {size} bytes, expected {self.size}")
@@ -219,19 +223,27 @@ class PeerTransfers:
     def fill(self, name: str, sink: ChunkFile) -> Download:
         """Begin to download the chunks that `sink` lacks."""
         missing = deque(sink.map.missing)
-        return self._begin(Download(name, lambda size, digest: sink, sink, missing, sink.map.size))
+        size = sink.map.size
+        return self._begin(Download(name, lambda *_: sink, size, sink, missing, size))
 
-    def fetch(self, name: str, open_sink: OpenSink, size: int = 0, *, prefetched: bool = False) -> Download:
-        """Begin a download. If its `size` is known, all of it can be requested at once."""
-        count = max(1, -(-min(size, MAX_OBJECT) // CHUNK))
-        return self._begin(Download(name, open_sink, None, deque(range(count)), size, prefetched))
+    def fetch(
+        self, name: str, open_sink: OpenSink, most: int, size: int = 0, *, prefetched: bool = False
+    ) -> Download:
+        """Begin a download. If its `size` is known, all of it can be requested at once.
+
+        most: bytes that the object can have, whatever its sender says.
+        """
+        count = max(1, -(-min(size, most) // CHUNK))
+        return self._begin(Download(name, open_sink, most, None, deque(range(count)), size, prefetched))
 
     def fetch_chunks(
         self, name: str, sink: Sink, chunks: Iterable[int], *, prefetched: bool = False
     ) -> Download:
         """Begin to download these chunks; `sink` gets the others from elsewhere."""
         size, chunk = sink.map.size, sink.map.chunk
-        return self._begin(Download(name, lambda *_: sink, sink, deque(chunks), size, prefetched, chunk))
+        return self._begin(
+            Download(name, lambda *_: sink, size, sink, deque(chunks), size, prefetched, chunk)
+        )
 
     def _begin(self, download: Download) -> Download:
         download.fragment = download.wanted = min(download.chunk, self._orphans.get(download.name, 0))
@@ -294,8 +306,9 @@ class PeerTransfers:
             return
         try:
             download.add(message.index, payload, message.size, message.sha256)
-        except (ProtocolError, OSError) as error:
+        except (TransportError, OSError) as error:
             download.error = error
+            download.begun.clear()
 
     def expected(self, name: str, index: int) -> int:
         """Return the payload bytes expected of a requested fragment; 0 if unknown or not requested."""

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from transport.actions import Abandoned
 from transport.hub import Hub
 from transport.ledger import Ledger
-from transport.peer import PeerLink
+from transport.peer import PeerLink, SizeBounds
 from transport.protocol import (
     RunOver,
     SampleRanges,
@@ -42,6 +42,7 @@ from .inner_work import InnerWork, LeasedSample
 from .parent_leases import ParentLeases
 
 LOST = "the parent hub is lost"
+MOST_NAMES = 1 << 20  # bytes of the names of a round's peers
 KEPT = 8  # rounds of a parent's lease; a parent takes it back after fewer
 
 
@@ -131,7 +132,8 @@ class InnerHub:
             return
         samples: Sequence[LeasedSample] = ()
         if opened.samples:
-            samples = self.work.unpack(self.link.fetch(f"lease/{opened.round}"))
+            lease = self.link.fetch(f"lease/{opened.round}", self._bounds.lease(opened))
+            samples = self.work.unpack(lease)
         if opened.fits:
             self._residual.fits(opened.fits)
         with self._lock:
@@ -163,7 +165,7 @@ class InnerHub:
     def _pass_on(self, stop: int) -> None:
         """Commit the parent's rounds before `stop`, of which this hub has closed no exchange."""
         for round in range(self._ledger_round(), stop):
-            self._commit_above(round, self._fetch(f"packet/{round}"))
+            self._commit_above(round, self._fetch_packet(round))
 
     def _commit_above(self, round: int, packet: bytes, accepted: tuple[str, ...] = ()) -> None:
         self._in_commit_thread(lambda: self.hub.pass_on(round, packet, accepted))
@@ -196,7 +198,7 @@ class InnerHub:
         if sent.accepted is None:
             accepted = self._deliver(sent.packet, messages.Report(sent.round, 0, []), {sent.sender})
             self._in_commit_thread(lambda: self._residual.settle(accepted))
-        self._commit_above(sent.round, self._fetch(f"packet/{sent.round}"), sent.peers)
+        self._commit_above(sent.round, self._fetch_packet(sent.round), sent.peers)
 
     def _renew(self) -> None:
         """Forget what belonged to a session that the parent has ended."""
@@ -206,11 +208,16 @@ class InnerHub:
 
     # ---- to the parent; in either thread -------------------------------------------------------------------
 
-    def _fetch(self, name: str) -> bytes:
+    @property
+    def _bounds(self) -> SizeBounds:
+        assert self.link.bounds is not None, "the link knows the bounds before an inner hub starts"
+        return self.link.bounds
+
+    def _fetch_packet(self, round: int) -> bytes:
         """Fetch what any session may have."""
         while True:
             try:
-                return self.link.fetch(name)
+                return self.link.fetch(f"packet/{round}", self._bounds.packet(round))
             except SessionRenewed:
                 self._renew()
 
@@ -228,7 +235,7 @@ class InnerHub:
                     names.add(self.link.name)
                     return self.link.name in self.link.exchange(round, packet, report).accepted
                 if self.link.welcome.round > round or (taken is not None and taken.round > round):
-                    accepted = self.link.fetch(f"accepted/{round}")
+                    accepted = self.link.fetch(f"accepted/{round}", MOST_NAMES)
                     return not names.isdisjoint(read_json(accepted, list[str], "the list of updates"))
                 self.link.ready(round, self.work.fingerprint(round))
                 self._taken = self._next()
@@ -303,7 +310,7 @@ class InnerHub:
             if accepted:
                 with self._lock:
                     self._leases.accepted(delivers)
-            return self._fetch(f"packet/{round}")
+            return self._fetch_packet(round)
         except RunOver as over:
             self._give_up(messages.Over(str(over), over.finished, over.resumable))
         except (TransportError, KeyError) as error:

@@ -22,4 +22,4 @@ from .frames import (
 from .memory_sockets import MemoryHubWire, MemoryPeerWire
 from .rate_limit import Bandwidth, RateLimits, TokenBucket, TokenBuckets
 from .tcp_probe import reach
-from .zeromq_sockets import DealerWire, RouterWire, is_reachable, raise_file_limit, try_route
+from .zeromq_sockets import STAGES, DealerWire, RouterWire, is_reachable, raise_file_limit, try_route

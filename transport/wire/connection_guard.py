@@ -309,6 +309,18 @@ def tcp_counters(sock: socket.socket) -> TcpCounters:
     return TcpCounters(*INFO.unpack(info)) if len(info) == INFO.size else TcpCounters()
 
 
+def unread(sock: socket.socket) -> int:
+    """Count the bytes that have come and are still in the kernel; Linux only."""
+    import fcntl
+    import termios
+
+    return int.from_bytes(fcntl.ioctl(sock, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def local_port(sock: socket.socket) -> int:
+    return int(sock.getsockname()[1])
+
+
 def peer_of(number: int) -> str | None:
     """Return the origin of the other end; None if it is gone."""
     return with_socket(number, lambda sock: origin(sock.getpeername()[0]))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from transport.protocol import Route, Unreachable
+from transport.protocol import ProtocolError, Route, Unreachable
 
 Frames = Sequence[bytes | memoryview]
 
@@ -99,15 +99,15 @@ class Connected:
 
 @dataclass(frozen=True)
 class Disconnected:
-    """A flow ended, or could not be dialled: then `error` says why."""
+    """A flow ended. `error` says why, where it could not be dialled, or the other end broke the rules."""
 
     flow: int
-    error: Unreachable | None
+    error: Unreachable | ProtocolError | None
 
 
 @dataclass(frozen=True)
 class Received:
-    """A message has arrived on a flow."""
+    """A message has arrived on a flow; of more frames than two, which none has, it has the first three."""
 
     flow: int
     frames: list[bytes]

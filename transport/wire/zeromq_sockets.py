@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from zmq.utils.monitor import recv_monitor_message
 from transport.protocol import (
     AddressInUse,
     CurveKeys,
+    ProtocolError,
     Route,
     Unreachable,
     UrlError,
@@ -36,14 +38,37 @@ from transport.protocol import (
     to_base64,
 )
 
-from .connection_guard import ConnectionGuard, counts_of, origin
-from .frames import Connected, Crossed, Disconnected, Frames, Received, SharedPayload, wire_size
+from .connection_guard import (
+    LINUX,
+    ConnectionGuard,
+    counts_of,
+    local_port,
+    origin,
+    tcp_counters,
+    unread,
+    with_socket,
+)
+from .frames import (
+    HANDSHAKE_DOWN,
+    Connected,
+    Crossed,
+    Disconnected,
+    Frames,
+    Received,
+    SharedPayload,
+    wire_size,
+)
 from .tcp_probe import reach
 
 if TYPE_CHECKING:
     from transport.tunnel import Bridge
 
 MAX_FRAME = messages.MAX_CHUNK + 1024  # CURVE adds 33
+ASKED = 256 * 1024  # bytes of a fragment that a peer asks for, at most
+AT_ONCE = 64  # messages of a connection that are read before others have their turn
+# Of a peer's connection: bytes that have come and are in no message yet. Whole ones wait within RCVHWM.
+MOST_HELD = 6 << 20
+LOOK_S = 0.05  # between two looks at that: 20 to 30 MB come on the loopback
 LAST_WORDS_MS = 300  # to send the last messages if a hub ends without waiting for its peers
 MANY_FILES = 1 << 20  # if a system names no limit
 HANDSHAKE_S = 6.0  # from TCP connected to the key proven: a hub gives up after 5
@@ -85,13 +110,15 @@ HUB = {
     "RCVHWM": 16,
 }
 PEER = {
-    "MAXMSGSIZE": MAX_FRAME,
     "SNDHWM": 1000,
-    "RCVHWM": 1000,
     "IMMEDIATE": 1,
     "RECONNECT_IVL": -1,
     "CONNECT_TIMEOUT": 5_000,
 }
+# What a hub floods waits in the kernel, and then at the hub: 4 MiB in each queue here
+PEER_CONTROL = {"MAXMSGSIZE": messages.MAX_CONTROL + 1024, "RCVHWM": AT_ONCE}
+PEER_BULK = {"MAXMSGSIZE": ASKED + 1024, "RCVHWM": AT_ONCE // 4}
+STAGES = {"MAXMSGSIZE": MAX_FRAME, "RCVHWM": AT_ONCE}  # 64 KiB each, but for trials of a line
 
 
 class RouterWire:
@@ -241,10 +268,17 @@ class DealerWire:
         routes: the ways to the hub, best first; the first that answers is taken, each with a head start. What
             led to the hub is the first way of later dials, and the only one for STAY_S after a connection has
             ended.
+        control: options of flow 0.
     """
 
-    def __init__(self, routes: Sequence[Route], server_key: str, keys: CurveKeys | None = None) -> None:
-        self._routes = [*routes]
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        server_key: str,
+        keys: CurveKeys | None = None,
+        control: dict[str, int] = PEER_CONTROL,
+    ) -> None:
+        self._routes, self._control = [*routes], control
         self.way = ""
         self._stay_until = 0.0
         self._server_key, self._keys = server_key, keys or CurveKeys.generate()
@@ -254,7 +288,8 @@ class DealerWire:
         self._poller.register(self._waker.inner, zmq.POLLIN)
         self._socks: dict[int, zmq.Socket[bytes]] = {}
         self._monitors: dict[int, zmq.Socket[bytes]] = {}
-        self._numbers: dict[int, int] = {}  # flow -> descriptor of its connection
+        self._lines: dict[int, DialledLine] = {}  # flow -> its connection
+        self._look_at = 0.0  # when their bytes are counted next
         self._bridges: dict[Route, Bridge] = {}  # of routes that libzmq cannot dial
         self._connecting: dict[int, float] = {}  # flow -> deadline for the handshake
         self._resolved: queue.SimpleQueue[tuple[int, int, ProbedRoute | Unreachable]] = queue.SimpleQueue()
@@ -314,7 +349,7 @@ class DealerWire:
 
     def _connect(self, flow: int, probed: ProbedRoute) -> None:
         sock = self._context.socket(zmq.DEALER)
-        set_options(sock, COMMON | PEER)
+        set_options(sock, COMMON | PEER | (PEER_BULK if flow else self._control))
         sock.curve_serverkey = as_z85(self._server_key)
         sock.curve_publickey, sock.curve_secretkey = as_z85(self._keys.public), as_z85(self._keys.secret)
         events = (
@@ -347,7 +382,7 @@ class DealerWire:
     def hang_up(self, flow: int) -> None:
         self._attempt.pop(flow, None)
         self._connecting.pop(flow, None)
-        self._numbers.pop(flow, None)
+        self._lines.pop(flow, None)
         sock, monitor = self._socks.pop(flow, None), self._monitors.pop(flow, None)
         if sock is not None and monitor is not None:
             self._poller.unregister(monitor)
@@ -358,6 +393,8 @@ class DealerWire:
     def poll(self, timeout: float) -> list[Connected | Disconnected | Received]:
         if self._connecting:
             timeout = min(timeout, max(0.0, min(self._connecting.values()) - time.monotonic()))
+        if self._lines:
+            timeout = min(timeout, LOOK_S)
         ready = dict(self._poller.poll(max(0, round(timeout * 1000))))
         if self._waker.inner in ready:
             self._waker.clear()
@@ -379,16 +416,40 @@ class DealerWire:
         now = time.monotonic()
         for flow in [f for f, until in self._connecting.items() if now >= until]:
             events += self._not_proven(flow)
+        if now >= self._look_at:
+            self._look_at = now + LOOK_S
+            events += self._overfull()
         return events
 
     def _read(self, flow: int) -> list[Connected | Disconnected | Received]:
+        """Read the messages that are here, some at a time."""
         came: list[Connected | Disconnected | Received] = []
-        while len(came) < 64:
+        sock, size = self._socks[flow], 0
+        while len(came) < (AT_ONCE // 4 if flow else AT_ONCE):
             try:
-                came.append(Received(flow, self._socks[flow].recv_multipart(zmq.DONTWAIT)))
+                frames = [sock.recv(NOW)]
             except zmq.Again:
                 break
+            size += wire_size(frames)
+            while sock.getsockopt(zmq.RCVMORE):
+                frame = sock.recv(NOW)
+                size += wire_size([frame])
+                if len(frames) < 3:  # there may be a million
+                    frames.append(frame)
+            came.append(Received(flow, frames))
+        if flow in self._lines:
+            self._lines[flow].read += size
         return came
+
+    def _overfull(self) -> list[Connected | Disconnected | Received]:
+        """Hang up on flows that hold more than whole messages can: one of theirs has no end."""
+        ended: list[Connected | Disconnected | Received] = []
+        for flow, line in list(self._lines.items()):
+            if (held := line.held()) > MOST_HELD:
+                self.hang_up(flow)
+                said = f"a message has no end: {held:,} bytes have come that are in none"
+                ended.append(Disconnected(flow, ProtocolError(said)))
+        return ended
 
     def _watch(self, flow: int) -> list[Connected | Disconnected | Received]:
         while True:
@@ -397,7 +458,7 @@ class DealerWire:
             except zmq.Again:
                 return []
             if (event := said["event"]) == zmq.EVENT_CONNECTED:
-                self._numbers[flow] = said["value"]
+                self._lines[flow] = DialledLine.of(said["value"])
                 continue
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 del self._connecting[flow]
@@ -432,7 +493,7 @@ class DealerWire:
         return True
 
     def crossed(self, flow: int) -> tuple[int, int]:
-        counts = counts_of(self._numbers[flow]) if flow in self._numbers else None
+        counts = counts_of(self._lines[flow].number) if flow in self._lines else None
         return (counts.acknowledged, counts.received) if counts else (0, 0)
 
     def wake(self) -> None:
@@ -445,6 +506,28 @@ class DealerWire:
         self._context.term()
         for bridge in self._bridges.values():
             bridge.close()
+
+
+@dataclass
+class DialledLine:
+    """A connection that was dialled, and the bytes read from it."""
+
+    number: int  # its descriptor
+    port: int  # of this end: tells whether the descriptor has become another's
+    read: int = HANDSHAKE_DOWN
+
+    @classmethod
+    def of(cls, number: int) -> DialledLine:
+        return cls(number, with_socket(number, local_port) or 0)
+
+    def held(self) -> int:
+        """Count the bytes that have left the kernel and were not read here. 0: not known."""
+        return with_socket(self.number, self._held) or 0
+
+    def _held(self, sock: socket.socket) -> int:
+        if not LINUX or local_port(sock) != self.port:
+            return 0
+        return tcp_counters(sock).received - unread(sock) - self.read
 
 
 @dataclass(frozen=True)

@@ -154,16 +154,30 @@ def said(status: dict[str, Any]) -> str:
 
 
 def down_rate(link: PeerLink) -> float:
-    """Measure the download rate of the base model, in bytes per second."""
+    """Measure the download rate of the base model, in bytes per second; nothing of it is kept."""
     largest = max(link.welcome.base, key=lambda file: file.size)
-    before, started = link.bytes_down, time.monotonic()
-    download = link.begin(f"base/{largest.name}")
+    before, started, dropped = link.bytes_down, time.monotonic(), DroppedChunks(largest.size)
+    chunks = range(min(dropped.map.count, 2 * FETCH // dropped.map.chunk))
+    download = link.begin_chunks(f"base/{largest.name}", dropped, chunks)
     try:
         while not download.done and link.bytes_down - before < FETCH and time.monotonic() - started < FETCH_S:
             time.sleep(0.02)
     finally:
         link.forget(download)
     return (link.bytes_down - before) / max(time.monotonic() - started, 1e-3)
+
+
+class DroppedChunks:
+    """Takes the chunks of an object and keeps none of them (a transport.transfer.Sink)."""
+
+    def __init__(self, size: int) -> None:
+        from transport.transfer import CHUNK, ChunkMap
+
+        self.map = ChunkMap(size, CHUNK)
+
+    def add(self, index: int, payload: bytes) -> tuple[int, ...]:
+        self.map.add(index, payload)
+        return ()
 
 
 def fetched(link: PeerLink, rate: float) -> Finding:

@@ -4,6 +4,7 @@ import time
 
 import pytest
 from msgspec.structs import replace
+from toy_swarm import BOUNDS
 
 from cocktail_cli.volunteer.run_link import RunLink
 from recipes.training.types import Delivery
@@ -30,7 +31,7 @@ class Line:
     def next_round(self) -> messages.Round:
         return self.rounds.pop(0)
 
-    def fetch(self, name: str) -> bytes:
+    def fetch(self, name: str, most: int) -> bytes:
         time.sleep(0.01)
         return bytes(SIZE)
 
@@ -40,10 +41,16 @@ class Line:
         return messages.Committed(round, SIZE, "", ["ann"])
 
 
+def run_link(line: Line, staleness: int = 1) -> RunLink:
+    run = RunLink(line, None, staleness)  # type: ignore[arg-type]
+    run.knows(BOUNDS)  # type: ignore[arg-type]
+    return run
+
+
 @pytest.mark.parametrize("spans", [1, 4])
 def test_the_bandwidth_budget_reaches_what_the_line_carries_during_compute(spans: int) -> None:
     line = Line(spans)
-    run = RunLink(line)  # type: ignore[arg-type]
+    run = run_link(line)
     for round in range(3):
         run.next_round()
         run.exchange(bytes(SIZE), Delivery(round, 0, [], 0.0, 0, compute_s=10.0, wait_s=0.0))
@@ -60,13 +67,13 @@ def test_where_the_run_chooses_its_local_steps_a_peer_reports_how_many_its_line_
     """`compute_s` is of the round before: the first here has a step, the others have four, of 2.5 s each. The
     sparsest packet is half of what is sent."""
     line = Line(1, local_steps=(1, 4, 4, 4, 4))
-    run = RunLink(line)  # type: ignore[arg-type]
+    run = run_link(line)
     for round, compute_s in enumerate((0.0, 2.5, 10.0, 10.0, 10.0)):
         run.next_round()
         said = Delivery(round, 0, [], 0.0, 0, compute_s, wait_s=0.0, sparsest=SIZE // 2)
         run.exchange(bytes(SIZE), said)
         run.fetch(f"packet/{round}")
-    fixed = RunLink(Line(1))  # type: ignore[arg-type]
+    fixed = run_link(Line(1))
     fixed.next_round()
     fixed.exchange(bytes(SIZE), said)
 
@@ -77,7 +84,7 @@ def test_where_the_run_chooses_its_local_steps_a_peer_reports_how_many_its_line_
 
 
 def test_the_bandwidth_budget_shrinks_where_a_round_ended_late() -> None:
-    run = RunLink(Line(1))  # type: ignore[arg-type]
+    run = run_link(Line(1))
     run.next_round()
     run.exchange(bytes(SIZE), Delivery(0, 0, [], 0.0, 0, compute_s=0.005, wait_s=0.0))
     assert run.budget.share == SHARE
@@ -111,7 +118,7 @@ class Waiting(Line):
         self.clock.sleep(4.0)
         return replace(committed, waited=self.waited)
 
-    def fetch(self, name: str) -> bytes:
+    def fetch(self, name: str, most: int) -> bytes:
         self.clock.sleep(1.0)
         return bytes(SIZE)
 
@@ -125,7 +132,7 @@ def test_a_peer_that_waits_for_others_sends_no_less_for_it(
     def share(waited: float) -> float:
         clock = Clock()
         monkeypatch.setattr("cocktail_cli.volunteer.run_link.time", clock)
-        run = RunLink(Waiting(clock, waited), staleness)  # type: ignore[arg-type]
+        run = run_link(Waiting(clock, waited), staleness)
         run.next_round()
         run.exchange(bytes(SIZE), Delivery(0, 0, [], 0.0, 0, compute_s=3.0, wait_s=0.0))
         run.fetch("packet/0")

@@ -14,7 +14,7 @@ from test_processes import LAUNCH
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine.remote_code_consent import check_trust
-from cocktail_cli.volunteer.base_weights import check_names
+from cocktail_cli.volunteer.base_weights import check_files
 from recipes.config.loader import load_recipe
 from recipes.models.base_model import BUILTIN_MODELS
 from transport.protocol import messages
@@ -68,9 +68,9 @@ def test_the_flag_alone_admits_no_file_of_code() -> None:
     files = [messages.File("config.json", 2, "0" * 64), messages.File("modeling.py", 2, "0" * 64)]
     check_trust(load_recipe("smoke"), trusted=True)
 
-    check_names(files, code=True)
+    check_files(files, code=True)
     with pytest.raises(Failure, match=r"the run offers a file 'modeling\.py'"):
-        check_names(files)
+        check_files(files)
 
 
 @pytest.mark.slow

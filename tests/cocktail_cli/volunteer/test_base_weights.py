@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -19,20 +20,23 @@ from cocktail_cli.machine.cache_locks import locked_folder, remove_unlocked
 from cocktail_cli.machine.run_registry import cache
 from cocktail_cli.volunteer import base_weights
 from cocktail_cli.volunteer.base_weights import (
+    DiskAllowance,
     base_folder,
     bytes_to_fetch,
-    check_names,
+    check_files,
+    check_headers,
     damaged,
     fetch_base,
     fetch_files,
     fetch_gated,
     fetched_snapshot,
     missing_files,
+    spool_within,
 )
 from recipes.config import Model
 from transport import WantedFile
 from transport.ledger import lock_exclusively
-from transport.protocol import LedgerBusy, messages
+from transport.protocol import LedgerBusy, NoRoom, TooLong, messages
 from transport.protocol.errors import NotServed
 
 OFFER = messages.SnapshotOffer(7, 5, "ab" * 32, 0)
@@ -247,24 +251,115 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_fetched(monkeypatch: 
 )
 def test_a_file_that_could_leave_the_folder_or_be_code_is_refused(name: str) -> None:
     with pytest.raises(Failure) as caught:
-        check_names([messages.File(name, 1, "")])
+        check_files([messages.File(name, 1, "")])
 
     assert caught.value.exit == 6
 
 
 def test_a_file_may_come_once_only() -> None:
     with pytest.raises(Failure):
-        check_names([messages.File("config.json", 1, ""), messages.File("config.json", 2, "")])
+        check_files([messages.File("config.json", 1, ""), messages.File("config.json", 2, "")])
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("config.json", 1 << 20),
+        ("generation_config.json", 1 << 20),
+        ("model.safetensors.index.json", (2 << 20) + (1 << 16)),
+        ("tokenizer_config.json", 4 << 20),
+        ("chat_template.jinja", 4 << 20),
+        ("tokenizer.json", 64 << 20),
+        ("vocab.txt", 64 << 20),
+    ],
+)
+def test_a_file_that_is_read_whole_is_no_longer_than_one_of_its_kind(name: str, most: int) -> None:
+    weights = messages.File("model.safetensors", 1 << 30, "")
+    check_files([weights, messages.File(name, most, "")])
+
+    with pytest.raises(Failure, match="one of this kind has") as caught:
+        check_files([weights, messages.File(name, most + 1, "")])
+    assert caught.value.exit == 6
+
+
+def test_a_model_has_no_more_files_than_one_can_have() -> None:
+    with pytest.raises(Failure, match="offers 1,025 files as its model, 1,024 at most"):
+        check_files([messages.File(f"m{n}.safetensors", 1, "") for n in range(1025)])
+
+
+@pytest.mark.parametrize(("length", "right"), [(2 << 20, True), ((2 << 20) + 1000, False), (1 << 60, False)])
+def test_a_list_of_tensors_that_would_fill_the_memory_is_found_by_its_length(
+    tmp_path: Path, length: int, right: bool
+) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(length.to_bytes(8, "little") + bytes(3 << 20))
+    (tmp_path / "other.json").write_bytes(b"")
+
+    if right:
+        check_headers([path, tmp_path / "other.json"])
+    else:
+        with pytest.raises(Failure, match=f"the run's model.safetensors has a header of {length} bytes"):
+            check_headers([path])
+
+
+@pytest.mark.parametrize(
+    ("error", "stays"),
+    [
+        (NotServed("gone"), True),
+        (Failure("out_of_disk", "full"), True),
+        (TooLong("a lie"), False),
+        (Failure("rejected", "a lie"), False),
+    ],
+)
+def test_of_a_download_that_the_hub_lies_about_nothing_is_left(error: Exception, stays: bool) -> None:
+    hub = FakeHub({"config.json": b"{}"})
+    folder = base_folder(hub.files())
+
+    def begins(wanted: Sequence[WantedFile]) -> None:
+        wanted[0].path.with_name("config.json.part").write_bytes(b"{")
+        raise error
+
+    with pytest.raises(type(error)):
+        fetch_base(hub.files(), folder, begins)
+    assert (folder / ".fetching" / "config.json.part").exists() == stays
 
 
 def test_what_is_no_sha256_is_no_name_of_a_folder() -> None:
     with pytest.raises(Failure, match="as a sha256"):
-        check_names([messages.File("config.json", 1, "../..")])
+        check_files([messages.File("config.json", 1, "../..")])
     with (
         pytest.raises(Failure, match="as a sha256"),
         fetched_snapshot(messages.SnapshotOffer(1, 1, "../../../etc", 0), [], FakeHub({}).fetch),
     ):
         pass
+
+
+# ---- objects without a name --------------------------------------------------------------------------------
+
+
+def test_objects_on_the_disk_take_of_the_room_that_the_model_leaves_and_give_it_back() -> None:
+    folder = fetched(FakeHub({"model.safetensors": bytes(600)}))
+    room = DiskAllowance(1000)
+    assert room.free == 400
+
+    room.take(300, "eval")
+    with pytest.raises(NoRoom, match=r"--max-disk .*: packets needs") as full:
+        room.take(101, "packets")
+    assert full.value.hints
+    room.take(100, "packets")
+    assert room.free == 0
+    room.give_back(300)
+    assert room.free == 300
+
+    assert folder.exists()
+
+
+def test_an_object_of_a_run_is_stored_without_a_name() -> None:
+    """So it is gone with the process that has it, however that ends."""
+    with closing(spool_within(None).open("packets/0-1", 5, b"", 5)) as stored:
+        stored.add(0, b"bytes")
+        assert stored.finish().read() == b"bytes"
+        assert [path for path in cache().rglob("*") if path.is_file()] == []
 
 
 # ---- gated bases -------------------------------------------------------------------------------------------
@@ -305,6 +400,16 @@ def test_who_may_read_a_gated_base_fetches_it_with_its_own_token_and_stores_it_o
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == GATED
     assert (folder / "model.safetensors").stat().st_nlink == 2, "the hub's cache has the same bytes"
     assert sorted(hub.repos["models/meta/otter"].asked) == sorted(GATED)
+
+
+def test_a_gated_base_counts_among_what_a_run_may_take_of_the_disk(
+    hugging_face: tuple[LocalHub, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    files = announced(GATED)
+
+    with pytest.raises(Failure, match=r"--max-disk .*: the model needs"):
+        fetch_base(files, base_folder(files), lambda _: pytest.fail("asked"), most=5)
 
 
 @pytest.mark.parametrize("token", [None, OTHER])

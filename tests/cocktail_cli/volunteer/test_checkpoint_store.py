@@ -194,7 +194,7 @@ def test_a_session_stores_a_checkpoint_unless_the_run_is_over(
     def carry_out() -> Prepared:
         back = peer(moved=False)
         kept_of.restore(back)
-        return Prepared(back, {})
+        return Prepared(back, {}, None)  # type: ignore[arg-type]
 
     def train(*_: object) -> None:
         assert not old.exists(), "it is in use"
@@ -203,7 +203,7 @@ def test_a_session_stores_a_checkpoint_unless_the_run_is_over(
     monkeypatch.setattr(session, "train", train)
     bootstrap = SimpleNamespace(carry_out=carry_out, recipe=mine.recipe, traffic=(0, 0))
     try:
-        session.train_and_store(RunLink(link), welcome, bootstrap)  # type: ignore[arg-type]
+        session.train_and_store(RunLink(link, None), welcome, bootstrap)  # type: ignore[arg-type]
     except LinkLost:
         assert isinstance(end, LinkLost)
 

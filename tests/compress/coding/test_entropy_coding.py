@@ -118,12 +118,17 @@ def test_a_skippable_frame_is_no_section() -> None:
             read(section)
 
 
-def test_a_bomb_is_refused_before_memory_is_asked_for() -> None:
-    bomb = zstd.compress(bytes(200_000_000))
-
+@pytest.mark.parametrize(
+    ("codec", "bomb", "said"),
+    [
+        (ZSTD, zstd.compress(bytes(200_000_000)), "claims 200000000 bytes"),
+        (LZ4, lz4.block.compress(bytes(200_000_000), store_size=False), "does not decompress"),
+    ],
+)
+def test_a_bomb_is_refused_before_memory_is_asked_for(codec: int, bomb: bytes, said: str) -> None:
     tracemalloc.start()
-    with pytest.raises(PacketError, match="claims 200000000 bytes"):
-        expand(Section(ZSTD, 1000, bomb))
+    with pytest.raises(PacketError, match=said):
+        expand(Section(codec, 1000, bomb))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 

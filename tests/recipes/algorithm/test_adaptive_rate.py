@@ -8,13 +8,23 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from compress import decode
-from recipes.algorithm.adaptive_rate import AHEAD, SPARE, STEP, AdaptiveRate, adaptive_rate_of, cost_of
+from compress import PacketError, decode
+from recipes.algorithm.adaptive_rate import (
+    AHEAD,
+    SPARE,
+    STEP,
+    AdaptiveRate,
+    PacketLimits,
+    adaptive_rate_of,
+    cost_of,
+)
 from recipes.algorithm.aggregator import Aggregator
 from recipes.algorithm.compressor import compressor_of
+from recipes.algorithm.decoded_updates import select_shards
 from recipes.algorithm.global_model import GlobalModel, replay
-from recipes.algorithm.worker import Worker
-from recipes.config.schema import Compression
+from recipes.algorithm.worker import Worker, worker_of
+from recipes.config.presets import PRESETS
+from recipes.config.schema import Compression, Model, Recipe
 
 RICH = Compression(topk_ratio=0.1, topk_ratio_min=0.01, topk_ratio_max=0.8)
 ROUNDS = 40
@@ -203,3 +213,55 @@ def test_peers_with_wide_lines_and_their_aggregator_grow_to_the_same_step(
     assert all(0.85 < keep / aggregator.rate.compressor.topk_ratio < 1.15 for keep in keeps)
     assert at == "what fits" or aggregator.rate.at == aggregator.rate.usual == workers[0].rate.at
     assert at == "usual" or SPARE**2 * line <= len(aggregate) <= 1.05 * line
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+@pytest.mark.parametrize("shards", [1, 3])
+def test_no_packet_of_a_run_is_longer_than_its_receiver_knows_beforehand(preset: str, shards: int) -> None:
+    parameters, fast = 20_001, 1e9
+    compression = Compression(
+        preset=preset, shards=shards, uncompressed_steps=2, topk_ratio_min=0.001, topk_ratio_max=1.0
+    )
+    limits, dice = PacketLimits(compression, parameters), torch.Generator().manual_seed(1)
+    model = GlobalModel(torch.zeros(parameters), compressor_of(compression), 3)
+    worker = Worker(torch.zeros(parameters), model, rate=adaptive_rate_of(compression))
+    aggregator = Aggregator(parameters, adaptive_rate_of(compression), 3)
+    aggregator.set_budget(int(fast))
+    lengths: list[tuple[int, int]] = []
+    for round in range(30):
+        worker.x.add_(torch.randn(parameters, generator=dice))
+        sent = worker.start(int(fast), alone=True)
+        packet = aggregator.step(round, [("ann", sent.packet, 1.0)])
+        worker.finish(packet, sent)
+        lengths += [(len(one), limits.packet(round)) for one in (sent.packet, packet)]
+        last = select_shards(packet, [shards - 1], shards)
+        lengths.append((len(last), limits.packet(round, [shards - 1])))
+    handoff = worker.handoff(int(fast))
+    assert handoff is not None
+    lengths.append((len(handoff.packet), limits.handoff()))
+    lengths.append((len(aggregator.assign([])), limits.handoff(exact=True)))
+
+    assert [pair for pair in lengths if pair[0] > pair[1]] == []
+    assert max(length for length, _ in lengths[:-1]) <= limits.upload(exact=False)
+    assert max(length for length, _ in lengths) <= limits.upload(exact=True)
+    assert limits.packet(30) <= limits.packet(0)
+
+
+def test_an_aggregate_of_more_values_than_the_recipe_sends_is_refused_before_it_is_expanded() -> None:
+    """It may be no longer than an honest one, in 1 bit; its values would take several times the memory."""
+    compression = Compression(topk_ratio=0.1, topk_ratio_max=0.2, random_ratio=1.0)
+    model = worker_of(
+        Recipe(
+            version=1, name="a", model=Model(model_name_or_path="m"), datasets=[{"path": "d"}],
+            compression=compression,
+        ),
+        torch.zeros(20_000), torch.zeros(20_000), str, 0, 0,
+    ).global_model  # fmt: skip
+    everything = replace(compressor_of(compression), topk_ratio=0.9, quant_bits=1)
+    lie = everything.encode(torch.linspace(2, 1, 20_000)).packet
+    honest = replace(everything, topk_ratio=0.2).encode(torch.randn(20_000)).packet
+
+    assert len(lie) <= PacketLimits(compression, 20_000).packet(0)
+    assert model.decode(honest).shard_updates[0].update.count == 4000
+    with pytest.raises(PacketError, match="18,000 values of 20,000, of which at most 4,000 are sent"):
+        model.decode(lie)

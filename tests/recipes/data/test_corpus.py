@@ -396,6 +396,18 @@ def test_cut_bytes_are_refused() -> None:
         unpack_samples(whole + b"\0")
 
 
+def test_a_host_holds_out_no_more_samples_than_its_peers_evaluate(
+    corpus_of, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"text": "a b c"}] * 8
+    monkeypatch.setattr("recipes.data.corpus.MOST", 3)
+
+    assert len(corpus_of(rows, "val_set_size=3").held_out) == 3
+    with pytest.raises(DataError, match="4 held-out samples, a run evaluates at most 3") as caught:
+        corpus_of(rows, "val_set_size=4")
+    assert "val_set_size" in caught.value.hint
+
+
 def test_a_token_outside_the_vocabulary_is_refused() -> None:
     data = pack_samples([Sample(np.array([1, 320], dtype=np.int32), np.array([False, True]))])
 

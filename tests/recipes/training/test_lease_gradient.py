@@ -113,6 +113,13 @@ def test_a_lease_is_cut_into_parts_that_hold_it_once(samples: int, steps: int) -
     assert all(samples // steps <= len(part) <= samples // steps + 1 for _, part in found)
 
 
+def test_a_lease_of_many_steps_is_cut_without_going_through_them() -> None:
+    found = list(parts_of(list(range(3)), 10**15))  # type: ignore[arg-type]
+
+    assert [part for _, part in found] == [[0], [1], [2]]
+    assert [number for number, _ in found] == [-(-(place + 1) * 10**15 // 3) - 1 for place in range(3)]
+
+
 def test_no_step_is_made_while_the_packet_is_encoded() -> None:
     """x_i is read then: a packet of which half were older than the rest would be of no model."""
     hub = FakeHub(recipe(local_steps=H), rounds(3))

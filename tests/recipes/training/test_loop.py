@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -21,6 +24,7 @@ from recipes.algorithm.worker import Worker
 from recipes.config.schema import Recipe
 from recipes.data.corpus import Sample
 from recipes.data.samples import pack_samples
+from recipes.errors import ForeignPacket, ForeignSamples
 from recipes.objectives import Measured
 from recipes.training.loop import build_peer, finetune, settle
 from recipes.training.peer_checkpoint import keep, restore
@@ -97,6 +101,9 @@ class FakeHub:
             return self.aggregates[int(number)]
         tokens = np.arange(LENGTH, dtype=np.int32)
         return pack_samples([Sample(tokens, tokens > 0)] * SAMPLES)
+
+    def fetched(self, name: str) -> AbstractContextManager[BinaryIO]:
+        return BytesIO(self.fetch(name))
 
     def packets(self, start: int, stop: int) -> Iterator[bytes]:
         return iter(self.aggregates[start:stop])
@@ -550,3 +557,52 @@ def test_what_is_evaluated_is_x_prime_of_that_very_round_whatever_is_in_flight(s
     steps(hub, peer)
 
     assert seen == [3, 6]
+
+
+@dataclass
+class LyingHub(FakeHub):
+    """A hub that serves other bytes of some kinds of object."""
+
+    lies: dict[str, bytes] = field(default_factory=dict)
+    abandoned: bool = False
+
+    def fetch(self, name: str) -> bytes:
+        return self.lies.get(name.partition("/")[0]) or super().fetch(name)
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+
+def long_samples(count: int, length: int = LENGTH) -> bytes:
+    tokens = np.arange(length, dtype=np.int32) % VOCABULARY
+    return pack_samples([Sample(tokens, np.arange(length) > 0)] * count)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "said"),
+    [
+        ("lease", long_samples(SAMPLES + 1), f"{SAMPLES + 1} samples came, {SAMPLES} were announced"),
+        ("lease", long_samples(SAMPLES, 10_000), "a sample of 10,000 tokens, this run has at most"),
+        ("lease", b"CKT1", "samples of 4 bytes"),
+        ("packet", bytes(100), "an aggregate cannot be used"),
+        ("eval", long_samples(3, 10_000), "a sample of 10,000 tokens"),
+        ("eval", b"CKT1\2\0\xff\xff\xff\xff", "4,294,967,295 samples"),
+    ],
+)
+def test_what_is_none_of_the_run_ends_the_training_and_no_thread_waits_for_that_hub(
+    kind: str, data: bytes, said: str
+) -> None:
+    hub = LyingHub(recipe(), [OneRound(t, t, eval_parts=1) for t in range(4)], lies={kind: data})
+
+    with pytest.raises((ForeignSamples, ForeignPacket), match=said):
+        steps(hub, peer_for(hub))
+    assert hub.abandoned
+    assert not [t for t in threading.enumerate() if t.name.startswith("exchange")]
+
+
+def test_a_packet_that_was_missed_and_is_none_of_the_run_is_the_hubs_fault() -> None:
+    hub = LyingHub(recipe(), [OneRound(1, 1)])
+    hub.aggregates = [bytes(100)]
+
+    with pytest.raises(ForeignPacket):
+        list(finetune(hub, peer_for(hub), now=1))

@@ -23,7 +23,7 @@ def swarm_of(peers: int, staleness: int = 0, **changes: object) -> SimSwarm:
     swarm = SimSwarm(staleness, toy_settings(**({"first_peers": peers, "first_s": 1e6} | settings)))
     for _ in range(peers):
         swarm.join()
-    for _ in range(4):
+    while swarm.hub.rounds.phase is not Phase.OPEN:
         for peer in swarm.peers:
             talk(swarm, peer)
         swarm.job()
@@ -139,6 +139,9 @@ def test_idle_newcomers_take_a_twentieth_of_the_time_and_hold_no_sample_at_the_e
         ) if swarm.hub.rounds.leases.counted < 1600 else swarm.step()
 
     rounds = swarm.hub.rounds.round - done
+    opened = [event for event in swarm.events if isinstance(event, events.RoundOpened)]
+    members = {name for event in opened for name in event.members}
+    assert sum(name.startswith("idle-") for name in members) >= 30, "they were admitted, and asked"
     assert swarm.hub.rounds.leases.done, "no sample stays with them"
     assert (swarm.now - began) / rounds < 1.0 / (1 - SHARE) + 0.3, "ticks of .25 s among it"
 

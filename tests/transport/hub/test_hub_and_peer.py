@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
+from toy_swarm import PLENTY, ToyPeer, ToyWork, toy_settings, trained
 
 from scripts.swarms.tcp_link import Link
 from transport import Hub, Ledger, PeerLink, RunKeys, RunSettings, RunURL, ask_status, ask_stop
@@ -345,7 +345,7 @@ def test_bytes_are_counted_as_they_are_on_the_wire(start: Callable[..., Running]
         PeerLink(url, PeerIdentity("ann"), LinkLimits(flows=1))
     )  # more may be in the middle of a handshake at the end
     peer.link.connect()
-    assert peer.link.fetch("base/weights") == blob
+    assert peer.link.fetch("base/weights", len(blob)) == blob
     wire = peer.link._connections._wire
     crossed = sum(sum(wire.crossed(flow)) for flow in (0, 1))  # as the kernel counts, on Linux
     peer.link.close()
@@ -392,11 +392,11 @@ def test_large_objects_go_to_disk_and_are_checked(
     assert [path.name for path in target.parent.iterdir()] == ["weights"]
     assert len(blob) <= download.received <= len(blob) + CHUNK  # a chunk begun in smaller pieces comes again
     with pytest.raises(ProtocolError, match="checksum"):
-        link.fetch("base/weights", sha256="00" * 32)
+        link.fetch("base/weights", PLENTY, sha256="00" * 32)
     with pytest.raises(KeyError):
-        link.fetch("base/none")
+        link.fetch("base/none", PLENTY)
     with pytest.raises(KeyError, match="no lease of round 7"):
-        link.fetch("lease/7")
+        link.fetch("lease/7", PLENTY)
     link.close()
     with pytest.raises(LinkLost, match="closed"):
         link.next_round()

@@ -12,7 +12,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_run_ledger import ORIGIN, as_older, chained, commit
 
-from transport.ledger import Counted, EvaluationRow, KnownPeer, Ledger, LedgerCopy, PendingHandoff, RoundRow
+from transport.ledger import (
+    Counted,
+    EvaluationRow,
+    KnownPeer,
+    Ledger,
+    LedgerCopy,
+    OpenSession,
+    PendingHandoff,
+    RoundRow,
+)
 from transport.ledger.book_tables import COLUMNS, Change, post
 from transport.ledger.books import new_tables, transaction
 from transport.ledger.journal import read_journal
@@ -42,7 +51,7 @@ def lived(folder: Path) -> Ledger:
     """A ledger with some of everything."""
     ledger = write(folder)
     for name in ("ann", "bob"):
-        ledger.session(f"s-{name}", name, "GPU", f"key-of-{name}")
+        ledger.leased(0, {}, sessions=[OpenSession(f"s-{name}", name, "GPU", f"key-of-{name}")])
     ledger.stand(KnownPeer("key-of-eve", "eve", "banned", "why", 3))
     for number in range(ROUNDS):
         round_of(ledger, number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,7 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transport.ledger import Counted, EvaluationRow, KnownPeer, Ledger, LedgerCopy, RoundRow, UpdateLog
+from transport.ledger import (
+    Counted,
+    EvaluationRow,
+    KnownPeer,
+    Ledger,
+    LedgerCopy,
+    OpenSession,
+    RoundRow,
+    UpdateLog,
+)
 from transport.ledger.ledger_copy import TAKEN_OVER, LedgerChanges, changes_after, updates_between
 from transport.protocol import LedgerError, WeightedPacket
 
@@ -45,7 +55,7 @@ class Original:
             ledger.commit(row, packet, (Counted(n, "ann", "s0", ((n, n + 1),), "key"),), None, stale)
             self.rounds += 1
         elif act == "session":
-            ledger.session(f"s{n}", "ann", "cpu", "key")
+            ledger.leased(0, {}, sessions=[OpenSession(f"s{n}", "ann", "cpu", "key")])
         elif act == "lease":
             ledger.leased(n, {"s0": ((n, n + 1),)})
         elif act == "gone":
@@ -77,7 +87,7 @@ def follow(original: Original, copy: LedgerCopy, most: int = 4) -> None:
         except KeyError:  # the error feedback has them
             copy.cut_updates(original.saved)
             updates = updates_between(original.folder, copy.next_update, max(stop, copy.next_update))
-        copy.apply(changes, packets, updates)
+        copy.apply(changes, BytesIO(packets), [BytesIO(updates)])
         if new.newest:
             return
 
@@ -132,12 +142,12 @@ def test_a_copy_takes_no_history_but_its_own(tmp_path: Path) -> None:
         (msgspec.structs.replace(good, since=7), packets),
     ):
         with pytest.raises(LedgerError):
-            copy.apply(msgspec.msgpack.encode(bad), with_packets, updates)
+            copy.apply(msgspec.msgpack.encode(bad), BytesIO(with_packets), [BytesIO(updates)])
     assert (copy.link, copy.rounds) == (0, 0)
 
-    copy.apply(msgspec.msgpack.encode(good), packets, updates)
+    copy.apply(msgspec.msgpack.encode(good), BytesIO(packets), [BytesIO(updates)])
     with pytest.raises(LedgerError, match="this copy is at"):
-        copy.apply(msgspec.msgpack.encode(good), packets, updates)
+        copy.apply(msgspec.msgpack.encode(good), BytesIO(packets), [BytesIO(updates)])
     assert copy.head.hex() == original.ledger.head()
 
 
@@ -155,3 +165,40 @@ def test_of_updates_the_error_feedback_has_nothing_stays(tmp_path: Path) -> None
     follow(original, copy)
     assert updates_between(tmp_path / "standby", 4, 6)
     shutil.rmtree(tmp_path)
+
+
+def test_a_packet_that_is_longer_than_the_recipe_makes_is_not_copied(tmp_path: Path) -> None:
+    original, copy = Original(tmp_path / "hub"), LedgerCopy(tmp_path / "standby")
+    for _ in range(3):
+        original.act("commit")  # packets of 0, 32 and 64 bytes
+    changes, packets = changes_after(original.folder, 0), (original.folder / "packets.log").read_bytes()
+    updates = updates_between(original.folder, 0, 3)
+
+    with pytest.raises(LedgerError):
+        copy.apply(changes, BytesIO(packets), [BytesIO(updates)], longest=lambda round: 63)
+    assert (copy.link, copy.rounds) == (0, 0)
+    copy.apply(changes, BytesIO(packets), [BytesIO(updates)], longest=lambda round: 64)
+    assert copy.rounds == 3
+
+
+def test_a_message_has_as_many_rounds_as_their_packets_and_rows_leave_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it has a bound that a standby knows, however many peers the run has."""
+    rounds, crowd, most = 5, 300, 1 << 18
+    monkeypatch.setattr("transport.ledger.ledger_copy.MOST_BYTES", most)
+    names = tuple(f"peer-{n}" for n in range(crowd))
+    with Ledger(tmp_path, run="a-run", samples=10**6, origin={"hub": "k"}) as ledger:
+        for round in range(rounds):
+            row = RoundRow(round, round, 0.1, 0.7, 0, names, names, 0.5, 7)
+            ids = range(round * crowd, (round + 1) * crowd)
+            counted = [
+                Counted(i, name, name, ((i, i + 1),), "key") for i, name in zip(ids, names, strict=True)
+            ]
+            ledger.commit(row, b"packet", tuple(counted))
+
+    first = changes_after(tmp_path, 0)
+    came = msgspec.msgpack.decode(first, type=LedgerChanges).rounds
+
+    assert 0 < len(came) < rounds
+    assert len(first) < most

@@ -414,8 +414,8 @@ def test_after_a_write_that_failed_nothing_more_is_written(tmp_path: Path) -> No
 
 def test_open_leases_and_sessions_are_recovered(tmp_path: Path) -> None:
     with some(tmp_path) as ledger:
-        ledger.session("session-ann", "ann", "CPU", "key-of-ann")
-        ledger.session("session-bob", "bob", "GPU", "key-of-bob")
+        ledger.leased(0, {}, sessions=[OpenSession("session-ann", "ann", "CPU", "key-of-ann")])
+        ledger.leased(0, {}, sessions=[OpenSession("session-bob", "bob", "GPU", "key-of-bob")])
         ledger.leased(3, {"session-ann": ((12, 14),), "session-bob": ((14, 16),)})
         ledger.leased(4, {"session-ann": ((16, 20),)})
         commit(ledger, 3, b"x", ((12, 14),), lease=3)
@@ -451,7 +451,7 @@ def test_the_local_steps_of_the_newest_round_that_was_opened_are_recovered(tmp_p
 
 def test_a_ledger_of_before_peers_had_keys_goes_on(tmp_path: Path) -> None:
     with some(tmp_path) as ledger:
-        ledger.session("session-ann", "ann", "CPU", "key-of-ann")
+        ledger.leased(0, {}, sessions=[OpenSession("session-ann", "ann", "CPU", "key-of-ann")])
     as_older(tmp_path, "ALTER TABLE sessions DROP COLUMN key")
 
     with begin(tmp_path) as again:
@@ -489,7 +489,7 @@ from transport.ledger.run_ledger import Counted, RoundRow
 ledger = Ledger(Path(sys.argv[1]), run="toy", samples=100000)
 r = ledger.recover().round
 while True:
-    ledger.session(f"s{r}", "ann", "", "key")
+    ledger.leased(0, {}, sessions=[OpenSession(f"s{r}", "ann", "", "key")])
     ledger.leased(r, {f"s{r}": ((r, r + 1),)})
     row = RoundRow(r, r, 0, 0, r, ("ann",), ("ann",), None, 1)
     ledger.commit(row, b"p" * (r * 7919 % 50000), (Counted(r, "ann", f"s{r}", ((r, r + 1),)),))

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transport.ledger import HEADER_SIZE
 from transport.peer.catch_up import (
     AHEAD,
+    MOST,
     NEXT,
     PLANS,
     RANGE,
@@ -16,6 +18,7 @@ from transport.peer.catch_up import (
     CatchUpSource,
     CatchUpState,
     LocalCopy,
+    Range,
     ways,
 )
 from transport.protocol import messages
@@ -84,6 +87,7 @@ def test_every_packet_is_asked_for_once_in_order_and_not_too_far_ahead(
 ) -> None:
     machine = CatchUp(welcome(round, log), 0)
     machine.weights_here()
+    machine.longest = lambda _: max(1, log // max(1, round))
     asked, applied, newest = [0], 0, round - 1
 
     def ask() -> bool:
@@ -119,9 +123,56 @@ def test_every_packet_is_asked_for_once_in_order_and_not_too_far_ahead(
 def test_a_packet_larger_than_all_that_may_lie_ahead_is_fetched_while_another_is_applied() -> None:
     machine = CatchUp(welcome(9, 9 * AHEAD), 0)
     machine.weights_here()
+    before = machine.next_range()
+    machine.longest = lambda _: AHEAD
     ranges = [machine.next_range() for _ in range(3)]
 
+    assert before is None, "the model is not known, and so not whether a packet can be so long"
     assert [r and r.name for r in ranges] == ["packets/0-1", "packets/1-2", None]
+
+
+def test_ranges_that_wait_are_counted_by_what_they_may_have_until_they_are_here() -> None:
+    """A hub that says that its packets are short cannot have many long ones kept here."""
+    machine = CatchUp(welcome(10**6, 10**6), 0)
+    machine.weights_here()
+    ranges = list(iter(machine.next_range, None))
+
+    assert sum(range.most for range in ranges) <= AHEAD
+    for range in ranges[:2]:
+        machine.range_came(range, 100)
+    assert machine.next_range() is not None, "the rest of their bounds is free again"
+    machine.range_came(ranges[2], ranges[2].most)
+    assert machine.next_range() is None
+
+
+def test_a_range_that_is_too_long_is_asked_for_in_halves_down_to_one_packet_that_has_its_own_bound() -> None:
+    machine = CatchUp(welcome(8, 8 * 1000), 0)
+    machine.weights_here()
+    asked = machine.next_range()
+    assert asked is not None
+    parts = [asked]
+    while parts[0].stop - parts[0].start > 1:
+        parts = [*machine.shorter(parts[0]), *parts[1:]]
+    assert [part.name for part in parts] == ["packets/0-1", "packets/1-2", "packets/2-4", "packets/4-8"]
+    assert machine.shorter(parts[0]) == [], "the model is not known: nothing longer can be asked for"
+    machine.longest = lambda _: 10 * MOST
+
+    (again,) = machine.shorter(parts[1])
+    assert again == Range(1, 2, 10 * MOST + HEADER_SIZE)
+    assert machine.shorter(again) == [], "no packet is longer: it is the hub's fault"
+
+
+def test_on_a_disk_without_room_one_range_is_asked_for_at_a_time() -> None:
+    machine = CatchUp(welcome(10**6, 10**9), 0)
+    machine.weights_here()
+
+    first = machine.next_range(room=MOST)
+    assert first is not None
+    assert machine.next_range(room=MOST) is None
+    machine.range_came(first, 10)
+    for round in range(first.stop):
+        machine.apply(round)
+    assert machine.next_range(room=MOST) is not None
 
 
 def test_a_snapshot_that_is_gone_means_a_newer_one_then_the_base_and_no_loop() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import random
@@ -17,7 +18,7 @@ from threading import Thread
 
 import pytest
 from memory_swarm import MemorySwarm
-from toy_swarm import ToyPeer, ToyWork, toy_fingerprint, toy_settings
+from toy_swarm import ToyPeer, ToyWork, toy_fingerprint, toy_settings, toy_spool
 
 from transport import Bandwidth, CatchUp, CatchUpDownloads, Hub, Ledger, PeerLink, RunKeys, WantedFile
 from transport.ledger.packet_log import pack_header
@@ -81,7 +82,7 @@ class Joiner:
 
     def catch_up(self) -> CatchUp:
         machine = CatchUp(self.link.welcome, self.base)
-        supply = CatchUpDownloads(self.link, machine, self.told.append)
+        supply = CatchUpDownloads(self.link, machine, toy_spool(self.folder), self.told.append)
         while machine.plan.offer is not None:
             try:
                 supply.files(wanted(machine.plan.offer, self.folder))
@@ -155,8 +156,8 @@ def test_only_the_newest_two_snapshots_are_offered_and_served(tmp_path: Path) ->
         link = swarm.link("ann")
         welcome = link.connect(10.0)
         with pytest.raises(KeyError, match="not offered any more"):
-            link.fetch("snapshot/10/model.safetensors")
-        served = link.fetch("snapshot/30/model.safetensors")
+            link.fetch("snapshot/10/model.safetensors", SIZE)
+        served = link.fetch("snapshot/30/model.safetensors", SIZE)
 
     assert welcome.snapshots == offers[1:]
     assert welcome.log_bytes == sum(len(packet) + 56 for packet in work.packets)
@@ -176,7 +177,7 @@ def test_a_connection_that_is_lost_while_files_and_packets_come_costs_nothing_tw
             swarm.wires[link].cut(next(cuts, 0))
 
         machine = CatchUp(link.welcome, 10**9)
-        supply = CatchUpDownloads(link, machine, cut)
+        supply = CatchUpDownloads(link, machine, toy_spool(tmp_path), cut)
         supply.files(wanted(offer, tmp_path))
         machine.weights_here()
         packets = dict(supply.packets())
@@ -194,7 +195,7 @@ def test_of_a_damaged_snapshot_on_the_disk_only_the_wrong_mib_comes_over_the_lin
         link = swarm.link("ann")
         link.connect(10.0)
         before = link.bytes_down
-        supply = CatchUpDownloads(link, CatchUp(link.welcome, 0))
+        supply = CatchUpDownloads(link, CatchUp(link.welcome, 0), toy_spool(tmp_path))
         supply.files(wanted(offer, tmp_path))
         down = link.bytes_down - before
 
@@ -210,11 +211,13 @@ import sys
 from pathlib import Path
 from transport import Bandwidth, CatchUp, CatchUpDownloads, PeerLink, WantedFile, parse_url
 from transport.peer import LinkLimits, PeerIdentity
+from transport.transfer import FreeDisk, Spool
 url, to, size, sha256 = sys.argv[1:]
 link = PeerLink(parse_url(url), PeerIdentity("ann"), LinkLimits(bandwidth=Bandwidth(down=1e6)))
 link.connect(10.0)
 name = "snapshot/1/model.safetensors"
-supply = CatchUpDownloads(link, CatchUp(link.welcome, 0), lambda progress: print(progress.done, flush=True))
+spool, machine = Spool(Path(to).parent, FreeDisk(Path(to).parent)), CatchUp(link.welcome, 0)
+supply = CatchUpDownloads(link, machine, spool, lambda progress: print(progress.done, flush=True))
 supply.files([WantedFile(name, Path(to), int(size), hashes=sha256)])
 """
 
@@ -241,7 +244,7 @@ def test_a_download_goes_on_where_a_peer_was_killed(tmp_path: Path) -> None:
         child.stdout.close()
         link = PeerLink(url, PeerIdentity("bob"))
         link.connect(10.0)
-        supply = CatchUpDownloads(link, CatchUp(link.welcome, 0))
+        supply = CatchUpDownloads(link, CatchUp(link.welcome, 0), toy_spool(tmp_path))
         supply.files(wanted(offer, tmp_path))
         link.close()
 
@@ -256,7 +259,7 @@ def test_asked_to_leave_a_joiner_leaves_in_the_middle(tmp_path: Path) -> None:
         link.connect(10.0)
         machine = CatchUp(link.welcome, 0)
         machine.weights_here()
-        packets = CatchUpDownloads(link, machine).packets()
+        packets = CatchUpDownloads(link, machine, toy_spool(tmp_path)).packets()
         next(packets)
         link.leave_requested.set()
         with pytest.raises(Leaving):
@@ -354,21 +357,21 @@ def test_a_joiner_is_there_when_its_bytes_are_and_nobody_waits_for_it(tmp_path: 
 class LyingLink:
     """A hub whose packets are those of other rounds."""
 
-    newest_round = -1
+    newest_round, known_size, received = -1, 62, 62
 
-    def begin(self, name: str) -> str:
-        return name
+    def begin_spooled(self, name: str, most: int, spool: object) -> LyingLink:
+        return self
 
-    def finish(self, download: object, tick: object) -> bytes:
-        return pack_header(7, b"packet") + b"packet"
+    def finish_spooled(self, download: object, tick: object) -> io.BytesIO:
+        return io.BytesIO(pack_header(7, b"packet") + b"packet")
 
     def raise_if_leaving(self) -> None:
         """Do nothing, as nobody asks this peer to leave."""
 
 
-def test_packets_of_other_rounds_are_not_applied() -> None:
+def test_packets_of_other_rounds_are_not_applied(tmp_path: Path) -> None:
     machine = CatchUp(messages.Welcome(1, "run", "ann", "s", "{}", "00", [], 1, 1.0, log_bytes=62), base=0)
     machine.weights_here()
 
     with pytest.raises(NotServed, match="packets/0-1 has round 7, not 0"):
-        list(CatchUpDownloads(LyingLink(), machine).packets())  # type: ignore[arg-type]
+        list(CatchUpDownloads(LyingLink(), machine, toy_spool(tmp_path)).packets())  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from transport.peer.connection_manager import (
     chunk_buffer,
 )
 from transport.peer.peer_state import PeerState
-from transport.protocol import messages
+from transport.protocol import ProtocolError, messages
 from transport.protocol.message_codec import encode
 from transport.transfer.congestion_window import FIRST_FRAGMENT
 from transport.wire.frames import Connected, Disconnected, Frames, Received
@@ -130,7 +130,7 @@ def test_bytes_of_messages_heard_long_ago_are_no_sign_of_life_of_a_hub_that_has_
     connections._received_bulk(Received(1, []), messages.Attached(64), 2.0)
     silent = connections.state.silent_until()
     connections._maintain(silent - 2.0)
-    connections.transfers.fetch("replica/manifest/1", chunk_buffer)
+    connections.transfers.fetch("replica/manifest/1", chunk_buffer, 1 << 20)
     assert connections.transfers.outgoing(now=silent - 2.0)
 
     for late in (1.5, 1.0, 0.5):
@@ -166,3 +166,14 @@ def test_a_flow_that_the_others_leave_behind_is_dialled_anew_though_the_line_is_
     connections._maintain(now + 0.2)
 
     assert wire.did == [("hang up", 1), ("dial", 1)]
+
+
+def test_a_hub_whose_message_has_no_end_is_dialled_no_more_and_the_link_says_why() -> None:
+    wire = SilentWire()
+    connections = joined(wire)
+
+    connections._take(Disconnected(1, ProtocolError("a message has no end")), 2.0)
+
+    assert str(connections.broken) == "a message has no end"
+    connections._take(Disconnected(2, ProtocolError("another one")), 3.0)
+    assert str(connections.broken) == "a message has no end", "the first is told"

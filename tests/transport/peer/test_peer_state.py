@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
+
 import pytest
 from msgspec.structs import replace
 
-from transport.peer.peer_state import PeerState, SessionState
-from transport.protocol import messages
+from transport.peer.peer_state import KEPT, PeerState, SessionState
+from transport.protocol import ProtocolError, decode_to_peer, encode, messages
 
 HELLO = messages.Hello(1, "token", "run", "ann")
 
@@ -166,7 +169,7 @@ def test_what_means_nothing_in_a_state_is_ignored_and_counted() -> None:
     state.receive(opened(1), 0.1)
     state.receive(messages.Committed(1, 1, "", []), 0.1)
 
-    assert (state.ignored, state.take_round(), state.commits) == (2, None, {})
+    assert (state.ignored, state.take_round(), [*state.commits]) == (2, None, [])
 
 
 def test_commits_in_any_order_are_remembered_up_to_a_number() -> None:
@@ -202,3 +205,73 @@ def test_a_silent_hub_is_doubted_sooner_where_a_standby_decides_whether_it_is_lo
     doubted = state.silent_until() - state.heard
 
     assert (alone, doubted) == pytest.approx((6.0, 4.0))
+
+
+def full(make: Callable[[int, int], messages.Message]) -> bytes:
+    """A frame with as many names as its receiver reads, but for less than half."""
+    sizes = (1 << shift for shift in range(13, -1, -1))
+    return next(encode(message) for message in (make(1, size) for size in sizes) if readable(message))
+
+
+def readable(message: messages.Message) -> bool:
+    data = encode(message)
+    try:
+        decode_to_peer(data)
+    except ProtocolError:
+        return False
+    return len(data) <= messages.MAX_CONTROL
+
+
+def names(count: int) -> list[str]:
+    return [f"{number:x}" for number in range(count)]
+
+
+FULL: dict[str, Callable[[int, int], messages.Message]] = {
+    "members": lambda n, size: messages.Round(n, n, 9, names(size), 1, True),
+    "keys": lambda n, size: messages.Round(n, n, 9, [], 1, True, keys=dict.fromkeys(names(size), "")),
+    "aggregators": lambda n, size: messages.Round(
+        n, n, 9, [], 1, True, owners=[messages.AggregatorInfo("", [])] * size
+    ),
+    "accepted": lambda n, size: messages.Committed(n, 0, "", names(size)),
+    "refused": lambda n, size: messages.Committed(n, 0, "", [], dict.fromkeys(names(size), "")),
+    "digest": lambda n, size: messages.Committed(n, 0, "x" * size, []),
+    "sources": lambda n, size: messages.Sources(n, 1024, [], dict.fromkeys(names(size), "")),
+    "close": lambda n, size: messages.Close(n, 0, [], dict.fromkeys(names(size), 0.5)),
+    "estates": lambda n, size: messages.Close(n, 0, [], {}, {}, [messages.HandoffOffer(0, "", 0.0)] * size),
+    "newcomers": lambda n, size: messages.Newcomer(f"{n:x}", "k" * size),
+    "files": lambda n, size: messages.FileSources([messages.FileSource("", "", "")] * size),
+    "place": lambda n, size: messages.Placed("r", n, [], "x" * size),
+    "over": lambda n, size: messages.Standby(n, "x" * size, "k"),
+}
+
+
+def test_all_that_a_hub_can_have_a_peer_remember_of_full_messages_has_a_bound() -> None:
+    """Of each kind far more come than any hub sends; the peer aggregates shards, so that orders are kept."""
+    state = PeerState(replace(HELLO, owns=True))
+    state.connected(0.0)
+    state.receive(welcome(), 0.1)
+    tracemalloc.start()
+    for make in FULL.values():
+        data = full(make)
+        for number in range(12):
+            message = decode_to_peer(data)  # anew: nothing is shared
+            if isinstance(message, messages.Newcomer):
+                message = replace(message, name=f"{number}")
+            elif hasattr(message, "round"):
+                message = replace(message, round=number)  # type: ignore[arg-type]
+            state.receive(message, 1.0)
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+
+    assert state.ignored == 0, "every one of them was heard"
+    assert kept < 24 << 20
+
+
+def test_a_hub_that_stands_still_for_many_rounds_is_remembered_with_the_newest_ones() -> None:
+    state = joined()
+    for number in range(3 * KEPT):
+        state.receive(opened(number), 1.0)
+        state.receive(messages.Committed(number, 10, "00", ["bob"]), 1.0)
+
+    assert sorted(state.commits) == list(range(2 * KEPT, 3 * KEPT))
+    assert list(state.rounds) == list(range(2 * KEPT, 3 * KEPT))

@@ -13,7 +13,7 @@ import pytest
 from memory_swarm import MemorySwarm
 from msgspec import structs
 from test_ring_table import Units
-from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
+from toy_swarm import PLENTY, ToyPeer, ToyWork, toy_settings, trained
 
 from transport.peer import LinkLimits, PeerIdentity, PeerLink, peer_link
 from transport.protocol import RoundCommitted, TransportError, messages, round_and_shards, shard_ranges
@@ -33,7 +33,7 @@ class LentMachine:
     def exchange(self, round: int, part: bytes) -> None:
         with suppress(TransportError):  # the run has ended
             self.link.deliver(round, part)
-            self.fetched[round] = self.link.fetch(f"packet/{round}/{shard_ranges(SHARDS)}")
+            self.fetched[round] = self.link.fetch(f"packet/{round}/{shard_ranges(SHARDS)}", PLENTY)
 
 
 class Head(ToyPeer):

@@ -14,7 +14,7 @@ from scripts.swarms.tcp_link import Link
 from transport.protocol import CurveKeys, Route, Unreachable
 from transport.stages.line_probe import BUDGET, LONG_S, PATIENCE_S, LineProbe, Ping, ProbeAnswers, pack
 from transport.stages.stage_link import StageLink
-from transport.wire import Bandwidth, DealerWire, Disconnected, RouterWire, try_route, wire_size
+from transport.wire import STAGES, Bandwidth, DealerWire, Disconnected, RouterWire, try_route, wire_size
 
 HERE, THERE = CurveKeys.generate(), CurveKeys.generate()
 FREE = Bandwidth()
@@ -139,7 +139,7 @@ def test_a_stranger_gets_no_byte_and_one_that_asks_for_too_much_is_cut_off(ends:
     assert refused.value.layer == "key"
 
     there.admit([HERE.public])
-    wire = DealerWire((route,), THERE.public, HERE)
+    wire = DealerWire((route,), THERE.public, HERE, STAGES)
     with closing(wire):
         wire.dial(0)
         until, cut = time.monotonic() + 10.0, False

@@ -75,7 +75,9 @@ def test_a_standby_takes_over_on_its_hosts_word_and_the_old_hub_which_is_alive_s
     state = Succession(settings.run, keys.token)
     with closing(Lookout(("127.0.0.1", 0), own.pair, state, lambda: inf)) as lookout:
         me = PeerIdentity("standby", keys=own.pair, follows_at=f"127.0.0.1:{lookout.port}", secret=keys.stop)
-        follower = Follower(url, me, tmp_path / "standby", lambda copy: None, lambda what: None)
+        follower = Follower(
+            url, me, tmp_path / "standby", lambda copy: None, lambda what: None, lambda _: 1 << 20
+        )
         follower.start()
 
         def wait_once(opened: messages.Round) -> None:

@@ -32,6 +32,7 @@ from transport.protocol import WeightedPacket, messages
 from transport.protocol.errors import RunOver, SessionRenewed, TransportError
 
 BLOB = "base/blob"
+PLENTY = 1 << 30  # bytes of an object
 SLOWER = 10  # times as long SIGUSR1 makes a peer compute
 Vector = NDArray[np.float32]
 
@@ -184,7 +185,7 @@ class Peer:
 
     def catch_up(self, round: int) -> None:
         while self.round < round:
-            packet = self.link.fetch(f"packet/{self.round}")
+            packet = self.link.fetch(f"packet/{self.round}", PLENTY)
             assert isinstance(packet, bytes)
             self.x += np.frombuffer(packet, np.float32)
             self.round += 1
@@ -195,7 +196,7 @@ class Peer:
             return opened
         self.catch_up(opened.round)
         if opened.samples:
-            lease = self.link.fetch(f"lease/{opened.round}")
+            lease = self.link.fetch(f"lease/{opened.round}", PLENTY)
             assert isinstance(lease, bytes)
             self.pending[opened.round] = json.loads(lease)
         started = time.monotonic()
@@ -225,7 +226,7 @@ class Peer:
         """Fetch one object, in the middle of silence."""
         time.sleep(self.asked["quiet_s"])
         say("begins")
-        say("ends", size=len(self.link.fetch(BLOB)))
+        say("ends", size=len(self.link.fetch(BLOB, PLENTY)))
         time.sleep(self.asked["quiet_s"])
 
 

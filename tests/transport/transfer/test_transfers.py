@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.protocol import messages
-from transport.protocol.errors import ProtocolError
+from transport.protocol.errors import ProtocolError, TooLong
 from transport.transfer import CompletedUpload, Inbox, PeerTransfers, transfers
 from transport.transfer.chunks import ChunkBuffer, ChunkMap
 
-CHUNK = 1024
+CHUNK, PLENTY = 1024, 1 << 30
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +110,7 @@ def test_whatever_the_flows_do_objects_arrive_whole_and_once(
     transfers.CHUNK = CHUNK  # hypothesis does not run the fixture for each example
     link = Link({"base/a": some(down)})
     upload = link.peer.upload("update/1", some(up), sha(some(up)))
-    download = link.peer.fetch("base/a", lambda size, digest: ChunkBuffer(size, digest, CHUNK))
+    download = link.peer.fetch("base/a", lambda size, digest: ChunkBuffer(size, digest, CHUNK), PLENTY)
     for what, flow in history:
         if what == "say":
             link.say()
@@ -152,7 +152,7 @@ def test_chunks_follow_the_first_put_at_once_and_wait_for_an_answer_after_a_cut(
 
 def test_an_object_of_known_size_is_asked_for_at_once() -> None:
     link = Link({"packet/1": some(3 * CHUNK)}, flows=1)
-    link.peer.fetch("packet/1", lambda size, digest: ChunkBuffer(size, digest, CHUNK), 3 * CHUNK)
+    link.peer.fetch("packet/1", lambda size, digest: ChunkBuffer(size, digest, CHUNK), PLENTY, 3 * CHUNK)
     link.say()
 
     assert [m.index for m, _ in link.wires[1][0] if isinstance(m, messages.Get)] == [0, 1, 2]
@@ -165,7 +165,9 @@ def downloading(size: int, fragment: int, known: bool) -> tuple[PeerTransfers, t
     window = peer.windows[False]
     window.answered(window.sent(1, 0, 0, 0.0), int(fragment * 20), 1.0, more=False)
     assert window.fragment == fragment
-    download = peer.fetch("base/a", lambda n, sha: ChunkBuffer(n, sha, transfers.CHUNK), size if known else 0)
+    download = peer.fetch(
+        "base/a", lambda n, sha: ChunkBuffer(n, sha, transfers.CHUNK), size, size if known else 0
+    )
     return peer, download
 
 
@@ -250,7 +252,9 @@ def test_a_late_answer_to_a_fetch_that_was_given_up_harms_no_later_one(
     peer.forget("base/a")
     window = peer.windows[False]
     window.answered(window.sent(1, 0, 0, 1.0), 1 << 30, 1.1, more=False)
-    download = peer.fetch("base/a", lambda n, digest: ChunkBuffer(n, digest, transfers.CHUNK), len(data))
+    download = peer.fetch(
+        "base/a", lambda n, digest: ChunkBuffer(n, digest, transfers.CHUNK), PLENTY, len(data)
+    )
     asked = [out.message for out in peer.outgoing(now=1.2) if isinstance(out.message, messages.Get)]
     for get in late + asked:
         start = get.index * get.chunk
@@ -269,9 +273,9 @@ def test_a_lease_stands_behind_no_packet_and_no_model(chunks: int) -> None:
     """On a thin line a packet takes as long as a round's compute, and the next one needs its lease."""
     peer = PeerTransfers()
     peer.up(1, 1, 0.05, 0.0)
-    peer.fetch("packet/0", lambda size, digest: ChunkBuffer(size, digest, CHUNK), chunks * CHUNK)
+    peer.fetch("packet/0", lambda size, digest: ChunkBuffer(size, digest, CHUNK), PLENTY, chunks * CHUNK)
     first = peer.outgoing(now=0.0)
-    peer.fetch("lease/1", lambda size, digest: ChunkBuffer(size, digest, CHUNK))
+    peer.fetch("lease/1", lambda size, digest: ChunkBuffer(size, digest, CHUNK), PLENTY)
     peer.receive(messages.Data("packet/0", 0, chunks * CHUNK, b""), bytes(CHUNK), 0.1)
     then = peer.outgoing(now=0.1)
 
@@ -282,7 +286,7 @@ def test_a_lease_stands_behind_no_packet_and_no_model(chunks: int) -> None:
 def test_a_size_that_was_announced_wrongly_is_an_error_and_no_hang() -> None:
     peer = PeerTransfers()
     peer.up(1, 4, 0.05, 0.0)
-    download = peer.fetch("packet/1", lambda size, digest: ChunkBuffer(size, digest, CHUNK), 100)
+    download = peer.fetch("packet/1", lambda size, digest: ChunkBuffer(size, digest, CHUNK), PLENTY, 100)
     peer.outgoing(now=0.0)
     peer.receive(messages.Data("packet/1", 0, 5000, b""), bytes(CHUNK), 0.1)
 
@@ -301,7 +305,7 @@ def test_a_refused_upload_ends_with_its_reason() -> None:
 
 def test_an_object_that_is_not_there_is_refused_with_the_reason() -> None:
     link = Link({})
-    download = link.peer.fetch("nothing", lambda size, digest: ChunkBuffer(size, digest, CHUNK))
+    download = link.peer.fetch("nothing", lambda size, digest: ChunkBuffer(size, digest, CHUNK), PLENTY)
     link.settle()
 
     assert download.refused == "there is none"
@@ -405,14 +409,16 @@ def test_an_object_that_no_memory_holds_is_refused_before_its_chunks_are_counted
     peer = PeerTransfers()
     peer.up(1, 4, 0.05, 0.0)
     tracemalloc.start()
-    download = peer.fetch("packet/1", lambda size, digest: ChunkBuffer(size, digest, transfers.CHUNK), known)
+    download = peer.fetch("packet/1", lambda n, sha: ChunkBuffer(n, sha, CHUNK), PLENTY, known)
     size = peer.outgoing(now=0.0)[0].answer or transfers.CHUNK
     peer.receive(messages.Data("packet/1", 0, 2**40, b""), bytes(size), 0.1)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
-    assert "too long" in str(download.error)
-    assert peak < 40 << 20
+    assert isinstance(download.error, TooLong)
+    assert "1,099,511,627,776 bytes; it has 1,073,741,824 at most" in str(download.error)
+    assert download.sink is None, "nothing is kept"
+    assert peak < 2 << 20
 
 
 @given(st.integers(0, 5000), st.sets(st.integers(0, 4)))
@@ -432,7 +438,7 @@ def test_an_upload_that_is_not_wanted_any_more_leaves_the_download_of_its_name_a
     """An owner fetches part/3/bob, bob's part, and sends part/3/bob, its own for bob."""
     peer = PeerTransfers()
     peer.up(1, 4, 0.05, 0.0)
-    download = peer.fetch("part/3/bob", lambda size, digest: ChunkBuffer(size, digest, CHUNK))
+    download = peer.fetch("part/3/bob", lambda size, digest: ChunkBuffer(size, digest, CHUNK), PLENTY)
     peer.upload("part/3/bob", b"mine", sha(b"mine"))
     peer.outgoing(now=0.0)
     peer.withdraw("part/3/bob")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from memory_swarm import MemorySwarm
-from toy_swarm import ToyPeer, ToyWork, toy_fingerprint, toy_settings, trained
+from toy_swarm import PLENTY, ToyPeer, ToyWork, toy_fingerprint, toy_settings, trained
 
 from transport import Ledger, PeerLink
 from transport.ledger.packet_log import read_packets
@@ -79,11 +79,11 @@ def test_a_late_joiner_catches_up_from_the_log_and_takes_part(tmp_path: Path) ->
         late = ToyPeer(swarm.link("bob"))
         log = swarm.link("reader")
         log.connect()
-        records = log.fetch("packets/2-6")
+        records = log.fetch("packets/2-6", PLENTY)
         assert isinstance(records, bytes)
         assert list(read_packets(io.BytesIO(records))) == list(enumerate(work.packets))[2:6]
         with pytest.raises(KeyError, match="rounds 0-999 are not committed"):
-            log.fetch("packets/0-999")
+            log.fetch("packets/0-999", PLENTY)
         log.leave("read enough")
         threads.append(late.start())
         swarm.wait(20.0)
@@ -137,7 +137,7 @@ def test_a_leave_ends_a_wait_at_once(tmp_path: Path) -> None:
         assert link.next_round() == messages.Over("asked to leave", False)
         assert time.monotonic() - started < 1.0
         with pytest.raises(Leaving, match="while waiting for the object eval"):
-            link.fetch("eval")
+            link.fetch("eval", PLENTY)
         link.leave("bye")
 
 
@@ -214,7 +214,7 @@ def test_several_threads_may_use_one_link(tmp_path: Path) -> None:
         link.connect()
         got: list[object] = []
         threads = [
-            threading.Thread(target=lambda n=n: got.append((n, link.fetch(f"base/{n % 4}"))))
+            threading.Thread(target=lambda n=n: got.append((n, link.fetch(f"base/{n % 4}", PLENTY))))
             for n in range(8)  # type: ignore[misc]
         ]
         for thread in threads:
@@ -292,11 +292,11 @@ def test_a_new_session_ends_every_call_that_waits_in_the_old_one(tmp_path: Path)
         away_for_too_long(swarm, link)
 
         with pytest.raises(SessionRenewed):
-            link.fetch("lease/0")
+            link.fetch("lease/0", PLENTY)
         with pytest.raises(SessionRenewed):  # no round would come before `ready`, whoever was told already
             link.next_round()
         with pytest.raises(SessionRenewed):  # nor is there a lease
-            link.fetch("lease/0")
+            link.fetch("lease/0", PLENTY)
 
 
 def test_a_lease_refused_before_the_end_of_its_session_is_told_ends_with_the_new_session(
@@ -310,7 +310,7 @@ def test_a_lease_refused_before_the_end_of_its_session_is_told_ends_with_the_new
         away.start()
 
         with pytest.raises(SessionRenewed):
-            link.fetch("lease/0")
+            link.fetch("lease/0", PLENTY)
         away.join()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_swarm import ToyWork, toy_settings
+from toy_swarm import PLENTY, ToyWork, toy_settings
 
 from transport import Bandwidth, Hub, Ledger, PeerLink, RunKeys
 from transport.peer import LinkLimits, PeerIdentity
@@ -75,7 +75,7 @@ def on_a_fast_line() -> PeerTransfers:
 def test_bulk_sends_and_asks_only_while_there_is_something_left() -> None:
     peer = on_a_fast_line()
     peer.upload("update/1", bytes(5 * CHUNK), b"sum")
-    peer.fetch("packet/0", lambda size, digest: ChunkBuffer(size, digest, CHUNK), 5 * CHUNK + 7)
+    peer.fetch("packet/0", lambda size, digest: ChunkBuffer(size, digest, CHUNK), PLENTY, 5 * CHUNK + 7)
 
     def kinds(up: float, down: float) -> list[type]:
         return [
@@ -94,8 +94,8 @@ def test_bulk_sends_and_asks_only_while_there_is_something_left() -> None:
 
 def test_a_chunk_asked_for_is_expected_once() -> None:
     peer = on_a_fast_line()
-    peer.fetch("packet/0", lambda size, digest: ChunkBuffer(size, digest, CHUNK), CHUNK + 7)
-    peer.fetch("lease/1", lambda size, digest: ChunkBuffer(size, digest, CHUNK))
+    peer.fetch("packet/0", lambda size, digest: ChunkBuffer(size, digest, CHUNK), PLENTY, CHUNK + 7)
+    peer.fetch("lease/1", lambda size, digest: ChunkBuffer(size, digest, CHUNK), PLENTY)
     peer.outgoing()
 
     assert [peer.expected("packet/0", i) for i in (0, 1, 2)] == [CHUNK, 7, 0]
@@ -167,7 +167,7 @@ def test_two_megabytes_down_at_16_mbit_take_a_second_and_pings_are_answered(tmp_
     work = ToyWork(objects={"base/model": bytes(2_000_000)})
     with hub_and_peer(tmp_path, work, Bandwidth(down=RATE)) as (hub, link), SlowestPing(hub) as pings:
         started = time.monotonic()
-        fetched = link.fetch("base/model")
+        fetched = link.fetch("base/model", PLENTY)
         took = time.monotonic() - started
 
     assert len(fetched) == 2_000_000  # type: ignore[arg-type]

@@ -1,0 +1,58 @@
+"""Bounds of the objects that a peer fetches: known before a byte is kept, whatever the sender says."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from transport.protocol import messages
+from transport.transfer import DIGEST, count_blocks
+
+# Beginnings of the names of all objects that may be fetched, each with the reason of its bound. A name
+# without a row cannot be fetched.
+BOUNDS = {
+    "lease/": "so many samples, of at most the recipe's max_length",
+    "audit/": "so many samples, of at most the recipe's max_length",
+    "packet/": "the recipe's compression of a round's sample",
+    "packets/": "the recipe's compression of these rounds' samples",
+    "shard/": "the size of the committed packet",
+    "part/": "the recipe's compression of this aggregator's shards",
+    "estate/": "the recipe's compression of all coordinates",
+    "accepted/": "a list of names",
+    "eval": "so many samples as a run may evaluate, of at most the recipe's max_length",
+    "base/": "the size that the run has announced",
+    "snapshot/": "the size that the run has announced",
+    "hashes/": "32 bytes for each MiB of the file",
+    "ledger/": "what a hub sends of its ledger at once",
+    "updates/": "what the disk of a standby has room for",
+    "replica/": "the size that the hub has listed",
+}
+
+
+def bound_of(name: str) -> str:
+    """Return why an object cannot be longer than it may be. Raises KeyError for a name without a row."""
+    for prefix, reason in BOUNDS.items():
+        if name == prefix or (prefix.endswith("/") and name.startswith(prefix)):
+            return reason
+    raise KeyError(f"{name} is no object that a peer fetches")
+
+
+def hashes_size(size: int) -> int:
+    """Return the bytes of the hashes of a file of `size` bytes."""
+    return DIGEST * count_blocks(size)
+
+
+class SizeBounds(Protocol):
+    """Bounds objects of a run by its recipe and its model. All methods return bytes."""
+
+    def lease(self, opened: messages.Round) -> int:
+        """Bound the lease of a round. Raises ProtocolError where the round is none that this run can have."""
+
+    def audit(self, opened: messages.Round) -> int:
+        """Bound the samples to audit in a round."""
+
+    def packet(self, round: int, shards: Collection[int] | None = None) -> int:
+        """Bound the aggregate of a round; of these shards alone, if any are named."""
+
+    def handoff(self) -> int:
+        """Bound what an aggregator is handed over."""

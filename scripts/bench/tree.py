@@ -14,7 +14,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from scripts.swarms.lab import parser
 from scripts.swarms.processes import Line, Process, divided, run_role, say, started
 from transport import Hub, Ledger, LinkLimits, PeerIdentity, PeerLink, RunKeys, RunSettings
 from transport.hub import keep_freed_memory
-from transport.protocol import Event, RoundCommitted, Warned
+from transport.protocol import Event, RoundCommitted, Warned, messages
 from transport.tree import InnerHub, LeasedSample
 from transport.tree.parent_leases import TOTAL
 
@@ -31,6 +31,8 @@ SAMPLE, TOKENS = 4096, 10  # bytes and trained tokens of each sample
 WARM = 2  # rounds before the clock starts
 TRANSPORT = 1.2, 1.6  # CPU-s a GB, of SCALE.md
 SUM = 3.1  # ms a MB, of SCALE.md: decoding and adding
+
+MOST = 1 << 30  # bytes of an object: the load is what is measured here, and no peer lies
 
 
 def settings_of(asked: Line, samples: int, peers: int) -> RunSettings:
@@ -115,6 +117,25 @@ def run_inner(asked: Line) -> None:
     signal.pause()
 
 
+class OneSize:
+    """Bounds every object by the size of the load's packets (transport.peer.SizeBounds)."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most  # bytes
+
+    def lease(self, opened: messages.Round) -> int:
+        return self._most
+
+    def audit(self, opened: messages.Round) -> int:
+        return self._most
+
+    def packet(self, round: int, shards: Collection[int] | None = None) -> int:
+        return self._most
+
+    def handoff(self) -> int:
+        return self._most
+
+
 def inner_hub(asked: Line, keys: RunKeys, number: int) -> InnerHub:
     """Make an inner hub; every hub of the tree has the same keys."""
     folder = Path(asked["folder"]) / f"h{number:02}"
@@ -123,6 +144,7 @@ def inner_hub(asked: Line, keys: RunKeys, number: int) -> InnerHub:
         keys.url("127.0.0.1", asked["port"], RUN), PeerIdentity(f"h{number:02}"), LinkLimits(flows=1)
     )
     link.connect(60.0)
+    link.bounds = OneSize(MOST)
     ledger, work = Ledger(folder, run=RUN, samples=TOTAL), Work(asked["size"], folder)
     settings = settings_of(asked, TOTAL, peers)
     return InnerHub(link, ledger, work, lambda me: Hub(("127.0.0.1", 0), keys, ledger, settings, me))

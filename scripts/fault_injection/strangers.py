@@ -1,7 +1,7 @@
 """Hostile members beside a real run: what each kind costs its rounds, and its hub's memory.
 
-    scripts/start scripts.fault_injection.strangers                     all kinds: 200 members from 30
-    addresses scripts/start scripts.fault_injection.strangers --kinds never-deliver,begin-updates --seconds 40
+    scripts/start scripts.fault_injection.strangers    all kinds: 200 members from 30 addresses
+    scripts/start scripts.fault_injection.strangers --kinds never-deliver,begin-updates --seconds 40
 
 Two honest peers train all the time. The figures of each kind stand beside those of as many members that are
 idle, in the same run. Exit status 1 where a kind breaks a promise: honest rounds keep 80 % of that pace, the
@@ -160,6 +160,8 @@ def measured(run: Run, kind: str, members: int, seconds: float) -> tuple[Figures
     with attacked(run, kind, members, seconds) as did:
         time.sleep(4.0)  # they come
         during = run.watch(seconds - 5.0)
+    if kind == "idle":
+        return during, during, did
     time.sleep(AFTER_S)
     return during, run.watch(3.0), did
 

@@ -79,6 +79,14 @@ def x_of(peer: Peer) -> Tensor:
     return peer.trainer.tensors()["x"]
 
 
+def agree(one: Peer, other: Peer) -> None:
+    """Their weights differ by a hundredth of a step at most: Adam divides a gradient by its size, so where
+    it is nearly 0 the order of a sum shows, which is another on each processor."""
+    torch.testing.assert_close(x_of(one), x_of(other), rtol=1e-4, atol=1e-4)
+    apart, length = (x_of(one) - x_of(other)).norm(), x_of(other).norm()
+    assert apart < 1e-4 * length
+
+
 def one_peer(base: Path, recipe: Recipe) -> Peer:
     return build_peer(load_model(base), recipe, 2)
 
@@ -106,7 +114,7 @@ def test_two_ranks_compute_what_one_computes(
 
     for limit in (0.0, 0.1):  # the second step is clipped
         torch.testing.assert_close(step(two, limit), step(alone, limit), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(x_of(two), x_of(alone), rtol=1e-4, atol=1e-5)
+    agree(two, alone)
     for shard, sample in two.worker.global_model.samples():
         mine = two.worker.local_model.difference(shard, sample, two.worker.global_model.vector)
         assert torch.equal(mine, sample.difference(shard.of(x_of(two)), shard.of(common)))
@@ -211,7 +219,7 @@ def test_what_it_kept_is_taken_up_by_one_process_or_two(
         assert found.keys() == states.keys()
         assert all(torch.equal(found[name], states[name]) for name in states)
     torch.testing.assert_close(step(again, 0.0), step(alone, 0.0), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(x_of(again), x_of(alone), rtol=1e-4, atol=1e-5)
+    agree(again, alone)
 
 
 def test_what_8_bits_keep_is_taken_up_to_the_bit_by_as_many_ranks_and_begins_anew_in_one(
@@ -298,7 +306,7 @@ def test_memory_that_runs_out_in_one_rank_halves_the_micro_batch_and_the_step_is
     assert [event.micro_batch for event in lowered] == [MANY // 2]
     assert "rank 1 of 2 (cpu): " in lowered[0].why
     assert not {process.pid for process in ranks.processes} & set(before)
-    torch.testing.assert_close(x_of(two), x_of(alone), rtol=1e-4, atol=1e-5)
+    agree(two, alone)
 
 
 def spread_member(swarm: Swarm, ranks: GpuProcesses, name: str) -> Member:

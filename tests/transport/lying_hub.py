@@ -1,8 +1,10 @@
-"""A hub that lies: it speaks the protocol, and serves, says and announces what a test wants.
+"""A hub that keeps to the protocol, and lies where a test wants it to.
 
 with LyingHub(MemoryHubWire()) as hub:
     hub.serves["lease/"] = endless(2**36)
-    link = hub.link()               # welcomed; what was asked for is in `hub.asked`
+    hub.lies[messages.Ready] = lambda ready: [messages.Over("enough", True)]
+    link = hub.link()               # welcomed; the objects that it asked for are in `hub.asked`
+assert messages.Ready in hub.heard
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from transport.peer import LinkLimits, PeerIdentity, PeerLink
@@ -25,8 +28,10 @@ from transport.wire import HubWire, MemoryHubWire, MemoryPeerWire
 ZEROS = bytes(1 << 20)
 IN_A_ROW = 64  # messages of a flood
 WELCOME = messages.Welcome(messages.PROTOCOL, "toy-run", "ann", "s" * 22, "{}", "00", [], 0, 0.2)
+IN_STATUS = ("run", "recipe", "recipe_hash", "base", "round", "log_bytes", "snapshots")  # of a welcome
 Served = tuple[int, bytes] | bytes | None  # size of the whole and a chunk; or the whole
 Serve = Callable[[messages.Get], Served]
+Lie = Callable[[Any], list[messages.Message]]
 Flood = Callable[["LyingHub"], bool]  # False: the line is full
 
 
@@ -44,18 +49,20 @@ class LyingHub:
     """Answers in a thread of its own until its block ends.
 
     Args:
-        status: what AskStatus is answered, beside the welcome's fields.
+        lies: the answers in place of honest ones, by the kind of a message.
+        status: the fields of the answer to AskStatus beside the welcome's.
         after_ready: called in the thread, once a peer says Ready.
     """
 
     wire: HubWire
     welcome: messages.Welcome = WELCOME
     serves: dict[str, Serve] = field(default_factory=dict)  # by the beginning of a name
+    lies: dict[type, Lie] = field(default_factory=dict)
     status: Mapping[str, Any] = field(default_factory=dict)
     after_ready: Callable[[LyingHub, bytes], object] = nothing_said
     keys: RunKeys = field(default_factory=RunKeys.generate)
     asked: Counter[str] = field(default_factory=Counter)  # by name of an object
-    heard: Counter[str] = field(default_factory=Counter)  # by name of a message
+    heard: Counter[type] = field(default_factory=Counter)  # by kind of message
     sent: int = 0  # bytes of objects
     floods: Flood | None = None  # said again and again, as long as the line takes it
     flooded: int = 0  # how often that was said
@@ -104,9 +111,12 @@ class LyingHub:
                 self.say(messages.Ping(1.0))
 
     def _answer(self, conn: bytes, m: messages.ToHub) -> None:
-        self.heard[type(m).__name__] += 1
-        if isinstance(m, messages.AskStatus):
-            known = {key: getattr(self.welcome, key) for key in ("run", "recipe", "recipe_hash", "round")}
+        self.heard[type(m)] += 1
+        if (lie := self.lies.get(type(m))) is not None:
+            for answer in lie(m):
+                self.say(answer, conn=conn)
+        elif isinstance(m, messages.AskStatus):
+            known = msgspec.to_builtins({key: getattr(self.welcome, key) for key in IN_STATUS})
             self.say(messages.Status(json.dumps(known | dict(self.status))), conn=conn)
         elif isinstance(m, messages.Hello | messages.Resume):
             self.control = conn

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from memory_swarm import MemorySwarm
 from torch import Tensor
-from toy_swarm import TOKENS, ToyPeer, ToyWork, toy_fingerprint, toy_settings
+from toy_swarm import BOUNDS, TOKENS, ToyPeer, ToyWork, toy_fingerprint, toy_settings
 
 from cocktail_cli.aggregation import DurableAggregator
 from cocktail_cli.subtree import InnerAggregator
@@ -204,6 +204,7 @@ class Inner:
         if isinstance(self.parent, Inner):
             self.parent.peer_wires.append(wire)
         self.link.connect(10.0)
+        self.link.bounds = BOUNDS
         self.inner = InnerHub(self.link, self.ledger, self.work, self._hub)
         self.inner.start()
         self._listener = threading.Thread(target=self._listen, args=(self.inner.hub,), daemon=True)

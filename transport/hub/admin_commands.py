@@ -21,7 +21,7 @@ from .run_status import fitting, session_word
 Named = tuple[str, str]  # name, key
 Answer = dict[str, Any]
 Place = tuple[int, str]  # of a row in the list: its part of it, and what it is called there
-PAGE, PAGE_BYTES = 512, 256 << 10  # rows of the list in one answer, and their JSON: a frame has 1 MiB
+PAGE, PAGE_BYTES = 512, 128 << 10  # rows of the list in one answer, and their JSON: half of a message
 CHOICES = 8  # keys named where several have one name
 
 

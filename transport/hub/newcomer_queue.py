@@ -17,7 +17,7 @@ from transport.protocol import messages
 from transport.wire import FairQueue, Frames, TokenBucket
 
 SHARE = 0.15  # of the thread's time
-BURST_S = 0.02  # seconds of it at once
+BURST_S = 0.002  # seconds of it at once
 WAITING = 96  # messages of one newcomer: more than a congestion window has fragments
 HELD = 48 << 20  # bytes in all
 TALK = 1000  # messages in a second of all newcomers: what a line of 2 Gbit/s requests or brings

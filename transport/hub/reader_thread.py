@@ -1,7 +1,9 @@
 """The hub's reader thread: reads objects for peers, what a round waits for first.
 
-Everything else (files, and ranges of the log, for those who join) is read for one origin after the other, and
-while rounds go on within a rate in all. So whoever fetches much delays others who fetch much, and no round.
+Everything else (files, and ranges of the log, for those who join) is read for one origin after the other,
+while rounds go on within a rate in all. What is sent to newcomers and has not arrived is known at each look
+at all connections; until the next one no more is read than there is room for. So whoever fetches much, or
+reads nothing of it, delays others who fetch much, and neither a round nor the hub's memory.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from transport.wire import FairQueue, TokenBucket
 
 BESIDE_ROUNDS = 128 << 20  # bytes a second that are read for joiners, all together, while rounds go on
 BURST_S = 0.25  # seconds of that rate at once
+ROOM, LEAST = 32 << 20, 4 << 20  # bytes that are on their way to newcomers; that are read between two looks
 
 log = logging.getLogger(__name__)
 Job = Callable[[], object]
@@ -42,6 +45,7 @@ class ReaderThread:
         self._others = FairQueue[Reading]()
         self._bucket = TokenBucket(BESIDE_ROUNDS, BURST_S)
         self._changed = threading.Condition()
+        self._room = ROOM  # bytes that are left until the next look
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="cocktail-reader", daemon=True)
         self._thread.start()
@@ -59,6 +63,13 @@ class ReaderThread:
             else:
                 self._others.put(reading.origin, reading.payer, reading)
             self._changed.notify()
+
+    def replenish(self, held: int) -> None:
+        """Make room for more, where so many bytes are on their way to newcomers."""
+        with self._changed:
+            self._room = max(LEAST, ROOM - held)
+            if len(self._others):
+                self._changed.notify()
 
     def forget(self, origin: str, payer: str) -> None:
         """Drop what a session that is over has asked for, but for what is urgent."""
@@ -87,11 +98,12 @@ class ReaderThread:
                 if self._urgent:
                     return self._urgent.popleft()
                 wait: float | None = None
-                if len(self._others):
+                if len(self._others) and self._room > 0:
                     wait = max(0.0, self._bucket.open_at(now) - now) if self._busy() else 0.0
                     if not wait:
                         reading = self._others.take()
                         self._bucket.take(reading.size, now)
+                        self._room -= reading.size
                         return reading.job
                 self._changed.wait(wait)
             return None

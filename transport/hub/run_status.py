@@ -21,7 +21,7 @@ WORDS = {
     "apart": "training",
     "behind": "behind",
 }
-PEERS_BYTES = 512 << 10  # JSON of the peers in a status; a frame has 1 MiB, and the recipe is in it too
+PEERS_BYTES = 128 << 10  # JSON of the peers in a status: half of a message, as the recipe is in it too
 IN_LINE = "in line"  # it waits for its turn: the run's rounds take fewer members than there are peers
 
 

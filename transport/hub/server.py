@@ -31,6 +31,7 @@ from transport.protocol import (
     STAGE,
     TRIAL,
     UPDATE,
+    UPLOADED,
     Cost,
     Event,
     HubDelegate,
@@ -279,7 +280,9 @@ class Hub:
         """Limit the memory of each connection. What arrived while this process slept is read first."""
         if now >= self._guard_at:
             if now < self._guard_at + AWAKE_S:
-                self._members.refused += self._wire.guard(now, self._owner, self._is_newcomer)
+                found = self._wire.guard(now, self._owner, self._is_newcomer)
+                self._members.refused += found.closed
+                self._reader.replenish(found.held)
             took = time.monotonic() - now  # of thousands of connections: at most a twentieth of this thread
             self._guard_at = now + max(GUARD_S, 20 * took)
 
@@ -356,11 +359,13 @@ class Hub:
         return None
 
     def _absurd(self, session: Session | None, message: messages.Message) -> bool:
-        """Tell whether a message asks for what its session may never have: to refuse it costs less than to
-        let it wait."""
-        if session is None or not isinstance(message, messages.Get):
-            return False
-        return self._objects.kind_of(message.name, session.role) is None
+        """Tell whether a message asks for, or brings, what its session may never have or bring: to refuse it
+        costs less than to let it wait."""
+        if isinstance(message, messages.Get):
+            return session is None or self._objects.kind_of(message.name, session.role) is None
+        return isinstance(message, messages.Put | messages.Chunk) and (
+            session is None or not message.name.startswith(UPLOADED)
+        )
 
     def _hear_newcomers(self) -> None:
         """Handle what newcomers have said, within their share of this thread while rounds go on."""
@@ -437,7 +442,11 @@ class Hub:
     ) -> None:
         session = self._connections.owners.get(conn)
         if session is None:
-            self._send(conn, messages.Refused("session", "this connection belongs to no session"))
+            self._of_no_session(conn, now)
+            return
+        if not message.name.startswith(UPLOADED):
+            self._send(conn, messages.PutDone(message.name, False, "no upload has such a name"))
+            self._unwanted(conn, VIOLATION, now)
             return
         if self._shards is not None and isinstance(message, messages.Chunk):
             self._shards.barrier.moves(session)
@@ -451,6 +460,11 @@ class Hub:
                 self._put_at.pop((session, message.name), None)
                 self._unwanted(conn, 1 + len(payload) / UNWANTED_BYTES, now)
             self._send(conn, answer)
+
+    def _of_no_session(self, conn: bytes, now: float) -> None:
+        """Tell a connection that it belongs to no session; one that goes on nevertheless is hung up on."""
+        self._send(conn, messages.Refused("session", "this connection belongs to no session"))
+        self._unwanted(conn, VIOLATION / 4, now)  # of an honest peer some are under way
 
     def _arrived(self, upload: CompletedUpload) -> None:
         session, round = upload.session, round_of(UPDATE, upload.name)
@@ -481,7 +495,7 @@ class Hub:
         session = self._connections.owners.get(conn)
         sender = self._members.get(session) if session is not None else None
         if session is None or sender is None:
-            self._send(conn, messages.Refused("session", "this connection belongs to no session"))
+            self._of_no_session(conn, now)
             return
         kind = self._objects.kind_of(message.name, sender.role)
         if kind is None:

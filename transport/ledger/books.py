@@ -398,7 +398,7 @@ def open_tables(path: Path, wal: bool) -> StoredTables:
                 raise sqlite3.DatabaseError(found)
         (number,) = db.execute("PRAGMA user_version").fetchone()
         there = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite quotes damaged names as they are
         db.close()
         if is_full(error):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None

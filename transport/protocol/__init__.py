@@ -37,12 +37,15 @@ from .object_names import (
     STAGE,
     TRIAL,
     UPDATE,
+    UPLOADED,
+    Cost,
+    ObjectKind,
+    Role,
     round_and_name,
     round_and_shards,
     round_of,
     shard_ranges,
 )
-from .object_table import Cost, ObjectKind, Role
 from .peer_names import clean_name, hash_of_names, unique_name
 from .routes import (
     PROXY_PORTS,

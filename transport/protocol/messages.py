@@ -17,7 +17,8 @@ from msgspec import Meta
 
 PROTOCOL = 1
 VERSIONS = (PROTOCOL,)  # spoken by this hub
-MAX_CONTROL = 64 * 1024  # bytes of one control message
+MAX_CONTROL = 64 * 1024  # bytes of one control message of a peer
+MAX_ANSWER = 256 * 1024  # of one message of a hub, which names all members, or of a fragment
 MAX_CHUNK = 1024 * 1024  # bytes of one chunk
 UPLOAD_TAG = 8  # bytes of a digest that tell apart two uploads of one name
 MAX_FINGERPRINT = 2**64 - 1

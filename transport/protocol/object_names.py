@@ -1,14 +1,81 @@
-"""Names of objects as prefix and round."""
+"""Names of objects: how those that peers upload are written, and the table of those that they fetch.
+
+A row of the table has the form of a name, whose sessions may fetch it, its size, and what that costs the hub.
+PROTOCOL.md has the same table for people; a test compares the two. A name that matches no row of a hub's
+table is not served, and nothing of it is stored. Rows of what a run does not use are not in the table of its
+hub.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+Role = Literal["peer", "standby", "stage"]  # of a session; stage: a machine that lends memory for layers
+
+NUMBER = "[0-9]{1,18}"
+PLACES = {  # what stands for a part of a name -> the pattern of that part
+    "<round>": NUMBER,
+    "<a>": NUMBER,
+    "<b>": NUMBER,
+    "<link>": NUMBER,
+    "<number>": NUMBER,
+    "<attempt>": NUMBER,
+    "<stamp>": "[0-9]{1,20}",  # nanoseconds since 1970
+    "<shards>": "[0-9]{1,9}-[0-9]{1,9}(?:,[0-9]{1,9}-[0-9]{1,9})*",
+    "<file>": "[^/]+",
+    "<peer>": "[^/]+",
+    "<owner>": "[^/]+",
+    "<object>": ".+",
+    "<path>": ".+",
+}
+
+
+class Cost(Enum):
+    """The hub's cost of an object. Reading for rounds goes before all other reading."""
+
+    ROUND = "members wait for it: read first"
+    READ = "read from a file"
+    MADE = "made for the one who asks"
+
+
+@dataclass(frozen=True)
+class ObjectKind:
+    """A row of the table: objects that peers fetch."""
+
+    form: str  # of the name: "packets/<a>-<b>"
+    readers: tuple[Role, ...]  # whose sessions may fetch it
+    largest: str  # its size at most, as a peer that fetches it knows beforehand
+    cost: Cost
+    pattern: re.Pattern[str] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        parts = re.split("(<[a-z]+>)", self.form)
+        pattern = "".join(f"({PLACES[part]})" if part in PLACES else re.escape(part) for part in parts)
+        object.__setattr__(self, "pattern", re.compile(pattern, re.ASCII))
+
+    @property
+    def prefix(self) -> str:
+        """Return the first part of the name, which tells most rows apart."""
+        return self.form.partition("/")[0]
+
+    def parts(self, name: str) -> tuple[str, ...] | None:
+        """Return what stands in the places of the form; None where the name is of another form."""
+        found = self.pattern.fullmatch(name)
+        return None if found is None else found.groups()
+
+
+# ---- names of uploaded objects ---------------------------------------------------------------------------
 
 # each followed by a round; PART also by the name of an aggregator, SHARD by the attempt
 UPDATE, HANDOFF, PART, SHARD, ERROR = "update/", "legacy/", "part/", "shard/", "error/"
 PACKET = "packet/"  # followed by a round: its aggregate; and by shards, "0-3,40-42": those of it
 STAGE = "stage/"  # followed by a round: the shards of one machine of a replica
 TRIAL = "trial/"  # followed by a number that the peer chooses
+UPLOADED = (UPDATE, HANDOFF, PART, SHARD, ERROR, STAGE, TRIAL)
 
 
 def round_of(prefix: str, name: str) -> int | None:

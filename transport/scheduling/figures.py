@@ -2,8 +2,8 @@
 
 A number that cannot be is dropped: a loss outside the bounds that the objective states, terms that are not
 those of the leases, seconds that have not passed. What is left enters a mean within a range around the middle
-one, in which the run's last figure has a vote. So where all are honest the figure is their exact mean, and a
-lie moves it by the width of that range times its sender's weight.
+one; of two, around the one nearer to the run's last figure. So where all are honest the figure is their exact
+mean, and a lie moves it by the width of that range times its sender's weight.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from transport.protocol import messages
 
 WIDEST = 10.0  # times: a norm that is further from the middle one counts as that
-NARROW = 1.0  # nats: the range of a loss around the middle one is at least so wide each way
+WIDE, NARROW = 0.5, 1.0  # the range of a loss around the middle one, each way: relative; nats at least
 LEAST_S = 1e-6  # seconds that a gradient takes
 
 Bounds = tuple[float, float]
@@ -36,7 +36,8 @@ def bounded_mean(parts: Mapping[str, tuple[float, float]], before: float | None)
         return None
     means = [found / terms for found, terms in parts.values()]
     middle = middle_of(means, before)
-    low, high = middle - max(abs(middle), NARROW), middle + max(abs(middle), NARROW)
+    width = max(WIDE * abs(middle), NARROW)
+    low, high = middle - width, middle + width
     within = (
         found if low <= found / n <= high else n * min(high, max(low, found / n))
         for found, n in parts.values()
@@ -45,12 +46,17 @@ def bounded_mean(parts: Mapping[str, tuple[float, float]], before: float | None)
 
 
 def middle_of(values: Sequence[float], before: float | None) -> float:
-    """Return the middle one of the values and the last figure; of two, that which is nearer to that
-    figure."""
+    """Return the middle one of the values; of two, the one nearer to the last figure. One value alone is held
+    against that figure itself.
+
+    The figure is no vote beside others: a lie is a part of it, so the middle would follow a lie that is
+    repeated.
+    """
     if before is None:
         return median_low(values)
-    votes = [*values, before]
-    return min(median_low(votes), median_high(votes), key=lambda value: abs(value - before))
+    if len(values) == 1:
+        return before
+    return min(median_low(values), median_high(values), key=lambda value: abs(value - before))
 
 
 def middle_norm(norms: Iterable[float], before: float | None) -> float | None:

@@ -59,7 +59,8 @@ AWAY = 5  # times as long: the last samples of a peer that computes a lease of s
 SELDOM = 64  # rounds until a newcomer that has missed many is a member again
 IN_FLIGHT = 2  # leases that a newcomer may hold: an update is delivered in the round after its lease's
 NEWCOMERS_PART = 4  # of a batch's samples: at most so many newcomers are in a round that others are in
-LOOK_S = 0.02  # seconds between two computations of the deadline: each visits every member
+LOOK_S = 0.0003  # for each member: seconds between two computations of the deadline, which visit all of them
+LONGEST_LOOK_S = 0.02
 STALE = 4  # rounds after which a lease that a peer's accepted updates did not deliver is leased to others
 TELL_S = 5.0  # seconds of waiting for min_peers before the host is told
 LAST_BACK_S = 2.0  # seconds that a restarted hub gives the last peers once most of them are back
@@ -739,7 +740,8 @@ class Rounds:
         ex.news = counted != ex.counted
         if missing and now < min(ex.look_at, ex.deadline):
             return
-        ex.counted, ex.look_at, ex.news = counted, now + LOOK_S, False
+        look = min(LONGEST_LOOK_S, LOOK_S * len(ex.members))
+        ex.counted, ex.look_at, ex.news = counted, now + look, False
         waited = [p.id for p in missing if not self._members.suspect(p, now)]
         if ex.claims and waited:
             ex.deadline = ex.opened + self._deadline.after_opening(waited, ex.arrived)

@@ -22,8 +22,9 @@ in vain is paid for, by those who have delivered before from one account, by new
 is *trusted* whose last awaited update came, and who has one in the run. To wait for the trusted costs
 nothing: until the last of them is here, or 1.5 of its usual times have passed. What a round waits beyond, and
 then closes without those it waited for, is charged. Each account fills by SHARE of the time that passes, and
-holds what the longest limit costs. Before anybody is known both hold FIRST seconds. So members that deliver
-nothing, however many they are, take SHARE of a run's time, and who delivers and then stalls takes as much.
+holds what the longest limit costs, that of members the FLOOR for a few crashes at least. Before anybody is
+known both hold FIRST seconds. So members that deliver nothing, however many they are, take SHARE of a run's
+time, and who delivers and then stalls takes as much.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ BOUND = 10.0  # medians of all that a slow or erratic member may cost
 SIGMA = 1.4826  # median distance from the median -> standard deviation
 FREE = 1.5  # usual times that a round waits for a trusted member at no cost
 SHARE = 0.05  # of a run's time that rounds may wait in vain, for each account
+CRASHES = 3  # that rounds wait for in vain, where they are short, before they wait for no late member
 FIRST = 60.0  # seconds that they may before any member is known
 
 
@@ -140,7 +142,7 @@ class StragglerDeadline:
         most = MEDIANS * BOUND * self._overall([*missing, *here])
         for members, limit in ((True, most if known else FIRST), (False, MEDIANS * pace if known else FIRST)):
             charged = vain if any((s in self._came) is members for s in missing) else 0.0
-            least = FLOOR if members else MOMENT
+            least = CRASHES * FLOOR if members else MOMENT
             filled = min(max(least, limit), self.accounts[members] + SHARE * seconds)
             self.accounts[members] = max(0.0, filled - charged)
         for session in missing:

@@ -218,7 +218,7 @@ class StageLink:
                         line.line.closed()
                 if now >= guard_at:
                     guard_at = now + GUARD_S
-                    refused = self._wire.guard(now, self._session_of)
+                    refused = self._wire.guard(now, self._session_of).closed
                     if refused and not all(line.line.open for line in lines):
                         self.refused(refused)
         finally:

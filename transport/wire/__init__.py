@@ -11,6 +11,7 @@ from .frames import (
     Crossed,
     Disconnected,
     Frames,
+    Guarded,
     HubWire,
     PeerWire,
     Received,

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 import zmq
 
-from .frames import HANDSHAKE_DOWN, HANDSHAKE_UP, MAX_BUFFERED, Crossed, origin_of
+from .frames import HANDSHAKE_DOWN, HANDSHAKE_UP, MAX_BUFFERED, Crossed, Guarded, origin_of
 from .rate_limit import MAX_NAMES, TokenBuckets
 
 SILENT_S = 15.0  # 5 of them for the handshake (HANDSHAKE_IVL), the rest for a slow line
@@ -226,7 +226,7 @@ class ConnectionGuard:
         now: float,
         session_of: Callable[[bytes], str | None],
         is_newcomer: Callable[[str], bool] = lambda session: False,
-    ) -> int:
+    ) -> Guarded:
         """See HubWire.guard."""
         self.look(now)
         self._guard_silent(now)
@@ -249,7 +249,7 @@ class ConnectionGuard:
         self._trim(new, NEWCOMERS_HELD)
         self._trim({n: size for mine in held.values() for n, size in mine.items()}, ALL_HELD)
         refused, self._refused = self._refused, 0
-        return refused
+        return Guarded(refused, min(sum(new.values()), NEWCOMERS_HELD))
 
     def _guard_silent(self, now: float) -> None:
         for number, since in list(self._silent.items()):
@@ -310,11 +310,13 @@ def tcp_counters(sock: socket.socket) -> TcpCounters:
 
 
 def unread(sock: socket.socket) -> int:
-    """Count the bytes that have come and are still in the kernel; Linux only."""
-    import fcntl
-    import termios
+    """Count the bytes that have come and are still in the kernel; 0 where it does not tell."""
+    if sys.platform == "linux":
+        import fcntl
+        import termios
 
-    return int.from_bytes(fcntl.ioctl(sock, termios.FIONREAD, bytes(4)), sys.byteorder)
+        return int.from_bytes(fcntl.ioctl(sock, termios.FIONREAD, bytes(4)), sys.byteorder)
+    return 0
 
 
 def local_port(sock: socket.socket) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from transport.protocol import ProtocolError, Route, Unreachable
 
@@ -31,6 +31,13 @@ class Crossed:
     caught_up_at: float  # the system of the other end had last acknowledged all that was sent
     acknowledged: int  # bytes, since then
     is_peers: bool  # the other end is the peer's machine; a relay's is reached on the loopback
+
+
+class Guarded(NamedTuple):
+    """The result of a look at all connections."""
+
+    closed: int  # connections, since the last look
+    held: int  # bytes for newcomers, at most
 
 
 class HubWire(Protocol):
@@ -58,11 +65,11 @@ class HubWire(Protocol):
         now: float,
         session_of: Callable[[bytes], str | None],
         is_newcomer: Callable[[str], bool] = lambda session: False,
-    ) -> int:
+    ) -> Guarded:
         """Close connections that belong to no session and use resources, or that hold too much; those of
         newcomers hold less, all together.
 
-        To be called every GUARD_S. Returns how many connections were closed since the last call.
+        To be called every GUARD_S.
         """
 
     def reaches(self, address: str, key: str) -> bool:

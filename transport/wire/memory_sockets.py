@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from transport.protocol import Route, Unreachable
 
-from .frames import Connected, Disconnected, Frames, Received
+from .frames import Connected, Disconnected, Frames, Guarded, Received
 
 WAKE = None
 T = TypeVar("T")
@@ -69,8 +69,8 @@ class MemoryHubWire:
         now: float,
         session_of: Callable[[bytes], str | None],
         is_newcomer: Callable[[str], bool] = lambda session: False,
-    ) -> int:
-        return 0
+    ) -> Guarded:
+        return Guarded(0, 0)
 
     def reaches(self, address: str, key: str) -> bool:
         return address in self.servers and not self.servers[address].closed

@@ -54,6 +54,7 @@ from .frames import (
     Crossed,
     Disconnected,
     Frames,
+    Guarded,
     Received,
     SharedPayload,
     wire_size,
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
     from transport.tunnel import Bridge
 
 MAX_FRAME = messages.MAX_CHUNK + 1024  # CURVE adds 33
-ASKED = 256 * 1024  # bytes of a fragment that a peer asks for, at most
 AT_ONCE = 64  # messages of a connection that are read before others have their turn
 # Of a peer's connection: bytes that have come and are in no message yet. Whole ones wait within RCVHWM.
 MOST_HELD = 6 << 20
@@ -116,8 +116,7 @@ PEER = {
     "CONNECT_TIMEOUT": 5_000,
 }
 # What a hub floods waits in the kernel, and then at the hub: 4 MiB in each queue here
-PEER_CONTROL = {"MAXMSGSIZE": messages.MAX_CONTROL + 1024, "RCVHWM": AT_ONCE}
-PEER_BULK = {"MAXMSGSIZE": ASKED + 1024, "RCVHWM": AT_ONCE // 4}
+OF_HUB = {"MAXMSGSIZE": messages.MAX_ANSWER + 1024, "RCVHWM": AT_ONCE // 4}
 STAGES = {"MAXMSGSIZE": MAX_FRAME, "RCVHWM": AT_ONCE}  # 64 KiB each, but for trials of a line
 
 
@@ -247,7 +246,7 @@ class RouterWire:
         now: float,
         session_of: Callable[[bytes], str | None],
         is_newcomer: Callable[[str], bool] = lambda session: False,
-    ) -> int:
+    ) -> Guarded:
         return self._guard.guard(now, session_of, is_newcomer)
 
     def wake(self) -> None:
@@ -276,7 +275,7 @@ class DealerWire:
         routes: Sequence[Route],
         server_key: str,
         keys: CurveKeys | None = None,
-        control: dict[str, int] = PEER_CONTROL,
+        control: dict[str, int] = OF_HUB,
     ) -> None:
         self._routes, self._control = [*routes], control
         self.way = ""
@@ -349,7 +348,7 @@ class DealerWire:
 
     def _connect(self, flow: int, probed: ProbedRoute) -> None:
         sock = self._context.socket(zmq.DEALER)
-        set_options(sock, COMMON | PEER | (PEER_BULK if flow else self._control))
+        set_options(sock, COMMON | PEER | (OF_HUB if flow else self._control))
         sock.curve_serverkey = as_z85(self._server_key)
         sock.curve_publickey, sock.curve_secretkey = as_z85(self._keys.public), as_z85(self._keys.secret)
         events = (

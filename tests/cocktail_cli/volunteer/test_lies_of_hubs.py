@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from forked import PATIENCE, Command, Forked, needs_fork
+from lying_host import offered, serving, sha256
 from lying_hub import WELCOME, LyingHub, Serve, endless
 from msgspec.structs import replace
 from stalling_hub import Material
@@ -65,23 +66,6 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Honest:
     return Honest(replace(WELCOME, **about), serves)
 
 
-def offered(name: str, data: bytes) -> messages.File:
-    return messages.File(name, len(data), sha256(data), sha256(hashes_of(data)))
-
-
-def serving(name: str, data: bytes) -> dict[str, Serve]:
-    return {f"base/{name}": lambda _: data, f"hashes/base/{name}": lambda _: hashes_of(data)}
-
-
-def hashes_of(data: bytes) -> bytes:
-    blocks = [data[at : at + HASH_BLOCK] for at in range(0, len(data), HASH_BLOCK)]
-    return b"".join(hashlib.sha256(block).digest() for block in blocks)
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
 Says = Callable[[LyingHub], object]
 
 
@@ -109,7 +93,7 @@ class Lie:
         welcome, keys = replace(honest.welcome, base=[*base.values()], **self.welcome), RunKeys.generate()
         wire = RouterWire("127.0.0.1", 0, keys.pair)
         serves |= self.serves
-        with LyingHub(wire, welcome, serves, STATUS, lambda hub, _: self.says(hub), keys) as hub:
+        with LyingHub(wire, welcome, serves, {}, STATUS, lambda hub, _: self.says(hub), keys) as hub:
             yield hub
 
 
@@ -262,7 +246,7 @@ def usual(forked: Forked, honest: Honest, tmp_path_factory: pytest.TempPathFacto
     """The memory of a volunteer in an honest round, in bytes."""
     with Lie("", says=opens()).hub(honest) as hub:
         volunteer = Watched(forked, tmp_path_factory.mktemp("honest"), hub)
-        until(lambda: hub.heard["Put"] > 0 or volunteer.command.poll() is not None)
+        until(lambda: hub.heard[messages.Put] > 0 or volunteer.command.poll() is not None)
         hub.floods = lambda hub: hub.say(ENOUGH)
         volunteer.end()
     assert volunteer.command.status == 0, volunteer.command.told
@@ -286,7 +270,7 @@ def test_a_volunteer_says_whose_fault_it_is_and_takes_no_more_memory(
         volunteer = Watched(forked, tmp_path, hub)
         told = volunteer.end()
 
-    assert hub.heard["Hello"], "it was welcomed"
+    assert hub.heard[messages.Hello], "it was welcomed"
     assert lie.said in told.get("error", {}).get("message", ""), told
     assert volunteer.command.status == EXIT["rejected"]
     assert "Traceback" not in volunteer.command.said
@@ -312,7 +296,7 @@ def test_a_volunteer_that_is_flooded_keeps_its_memory(
 ) -> None:
     with Lie("", says=opens(samples=0)).hub(honest) as hub:
         volunteer = Watched(forked, tmp_path, hub)
-        until(lambda: hub.heard["Ready"] > 0)
+        until(lambda: hub.heard[messages.Ready] > 0)
         hub.floods = FLOODS[name]
         until(lambda: hub.flooded >= FLOODED)
         hub.floods = lambda hub: hub.say(ENOUGH)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hostile_words import HOSTILE, safe, texts_in
 from in_this_process import Run, Said
-from lying_hub import LyingHub, honest_files
+from lying_host import honest_files, lying_host
 from test_run_registry import record
 
 from cocktail_cli.machine.run_registry import save_run
@@ -21,12 +21,12 @@ from recipes.config.loader import recipe_from_json
 from transport import parse_url
 from transport.protocol import messages
 
-DEEP = 100_000
+DEEP = 20_000  # a hub has 256 KiB for a message
 LIES = {
     "objects": b'{"a":' * DEEP + b"1" + b"}" * DEEP,
     "lists": b'{"a": ' + b"[" * DEEP + b"]" * DEEP + b"}",
     "both": b'[{"a":' * DEEP + b"1" + b"}]" * DEEP,
-    "number": b'{"a": ' + b"1" * 10**6 + b"}",
+    "number": b'{"a": ' + b"1" * 10**5 + b"}",
     "no UTF-8": b'{"a": "\xff"}',
     "no object": b"[1, 2]",
     "truncated": b'{"a": {"b": 1}, "c',
@@ -44,29 +44,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def test_a_file_of_the_model_that_nobody_could_read_is_the_hosts_fault(
     cocktail: Run, files: dict[str, bytes], name: str, lie: str
 ) -> None:
-    with LyingHub({**files, name: LIES[lie]}) as hub:
+    with lying_host({**files, name: LIES[lie]}) as hub:
         said = cocktail("join", hub.url, "-y", "--device", "cpu")
 
     assert messages.Get in hub.heard, "it was admitted, and has fetched"
     assert said.exit == 6, said.err
     assert f"error: the run's {name} cannot be used: " in said.err
     assert said.err.count("error: ") == 1
-
-
-def test_a_file_larger_than_any_is_refused_before_it_is_fetched(
-    cocktail: Run, files: dict[str, bytes], tmp_path: Path
-) -> None:
-    with LyingHub(files) as hub:
-        grown = [
-            messages.File(f.name, 1 << 39 if f.name == "tokenizer.json" else f.size, f.sha256)
-            for f in hub.base
-        ]
-        welcome = messages.Welcome(1, "toy-run", "ann", "s" * 22, hub.recipe, "", grown, 0, 1.0)
-        hub.lies = {messages.Hello: lambda _: [welcome]}
-        said = cocktail("join", hub.url, "-y", "--device", "cpu")
-
-    assert (said.exit, messages.Get in hub.heard) == (6, False)
-    assert "the run's tokenizer.json has 549,755,813,888 bytes, which no model has" in said.err
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -77,12 +61,12 @@ def test_a_status_that_is_none_is_the_hosts_fault(
     """`join` asks for it before its question, where there is a terminal to ask at."""
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     text = LIES[lie].decode(errors="replace")
-    with LyingHub(lies={messages.AskStatus: lambda _: [messages.Status(text)]}) as hub:
+    with lying_host(lies={messages.AskStatus: lambda _: [messages.Status(text)]}) as hub:
         said = cocktail(command, hub.url)
 
     assert messages.AskStatus in hub.heard
     assert said.exit == 6, said.err
-    assert "the hub does not keep to the protocol: the hub's status cannot be read: " in said.err
+    assert "the hub is at fault: the hub's status cannot be read: " in said.err
 
 
 @pytest.mark.parametrize(
@@ -90,7 +74,7 @@ def test_a_status_that_is_none_is_the_hosts_fault(
 )
 @pytest.mark.parametrize("value", ["A\x1b]52;c;cm0gLXJm\x07", [[1]], {"line": 1}, -1e300, 2**120])
 def test_a_figure_of_another_kind_is_the_hosts_fault(cocktail: Run, field: str, value: object) -> None:
-    with LyingHub(status={field: value}) as hub:
+    with lying_host(status={field: value}) as hub:
         said = cocktail("status", hub.url)
 
     assert messages.AskStatus in hub.heard
@@ -101,7 +85,7 @@ def test_a_figure_of_another_kind_is_the_hosts_fault(cocktail: Run, field: str, 
 def test_a_hub_that_lacks_figures_and_has_others_is_read(cocktail: Run) -> None:
     """One of before, or of a later version."""
     people = {"peers": [{"name": "ann", "gpu": "RTX", "state": "training"}], "since": "yesterday"}
-    with LyingHub(status=people) as hub:
+    with lying_host(status=people) as hub:
         said = json.loads(cocktail("status", hub.url, "--json").out)
         shown = cocktail("status", hub.url, "--peers")
 
@@ -160,7 +144,7 @@ def check(said: Said, beginning: str, lines: int) -> None:
 def test_a_hubs_words_are_words_on_the_terminal_of_a_volunteer(
     cocktail: Run, files: dict[str, bytes], lies: dict[type, Any], exit: int, beginning: str
 ) -> None:
-    with LyingHub(files, lies) as hub:
+    with lying_host(files, lies) as hub:
         said = cocktail("join", hub.url, "-y", "--device", "cpu", "--name", "ann")
 
     assert next(iter(lies)) in hub.heard, "it got as far as the lie"
@@ -174,7 +158,7 @@ def test_a_runs_words_are_words_in_the_question(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Typed("n\n"))
     told = {"licence": WORDS, "reason": WORDS, "peers": [{"name": WORDS, "gpu": WORDS, "state": WORDS}]}
-    with LyingHub(files, status=told, recipe=recipe_with()) as hub:
+    with lying_host(files, status=told, recipe=recipe_with()) as hub:
         said = cocktail("join", hub.url, "--device", "cpu", "--name", "ann")
 
     assert messages.Deciding in hub.heard
@@ -213,7 +197,7 @@ STATUS = {
 @pytest.mark.parametrize("options", [(), ("--peers",), ("--json",), ("-q",), ("--watch", "-q")])
 def test_a_status_is_words_on_a_terminal(cocktail: Run, options: tuple[str, ...]) -> None:
     over = {"state": "finished"} if "--watch" in options else {}
-    with LyingHub(status=STATUS | over) as hub:
+    with lying_host(status=STATUS | over) as hub:
         said = cocktail("status", hub.url, *options)
 
     assert said.exit == 0, said.err
@@ -239,7 +223,7 @@ def test_what_a_hub_tells_its_host_is_words_on_a_terminal(
     figures = {"key": WORDS, "since_s": None, "strikes": 0, "up_bytes": 1, "down_bytes": 1}
     answer = {"join": "token", "peers": [ROW | figures] * 2, "did": WORDS, "key": WORDS}
     answer |= {"peers": [WORDS]} if len(words) > 1 and words[1] not in ("-q", "--json") else {}
-    with LyingHub(lies={messages.AskAdmin: lambda _: [messages.Status(json.dumps(answer))]}) as hub:
+    with lying_host(lies={messages.AskAdmin: lambda _: [messages.Status(json.dumps(answer))]}) as hub:
         url = parse_url(hub.url)
         save_run(replace(record(tmp_path / "out"), url=hub.url, bind="127.0.0.1", port=url.port))
         said = cocktail(words[0], "amber-otter-42", *words[1:])
@@ -253,7 +237,7 @@ def test_what_a_hub_tells_its_host_is_words_on_a_terminal(
 
 def test_a_doctor_tells_a_runs_words_as_words(cocktail: Run) -> None:
     lies = {messages.Hello: lambda _: [messages.Refused("full", WORDS)]}
-    with LyingHub(status=STATUS, lies=lies) as hub:
+    with lying_host(status=STATUS, lies=lies) as hub:
         said = cocktail("doctor", hub.url)
 
     assert messages.Hello in hub.heard

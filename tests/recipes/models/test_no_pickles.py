@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.volunteer.base_weights import check_names
+from cocktail_cli.volunteer.base_weights import check_files
 from recipes.config import load_recipe
 from recipes.errors import ModelError
 from recipes.models import load_model, open_vector, prepare_base
@@ -72,7 +72,7 @@ def test_that_conversion_opens_tensors_alone_and_no_peer_and_no_resumed_run_gets
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pkl", "x.ckpt", "a.bin.json.bin"])
 def test_a_hub_that_offers_a_pickle_is_refused(name: str) -> None:
     with pytest.raises(Failure, match="the run offers a file"):
-        check_names([messages.File(name, 10, "0" * 64, "0" * 64)])
+        check_files([messages.File(name, 10, "0" * 64, "0" * 64)])
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_an_index_that_leads_to_a_pickle_is_refused(base: Path, tmp_path: Path, 
     index = {"metadata": {}, "weight_map": dict.fromkeys(weights, shard)}
     (second / "model.safetensors.index.json").write_text(json.dumps(index))
     sent = ("spiece.model", "vocab.txt", "model-1.safetensors", "model.safetensors.index.json")
-    check_names([messages.File(name, 1, "0" * 64, "0" * 64) for name in sent])
+    check_files([messages.File(name, 1, "0" * 64, "0" * 64) for name in sent])
 
     for load in (load_model, open_vector):
         with pytest.raises(ModelError, match="which is no safetensors file"):

@@ -21,6 +21,7 @@ from transport import PeerLink, ask_admin, parse_url
 from transport.aggregators import shard_aggregation
 from transport.audits import AUDITED
 from transport.peer import PeerIdentity
+from transport.peer.size_bounds import BOUNDS, bound_of
 from transport.protocol import ObjectKind, RunKeys, messages
 from transport.protocol.keys import CurveKeys
 from transport.protocol.message_codec import decode_to_peer, encode
@@ -247,12 +248,24 @@ def test_names_without_an_object_leave_nothing_behind_and_those_without_a_row_en
     assert sum(caller.hears(messages.Get(f"guess-{n}/0", 0, 1)) for n in range(16)) < 8, "it is hung up on"
 
 
-def test_the_protocol_lists_the_rows_of_the_code() -> None:
+def all_kinds() -> set[ObjectKind]:
+    """The rows of all hubs."""
     modules = (object_store, replica_source, shard_aggregation, stage_updates)
     kinds = {kind for module in modules for kind in vars(module).values() if isinstance(kind, ObjectKind)}
-    kinds.add(AUDITED)
+    return kinds | {AUDITED}
+
+
+def test_who_fetches_an_object_knows_how_long_it_may_be() -> None:
+    names = {example(kind) for kind in all_kinds()}
+
+    assert all(map(bound_of, names))
+    assert [prefix for prefix in BOUNDS if not any(name.startswith(prefix) for name in names)] == []
+
+
+def test_the_protocol_lists_the_rows_of_the_code() -> None:
     rows = {
-        (f"`{kind.form}`", ", ".join(kind.readers), kind.largest, kind.cost.name.lower()) for kind in kinds
+        (f"`{kind.form}`", ", ".join(kind.readers), kind.largest, kind.cost.name.lower())
+        for kind in all_kinds()
     }
     text = (Path(__file__).parents[3] / "transport/PROTOCOL.md").read_text()
     table = text.partition("| object | readers |")[2].partition("\n\n")[0].splitlines()[2:]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from transport.hub.reader_thread import BESIDE_ROUNDS, BURST_S, ReaderThread, Reading
+from transport.hub.reader_thread import BESIDE_ROUNDS, BURST_S, LEAST, ROOM, ReaderThread, Reading
 
 
 @contextmanager
@@ -22,10 +22,11 @@ def held(busy: bool) -> Iterator[tuple[ReaderThread, threading.Event, list[str]]
         thread.shutdown()
 
 
-def until(order: list[str], many: int) -> None:
+def until(order: list[str], many: int, look: Callable[[], object] = lambda: None) -> None:
     end = time.monotonic() + 10.0
     while len(order) < many:
         assert time.monotonic() < end, order
+        look()
         time.sleep(0.001)
 
 
@@ -66,7 +67,24 @@ def test_joiners_read_at_a_rate_beside_rounds_and_as_fast_as_they_can_without() 
                 thread.read(reading(order, f"x{n}", size))
             gate.set()
             began = time.monotonic()
-            until(order, many)
+            until(order, many, lambda: thread.replenish(0))
             took[busy] = time.monotonic() - began
     assert took[True] >= (many - 1) / 16 - BURST_S
     assert took[False] < took[True]
+
+
+def test_no_more_is_read_than_newcomers_have_room_for_and_always_a_little() -> None:
+    with held(busy=False) as (thread, gate, order):
+        for n in range(64):
+            thread.read(reading(order, f"x{n}", 1 << 20))
+        gate.set()
+        until(order, ROOM >> 20)
+        thread.replenish(ROOM - (8 << 20))
+        until(order, (ROOM >> 20) + 8)
+        thread.replenish(1 << 40)  # they read nothing
+        until(order, (ROOM + LEAST >> 20) + 8)
+        thread.read(reading(order, "lease", 1 << 20, urgent=True))
+        until(order, (ROOM + LEAST >> 20) + 9)
+
+    assert order[-1] == "lease"
+    assert order[:-1] == [f"x{n}" for n in range((ROOM + LEAST >> 20) + 8)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,7 @@ def facts_of(folder: Path, places: pytest.TempPathFactory) -> dict[str, list[tup
 
 @pytest.mark.parametrize("name", BOOKS)
 @given(how=WAYS)
+@example(how=flipped(0.078125))  # of a table's name, which is no UTF-8 then
 @settings(max_examples=25, deadline=None)
 def test_a_ledger_that_was_closed_is_mended_likewise(
     paused: Path, tmp_path_factory: pytest.TempPathFactory, name: str, how: Callable[[bytes], bytes | None]
@@ -470,7 +472,7 @@ def copies() -> Iterator[Callable[[Path, Path], LedgerCopy]]:
 
     def copied(hub: Path, to: Path) -> LedgerCopy:
         made.append(LedgerCopy(to))
-        made[-1].apply(changes_after(hub, 0), (hub / "packets.log").read_bytes(), b"")
+        made[-1].apply(changes_after(hub, 0), BytesIO((hub / "packets.log").read_bytes()), [])
         return made[-1]
 
     yield copied

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import zlib
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -268,13 +269,14 @@ def test_a_copy_follows_what_was_taken_back(tmp_path: Path, followed: bool, most
     with lied_to(tmp_path / "hub") as ledger, LedgerCopy(tmp_path / "standby") as copy:
         packets = (tmp_path / "hub" / "packets.log").read_bytes()
         if followed:
-            copy.apply(changes_after(tmp_path / "hub", 0), packets, b"")
+            copy.apply(changes_after(tmp_path / "hub", 0), BytesIO(packets), [])
         ledger.mend(BOUNDS, {3: 10})
         while copy.head.hex() != ledger.head():
             changes = changes_after(tmp_path / "hub", copy.link, most)
             rounds = msgspec.msgpack.decode(changes, type=LedgerChanges).rounds
             start, stop = (ledger.record(r) for r in (rounds[0], rounds[-1])) if rounds else (None, None)
-            copy.apply(changes, packets[start.offset : stop.end] if start and stop else b"", b"")
+            new = packets[start.offset : stop.end] if start and stop else b""
+            copy.apply(changes, BytesIO(new), [])
     with Ledger(tmp_path / "standby", run="toy", samples=40) as taken:
         assert taken.evaluations() == [EvaluationRow(0, 0, 3.5, 100, False)]
         assert [row.loss for row in taken.rounds()] == [3.5, None, None, 3.25, 3.0]
@@ -483,6 +485,7 @@ def test_a_record_that_is_longer_than_its_file_is_torn(size: int) -> None:
 
 WRITER = """
 import sys
+from io import BytesIO
 from pathlib import Path
 from transport import Ledger
 from transport.ledger.run_ledger import Counted, RoundRow

@@ -38,7 +38,9 @@ def test_rewards_are_means_over_the_pairs_of_all_parts() -> None:
     assert ev.arrived("s-ann", messages.Evaluated(3, 0, 1.5, 3, [3.0, 0.0, 3.0]))
 
     assert (ev.loss, ev.tokens) == (0.5, 4)
-    assert ev.rewards == (1.25, -1.0, 0.75), "the first one has two more than the middle one: one nat counts"
+    assert ev.rewards == (1.25, -2.5, 0.75), (
+        "what is further from the middle one counts as the end of its range"
+    )
 
 
 @pytest.mark.parametrize(

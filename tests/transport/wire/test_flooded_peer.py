@@ -13,7 +13,6 @@ import zmq
 
 from transport.protocol import CurveKeys, as_z85, messages
 from transport.transfer import CHUNK
-from transport.wire.zeromq_sockets import ASKED
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="TCP_INFO, and /proc")
 KEYS = CurveKeys.generate()
@@ -94,4 +93,4 @@ def test_a_message_without_an_end_ends_its_connection_and_is_the_hubs_fault(flow
 
 
 def test_a_peer_asks_for_no_longer_fragment_than_it_reads() -> None:
-    assert ASKED == CHUNK
+    assert messages.MAX_ANSWER == CHUNK

@@ -20,7 +20,15 @@ from zlib import crc32
 import torch
 
 from compress.activations import ActivationDecoder, ActivationEncoder, ActivationMemory
-from recipes.algorithm import DecodedPacket, GlobalModel, Part, Worker, adaptive_rate_of, compressor_of
+from recipes.algorithm import (
+    DecodedPacket,
+    GlobalModel,
+    Part,
+    Worker,
+    adaptive_rate_of,
+    compressor_of,
+    one_machine,
+)
 from recipes.config import Compression, Recipe
 from recipes.errors import ModelError
 from recipes.pipeline import Line, StageModel, StageWorker, stage_ranges
@@ -211,17 +219,26 @@ class StagePart:
 
     def zero(self, data: bytes) -> Answer:
         self.trainer.zero()
+        self.compute.samples = 0
         return Answer()
 
     def square(self, data: bytes) -> Answer:
-        """Sum the squares of this machine's part of g_i."""
+        """Sum the squares of this machine's part of g_i, which is complete."""
+        self.trainer.noise.begin(self._share())
         views = self.flat.layout.views(self.flat.grad)
         norms = torch.stack([torch.linalg.vector_norm(view, dtype=torch.float32) for view in views])
         return Answer({"square": float(norms.double().square().sum())})
 
     def scale(self, data: bytes, factor: float) -> Answer:
         self.flat.grad.mul_(factor)
+        self.trainer.noise.scaled(factor)
         return Answer()
+
+    def _share(self) -> float:
+        """Return the share of a step's samples that g_i has."""
+        if not one_machine(self.recipe.compression):
+            return 1.0
+        return min(1.0, self.compute.samples / self.recipe.training.global_batch_size)
 
     def step(self, data: bytes, rate: float, beta1: float | None) -> Answer:
         """x_i <- x_i - optimizer(g_i)."""

@@ -55,6 +55,7 @@ def mend(peer: Peer) -> None:
 class StagedTrainer:
     """The loop's `Trainer`: x_i in ranges, on the machines of a ring."""
 
+    compares = False
     in_memory = PER_STAGE  # each machine has the activations of `in_flight`, in 1 / stages of the layers
 
     def __init__(self, ring: RingHead) -> None:
@@ -91,8 +92,8 @@ class StagedTrainer:
         finally:
             self.zero()
 
-    def zero(self) -> None:
-        self.ring.ask("zero")
+    def zero(self, share: float = 1.0) -> None:
+        self.ring.ask("zero")  # each machine counts the samples, of which it knows the share
 
     def backward(self, parts: Sequence[Sequence[Sample]], terms: int, key: str = "") -> Measured:
         assert not key, "no machine has the whole gradient of a sample"
@@ -124,7 +125,7 @@ class StagedTrainer:
     def clip(self, limit: float) -> float | None:
         norm = root_of(self.ring.ask("square"))
         if limit > 0:
-            factor = limit / (norm + 1e-6)  # as torch has it
+            factor = limit * self.part.trainer.noise.norms / (norm + 1e-6)  # as torch has it
             if not factor >= 1:
                 self.ring.ask("scale", factor=factor)
         return norm

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
-from recipes.algorithm import outer_optimizer_of
+from recipes.algorithm import one_machine, outer_optimizer_of
 from recipes.config import Recipe
 from recipes.data import Sample, batches, unpack_samples
 from recipes.objectives import Measured, objective_of
@@ -23,6 +23,8 @@ from .gradient_sketch import sketch_key
 from .micro_batch import shrink_to_fit
 from .optimizers import learning_rate
 from .types import Event, Lease, Link, Peer, Round
+
+COMPARED_EVERY = 16  # steps
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gra
             peer.encoded.wait()  # no longer than it takes to read x_i
             take_step(peer, round, done.number)
             peer.unfinished = True
-        new = yield from shrink_to_fit(peer, partial(compute, link, peer, round.round, number, part))
+        share = share_of(peer, round, len(part))
+        new = yield from shrink_to_fit(peer, partial(compute, link, peer, round.round, number, part, share))
         if new is None:
             return None
         done = new if done is None else done.then(new)
@@ -98,14 +101,32 @@ def parts_of(lease: Sequence[Sample], steps: int) -> Iterator[tuple[int, Sequenc
             yield number, lease[start:stop]
 
 
-def compute(link: Link, peer: Peer, round: int, number: int, lease: Sequence[Sample]) -> Gradient | None:
+def share_of(peer: Peer, round: Round, samples: int) -> float:
+    """Return the share of a step's samples that a gradient of this peer has; 1 where its optimizer works for
+    itself, as published methods have it."""
+    alone = round.peers == 1 or not one_machine(peer.recipe.compression)
+    return 1.0 if alone else min(1.0, samples / peer.recipe.training.global_batch_size)
+
+
+def micro_batches(peer: Peer, lease: Sequence[Sample], step: int, share: float) -> list[Sequence[Sample]]:
+    """Cut a lease into micro-batches: now and then into two or more, also where one would do, so that its
+    noise can be measured."""
+    size = peer.micro_batch
+    if share < 1 and step % COMPARED_EVERY == 0 and peer.trainer.compares:
+        size = min(size, max(1, len(lease) // (2 * peer.trainer.at_once)))
+    return list(batches(lease, size))
+
+
+def compute(
+    link: Link, peer: Peer, round: int, number: int, lease: Sequence[Sample], share: float = 1.0
+) -> Gradient | None:
     """Compute the gradient of the mean loss over the terms of a step, micro-batch by micro-batch."""
     started, norm = time.monotonic(), None
     terms = objective_of(peer.recipe).terms(lease)
-    parts, key = list(batches(lease, peer.micro_batch)), key_of(peer.recipe, round)
+    parts, key = micro_batches(peer, lease, round + number, share), key_of(peer.recipe, round)
     while norm is None:
         found = Measured()
-        peer.trainer.zero()
+        peer.trainer.zero(share)
         for start in range(0, len(parts), peer.trainer.at_once):
             if link.leaving.is_set():
                 return None

@@ -184,6 +184,7 @@ class Trainer(Protocol):
 
     at_once: int  # micro-batches that are computed at the same time
     in_memory: int  # micro-batches whose activations in all layers this machine has memory for at once
+    compares: bool  # `backward` compares the gradients of a lease's parts, where it is called several times
 
     @property
     def layout(self) -> Layout: ...
@@ -209,19 +210,20 @@ class Trainer(Protocol):
         out.
         """
 
-    def zero(self) -> None:
-        """g_i <- 0."""
+    def zero(self, share: float = 1.0) -> None:
+        """g_i <- 0. share: of the samples of a step, which g_i will have (gradient_noise.py)."""
 
     def backward(self, parts: Sequence[Sequence[Sample]], terms: int, key: str = "") -> Measured:
         """g_i += the gradient of (summed losses / terms) of up to `at_once` micro-batches. With a key their
         samples are sketched, in their order (gradient_sketch.py)."""
 
     def clip(self, limit: float) -> float | None:
-        """Clip g_i to a norm of `limit` (0: no limit) and return the norm before. None: float16 could not
-        hold g_i; the loss scale is lower now, and g_i is to be computed again."""
+        """Clip g_i as the mean gradient of a step would be at a norm of `limit` (0: no limit), and return the
+        norm before. None: float16 could not hold g_i; the loss scale is lower now, and g_i is to be computed
+        again."""
 
     def step(self, rate: float, beta1: float | None = None) -> None:
-        """x_i <- x_i - optimizer(g_i). beta1: None leaves it."""
+        """x_i <- x_i - optimizer(g_i), as long as a step with the mean gradient. beta1: None leaves it."""
 
     def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> Measured:
         """Measure samples at `vector` (P,), in micro-batches of `size`; x_i stays."""

@@ -99,7 +99,6 @@ class FsdpTrainer:
     """
 
     from_global_model = False
-    compares = True
 
     def __init__(
         self,
@@ -139,7 +138,6 @@ class FsdpTrainer:
         self.ranks.all("bytes")  # any question
 
     def zero(self, share: float = 1.0) -> None:
-        self.done = 0
         self.ranks.all("zero", share=share)
 
     def attempt(self, part: Sequence[Sample], aside: float) -> float:
@@ -150,11 +148,10 @@ class FsdpTrainer:
 
     def backward(self, parts: Sequence[Sequence[Sample]], terms: int, key: str = "") -> Measured:
         answers = self._deal("backward", parts, terms=terms, key=key)
-        found = sum((Measured(**answer) for answer in answers[: len(parts)]), Measured())  # others were idle
-        self.done += found.terms
-        if self.done < terms:
-            self.ranks.all("partly", done=self.done / terms)
-        return found
+        return sum((Measured(**answer) for answer in answers[: len(parts)]), Measured())  # others were idle
+
+    def partly(self, done: float) -> None:
+        self.ranks.all("partly", done=done)
 
     def clip(self, limit: float) -> float | None:
         norm: float | None = self.ranks.all("clip", limit=limit)[0]["norm"]  # all have the same

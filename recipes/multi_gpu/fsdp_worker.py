@@ -7,7 +7,6 @@ from fsdp_peer.py, in the peer's own process; all ranks get the same.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -47,7 +46,9 @@ from recipes.training import (
     load_states,
     packed,
     parameters_of,
+    parameters_of_places,
     parsed,
+    positions_of,
     set_learning_rate,
     share_taken,
     sizes_of,
@@ -157,10 +158,10 @@ class FsdpWorker:
         at = {id(master): i for i, master in enumerate(self.masters)}
         self.numbers = [at[id(master)] for master in parameters_of(self.optimizer)]
         self.linear = settings.training.optim in LINEAR
-        self.noise = GradientNoise(self.layout.offsets, settings.training.adam_beta2, self.device)
+        self.noise = GradientNoise(positions_of(self.layout), settings.training.adam_beta2, self.device)
         self.places: dict[int, list[int]] = {}  # parameter -> those of the noise's places that lie in it
-        for place, first in enumerate(self.noise.positions[:, 0].tolist()):
-            self.places.setdefault(bisect_right(self.layout.offsets, first) - 1, []).append(place)
+        for place, number in enumerate(parameters_of_places(self.layout)):
+            self.places.setdefault(number, []).append(place)
         config = self.model.config
         return {
             "parameters": self.layout.size,
@@ -217,7 +218,7 @@ class FsdpWorker:
 
     def partly(self, done: float) -> None:
         """Note the gradient of this share of the lease's terms."""
-        self.noise.partly(done, self.sampled)
+        self.noise.partly(done, self.sampled())
 
     def precision(self) -> AbstractContextManager[object]:
         """Enter the precision of forward passes."""
@@ -248,17 +249,18 @@ class FsdpWorker:
             square += torch.linalg.vector_norm(grad, dtype=torch.float64).square()
         dist.all_reduce(square)
         norm = float(square.sqrt())
-        factor = limit * self.noise.norms / (norm + 1e-6)  # as torch has it
+        factor = limit * self.noise.sums.norms(self.noise.share) / (norm + 1e-6)  # as torch has it
         factor = min(factor, 1.0) if limit else 1.0
         if factor < 1:
             for grad in grads:
                 grad.mul_(factor)
         self.noise.scaled(factor / self.scale.value)
+        self.noise.take(self.sampled())
         return {"norm": norm if self.scale.held(norm) else None}
 
     def step(self, rate: float, beta1: float | None = None) -> None:
-        self.noise.observe(self.sampled())
-        set_learning_rate(self.optimizer, rate, beta1, 1.0 if self.linear else self.noise.factor)
+        set_learning_rate(self.optimizer, rate, beta1, 1.0 if self.linear else self.noise.sums.factor)
+        self.noise.observe()
         for master, parameter in zip(self.masters, self.trained(), strict=True):
             master.grad = None if parameter.grad is None else local(parameter.grad)
         self.optimizer.step()

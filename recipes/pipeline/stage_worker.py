@@ -100,7 +100,6 @@ class StageWorker:
             True  # False: losses alone; gradients are then empty messages, and the model is not moved
         )
         self.step = -1  # the last one begun
-        self.samples = 0  # computed, until somebody sets it to 0
         self._terms = 1
         self._batches: dict[int, MicroBatch] = {}
         self._schedule: StageSchedule | None = None
@@ -189,7 +188,6 @@ class StageWorker:
         if kind is Work.FORWARD:
             with self.precision(), torch.set_grad_enabled(self.learns):
                 known.left = self._forward(known)
-            self.samples += len(known.rows)
             return [self._activations(number, known)]
         if kind is Work.LOSS:
             return [self._loss(number, known)]

@@ -2,7 +2,15 @@
 
 from . import peer_checkpoint
 from .contribution_score import Evidence, Probe, UsefulnessScore
-from .gradient_noise import NOISE_VALUES, GradientNoise
+from .gradient_noise import (
+    NOISE_VALUES,
+    GradientNoise,
+    NoiseSums,
+    compared_in,
+    parameters_of_places,
+    positions_of,
+    positions_within,
+)
 from .gradient_sketch import sketching
 from .loop import build_peer, finetune
 from .matrix_optimizers import embeddings_of, step_flops

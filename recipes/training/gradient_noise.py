@@ -11,85 +11,140 @@ the root of q where noise is all there is, 1 where samples agree. `factor` is th
 recipe's rate times it, and the swarm makes the steps of one machine, whoever takes part with how many
 samples. `norms` is the same of a gradient's norm, which `max_grad_norm` bounds.
 
-M is the product of two gradients of different samples: of two parts of a lease or, where it is computed at
-once, of this step and the one before. Noise cancels in both; to the latter what alternates between steps is
-noise too, so the former goes first. N follows from |g|^2. Two numbers are kept for each of 64 places of the
-vector, taken on 64 values each, so the cost is that of 4,096 parameters, whatever the size of the model.
+M is the product of two gradients of different samples: of the halves of a lease, now and then; of leases of
+one sample, those of this step and the one before. Noise cancels in both, and to the latter what alternates
+between steps is noise too. N follows from |g|^2. Two numbers are kept for each of 64 places of the vector,
+taken on 64 values each, so the cost is that of 4,096 parameters, whatever the size of the model.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import sqrt
 
 import torch
 from torch import Tensor
 
+from recipes.weight_files import Layout
+
 PLACES = 64  # at equal distances in the vector; each stands for the parameter that it lies in
 VALUES = 64  # of that parameter, drawn once
-PART = 0.3  # of a lease's terms, at least: a part whose gradient is compared with that of the rest
-PATIENCE = 32  # steps without such parts, after which gradients of two steps are compared
+NOISE_VALUES = 2 * PLACES + PLACES * VALUES + 4  # of `GradientNoise.state`
+HALF = 0.1  # of a lease's terms, at least: what counts as a half
+AT_FIRST, EVERY = 16, 16  # steps in which the halves of a lease are compared
+PATIENCE = 64  # steps without such halves, after which gradients of two steps are compared
 MOST = 4.0  # times its usual energy: as what a gradient counts at most
+
+
+def compared_in(step: int) -> bool:
+    """Are the halves of a lease compared in this step of a peer? In all at first, then now and then."""
+    return step < AT_FIRST or step % EVERY == 0
+
+
+@dataclass(frozen=True)
+class NoiseSums:
+    """Sums over places of what is known of a gradient's noise; those of a replica's machines add up."""
+
+    places: int = 0  # that have been measured
+    shorter: float = 0.0  # (M + N) / (M + q N)
+    signal: float = 0.0  # M
+    noise: float = 0.0  # N
+    least: float = 1.0  # 1 / q
+
+    def __add__(self, other: NoiseSums) -> NoiseSums:
+        return NoiseSums(
+            self.places + other.places,
+            self.shorter + other.shorter,
+            self.signal + other.signal,
+            self.noise + other.noise,
+            min(self.least, other.least),
+        )
+
+    @property
+    def factor(self) -> float:
+        """Return how much longer the steps of this peer have to be."""
+        square = self.shorter / self.places if self.places else 1.0
+        return 1 / sqrt(min(max(square, self.least), 1.0))
+
+    def norms(self, share: float) -> float:
+        """Divide the norm of the gradient of a share of a step's samples by that of them all."""
+        signal, noise = max(self.signal, 0.0), max(self.noise, 0.0)
+        return sqrt((signal + noise / share) / (signal + noise)) if signal + noise > 0 else 1.0
+
+    def told(self) -> dict[str, float]:
+        """Return the sums by name."""
+        return asdict(self)
 
 
 class GradientNoise:
     """Measures M and N of a vector of gradients.
 
     Args:
-        offsets: start of each parameter in the vector, and P at the end (`Layout.offsets`).
+        positions: of the values that are looked at, (places, VALUES) in the vector.
         window: decay of the second moment, `adam_beta2`.
         device: of the samples.
     """
 
-    def __init__(
-        self, offsets: Sequence[int], window: float, device: torch.device | str | None = None
-    ) -> None:
-        self.positions = positions_of(offsets).to(device)  # (PLACES, VALUES)
+    def __init__(self, positions: Tensor, window: float, device: torch.device | str | None = None) -> None:
+        self.positions = positions.to(device)
         self.window = window
-        self.factor = 1.0  # how much longer this peer's steps have to be
-        self._moments = torch.zeros(2, PLACES, device=device)  # M and N, up to a factor that both share
-        self._before = torch.zeros(PLACES, VALUES, device=device)  # gradient of the last step
+        self._moments = torch.zeros(2, len(positions), device=device)  # M and N, times what both share
+        # the gradient under way, and that of the last step
+        self._gradient, self._before = torch.zeros(2, *positions.shape, device=device)
         self._excess = 0.0  # q - 1, before it is divided by the weight of all steps
-        self._steps = self._measured = self._compared = 0  # the last one; that was measured; that had parts
-        self._energies = 0.0, 0.0  # M and N over all places
+        self._steps = self._measured = self._compared = 0  # the last one; that was measured; that had halves
+        self._sums: NoiseSums | None = None  # of all that was measured; None: not summed yet
         self.begin(1.0)
 
     def begin(self, share: float) -> None:
         """Begin a gradient of this share b / B of the samples of a step."""
-        self.share, self._scale = share, 1.0
-        self._part: tuple[Tensor, float] | None = None
+        self.share, self._done = share, 0.0
+        self._part: Tensor | None = None  # the gradient of the lease's first half
+        self._taken = False
 
-    def partly(self, done: float, gradient: Callable[[], Tensor]) -> None:
-        """Note the gradient of this share of the lease's terms. `gradient` gives its sample."""
-        if self._part is None and PART <= done <= 1 - PART:
-            self._part = gradient(), done
+    def partly(self, done: float, gradient: Tensor) -> None:
+        """Take the sample of a gradient as it is after this share of its terms: (places, VALUES) float32."""
+        if HALF <= done <= 1 - HALF:
+            self._part, self._done = gradient, done
 
-    def scaled(self, factor: float) -> None:
-        """Note that the gradient was multiplied by this."""
-        self._scale *= factor
+    def take(self, gradient: Tensor) -> None:
+        """Take the sample of the whole gradient: (places, VALUES) float32."""
+        self._gradient.copy_(gradient)
+        self._taken = True
+
+    def scaled(self, factor: Tensor | float) -> None:
+        """Note that the gradient was multiplied by this since it was taken."""
+        for sample in (self._part, self._gradient):
+            if sample is not None:
+                sample.mul_(factor)
 
     @property
-    def norms(self) -> float:
-        """The norm of a gradient of this share over that of the whole step's."""
-        signal, noise = self._energies
-        return ((signal + noise / self.share) / (signal + noise)) ** 0.5 if signal + noise > 0 else 1.0
+    def sums(self) -> NoiseSums:
+        """Sum up what the steps until now have shown."""
+        if self._sums is None:
+            self._sums = self._summed() if self._measured else NoiseSums()
+        return self._sums
 
-    def observe(self, gradient: Tensor) -> None:
-        """Take in the sample of a gradient, (PLACES, VALUES) float32, as the optimizer steps with it."""
+    def observe(self) -> None:
+        """Measure the gradient that was taken, as the optimizer steps with it."""
         self._steps += 1
         excess = self._excess + (1 - self.window) * (1 / self.share - 1 - self._excess)
         self._excess = float(torch.tensor(excess, dtype=torch.float32))  # as it is kept
-        scale = self._usual(gradient)
-        gradient = gradient * scale
-        if self._part is not None:
-            part, done = self._part[0] * (self._scale * scale), self._part[1]
-            self._measure(gradient, part / done, (gradient - part) / (1 - done))
+        self._sums = None
+        if not self._taken:
+            return
+        gradient = self._gradient
+        self.scaled(self._usual(gradient))
+        if (part := self._part) is not None:  # <a, c>, each of which is a share of the terms: a + c
+            product = products(part, gradient) - products(part, part)
+            self._measure(gradient, product / (self._done * (1 - self._done)))
             self._compared = self._steps
         elif self._steps > 1 and (not self._compared or self._steps - self._compared > PATIENCE):
-            self._measure(gradient, gradient, self._before)
-        self._before = gradient
-        if self._measured:
-            self._conclude()
+            self._measure(gradient, products(gradient, self._before))
+        self._before.copy_(gradient)
+        self._part, self._taken = None, False
 
     def _usual(self, gradient: Tensor) -> Tensor | float:
         """Return the factor that makes a gradient of unusual energy one of some times the usual: no single
@@ -98,23 +153,22 @@ class GradientNoise:
             return 1.0
         weight = 1 - self.window**self._measured
         usual = (self._moments[0] + self._moments[1] / self.share).sum().clamp(min=0) / weight
-        return (MOST * usual / gradient.square().sum().clamp(min=1e-38)).clamp(max=1.0).sqrt()
+        scale: Tensor = MOST * usual / products(gradient, gradient).sum().clamp(min=1e-38)
+        return scale.clamp(max=1.0).sqrt()
 
-    def _measure(self, gradient: Tensor, one: Tensor, other: Tensor) -> None:
-        """Measure by two gradients with noise of their own."""
-        signal, energy = torch.linalg.vecdot(one, other), torch.linalg.vecdot(gradient, gradient)
-        new = torch.stack([signal, self.share * (energy - signal)])
-        self._moments.lerp_(new, 1 - self.window ** (self._steps - self._measured))
+    def _measure(self, gradient: Tensor, signal: Tensor) -> None:
+        """Measure by the products of two gradients with noise of their own, (places,)."""
+        noise = self.share * (products(gradient, gradient) - signal)
+        self._moments.lerp_(torch.stack([signal, noise]), 1 - self.window ** (self._steps - self._measured))
         self._measured = self._steps
 
-    def _conclude(self) -> None:
+    def _summed(self) -> NoiseSums:
         excess = self._excess / (1 - self.window**self._steps)  # q - 1
-        signal, noise = self._moments  # (PLACES,) each; a single place's signal may come out negative
+        signal, noise = self._moments  # (places,) each; a single place's signal may come out negative
         mean, own = signal + noise, signal + (1 + excess) * noise
-        shorter = torch.where(own > 0, mean / own, 1.0).clamp(-1, 1).mean()
-        square, *energies = torch.stack([shorter, signal.sum(), noise.sum()]).tolist()
-        self.factor = min(max(square, 1 / (1 + excess)), 1.0) ** -0.5
-        self._energies = max(energies[0], 0.0), max(energies[1], 0.0)
+        shorter = torch.where(own > 0, mean / own, 1.0).clamp(-1, 1)
+        ratio, squared, variance = torch.stack([shorter.sum(), signal.sum(), noise.sum()]).tolist()
+        return NoiseSums(len(shorter), ratio, squared, variance, 1 / (1 + excess))
 
     # ---- what is kept --------------------------------------------------------------------------------------
 
@@ -125,24 +179,41 @@ class GradientNoise:
 
     def load(self, state: Tensor) -> None:
         """Restore what `state` gave."""
-        sizes = [2 * PLACES, PLACES * VALUES, 4]
+        sizes = [self._moments.numel(), self._before.numel(), 4]
         moments, before, counts = torch.split(state.to(self._before.device), sizes)
-        self._moments, self._before = moments.view(2, PLACES), before.view(PLACES, VALUES)
+        self._moments.copy_(moments.view_as(self._moments))
+        self._before.copy_(before.view_as(self._before))
         self._excess, *steps = counts.tolist()
         self._steps, self._measured, self._compared = map(int, steps)
-        if self._measured:
-            self._conclude()
+        self._sums = None
 
 
-NOISE_VALUES = 2 * PLACES + PLACES * VALUES + 4  # values of `GradientNoise.state`
+def products(one: Tensor, other: Tensor) -> Tensor:
+    """Compute the inner products of rows, (n,) of (n, m), without a temporary of their size."""
+    return torch.bmm(one[:, None], other[:, :, None]).view(-1)
 
 
-def positions_of(offsets: Sequence[int]) -> Tensor:
-    """Choose the positions that are sampled, (PLACES, VALUES) in the vector. They follow from the layout."""
-    generator, size = torch.Generator().manual_seed(0), offsets[-1]
+def positions_of(layout: Layout) -> Tensor:
+    """Choose the positions to look at, (PLACES, VALUES) in the vector: they follow from the layout."""
+    generator, offsets = torch.Generator().manual_seed(0), layout.offsets
     rows = []
-    for place in range(PLACES):
-        number = bisect_right(offsets, (2 * place + 1) * size // (2 * PLACES)) - 1
+    for number in parameters_of_places(layout):
         start, count = offsets[number], offsets[number + 1] - offsets[number]
         rows.append(start + torch.randint(count, (VALUES,), generator=generator))
     return torch.stack(rows)
+
+
+def parameters_of_places(layout: Layout) -> list[int]:
+    """Number the parameter that each place lies in."""
+    middles = ((2 * place + 1) * layout.size // (2 * PLACES) for place in range(PLACES))
+    return [bisect_right(layout.offsets, middle) - 1 for middle in middles]
+
+
+def positions_within(whole: Layout, own: Layout) -> Tensor:
+    """Choose the same positions in the vector of some of the parameters: (places in these, VALUES)."""
+    at: Mapping[str, int] = dict(zip(own.names, own.offsets, strict=False))
+    rows = []
+    for number, row in zip(parameters_of_places(whole), positions_of(whole), strict=True):
+        if (name := whole.names[number]) in at:
+            rows.append(row - whole.offsets[number] + at[name])
+    return torch.stack(rows) if rows else torch.zeros(0, VALUES, dtype=torch.int64)

@@ -19,12 +19,11 @@ from recipes.config import Recipe
 from recipes.data import Sample, batches, unpack_samples
 from recipes.objectives import Measured, objective_of
 
+from .gradient_noise import compared_in
 from .gradient_sketch import sketch_key
 from .micro_batch import shrink_to_fit
 from .optimizers import learning_rate
 from .types import Event, Lease, Link, Peer, Round
-
-COMPARED_EVERY = 16  # steps
 
 
 @dataclass(frozen=True)
@@ -108,13 +107,17 @@ def share_of(peer: Peer, round: Round, samples: int) -> float:
     return 1.0 if alone else min(1.0, samples / peer.recipe.training.global_batch_size)
 
 
-def micro_batches(peer: Peer, lease: Sequence[Sample], step: int, share: float) -> list[Sequence[Sample]]:
-    """Cut a lease into micro-batches: now and then into two or more, also where one would do, so that its
-    noise can be measured."""
-    size = peer.micro_batch
-    if share < 1 and step % COMPARED_EVERY == 0 and peer.trainer.compares:
-        size = min(size, max(1, len(lease) // (2 * peer.trainer.at_once)))
-    return list(batches(lease, size))
+def halves_of(peer: Peer, lease: Sequence[Sample], share: float) -> list[Sequence[Sample]]:
+    """Cut a lease in two where the noise in it is to be measured now."""
+    half = len(lease) // 2 if share < 1 and compared_in(peer.steps) else 0
+    return [lease[:half], lease[half:]] if half else [lease]
+
+
+def groups_of(peer: Peer, samples: Sequence[Sample]) -> Iterator[list[Sequence[Sample]]]:
+    """Cut samples into groups of micro-batches that are computed at once."""
+    parts, width = list(batches(samples, peer.micro_batch)), peer.trainer.at_once
+    for start in range(0, len(parts), width):
+        yield parts[start : start + width]
 
 
 def compute(
@@ -123,17 +126,21 @@ def compute(
     """Compute the gradient of the mean loss over the terms of a step, micro-batch by micro-batch."""
     started, norm = time.monotonic(), None
     terms = objective_of(peer.recipe).terms(lease)
-    parts, key = micro_batches(peer, lease, round + number, share), key_of(peer.recipe, round)
+    halves, key = halves_of(peer, lease, share), key_of(peer.recipe, round)
     while norm is None:
         found = Measured()
         peer.trainer.zero(share)
-        for start in range(0, len(parts), peer.trainer.at_once):
-            if link.leaving.is_set():
-                return None
-            found += peer.trainer.backward(parts[start : start + peer.trainer.at_once], terms, key)
+        for half in halves:
+            for group in groups_of(peer, half):
+                if link.leaving.is_set():
+                    return None
+                found += peer.trainer.backward(group, terms, key)
+            if half is not halves[-1]:
+                peer.trainer.partly(found.terms / max(terms, 1))
         norm = peer.trainer.clip(peer.recipe.training.max_grad_norm)
     tokens = sum(sample.count for sample in lease)
     if key:
+        parts = [part for half in halves for group in groups_of(peer, half) for part in group]
         found = replace(found, sketches=in_order(lease, parts, found.sketches))
     return Gradient(Lease(round, found, tokens), norm, number, started, time.monotonic())
 
@@ -165,3 +172,4 @@ def take_step(peer: Peer, round: Round, number: int) -> None:
     busy = min(round.peers, training.global_batch_size)  # more than samples have none
     share = outer_optimizer_of(peer.recipe.compression).peers_share(max(busy, 1))
     peer.trainer.step(share * peer.rate, share * training.adam_beta1)
+    peer.steps += 1

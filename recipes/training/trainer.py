@@ -22,7 +22,7 @@ from recipes.models import autocast_dtype, trained_dtype
 from recipes.objectives import BatchLoss, Measured, evaluate, measured, objective_of
 from recipes.weight_files import FlatParameters, Layout
 
-from .gradient_noise import NOISE_VALUES, GradientNoise
+from .gradient_noise import NOISE_VALUES, GradientNoise, positions_of
 from .gradient_sketch import sketching
 from .matrix_optimizers import embeddings_of
 from .micro_batch import share_taken, sizes_of
@@ -74,7 +74,6 @@ class SingleDeviceTrainer:
     """A trainer whose state is all on one device: `device`, or that of the model."""
 
     at_once = in_memory = 1
-    compares = True
 
     def __init__(
         self, model: nn.Module, recipe: Recipe, seed: int = 0, device: torch.device | None = None
@@ -91,7 +90,7 @@ class SingleDeviceTrainer:
             recipe.training, model, half_precision(self.device)
         )  # None: as the weights are
         self.scale = LossScale(2.0**16) if self.half == torch.float16 else LossScale()
-        self.noise = GradientNoise(self.layout.offsets, recipe.training.adam_beta2, self.device)
+        self.noise = GradientNoise(positions_of(self.layout), recipe.training.adam_beta2, self.device)
         self.linear = recipe.training.optim in LINEAR
         if recipe.training.torch_compile:
             model.compile()
@@ -136,7 +135,6 @@ class SingleDeviceTrainer:
         self.flat.refresh()
         self.flat.grad.zero_()
         self.noise.begin(share)
-        self.done = 0
 
     def sampled(self) -> Tensor:
         """Take the sample of g_i that its noise is measured on."""
@@ -151,22 +149,28 @@ class SingleDeviceTrainer:
                 with self.precision():
                     loss = self.objective.loss(self.model, part, self.device)
                 one = backward(loss, terms, self.scale.value)
-            self.done += one.terms
-            self.noise.partly(self.done / max(terms, 1), self.sampled)
             found += replace(one, sketches="".join(sketches)) if key else one
         return found
+
+    def partly(self, done: float) -> None:
+        self.noise.partly(done, self.sampled())
 
     def clip(self, limit: float) -> float | None:
         if self.scale.value != 1:
             self.flat.grad.div_(self.scale.value)
-        limit *= self.noise.norms
+        limit *= self.noise.sums.norms(self.noise.share)
         norm = self.flat.clip(limit)
         self.noise.scaled((min(1.0, limit / (norm + 1e-6)) if limit else 1.0) / self.scale.value)
+        self.noise.take(self.sampled())
         return norm if self.scale.held(norm) else None
 
     def step(self, rate: float, beta1: float | None = None) -> None:
-        self.noise.observe(self.sampled())
-        set_learning_rate(self.optimizer, rate, beta1, 1.0 if self.linear else self.noise.factor)
+        self.lengthened_step(rate, beta1, 1.0 if self.linear else self.noise.sums.factor)
+
+    def lengthened_step(self, rate: float, beta1: float | None, longer: float) -> None:
+        """Step so many times as far as the optimizer would, and measure the noise of g_i."""
+        self.noise.observe()
+        set_learning_rate(self.optimizer, rate, beta1, longer)
         self.flat.step(self.optimizer)
 
     def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> Measured:

@@ -184,7 +184,6 @@ class Trainer(Protocol):
 
     at_once: int  # micro-batches that are computed at the same time
     in_memory: int  # micro-batches whose activations in all layers this machine has memory for at once
-    compares: bool  # `backward` compares the gradients of a lease's parts, where it is called several times
 
     @property
     def layout(self) -> Layout: ...
@@ -216,6 +215,9 @@ class Trainer(Protocol):
     def backward(self, parts: Sequence[Sequence[Sample]], terms: int, key: str = "") -> Measured:
         """g_i += the gradient of (summed losses / terms) of up to `at_once` micro-batches. With a key their
         samples are sketched, in their order (gradient_sketch.py)."""
+
+    def partly(self, done: float) -> None:
+        """Note g_i as it is after this share of its terms: the gradient of a half of the lease."""
 
     def clip(self, limit: float) -> float | None:
         """Clip g_i as the mean gradient of a step would be at a norm of `limit` (0: no limit), and return the
@@ -310,6 +312,7 @@ class Peer:
     undelivered: list[Lease] = field(default_factory=list)  # done, but in no committed round yet
     rate_at: Callable[[int], float] | None = None  # step -> learning rate, once the run's length is known
     rate: float = 0.0  # of the last step
+    steps: int = 0  # that the optimizer has made
     flights: deque[Flight] = field(default_factory=deque)  # rounds in flight, oldest first; at most S
     side: SideStream = field(default_factory=lambda: SideStream(torch.device("cpu")))  # of the exchange
     encoded: threading.Event = field(default_factory=threading.Event)  # set: nothing reads x_i

@@ -34,7 +34,7 @@ from recipes.algorithm import (
     outer_optimizer_of,
 )
 from recipes.config.schema import Compression, Training
-from recipes.training import GradientNoise, mask_momentum
+from recipes.training import GradientNoise, compared_in, mask_momentum, positions_of
 from recipes.training.matrix_optimizers import embeddings_of
 from recipes.training.optimizers import LINEAR, build_optimizer, learning_rate, set_learning_rate
 from recipes.weight_files.parameter_layout import FlatParameters
@@ -269,18 +269,21 @@ class Peer:
         self.turned = None if basis is None else TurnedUpdate(basis)
         trained = self.flat.masters if self.turned is None else self.turned.parameters
         self.optimizer = build_optimizer(trained, training, embeddings_of(self.flat.model))
-        self.noise = GradientNoise(self.flat.layout.offsets, training.adam_beta2)
-        self.linear = training.optim in LINEAR
+        self.noise = GradientNoise(positions_of(self.flat.layout), training.adam_beta2)
+        self.linear, self.steps = training.optim in LINEAR, 0
         if setting.masked:
             self.worker.on_taken = partial(mask_momentum, self.optimizer, trained, self.flat.layout.offsets)
 
     def step(self, grad: Tensor, rate: float, beta1: float) -> None:
         self.flat.grad.copy_(grad)
-        limit = CLIP * self.noise.norms
+        limit = CLIP * self.noise.sums.norms(self.noise.share)
         norm = self.flat.clip(limit)
         self.noise.scaled(min(1.0, limit / (norm + 1e-6)))
-        self.noise.observe(self.flat.grad[self.noise.positions])
-        set_learning_rate(self.optimizer, rate, beta1, 1.0 if self.linear else self.noise.factor)
+        longer = 1.0 if self.linear else self.noise.sums.factor
+        self.steps += 1
+        self.noise.take(self.flat.grad[self.noise.positions])
+        self.noise.observe()
+        set_learning_rate(self.optimizer, rate, beta1, longer)
         if self.turned is None:
             self.optimizer.step()
             return
@@ -370,10 +373,9 @@ class Swarm:
                 peer.step(grad, share * rate, share * self.setting.beta1)
 
     def gradients(self, alike: Sequence[tuple[Peer, Tensor]], share: float) -> Tensor:
-        """Compute the gradients (N, P) of peers on their rows, in two micro-batches where there are two rows
-        and the noise in them counts."""
+        """Compute the gradients (N, P) of peers on their rows, in halves where their noise is measured."""
         vectors, size = [peer.flat.vector for peer, _ in alike], len(alike[0][1])
-        first = size // 2 if share < 1 else 0
+        first = size // 2 if share < 1 and compared_in(alike[0][0].steps) else 0
         cuts = [(0, first), (first, size)] if first else [(0, size)]
         total = torch.zeros(len(alike), len(vectors[0]), device=vectors[0].device)
         for peer, _ in alike:
@@ -382,7 +384,7 @@ class Swarm:
             grads, _ = self.models.gradients(vectors, [part[start:stop] for _, part in alike])
             total += grads * ((stop - start) / size)
             for (peer, _), grad in zip(alike, total, strict=True):
-                peer.noise.partly(stop / size, lambda grad=grad, peer=peer: grad[peer.noise.positions])
+                peer.noise.partly(stop / size, grad[peer.noise.positions])
         return total
 
     def start(self) -> list[DecodedPacket]:

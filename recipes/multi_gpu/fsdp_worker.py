@@ -255,7 +255,8 @@ class FsdpWorker:
             for grad in grads:
                 grad.mul_(factor)
         self.noise.scaled(factor / self.scale.value)
-        self.noise.take(self.sampled())
+        if self.noise.wanted:
+            self.noise.take(self.sampled())
         return {"norm": norm if self.scale.held(norm) else None}
 
     def step(self, rate: float, beta1: float | None = None) -> None:

@@ -232,7 +232,8 @@ class StagePart:
         """Sum the squares of this machine's part of g_i, and what is known of its noise."""
         views = self.flat.layout.views(self.flat.grad)
         norms = torch.stack([torch.linalg.vector_norm(view, dtype=torch.float32) for view in views])
-        self.trainer.noise.take(self.trainer.sampled())
+        if self.trainer.noise.wanted:
+            self.trainer.noise.take(self.trainer.sampled())
         noise = self.trainer.noise.sums.told()
         return Answer({"square": float(norms.double().square().sum()), "noise": noise})
 

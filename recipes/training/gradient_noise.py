@@ -11,31 +11,37 @@ the root of q where noise is all there is, 1 where samples agree. `factor` is th
 recipe's rate times it, and the swarm makes the steps of one machine, whoever takes part with how many
 samples. `norms` is the same of a gradient's norm, which `max_grad_norm` bounds.
 
-M is the product of two gradients of different samples: of the halves of a lease, now and then; of leases of
-one sample, those of this step and the one before. Noise cancels in both, and to the latter what alternates
-between steps is noise too. N follows from |g|^2. Two numbers are kept for each of 64 places of the vector,
-taken on 64 values each, so the cost is that of 4,096 parameters, whatever the size of the model.
+M is the product of two gradients of different samples: of the halves of a lease, now and then; where leases
+have one sample, of this step and the one before. Noise cancels in both; to the latter what alternates between
+steps is noise too. N follows from |g|^2. Two numbers are kept for each of 64 places of the vector, taken on
+64 values each, so the cost is that of some thousand parameters, whatever the size of the model.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recipes.weight_files import Layout
 
 PLACES = 64  # at equal distances in the vector; each stands for the parameter that it lies in
 VALUES = 64  # of that parameter, drawn once
-NOISE_VALUES = 2 * PLACES + PLACES * VALUES + 4  # of `GradientNoise.state`
+RUN = 8  # of these are neighbours: memory is read in lines
+NOISE_VALUES = 2 * PLACES + PLACES * VALUES + 5  # of `GradientNoise.state`
 HALF = 0.1  # of a lease's terms, at least: what counts as a half
-AT_FIRST, EVERY = 16, 16  # steps in which the halves of a lease are compared
-PATIENCE = 64  # steps without such halves, after which gradients of two steps are compared
+AT_FIRST, EVERY = 16, 16  # steps in which two gradients are compared
+PATIENCE = 64  # steps without a lease's halves, after which they are those of two steps
+TINY = 1e-38
 MOST = 4.0  # times its usual energy: as what a gradient counts at most
+
+Values = NDArray[np.float32]
 
 
 def compared_in(step: int) -> bool:
@@ -84,17 +90,18 @@ class GradientNoise:
     Args:
         positions: of the values that are looked at, (places, VALUES) in the vector.
         window: decay of the second moment, `adam_beta2`.
-        device: of the samples.
+        device: of the gradients.
     """
 
     def __init__(self, positions: Tensor, window: float, device: torch.device | str | None = None) -> None:
         self.positions = positions.to(device)
         self.window = window
-        self._moments = torch.zeros(2, len(positions), device=device)  # M and N, times what both share
-        # the gradient under way, and that of the last step
+        # samples of the gradient under way, and of the last step's
         self._gradient, self._before = torch.zeros(2, *positions.shape, device=device)
-        self._excess = 0.0  # q - 1, before it is divided by the weight of all steps
-        self._steps = self._measured = self._compared = 0  # the last one; that was measured; that had halves
+        self._moments = np.zeros((2, len(positions)), np.float32)  # M and N, times what both share
+        self._excess = np.float32(0)  # q - 1, before it is divided by the weight of all steps
+        # the last step; that was measured; that had halves; that `_before` is of
+        self._steps = self._measured = self._compared = self._kept = 0
         self._sums: NoiseSums | None = None  # of all that was measured; None: not summed yet
         self.begin(1.0)
 
@@ -109,15 +116,25 @@ class GradientNoise:
         if HALF <= done <= 1 - HALF:
             self._part, self._done = gradient, done
 
+    @property
+    def wanted(self) -> bool:
+        """True where the sample of the gradient under way is to be taken."""
+        step = self._steps + 1
+        pair = step <= AT_FIRST or step % EVERY in (0, EVERY - 1)
+        return self._part is not None or (pair and self._in_pairs(step))
+
+    def _in_pairs(self, step: int) -> bool:
+        return not self._compared or step - self._compared > PATIENCE
+
     def take(self, gradient: Tensor) -> None:
-        """Take the sample of the whole gradient: (places, VALUES) float32."""
+        """Take the sample of the whole gradient: (places, VALUES)."""
         self._gradient.copy_(gradient)
         self._taken = True
 
-    def scaled(self, factor: Tensor | float) -> None:
+    def scaled(self, factor: float) -> None:
         """Note that the gradient was multiplied by this since it was taken."""
-        for sample in (self._part, self._gradient):
-            if sample is not None:
+        for sample, there in ((self._part, True), (self._gradient, self._taken)):
+            if sample is not None and there and factor != 1:
                 sample.mul_(factor)
 
     @property
@@ -130,67 +147,81 @@ class GradientNoise:
     def observe(self) -> None:
         """Measure the gradient that was taken, as the optimizer steps with it."""
         self._steps += 1
-        excess = self._excess + (1 - self.window) * (1 / self.share - 1 - self._excess)
-        self._excess = float(torch.tensor(excess, dtype=torch.float32))  # as it is kept
-        self._sums = None
+        excess = 1 / self.share - 1
+        self._excess += np.float32(1 - self.window) * (np.float32(excess) - self._excess)
+        if abs(self._mean_excess - excess) > 1e-3 * excess:  # else q is what it was
+            self._sums = None
         if not self._taken:
             return
-        gradient = self._gradient
-        self.scaled(self._usual(gradient))
-        if (part := self._part) is not None:  # <a, c>, each of which is a share of the terms: a + c
-            product = products(part, gradient) - products(part, part)
-            self._measure(gradient, product / (self._done * (1 - self._done)))
+        gradient, part = self._gradient, self._part
+        if part is not None:  # the halves a and c, whose sum the gradient is, are shares of the terms
+            energy, both, first = products((gradient, gradient), (part, gradient), (part, part))
             self._compared = self._steps
-        elif self._steps > 1 and (not self._compared or self._steps - self._compared > PATIENCE):
-            self._measure(gradient, products(gradient, self._before))
-        self._before.copy_(gradient)
+            self._measure(energy, (both - first) / (self._done * (1 - self._done)), energy)
+        elif 0 < self._kept == self._steps - 1 and self._in_pairs(self._steps) and self._pair_ends:
+            before = self._before
+            energy, both, other = products((gradient, gradient), (gradient, before), (before, before))
+            self._measure(energy, both, other)
+        self._before, self._gradient, self._kept = gradient, self._before, self._steps
         self._part, self._taken = None, False
 
-    def _usual(self, gradient: Tensor) -> Tensor | float:
-        """Return the factor that makes a gradient of unusual energy one of some times the usual: no single
-        batch decides."""
-        if not self._measured:
-            return 1.0
-        weight = 1 - self.window**self._measured
-        usual = (self._moments[0] + self._moments[1] / self.share).sum().clamp(min=0) / weight
-        scale: Tensor = MOST * usual / products(gradient, gradient).sum().clamp(min=1e-38)
-        return scale.clamp(max=1.0).sqrt()
+    @property
+    def _pair_ends(self) -> bool:
+        return self._steps <= AT_FIRST or self._steps % EVERY == 0
 
-    def _measure(self, gradient: Tensor, signal: Tensor) -> None:
-        """Measure by the products of two gradients with noise of their own, (places,)."""
-        noise = self.share * (products(gradient, gradient) - signal)
-        self._moments.lerp_(torch.stack([signal, noise]), 1 - self.window ** (self._steps - self._measured))
-        self._measured = self._steps
+    def _measure(self, energy: Values, signal: Values, other: Values) -> None:
+        """Measure by the energy of a gradient and the product of two with noise of their own, (places,).
+
+        No single batch decides: an unusual energy, also of the `other`, counts as some times the usual, and after
+        some steps no measurement is more than an eighth of them all.
+        """
+        own = its = weight = 1.0
+        if self._measured:
+            most = MOST * max((self._moments[0] + self._moments[1] / self.share).sum(), 0.0)
+            own, its = (min(most / max(each.sum(), TINY), 1.0) for each in (energy, other))
+            weight = (1 - self.window ** (self._steps - self._measured)) / (1 - self.window**self._steps)
+            weight = weight if self._steps <= AT_FIRST else min(weight, 1 / 8)
+        signal = signal * sqrt(own * its)
+        new = np.stack([signal, self.share * (own * energy - signal)])
+        self._moments += np.float32(weight) * (new - self._moments)
+        self._measured, self._sums = self._steps, None
+
+    @property
+    def _mean_excess(self) -> float:
+        """Return q - 1."""
+        return float(self._excess) / (1 - self.window**self._steps)
 
     def _summed(self) -> NoiseSums:
-        excess = self._excess / (1 - self.window**self._steps)  # q - 1
+        excess = self._mean_excess
         signal, noise = self._moments  # (places,) each; a single place's signal may come out negative
         mean, own = signal + noise, signal + (1 + excess) * noise
-        shorter = torch.where(own > 0, mean / own, 1.0).clamp(-1, 1)
-        ratio, squared, variance = torch.stack([shorter.sum(), signal.sum(), noise.sum()]).tolist()
+        shorter = np.divide(mean, own, out=np.ones_like(own), where=own > TINY).clip(-1, 1)
+        ratio, squared, variance = (float(each.sum()) for each in (shorter, signal, noise))
         return NoiseSums(len(shorter), ratio, squared, variance, 1 / (1 + excess))
 
     # ---- what is kept --------------------------------------------------------------------------------------
 
     def state(self) -> Tensor:
         """Return all that was measured, as one float32 vector, for `load`."""
-        counts = [self._excess, float(self._steps), float(self._measured), float(self._compared)]
-        return torch.cat([self._moments.view(-1), self._before.view(-1), self._moments.new_tensor(counts)])
+        counts = [self._excess, self._steps, self._measured, self._compared, self._kept]
+        own = torch.from_numpy(np.concatenate([self._moments.reshape(-1), np.array(counts, np.float32)]))
+        return torch.cat([own.to(self._before.device), self._before.view(-1)])
 
     def load(self, state: Tensor) -> None:
         """Restore what `state` gave."""
-        sizes = [self._moments.numel(), self._before.numel(), 4]
-        moments, before, counts = torch.split(state.to(self._before.device), sizes)
-        self._moments.copy_(moments.view_as(self._moments))
-        self._before.copy_(before.view_as(self._before))
-        self._excess, *steps = counts.tolist()
-        self._steps, self._measured, self._compared = map(int, steps)
+        size = self._moments.size
+        own = state[: size + 5].cpu().numpy()
+        self._moments, self._excess = own[:size].reshape(self._moments.shape).copy(), np.float32(own[size])
+        self._steps, self._measured, self._compared, self._kept = (int(count) for count in own[size + 1 :])
+        self._before.copy_(state[size + 5 :].view_as(self._before))
         self._sums = None
 
 
-def products(one: Tensor, other: Tensor) -> Tensor:
-    """Compute the inner products of rows, (n,) of (n, m), without a temporary of their size."""
-    return torch.bmm(one[:, None], other[:, :, None]).view(-1)
+def products(*pairs: tuple[Tensor, Tensor]) -> Sequence[Values]:
+    """Compute the inner products of the rows of pairs, (n,) of (n, m) each, without temporaries as large."""
+    rows = [torch.bmm(one[:, None], other[:, :, None]).view(-1) for one, other in pairs]
+    found: Sequence[Values] = torch.stack(rows).cpu().numpy()
+    return found
 
 
 def positions_of(layout: Layout) -> Tensor:
@@ -199,7 +230,8 @@ def positions_of(layout: Layout) -> Tensor:
     rows = []
     for number in parameters_of_places(layout):
         start, count = offsets[number], offsets[number + 1] - offsets[number]
-        rows.append(start + torch.randint(count, (VALUES,), generator=generator))
+        first = torch.randint(max(count - RUN + 1, 1), (VALUES // RUN, 1), generator=generator)
+        rows.append(start + ((first + torch.arange(RUN)) % count).view(-1))
     return torch.stack(rows)
 
 

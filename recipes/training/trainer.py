@@ -161,7 +161,8 @@ class SingleDeviceTrainer:
         limit *= self.noise.sums.norms(self.noise.share)
         norm = self.flat.clip(limit)
         self.noise.scaled((min(1.0, limit / (norm + 1e-6)) if limit else 1.0) / self.scale.value)
-        self.noise.take(self.sampled())
+        if self.noise.wanted:
+            self.noise.take(self.sampled())
         return norm if self.scale.held(norm) else None
 
     def step(self, rate: float, beta1: float | None = None) -> None:

@@ -281,7 +281,8 @@ class Peer:
         self.noise.scaled(min(1.0, limit / (norm + 1e-6)))
         longer = 1.0 if self.linear else self.noise.sums.factor
         self.steps += 1
-        self.noise.take(self.flat.grad[self.noise.positions])
+        if self.noise.wanted:
+            self.noise.take(self.flat.grad[self.noise.positions])
         self.noise.observe()
         set_learning_rate(self.optimizer, rate, beta1, longer)
         if self.turned is None:

@@ -221,7 +221,7 @@ def test_machines_of_a_replica_make_steps_as_long_as_a_whole_peer_does(tmp_path:
     found = finished(staged, "ann", "bob")
 
     want = plain.members["ann"].peer.trainer.noise.sums
-    assert want.factor > 1.05
+    assert want.factor > 1.02
     noise = staged.members["ann"].peer.trainer.noise  # as the head added it up before the last step
     assert noise.places == want.places
     assert noise.factor == pytest.approx(want.factor, rel=0.1)

@@ -172,7 +172,7 @@ class GradientNoise:
     def _measure(self, energy: Values, signal: Values, other: Values) -> None:
         """Measure by the energy of a gradient and the product of two with noise of their own, (places,).
 
-        No single batch decides: an unusual energy, also of the `other`, counts as some times the usual, and after
+        No single batch decides: an unusual energy, also of the `other`, counts as some times the usual. After
         some steps no measurement is more than an eighth of them all.
         """
         own = its = weight = 1.0

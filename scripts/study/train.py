@@ -45,7 +45,7 @@ from scripts.study.model import Models
 STRETCH = 4096  # bytes; every tenth stretch of the documentation is held out
 BASIS_SEED = 77  # of the rows that a fixed basis is found on
 WeightedPacket = tuple[str, bytes, float]  # peer, packet, weight
-Optim = Literal["adamw_torch_fused", "muon", "soap"]
+Optim = Literal["adamw_torch_fused", "muon", "soap", "adafactor", "adamw_8bit", "sgd"]
 ADAMW: Final = "adamw_torch_fused"
 CLIP = 1.0  # of the gradient's norm
 EVALS = 4  # held-out losses on a quarter of the text, along the way

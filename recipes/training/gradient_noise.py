@@ -220,8 +220,7 @@ class GradientNoise:
 def products(*pairs: tuple[Tensor, Tensor]) -> Sequence[Values]:
     """Compute the inner products of the rows of pairs, (n,) of (n, m) each, without temporaries as large."""
     rows = [torch.bmm(one[:, None], other[:, :, None]).view(-1) for one, other in pairs]
-    found: Sequence[Values] = torch.stack(rows).cpu().numpy()
-    return found
+    return [*torch.stack(rows).cpu().numpy()]
 
 
 def positions_of(layout: Layout) -> Tensor:

@@ -13,7 +13,7 @@ from .decoded_updates import (
 )
 from .global_model import WRAP, DecodedPacket, GlobalModel, Part, ShardUpdate, decode_packet, replay
 from .local_vector import LocalModel
-from .outer_optimizer import OuterOptimizer, outer_optimizer_of
+from .outer_optimizer import OuterOptimizer, one_machine, outer_optimizer_of
 from .robust_mean import FEWEST, HELD, AggregateStep, median_of, norm_of
 from .side_stream import SideStream
 from .update_windows import ON_GPU, each_window

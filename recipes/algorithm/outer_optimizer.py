@@ -56,3 +56,17 @@ def outer_optimizer_of(compression: Compression) -> OuterOptimizer:
     """Build the outer optimizer that a recipe's `compression` section describes."""
     rate, momentum = compression.outer_learning_rate, compression.outer_momentum
     return OuterOptimizer(rate, momentum, compression.owner_error_decay)
+
+
+def one_machine(compression: Compression) -> bool:
+    """Are the peers to make the steps of one machine on all samples, at its learning rate?
+
+    They are where packets are added up, and where whole steps are averaged one by one, as by all-reduce. With
+    any other rate of the aggregator's the method is a published one, whose peers' optimizers work for
+    themselves.
+    """
+    whole = compression.random_ratio == compression.topk_ratio == compression.local_steps == 1
+    mean = compression.outer_learning_rate == 1 and not compression.outer_momentum
+    return compression.outer_learning_rate == "packets" or (
+        whole and mean and not compression.uncompressed_steps
+    )

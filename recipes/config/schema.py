@@ -355,7 +355,9 @@ class Compression(Section):
         1, "H: optimizer steps between two exchanges; auto: 1 to 8, as many as the lines of the swarm need"
     )
     outer_learning_rate: Annotated[Real, Field(gt=0)] | Literal["packets"] = key(
-        "packets", "rate of the aggregator's step along the mean; packets: their number, up to 8 (a sum)"
+        "packets",
+        "rate of the aggregator's step along the mean; packets: their number, up to 8 (a sum); a number: the "
+        "peers' optimizers are as published, without regard to each other, unless all is sent in each step",
     )
     outer_momentum: Annotated[Real, Field(ge=0, lt=1)] = key(0.0, "Nesterov momentum of the aggregator")
     error_decay: Annotated[Real, Field(ge=0, le=1)] = key(1.0, "factor on a peer's residual after each round")

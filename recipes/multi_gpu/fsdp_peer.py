@@ -27,7 +27,7 @@ from recipes.data import Sample, batches, pack_samples
 from recipes.errors import ModelError
 from recipes.models import open_trained
 from recipes.objectives import Measured, Objective, objective_of
-from recipes.training import LOCAL, OPTIMIZER, RANK, Lazy, Peer, parsed
+from recipes.training import LOCAL, NOISE, NOISE_VALUES, OPTIMIZER, RANK, Lazy, Peer, parsed
 from recipes.weight_files import Layout
 
 from .shared_memory import WINDOW, Request, SharedMemory, windows
@@ -137,8 +137,8 @@ class FsdpTrainer:
     def check(self) -> None:
         self.ranks.all("bytes")  # any question
 
-    def zero(self) -> None:
-        self.ranks.all("zero")
+    def zero(self, share: float = 1.0) -> None:
+        self.ranks.all("zero", share=share)
 
     def attempt(self, part: Sequence[Sample], aside: float) -> float:
         """Try all at once: what one of them has no memory for, none does."""
@@ -149,6 +149,9 @@ class FsdpTrainer:
     def backward(self, parts: Sequence[Sequence[Sample]], terms: int, key: str = "") -> Measured:
         answers = self._deal("backward", parts, terms=terms, key=key)
         return sum((Measured(**answer) for answer in answers[: len(parts)]), Measured())  # others were idle
+
+    def partly(self, done: float) -> None:
+        self.ranks.all("partly", done=done)
 
     def clip(self, limit: float) -> float | None:
         norm: float | None = self.ranks.all("clip", limit=limit)[0]["norm"]  # all have the same
@@ -221,7 +224,7 @@ class FsdpTrainer:
     # ---- what is kept --------------------------------------------------------------------------------------
 
     def tensors(self) -> Mapping[str, Tensor]:
-        made: dict[str, Callable[[], Tensor]] = {LOCAL: partial(self._read, LOCAL)}
+        made: dict[str, Callable[[], Tensor]] = {LOCAL: partial(self._read, LOCAL), NOISE: self._noise}
         for answer in self.ranks.all("states"):
             for name, value in answer["states"].items():  # of all ranks the same, or of each its own
                 if isinstance(value, float):
@@ -232,11 +235,13 @@ class FsdpTrainer:
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         shapes = {f"{OPTIMIZER}.{n}": self._layout.shapes[i] for n, i in enumerate(self.numbers)}
-        return {LOCAL: (self._layout.size,), **shapes}
+        return {LOCAL: (self._layout.size,), NOISE: (NOISE_VALUES,), **shapes}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self._write(LOCAL, tensors[LOCAL])
-        names = [name for name in tensors if name != LOCAL]
+        if NOISE in tensors:
+            self.ranks.all("noise_state", state=tensors[NOISE].tolist())
+        names = [name for name in tensors if name not in (LOCAL, NOISE)]
         own = bool(names) and all(RANK in name and name.endswith(f"/{self.at_once}") for name in names)
         if not own and any(RANK in name or "|" in name for name in names):
             names = []  # of 8 bits, as one device has them or another number: the optimizer begins anew
@@ -261,6 +266,9 @@ class FsdpTrainer:
             self.ranks.all("read", name=name, start=start, stop=stop)
             out[start - first : stop - first] = self.shared.values[: stop - start]
         return out.view(self.shapes()[name.rpartition(".")[0] or name] if own is None else tuple(own))
+
+    def _noise(self) -> Tensor:
+        return torch.tensor(self.ranks.all("noise_state")[0]["state"])  # all have the same
 
     def _write(self, name: str, tensor: Tensor) -> None:
         first, last = (0, tensor.numel()) if RANK in name else self._range(name)

@@ -30,10 +30,13 @@ from recipes.hardware import half_precision
 from recipes.models import ParameterFiller, autocast_dtype, build_on_meta, open_vector, trained_dtype
 from recipes.objectives import measured, objective_of
 from recipes.training import (
+    LINEAR,
     LOCAL,
+    NOISE,
     OPTIMIZER,
     PLAIN,
     RANK,
+    GradientNoise,
     LossScale,
     backward,
     build_optimizer,
@@ -43,7 +46,9 @@ from recipes.training import (
     load_states,
     packed,
     parameters_of,
+    parameters_of_places,
     parsed,
+    positions_of,
     set_learning_rate,
     share_taken,
     sizes_of,
@@ -152,6 +157,11 @@ class FsdpWorker:
         self.optimizer = build_optimizer(self.masters, settings.training)
         at = {id(master): i for i, master in enumerate(self.masters)}
         self.numbers = [at[id(master)] for master in parameters_of(self.optimizer)]
+        self.linear = settings.training.optim in LINEAR
+        self.noise = GradientNoise(positions_of(self.layout), settings.training.adam_beta2, self.device)
+        self.places: dict[int, list[int]] = {}  # parameter -> those of the noise's places that lie in it
+        for place, number in enumerate(parameters_of_places(self.layout)):
+            self.places.setdefault(number, []).append(place)
         config = self.model.config
         return {
             "parameters": self.layout.size,
@@ -185,11 +195,30 @@ class FsdpWorker:
 
     # ---- training ------------------------------------------------------------------------------------------
 
-    def zero(self) -> None:
+    def zero(self, share: float = 1.0) -> None:
         if self.device.type == "cuda":
             torch.cuda.current_stream().synchronize()  # x_i and the optimizer are what `save` may read
         self.model.train()
         self.model.zero_grad()
+        self.noise.begin(share)
+
+    @torch.no_grad()
+    def sampled(self) -> Tensor:
+        """Take the sample of g_i that its noise is measured on, the same on each rank."""
+        sample = torch.zeros(self.noise.positions.shape, device=self.device)
+        trained = self.trained()
+        for i, places in self.places.items():
+            held, where = self.range_of(i, trained[i].grad), self.noise.positions[places]
+            here = (held.start <= where) & (where < held.stop)
+            if len(held.values):
+                values = held.values[(where - held.start).clamp(0, len(held.values) - 1)]
+                sample[places] = torch.where(here, values.float(), 0.0)
+        dist.all_reduce(sample)
+        return sample
+
+    def partly(self, done: float) -> None:
+        """Note the gradient of this share of the lease's terms."""
+        self.noise.partly(done, self.sampled())
 
     def precision(self) -> AbstractContextManager[object]:
         """Enter the precision of forward passes."""
@@ -220,14 +249,19 @@ class FsdpWorker:
             square += torch.linalg.vector_norm(grad, dtype=torch.float64).square()
         dist.all_reduce(square)
         norm = float(square.sqrt())
-        factor = limit / (norm + 1e-6)  # as torch has it
-        if 0 < factor < 1:
+        factor = limit * self.noise.sums.norms(self.noise.share) / (norm + 1e-6)  # as torch has it
+        factor = min(factor, 1.0) if limit else 1.0
+        if factor < 1:
             for grad in grads:
                 grad.mul_(factor)
+        self.noise.scaled(factor / self.scale.value)
+        if self.noise.wanted:
+            self.noise.take(self.sampled())
         return {"norm": norm if self.scale.held(norm) else None}
 
     def step(self, rate: float, beta1: float | None = None) -> None:
-        set_learning_rate(self.optimizer, rate, beta1)
+        set_learning_rate(self.optimizer, rate, beta1, 1.0 if self.linear else self.noise.sums.factor)
+        self.noise.observe()
         for master, parameter in zip(self.masters, self.trained(), strict=True):
             master.grad = None if parameter.grad is None else local(parameter.grad)
         self.optimizer.step()
@@ -337,6 +371,12 @@ class FsdpWorker:
         """Suffix of the name of a state that is this rank's own, of so many."""
         return f"{RANK}{self.number}/{self.count}"
 
+    def noise_state(self, state: list[float] | None = None) -> dict[str, Any]:
+        """Restore what was measured of the gradient's noise, where it is given; answer it."""
+        if state is not None:
+            self.noise.load(torch.tensor(state))
+        return {"state": self.noise.state().tolist()}
+
     def expect(self, states: dict[str, float | list[int] | None]) -> None:
         """Prepare the optimizer for these states: numbers as they are, tensors for `write`. States of a
         rank's own are awaited, until `take`."""
@@ -394,7 +434,7 @@ class FsdpWorker:
         """Save x_i and the optimizer's state, as far as this rank has them."""
         x = {f"{LOCAL}.{i}": held.values for i, held in enumerate(self.aside or self.own)}
         told = {"value": repr(self.scale.value), "steps": str(self.scale.steps)}
-        write_safetensors(Path(path), x | states_of(self.optimizer), told)
+        write_safetensors(Path(path), x | states_of(self.optimizer) | {NOISE: self.noise.state()}, told)
 
     @torch.no_grad()
     def restore(self, path: str) -> None:
@@ -403,6 +443,7 @@ class FsdpWorker:
             for i, held in enumerate(self.own):
                 held.values.copy_(file.get_tensor(f"{LOCAL}.{i}"))
             kept = {name: file.get_tensor(name) for name in file.keys() if name.startswith(OPTIMIZER)}  # noqa: SIM118
+            self.noise.load(file.get_tensor(NOISE))
             told = file.metadata()
         load_states(self.optimizer, kept)
         self.scale = LossScale(float(told["value"]), int(told["steps"]))

@@ -25,6 +25,7 @@ Request = Literal[
     "zero",
     "attempt",
     "backward",
+    "partly",
     "clip",
     "step",
     "use_global_model",
@@ -37,6 +38,7 @@ Request = Literal[
     "take",
     "read",
     "write",
+    "noise_state",
     "bytes",
 ]
 REQUESTS = frozenset(get_args(Request))

@@ -34,7 +34,7 @@ SAYS: Mapping[str, Mapping[str, type | range]] = {  # what the answers to reques
     "load": {"parameters": list},
     **dict.fromkeys(("begin", "state", "settle", "catch_up", "move"), STATE),
     "encode": {"sparsest": COUNT, "short": bool, "sent": str, "up": COUNT, "down": COUNT},
-    "square": {"square": float},
+    "square": {"square": float, "noise": dict},
     "distance": {"square": float},
 }
 

@@ -32,7 +32,7 @@ from recipes.algorithm import (
 from recipes.config import Compression, Recipe
 from recipes.errors import ModelError
 from recipes.pipeline import Line, StageModel, StageWorker, stage_ranges
-from recipes.training import SingleDeviceTrainer
+from recipes.training import GradientNoise, SingleDeviceTrainer, positions_within
 from recipes.weight_files import FlatParameters, Layout
 
 from .ring_request import Answer
@@ -91,6 +91,8 @@ class StagePart:
             raise ModelError(f"{self.trainer.device}: stages compute in bfloat16 or float32, not in float16")
         assert isinstance(self.trainer.flat, FlatParameters)
         self.flat = self.trainer.flat
+        places = positions_within(whole, self.flat.layout)
+        self.trainer.noise = GradientNoise(places, recipe.training.adam_beta2, self.trainer.device)
         apart = recipe.compression.state_device == "cpu"
         vector = self.flat.vector.to("cpu" if apart else self.trainer.device, copy=True)
         part = Part(stage_ranges(whole, self.flat.layout), whole.size)
@@ -114,7 +116,8 @@ class StagePart:
         self._methods: Mapping[str, Callable[..., Answer]] = {
             **{"state": self.state, "settle": self.settle, "catch_up": self.catch_up},
             **{"encode": self.encode, "decode": self.decode, "move": self.move},
-            **{"zero": self.zero, "square": self.square, "scale": self.scale, "step": self.step},
+            **{"zero": self.zero, "partly": self.partly, "square": self.square, "scale": self.scale},
+            "step": self.step,
             **{"follow": self.follow, "subtract": self.subtract, "handoff": self.handoff},
             **{"use_global_model": self.use_global_model, "use_local_model": self.use_local_model},
             "distance": self.distance,
@@ -219,23 +222,32 @@ class StagePart:
 
     # ---- the step ------------------------------------------------------------------------------------------
 
-    def zero(self, data: bytes) -> Answer:
-        self.trainer.zero()
+    def zero(self, data: bytes, share: float = 1.0) -> Answer:
+        self.trainer.zero(share)
+        return Answer()
+
+    def partly(self, data: bytes, done: float) -> Answer:
+        """Note g_i as it is after this share of its terms."""
+        self.trainer.partly(done)
         return Answer()
 
     def square(self, data: bytes) -> Answer:
-        """Sum the squares of this machine's part of g_i."""
+        """Sum the squares of this machine's part of g_i, and what is known of its noise."""
         views = self.flat.layout.views(self.flat.grad)
         norms = torch.stack([torch.linalg.vector_norm(view, dtype=torch.float32) for view in views])
-        return Answer({"square": float(norms.double().square().sum())})
+        if self.trainer.noise.wanted:
+            self.trainer.noise.take(self.trainer.sampled())
+        noise = self.trainer.noise.sums.told()
+        return Answer({"square": float(norms.double().square().sum()), "noise": noise})
 
     def scale(self, data: bytes, factor: float) -> Answer:
         self.flat.grad.mul_(factor)
+        self.trainer.noise.scaled(factor)
         return Answer()
 
-    def step(self, data: bytes, rate: float, beta1: float | None) -> Answer:
-        """x_i <- x_i - optimizer(g_i)."""
-        self.trainer.step(rate, beta1)
+    def step(self, data: bytes, rate: float, beta1: float | None, longer: float) -> Answer:
+        """x_i <- x_i - optimizer(g_i), so many times as long."""
+        self.trainer.lengthened_step(rate, beta1, longer)
         return Answer()
 
     def use_global_model(self, data: bytes) -> Answer:

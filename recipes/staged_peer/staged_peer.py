@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from math import isfinite
 
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from recipes.data import Sample, batches
 from recipes.errors import ModelError, StageFailed, StageFull
 from recipes.objectives import Measured
 from recipes.pipeline import PER_STAGE, BadMessage, StageWorker
-from recipes.training import Peer, share_taken
+from recipes.training import NoiseSums, Peer, share_taken
 from recipes.weight_files import Layout
 
 from .ring_head import RingHead
@@ -62,6 +63,8 @@ class StagedTrainer:
         self.ring, self.part = ring, ring.part
         self.at_once = FILLS * ring.stages
         self.in_flight = PER_STAGE * ring.stages
+        self.share = 1.0  # of a step's samples, which the gradient under way has
+        self.noise = NoiseSums()
 
     @property
     def layout(self) -> Layout:
@@ -92,8 +95,9 @@ class StagedTrainer:
         finally:
             self.zero()
 
-    def zero(self) -> None:
-        self.ring.ask("zero")
+    def zero(self, share: float = 1.0) -> None:
+        self.share = share
+        self.ring.ask("zero", share=share)
 
     def backward(self, parts: Sequence[Sequence[Sample]], terms: int, key: str = "") -> Measured:
         assert not key, "no machine has the whole gradient of a sample"
@@ -122,16 +126,22 @@ class StagedTrainer:
         for answer in made or ():
             self.ring.lines.send(answer)
 
+    def partly(self, done: float) -> None:
+        self.ring.ask("partly", done=done)
+
     def clip(self, limit: float) -> float | None:
-        norm = root_of(self.ring.ask("square"))
+        answers = self.ring.ask("square")
+        norm = root_of(answers)
+        self.noise = noise_of(answers)
         if limit > 0:
-            factor = limit / (norm + 1e-6)  # as torch has it
+            factor = limit * self.noise.norms(self.share) / (norm + 1e-6)  # as torch has it
             if not factor >= 1:
                 self.ring.ask("scale", factor=factor)
         return norm
 
     def step(self, rate: float, beta1: float | None = None) -> None:
-        self.ring.ask("step", rate=rate, beta1=beta1)
+        longer = 1.0 if self.part.trainer.linear else self.noise.factor
+        self.ring.ask("step", rate=rate, beta1=beta1, longer=longer)
 
     def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> Measured:
         assert vector is self.part.worker.global_model.vector
@@ -259,6 +269,18 @@ class StagedWorker:
 
     def residual_norm(self) -> float:
         return root_of(self.ring.ask("distance"))
+
+
+def noise_of(answers: Sequence[Answer]) -> NoiseSums:
+    """Add up what all machines know of the gradient's noise. Raises StageFailed where one says no numbers."""
+    own, names = NoiseSums(**answers[0].values["noise"]), NoiseSums().told().keys()
+    for stage, answer in enumerate(answers[1:], 1):
+        told = answer.values["noise"]
+        numbers = (value for value in told.values() if type(value) in (int, float) and isfinite(value))
+        if told.keys() != names or len([*numbers]) < len(names):
+            raise StageFailed(f"answers square with noise {str(told)[:40]!r}", stage)
+        own += NoiseSums(**{**told, "least": own.least})  # which is the head's to know
+    return own
 
 
 def root_of(answers: Sequence[Answer]) -> float:

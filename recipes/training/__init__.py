@@ -2,12 +2,22 @@
 
 from . import peer_checkpoint
 from .contribution_score import Evidence, Probe, UsefulnessScore
+from .gradient_noise import (
+    NOISE_VALUES,
+    GradientNoise,
+    NoiseSums,
+    compared_in,
+    parameters_of_places,
+    positions_of,
+    positions_within,
+)
 from .gradient_sketch import sketching
 from .loop import build_peer, finetune, foreign_packet
 from .matrix_optimizers import embeddings_of, step_flops
 from .micro_batch import LEAVE, MOST, ON_CPU, first_line, is_full, micro_batch_for, share_taken, sizes_of
 from .momentum_masking import mask_momentum
 from .optimizers import (
+    LINEAR,
     SCRATCH,
     STATE,
     build_optimizer,
@@ -18,6 +28,7 @@ from .optimizers import (
 from .peer_checkpoint import read, restore, restore_residual
 from .trainer import (
     LOCAL,
+    NOISE,
     OPTIMIZER,
     PLAIN,
     RANK,

@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 
-from recipes.algorithm import outer_optimizer_of
+from recipes.algorithm import one_machine, outer_optimizer_of
 from recipes.config import Recipe
 from recipes.data import Sample, SampleLimits, batches, unpack_samples
 from recipes.errors import ForeignSamples
 from recipes.objectives import Measured, objective_of
 
+from .gradient_noise import compared_in
 from .gradient_sketch import sketch_key
 from .micro_batch import shrink_to_fit
 from .optimizers import learning_rate
@@ -60,7 +61,8 @@ def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gra
             peer.encoded.wait()  # no longer than it takes to read x_i
             take_step(peer, round, done.number)
             peer.unfinished = True
-        new = yield from shrink_to_fit(peer, partial(compute, link, peer, round.round, number, part))
+        share = share_of(peer, round, len(part))
+        new = yield from shrink_to_fit(peer, partial(compute, link, peer, round.round, number, part, share))
         if new is None:
             return None
         done = new if done is None else done.then(new)
@@ -108,21 +110,47 @@ def parts_of(lease: Sequence[Sample], steps: int) -> Iterator[tuple[int, Sequenc
         yield number, [lease[place] for place in places]
 
 
-def compute(link: Link, peer: Peer, round: int, number: int, lease: Sequence[Sample]) -> Gradient | None:
+def share_of(peer: Peer, round: Round, samples: int) -> float:
+    """Return the share of a step's samples that a gradient of this peer has; 1 where its optimizer works for
+    itself, as published methods have it."""
+    alone = round.peers == 1 or not one_machine(peer.recipe.compression)
+    return 1.0 if alone else min(1.0, samples / peer.recipe.training.global_batch_size)
+
+
+def halves_of(peer: Peer, lease: Sequence[Sample], share: float) -> list[Sequence[Sample]]:
+    """Cut a lease in two where the noise in it is to be measured now."""
+    half = len(lease) // 2 if share < 1 and compared_in(peer.steps) else 0
+    return [lease[:half], lease[half:]] if half else [lease]
+
+
+def groups_of(peer: Peer, samples: Sequence[Sample]) -> Iterator[list[Sequence[Sample]]]:
+    """Cut samples into groups of micro-batches that are computed at once."""
+    parts, width = list(batches(samples, peer.micro_batch)), peer.trainer.at_once
+    for start in range(0, len(parts), width):
+        yield parts[start : start + width]
+
+
+def compute(
+    link: Link, peer: Peer, round: int, number: int, lease: Sequence[Sample], share: float = 1.0
+) -> Gradient | None:
     """Compute the gradient of the mean loss over the terms of a step, micro-batch by micro-batch."""
     started, norm = time.monotonic(), None
     terms = objective_of(peer.recipe).terms(lease)
-    parts, key = list(batches(lease, peer.micro_batch)), key_of(peer.recipe, round)
+    halves, key = halves_of(peer, lease, share), key_of(peer.recipe, round)
     while norm is None:
         found = Measured()
-        peer.trainer.zero()
-        for start in range(0, len(parts), peer.trainer.at_once):
-            if link.leaving.is_set():
-                return None
-            found += peer.trainer.backward(parts[start : start + peer.trainer.at_once], terms, key)
+        peer.trainer.zero(share)
+        for half in halves:
+            for group in groups_of(peer, half):
+                if link.leaving.is_set():
+                    return None
+                found += peer.trainer.backward(group, terms, key)
+            if half is not halves[-1]:
+                peer.trainer.partly(found.terms / max(terms, 1))
         norm = peer.trainer.clip(peer.recipe.training.max_grad_norm)
     tokens = sum(sample.count for sample in lease)
     if key:
+        parts = [part for half in halves for group in groups_of(peer, half) for part in group]
         found = replace(found, sketches=in_order(lease, parts, found.sketches))
     return Gradient(Lease(round, found, tokens), norm, number, started, time.monotonic())
 
@@ -154,3 +182,4 @@ def take_step(peer: Peer, round: Round, number: int) -> None:
     busy = min(round.peers, training.global_batch_size)  # more than samples have none
     share = outer_optimizer_of(peer.recipe.compression).peers_share(max(busy, 1))
     peer.trainer.step(share * peer.rate, share * training.adam_beta1)
+    peer.steps += 1

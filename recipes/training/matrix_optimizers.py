@@ -118,8 +118,8 @@ class Soap(Optimizer):
 
     def __init__(self, groups: list[dict[str, Any]], training: Training) -> None:
         betas = training.adam_beta1, training.adam_beta2
-        super().__init__(groups, {"lr": training.learning_rate, "betas": betas, "weight_decay": 0.0})
-        self.epsilon = training.adam_epsilon
+        rest = {"eps": training.adam_epsilon, "weight_decay": 0.0}
+        super().__init__(groups, {"lr": training.learning_rate, "betas": betas, **rest})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -132,7 +132,7 @@ class Soap(Optimizer):
                     self._begin(weight.grad, self.state[weight])
                     continue
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
-                weight.sub_(group["lr"] * self._direction(weight.grad, self.state[weight], *group["betas"]))
+                weight.sub_(group["lr"] * self._direction(weight.grad, self.state[weight], group))
 
     def _begin(self, grad: Tensor, state: dict[str, Any]) -> None:
         """Take the first gradient's eigenvectors. There is no step with it: in its own eigenbasis it is
@@ -142,14 +142,15 @@ class Soap(Optimizer):
             state[f"{side}.covariance"] = square
             state[f"{side}.basis"] = torch.linalg.eigh(square)[1].flip(-1)
 
-    def _direction(self, grad: Tensor, state: dict[str, Any], beta1: float, beta2: float) -> Tensor:
+    def _direction(self, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
         """Return the step (m, n) for a rate of 1."""
         state["step"] += 1
+        beta1, beta2 = group["betas"]
         left, right = state.get("left.basis"), state.get("right.basis")
         state["exp_avg"].lerp_(grad, 1 - beta1)
         state["exp_avg_sq"].lerp_(rotated(grad, left, right).square(), 1 - beta2)
         mean = rotated(state["exp_avg"], left, right) / (1 - beta1 ** state["step"])
-        spread = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt_().add_(self.epsilon)
+        spread = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
         for side, square in squares(grad):
             covariance = state[f"{side}.covariance"].lerp_(square, 1 - beta2)
             if state["step"] % EVERY == 0:  # a step of orthogonal iteration

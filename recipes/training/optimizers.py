@@ -30,6 +30,7 @@ STATE = {
 }
 # bytes of temporaries for each value of the largest parameter, while it is stepped; none: a fused kernel
 SCRATCH = {"adamw_torch": 8.0, "adafactor": 8.0, "sgd": 4.0, "muon": 12.0, "soap": 12.0}
+LINEAR = ("sgd",)  # whose mean of steps is the step of the mean: nothing divides by a gradient's noise
 EIGHT_BIT = {  # name -> (module, class)
     "adamw_8bit": ("bitsandbytes.optim", "AdamW8bit"),
     "paged_adamw_8bit": ("bitsandbytes.optim", "PagedAdamW8bit"),
@@ -126,9 +127,19 @@ def learning_rate(training: Training, steps: int) -> Callable[[int], float]:
     return lambda step: training.learning_rate * factors(min(step, steps - 1))
 
 
-def set_learning_rate(optimizer: Optimizer, rate: float, beta1: float | None = None) -> None:
-    """Set the learning rate of all groups; and beta1, where there is one."""
+def set_learning_rate(
+    optimizer: Optimizer, rate: float, beta1: float | None = None, longer: float = 1.0
+) -> None:
+    """Set the learning rate of all groups; and beta1, where there is one.
+
+    Args:
+        longer: factor on each step, as if the root of the second moment were so many times smaller: epsilon
+            stays what it is beside that, and weight decay what it is beside `rate`.
+    """
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * longer
+        for name, scale in (("eps", longer), ("weight_decay", 1 / longer)):
+            if isinstance(given := group.setdefault(f"given_{name}", group.get(name)), float):
+                group[name] = given * scale
         if beta1 is not None and "betas" in group:
             group["betas"] = (beta1, *group["betas"][1:])

@@ -22,13 +22,15 @@ from recipes.models import autocast_dtype, trained_dtype
 from recipes.objectives import BatchLoss, Measured, evaluate, measured, objective_of
 from recipes.weight_files import FlatParameters, Layout
 
+from .gradient_noise import NOISE_VALUES, GradientNoise, positions_of
 from .gradient_sketch import sketching
 from .matrix_optimizers import embeddings_of
 from .micro_batch import share_taken, sizes_of
-from .optimizers import build_optimizer, set_learning_rate
+from .optimizers import LINEAR, build_optimizer, set_learning_rate
 from .stochastic_rounding import RoundedLocalModel
 
 LOCAL, OPTIMIZER = "x", "optimizer"  # names of what is kept: x, and optimizer.<parameter's number>.<what>
+NOISE = "noise"  # and what was measured of the gradient's
 RANK = "@"  # behind the name of what is kept as one of several ranks has it: its number / how many
 GROWS = 2000  # steps after which a larger loss scale is tried, as in torch.amp.GradScaler
 PLAIN = (Tensor, nn.Parameter, int, float)  # what of an optimizer's state can be kept
@@ -88,6 +90,8 @@ class SingleDeviceTrainer:
             recipe.training, model, half_precision(self.device)
         )  # None: as the weights are
         self.scale = LossScale(2.0**16) if self.half == torch.float16 else LossScale()
+        self.noise = GradientNoise(positions_of(self.layout), recipe.training.adam_beta2, self.device)
+        self.linear = recipe.training.optim in LINEAR
         if recipe.training.torch_compile:
             model.compile()
 
@@ -126,10 +130,15 @@ class SingleDeviceTrainer:
     def check(self) -> None:
         """Pass: what is on one device is lost only with this process."""
 
-    def zero(self) -> None:
+    def zero(self, share: float = 1.0) -> None:
         self.model.train()
         self.flat.refresh()
         self.flat.grad.zero_()
+        self.noise.begin(share)
+
+    def sampled(self) -> Tensor:
+        """Take the sample of g_i that its noise is measured on."""
+        return self.flat.grad[self.noise.positions].float()
 
     def backward(self, parts: Sequence[Sequence[Sample]], terms: int, key: str = "") -> Measured:
         found = Measured()
@@ -143,14 +152,26 @@ class SingleDeviceTrainer:
             found += replace(one, sketches="".join(sketches)) if key else one
         return found
 
+    def partly(self, done: float) -> None:
+        self.noise.partly(done, self.sampled())
+
     def clip(self, limit: float) -> float | None:
         if self.scale.value != 1:
             self.flat.grad.div_(self.scale.value)
+        limit *= self.noise.sums.norms(self.noise.share)
         norm = self.flat.clip(limit)
+        self.noise.scaled((min(1.0, limit / (norm + 1e-6)) if limit else 1.0) / self.scale.value)
+        if self.noise.wanted:
+            self.noise.take(self.sampled())
         return norm if self.scale.held(norm) else None
 
     def step(self, rate: float, beta1: float | None = None) -> None:
-        set_learning_rate(self.optimizer, rate, beta1)
+        self.lengthened_step(rate, beta1, 1.0 if self.linear else self.noise.sums.factor)
+
+    def lengthened_step(self, rate: float, beta1: float | None, longer: float) -> None:
+        """Step so many times as far as the optimizer would, and measure the noise of g_i."""
+        self.noise.observe()
+        set_learning_rate(self.optimizer, rate, beta1, longer)
         self.flat.step(self.optimizer)
 
     def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> Measured:
@@ -158,15 +179,18 @@ class SingleDeviceTrainer:
             return evaluate(self.objective, self.model, samples, size)
 
     def tensors(self) -> Mapping[str, Tensor]:
-        return {LOCAL: self.flat.vector, **states_of(self.optimizer)}
+        return {LOCAL: self.flat.vector, NOISE: self.noise.state(), **states_of(self.optimizer)}
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         parameters = enumerate(parameters_of(self.optimizer))
-        return {LOCAL: (self.layout.size,)} | {f"{OPTIMIZER}.{n}": tuple(p.shape) for n, p in parameters}
+        own = {LOCAL: (self.layout.size,), NOISE: (NOISE_VALUES,)}
+        return own | {f"{OPTIMIZER}.{n}": tuple(p.shape) for n, p in parameters}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self.flat.take(tensors[LOCAL])
         load_states(self.optimizer, tensors)
+        if NOISE in tensors:
+            self.noise.load(tensors[NOISE])
 
 
 def backward(loss: BatchLoss, terms: int, scale: float = 1.0) -> Measured:

@@ -216,19 +216,23 @@ class Trainer(Protocol):
         out.
         """
 
-    def zero(self) -> None:
-        """g_i <- 0."""
+    def zero(self, share: float = 1.0) -> None:
+        """g_i <- 0. share: of the samples of a step, which g_i will have (gradient_noise.py)."""
 
     def backward(self, parts: Sequence[Sequence[Sample]], terms: int, key: str = "") -> Measured:
         """g_i += the gradient of (summed losses / terms) of up to `at_once` micro-batches. With a key their
         samples are sketched, in their order (gradient_sketch.py)."""
 
+    def partly(self, done: float) -> None:
+        """Note g_i as it is after this share of its terms: the gradient of a half of the lease."""
+
     def clip(self, limit: float) -> float | None:
-        """Clip g_i to a norm of `limit` (0: no limit) and return the norm before. None: float16 could not
-        hold g_i; the loss scale is lower now, and g_i is to be computed again."""
+        """Clip g_i as the mean gradient of a step would be at a norm of `limit` (0: no limit), and return the
+        norm before. None: float16 could not hold g_i; the loss scale is lower now, and g_i is to be computed
+        again."""
 
     def step(self, rate: float, beta1: float | None = None) -> None:
-        """x_i <- x_i - optimizer(g_i). beta1: None leaves it."""
+        """x_i <- x_i - optimizer(g_i), as long as a step with the mean gradient. beta1: None leaves it."""
 
     def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> Measured:
         """Measure samples at `vector` (P,), in micro-batches of `size`; x_i stays."""
@@ -315,6 +319,7 @@ class Peer:
     undelivered: list[Lease] = field(default_factory=list)  # done, but in no committed round yet
     rate_at: Callable[[int], float] | None = None  # step -> learning rate, once the run's length is known
     rate: float = 0.0  # of the last step
+    steps: int = 0  # that the optimizer has made
     flights: deque[Flight] = field(default_factory=deque)  # rounds in flight, oldest first; at most S
     side: SideStream = field(default_factory=lambda: SideStream(torch.device("cpu")))  # of the exchange
     encoded: threading.Event = field(default_factory=threading.Event)  # set: nothing reads x_i

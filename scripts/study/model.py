@@ -5,7 +5,7 @@ One operation works on all peers, so four small models cost what one does on all
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -23,10 +23,18 @@ class Models:
     Args:
         layout: where each parameter lies in a model's vector.
         length: of a row.
+        whole: makes models (N, P) of vectors in which something else is trained; None: models are trained.
     """
 
-    def __init__(self, config: GPTNeoXConfig, layout: Layout, length: int, device: str = "cpu") -> None:
-        self.config, self.layout = config, layout
+    def __init__(
+        self,
+        config: GPTNeoXConfig,
+        layout: Layout,
+        length: int,
+        device: str = "cpu",
+        whole: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.config, self.layout, self.whole = config, layout, whole
         self.sizes = [b - a for a, b in zip(layout.offsets, layout.offsets[1:], strict=False)]
         rope = config.rope_parameters
         width = int(config.hidden_size // config.num_attention_heads * rope["partial_rotary_factor"])
@@ -38,7 +46,7 @@ class Models:
         """Compute the gradients (N, P) of each model's mean loss over its rows, all (B, T), and the losses
         (N,)."""
         x = torch.stack(list(vectors)).requires_grad_()
-        losses = self.losses(x, torch.stack(list(rows)).to(x.device))
+        losses = self.losses(x if self.whole is None else self.whole(x), torch.stack(list(rows)).to(x.device))
         (grad,) = torch.autograd.grad(losses.sum(), x)
         return grad, losses.detach()
 

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,17 +34,18 @@ from recipes.algorithm import (
     outer_optimizer_of,
 )
 from recipes.config.schema import Compression, Training
-from recipes.training import mask_momentum
+from recipes.training import GradientNoise, compared_in, mask_momentum, positions_of
 from recipes.training.matrix_optimizers import embeddings_of
-from recipes.training.optimizers import build_optimizer, learning_rate, set_learning_rate
+from recipes.training.optimizers import LINEAR, build_optimizer, learning_rate, set_learning_rate
 from recipes.weight_files.parameter_layout import FlatParameters
+from scripts.study.adapters import Adapters
 from scripts.study.eigenbasis import FixedEigenbasis, TurnedUpdate
 from scripts.study.model import Models
 
 STRETCH = 4096  # bytes; every tenth stretch of the documentation is held out
 BASIS_SEED = 77  # of the rows that a fixed basis is found on
 WeightedPacket = tuple[str, bytes, float]  # peer, packet, weight
-Optim = Literal["adamw_torch_fused", "muon", "soap"]
+Optim = Literal["adamw_torch_fused", "muon", "soap", "adafactor", "adamw_8bit", "sgd"]
 ADAMW: Final = "adamw_torch_fused"
 CLIP = 1.0  # of the gradient's norm
 EVALS = 4  # held-out losses on a quarter of the text, along the way
@@ -95,6 +96,10 @@ class Setting:
     optim: Optim = ADAMW
     matrix_momentum: float = 0.95  # of Muon
     basis: int = 0  # 1: Adam works in a fixed eigenbasis of the pre-trained model's gradients
+    lora: int = 0  # rank of adapters, which are trained in place of the model; 0: none
+    shares: str = ""  # rows of each peer, as `1:7`; "": equal ones
+    turns: str = ""  # how many of the peers there are in each part of the run, as `2:8:2`; "": all
+    own_noise: int = 1  # 1: peers divide by the noise of their own samples; 0: by that of the step's mean
 
     @property
     def compression(self) -> Compression:
@@ -252,25 +257,34 @@ class Peer:
 
     def __init__(
         self,
-        size: Size,
+        flat: FlatParameters,
         setting: Setting,
         global_model: GlobalModel,
         training: Training,
         basis: FixedEigenbasis | None,
     ) -> None:
-        self.flat = new_model(size)
+        self.flat = flat
         self.flat.take(global_model.vector)
         self.worker = Worker(self.flat.vector, global_model, decay=setting.error_decay)
         self.turned = None if basis is None else TurnedUpdate(basis)
         trained = self.flat.masters if self.turned is None else self.turned.parameters
         self.optimizer = build_optimizer(trained, training, embeddings_of(self.flat.model))
+        self.noise = GradientNoise(positions_of(self.flat.layout), training.adam_beta2)
+        self.linear, self.steps = training.optim in LINEAR, 0
         if setting.masked:
             self.worker.on_taken = partial(mask_momentum, self.optimizer, trained, self.flat.layout.offsets)
 
     def step(self, grad: Tensor, rate: float, beta1: float) -> None:
         self.flat.grad.copy_(grad)
-        self.flat.clip(CLIP)
-        set_learning_rate(self.optimizer, rate, beta1)
+        limit = CLIP * self.noise.sums.norms(self.noise.share)
+        norm = self.flat.clip(limit)
+        self.noise.scaled(min(1.0, limit / (norm + 1e-6)))
+        longer = 1.0 if self.linear else self.noise.sums.factor
+        self.steps += 1
+        if self.noise.wanted:
+            self.noise.take(self.flat.grad[self.noise.positions])
+        self.noise.observe()
+        set_learning_rate(self.optimizer, rate, beta1, longer)
         if self.turned is None:
             self.optimizer.step()
             return
@@ -299,37 +313,80 @@ class Swarm:
         training: Training,
         basis: FixedEigenbasis | None = None,
     ) -> None:
-        self.setting, self.seed = setting, training.seed
+        self.setting, self.seed, self.training, self.basis = setting, training.seed, training, basis
         mix, outer = compressor_of(setting.compression), outer_optimizer_of(setting.compression)
         self.outer = outer
-        self.global_model = SharedGlobalModel(start.clone(), mix, training.seed)
-        self.peers = [
-            Peer(size, setting, self.global_model, training, basis) for _ in range(max(setting.peers, 1))
-        ]
-        flat = self.peers[0].flat
-        self.models = Models(flat.model.config, flat.layout, size.length, size.device)
+        self.whole = new_model(size)  # to run any model in
+        self.adapters = Adapters(self.whole.layout, start, setting.lora) if setting.lora else None
+        self.trained, whole = start, None  # x_0, and what makes a model of it
+        if self.adapters is not None:
+            self.trained, whole = self.adapters.first, self.adapters.whole
+        self.models = Models(self.whole.model.config, self.whole.layout, size.length, size.device, whole)
+        self.global_model = SharedGlobalModel(self.trained.clone(), mix, training.seed)
+        self.new_flat = partial(new_model, size) if self.adapters is None else self.adapters.new_flat
+        self.turns = [int(count) for count in setting.turns.split(":") if count] or [max(setting.peers, 1)]
+        self.peers = [self.new_peer() for _ in range(self.turns[0])]
         rate = outer.rate_of(max(setting.peers, 1))  # of all peers, also where their packets come by hubs
         root = replace(outer, rate=rate) if setting.hubs else outer
-        self.aggregator = Aggregator(start.numel(), mix, training.seed, outer=root)
-        self.inner_hubs = [Aggregator(start.numel(), mix, training.seed) for _ in range(setting.hubs)]
+        self.aggregator = Aggregator(self.trained.numel(), mix, training.seed, outer=root)
+        self.inner_hubs = [Aggregator(self.trained.numel(), mix, training.seed) for _ in range(setting.hubs)]
         self.up = self.down = self.round = 0
         self.flights: deque[RoundInFlight] = deque()  # with a staleness of S never more than S
+
+    def new_peer(self) -> Peer:
+        """Make a peer that begins at the global model."""
+        return Peer(self.new_flat(), self.setting, self.global_model, self.training, self.basis)
 
     @property
     def shared(self) -> Tensor:
         """The global model (P,); of all-reduce the one model there is."""
         return self.global_model.vector if self.setting.peers else self.peers[0].flat.vector
 
+    def loss(self, vector: Tensor, rows: Tensor) -> float:
+        """Measure the loss of what a vector of trained parameters makes."""
+        model = vector if self.adapters is None else self.adapters.whole(vector[None])[0]
+        return loss_at(self.whole, model, rows)
+
+    def attend(self, share: float) -> None:
+        """Let peers join at x', or hand over their residuals and leave, as it is after a share of the run."""
+        wanted = self.turns[min(int(share * len(self.turns)), len(self.turns) - 1)]
+        while len(self.peers) > wanted:
+            weight, left = 1 / len(self.peers), self.peers.pop()
+            if (part := left.worker.handoff(1 << 40)) is not None:
+                self.aggregator.merge_handoff(str(len(self.peers)), part.packet, weight)
+        self.peers += [self.new_peer() for _ in range(wanted - len(self.peers))]
+
+    def parts_of(self, rows: Tensor) -> list[Tensor]:
+        """Divide the rows of a step among the peers."""
+        if self.setting.shares:
+            return list(rows.split([int(count) for count in self.setting.shares.split(":")]))
+        return [rows[i :: len(self.peers)] for i in range(len(self.peers))]
+
     def step(self, rows: Tensor, rate: float) -> None:
         """Take a step of every peer, on its share of the rows."""
         peers, share = self.peers, self.outer.peers_share(len(self.peers))
-        parts = [rows[i :: len(peers)] for i in range(len(peers))]
+        parts = self.parts_of(rows)
+        self.weights = [float(len(part)) for part in parts]  # of the packets that hold this step
         for size in {len(part) for part in parts}:  # together, those with as many rows
             alike = [(peer, part) for peer, part in zip(peers, parts, strict=True) if len(part) == size]
-            vectors = [peer.flat.vector for peer, _ in alike]
-            grads = self.models.gradients(vectors, [part for _, part in alike])[0]
+            grads = self.gradients(alike, 1.0 if self.setting.own_noise else size / len(rows))
             for (peer, _), grad in zip(alike, grads, strict=True):
                 peer.step(grad, share * rate, share * self.setting.beta1)
+
+    def gradients(self, alike: Sequence[tuple[Peer, Tensor]], share: float) -> Tensor:
+        """Compute the gradients (N, P) of peers on their rows, in halves where their noise is measured."""
+        vectors, size = [peer.flat.vector for peer, _ in alike], len(alike[0][1])
+        first = size // 2 if share < 1 and compared_in(alike[0][0].steps) else 0
+        cuts = [(0, first), (first, size)] if first else [(0, size)]
+        total = torch.zeros(len(alike), len(vectors[0]), device=vectors[0].device)
+        for peer, _ in alike:
+            peer.noise.begin(share)
+        for start, stop in cuts:
+            grads, _ = self.models.gradients(vectors, [part[start:stop] for _, part in alike])
+            total += grads * ((stop - start) / size)
+            for (peer, _), grad in zip(alike, total, strict=True):
+                peer.noise.partly(stop / size, grad[peer.noise.positions])
+        return total
 
     def start(self) -> list[DecodedPacket]:
         """Encode the packets of a round, without what is in flight (lines 1 and 2)."""
@@ -343,7 +400,8 @@ class Swarm:
     def exchange(self, packets: list[DecodedPacket], late: set[int]) -> None:
         """Aggregate a round without the late packets (lines 3 and 4), and apply old aggregates, so that less
         than S are in flight."""
-        taken = [(str(i), one.packet, 1.0) for i, one in enumerate(packets) if i not in late]
+        weighted = zip(packets, self.weights, strict=True)
+        taken = [(str(i), one.packet, w) for i, (one, w) in enumerate(weighted) if i not in late]
         flight = RoundInFlight(self.aggregator.step(self.round, self.through_hubs(taken)), packets, late)
         self.flights.append(flight)
         self.up += sum(len(one.packet) for one in packets)
@@ -404,8 +462,8 @@ def train(size: Size, setting: Setting, rate: float, seed: int, folder: Path) ->
     curve = list[float]()
     for step in steps(size, swarm, text, learning_rate(training, size.steps)):
         if step * EVALS // size.steps != (step + 1) * EVALS // size.steps:
-            curve.append(loss_at(swarm.peers[0].flat, swarm.shared, held_rows[::4]))
-    return outcome(size, swarm, start, held_rows, curve, time.process_time() - began)
+            curve.append(swarm.loss(swarm.shared, held_rows[::4]))
+    return outcome(size, swarm, held_rows, curve, time.process_time() - began)
 
 
 def steps(size: Size, swarm: Swarm, text: Text, rate: Callable[[int], float]) -> Iterator[int]:
@@ -417,6 +475,7 @@ def steps(size: Size, swarm: Swarm, text: Text, rate: Callable[[int], float]) ->
     stale = bool(setting.peers and setting.staleness)
     last = size.steps + (setting.local_steps if stale else 0)
     for first in range(0, last, setting.local_steps):
+        swarm.attend(first / size.steps)
         packets = swarm.start() if stale else []
         for step in range(first, min(first + setting.local_steps, size.steps)):
             rows = text.rows(setting.rows or size.rows, swarm.seed, step)
@@ -430,26 +489,22 @@ def steps(size: Size, swarm: Swarm, text: Text, rate: Callable[[int], float]) ->
     swarm.apply(0)
 
 
-def halves_of(
-    size: Size, flat: FlatParameters, vector: Tensor, rows: Tensor
-) -> tuple[float, tuple[float, ...]]:
+def halves_of(size: Size, swarm: Swarm, vector: Tensor, rows: Tensor) -> tuple[float, tuple[float, ...]]:
     """Compute the held-out loss on all rows; and on the half that settings are chosen on, and on the other,
     which is reported. Whole stretches go in turn to each, so that no document is in both."""
     first = torch.arange(len(rows)) // (STRETCH // size.length) % 2 == 0
-    halves = tuple(loss_at(flat, vector, rows[half]) for half in (first, ~first))
+    halves = tuple(swarm.loss(vector, rows[half]) for half in (first, ~first))
     share = float(first.float().mean())
     return share * halves[0] + (1 - share) * halves[1], halves
 
 
-def outcome(
-    size: Size, swarm: Swarm, start: Tensor, rows: Tensor, curve: list[float], seconds: float
-) -> Outcome:
-    flat, peers = swarm.peers[0].flat, max(swarm.setting.peers, 1)
-    loss, halves = halves_of(size, flat, swarm.shared, rows)
-    mean = loss_at(flat, swarm.model_with_all_residuals(), rows) if swarm.setting.peers else loss
+def outcome(size: Size, swarm: Swarm, rows: Tensor, curve: list[float], seconds: float) -> Outcome:
+    peers, start = max(swarm.setting.peers, 1), swarm.trained
+    loss, halves = halves_of(size, swarm, swarm.shared, rows)
+    mean = swarm.loss(swarm.model_with_all_residuals(), rows) if swarm.setting.peers else loss
     up, down = swarm.up / peers / size.steps, swarm.down / size.steps
     moved = float(torch.dist(swarm.shared, start))
-    residual = sum(peer.worker.residual_norm() for peer in swarm.peers) / peers / moved
+    residual = sum(peer.worker.residual_norm() for peer in swarm.peers) / len(swarm.peers) / moved
     fp16 = 2 * 2 * start.numel()  # bytes of a step, both ways
     ratio = fp16 / (up + down) if swarm.setting.peers else 0.5
     return Outcome(loss, mean, tuple(curve), up, down, ratio, residual, seconds, halves)

@@ -131,6 +131,42 @@ def test_two_ranks_compute_what_one_computes(
     assert two.worker.residual_norm() == pytest.approx(float(torch.dist(before, common)), rel=1e-5)
 
 
+def test_two_ranks_measure_the_noise_that_one_measures_and_step_as_far(
+    ranks: GpuProcesses, tmp_path: Path, data: Path
+) -> None:
+    """Of a peer with a quarter of a step's samples; each rank has some of the values that are looked at."""
+    recipe = recipe_of(save_tiny("gpt_neox", tmp_path / "model"), data, training={"optim": "adamw_torch"})
+    alone = build_peer(load_model(tmp_path / "model"), recipe, 2)
+    two = build_fsdp_peer(ranks, tmp_path / "model", None, recipe, 2)
+    for _ in range(5):
+        norms = [quarter_step(peer, 0.1) for peer in (two, alone)]
+        assert norms[0] == pytest.approx(norms[1], rel=1e-2)
+    found, want = (peer.trainer.tensors()["noise"] for peer in (two, alone))
+
+    torch.testing.assert_close(found[:128], want[:128], rtol=0.05, atol=0.01 * float(want[:128].max()))
+    assert alone.trainer.noise.sums.factor > 1.2
+    apart = torch.dist(x_of(two), x_of(alone))
+    assert apart < 0.05 * alone.worker.residual_norm()
+
+
+def quarter_step(peer: Peer, limit: float) -> float:
+    """Step with a quarter of the samples that all peers have, whose halves are compared; the norm."""
+    local, parts = peer.trainer, lease()
+    tokens = [sum(sample.count for sample in part) for part in parts]
+    local.zero(0.25)
+    for groups in (
+        ([parts[:1], parts[1:2]], [parts[2:]]) if local.at_once == 1 else ([parts[:2]], [parts[2:]])
+    ):
+        for group in groups:
+            local.backward(group, sum(tokens))
+        if groups[-1] is not parts[2:]:
+            local.partly(sum(tokens[:2]) / sum(tokens))
+    norm = local.clip(limit)
+    assert norm is not None
+    local.step(1e-3)
+    return norm
+
+
 def test_two_ranks_sketch_what_one_sketches(ranks: GpuProcesses, tmp_path: Path, data: Path) -> None:
     """For audits; a rank without a micro-batch adds nothing."""
     recipe = recipe_of(save_tiny("gpt_neox", tmp_path / "model"), data)

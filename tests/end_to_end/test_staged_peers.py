@@ -209,6 +209,24 @@ def test_two_replicas_of_stages_end_where_two_whole_peers_do(
     assert held_out(staged) == pytest.approx(held_out(plain), rel=1e-4)
 
 
+def test_machines_of_a_replica_make_steps_as_long_as_a_whole_peer_does(tmp_path: Path, data: Path) -> None:
+    """Each measures the noise of its own layers; the head knows that of them all."""
+    training = {"optim": "adamw_torch", "learning_rate": 1e-3}
+    recipe = staged_recipe(tmp_path, "llama", data, compression=LOSSLESS, training=training)
+    plain = Swarm(recipe, tmp_path / "whole", min_peers=2)
+    whole = finished(plain, "ann", "bob")
+    staged = StagedSwarm(recipe, tmp_path / "staged", min_peers=2, stages=2)
+    start = staged.folded()
+    found = finished(staged, "ann", "bob")
+
+    want = plain.members["ann"].peer.trainer.noise.sums
+    assert want.factor > 1.02
+    noise = staged.members["ann"].peer.trainer.noise  # as the head added it up before the last step
+    assert noise.places == want.places
+    assert noise.factor == pytest.approx(want.factor, rel=0.1)
+    assert torch.dist(found, whole) < 0.05 * torch.dist(whole, start)
+
+
 def held_out(swarm: Swarm) -> list[float]:
     """The held-out loss of every evaluation, from the parts of all peers."""
     found = defaultdict[int, Measured](Measured)

@@ -152,7 +152,7 @@ class Watch:
         zero, backward = local.zero, local.backward
         worker.start = self.most_of("encoding", worker.start)
         worker.follow = self.most_of("taking in", worker.follow)
-        local.zero = lambda: (self.peer.encoded.wait(), zero())
+        local.zero = lambda share=1.0: (self.peer.encoded.wait(), zero(share))
         local.backward = lambda *given: self.passing(backward, *given)
 
     def most_of(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:

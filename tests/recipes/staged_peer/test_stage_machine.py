@@ -27,7 +27,8 @@ from recipes.pipeline import StageMessage, cut_at_layers
 from recipes.pipeline.stage_worker import Kind
 from recipes.staged_peer import RingHead, StageMachine, StageServer, check_staged, load_replica
 from recipes.staged_peer.ring_head import MOST
-from recipes.staged_peer.ring_request import HEAD, error_values, raise_error, request_of, sender
+from recipes.staged_peer.ring_request import HEAD, Answer, error_values, raise_error, request_of, sender
+from recipes.staged_peer.staged_peer import noise_of
 from recipes.staged_peer.weights_reader import WeightsReader
 
 WITHOUT = [
@@ -83,6 +84,7 @@ def request(answers: Any, sizes: Any = (0, 0), do: Any = "held", fields: Any = (
 
 KINDS: tuple[Kind, ...] = ("request", "activations", "gradients", "mismatch")
 HELD = {"key": "", "round": 0, "step": -1}
+FINE = {"places": 32, "shorter": 20.0, "signal": 1.0, "noise": 2.0, "least": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -115,6 +117,19 @@ def test_a_head_whose_machines_answer_with_garbage_names_one_of_them(answer: byt
     finally:
         head.close()
     assert met.value.stage == stage
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{}, {"places": 1}, dict.fromkeys(FINE, "1"), FINE | {"shorter": float("nan")}, FINE | {"more": 1}],
+)
+def test_a_machine_that_tells_no_numbers_of_its_gradients_noise_is_named(told: dict[str, Any]) -> None:
+    said = [Answer({"noise": FINE}), Answer({"noise": FINE}), Answer({"noise": told})]
+    with pytest.raises(StageFailed, match="stage 2: answers square with noise"):
+        noise_of(said)
+    assert noise_of(said[:2]).places == 64
+    high = [Answer({"noise": FINE}), Answer({"noise": FINE | {"least": 1e-9, "shorter": 0.0}})]
+    assert noise_of(high).factor < 1.5, "no machine makes steps longer than the head's share allows"
 
 
 def asked(head: RingHead) -> None:

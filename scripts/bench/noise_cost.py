@@ -1,4 +1,4 @@
-"""What it costs to measure a gradient's noise, beside the step of the optimizer.
+"""Measure the cost of a gradient's noise estimate, beside the step of the optimizer.
 
     scripts/start scripts.bench.noise_cost                     100 M parameters, and adapters on 30 layers
 

@@ -34,7 +34,7 @@ CHUNK = 64 * 1024
 
 @dataclass
 class Attack:
-    """What the members of a process share."""
+    """State that the members of a process share."""
 
     url: RunURL
     sources: list[str]  # addresses they come from
@@ -136,8 +136,8 @@ def nothing(member: Member, *_: object) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """What members of a kind do, as they are welcomed, asked for an update, have missed a round, at each
-    tick."""
+    """Actions of the members of a kind: as they are welcomed, asked for an update, have missed a round, at
+    each tick."""
 
     begins: Callable[[Member], object] = nothing
     asked: Callable[[Member, messages.Round], object] = nothing

@@ -162,14 +162,16 @@ class Hub:
             do.FindFingerprint: self._replay,
             do.RecordFingerprint: lambda a: self.later(lambda: ledger.proven(a.round, a.fingerprint)),
             do.Inherit: self._inherit,
-            do.RecordStanding: lambda a: self._book(lambda: ledger.stand(a.known)),
+            do.RecordStanding: lambda a: self._commits.beside(lambda: ledger.stand(a.known)),
             do.FeedStandby: self._feed_standby,
             do.ServeReplicas: lambda _: self._serve_replicas(),
             do.RecordStandby: lambda a: self.later(lambda: ledger.record_standby(a.standby)),
             do.AskStandby: self._ask_standby,
             do.RecordEvaluation: lambda a: self.later(lambda: ledger.evaluated(a.row)),
             do.GiveBack: lambda a: self.later(lambda: ledger.given_back(a.session, a.round)),
-            do.SendDurably: lambda a: self._book(lambda: self._call(lambda: self._send(a.conn, a.message))),
+            do.SendDurably: lambda a: self._commits.beside(
+                lambda: self._call(lambda: self._send(a.conn, a.message))
+            ),
             do.Reach: self._reach,
             do.Forget: self._forget,
             do.End: self._end,
@@ -308,10 +310,6 @@ class Hub:
 
     def later(self, job: Callable[[], object]) -> None:
         self._commits.later(job)
-
-    def _book(self, job: Callable[[], object]) -> None:
-        """Write in the commit thread what concerns one peer: no round waits for it."""
-        self._commits.beside(job)
 
     def warn(self, peer: str, message: str) -> None:
         self.apply(lambda _: self._state.out.warn(message, peer))

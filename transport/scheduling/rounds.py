@@ -877,11 +877,18 @@ class Rounds:
         if self._measure_anew:
             self._lines, self.slowest, self._measure_anew = LineWatch(), None, False
         line = self.slowest.line if self.slowest is not None else ""
-        told = replace(event, step=self.step, steps=steps, counted=counted, eta_s=self.eta_s(now), line=line)
         told = replace(
-            told, loss=done.loss, rewards=done.rewards, fingerprint=self.disputes.known(ex.round) or 0
+            event,
+            step=self.step,
+            steps=steps,
+            counted=counted,
+            eta_s=self.eta_s(now),
+            line=line,
+            loss=done.loss,
+            rewards=done.rewards,
+            fingerprint=self.disputes.known(ex.round) or 0,
+            norm=self.history.grad_norm if event.grad_norm else None,
         )
-        told = replace(told, norm=self.history.grad_norm if event.grad_norm else None)
         self._out.tell(told)
         self._tell_culprits(self.slow.add(sample))
         self._wait_again(now)

@@ -8,9 +8,8 @@ one that is slow but steady, and soon misses one that is fast:
                   most  = 10 x the median of all members' medians
           of one that missed its last round = max(FLOOR, 1.5 x when its update came then), at most 3 x most
           of a newcomer = max(MOMENT, 3 x the longest median of the trusted), whatever it has missed
-    deadline            = the longest limit of the missing x slowness of this round, at most the cap; without
-    those
-                          whose limit the account cannot pay
+    deadline            = the longest limit of the missing x slowness of this round, at most the cap
+                          (without those whose limit the account cannot pay)
 
 - The spread is 1.4826 x the median distance from the median (a standard deviation, where times are normal).
 - Slowness of a round: the median of arrival / own median over the updates that are here, at least 1.

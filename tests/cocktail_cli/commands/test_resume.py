@@ -84,7 +84,7 @@ def test_the_error_of_an_unfinished_run_in_the_folder_names_the_command_that_res
 
 
 def test_a_launch_does_not_wipe_the_ledger_of_a_run_whose_record_is_gone(tmp_path: Path) -> None:
-    """It removed every file of the ledger, and began anew."""
+    """Every file of the ledger stays; `launch` removed them all, and began anew."""
     save_run(record(tmp_path))
     with Ledger(tmp_path / "ledger", run="amber-otter-42", samples=9) as ledger:
         row = RoundRow(0, 0, 1.0, 2.0, 0, (), (), None, 0)

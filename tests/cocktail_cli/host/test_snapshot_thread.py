@@ -225,7 +225,7 @@ def test_a_snapshot_of_another_past_is_not_offered(story: Story, base: Path) -> 
 def test_a_damaged_snapshot_is_removed_and_told_and_another_one_is_folded(
     story: Story, name: str, how: str
 ) -> None:
-    """It was offered to joiners, and the next one was folded from it."""
+    """A damaged snapshot is neither offered to joiners nor folded into the next one."""
     story.commit(5)
     with minding(story) as (snapshots, _):
         first = told(snapshots)

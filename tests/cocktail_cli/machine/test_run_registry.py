@@ -88,7 +88,7 @@ def test_a_record_with_any_bit_flipped_is_refused_and_named(
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"run": 3}', "null"])
 def test_a_record_that_is_none_is_refused_and_named(tmp_path: Path, text: str) -> None:
-    """It was said that the folder holds no run."""
+    """The error names the file, and does not say that the folder holds no run."""
     save_run(record(tmp_path))
     (tmp_path / FILE).write_text(text)
 
@@ -97,7 +97,7 @@ def test_a_record_that_is_none_is_refused_and_named(tmp_path: Path, text: str) -
 
 
 def test_a_record_that_is_gone_is_missed_by_name_too(tmp_path: Path) -> None:
-    """It was said that there is no such run."""
+    """The error does not say that there is no such run."""
     save_run(record(tmp_path))
     (tmp_path / FILE).unlink()
 

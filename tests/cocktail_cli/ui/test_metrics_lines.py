@@ -109,7 +109,7 @@ def test_what_a_killed_process_left_unfinished_is_cut_off(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("junk", [b"\xff\x00{", b"[1, 2]", b"{}", b'{"round": "x", "loss": 1}', b"", b"3"])
 def test_a_damaged_line_is_in_nobodys_way(tmp_path: Path, junk: bytes) -> None:
-    """It kept a run from being resumed."""
+    """A run with such a line can be resumed; it could not be."""
     path = tmp_path / "metrics.jsonl"
     good = b'{"round": 4, "loss": 1.5}\n{"round": 3, "eval_loss": 2.5}\n'
     path.write_bytes(good + junk + b"\n" + good)

@@ -43,6 +43,7 @@ from .parent_leases import ParentLeases
 
 LOST = "the parent hub is lost"
 MOST_NAMES = 1 << 20  # bytes of the names of a round's peers
+LOOK_S = 0.2  # seconds between two looks at the parent, while nothing comes from the children
 KEPT = 8  # rounds of a parent's lease; a parent takes it back after fewer
 
 
@@ -108,7 +109,21 @@ class InnerHub:
         except (TransportError, KeyError, Abandoned) as error:
             reason = f"{LOST}: {error}" if str(error) else LOST
             self._over = self._over or messages.Over(reason, False, True)
+        if self._over is not None and self._over.finished:
+            self._pass_on_last()
         self.hub.end(self._over or messages.Over("the inner hub was stopped", False, True))
+
+    def _pass_on_last(self) -> None:
+        """Commit the rounds that the run ended with, of which this hub may not have heard: its children end
+        with x'."""
+        try:
+            while True:
+                self._pass_on(self._ledger_round() + 1)
+        except KeyError:  # the parent has no more
+            return
+        except (TransportError, Abandoned) as error:
+            reason = f"the run has ended, and its last packets did not come here: {error}"
+            self._over = messages.Over(reason, False)
 
     def _next(self) -> messages.Round:
         """Wait for the parent's next round. Raises RunOver, and as PeerLink.next_round."""
@@ -156,7 +171,7 @@ class InnerHub:
     def _await(self, event: threading.Event) -> None:
         """Wait for the children. Raises where the parent ends the run or is lost, unless a packet is on its
         way: its round is finished first."""
-        while not event.wait(1.0):
+        while not event.wait(LOOK_S):
             if not self._delivers and self.link.over is not None:
                 raise RunOver.of(self.link.over)
             if not self._delivers and self.link.lost:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from memory_tree import QUICK, Tree
+from memory_tree import QUICK, Inner, Tree
 
 from transport.protocol.events import EvaluationDone, RoundCommitted
 
@@ -49,3 +49,14 @@ def test_an_inner_hub_killed_at_each_step_loses_nothing_and_counts_nothing_twice
         assert rounds[dark[0]].accepted == ("h1",)
         assert [event.final for event in events if isinstance(event, EvaluationDone)][-1]
         assert all(peer.over is not None and peer.over.finished for peer in tree.peers.values())
+
+
+def test_a_hub_whose_children_took_no_part_ends_with_the_last_packets(tmp_path: Path) -> None:
+    """The run ends with the updates of others while a hub waits for its children: x' is the same there."""
+    with Tree(tmp_path, ["h1"], replace(QUICK, linger_s=2.0)) as tree:
+        idle = tree.hubs["h0"] = Inner(tree, "h0", lambda step, round: False)
+        idle.start()
+        tree.peer("h1", "dan")
+        tree.wait()
+        assert idle.inner.hub.join(10.0)
+        tree.audit()

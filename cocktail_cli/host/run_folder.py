@@ -148,16 +148,9 @@ def unused_folder(folder: Path) -> Path:
 
 def is_locked(folder: Path) -> bool:
     """Tell whether a process holds the ledger in this output folder."""
-    from transport.ledger import lock_exclusively
-    from transport.protocol import LedgerBusy
+    from transport.ledger import is_locked
 
-    lock = folder / LEDGER / "ledger.lock"
-    try:
-        if lock.exists():
-            lock_exclusively(lock).close()
-    except LedgerBusy:
-        return True
-    return False
+    return is_locked(folder / LEDGER)
 
 
 def raise_lacking(folder: Path, changes: int) -> NoReturn:

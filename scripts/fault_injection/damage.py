@@ -75,6 +75,8 @@ class Made:
         self.variant, self.folder = variant, folder
         copy = Path(shutil.copytree(folder, folder.with_name(f"{variant}-facts")))
         with Ledger(copy / "ledger", write=False) as ledger:
+            run = ledger.run
+        with Ledger(copy / "ledger", run=run, samples=None) as ledger:  # with what a kill left in the journal
             self.rounds = len(ledger.rounds())
         self.packets = (copy / "ledger" / "packets.log").read_bytes()
         self.facts = facts(copy)

@@ -21,6 +21,7 @@ from .run_ledger import (
     OpenSession,
     Recovered,
     RoundRow,
+    is_locked,
     lock_exclusively,
     merge_wal,
 )

@@ -43,6 +43,7 @@ from .journal import (
     Changes,
     Journal,
     JournalReading,
+    changes_left,
     of_another_version,
     read_journal,
     write_journal,
@@ -412,6 +413,27 @@ def open_tables(path: Path, wal: bool) -> StoredTables:
         db.close()
         return StoredTables(fault="has no tables", written=False)
     return StoredTables(db, number)
+
+
+def read_tables(folder: Path, killed: Callable[[], bool]) -> sqlite3.Connection:
+    """Open the tables to read them. Where the process that wrote them was `killed`, the change that it may
+    have left in the journal alone is carried out, in a copy that vanishes when it is closed."""
+    db = connect(folder / DATABASE)
+    try:
+        (number,) = db.execute("PRAGMA user_version").fetchone()
+        left = changes_left(folder / JOURNAL, number) if number else []
+        if len(left) == 1 and killed():
+            copy = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+            with closing(db):
+                db.backup(copy)
+            db = copy
+            post(db, left[0])
+            db.execute(f"PRAGMA user_version={number + 1}")
+        db.execute("PRAGMA query_only=1")
+    except BaseException:
+        db.close()
+        raise
+    return db
 
 
 @contextmanager

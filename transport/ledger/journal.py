@@ -98,6 +98,18 @@ def read_journal(path: Path, take: Callable[[int, Changes], object]) -> JournalR
     return found
 
 
+def changes_left(path: Path, number: int) -> list[Changes]:
+    """Return the changes of the whole records from this number on; of those before only the header is
+    read."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        at = 0
+        while (record := record_at(file, at)) is not None and record.round < number:
+            at = record.end
+        return [changes for _, changes in records_in(file, at)]
+
+
 def records_in(file: BinaryIO, at: int = 0) -> Iterator[tuple[Record, list[Change]]]:
     """Yield whole records from byte `at` on, up to the first that is torn or damaged."""
     while (found := changes_at(file, at)) is not None:

@@ -33,7 +33,7 @@ from .book_tables import (
 from .books import open_books
 from .decision_chain import entry_of, first_head_of, linked
 from .packet_log import PACKETS, PacketLog, pack_header, read_headers, read_packets
-from .run_ledger import check_packet_log, lock_exclusively, packet_records, voters_of
+from .run_ledger import LOCK, check_packet_log, lock_exclusively, packet_records, voters_of
 from .update_log import UPDATES, retired, scan_rounds
 
 MOST_LINKS = 512  # of one message
@@ -160,7 +160,7 @@ class LedgerCopy:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = lock_exclusively(folder / "ledger.lock")
+        self._lock = lock_exclusively(folder / LOCK)
         try:
             # Packets behind those of the rows have come, and their rows did not: the hub has both.
             self._books = open_books(

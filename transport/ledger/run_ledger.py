@@ -65,6 +65,7 @@ from .books import (
     is_full,
     new_tables,
     open_books,
+    read_tables,
     transaction,
 )
 from .decision_chain import FORMAT, Kind, first_head_of, has_chain, newest_head, next_link, verify_chain
@@ -79,6 +80,7 @@ from .packet_log import (
 )
 from .residual_handoffs import Deliveries, HandoffStore, PendingHandoff
 
+LOCK = "ledger.lock"
 HASHERS = min(4, os.cpu_count() or 1)  # threads that read the packets of a resumed run
 VOTING_ROUNDS = 8  # a round that closed with the updates of few must not make these few the majority
 RECENT = 8  # rounds from which the members' speeds are estimated
@@ -196,7 +198,7 @@ class Audit:
     counted: int  # samples, each exactly once
     missing: int  # samples not counted (yet)
     head: str = ""  # newest head of the chain, hex; empty: the ledger is of a version without one
-    lacking: int = 0  # changes in the journal that the tables lack: one where a hub was killed, or goes on
+    lacking: int = 0  # changes in the journal that the tables lack: one where a hub goes on
     journaled: bool = True  # False: an older version wrote it: rows that no link covers have no proof
 
 
@@ -233,7 +235,7 @@ class Ledger:
         self._books: Books | None = None
         if write:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = lock_exclusively(self.folder / "ledger.lock")
+            self._lock = lock_exclusively(self.folder / LOCK)
         elif not path.exists():
             raise LedgerError(f"no ledger in {folder}: {DATABASE} is gone")
         try:
@@ -241,8 +243,7 @@ class Ledger:
                 self._books = open_books(self.folder, first_rows(run, samples, origin), self._fit, wal)
                 self._db, self.mended = self._books.db, list(self._books.mended)
             else:
-                self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
-                self._db.execute("PRAGMA query_only=1")
+                self._db = read_tables(self.folder, lambda: not is_locked(self.folder))
             self.handoffs = HandoffStore(self._db, self.folder, self._write)
             self._open(run, samples)
         except sqlite3.OperationalError as error:
@@ -745,6 +746,17 @@ def merge_wal(folder: Path) -> None:
         busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     if busy:
         raise LedgerError(f"another program reads {folder / 'ledger.db'}")
+
+
+def is_locked(folder: Path) -> bool:
+    """Tell whether a process writes the ledger in this folder."""
+    lock = folder / LOCK
+    try:
+        if lock.exists():
+            lock_exclusively(lock).close()
+    except LedgerBusy:
+        return True
+    return False
 
 
 def lock_exclusively(path: Path) -> sqlite3.Connection:

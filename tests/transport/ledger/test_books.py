@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
 from io import BytesIO
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from transport.ledger import (
     OpenSession,
     PendingHandoff,
     RoundRow,
+    lock_exclusively,
 )
 from transport.ledger.book_tables import COLUMNS, Change, post
 from transport.ledger.books import new_tables, transaction
@@ -293,6 +295,27 @@ def test_with_both_books_damaged_nothing_is_begun_anew(killed: Path, tmp_path: P
         assert isinstance(error, LedgerDamaged), (tables, journal)
         assert f"packets.log has {ROUNDS} whole rounds" in str(error)
         assert "put ledger.db and journal.log back" in error.hints[0]
+
+
+def test_a_round_that_a_killed_hub_left_in_the_journal_alone_is_read(tmp_path: Path) -> None:
+    """Who reads the folder of a hub that was killed sees what `resume` will. While a hub holds it, its tables
+    are about to follow, and are read as they are."""
+    with write(tmp_path / "open") as ledger:
+        commit(ledger, 0, b"first")
+        shutil.copytree(tmp_path / "open", tmp_path / "run")
+        commit(ledger, 1, b"second")
+        for name in LOGS:
+            shutil.copy(tmp_path / "open" / name, tmp_path / "run" / name)
+    lock, seen = tmp_path / "run" / "ledger.lock", []
+    for held in (False, True):
+        with (
+            closing(lock_exclusively(lock)) if held else nullcontext(),
+            Ledger(tmp_path / "run", write=False) as read,
+        ):
+            seen.append((read.verify().lacking, [packet for _, packet in read.packets()]))
+    assert seen == [(0, [b"first", b"second"]), (1, [b"first"])]
+    with write(tmp_path / "run") as resumed:
+        assert (resumed.next_round, resumed.mended) == (2, [])
 
 
 def test_a_ledger_that_was_begun_is_not_begun_again(tmp_path: Path) -> None:

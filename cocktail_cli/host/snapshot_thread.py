@@ -14,7 +14,6 @@ import hashlib
 import logging
 import queue
 import re
-import shutil
 import threading
 import time
 from collections import Counter
@@ -342,7 +341,7 @@ class SnapshotThread:
     def _drop_damaged(self) -> None:
         """Remove the snapshots of an earlier process that are damaged, and fold the newest round in their
         place: the ledger has all that is in them."""
-        from recipes.snapshots import SnapshotCancelled, broken_files
+        from recipes.snapshots import SnapshotCancelled, broken_files, remove_snapshot
 
         try:
             with Ledger(self.model.folder / in_folder.LEDGER, write=False) as ledger:
@@ -360,13 +359,13 @@ class SnapshotThread:
         for path in broken:
             self.news.put(Warning(f"{path} is damaged or gone: this snapshot is not used"))
         for folder in {*(one.folder for one in damaged), *(path.parent for path in broken)}:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_snapshot(folder)
             self.news.put(Warning(f"the snapshot {folder} was removed, as the ledger has all that is in it"))
             if self.every and rows:
                 self.due.put((rows[-1].round, rows[-1].step))
 
     def _make(self, round: int, step: int) -> None:
-        from recipes.snapshots import SnapshotCancelled, write_chunk_hashes, write_sums
+        from recipes.snapshots import SnapshotCancelled, remove_snapshot, write_chunk_hashes, write_sums
         from recipes.weight_files import atomic_folder, weights_file_in
 
         began, folder = time.monotonic(), self.model.snapshots / str(round)
@@ -389,7 +388,7 @@ class SnapshotThread:
             whole = self.model.valid_snapshots(ledger)
             self._offer(ledger, whole)
         for old in whole[: -self.limit]:
-            shutil.rmtree(old.folder, ignore_errors=True)  # in use, on Windows: with the next one
+            remove_snapshot(old.folder)
         size, seconds = weights_file_in(folder).stat().st_size, time.monotonic() - began
         self.news.put(Checkpoint(round, step, str(folder), size, seconds, f"{number:016x}"))
         self._write_samples(folder, round, step)

@@ -7,6 +7,7 @@ from .snapshot_folders import (
     altered_file,
     broken_files,
     list_snapshots,
+    remove_snapshot,
     remove_unfinished_snapshots,
     write_chunk_hashes,
     write_sums,

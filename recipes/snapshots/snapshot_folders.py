@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,6 +129,14 @@ def snapshot_in(path: Path) -> Snapshot | None:
     if words.get("cocktail_round") != path.name or weights.stat().st_size != header.size:
         return None
     return Snapshot(path, int(path.name), number, run, words.get(OF_SUMS, ""))
+
+
+def remove_snapshot(folder: Path) -> None:
+    """Remove a snapshot: at any instant it is whole or gone to those who read it."""
+    part = folder.with_name(f"{folder.name}.part")
+    with suppress(OSError):  # in use, on Windows: with the next one
+        folder.rename(part)
+        shutil.rmtree(part)
 
 
 def remove_unfinished_snapshots(folder: Path) -> None:

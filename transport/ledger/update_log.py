@@ -26,6 +26,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from transport.protocol import LedgerDamaged, LedgerError, WeightedPacket
@@ -152,10 +153,10 @@ def read_updates(path: Path, start: int) -> Iterator[RoundUpdates]:
 
 def read_rounds(path: Path, start: int, stop: int) -> Iterator[RoundUpdates]:
     """Yield the inputs of rounds start .. stop-1, one in memory at a time. Raises LedgerError if one is
-    damaged or missing."""
-    want = start
-    for record in read_updates(path, start) if path.exists() else ():
-        if record.round != want or want == stop:
+    damaged or missing. A record behind them, which a hub may be writing, is not read."""
+    want, records = start, read_updates(path, start) if path.exists() else iter(())
+    for record in islice(records, max(0, stop - start)):
+        if record.round != want:
             break
         yield record
         want += 1

@@ -87,6 +87,7 @@ def test_a_tail_torn_at_any_byte_is_cut_and_the_round_logged_again(tmp_path: Pat
     data = (tmp_path / "whole").read_bytes()
     for cut in range(begun, len(data) + 1):
         path.write_bytes(data[:cut])
+        assert list(read_rounds(path, 0, 2)) == expected(0, 2), "as `verify` reads it while a hub writes"
         log = UpdateLog(path, 2)
         append(log, 2, bytes([2]) * 32, updates_of(2))
         assert list(read_rounds(log.path, 0, 3)) == expected(0, 3)

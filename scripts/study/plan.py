@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scripts.study.cells import Cell, Found
-from scripts.study.train import Setting, Size
+from scripts.study.train import Optim, Setting, Size
 
 RATES = (5e-4, 1e-3, 2e-3, 2.8e-3, 4e-3, 5.6e-3, 8e-3, 11e-3, 16e-3, 32e-3)
 START = (2e-3, 4e-3)  # the middle
@@ -144,7 +144,133 @@ OPTIMIZERS = {  # all-reduce with it, and peers whose packets are sums of its st
     "SOAP": (replace(DENSE, **SOAP), replace(WIDE, **SOAP)),
     "AdamW in a fixed eigenbasis": (replace(DENSE, basis=1), replace(WIDE, basis=1)),
 }
+OTHERS: dict[Optim, tuple[float, float, float]] = {  # a quarter, half and all of all-reduce's best rate
+    "muon": (2e-3, 4e-3, 8e-3),
+    "soap": (2e-3, 4e-3, 8e-3),
+    "adafactor": (1e-3, 2e-3, 4e-3),
+    "adamw_8bit": (1e-3, 2e-3, 4e-3),
+    "sgd": (0.1, 0.2, 0.4),
+}
 SWARMS = {4: 0, 8: 0, 16: 16, 32: 32}  # peers -> samples of a step, where they are not the study's
+
+# ---- at all-reduce's own rate -----------------------------------------------------------------------------
+
+SWARM = replace(SUM, own_noise=0)  # the recipes' default, as a recipe runs it
+EXACT = Setting(sample=1.0, keep=1.0, bits=32, staleness=0, own_noise=0)  # AdamW's steps, averaged exactly
+ADAPTERS = replace(EXACT, bits=4, staleness=1, lora=8)  # `lora-cocktail`
+
+
+@dataclass(frozen=True)
+class SameRate:
+    """Ways to train at the rate of all-reduce: at a quarter, at half and at all of its best."""
+
+    name: str
+    size: Size
+    reference: Setting
+    rates: tuple[float, float, float]
+    rows: tuple[Row, ...]
+
+
+def of_peers(name: str, setting: Setting, counts: tuple[int, ...]) -> tuple[Row, ...]:
+    return tuple(Row(f"{n} peer{'s' * (n > 1)}, {name}", replace(setting, peers=n)) for n in counts)
+
+
+def of_swarms(counts: tuple[int, ...], **keys: Any) -> tuple[Row, ...]:
+    """Make the rows of peers that average exactly, and of `cocktail` with them and as it was before."""
+    exact, swarm, before = (replace(one, **keys) for one in (EXACT, SWARM, SUM))
+    return (
+        *of_peers("averaged exactly", exact, counts),
+        *of_peers("`cocktail`", swarm, counts),
+        *of_peers("`cocktail`, each by its own noise", before, counts),
+    )
+
+
+SHORT, HARSH = Size(steps=400), Size(steps=400, base_steps=400)
+SAME_RATE = (
+    SameRate(
+        "8 samples a step",
+        Size(),
+        REFERENCE.setting,
+        (1e-3, 2e-3, 4e-3),
+        (
+            *of_swarms((1, 2, 4, 8)),
+            Row("2 peers, 1 row and 7, `cocktail`", replace(SWARM, peers=2, shares="1:7")),
+            Row("2, then 8, then 2 peers, `cocktail`", replace(SWARM, peers=8, turns="2:8:2")),
+        ),
+    ),
+    SameRate(
+        "16 samples a step",
+        Size(),
+        Setting(peers=0, rows=16),
+        (2.8e-3, 5.6e-3, 11e-3),
+        of_swarms((16,), rows=16),
+    ),
+    SameRate(
+        "8 samples a step, 400 steps",
+        SHORT,
+        REFERENCE.setting,
+        (1e-3, 2e-3, 4e-3),
+        (
+            *of_swarms((1, 2, 4, 8)),
+            Row("2 peers, 1 row and 7, averaged exactly", replace(EXACT, peers=2, shares="1:7")),
+        ),
+    ),
+    SameRate(
+        "16 samples a step, 400 steps",
+        SHORT,
+        Setting(peers=0, rows=16),
+        (2e-3, 4e-3, 8e-3),
+        of_swarms((16,), rows=16),
+    ),
+    SameRate(
+        "64 samples a step, 400 steps",
+        SHORT,
+        Setting(peers=0, rows=64),
+        (4e-3, 8e-3, 16e-3),
+        of_swarms((8,), rows=64),
+    ),
+    SameRate(
+        "a base of 400 steps, which still learns, 400 steps",
+        HARSH,
+        REFERENCE.setting,
+        (2e-3, 4e-3, 8e-3),
+        of_swarms((4, 8)),
+    ),
+    SameRate(
+        "a million parameters, 400 steps",
+        MILLION,
+        REFERENCE.setting,
+        (7e-4, 1.4e-3, 2.8e-3),
+        of_swarms((1, 4, 8)),
+    ),
+    SameRate(
+        "adapters of rank 8, 400 steps",
+        SHORT,
+        Setting(peers=0, lora=8),
+        (4e-3, 8e-3, 16e-3),
+        (
+            *of_peers("`lora-cocktail`", ADAPTERS, (4, 8)),
+            *of_peers("`lora-cocktail`, each by its own noise", replace(ADAPTERS, own_noise=1), (4, 8)),
+            *of_peers("`cocktail`", replace(SWARM, lora=8), (4, 8)),
+        ),
+    ),
+    *(
+        SameRate(
+            f"{optim}, 8 samples a step, 400 steps",
+            SHORT,
+            Setting(peers=0, optim=optim),
+            rates,
+            (
+                *of_peers("averaged exactly", replace(EXACT, optim=optim), (8,)),
+                *of_peers(
+                    "averaged exactly, each by its own noise", replace(EXACT, optim=optim, own_noise=1), (8,)
+                ),
+                *of_peers("`cocktail`", replace(SWARM, optim=optim), (8,)),
+            ),
+        )
+        for optim, rates in OTHERS.items()
+    ),
+)
 
 LONGER = Table("four peers, 3,200 steps", (AMORTISED,), SEEDS)
 

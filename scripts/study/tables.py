@@ -13,6 +13,7 @@ from scripts.study.plan import (
     SEEDS,
     SWARMS,
     Row,
+    SameRate,
     Table,
     best_rate,
     chosen_rate,
@@ -85,6 +86,45 @@ def optimizers(found: Found) -> str:
                     ]
                     lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([HEAD_BY_HALF, *dict.fromkeys(lines)]) + "\n" if lines else ""
+
+
+def same_rate(found: Found, table: SameRate) -> str:
+    """Format one table of ways at all-reduce's own rates. Each is compared at the same rate and seeds, and at
+    last the best of its rates with the best of all-reduce's."""
+    shares = ("a quarter", "half", "all")
+    head = [
+        "way",
+        *(f"{share}: {rate:g}" for share, rate in zip(shares, table.rates, strict=True)),
+        "each at its best",
+    ]
+    rows = list[str]()
+    for row in table.rows:
+        over = [at_rate(found, row.setting, table.reference, rate) for rate in table.rates]
+        if any(over):
+            own, dense = (losses_of_best(found, one, table.rates) for one in (row.setting, table.reference))
+            rows.append(f"| {' | '.join([row.name, *over, above(own, dense)])} |")
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *rows]
+    return f"**{table.name}**\n\n" + "\n".join(lines) + "\n" if rows else ""
+
+
+def at_rate(found: Found, setting: Setting, reference: Setting, rate: float) -> str:
+    """Average over the seeds how much more one way loses than the other at one rate, with their number."""
+    own, dense = (
+        {c.seed: o.loss for c, o in found.items() if c.setting == one and c.rate == rate}
+        for one in (setting, reference)
+    )
+    both = len(own.keys() & dense.keys())
+    return f"{above(own, dense)} ({both})" if both else ""
+
+
+def losses_of_best(found: Found, setting: Setting, rates: Sequence[float]) -> dict[int, float]:
+    """Find seed -> loss at the one of these rates that has the lowest loss with the first seed."""
+    tried = {c.rate: o.loss for c, o in found.items() if c.setting == setting and c.seed == SEEDS[0]}
+    tried = {rate: loss for rate, loss in tried.items() if rate in rates}
+    if not tried:
+        return {}
+    best = min(tried, key=tried.__getitem__)
+    return {c.seed: o.loss for c, o in found.items() if c.setting == setting and c.rate == best}
 
 
 def reported(found: Found, setting: Setting) -> dict[int, float]:

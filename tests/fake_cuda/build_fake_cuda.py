@@ -1,4 +1,4 @@
-"""Compiles device.cpp once for each version of it and of torch, into the user's cache folder (some 10 s)."""
+"""Compiles device.cpp once for each version of it and each torch into the user's cache folder (some 10 s)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import tempfile
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -29,13 +30,22 @@ def built() -> Path:
 
     if torch.version.cuda or torch.version.hip:
         raise NotHere(f"torch {torch.__version__} brings a real CUDA backend, which cannot be replaced")
-    return compiled(Path(torch.__file__).parent)
+    return compiled(torch_folder())
+
+
+def torch_folder() -> Path:
+    """Return the folder of the torch that this process would import."""
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        raise NotHere("torch is not installed")
+    return Path(found.origin).parent
 
 
 def place() -> Path:
-    """Return the path of the library. torch need not be imported for it."""
-    parts = SOURCE.read_bytes(), version("torch").encode(), sysconfig.get_platform().encode()
-    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    """Return the path of the library, which is linked to the libraries in torch's folder: another checkout,
+    with an environment of its own, has another. torch need not be imported for it."""
+    built_for = (version("torch"), sysconfig.get_platform(), str(torch_folder()))
+    digest = hashlib.sha256(b"\0".join([SOURCE.read_bytes(), *map(str.encode, built_for)])).hexdigest()[:16]
     return user_cache_path("cocktail-tests") / f"fake-cuda-{digest}.so"
 
 

@@ -1,0 +1,135 @@
+"""How much a stranger has to read: the functions and files that a round enters, and a join until its first
+step, and what such a run loads. Ceilings that only fall.
+
+Real processes are traced, all their threads: the hub, two peers, and a third one that joins
+(walk/sitecustomize.py). Two rounds in a row, of a run that has been going for a while, are "a round".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from house import EXTENSIONS
+
+ROOT = Path(__file__).resolve().parent.parent
+COCKTAIL = (sys.executable, "-m", "cocktail_cli")
+LAUNCH = "launch smoke --peers 2 --port 0 --bind 127.0.0.1 --json data.max_length=32 max_steps=4000 -o out"
+MOST = {"a round": (815, 120), "a join": (795, 120)}  # functions, files
+LOADED = {  # packages of one capability that a run without it loads all the same
+    "cocktail_cli/aggregation",
+    "cocktail_cli/proofs",
+    "recipes/multi_gpu",
+    "recipes/planning",
+    "transport/aggregators",
+    "transport/diagnosis",
+    "transport/passing",
+    "transport/receipts",
+}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Windows has no SIGUSR1"),
+]
+
+
+@dataclass
+class Walk:
+    """What processes have entered and loaded."""
+
+    functions: set[str]
+    modules: set[str]
+
+    @property
+    def files(self) -> set[str]:
+        return {function.split(":")[0] for function in self.functions}
+
+
+@contextmanager
+def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "walk"), str(ROOT)]),
+        "WALK_TO": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "COCKTAIL_HOME": str(folder / "home"),
+    }
+    with (folder / f"{arguments[0]}.err").open("w") as errors:
+        process = subprocess.Popen(
+            [*COCKTAIL, *arguments],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def until(process: subprocess.Popen[str], event: str, count: int = 1) -> dict[str, Any]:
+    """Read on until so many events of this name have come. The test's own time limit is the deadline."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        told: dict[str, Any] = json.loads(line)
+        count -= told.get("event") == event
+        if not count:
+            return told
+    raise AssertionError(f"it ended with {process.wait()}, and without {event}")
+
+
+def written(folder: Path, processes: list[int]) -> Walk:
+    """Ask processes what they have entered."""
+    for process in processes:
+        os.kill(process, signal.SIGUSR2)
+    files = [folder / f"{process}.json" for process in processes]
+    while not all(file.exists() for file in files):
+        time.sleep(0.01)
+    found = [json.loads(file.read_text()) for file in files]
+    functions, modules = ({each for one in found for each in one[key]} for key in ("functions", "modules"))
+    return Walk(functions, modules)
+
+
+@pytest.fixture(scope="module")
+def walks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Walk]:
+    """A round of a run with two peers, and a join of a third one."""
+    folder = tmp_path_factory.mktemp("walk")
+    with started(folder, *LAUNCH.split()) as launch:
+        url = until(launch, "run_started")["url"]
+        until(launch, "step", 12)  # the bandwidth was measured, deadlines are known
+        local = [int(path.read_text().split()[0]) for path in (folder / "out" / "peers").glob("*.pid")]
+        assert len(local) == 2
+        for process in (launch.pid, *local):
+            os.kill(process, signal.SIGUSR1)
+        until(launch, "step", 3)
+        a_round = written(folder, [launch.pid, *local])
+        with started(folder, "join", url, "--yes", "--json") as join:
+            until(join, "step")
+            a_join = written(folder, [join.pid])
+    return {"a round": a_round, "a join": a_join}
+
+
+@pytest.mark.parametrize("walk", MOST)
+def test_what_is_entered_only_falls(walks: dict[str, Walk], walk: str) -> None:
+    found, (functions, files) = walks[walk], MOST[walk]
+
+    assert len(found.functions) <= functions
+    assert len(found.files) <= files
+
+
+def test_capabilities_that_a_run_loads_without_using_them_only_get_fewer(walks: dict[str, Walk]) -> None:
+    packages = {module.replace(".", "/") for walk in walks.values() for module in walk.modules}
+
+    assert {name for name in packages if name in EXTENSIONS} == LOADED

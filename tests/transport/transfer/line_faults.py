@@ -93,6 +93,7 @@ def measure(case: Case) -> Line:
         "commit": commit["seconds"],
         "deadline": commit["deadline"],
         "accepted": len(commit["accepted"]),
+        "missed": [name for name in victims if name not in commit["accepted"]],
         "after": commit["t"] - struck,
         "back": returned,
         "usual": sorted(c["seconds"] for c in commits)[len(commits) // 2],

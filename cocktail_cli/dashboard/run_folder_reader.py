@@ -226,7 +226,6 @@ class RunFolderReader:
 def culprit_of(told: Mapping[str, Any]) -> events.Culprit:
     """Read a culprit, of an event or of a hub's answer."""
     said = {key: str(told[key]) for key in ("peer", "cause", "evidence", "remedy")}
-    said["corrects"] = str(told.get("corrects", ""))
     return events.Culprit(**said, lengthened=told["lengthened"], round=told["round"])
 
 

@@ -79,13 +79,10 @@ class LoadMeter:
 
     Args:
         read_gpus: reads the GPUs that train here; None: there are none that can be asked.
-        watch: called in that thread every TICK_S.
     """
 
-    def __init__(
-        self, read_gpus: Callable[[], GpuReading] | None = None, watch: Callable[[], object] = lambda: None
-    ) -> None:
-        self._read_gpus, self._watcher = read_gpus, watch
+    def __init__(self, read_gpus: Callable[[], GpuReading] | None = None) -> None:
+        self._read_gpus = read_gpus
         self._lock, self._over = threading.Lock(), threading.Event()
         self._noticed = MachineLoad()  # by the thread, since the last `since`
         self._before = counters()
@@ -103,24 +100,16 @@ class LoadMeter:
 
     def since(self) -> MachineLoad:
         """Return the load since the last call, and begin anew."""
-        load, now = self._measured()
+        self._notice()
+        now = counters()
+        load = load_between(self._before, now, self._noticed)
         with self._lock:
             self._noticed, self._before = MachineLoad(), now
         return load
 
-    def so_far(self) -> MachineLoad:
-        """Return the load since the last call of `since`."""
-        return self._measured()[0]
-
-    def _measured(self) -> tuple[MachineLoad, Counters]:
-        self._notice()
-        now = counters()
-        return load_between(self._before, now, self._noticed), now
-
     def _watch(self) -> None:
         while not self._over.wait(TICK_S):
             self._notice()
-            self._watcher()
 
     def _notice(self) -> None:
         """Notice that nobody has looked for long though this process had no work; read the GPUs."""

@@ -6,27 +6,19 @@
 With a staleness the exchange runs beside the compute. Idle is the time after both the compute and the upload
 until the commit, and the wait for the next round. Seconds are those of the monotonic clock.
 
-A cycle goes from one report to the next. One that takes far longer than usual is told of while it lasts.
+A cycle goes from one report to the next.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import TYPE_CHECKING
 
 from .machine_load import LoadMeter, MachineLoad
 
 if TYPE_CHECKING:
     from transport.protocol import messages
-
-CYCLES, KNOWN = 16, 8  # remembered, and needed before one is called long
-LONG, LEAST_S = 2.5, 1.0  # medians, and seconds, from which a cycle is
-AGAIN_S = 1.0
 
 
 @dataclass
@@ -57,20 +49,6 @@ class RoundTimer:
         self.meter: LoadMeter | None = None  # measures the machine, once training begins
         self._lock = threading.Lock()
         self._before, self._now = Marks(), Marks()
-        self._under_way: list[tuple[str, float]] = []  # what is waited for, and since when
-        self._cycles: deque[float] = deque(maxlen=CYCLES)
-        self._told = 0.0  # when `delayed` has last said something
-
-    @contextmanager
-    def under_way(self, what: str, since: float) -> Iterator[None]:
-        """Note that a "round", a "lease", a "packet" or the commit of an "update" is waited for meanwhile."""
-        with self._lock:
-            self._under_way.append((what, since))
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._under_way.remove((what, since))
 
     def took_round(self, asked: float, now: float) -> None:
         """Note a new round, asked for at `asked`."""
@@ -102,8 +80,6 @@ class RoundTimer:
         with self._lock:
             before, new = self._before, self._now
             new.reported = now
-            if before.reported:
-                self._cycles.append(now - before.reported)
         load = millis_of(self.meter.since()) if self.meter is not None else {}
         computed = (before if self.staleness else new).leased + compute_s
         began_to_encode = new.taken if self.staleness else max(new.taken, computed)
@@ -121,35 +97,6 @@ class RoundTimer:
             upload=millis(before.uploaded - before.reported) if before.uploaded else 0,
             **load,
         )
-
-    def delayed(self, now: float, arrived: bool) -> tuple[float, messages.Spent] | None:
-        """Return seconds of compute and what was spent since the last report, if that is far longer ago than
-        usual; None: it is not, or this peer waits for others, or it was said a moment ago.
-
-        `arrived`: the update under way is at the hub. What is fetched or sent is taken for what keeps this
-        peer; without it, its compute.
-        """
-        from transport.protocol import messages
-
-        with self._lock:
-            reported = self._now.reported or self._before.reported
-            usual, waited = self._cycles, dict[str, float]()
-            for what, started in self._under_way:
-                waited[what] = max(now - started, waited.get(what, 0.0))
-            if len(usual) < KNOWN or now - reported < max(LEAST_S, LONG * median(usual)):
-                return None
-            waits = "round" in waited or (arrived and not self.staleness and "update" in waited)
-            if waits or now < self._told + AGAIN_S:
-                return None
-            self._told = now
-            leased = self._now.leased
-        if arrived:
-            waited.pop("update", None)
-        load = millis_of(self.meter.so_far()) if self.meter is not None else {}
-        phases = {"lease": "lease", "packet": "download", "update": "upload"}
-        spent = {phase: millis(waited[what]) for what, phase in phases.items() if what in waited}
-        computes = now - leased if leased and not spent else 0.0
-        return computes, messages.Spent(cycle=millis(now - reported), **spent, **load)
 
 
 def millis_of(load: MachineLoad) -> dict[str, int]:

@@ -196,7 +196,6 @@ class Culprit:
     remedy: str
     lengthened: float  # what share longer the round was
     round: int
-    corrects: str = ""  # the cause that was named before, while the peer said nothing; it does not hold
 
 
 @event

@@ -116,8 +116,7 @@ def layers_text(layers: Sequence[int]) -> str:
 def accusation(told: Mapping[str, Any]) -> str:
     """Say who lengthens rounds, why, and what helps: the fields of a `Culprit`."""
     longer = f"makes rounds {told['lengthened']:.0%} longer: " if told["lengthened"] else ""
-    cause = f"{told['cause']} (not {before})" if (before := told.get("corrects")) else told["cause"]
-    return f"{told['peer']} {longer}{cause}, {told['evidence']}. Remedy: {told['remedy']}"
+    return f"{told['peer']} {longer}{told['cause']}, {told['evidence']}. Remedy: {told['remedy']}"
 
 
 def thanks(event: events.Left) -> str:

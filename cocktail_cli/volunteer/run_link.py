@@ -137,7 +137,7 @@ class RunLink:
     def fetch(self, name: str) -> bytes:
         started = time.monotonic()
         kind, _, number = name.partition("/")
-        with self.waiting(), self._served(), self.timer.under_way(kind, started):
+        with self.waiting(), self._served():
             parts = self._parts(int(number)) if kind == "packet" else None
             peers = (self.sharded or self.passing) if kind == "packet" and parts is None else None
             found = peers.fetch(int(number)) if peers is not None else None
@@ -174,11 +174,7 @@ class RunLink:
         with self.waiting():
             download = self.link.begin_spooled(name, most, self.spool)
         try:
-            with (
-                self.waiting(),
-                self._served(),
-                self.timer.under_way(name.partition("/")[0], time.monotonic()),
-            ):
+            with self.waiting(), self._served():
                 file = self.link.finish_spooled(download)
             yield file
         finally:
@@ -238,8 +234,7 @@ class RunLink:
     def next_round(self) -> messages.Round | None:
         """Wait for the next round of this peer; None when the run is over or this peer was asked to leave."""
         asked = time.monotonic()
-        with self.timer.under_way("round", asked):
-            message = self.link.next_round()
+        message = self.link.next_round()
         if isinstance(message, messages.Over):
             if not self.leaving.is_set():
                 self.ended, self.finished = message.reason, message.finished
@@ -269,7 +264,7 @@ class RunLink:
         sent = time.monotonic()
         spent = self.timer.report(delivery.compute_s, sent)
         report = messages.Report(**said, fits=self.budget.down, needs=needs, spent=spent)
-        with self.waiting(), self.timer.under_way("update", sent):
+        with self.waiting():
             if self.sharded is not None and self.round is not None:
                 committed = self.sharded.exchange(self.round, packet, report)
                 upload_s = self.sharded.upload_s
@@ -288,12 +283,6 @@ class RunLink:
             self.receipts.keep(committed)
             self.timer.stored(time.monotonic() - now)
         return committed
-
-    def tell_delay(self) -> None:
-        """Tell the hub what keeps this peer, if its cycle takes far longer than usual. From any thread."""
-        arrived = self.sharded is None and self.link.upload_s > 0
-        if (said := self.timer.delayed(time.monotonic(), arrived)) is not None:
-            self.link.delayed(*said)
 
     def evaluated(self, round: int, part: int, found: Measured) -> None:
         self.link.evaluated(round, part, found.loss_sum, found.terms, found.rewards)

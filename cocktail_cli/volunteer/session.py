@@ -209,7 +209,7 @@ class VolunteerSession:
                 ours |= {process.pid for process in ranks.processes}
             stack.enter_context(self.monitor.watching(ours, partial(self.leave, link)))
             gpus = nvidia_gpus(limits.devices, lambda why: None) if limits.devices != ["cpu"] else None
-            meter = LoadMeter(None if gpus is None else partial(gpus.read, ours), self.run.tell_delay)
+            meter = LoadMeter(None if gpus is None else partial(gpus.read, ours))
             self.run.timer.meter = stack.enter_context(closing(meter))
             meter.start()
             self.train_and_store(self.run, welcome, bootstrap)

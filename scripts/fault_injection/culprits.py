@@ -396,15 +396,14 @@ def injected(swarm: Swarm, kind: str, who: str) -> Line:
     told = swarm.named()[before:]
     named = [(one["peer"], one["cause"]) for one in told]
     shared = {(peer, "disk") for peer in PEERS if kind == "disk"}  # theirs is the hub's, in this lab
-    withdrawn = {(one["peer"], one["corrects"]) for one in told}
-    fits = {(who, cause) for cause in (*asked.right, *asked.also)} | shared | withdrawn
+    outside = {(who, cause) for cause in ("stopped", "silent")}  # withdrawn once the peer says what it was
+    fits = {(who, cause) for cause in (*asked.right, *asked.also)} | shared | outside
     wrong = [one for one in named if one not in fits]
     right = [one for one in told if one["peer"] == who and one["cause"] in asked.right]
     return {
         "fault": kind,
         "to": who,
         "named": named,
-        "withdrawn": sorted(withdrawn & set(named)),
         "right": bool(right) and right[0]["round"] <= first + WITHIN and not wrong,
         "seconds": round(right[0]["came"] - begun, 1) if right else None,
         "rounds": right[0]["round"] - first if right else None,

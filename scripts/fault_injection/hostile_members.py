@@ -185,7 +185,6 @@ def read_base(member: Member) -> None:
 def chatter(member: Member) -> None:
     for _ in range(BURST):
         member.say(messages.Pong(1.0))
-        member.say(messages.Delayed(1.0, messages.Spent()))
         member.say(messages.Evaluated(member.round, 0, -1e30, 2**40))
 
 

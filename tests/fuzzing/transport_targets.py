@@ -53,7 +53,6 @@ TO_HUB: list[m.Message] = [
     m.Resume(1, "toy-run", "bob", "s-bob", -1, True),
     m.Ready(1, 7, {"base": "00ff"}),
     m.Report(1, 7, [1], 1.5, 10, 0.1, 0.2),
-    m.Delayed(2.5, m.Spent(4000, cpu_wait=3000)),
     m.Evaluated(1, 0, 2.5, 7),
     m.Leave("enough"),
     m.Holds(1, {"bob": "00ff"}),

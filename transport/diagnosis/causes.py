@@ -41,7 +41,6 @@ class Culprit:
     lengthened: float  # what share longer the round was; 0: no longer (a clock that was set)
     round: int  # the newest that shows it
     since: int  # the first
-    corrects: str = ""  # the cause that had been named for the same silence, from outside alone
 
     @property
     def remedy(self) -> str:

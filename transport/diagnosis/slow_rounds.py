@@ -14,8 +14,8 @@
 - A peer that was slow from the beginning has no better history. It is compared with the others, and named
   where nearly all of its rounds are CHRONIC times as long as they would be without it.
 - A round that leaves a peer out was lengthened by it up to the straggler deadline. It is named by what the
-  hub sees (`Sight`) or it says (`Delayed`) meanwhile, if that is beyond doubt, or by its next report; after
-  SILENT_S as silent.
+  hub sees of it (`Sight`) meanwhile, if that is beyond doubt, or by its next report; after SILENT_S as
+  silent.
 - From outside a process without memory looks as a stopped one. What a silent peer is named for is withdrawn
   once it says itself what has kept it.
 - Many TCP segments sent again are the line's loss, not its noise: one slow round with them suffices.
@@ -96,7 +96,6 @@ class History:
     slow: deque[bool] = field(default_factory=lambda: deque(maxlen=LATELY))
     left_out: LeftOut | None = None  # the newest, until a report since explains it
     mute: bool = False  # since it was left out, it was named from outside for saying nothing
-    delayed: PeerSample | None = None  # the newest that it has said since its last update
 
 
 @dataclass(frozen=True)
@@ -172,59 +171,40 @@ class SlowRounds:
             return []
         return self._tell(self._back(known, session, peer))
 
-    def delayed(self, session: str, peer: PeerSample) -> list[Culprit]:
-        """Add what a peer says amid a cycle far longer than usual. It counts once a round has closed without
-        that peer: before, nobody has waited in vain."""
-        known = self._known.get(session)
-        if known is None:
-            return []
-        known.delayed = peer
-        return self._tell(self._amid(session, Sight()))
-
     def _amid(self, session: str, sight: Sight) -> list[Culprit]:
-        """Name a peer that was left out by what it has said and the hub sees, where that is beyond doubt."""
+        """Name a peer that was left out by what the hub sees, where that is beyond doubt."""
         known = self._known.get(session)
         if known is None or known.left_out is None:
             return []
         if sight.silent < MUTE * (sight.silent + sight.heard - known.left_out.opened):
             sight = replace(sight, stopped=False)
-        told = known.delayed or PeerSample(known.name, 0.0, spent=messages.Spent())
-        suspect = left_out(known, session, told)
-        verdict = explained(suspect, known.usual)  # by its own word
+        suspect = left_out(known, session, PeerSample(known.name, 0.0, spent=messages.Spent(), sight=sight))
+        verdict = explained(suspect, known.usual)
         if verdict is None or not verdict.certain:
-            suspect = left_out(known, session, replace(told, sight=sight))
-            verdict = explained(suspect, known.usual)
-            if verdict is None or not verdict.certain:
-                if sight.silent < SILENT_S:
-                    return []
-                said = evidence_of("silent", suspect.sample, None)
-                verdict = Verdict("silent", said, True, sight.silent)
-            known.mute = known.mute or verdict.cause in SILENT_CAUSES
+            if sight.silent < SILENT_S:
+                return []
+            said = evidence_of("silent", suspect.sample, None)
+            verdict = Verdict("silent", said, True, sight.silent)
+        known.mute = known.mute or verdict.cause in SILENT_CAUSES
         lengthened = max(EFFECT, suspect.lengthened)
         one = Culprit(known.name, verdict.cause, verdict.evidence, lengthened, self.round, self.round)
-        return [one if one.cause in SILENT_CAUSES else self._corrected(known, one)]
-
-    def _corrected(self, known: History, one: Culprit) -> Culprit:
-        """Withdraw what a peer was named for from outside, once it is known what has kept it silent."""
-        if known.mute:
-            known.mute = False
-            for cause in SILENT_CAUSES:
-                if cause != one.cause and self._named.pop((known.name, cause), None) is not None:
-                    one = replace(one, corrects=cause)
-        return one
+        return [one]
 
     def _back(self, known: History, session: str, peer: PeerSample) -> list[Culprit]:
         """Vote on a peer that was left out, by the first report since: it says how long its update took."""
-        missed, known.delayed = known.left_out, None
+        missed = known.left_out
         assert missed is not None
         suspect = left_out(known, session, peer)
         verdict = explained(suspect, known.usual)
         again = verdict is None and not missed.asked  # it may have been stopped just after it had written
         known.left_out = replace(missed, asked=True) if again else None
         found = self._voted(known, suspect, verdict, self.round) if verdict else []
-        told = [self._corrected(known, one) for one in found]
-        known.mute = known.mute and again
-        return told
+        if known.mute and found:  # from outside it looked silent, and says itself what kept it
+            for cause in SILENT_CAUSES:
+                if cause != found[0].cause:
+                    self._named.pop((known.name, cause), None)
+        known.mute = known.mute and again and not found
+        return found
 
     # ---- who -----------------------------------------------------------------------------------------------
 
@@ -266,7 +246,6 @@ class SlowRounds:
             if suspect is not None:
                 known.left_out = LeftOut(sample.round, sample.opened, suspect.own, suspect.without)
             return []
-        known.delayed = None
         if known.left_out is not None and peer.spent is not None:
             return self._back(known, session, peer)
         if suspect is not None:

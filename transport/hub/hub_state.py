@@ -100,7 +100,6 @@ class HubState:
         self._of_sessions: dict[type[messages.ToHub], SessionHandler] = {
             messages.Ready: self.handshake.ready,
             messages.Report: rounds.report,
-            messages.Delayed: rounds.delayed,
             messages.Evaluated: rounds.evaluated,
             messages.Stored: self._stored,
             messages.Backs: self._backs,

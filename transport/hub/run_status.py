@@ -78,7 +78,6 @@ def culprit_status(one: Culprit) -> dict[str, Any]:
         "lengthened": round(one.lengthened, 3),
         "round": one.round,
         "since": one.since,
-        "corrects": one.corrects,
     }
 
 

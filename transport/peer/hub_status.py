@@ -58,7 +58,6 @@ class CulpritRow(msgspec.Struct):
     lengthened: Finite
     round: Count
     since: Count
-    corrects: str = ""
 
 
 class AuditFigures(msgspec.Struct):

@@ -723,12 +723,6 @@ class PeerLink:
             self._ready_in = self._state.sessions
             self._connections.say(self._state.ready(messages.Ready(round, fingerprint, holds or {})))
 
-    def delayed(self, compute_s: float, spent: messages.Spent) -> None:
-        """Tell the hub what keeps this peer, amid its cycle; from any thread, also after the end."""
-        with self._changed:
-            if self._connections.alive:
-                self._connections.say(self._state.delayed(messages.Delayed(compute_s, spent)))
-
     def evaluated(
         self, round: int, part: int, loss_sum: float, tokens: int, rewards: Sequence[float] = ()
     ) -> None:

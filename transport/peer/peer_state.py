@@ -313,9 +313,6 @@ class PeerState:
             self._report = message
         return self._if_joined(message)
 
-    def delayed(self, message: messages.Delayed) -> list[messages.Message]:
-        return self._if_joined(message)  # not repeated on reconnect: a newer one follows
-
     def evaluated(self, message: messages.Evaluated) -> list[messages.Message]:
         self._evaluated.append(message)
         return self._if_joined(message)

@@ -129,7 +129,6 @@ class CulpritNamed(Event):
     remedy: str
     lengthened: float  # what share longer the round was
     round: int
-    corrects: str = ""  # the cause that this peer had been named for, from outside, while it said nothing
 
 
 @dataclass(frozen=True)

@@ -241,15 +241,6 @@ class Report(Message, frozen=True, omit_defaults=True):
     stages: Annotated[list[Word], Meta(max_length=64)] = []
 
 
-class Delayed(Message, frozen=True):
-    """A peer says amid a cycle far longer than usual what it has spent since its last report. Unfinished
-    phases count up to now. Sent each second or so; a hub of before ignores it.
-    """
-
-    compute_s: Finite  # of the lease that it works on; 0: it does not compute
-    spent: Spent
-
-
 class Evaluated(Message, frozen=True):
     """Sum of the held-out loss of the global model of `round` over this peer's part of the evaluation set."""
 
@@ -666,7 +657,7 @@ REFUSALS = {
 }
 
 ToHub = (
-    Hello | Follow | Lends | Stored | Backs | Resume | Ready | Report | Delayed | Evaluated | Leave | Holds
+    Hello | Follow | Lends | Stored | Backs | Resume | Ready | Report | Evaluated | Leave | Holds
     | Resigns | Probed | Unusable | SourceFailed | Ping | Pong | AskStatus | Deciding | AskStop | AskAdmin
     | Attach | Put | Chunk | Get
 )  # fmt: skip

@@ -231,13 +231,6 @@ class Rounds:
         else:
             self._members.ignored += 1
 
-    def delayed(self, session: Session, m: messages.Delayed, now: float) -> None:
-        """Note what keeps a peer amid its cycle."""
-        lease = max(self.leases.held(session.id), default=-1)
-        count, cost = self._counted(self.leases.ids(session.id, lease) or ())
-        sample = PeerSample(session.name, now, m.compute_s, samples=count, cost=cost, spent=m.spent)
-        self._tell_culprits(self.slow.delayed(session.id, sample))
-
     def caught_up(self, session: Session, round: int) -> None:
         """Note the round whose x' a peer has."""
         session.at = max(session.at, round)

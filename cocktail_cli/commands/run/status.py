@@ -78,8 +78,7 @@ def status(
     rounds: line, waiting, bytes_per_s; null: not known yet); stages (of machines that lend memory:
     rings, each its machines by stage with name and layers; waiting; null: there are none);
     culprits (who has lengthened the last rounds), each with peer, cause, evidence, remedy, lengthened (by
-    what share), round, since, corrects (the cause named before it, which does not hold); and others: peers
-    that are not in the run (deciding, left, lost, removed).
+    what share), round, since; and others: peers that are not in the run (deciding, left, lost, removed).
     """
     run = run or the_run_going_on().run
     if watch:

@@ -186,9 +186,7 @@ STATUS = {
     "peers": [ROW, ROW | {"name": "b" + WORDS}],
     "others": [ROW, ROW | {"state": "deciding"}],
     "bottleneck": {"line": WORDS, "waiting": 0.5, "bytes_per_s": 3},
-    "culprits": [
-        {"peer": WORDS, "cause": WORDS, "evidence": WORDS, "remedy": WORDS, "corrects": WORDS, **FIGURES}
-    ],
+    "culprits": [{"peer": WORDS, "cause": WORDS, "evidence": WORDS, "remedy": WORDS, **FIGURES}],
     "stages": {"rings": [[{"name": WORDS, "layers": [0, 2]}]], "waiting": [WORDS]},
     "recipe_hash": WORDS,
 }

@@ -187,41 +187,6 @@ def test_a_process_that_was_stopped_just_after_it_had_written_its_report_says_so
     assert (found.peer, found.cause) == ("p2", "stopped")
 
 
-@pytest.mark.parametrize("spent", [Spent(cycle=7000, cpu_wait=6000), Spent(cycle=7000, download=6500)])
-@pytest.mark.parametrize("before_the_close", [True, False])
-def test_a_peer_that_a_round_went_on_without_is_named_by_what_it_says_meanwhile(
-    spent: Spent, before_the_close: bool
-) -> None:
-    """The hub names a delayed peer before its next report, once a round has closed without it."""
-    sim, slow = SimulatedRounds(SWARM, noise=0.1), SlowRounds()
-    for _ in range(WELL):
-        slow.add(sim.round())
-    sample = sim.round()
-    gone = PeerSample("p2", sample.opened + 9.0, whole=False)
-    left_out = replace(sample, peers={**sample.peers, "p2": gone}, sights={"p2": Sight()})
-    says = PeerSample("p2", sample.opened + 8.0, spent=spent)
-
-    first = slow.delayed("p2", says) if before_the_close else slow.add(left_out)
-    (found,) = slow.add(left_out) if before_the_close else slow.delayed("p2", says)
-
-    assert first == []
-    assert (found.peer, found.cause) == ("p2", "download" if spent.download else "other load")
-    assert slow.delayed("p2", says) == [], "it is told once"
-
-
-def test_what_a_delayed_peer_says_is_forgotten_with_its_next_update() -> None:
-    sim, slow = SimulatedRounds(SWARM, noise=0.1), SlowRounds()
-    for _ in range(WELL):
-        slow.add(sim.round())
-    sample = sim.round()
-
-    slow.delayed("p2", PeerSample("p2", sample.opened, spent=Spent(cycle=7000, cpu_wait=6000)))
-    assert slow.add(sample) == []
-    sample = sim.round()
-    gone = PeerSample("p2", sample.opened + 9.0, whole=False)
-    assert slow.add(replace(sample, peers={**sample.peers, "p2": gone})) == []
-
-
 def test_one_slow_round_on_a_line_that_loses_many_packets_suffices() -> None:
     for resent, rounds in ((150, 1), (20, 2)):
         sim, slow = (

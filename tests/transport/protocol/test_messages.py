@@ -23,7 +23,6 @@ EXAMPLES_TO_HUB: list[m.Message] = [
     m.Ready(4, 2**64 - 1, {"base": "00ff"}),
     m.Report(3, 7, [2], stages=["ab" * 32]),
     m.Report(4, 0, [2, 3], 1.5, 10, 0.1, 0.2, {"ann": "00ff"}, 10, 0.7),
-    m.Delayed(2.5, m.Spent(4000, cpu_wait=3000)),
     m.Evaluated(4, 1, 2.5, 7),
     m.Leave("enough"),
     m.Holds(4, {"ann": "00ff", "bob": "11"}),

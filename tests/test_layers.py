@@ -35,9 +35,9 @@ MAY_IMPORT = {
 # Modules of transport that may wait, read a clock or open a socket. All others are told the time and are
 # given bytes, so tests run them without waiting.
 SHELLS = {
-    "aggregators": "aggregator_thread direct_links shard_barrier shard_clients shard_server sharded_exchange",
+    "aggregators": "aggregator_thread shard_barrier shard_clients shard_server sharded_exchange",
     "hub": "commit_thread malloc_tuning reader_thread server",
-    "passing": "packet_sources file_sources",
+    "passing": "direct_links packet_sources file_sources",
     "peer": "admin_client catch_up_downloads connection_manager peer_link run_visit",
     "protocol": "keys",
     "relay": "hub_tunnel relay_server",

@@ -25,13 +25,11 @@ from house import EXTENSIONS
 ROOT = Path(__file__).resolve().parent.parent
 COCKTAIL = (sys.executable, "-m", "cocktail_cli")
 LAUNCH = "launch smoke --peers 2 --port 0 --bind 127.0.0.1 --json data.max_length=32 max_steps=4000 -o out"
-MOST = {"a round": (815, 120), "a join": (795, 120)}  # functions, files
+MOST = {"a round": (815, 120), "a join": (790, 120)}  # functions, files
 LOADED = {  # packages of one capability that a run without it loads all the same
     "cocktail_cli/aggregation",
     "cocktail_cli/proofs",
-    "recipes/multi_gpu",
     "recipes/planning",
-    "transport/aggregators",
     "transport/diagnosis",
     "transport/passing",
     "transport/receipts",
@@ -108,12 +106,12 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Walk]:
     folder = tmp_path_factory.mktemp("walk")
     with started(folder, *LAUNCH.split()) as launch:
         url = until(launch, "run_started")["url"]
-        until(launch, "step", 12)  # the bandwidth was measured, deadlines are known
+        until(launch, "step", 6)  # the bandwidth was measured, deadlines are known
         local = [int(path.read_text().split()[0]) for path in (folder / "out" / "peers").glob("*.pid")]
         assert len(local) == 2
         for process in (launch.pid, *local):
             os.kill(process, signal.SIGUSR1)
-        until(launch, "step", 3)
+        until(launch, "step", 2)
         a_round = written(folder, [launch.pid, *local])
         with started(folder, "join", url, "--yes", "--json") as join:
             until(join, "step")

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,9 +132,9 @@ class Bootstrap:
         if self.recipe.swarm.owners != "hub" or self.recipe.swarm.passing == "off":
             yield
             return
-        from .shard_aggregator_link import connect_file_sources
+        from transport.passing import FileSources, link_to
 
-        with closing(connect_file_sources(self.link, own_keys())) as sources:
+        with closing(FileSources(self.link, partial(link_to, self.link, own_keys()))) as sources:
             supply.beside = sources.fetch
             yield
         self.traffic = sources.traffic
@@ -236,7 +237,6 @@ class Bootstrap:
     ) -> Prepared:
         """Build the peer with the global model of `round`. `read`: the base files it is made from."""
         from recipes.models import available_attention, base_digests, load_trained
-        from recipes.multi_gpu import build_fsdp_peer
         from recipes.training import build_peer, micro_batch_for
 
         self.show(Progressed("loading the model"))
@@ -259,6 +259,8 @@ class Bootstrap:
                     lambda head: load_replica(head, *source), batch, self.link.raise_if_leaving
                 )
             elif self.ranks is not None:
+                from recipes.multi_gpu import build_fsdp_peer  # no run on one GPU imports it
+
                 peer = build_fsdp_peer(self.ranks, self.folder, snapshot, recipe, batch, name, round)
             else:
                 model = load_trained(recipe, self.folder, device, snapshot)

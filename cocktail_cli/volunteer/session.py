@@ -156,10 +156,10 @@ class VolunteerSession:
 
     def _open_server(self, keys: CurveKeys) -> str:
         """Listen for other peers, if wanted; return the address they dial. Raises AddressInUse, Failure."""
-        from .shard_aggregator_link import open_shard_server
-
         if self.limits.listen is None:
             return ""
+        from .shard_aggregator_link import open_shard_server  # no run of peers that nobody dials imports it
+
         place = parse_listen(self.limits.listen, self.limits.advertise)
         self.server, port = open_shard_server(place.bind, place.port, keys, self.url)
         return place.dialled(port)
@@ -250,16 +250,6 @@ class VolunteerSession:
 
     def _connect_peers(self, run: RunLink, peer: Peer, bootstrap: Bootstrap) -> None:
         """Connect to peers that aggregate shards or pass packets on; be one if others reach this machine."""
-        from transport.aggregators import AggregatorThread
-
-        from .shard_aggregator_link import (
-            connect_aggregators,
-            connect_sources,
-            exchange_by_shard,
-            serve_files,
-            shard_backend,
-        )
-
         recipe, run.beside = bootstrap.recipe, bootstrap.traffic
         if self.limits.ring is not None:
             from recipes.staged_peer import StagedWorker
@@ -268,12 +258,14 @@ class VolunteerSession:
             run.exchanges_for(peer.worker.global_model.exchange)
         if recipe.swarm.owners == "hub":
             if recipe.swarm.passing != "off":
-                run.passing = connect_sources(run.link, own_keys(), self.server)
-                if self.server is not None:
-                    serve_files(run.link, self.server, bootstrap.files_here)
+                self._pass_on(run, bootstrap)
             elif self.server is not None:
                 self.warn("in this run the hub sends all packets itself: nobody dials this machine")
             return
+        from transport.aggregators import AggregatorThread
+
+        from .shard_aggregator_link import connect_aggregators, exchange_by_shard, shard_backend
+
         aggregator = None
         if self.server is not None:
             path = checkpoint_store.shard_path(self.url.run, run.name, self.url.key)
@@ -282,6 +274,16 @@ class VolunteerSession:
             aggregator.start()
         clients = connect_aggregators(run.link, own_keys())
         run.sharded = exchange_by_shard(run.link, recipe.compression.shards, clients, aggregator)
+
+    def _pass_on(self, run: RunLink, bootstrap: Bootstrap) -> None:
+        """Take packets from peers that pass them on; be one, and pass files on too, where others dial this
+        machine."""
+        from transport.passing import PacketSources, link_to
+
+        run.passing = PacketSources(run.link, partial(link_to, run.link, own_keys()), self.server)
+        if self.server is not None:
+            self.server.files, self.server.busy = bootstrap.files_here, lambda: run.link.uploads_now
+            run.link.admit_newcomers(self.server.admit)
 
     def train(self, run: RunLink, peer: Peer) -> None:
         """Train until the end, going on in a renewed session where the hub was restarted."""

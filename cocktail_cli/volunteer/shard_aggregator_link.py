@@ -1,9 +1,8 @@
-"""A peer that other peers reach: its server, the shards that it aggregates, files that it passes on, and its
-links to the others."""
+"""A peer that aggregates shards: its server, their error feedback, and its links to the other aggregators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,18 +10,14 @@ from typing import TYPE_CHECKING
 from cocktail_cli.aggregation import DurableShards
 from transport import PeerLink, RunURL
 from transport.aggregators import (
-    DIAL_S,
-    DIRECT_FRAGMENT,
     AggregatorThread,
     PacketSharding,
-    ReachablePeer,
     ShardClients,
     ShardedExchange,
     ShardServer,
 )
-from transport.passing import FileSources, PacketSources
-from transport.peer import LinkLimits, PeerIdentity
-from transport.protocol import CurveKeys, parse_address
+from transport.passing import link_to
+from transport.protocol import CurveKeys
 from transport.wire import RouterWire
 
 if TYPE_CHECKING:
@@ -64,34 +59,6 @@ def open_shard_server(host: str, port: int, keys: CurveKeys, url: RunURL) -> tup
 def connect_aggregators(link: PeerLink, keys: CurveKeys) -> ShardClients:
     """Make this peer's connections to the aggregators of its rounds."""
     return ShardClients(partial(link_to, link, keys))
-
-
-def connect_sources(link: PeerLink, keys: CurveKeys, server: ShardServer | None) -> PacketSources:
-    """Take packets from the peers that pass them on; `server` passes on what the hub asks this peer to."""
-    return PacketSources(link, partial(link_to, link, keys), server)
-
-
-def serve_files(link: PeerLink, server: ShardServer, files: Mapping[str, Path]) -> None:
-    """Let newcomers that the hub names fetch these objects of the run, while no update is on its way."""
-    server.files, server.busy = files, lambda: link.uploads_now
-    link.admit_newcomers(server.admit)
-
-
-def connect_file_sources(link: PeerLink, keys: CurveKeys) -> FileSources:
-    """Fetch files from peers that have them, beside the hub."""
-    return FileSources(link, partial(link_to, link, keys))
-
-
-def link_to(link: PeerLink, keys: CurveKeys, peer: ReachablePeer) -> PeerLink:
-    """Make a link to a peer, not connected yet, under the name that this one has at the hub."""
-    host, port = parse_address(peer.address)
-    url = RunURL(peer.key, "", host, port, link.url.run, proxies=link.url.proxies)
-    return PeerLink(
-        url,
-        PeerIdentity(link.name, keys=keys),
-        LinkLimits(patience=DIAL_S, flows=1, min_fragment=DIRECT_FRAGMENT),
-        rate_limits=link.rate_limits,
-    )
 
 
 def exchange_by_shard(

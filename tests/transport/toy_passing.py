@@ -11,9 +11,9 @@ from memory_swarm import MemorySwarm
 from toy_swarm import PLENTY, ToyPeer, ToyWork, toy_settings
 
 from transport import PeerLink, RunSettings
-from transport.aggregators.direct_links import DIAL_S, ReachablePeer
 from transport.aggregators.shard_server import ShardServer
-from transport.passing.packet_sources import PacketSources
+from transport.passing import PacketSources, ReachablePeer
+from transport.passing.direct_links import DIAL_S
 from transport.peer import LinkLimits, PeerIdentity
 from transport.wire import MemoryHubWire, MemoryPeerWire
 

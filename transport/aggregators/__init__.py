@@ -2,7 +2,6 @@
 
 from .aggregation_choice import AggregationChoice
 from .aggregator_thread import AggregatorThread
-from .direct_links import DIAL_S, DIRECT_FRAGMENT, DirectLinks, ReachablePeer, StallDetector
 from .shard_aggregation import ShardAggregation
 from .shard_assignment import digest_of
 from .shard_clients import ShardClients

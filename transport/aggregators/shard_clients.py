@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from transport.passing import DirectLinks, ReachablePeer, StallDetector
 from transport.peer import POLL_S, PeerLink
 from transport.protocol import ProtocolError, TransportError, messages
 from transport.transfer import Download
-
-from .direct_links import DirectLinks, ReachablePeer, StallDetector
 
 log = logging.getLogger(__name__)
 

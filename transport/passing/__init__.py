@@ -3,6 +3,7 @@
 They pass files on to newcomers, too.
 """
 
+from .direct_links import DirectLinks, ReachablePeer, StallDetector, link_to
 from .file_sources import FileSources
 from .packet_sources import PacketSources
 from .packet_stripes import divide, packets_over

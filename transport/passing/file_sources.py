@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from transport.aggregators import DirectLinks, ReachablePeer, StallDetector
 from transport.peer import PeerLink
 from transport.protocol import ProtocolError, TransportError, messages
 from transport.transfer import CHUNK, HASH_BLOCK, ChunkFile, Download
 
+from .direct_links import DirectLinks, ReachablePeer, StallDetector
 from .packet_sources import ForwardedChunks
 
 log = logging.getLogger(__name__)

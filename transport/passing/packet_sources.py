@@ -14,15 +14,18 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from statistics import median
+from typing import Protocol
 
-from transport.aggregators import DirectLinks, ReachablePeer, ShardServer, StallDetector
 from transport.peer import HubPart, PeerLink
 from transport.protocol import LinkLost, ProtocolError, TransportError, messages
 from transport.transfer import ChunkBuffer, ChunkMap, Download
+from transport.wire import RateLimits
+
+from .direct_links import DirectLinks, ReachablePeer, StallDetector
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +37,17 @@ FIRST_S = 10.0  # the same while it is not known how long a packet takes
 LATE = 3.0  # times the usual: a source that is slower has failed
 
 
+class StripeServer(Protocol):
+    """A server that other peers reach, see aggregators.ShardServer."""
+
+    rate_limits: RateLimits
+    bytes_up: int
+    bytes_down: int
+
+    def pass_on(self, round: int, members: Mapping[str, str], packet: ChunkBuffer, chunks: range) -> None: ...
+    def finish(self, timeout: float) -> None: ...
+
+
 class PacketSources:
     """Fetches packets of a run whose peers pass them on.
 
@@ -43,7 +57,7 @@ class PacketSources:
     """
 
     def __init__(
-        self, link: PeerLink, dial: Callable[[ReachablePeer], PeerLink], server: ShardServer | None = None
+        self, link: PeerLink, dial: Callable[[ReachablePeer], PeerLink], server: StripeServer | None = None
     ) -> None:
         self._link, self._server, self._links = link, server, DirectLinks(dial)
         if server is not None:

@@ -206,7 +206,7 @@ def test_traffic_of_a_shard_server_is_within_the_rate_limits(house: House) -> No
 
 def test_an_aggregator_that_takes_nothing_is_given_up(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A frozen aggregator keeps its connections, and reads nothing."""
-    monkeypatch.setattr("transport.aggregators.direct_links.STILL_S", 0.3)
+    monkeypatch.setattr("transport.passing.direct_links.STILL_S", 0.3)
     direct = ShardClients(lambda aggregator: house.link("ann", "ann"))
     assert direct.send(3, [house.aggregator], {"aggregator": b"a part"}, lambda: False) == {}
     monkeypatch.setattr(house.server, "_receive", lambda conn, frames: None)

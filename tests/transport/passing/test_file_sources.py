@@ -13,8 +13,8 @@ from toy_passing import passing_settings
 from toy_swarm import ToyPeer, ToyWork
 
 from transport import PeerLink
-from transport.aggregators import ReachablePeer, ShardServer
-from transport.passing import FileSources, file_sources
+from transport.aggregators import ShardServer
+from transport.passing import FileSources, ReachablePeer, file_sources
 from transport.peer import LinkLimits, PeerIdentity
 from transport.protocol import RunSettings, Warned, messages
 from transport.transfer import block_hashes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,10 @@ from test_hub_and_peer import Running
 from toy_passing import SIZE, LargeWork, PassingPeer, passing_peer, passing_settings
 from toy_swarm import trained
 
-from cocktail_cli.volunteer.shard_aggregator_link import connect_sources, open_shard_server
+from cocktail_cli.volunteer.shard_aggregator_link import open_shard_server
 from transport import PeerLink
-from transport.aggregators import direct_links
 from transport.aggregators.shard_server import PassedPacket, ShardServer
-from transport.passing import packet_sources
+from transport.passing import PacketSources, direct_links, link_to, packet_sources
 from transport.peer import PeerIdentity
 from transport.protocol import CurveKeys, events, messages
 from transport.transfer import ChunkBuffer
@@ -161,7 +161,11 @@ def test_packets_are_passed_on_over_sockets_to_members_alone(tmp_path: Path) -> 
         server, port = open_shard_server("127.0.0.1", 0, keys, running.url)
         identity = PeerIdentity(name, keys=keys, owns=name == "ann", reachable=f"127.0.0.1:{port}")
         link = PeerLink(running.url, identity if name == "ann" else PeerIdentity(name, keys=keys))
-        peers.append(PassingPeer(link, sources=connect_sources(link, keys, server), server=server))
+        peers.append(
+            PassingPeer(
+                link, sources=PacketSources(link, partial(link_to, link, keys), server), server=server
+            )
+        )
         reached.append((identity.reachable, keys.public))
     threads = [peer.start() for peer in peers]
     running.until(lambda _: peers[1].passed)

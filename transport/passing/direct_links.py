@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from transport.peer import PeerLink
-from transport.protocol import LinkLost
+from transport.peer import LinkLimits, PeerIdentity, PeerLink
+from transport.protocol import CurveKeys, LinkLost, RunURL, parse_address
 from transport.transfer import Download, Upload
 
 DIRECT_FRAGMENT = 32 * 1024  # bytes at least: framing is 1.3 % of 16 KiB, and several links share one line
@@ -25,6 +25,18 @@ class ReachablePeer(Protocol):
     def key(self) -> str: ...
     @property
     def address(self) -> str: ...
+
+
+def link_to(link: PeerLink, keys: CurveKeys, peer: ReachablePeer) -> PeerLink:
+    """Make a link to a peer, not connected yet, under the name that this one has at the hub."""
+    host, port = parse_address(peer.address)
+    url = RunURL(peer.key, "", host, port, link.url.run, proxies=link.url.proxies)
+    return PeerLink(
+        url,
+        PeerIdentity(link.name, keys=keys),
+        LinkLimits(patience=DIAL_S, flows=1, min_fragment=DIRECT_FRAGMENT),
+        rate_limits=link.rate_limits,
+    )
 
 
 class DirectLinks:

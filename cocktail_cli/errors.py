@@ -113,6 +113,11 @@ def damaged(path: Path, why: str, *hints: str) -> Failure:
     return Failure("altered", f"{path} is damaged: {why}", hints=hints)
 
 
+def hubs_fault(message: str) -> Failure:
+    """Make the failure of a hub that offers what no hub of this version does."""
+    return Failure("rejected", message, hints=(FAULT_HINT,))
+
+
 class Interrupted(BaseException):
     """A second Ctrl-C or SIGTERM, which ends at once. Not an Exception: no handler may swallow it."""
 
@@ -199,6 +204,29 @@ PROXY_HINT = (
 )
 HUB_HINT = "the run may be over, or its port closed to you: ask its host for `cocktail status`"
 
+# What to do about an error of a room that says nothing of its own, by class or code.
+REMEDIES = {
+    "recipes.DataError": "`cocktail preview RECIPE` shows how rows are read, and what is trained",
+    "recipes.ModelError": "--model: the id of a model on the hub, or a folder as save_pretrained writes it",
+    "recipes.HubUnreachable": "try again; HF_HUB_OFFLINE=1 uses what is on this disk; or give a local path",
+    "recipes.StageLost": "start that machine again, and the first one, if it does not join again by itself",
+    "recipes.StageFailed": "the output of that machine says more; start it again",
+    "recipe_invalid": "its keys: cocktail recipes schema",
+    "transport.NotServed": "start it again: another peer or the hub may have it",
+    "transport.NoRoom": "make room there, or COCKTAIL_HOME=DIR on a larger disk",
+    "transport.NotGenuine": "copy it again, or ask the run's host",
+    "transport.LedgerBusy": "end the other process, or take another folder: -o DIR",
+    "transport.LedgerError": "put `ledger` back from a copy, or `cocktail export` one of the snapshots",
+    "rejected": "ask the run's host, who may have a newer run URL",
+    "no_result": "ask the run's host for the model, or for the next run",
+    "lost": "start the same command again; `cocktail doctor RUN_URL` says which part fails",
+    "out_of_memory": MEMORY_HINT,
+    "port_in_use": PORT_HINT,
+    "url_invalid": URL_HINT,
+    "unreachable": HUB_HINT,
+}
+UNREACHABLE_REMEDIES = {"dns": NAME_HINT, "relay": RELAY_HINT, "proxy": PROXY_HINT, "tls": RELAY_HINT}
+
 
 def explain(error: BaseException) -> Failure:
     """Turn any exception into the Failure that the user reads. Unknown exceptions are bugs: exit 1."""
@@ -224,19 +252,17 @@ def explain(error: BaseException) -> Failure:
     hints = hints_of(error)
     if is_fault(error):
         return Failure(code, f"the hub is at fault: {said}", hints=hints or (FAULT_HINT,))
-    if code == "recipe_invalid":
-        hints = hints or schema_hint(problems)
-    elif code == "out_of_memory":
-        hints = hints or (MEMORY_HINT,)
-    elif code == "port_in_use":
-        hints = hints or (PORT_HINT,)
-    elif code == "url_invalid":
-        hints = hints or (URL_HINT,)
-    elif code == "unreachable" and not hints and hasattr(error, "layer"):
-        by_layer = {"dns": NAME_HINT, "relay": RELAY_HINT, "proxy": PROXY_HINT, "tls": RELAY_HINT}
-        hints = (by_layer.get(error.layer, HUB_HINT),)
+    if not hints and "(hint: " not in said:
+        hints = schema_hint(problems) or (remedy_of(error, code),)
     meaning = SAID.get(family_of(error), SAID.get(code, ""))
     return Failure(code, meaning + (said or code.replace("_", " ")), problems, hints)
+
+
+def remedy_of(error: BaseException, code: str) -> str:
+    """Return what to do about an error that gives no hint of its own."""
+    if (layer := getattr(error, "layer", "")) in UNREACHABLE_REMEDIES:
+        return UNREACHABLE_REMEDIES[layer]
+    return REMEDIES.get(family_of(error)) or REMEDIES[code]
 
 
 def schema_hint(problems: tuple[Problem, ...]) -> tuple[str, ...]:

@@ -36,9 +36,15 @@ class ForeignPacket(Exception):
 
 
 class ModelError(InputError):
-    """The model cannot be used. The message names the folder or hub id, and what is missing."""
+    """The model cannot be used. The message names the folder or hub id, and what is missing.
 
-    hints: tuple[str, ...] = ()  # what to do about it
+    Args:
+        hint: what to do about it.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hints: tuple[str, ...] = (hint,) if hint else ()
 
 
 class MissingPackage(ModelError):

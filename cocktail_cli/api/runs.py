@@ -206,7 +206,9 @@ class Run:
         result = self.result()
         if isinstance(result, events.RunFinished):
             return self._here / result.model
-        raise public(Failure("no_result", "this run has written no model here: it is paused, or was joined"))
+        hints = ("resume=True goes on with a paused run; of a joined run its host has the model",)
+        said = "this run has written no model here: it is paused, or was joined"
+        raise public(Failure("no_result", said, hints=hints))
 
     # ---- ending --------------------------------------------------------------------------------------------
 
@@ -344,7 +346,8 @@ def command_words(command: str, known: dict[str, str], given: dict[str, Any]) ->
     words = []
     for name, value in given.items():
         if name in TERMINAL:
-            raise public(Failure("usage", f"`{name}` is for the terminal: {command} returns what it shows"))
+            said = f"`{name}` is for the terminal: {command} returns what it shows"
+            raise public(Failure("usage", said, hints=("leave it out, and iterate over the run",)))
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hints = (f"did you mean `{near[0]}`?",) if near else (f"its options: {', '.join(sorted(known))}",)
@@ -371,7 +374,10 @@ def as_yaml_value(name: str, value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, default=str_of_path)
     except TypeError:
         kind = type(value).__name__
-        raise public(Failure("usage", f"{name} is a {kind}, which a recipe cannot hold")) from None
+        hints = ("give a number, a text, a list or a dict",)
+        raise public(
+            Failure("usage", f"{name} is a {kind}, which a recipe cannot hold", hints=hints)
+        ) from None
 
 
 def str_of_path(value: object) -> str:

@@ -238,7 +238,10 @@ def listen(bind: str, port: int | None) -> socket.socket:
     try:
         return with_small_buffers(socket.create_server((bind, port or 0), family=family))
     except socket.gaierror as error:
-        raise Failure("preflight", f"no address to listen on: {bind}: {error.strerror}") from error
+        hints = ("--bind 127.0.0.1, or another address of this machine",)
+        raise Failure(
+            "preflight", f"no address to listen on: {bind}: {error.strerror}", hints=hints
+        ) from error
     except OSError as error:
         hints = ("choose another: --port 0 takes a free one",)
         raise Failure(

@@ -598,7 +598,8 @@ class HostSession:
                 watchdog.see(event.loss)
             if isinstance(event, RunEnded):
                 return event
-        raise Failure("unexpected", "the hub ended without saying why")
+        hints = ("report it with cocktail.log; `cocktail resume` goes on",)
+        raise Failure("unexpected", "the hub ended without saying why", hints=hints)
 
     def on_peer_exit(self, ended: EndedPeer) -> None:
         """Warn of a local peer that ended during the run."""

@@ -165,9 +165,8 @@ class LocalPeers:
             hints = tuple(hint for hint in fatal.hints if hint != TRACEBACK_HINT)
             raise Failure(fatal.code, f"{every}: {fatal.message}", fatal.problems, (*hints, log))
         if rounds == 0:
-            raise Failure(
-                "no_result", f"every local peer failed before the first step; {last.name}{last.words}"
-            )
+            said = f"every local peer failed before the first step; {last.name}{last.words}"
+            raise Failure("no_result", said, hints=(f"what it said: {self.folder / last.name}.log",))
 
     def finish(self, within: float = 5.0) -> None:
         """Wait for the peers to end by themselves, as the run is over and they know it."""

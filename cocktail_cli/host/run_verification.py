@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cocktail_cli.errors import Failure, damaged
 from cocktail_cli.machine import FILE, check_record, check_trust, read_run
 from cocktail_cli.proofs import (
+    COPY_AGAIN,
     SEAL,
     altered_base_files,
     begun_files,
@@ -52,7 +53,7 @@ def altered_if_damaged(what: str) -> Iterator[None]:
     try:
         yield
     except (LedgerError, ModelError, PacketError) as error:
-        raise Failure("altered", f"{what} was altered: {error}") from error
+        raise Failure("altered", f"{what} was altered: {error}", hints=(COPY_AGAIN,)) from error
 
 
 @contextmanager
@@ -68,7 +69,7 @@ def open_ledger(folder: Path) -> Iterator[Ledger]:
 def expect(what: str, met: object, expected: object) -> None:
     """Raise Failure (altered) where the two differ."""
     if met != expected:
-        raise Failure("altered", f"{what} is {met}, expected {expected}")
+        raise Failure("altered", f"{what} is {met}, expected {expected}", hints=(COPY_AGAIN,))
 
 
 @dataclass
@@ -106,7 +107,8 @@ class RunVerification:
                 if document is not None:
                     self.check_document(document, ledger)
         if self.seal is None and signer and any((self.folder / name).is_file() for name in WEIGHTS):
-            raise Failure("altered", f"{self.folder / SEAL} is missing: it was written with the model")
+            said = f"{self.folder / SEAL} is missing: it was written with the model"
+            raise Failure("altered", said, hints=(COPY_AGAIN,))
         files = self.seal.statement["files"] if self.seal is not None else {}
         check_files(self.folder, files)
         self.found |= {"head": head, "signer": signer, "files": len(files)}
@@ -255,7 +257,8 @@ class RunVerification:
         known = {one.folder: one.round for one in list_snapshots(place, self.found["run"])}
         for folder in place.iterdir() if place.is_dir() else ():
             if folder.name.isdecimal() and folder not in known and any(folder.glob("*.safetensors")):
-                raise Failure("altered", f"{folder} was altered: its weights are no snapshot of this run")
+                said = f"{folder} was altered: its weights are no snapshot of this run"
+                raise Failure("altered", said, hints=("remove it: the ledger has all that is in it",))
         return sorted(known.items())
 
 

@@ -39,7 +39,8 @@ def locked_folder(wanted: Path) -> Iterator[Path]:
                     lock_of(folder).unlink()  # under the lock: nobody can have one that others do not see
             lock.close()
         return
-    raise Failure("preflight", f"{MOST} processes hold {wanted}, or no lock can be had there")
+    said = f"{MOST} processes hold {wanted}, or no lock can be had there"
+    raise Failure("preflight", said, hints=("COCKTAIL_HOME=DIR on a local disk",))
 
 
 def lock_of(folder: Path) -> Path:

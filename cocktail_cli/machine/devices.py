@@ -65,7 +65,8 @@ def pick_devices(wanted: str, count: int) -> list[str]:
     if count == 1:
         return [pick_device(wanted)]
     if os.name == "nt":
-        raise Failure("preflight", "--gpus: not on Windows, where NCCL is not")
+        hints = ("use WSL 2, or start one peer for each GPU",)
+        raise Failure("preflight", "--gpus: not on Windows, where NCCL is not", hints=hints)
     if wanted in ("auto", "cuda"):
         if (have := devices_of("cuda")) < count:
             hints = ("--device cpu tries it out on the processor",)

@@ -2,4 +2,13 @@
 
 from .begun_files import altered_base_files, begun_files, check_begun_files, hashes_of
 from .receipt_file import ReceiptFile, open_receipt
-from .sealed_folder import SEAL, check_files, check_sealed_model, read_seal, sha256_of, uncovered, write_seal
+from .sealed_folder import (
+    COPY_AGAIN,
+    SEAL,
+    check_files,
+    check_sealed_model,
+    read_seal,
+    sha256_of,
+    uncovered,
+    write_seal,
+)

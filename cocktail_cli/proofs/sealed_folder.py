@@ -94,7 +94,8 @@ def check_files(folder: Path, files: dict[str, str]) -> None:
         if not path.is_file():
             if name.startswith(SNAPSHOTS):
                 continue
-            raise Failure("altered", f"{path} is missing: it was sealed with sha256 {expected}")
+            said = f"{path} is missing: it was sealed with sha256 {expected}"
+            raise Failure("altered", said, hints=(COPY_AGAIN,))
         if (found := sha256_of(path)) != expected:
             said = f"{path} was altered: its sha256 is {found}, sealed was {expected}"
             raise Failure("altered", said, hints=(COPY_AGAIN,))
@@ -115,5 +116,6 @@ def check_sealed_model(folder: Path) -> SignedDocument:
     card = (folder / CARD).read_text(encoding="utf-8") if CARD in files else ""
     for name in (seal.statement["head"], *(files[one] for one in files if one.endswith(".safetensors"))):
         if name not in card:
-            raise Failure("altered", f"{folder / CARD} does not name {name}, which {SEAL} does")
+            said = f"{folder / CARD} does not name {name}, which {SEAL} does"
+            raise Failure("altered", said, hints=(COPY_AGAIN,))
     return seal

@@ -50,7 +50,11 @@ class StandbySettings:
 def ask_take_over(folder: Path) -> None:
     """Order the standby in this folder to take over. Raises Failure where there is none."""
     if not (folder / KEYS).is_file():
-        raise Failure("run_unknown", f"{folder} holds no standby (no {KEYS})")
+        raise Failure(
+            "run_unknown",
+            f"{folder} holds no standby (no {KEYS})",
+            hints=("-o: the folder of `cocktail standby`",),
+        )
     (folder / ORDER).touch()
 
 

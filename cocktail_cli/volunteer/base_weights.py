@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cocktail_cli.errors import Failure, is_fault, writing_to
+from cocktail_cli.errors import Failure, hubs_fault, is_fault, writing_to
 from cocktail_cli.machine import cache, locked_folder, remove_unlocked
 from cocktail_cli.ui import megabytes
 
@@ -56,19 +56,19 @@ def check_files(files: Sequence[messages.File], code: bool = False) -> None:
     """Raise Failure (rejected) where a file name of the hub leaves the folder, is code, or comes twice, or a
     file is longer than one of its kind is."""
     if len(files) > MOST_FILES:
-        raise Failure("rejected", f"the run offers {len(files):,} files as its model, {MOST_FILES:,} at most")
+        raise hubs_fault(f"the run offers {len(files):,} files as its model, {MOST_FILES:,} at most")
     times, kinds = Counter(file.name for file in files), (*KINDS, ".py") if code else KINDS
     for name in times:
         if not PLAIN.fullmatch(name) or not name.endswith(kinds) or times[name] > 1:
-            raise Failure("rejected", f"the run offers a file {name[:80]!r} as part of its model")
+            raise hubs_fault(f"the run offers a file {name[:80]!r} as part of its model")
     for file in files:
         most = most_of(file.name, sum(file.size for file in files if file.name.endswith(".safetensors")))
         if file.size > most:
             said = f"the run offers a file {file.name} of {megabytes(file.size)}"
-            raise Failure("rejected", f"{said}; one of this kind has {megabytes(most)} at most")
+            raise hubs_fault(f"{said}; one of this kind has {megabytes(most)} at most")
     for digest in [digest for file in files for digest in (file.sha256, file.hashes) if digest]:
         if not SHA256.fullmatch(digest):
-            raise Failure("rejected", f"the run announces {digest[:80]!r} as a sha256, which is none")
+            raise hubs_fault(f"the run announces {digest[:80]!r} as a sha256, which is none")
 
 
 def most_of(name: str, weights: int) -> int:
@@ -89,7 +89,7 @@ def check_headers(files: Sequence[Path]) -> None:
                 try:
                     header_length(file)
                 except ValueError as error:
-                    raise Failure("rejected", f"the run's {path.name} has {error}") from error
+                    raise hubs_fault(f"the run's {path.name} has {error}") from error
 
 
 def is_weights(file: messages.File) -> bool:
@@ -267,7 +267,7 @@ def check_readable(path: Path) -> None:
         if path.suffix == ".json":
             check_json_file(path)
     except ValueError as error:
-        raise Failure("rejected", f"the run's {path.name} cannot be used: {error}") from None
+        raise hubs_fault(f"the run's {path.name} cannot be used: {error}") from None
 
 
 @contextmanager
@@ -296,17 +296,19 @@ def fetch_gated(model: Model, wanted: Sequence[WantedFile], progress: Progress) 
 
     name, commit = model.model_name_or_path, model.model_revision or ""
     if not is_repository_id(name) or not COMMIT.fullmatch(commit):
-        raise Failure("rejected", f"the run calls {name[:80]!r} gated, and names no commit of it on the hub")
+        raise hubs_fault(f"the run calls {name[:80]!r} gated, and names no commit of it on the hub")
     try:
         here = fetch_model_files(name, commit, [file.path.name for file in wanted], progress=progress)
     except ModelError as error:
-        raise Failure(
-            "model_invalid", f"each peer of this run fetches its base with its own account: {error}"
-        ) from error
+        said = f"each peer of this run fetches its base with its own account: {error}"
+        hints = ("accept the licence on the model's page, then `hf auth login`",)
+        raise Failure("model_invalid", said, hints=hints) from error
     for file in wanted:
         source = (here / file.path.name).resolve()
         if not is_intact(source, file.size, file.sha256):
-            raise Failure("rejected", f"{file.path.name} of {name} is not the one that this run trains")
+            hints = ("remove it from the Hugging Face cache and try again; else tell the run's host",)
+            said = f"{file.path.name} of {name} is not the one that this run trains"
+            raise Failure("rejected", said, hints=hints)
         file.path.unlink(missing_ok=True)
         try:
             os.link(source, file.path)
@@ -337,7 +339,7 @@ def fetched_snapshot(
     from transport import WantedFile
 
     if not SHA256.fullmatch(offer.sha256):
-        raise Failure("rejected", f"the run announces {offer.sha256[:80]!r} as a sha256, which is none")
+        raise hubs_fault(f"the run announces {offer.sha256[:80]!r} as a sha256, which is none")
     small = snapshot_files(files)
     base = base_folder(files)
     fetch_files(small, base, fetch, go_on)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cocktail_cli.errors import Failure
+from cocktail_cli.errors import hubs_fault
 from cocktail_cli.machine import own_keys, weaknesses
 from cocktail_cli.ui import Event, Progressed, ProgressMeter, Warning, counted, megabytes
 
@@ -197,14 +197,14 @@ class Bootstrap:
         if made.stored > A_BYTE * weights or made.parameters > ADAPTERS * weights:
             makes = max(made.stored, made.parameters)
             model = f"the run's config.json and recipe make {makes:,} parameters"
-            raise Failure("rejected", f"{model} of weights that have {weights:,} bytes")
+            raise hubs_fault(f"{model} of weights that have {weights:,} bytes")
         if weights > A_NUMBER * made.stored + BESIDE:
             model = f"weights of {megabytes(weights)} as a model of {made.stored:,} parameters"
-            raise Failure("rejected", f"the run offers {model}")
+            raise hubs_fault(f"the run offers {model}")
         least = 4 * made.parameters
         if offer is not None and not least <= offer.size <= least + weights + HEADER:
             trained = f"{made.parameters:,} parameters are trained, of {least:,} bytes"
-            raise Failure("rejected", f"the run offers a snapshot of {offer.size:,} bytes; {trained}")
+            raise hubs_fault(f"the run offers a snapshot of {offer.size:,} bytes; {trained}")
 
     def _fetch(self, supply: CatchUpDownloads) -> Callable[[Sequence[WantedFile]], None]:
         """Return a fetch from the run's hub, of gated files from the Hugging Face hub."""
@@ -313,7 +313,7 @@ class Imports:
             if (folder := self.folders.get()) is not None:
                 if (layers := layers_of(folder) or 0) > MOST_LAYERS:
                     said = f"the run's model has {layers:,} layers by its config.json"
-                    raise Failure("rejected", f"{said}, at most {MOST_LAYERS:,} are possible")
+                    raise hubs_fault(f"{said}, at most {MOST_LAYERS:,} are possible")
                 model = meta_trained_model(self.recipe, folder)
                 self.parameters = layout_of(model).size
                 adapters = self.recipe.lora is not None

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cocktail_cli.errors import Failure
+from cocktail_cli.errors import hubs_fault
 from cocktail_cli.machine import home
 
 from .base_weights import PLAIN, SPARE, digest_of
@@ -77,7 +77,7 @@ def path_of(run: str, name: str) -> Path:
     """Return a checkpoint's path. Raises Failure (rejected) where the hub gives what is no name."""
     if not PLAIN.fullmatch(run) or not name.isprintable() or not 0 < len(name) <= LONGEST or "/" in name:
         word = name if PLAIN.fullmatch(run) else run
-        raise Failure("rejected", f"the hub gives the name {word[:80]!r}, which is none")
+        raise hubs_fault(f"the hub gives the name {word[:80]!r}, which is none")
     return folder() / run / f"{file_name(name)}.safetensors"
 
 

@@ -219,4 +219,4 @@ def confirm(question: str) -> bool:
     try:
         return typer.confirm(question, default=True, err=True)
     except typer.Abort:  # the end of the input
-        raise Failure("interrupted", "not joined") from None
+        raise Failure("interrupted", "not joined", hints=("-y joins without asking",)) from None

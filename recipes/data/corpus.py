@@ -222,7 +222,9 @@ def _split(parts: Parts, size: float, seed: int) -> tuple[Parts, Parts]:
     total = sum(map(len, parts))
     count = max(1, round(size * total)) if size < 1 else int(size)
     if count >= total:
-        raise DataError(f"data.val_set_size {size:g} holds out all of {total} rows")
+        raise DataError(
+            f"data.val_set_size {size:g} holds out all of {total} rows", "a smaller data.val_set_size"
+        )
     chosen = np.zeros(total, dtype=bool)
     chosen[shuffled_order(total, seed, 1 << 32)[:count]] = True  # an epoch that no run reaches
     kept, held = [], []

@@ -50,6 +50,7 @@ REMEDIES = {
     "Expected object or value": "`python -m json.tool FILE` names the place",
 }
 PYTHON_DOCS = "builtin:python-docs"
+COLUMNS_HINT = "column_map: {ours: theirs} names the columns of this data set"
 HUB_FILE = "hf://datasets/"  # prefix of repository@commit/path
 
 
@@ -64,7 +65,7 @@ class Row:
         """The field `name`. Errors: DataError where the row has none."""
         if name not in self.fields:
             names = ", ".join(map(str, self.fields)) or "none"
-            raise DataError(f"{self.place}: no field `{name}`; there is {names}")
+            raise DataError(f"{self.place}: no field `{name}`; there is {names}", COLUMNS_HINT)
         return self.fields[name]
 
     def text(self, name: str) -> str:

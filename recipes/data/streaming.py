@@ -201,9 +201,8 @@ class StreamedDataset:
             self.index.append(record)
         elif record != self.records[number]:
             path, known = self.tokenizer.dataset.path, self.records[number]
-            raise DataError(
-                f"{path}: the rows up to {known.rows:,} are not what they were earlier in this run"
-            )
+            said = f"{path}: the rows up to {known.rows:,} are not what they were earlier in this run"
+            raise DataError(said, "datasets.0.revision: the revision that the run began with")
 
 
 def take_chunk(source: Iterator[Row]) -> Iterator[Row]:

@@ -164,7 +164,8 @@ class RowTokenizer:
         tokens = row.numbers(self.dataset.column("input_ids"))
         if not len(tokens) or tokens.min() < 0 or tokens.max() >= len(self.tokenizer):
             met = f"{tokens.min()} to {tokens.max()}" if len(tokens) else "none"
-            raise DataError(f"{row.place}: token ids must be 0 to {len(self.tokenizer) - 1}, there are {met}")
+            said = f"{row.place}: token ids must be 0 to {len(self.tokenizer) - 1}, there are {met}"
+            raise DataError(said, "tokenize with the model's own tokenizer, or give text")
         trained = np.ones(len(tokens), dtype=bool)
         for ours in self._masks():
             name = self.dataset.column(ours)

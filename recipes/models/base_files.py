@@ -27,6 +27,7 @@ TOKENIZER = (
     "chat_template.jinja",
 )
 COMPANIONS = ("config.json", "generation_config.json", *TOKENIZER)
+AS_SAFETENSORS = "the same model as safetensors, from somebody you trust"
 HASH_BLOCK = 1 << 20  # bytes under one hash (transport.transfer has the same)
 
 

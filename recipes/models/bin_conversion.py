@@ -26,7 +26,7 @@ from recipes.weight_files import (
     tied_names,
 )
 
-from .base_files import HASH_BLOCK, cached_commit, companion_patterns
+from .base_files import AS_SAFETENSORS, HASH_BLOCK, cached_commit, companion_patterns
 
 SINGLE_FILE, INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
@@ -61,10 +61,11 @@ def _tensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
             loaded = load_bin(folder / name)
         except Exception as error:  # any kind: a pickle holds whatever its author put there
             if "weights_only" in str(error):  # torch's own text goes on to say how to run it all the same
-                raise ModelError(
-                    f"{folder}: a .bin file with more than tensors in it, which could be code"
-                ) from error
-            raise ModelError(f"{folder / name} cannot be read: {error}") from error
+                said = f"{folder}: a .bin file with more than tensors in it, which could be code"
+                raise ModelError(said, AS_SAFETENSORS) from error
+            raise ModelError(
+                f"{folder / name} cannot be read: {error}", "download or save it again"
+            ) from error
         if not isinstance(loaded, Mapping):
             raise ModelError(f"{folder / name} holds no weights by name")
         for key, tensor in loaded.items():

@@ -32,7 +32,7 @@ from recipes.weight_files import (
     vector_of_model,
 )
 
-from .base_files import WEIGHTS
+from .base_files import AS_SAFETENSORS, WEIGHTS
 from .base_model import fetch_model, open_tokenizer
 from .lora import adapter_base, is_adapter
 
@@ -95,15 +95,15 @@ def load_model(
             )
     except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
         if "weights_only" in str(error):  # torch's own text goes on to say how to run it all the same
-            raise ModelError(
-                f"{folder}: a .bin file with more than tensors in it, which could be code"
-            ) from error
+            said = f"{folder}: a .bin file with more than tensors in it, which could be code"
+            raise ModelError(said, AS_SAFETENSORS) from error
         raise not_loadable(folder, "causal language model", error) from error
     model, info = loaded
     if info["missing_keys"] or info["mismatched_keys"]:
         # transformers would draw them at random, and each peer would have another model
         missing = sorted(str(key) for key in [*info["missing_keys"], *info["mismatched_keys"]])
-        raise ModelError(f"{folder}: the weights lack {', '.join(missing[:3])} ({len(missing)} in all)")
+        said = f"{folder}: the weights lack {', '.join(missing[:3])} ({len(missing)} in all)"
+        raise ModelError(said, "download or save them again")
     placed: PreTrainedModel = (model if quantized else model.to(device)).eval()
     return placed
 

@@ -218,5 +218,5 @@ def adapter_base(folder: Path) -> tuple[str, str | None]:
     config = read_object(folder / CONFIG)
     name, revision = config.get("base_model_name_or_path"), config.get("revision")
     if not isinstance(name, str) or not isinstance(revision, str | None):
-        raise ModelError(f"{folder / CONFIG} names no base model")
+        raise ModelError(f"{folder / CONFIG} names no base model", "base_model_name_or_path in that file")
     return name, revision

@@ -50,7 +50,7 @@ def build_on_meta(base: Path, recipe: Recipe, device: torch.device) -> Any:
         raise not_loadable(base, "causal language model", error) from error
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     if stored := sorted(model.state_dict().keys() - names):
-        raise ModelError(f"{base}: the buffer {stored[0]} cannot be spread over several devices")
+        raise ModelError(f"{base}: the buffer {stored[0]} cannot be spread over several devices", "--gpus 1")
     with parameters_on_meta():
         return prepare_for_training(model, recipe)
 
@@ -98,7 +98,8 @@ class ParameterFiller:
                     continue
                 if empty not in here:
                     if empty not in self.waiting:
-                        raise ModelError(f"{name}, tied across blocks, cannot be spread over several devices")
+                        said = f"{name}, tied across blocks, cannot be spread over several devices"
+                        raise ModelError(said, "--gpus 1")
                     here[empty] = self.value(self.waiting.pop(empty), empty)
                 setattr(owner, name, here[empty])
 

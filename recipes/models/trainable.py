@@ -164,7 +164,8 @@ def load_trained(
     with closing(open_trained(recipe, base, snapshot)) as x, torch.no_grad():
         layout = layout_of(model)
         if layout != x.layout:
-            raise ModelError(f"{snapshot or base}: other adapters than those of the recipe")
+            said = f"{snapshot or base}: other adapters than those of the recipe"
+            raise ModelError(said, "the recipe that they were trained with")
         vector = torch.from_numpy(x.read(0, layout.size))
         trained = (p for p in model.parameters() if p.requires_grad)
         for parameter, view in zip(trained, layout.views(vector), strict=True):
@@ -221,7 +222,8 @@ def _open_adapter(recipe: Recipe, base: Path, folder: Path) -> StoredVector:
     stored = [tensors.get(names[name]) for name in layout.names]
     if [part and (part.dtype, part.shape) for part in stored] != [("F32", shape) for shape in layout.shapes]:
         opened.close()
-        raise ModelError(f"{folder} holds other adapters than those of the recipe")
+        said = f"{folder} holds other adapters than those of the recipe"
+        raise ModelError(said, "the recipe that they were trained with")
     return _adapter_vector(recipe, base, model, tuple(part for part in stored if part), opened)
 
 

@@ -88,7 +88,7 @@ def check_fsdp(recipe: Recipe) -> None:
     }
     for what, asked in cannot.items():
         if asked:
-            raise ModelError(f"{what}: a peer on several GPUs cannot do that")
+            raise ModelError(f"{what}: a peer on several GPUs cannot do that", "--gpus 1")
 
 
 class FsdpTrainer:

@@ -75,7 +75,9 @@ def cut_of(costs: Costs, stages: int, recipe: Recipe) -> tuple[range, ...]:
     try:
         return partition_layers(costs, [1.0] * stages, first=int(recipe.lora is not None))
     except ValueError:
-        raise ModelError(f"{stages} machines are more than this model has layers for") from None
+        raise ModelError(
+            f"{stages} machines are more than this model has layers for", "fewer machines"
+        ) from None
 
 
 class StageMemory:

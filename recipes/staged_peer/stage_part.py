@@ -59,9 +59,7 @@ def check_staged(recipe: Recipe) -> None:
     }
     for what, asked in cannot.items():
         if asked:
-            error = ModelError(f"{what}: a replica of several machines cannot do that")
-            error.hints = (OTHERWISE,)
-            raise error
+            raise ModelError(f"{what}: a replica of several machines cannot do that", OTHERWISE)
 
 
 class StagePart:
@@ -88,7 +86,8 @@ class StagePart:
         self.whole, self.recipe = whole, recipe
         self.trainer = SingleDeviceTrainer(stage.model, recipe, own, device)
         if self.trainer.half == torch.float16:
-            raise ModelError(f"{self.trainer.device}: stages compute in bfloat16 or float32, not in float16")
+            said = f"{self.trainer.device}: stages compute in bfloat16 or float32, not in float16"
+            raise ModelError(said, "training.bf16=false, or another device")
         assert isinstance(self.trainer.flat, FlatParameters)
         self.flat = self.trainer.flat
         places = positions_within(whole, self.flat.layout)

@@ -62,7 +62,9 @@ def layout_of(model: nn.Module) -> Layout:
     """Lay out the trainable parameters of `model`. Errors: ModelError where there are none."""
     trained = [(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
     if not trained:
-        raise ModelError("the model has no trainable parameter")
+        raise ModelError(
+            "the model has no trainable parameter", "no section `lora`, or modules that the model has"
+        )
     return Layout(tuple(name for name, _ in trained), tuple(shape for _, shape in trained))
 
 

@@ -210,9 +210,8 @@ def open_tensors(folder: Path, files: ExitStack) -> dict[str, StoredTensor]:
             names = sorted(set(index["weight_map"].values()))
             if strange := [name for name in names if not SHARD.fullmatch(name)]:
                 # transformers would unpickle a file of any other name, in any folder
-                raise ModelError(
-                    f"{folder / WEIGHTS_INDEX} names {strange[0][:80]!r}, which is no safetensors file"
-                )
+                said = f"{folder / WEIGHTS_INDEX} names {strange[0][:80]!r}, which is no safetensors file"
+                raise ModelError(said, "do not use that model; download it again from where it is published")
         for name in names:
             path = folder / name
             file = files.enter_context(open(path, "rb", buffering=0))  # noqa: SIM115

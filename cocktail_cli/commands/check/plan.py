@@ -220,7 +220,9 @@ def plan(
     check_trust(request.load(), trust_remote_code)
     room = Machine(wanted.bytes - RUNTIME, wanted.name != "cpu", gpus, wanted.bf16)
     if stages > 1 and gpus > 1:
-        raise Failure("usage", "--stages and --gpus: a machine of several takes part with one device")
+        raise Failure(
+            "usage", "--stages and --gpus: a machine of several takes part with one device; give one of them"
+        )
     if stages > 1:
         from recipes.staged_peer import check_staged  # no peer of one machine imports it
 

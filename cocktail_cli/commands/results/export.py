@@ -68,7 +68,8 @@ def export(
     recipe = checked_recipe(record)
     check_trust(recipe, trust_remote_code)
     if merge_lora and recipe.lora is None:
-        raise Failure("usage", f"--merge-lora: {record.run} trains the whole model, there are no adapters")
+        said = f"--merge-lora: {record.run} trains the whole model, there are no adapters"
+        raise Failure("usage", said, hints=("leave it out",))
     round = None if checkpoint is None else round_of(checkpoint, source / in_folder.LEDGER)
     repository = Repository(push, private) if push else None
     if repository is not None:

@@ -173,9 +173,8 @@ def check_lending(layers: str | None, ring: str | None, gpus: int, rules: volunt
     }
     for what, asked in others.items():
         if asked:
-            raise Failure(
-                "usage", f"--layers and {what}: the hub places a machine with one device, at any hour"
-            )
+            said = f"--layers and {what}: the hub places a machine with one device, at any hour"
+            raise Failure("usage", said, hints=("give one of them",))
 
 
 def lent_bytes(layers: str, limits: volunteer.VolunteerLimits) -> int:
@@ -199,7 +198,9 @@ def opened_ring(addresses: str, limits: volunteer.VolunteerLimits, view: View) -
 
     places = parse_addresses(addresses)
     if len(limits.devices) > 1:
-        raise Failure("usage", "--ring and --gpus: a machine of several takes part with one device")
+        raise Failure(
+            "usage", "--ring and --gpus: a machine of several takes part with one device; give one of them"
+        )
     from cocktail_cli.stage_machines import RingLines, StageRing, ring_of
 
     url = ring_of(places)

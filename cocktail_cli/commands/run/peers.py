@@ -126,7 +126,8 @@ def answering(record: RunRecord) -> Iterator[tuple[RunURL, str]]:
     from transport.protocol import RefusedByHub, Unreachable
 
     if record.state != "running":
-        raise Failure("run_unknown", f"the run {record.run} is not running ({record.state})")
+        hints = (f"cocktail resume {record.run} goes on with it",)
+        raise Failure("run_unknown", f"the run {record.run} is not running ({record.state})", hints=hints)
     try:
         yield parse_url(record.local_url()), record.keys["stop"]
     except Unreachable as error:
@@ -143,7 +144,8 @@ def rotate(record: RunRecord, as_json: bool) -> None:
     from transport.protocol import RefusedByHub
 
     if record.over:
-        raise Failure("run_unknown", f"the run {record.run} is over: nobody can join it")
+        hints = (f"cocktail export {record.run} -o DIR copies its model",)
+        raise Failure("run_unknown", f"the run {record.run} is over: nobody can join it", hints=hints)
     new = record.with_token(RunKeys.new_token())
     save_run(new)
     if record.state == "running":

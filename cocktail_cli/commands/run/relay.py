@@ -119,7 +119,8 @@ def certificate_of(cert: Path | None, key: Path | None) -> Certificate | None:
     try:
         return Certificate(cert, key)
     except CertificateError as error:
-        raise Failure("usage", f"--tls-cert {cert}, --tls-key {key}: {error}") from None
+        hints = ("a certificate in PEM, with the private key that belongs to it",)
+        raise Failure("usage", f"--tls-cert {cert}, --tls-key {key}: {error}", hints=hints) from None
 
 
 def tell(server: Relay, bind: str, as_json: bool, quiet: bool) -> None:

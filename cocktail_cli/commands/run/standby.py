@@ -104,4 +104,5 @@ def keys_in(path: Path) -> dict[str, str]:
         found: dict[str, Any] = parse_json(path.read_bytes())["keys"]
         return {name: str(found[name]) for name in ("stop", "signing")}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Failure("usage", f"--keys {path}: it is no run.json of a host ({error})") from None
+        hints = ("copy run.json from the run's output folder, or leave --keys out",)
+        raise Failure("usage", f"--keys {path}: it is no run.json of a host ({error})", hints=hints) from None

@@ -1,6 +1,6 @@
 """Transfers and rounds on the lines of a network lab: real processes and sockets, rates, round trips, faults.
 
-Skipped, with the reason, where namespaces cannot be made. Figures at full length are in recipes/LOG.md.
+Skipped, with the reason, where namespaces cannot be made. Figures are in recipes/LOG.md.
 """
 
 from __future__ import annotations

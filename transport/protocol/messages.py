@@ -205,9 +205,6 @@ class Spent(msgspec.Struct, frozen=True, array_like=True):
     faults: Count = 0  # major page faults of its process: pages that had to be read from disk
 
 
-Positions = Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=4096)]  # (start, stop), ascending
-
-
 class Report(Message, frozen=True, omit_defaults=True):
     """Sent with the packet of a round: the leases it delivers, and measurements of the peer."""
 
@@ -230,9 +227,6 @@ class Report(Message, frozen=True, omit_defaults=True):
     # chooses them (step_ladder.py); 0: not known
     needs: Annotated[float, Meta(ge=0, le=1e30)] = 0.0
     spent: Spent | None = None  # None: a peer that does not measure it
-    # Of these leases in `delivers` only the samples at such positions: an inner hub has lost others. They
-    # return to the pool when the packet is accepted.
-    partly: Annotated[dict[Count, Positions], Meta(max_length=4096)] = {}
     # In a run with audits, by the round of a lease in `delivers`: the gradient sketch of each of its samples,
     # one after the other, and those of the samples that were to be audited beside it (transport.audits)
     sketches: Annotated[dict[Count, bytes], Meta(max_length=4096)] = {}

@@ -95,13 +95,9 @@ class RoundHistory:
         lost = sorted(ex.members[s] for s in ex.aggregators if s not in done.moved)
         moved = {ex.members[s]: digest for s, digest in done.moved.items()}
         message = messages.Committed(ex.round, done.size, done.sha256.hex(), names, refused, lost, moved)
-        return self.passed(message)
-
-    def passed(self, message: messages.Committed) -> Commit:
-        """Add a durable round by its message."""
-        self.commits[message.round] = commit = Commit(message)
-        self.commits.pop(message.round - KEPT, None)
-        self.log_bytes += HEADER_SIZE + message.size
+        self.commits[ex.round] = commit = Commit(message)
+        self.commits.pop(ex.round - KEPT, None)
+        self.log_bytes += HEADER_SIZE + done.size
         return commit
 
     def evaluated(self, step: int, loss: float) -> None:

@@ -216,7 +216,7 @@ class Rounds:
             late = PeerSample(session.name, now, m.compute_s, m.wait_s, count, cost, spent=m.spent)
             self._tell_culprits(self.slow.late(session.id, late))
             if m.round in self.history.commits:
-                self._out.send(session.conn, self.history.commits[m.round].to(session))
+                self._out.send(session.conn, self.history.commits[m.round].to(session.name))
         else:
             self._members.ignored += 1
 
@@ -383,7 +383,7 @@ class Rounds:
         """Say again everything that a peer on a new connection may have missed; it waits for this commit."""
         ex = self.exchange
         if waiting in self.history.commits:
-            self._out.send(session.conn, self.history.commits[waiting].to(session))
+            self._out.send(session.conn, self.history.commits[waiting].to(session.name))
         if self.phase is Phase.OPEN and ex is not None and session.id in ex.members:
             self._announce(session, ex)
         elif self.phase is Phase.CLOSED and ex is not None and session.id in ex.closes:
@@ -802,8 +802,8 @@ class Rounds:
         if self.passing is not None:
             self.passing.committed(ex, done.size)
         for session in self._members:
-            message, receipt = commit.to(session), done.receipts.get(session.id)
-            waited = ex.waited(session.id) if session.counts else 0.0
+            message, receipt = commit.to(session.name), done.receipts.get(session.id)
+            waited = ex.waited(session.id)
             own = structs.replace(message, receipt=receipt, waited=waited) if receipt or waited else message
             self._out.send(session.conn, own)
             if session.ready_claim is not None and session.ready_claim[0] <= ex.round:

@@ -43,7 +43,6 @@ SHELLS = {
     "relay": "hub_tunnel relay_server",
     "stages": "stage_link",
     "standby": "follower lookout",
-    "tree": "inner_hub",
     "tunnel": "bridge dialling loop_thread streams websocket_stream",
     "wire": "connection_guard memory_sockets rate_limit tcp_probe zeromq_sockets",
 }
@@ -320,17 +319,16 @@ def test_no_file_of_the_command_imports_torch_at_its_top() -> None:
     assert found == []
 
 
-def test_a_run_of_one_hub_that_is_dialled_directly_loads_no_tree_stages_relay_proxy_or_tls() -> None:
+def test_a_run_of_one_hub_that_is_dialled_directly_loads_no_stages_relay_proxy_or_tls() -> None:
     """Only the relay imports them at its top; a peer's wire does so once it has such a way to try;
     replicas of several machines import what they need of stages."""
     found = [
         f"{path.relative_to(ROOT)}: {module}"
         for room in ROOMS
         for path in files(room)
-        if path.parent.name not in ("relay", "tunnel", "tree", "subtree", *STAGES)
+        if path.parent.name not in ("relay", "tunnel", *STAGES)
         for module in at_the_top(ast.parse(path.read_text(encoding="utf-8")))
         if module.startswith(("transport.relay", "transport.tunnel", "websockets", "h11", "ssl"))
-        or module.startswith(("transport.tree", "cocktail_cli.subtree"))
         or (module.startswith((*ROOMS, ".")) and module.rpartition(".")[2] in STAGES)
     ]
 

@@ -1,7 +1,7 @@
 """CocktailSGD (Wang et al., ICML 2023), Algorithms 1 and 2."""
 
 from .adaptive_rate import PacketLimits, adaptive_rate_of, cost_of, encoding_bytes, most_sent
-from .aggregator import Aggregator, aggregator_of, inner_aggregator_of, newest_given, verify_saved
+from .aggregator import Aggregator, aggregator_of, newest_given, verify_saved
 from .compressor import compressor_of, handoff_compressor, warm_up_codec
 from .decoded_updates import (
     RejectedUpdate,

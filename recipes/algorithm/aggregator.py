@@ -145,13 +145,6 @@ class ShardAggregator:
         """Forget what `undo` needs: the newest step is committed."""
         self._before = None
 
-    def take_back(self, round: int, packet: bytes) -> None:
-        """e <- e + C[D]."""
-        sample = self.sample(round)
-        e = sample.take(self.error)
-        decode_packed(packet, sample.m).add_to(e, 0, sample.m, 1.0)
-        sample.put_(self.error, e)
-
     def open_handoff(self, peer: str, packet: bytes) -> tuple[PackedUpdate | Update, float]:
         """Decode a handoff of this shard; returns its update and s. Raises RejectedUpdate."""
         handoff = measured(peer, packet, self.shard.size)
@@ -287,12 +280,6 @@ class Aggregator:
         """Forget what `undo` needs: the newest step is committed."""
         for shard in self.assigned.values():
             shard.settle()
-
-    def take_back(self, round: int, packet: bytes) -> None:
-        """e <- e + C[D]: the packet of a step did not reach x', so that it goes out with later ones."""
-        for number, part in enumerate(split(packet, len(self.shards))):
-            if part and number in self.assigned:
-                self.assigned[number].take_back(round, part)
 
     def merge_handoff(self, peer: str, packet: bytes, share: float) -> float:
         """e <- e + share * s * handoff: the swarm's mean has not lost a leaver's residual.
@@ -492,9 +479,3 @@ def aggregator_of(recipe: Recipe, parameters: int, assigned: Collection[int] | N
     compression = recipe.compression
     rate, rule, outer = adaptive_rate_of(compression), rule_of(compression), outer_optimizer_of(compression)
     return Aggregator(parameters, rate, recipe.training.seed, rule, outer, assigned)
-
-
-def inner_aggregator_of(recipe: Recipe, parameters: int) -> Aggregator:
-    """Build the aggregator of an inner hub: its e is d_h, and it takes no outer step, which is the root's."""
-    rate, rule = adaptive_rate_of(recipe.compression), rule_of(recipe.compression)
-    return Aggregator(parameters, rate, recipe.training.seed, rule)

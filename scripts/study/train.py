@@ -13,7 +13,7 @@ import sysconfig
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from pydoc_data import topics
@@ -90,7 +90,6 @@ class Setting:
     uncompressed: int = 0  # first steps that send everything in 16 bits
     beta1: float = 0.9
     beta2: float = 0.999
-    hubs: int = 0  # inner hubs between the peers and x', each of as many peers
     dropped: float = 0.0  # share of the packets that come too late
     rows: int = 0  # of a step, where it is not the study's
     optim: Optim = ADAMW
@@ -326,10 +325,7 @@ class Swarm:
         self.new_flat = partial(new_model, size) if self.adapters is None else self.adapters.new_flat
         self.turns = [int(count) for count in setting.turns.split(":") if count] or [max(setting.peers, 1)]
         self.peers = [self.new_peer() for _ in range(self.turns[0])]
-        rate = outer.rate_of(max(setting.peers, 1))  # of all peers, also where their packets come by hubs
-        root = replace(outer, rate=rate) if setting.hubs else outer
-        self.aggregator = Aggregator(self.trained.numel(), mix, training.seed, outer=root)
-        self.inner_hubs = [Aggregator(self.trained.numel(), mix, training.seed) for _ in range(setting.hubs)]
+        self.aggregator = Aggregator(self.trained.numel(), mix, training.seed, outer=outer)
         self.up = self.down = self.round = 0
         self.flights: deque[RoundInFlight] = deque()  # with a staleness of S never more than S
 
@@ -402,25 +398,12 @@ class Swarm:
         than S are in flight."""
         weighted = zip(packets, self.weights, strict=True)
         taken = [(str(i), one.packet, w) for i, (one, w) in enumerate(weighted) if i not in late]
-        flight = RoundInFlight(self.aggregator.step(self.round, self.through_hubs(taken)), packets, late)
+        flight = RoundInFlight(self.aggregator.step(self.round, taken), packets, late)
         self.flights.append(flight)
         self.up += sum(len(one.packet) for one in packets)
         self.down += len(flight.aggregate)
         self.round += 1
         self.apply(max(self.setting.staleness, 1) - 1)
-
-    def through_hubs(self, packets: list[WeightedPacket]) -> list[WeightedPacket]:
-        """Sum the packets at the inner hubs; return what those send up. Without inner hubs: the packets."""
-        if not self.inner_hubs:
-            return packets
-        below: list[list[WeightedPacket]] = [[] for _ in self.inner_hubs]
-        for one in packets:
-            below[int(one[0]) % len(self.inner_hubs)].append(one)
-        return [
-            (f"h{number}", hub.step(self.round, some), float(len(some)))
-            for number, (hub, some) in enumerate(zip(self.inner_hubs, below, strict=True))
-            if some
-        ]
 
     def apply(self, in_flight: int) -> None:
         """Apply the rounds in flight to x' and every x_i (lines 5 to 7), until so many are left."""
@@ -443,10 +426,7 @@ class Swarm:
             return self.shared
         total = torch.stack([peer.flat.vector for peer in self.peers]).mean(0)
         for number, shard in self.aggregator.assigned.items():
-            error = shard.error + sum(hub.assigned[number].error for hub in self.inner_hubs) / max(
-                len(self.inner_hubs), 1
-            )
-            self.aggregator.shards[number].of(total).add_(error.to(total.device))
+            self.aggregator.shards[number].of(total).add_(shard.error.to(total.device))
         return total
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from exported import export
 from memory_swarm import MemorySwarm
 from torch import Tensor, nn
-from toy_swarm import PLENTY, toy_spool
+from toy_swarm import toy_spool
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -34,7 +33,6 @@ from transformers import (
 
 from cocktail_cli.host.run_delegate import RunDelegate, settings_of
 from cocktail_cli.host.snapshot_thread import CommittedModel
-from cocktail_cli.subtree import InnerRun
 from cocktail_cli.volunteer.run_link import RunBounds, RunLink
 from cocktail_cli.volunteer.shard_aggregator_link import exchange_by_shard, shard_backend
 from recipes.config.schema import Model, Recipe
@@ -44,12 +42,9 @@ from recipes.models.causal_lm import load_model
 from recipes.models.trainable import load_trained
 from recipes.training.loop import build_peer, finetune
 from recipes.training.types import Event, Peer, StepDone
-from transport import Hub, Ledger, PeerIdentity, PeerLink, RunKeys
+from transport import Ledger, PeerLink
 from transport.aggregators.aggregator_thread import AggregatorThread
 from transport.protocol import events as hub
-from transport.tree import InnerHub
-from transport.tree.parent_leases import TOTAL
-from transport.wire import MemoryHubWire, MemoryPeerWire
 
 BUILTIN = "builtin:tiny-gpt-neox"
 TOKENIZER = BUILTIN_MODELS[BUILTIN]
@@ -187,15 +182,12 @@ class Swarm:
         self.memory = MemorySwarm(settings, self.work, folder / "ledger")
         self.work.recover(self.memory.ledger)
         self.members: dict[str, Member] = {}
-        self.closing: list[Callable[[], object]] = []  # of inner hubs
 
     def __enter__(self) -> Swarm:
         self.memory.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for close in self.closing:
-            close()
         self.memory.__exit__()
         self.work.close()
 
@@ -212,32 +204,10 @@ class Swarm:
     def _start(self, name: str, watch: Callable[[Member, Event], None] | None) -> Member:
         return self.go(self.prepare(name), watch)
 
-    def below(self, hub: str, *names: str) -> None:
-        """An inner hub begins, and peers below it."""
-        folder, wire, settings = self.folder / hub, MemoryHubWire(), self.memory.settings
-        link, keys = self.memory.link(hub), RunKeys.generate()
-        link.connect(10)
-        link.bounds = bounds_of(self.work)
-        ledger = Ledger(folder / "ledger", run=settings.run, samples=TOTAL)
-        work = InnerRun(self.recipe, self.base.folder, folder, partial(link.fetch, most=PLENTY))
-        own = replace(settings, samples=TOTAL, cost=None, min_peers=len(names), first_peers=len(names))
-
-        def make_hub(delegate: InnerHub) -> Hub:
-            return Hub(("memory", 0), keys, ledger, own, delegate, wire=wire)
-
-        inner = InnerHub(link, ledger, work, make_hub)
-        inner.start()
-        self.closing += [inner.close, work.close, ledger.close]
-        for name in names:
-            url, identity = keys.url("memory", 1, settings.run), PeerIdentity(name, "memory")
-            below = PeerLink(url, identity, wire=MemoryPeerWire(wire, f"key-of-{name}"))
-            self.memory.links.append(below)
-            self.go(self.prepare(name, below))
-
-    def prepare(self, name: str, link: PeerLink | None = None) -> Member:
+    def prepare(self, name: str) -> Member:
         """A peer at the base weights, that is welcome and does nothing yet; where peers own, it can."""
         owns = self.recipe.swarm.owners != "hub"
-        link = link or self.memory.link(name, owns=owns)
+        link = self.memory.link(name, owns=owns)
         link.connect(10)
         run = self.run_link(link)
         if owns:

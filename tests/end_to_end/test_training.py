@@ -48,17 +48,15 @@ def plain_pytorch(swarm: Swarm, steps: int) -> torch.Tensor:
 def test_lossless_and_fresh_sgd_is_synchronous_data_parallel_sgd(
     neox: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Three peers with unequal leases, three shards: the weights of SGD on all of the batch, almost. Two
-    of them are below an inner hub, which changes nothing of what the batch says."""
+    """Three peers with unequal leases, three shards: the weights of SGD on all of the batch, almost."""
     recipe = recipe_of(
         neox,
         data,
         compression=EXACT | {"shards": 3},
         training={"optim": "sgd", "learning_rate": 0.05, "max_grad_norm": 0.0, "global_batch_size": 7},
     )
-    with Swarm(recipe, tmp_path / "run", min_peers=2) as swarm:
-        swarm.below("hub", "bob", "cat")
-        swarm.start("ann")
+    with Swarm(recipe, tmp_path / "run", min_peers=3) as swarm:
+        swarm.start("ann", "bob", "cat")
         swarm.finish()
         swarm.audit()
 

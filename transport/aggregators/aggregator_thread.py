@@ -225,10 +225,11 @@ class AggregatorThread:
 
     def _committed(self, committed: messages.Committed) -> None:
         if self.backend.pending is not None and self.backend.pending[0] <= committed.round:
-            if committed.recalled or self.backend.pending[0] < committed.round:
-                self._settle_by_packet(self.backend.pending[0])
-            else:
+            told = self.link.name in committed.lost or self.link.name in committed.moved
+            if told and self.backend.pending[0] == committed.round:
                 self._settle(digest_of(self.backend.pending[1]) in committed.moved.values())
+            else:  # the hub was restarted, or the end of an earlier round was not received
+                self._settle_by_packet(self.backend.pending[0])
         if committed.round >= self._round:
             self._aggregates = False
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from transport import actions as do
 from transport.actions import Abandoned, CommitDone, Shell
-from transport.ledger import Counted, Ledger, RoundRow
-from transport.protocol import HubDelegate, UpdateRejected, WeightedPacket, messages, sample_ids
+from transport.ledger import Counted, Ledger
+from transport.protocol import HubDelegate, UpdateRejected, WeightedPacket, sample_ids
 from transport.scheduling import RoundFigures, Rounds, round_figures, row_of
 from transport.transfer import ChunkBuffer, ObjectStore
 
@@ -106,14 +106,6 @@ class CommitThread:
             self._delegate.inherit(action.peer, parts.data(), action.share)
         except UpdateRejected as error:
             self._shell.warn(error.peer, f"its handoff cannot be used: {error.reason}")
-
-    def pass_on(self, round: int, packet: bytes, accepted: tuple[str, ...]) -> None:
-        """Make a round of the parent durable here, of which this inner hub has closed no exchange."""
-        now = time.time()
-        row = self._ledger.commit(RoundRow(round, 0, now, now, 0, accepted, accepted, None, 0), packet, ())
-        self._objects.committed(round, packet, row.sha256)
-        message = messages.Committed(round, len(packet), row.sha256.hex(), list(accepted))
-        self._shell.apply(lambda _: self._rounds.passed(message))
 
     def _figures(
         self, action: do.Commit, accepted: Sequence[do.Claim], terms: Mapping[str, float]

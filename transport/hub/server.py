@@ -27,7 +27,6 @@ from transport.ledger import Ledger
 from transport.membership import AWAKE_S, Session, wrong_version
 from transport.protocol import (
     HANDOFF,
-    PAUSED,
     STAGE,
     TRIAL,
     UPDATE,
@@ -39,7 +38,6 @@ from transport.protocol import (
     ProtocolError,
     RunKeys,
     RunSettings,
-    SampleRanges,
     TransportError,
     UpdateRejected,
     decode_to_hub,
@@ -48,7 +46,6 @@ from transport.protocol import (
     round_of,
     sample_ids,
 )
-from transport.scheduling import Upstream
 from transport.transfer import (
     MAX_UPLOADS,
     NO_ROW,
@@ -184,10 +181,6 @@ class Hub:
 
     # ---- for the caller ------------------------------------------------------------------------------------
 
-    def follow(self, upstream: Upstream) -> None:
-        """Make this the inner hub of a tree; before `start`."""
-        self._rounds.follow(upstream)
-
     def start(self) -> None:
         self._thread.start()
 
@@ -219,23 +212,6 @@ class Hub:
         history.offer(offers)
         kept = {f"snapshot/{offer.round}/" for offer in history.snapshots}
         self._reader.submit(lambda: self._objects.keep_snapshots(kept))
-
-    def open_above(self, opened: messages.Round, samples: SampleRanges) -> None:
-        """Open the parent's round with these samples; from any thread."""
-        self.apply(lambda _: self._rounds.opened_above(opened, samples))
-
-    def evaluate_above(self, opened: messages.Round) -> None:
-        """Pass the parent's order to evaluate x' on to one peer; from any thread."""
-        self.apply(lambda _: self._rounds.evaluate_above(opened))
-
-    def pass_on(self, round: int, packet: bytes, accepted: tuple[str, ...]) -> None:
-        """Commit a round as the parent has, with the updates of these peers; in the commit thread."""
-        self._commits.pass_on(round, packet, accepted)
-
-    def end(self, over: messages.Over) -> None:
-        """End the run here as it has ended above; from any thread."""
-        code = 0 if over.finished or not over.resumable else PAUSED
-        self.apply(lambda _: self._rounds.end(over.reason, code, finished=over.finished))
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the hub has shut down; False where `timeout` seconds were not enough."""

@@ -522,11 +522,6 @@ class Ledger:
         columns = self._db.execute("SELECT * FROM rounds WHERE round=?", (round,)).fetchone()
         return None if columns is None else row_of(columns).record
 
-    def accepted(self, round: int) -> tuple[str, ...] | None:
-        """Return the names of the peers whose updates a round has; None if it is not committed."""
-        rows = self._db.execute("SELECT * FROM rounds WHERE round=?", (round,)).fetchall()
-        return row_of(rows[0]).accepted if rows else None
-
     def packets(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
         """Yield (round, packet) of the committed rounds start .. stop-1, one packet in memory at a time."""
         count = count_rounds(self._db)

@@ -71,7 +71,6 @@ class Roster:
         name = unique_name(name, {s.name for s in self.sessions.values()})
         id, origin = self.new_id(), origin_of(conn)
         session = Session(id, key, name, m.hardware, conn, State.JOINING, now, now, pinged=now, origin=origin)
-        session.counts = messages.COUNTS.items() <= m.versions.items()
         session.address, session.aggregated = m.address, set(self._aggregated.pop(key, ()))
         session.can_aggregate = m.owns and not m.address  # else once the hub has dialled that address
         self.sessions[session.id], self._by_conn[conn] = session, session.id

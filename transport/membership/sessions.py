@@ -85,7 +85,6 @@ class Session:
     owes_since: float | None = None  # since when it owes something; None: nothing
     at: int = 0  # newest round whose x' it is known to have
     ready_claim: tuple[int, int] | None = None  # (round, fingerprint) of its Ready, until it is compared
-    counts: bool = False  # it reads fields that versions of before refuse (`messages.COUNTS`)
     role: Role = "peer"  # else it trains nothing
     rtt: float | None = None  # seconds
     origin: str = ""  # network address (wire.origin_of)

@@ -64,9 +64,9 @@ class PassingCoordinator:
 
     def newcomer(self, session: Session) -> None:
         """Name to a newcomer the peers that have the run's files on their disks, and name it to them."""
-        able = [s for s in self._members if s.conn and s.counts and s.state is not State.JOINING]
+        able = [s for s in self._members if s.conn and s.state is not State.JOINING]
         others = [s for s in able if s.key not in (session.key, self.settings.own_key)]
-        helpers = self._helpers(others)[:FILE_HELPERS] if session.counts else []
+        helpers = self._helpers(others)[:FILE_HELPERS]
         if helpers:
             sources = [messages.FileSource(s.name, s.key, s.address) for s in helpers]
             self._out.send(session.conn, messages.FileSources(sources))

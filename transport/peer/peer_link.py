@@ -177,7 +177,7 @@ class PeerLink:
     ) -> None:
         self.leave_requested = StopRequest()  # set it, from a signal handler too: waiting calls end
         me = identity
-        about = me.name, me.hardware, me.versions | messages.COUNTS, me.alone, me.owns, me.reachable
+        about = me.name, me.hardware, me.versions, me.alone, me.owns, me.reachable
         hello = messages.Hello(messages.PROTOCOL, url.token, url.run, *about)
         if me.follows_at:
             said = structs.asdict(hello)

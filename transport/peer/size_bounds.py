@@ -18,7 +18,6 @@ BOUNDS = {
     "shard/": "the size of the committed packet",
     "part/": "the recipe's compression of this aggregator's shards",
     "estate/": "the recipe's compression of all coordinates",
-    "accepted/": "a list of names",
     "eval": "so many samples as a run may evaluate, of at most the recipe's max_length",
     "base/": "the size that the run has announced",
     "snapshot/": "the size that the run has announced",

@@ -67,7 +67,6 @@ from .run_url import TOKEN_BYTES, RunURL, parse_url, to_base64, to_bytes
 from .sample_ranges import (
     SamplePool,
     SampleRanges,
-    at_positions,
     count_samples,
     minus,
     pack_ranges,

@@ -24,8 +24,6 @@ UPLOAD_TAG = 8  # bytes of a digest that tell apart two uploads of one name
 MAX_FINGERPRINT = 2**64 - 1
 MOST_IN_FLIGHT = 8  # rounds
 NAMED = 64  # members that a round names to each of them; in total that grows as their square
-# among Hello.versions: this peer reads `count`, `names`, `waited`, `exchanges`, FileSources, Newcomer
-COUNTS = {"rounds": "4"}
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Size = Annotated[int, Meta(ge=0, le=2**40)]  # bytes of an object, or tokens: their sums stay within 64 bits
@@ -205,9 +203,6 @@ class Spent(msgspec.Struct, frozen=True, array_like=True):
     faults: Count = 0  # major page faults of its process: pages that had to be read from disk
 
 
-Positions = Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=4096)]  # (start, stop), ascending
-
-
 class Report(Message, frozen=True, omit_defaults=True):
     """Sent with the packet of a round: the leases it delivers, and measurements of the peer."""
 
@@ -230,9 +225,6 @@ class Report(Message, frozen=True, omit_defaults=True):
     # chooses them (step_ladder.py); 0: not known
     needs: Annotated[float, Meta(ge=0, le=1e30)] = 0.0
     spent: Spent | None = None  # None: a peer that does not measure it
-    # Of these leases in `delivers` only the samples at such positions: an inner hub has lost others. They
-    # return to the pool when the packet is accepted.
-    partly: Annotated[dict[Count, Positions], Meta(max_length=4096)] = {}
     # In a run with audits, by the round of a lease in `delivers`: the gradient sketch of each of its samples,
     # one after the other, and those of the samples that were to be audited beside it (transport.audits)
     sketches: Annotated[dict[Count, bytes], Meta(max_length=4096)] = {}
@@ -414,7 +406,7 @@ class Round(Message, frozen=True, omit_defaults=True):
     round: Count
     step: Count  # optimizer step of the run, for the learning-rate schedule
     steps: Count  # steps the run is expected to have
-    members: Names  # sorted; in a round of more than NAMED members the first few
+    members: Names  # sorted; none in a round of more than NAMED members
     samples: Count  # sequences in this peer's lease; 0: exchange only
     exchange: bool  # False: nothing is exchanged (the last evaluation; without a part: a call to catch up)
     eval_part: Count = 0  # the part of the evaluation set to evaluate the global model of this round on
@@ -481,9 +473,10 @@ class Committed(Message, frozen=True, omit_defaults=True):
     accepted: Names
     # peer -> why its packet could not be used: each is a strike
     refused: Annotated[dict[Word, Line], Meta(max_length=4096)] = {}
-    lost: Names = []  # aggregators whose shards have not moved: updates of these stay in the residual
+    # aggregators whose shards have not moved: updates of these stay in the residual. A restarted hub names
+    # none, neither here nor in `moved`: the packet says which shards it has
+    lost: Names = []
     moved: ByName = {}  # the other aggregators -> digest of the packet of its shards
-    recalled: bool = False  # from a restarted hub: `lost` and `moved` must be read from the packet
     receipt: Receipt | None = None  # for a peer whose work this round has counted
     count: Count = 0  # packets in it, where not all senders are named
     names: Word = ""  # `hash_of_names` of their senders then

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from itertools import islice, pairwise
+from itertools import islice
 
 import msgspec
 
@@ -45,15 +45,6 @@ def minus(run: tuple[int, int], runs: SampleRanges) -> SampleRanges:
     if at < run[1]:
         left.append((at, run[1]))
     return tuple(left)
-
-
-def at_positions(ranges: SampleRanges, positions: SampleRanges) -> SampleRanges:
-    """Return the ids at these positions, counted from the lowest id; () for positions that do not ascend."""
-    ends = [end for run in positions for end in run]
-    if any(a >= b for a, b in pairwise(ends)):
-        return ()
-    ids = sample_ids(ranges)
-    return ranges_of(ids[i] for start, stop in positions for i in range(start, min(stop, len(ids))))
 
 
 def pack_ranges(ranges: SampleRanges) -> bytes:

@@ -214,7 +214,7 @@ class RingCoordinator:
             reason = f"{why}; {UNREACHED}" if hidden else why
             return messages.Placed("", 0, [], reason, probe, spare)
         number = ring.machines.index(session.id)
-        exchanges = self._exchanges and session.counts and len(ring.machines) > 1
+        exchanges = self._exchanges and len(ring.machines) > 1
         return messages.Placed(ring.id, number, self._of(ring), probe=probe, exchanges=exchanges)
 
     def _probe(self, session: Session) -> list[messages.OtherMachine]:

@@ -4,4 +4,4 @@ from .exchange import Exchange, fitting, row_of
 from .figures import RoundFigures, round_figures
 from .leases import Leases
 from .round_history import RoundHistory
-from .rounds import PHASES, Phase, Rounds, Upstream
+from .rounds import PHASES, Phase, Rounds

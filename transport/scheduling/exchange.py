@@ -80,10 +80,10 @@ class Exchange:
         part = ev.part_of(session.id) if ev is not None and ev.round == self.round else None
         parts = ev.parts if ev is not None and part is not None else 0
         many = len(self.members) > messages.NAMED and not self.aggregators
-        names = list(self.names[: messages.NAMED] if many else self.names)
+        names = [] if many else list(self.names)
         message = messages.Round(self.round, self.step, steps, names, samples, True, part or 0, parts)
-        if many and session.counts:
-            message = replace(message, members=[], count=len(self.members), names=self.hash)
+        if many:
+            message = replace(message, count=len(self.members), names=self.hash)
         return replace(message, spans=self.spans.get(session.id, 1), fits=self.fits)
 
     def whole(self, session: str) -> bool:

@@ -12,15 +12,13 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from transport.protocol import SamplePool, SampleRanges, at_positions, count_samples, minus
-
-NOTHING: Mapping[int, SampleRanges] = {}
+from transport.protocol import SamplePool, SampleRanges, count_samples, minus
 
 
 @dataclass
 class Lease:
     ids: SampleRanges
-    claimed: SampleRanges = ()  # delivered by an update that waits for its commit
+    claimed: bool = False  # delivered by an update that waits for its commit
 
 
 class Leases:
@@ -45,14 +43,6 @@ class Leases:
         """Return leases of this round that exist already: it is opened again, or the hub restarted."""
         return {s: lease.ids for s in sessions if (lease := self._leases.get(s, {}).get(round))}
 
-    def add(self, ids: SampleRanges) -> None:
-        """Put new samples into the pool."""
-        self._pool.put(ids)
-
-    def keep(self, ids: SampleRanges) -> None:
-        """Drop all samples but these from the pool: an inner hub has others in each round."""
-        self._pool = SamplePool(both for run in self._pool.ranges for both in minus(run, minus(run, ids)))
-
     def next(self, count: int) -> list[int]:
         """Return the samples that are leased next, lowest ids first."""
         return self._pool.lowest(count)
@@ -76,35 +66,30 @@ class Leases:
 
     def claimed(self, session: str, round: int) -> SampleRanges:
         """Return the samples of a lease that an arrived update delivers."""
-        return self._leases[session][round].claimed
+        lease = self._leases[session][round]
+        assert lease.claimed
+        return lease.ids
 
-    def claim(
-        self, session: str, rounds: Iterable[int], partly: Mapping[int, SampleRanges] = NOTHING
-    ) -> list[int]:
-        """Claim the leases of `rounds` for an arrived update. Returns those that its session holds.
-
-        `partly`: of these leases, only the samples at such positions.
-        """
+    def claim(self, session: str, rounds: Iterable[int]) -> list[int]:
+        """Claim the leases of `rounds` for an arrived update. Returns those that its session holds."""
         mine = self._leases.get(session, {})
         good = [r for r in sorted(set(rounds)) if r in mine and not mine[r].claimed]
         for r in good:
-            ids = mine[r].ids
-            mine[r].claimed = at_positions(ids, partly[r]) if r in partly else ids
-        return [r for r in good if mine[r].claimed]
+            mine[r].claimed = True
+        return good
 
     def count(self, session: str, rounds: Iterable[int]) -> None:
-        """Count the samples of a committed update, for good; others of its leases return to the pool."""
+        """Count the samples of a committed update, for good."""
         for r in rounds:
             lease = self._leases[session].pop(r)
             assert lease.claimed
-            self.counted += count_samples(lease.claimed)
-            self._pool.put(rest for run in lease.ids for rest in minus(run, lease.claimed))
+            self.counted += count_samples(lease.ids)
         self._forget(session)
 
     def refuse(self, session: str, rounds: Iterable[int], *, here: bool = True) -> None:
         """Release the claims of an update that was not committed; its session, if here, keeps the leases."""
         for r in rounds:
-            self._leases[session][r].claimed = ()
+            self._leases[session][r].claimed = False
         if not here:
             self.revoke(session)
 

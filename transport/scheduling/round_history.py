@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from transport import actions as do
 from transport.ledger import HEADER_SIZE, Recovered
-from transport.membership import Session
 from transport.protocol import hash_of_names, messages
 
 from .exchange import Exchange
@@ -47,20 +46,19 @@ class Commit:
 
     def __init__(self, message: messages.Committed) -> None:
         self.message = message
-        self._accepted, self._few = frozenset(message.accepted), message
+        self._accepted = frozenset(message.accepted)
+        self._unnamed: messages.Committed | None = None  # of a round with many: without any name
         if len(message.accepted) > messages.NAMED and not message.moved and not message.lost:
             many, names = len(message.accepted), hash_of_names(message.accepted)
-            self._few = replace(message, accepted=[], refused={}, count=many, names=names)
+            self._unnamed = replace(message, accepted=[], refused={}, count=many, names=names)
 
-    def to(self, session: Session) -> messages.Committed:
+    def to(self, name: str) -> messages.Committed:
         """Return the message for one peer: of many names its own at most."""
-        if self._few is self.message:
+        if self._unnamed is None:
             return self.message
-        name, refused = session.name, self.message.refused
-        message = replace(self._few, accepted=[name] if name in self._accepted else [])
-        if name in refused:
-            message = replace(message, refused={name: refused[name]})
-        return message if session.counts else replace(message, count=0, names="")
+        message = replace(self._unnamed, accepted=[name] if name in self._accepted else [])
+        why = self.message.refused.get(name)
+        return message if why is None else replace(message, refused={name: why})
 
 
 class RoundHistory:
@@ -78,8 +76,8 @@ class RoundHistory:
         self.snapshots: list[messages.SnapshotOffer] = []  # what a joiner may begin with
         if last is not None:
             names = list(last.accepted)
-            recalled = messages.Committed(last.round, last.length, last.sha256.hex(), names, recalled=True)
-            self.commits[last.round] = Commit(recalled)
+            message = messages.Committed(last.round, last.length, last.sha256.hex(), names)
+            self.commits[last.round] = Commit(message)
 
     def add(self, ex: Exchange, accepted: list[str], done: do.CommitDone) -> Commit:
         """Add a durable round with the updates of these sessions."""
@@ -95,13 +93,9 @@ class RoundHistory:
         lost = sorted(ex.members[s] for s in ex.aggregators if s not in done.moved)
         moved = {ex.members[s]: digest for s, digest in done.moved.items()}
         message = messages.Committed(ex.round, done.size, done.sha256.hex(), names, refused, lost, moved)
-        return self.passed(message)
-
-    def passed(self, message: messages.Committed) -> Commit:
-        """Add a durable round by its message."""
-        self.commits[message.round] = commit = Commit(message)
-        self.commits.pop(message.round - KEPT, None)
-        self.log_bytes += HEADER_SIZE + message.size
+        self.commits[ex.round] = commit = Commit(message)
+        self.commits.pop(ex.round - KEPT, None)
+        self.log_bytes += HEADER_SIZE + done.size
         return commit
 
     def evaluated(self, step: int, loss: float) -> None:

@@ -112,14 +112,6 @@ class Replicas(Protocol):
     ) -> dict[str, TrafficDelta]: ...
 
 
-class Upstream(Protocol):
-    """Hooks of a hub that is a peer of another one, see tree.InnerHub. The root of a tree has none."""
-
-    def may_open(self, ready: int, opened: bool) -> bool: ...
-    def closes(self, ex: Exchange, leases: Leases) -> None: ...
-    def evaluated(self, m: messages.Evaluated) -> None: ...
-
-
 class Passing(Protocol):
     """Hooks of a run whose peers pass packets and files on, see passing.PassingCoordinator."""
 
@@ -171,9 +163,6 @@ class Rounds:
         self.passing: Passing | None = None
         self.audits: Auditing | None = None
         self.replicas: Replicas | None = None
-        self.upstream: Upstream | None = None
-        self._above: messages.Round | None = None  # the newest round that the parent has opened
-        self._given: SampleRanges = ()  # its samples
         self.turns: Turns | None = None
         if settings.members_per_round is not None:
             from .turns import Turns  # a run whose peers are all members never loads that module
@@ -227,7 +216,7 @@ class Rounds:
             late = PeerSample(session.name, now, m.compute_s, m.wait_s, count, cost, spent=m.spent)
             self._tell_culprits(self.slow.late(session.id, late))
             if m.round in self.history.commits:
-                self._out.send(session.conn, self.history.commits[m.round].to(session))
+                self._out.send(session.conn, self.history.commits[m.round].to(session.name))
         else:
             self._members.ignored += 1
 
@@ -261,7 +250,7 @@ class Rounds:
             return
         if self.replicas is not None and not self.replicas.whole(session, report):
             return
-        claims = ex.claims[session.id] = self.leases.claim(session.id, report.delivers, report.partly)
+        claims = ex.claims[session.id] = self.leases.claim(session.id, report.delivers)
         ex.arrived[session.id] = now - ex.opened
         if claims:  # the reported time is that of the newest
             count, cost = self._counted(self.leases.claimed(session.id, claims[-1]))
@@ -276,9 +265,6 @@ class Rounds:
 
     def evaluated(self, session: Session, m: messages.Evaluated, now: float) -> None:
         """Take one part of an evaluation."""
-        if self.upstream is not None:
-            self.upstream.evaluated(m)
-            return
         ev = self.evaluations.now
         if ev is None or ev.part_of(session.id) != m.part or ev.round != m.round:
             self._members.ignored += 1
@@ -390,7 +376,7 @@ class Rounds:
         """Say again everything that a peer on a new connection may have missed; it waits for this commit."""
         ex = self.exchange
         if waiting in self.history.commits:
-            self._out.send(session.conn, self.history.commits[waiting].to(session))
+            self._out.send(session.conn, self.history.commits[waiting].to(session.name))
         if self.phase is Phase.OPEN and ex is not None and session.id in ex.members:
             self._announce(session, ex)
         elif self.phase is Phase.CLOSED and ex is not None and session.id in ex.closes:
@@ -456,31 +442,6 @@ class Rounds:
         for session in false:
             self._out.warn("its x' is not the one that follows from the ledger: it is dropped", session.name)
             self._members.kick_other_state(session, round)
-
-    # ---- below another hub ---------------------------------------------------------------------------------
-
-    def follow(self, upstream: Upstream) -> None:
-        """Open rounds as a parent announces them, each with the samples that it has leased to this hub."""
-        self.upstream = upstream
-        self.leases.keep(())
-
-    def opened_above(self, opened: messages.Round, samples: SampleRanges) -> None:
-        """Open the parent's round with these samples. Those left of earlier rounds are the parent's again."""
-        self._above, self._given = opened, samples
-        self.leases.add(samples)
-
-    def evaluate_above(self, opened: messages.Round) -> None:
-        """Have the first peer that is ready compute this hub's part of the final evaluation."""
-        for session in self._members.ready()[:1]:
-            self._out.send(session.conn, opened)
-
-    def passed(self, message: messages.Committed) -> None:
-        """Pass a round on that was committed above without this hub."""
-        assert self.phase is Phase.WAITING, self.phase
-        commit = self.history.passed(message)
-        self.round = message.round + 1
-        for session in self._members:
-            self._out.send(session.conn, commit.to(session))
 
     # ---- time ----------------------------------------------------------------------------------------------
 
@@ -549,8 +510,6 @@ class Rounds:
             self._enter(Phase.FINAL)
             self._waiting_since = now
             self._finish_or_wait(now)
-        elif self.upstream is not None and not self._may_open(self.upstream, len(ready)):
-            self._waiting_since = now
         elif self._others_expected(len(ready), now):
             if s.guests:
                 self._tell_missing(s.first_peers - len(ready), now)
@@ -574,7 +533,7 @@ class Rounds:
                 for called in self.turns.to_call(self.round, ready):
                     self._call(called, self.round)
                 self._open(members, now)
-            elif self.upstream or self.leases.free or holding:
+            elif self.leases.free or holding:
                 self._open(ready, now)
             # else the holders of the last samples are behind: they deliver, or lose them
 
@@ -600,8 +559,6 @@ class Rounds:
         """End the sessions of those that do not deliver the last samples, so that others can: of newcomers
         that have missed a round, of others that have missed some, or are gone for as long as ten rounds
         take."""
-        if self.upstream is not None:  # they are the parent's
-            return
         gone = {State.BEHIND: 1, State.APART: AWAY}
         for session in self._members:
             patience = self._deadline.ten_rounds * gone.get(session.state, 0)
@@ -609,13 +566,7 @@ class Rounds:
             if self.leases.held(session.id) and (late or session.missed >= (STALE if session.proven else 1)):
                 self._members.kick(session, "session", LAST_SAMPLES)
 
-    def _may_open(self, upstream: Upstream, ready: int) -> bool:
-        """Tell whether the next round is open above, and the parent still waits for this hub's part of it."""
-        return upstream.may_open(ready, self._above is not None and self._above.round == self.round)
-
     def _open(self, ready: list[Session], now: float) -> None:
-        if self.upstream is not None:
-            self.leases.keep(self._given)
         s, free = self.settings, self.leases.free
         if s.guests and self.round == 0 and len(ready) < s.first_peers:
             waited = f"{s.first_wait_s / 60:.0f} min"
@@ -651,7 +602,7 @@ class Rounds:
         for p in ready:
             self._members.move(p, SessionEvent.OPENED)
             p.owes_since = now if p.owes_since is None else p.owes_since
-        if self.upstream is None and self.evaluations.due(step):
+        if self.evaluations.due(step):
             self.evaluations.begin(self._evaluation(step, now, final=False), self._judges(here))
             self._uneven_until = self.round + 1
         self._enter(Phase.OPENING)
@@ -667,7 +618,7 @@ class Rounds:
         takers = [p.id for p in ready if p.id not in held | granted.keys() | out]
         if not takers:
             return granted, {}
-        wanted = s.global_batch * self.ladder.steps if self._above is None else self._above.samples
+        wanted = s.global_batch * self.ladder.steps
         batch = min(max(0, wanted - sum(map(count_samples, granted.values()))), free)
         longest = min(s.longest_lease, free // max(1, wanted))
         ids = self.leases.next(batch)
@@ -715,8 +666,6 @@ class Rounds:
         message = ex.message(session, self.settings.steps, samples, self.evaluations.now)
         if self.ladder.climbs:
             message = structs.replace(message, local_steps=ex.local_steps)
-        if self._above is not None:
-            message = announced_above(message, self._above, first=session.name == ex.names[0])
         if self.sharding is not None:
             message = self.sharding.announcement(ex, session, message)
         if self.audits is not None:
@@ -766,8 +715,6 @@ class Rounds:
         ex.closed = now - ex.opened
         if self.sharding is not None:
             self.sharding.closes(ex)
-        if self.upstream is not None:
-            self.upstream.closes(ex, self.leases)
         if missing:
             self._warn_overdue(ex, "goes on without", now)
         members = self._members.present(ex.members)
@@ -848,8 +795,8 @@ class Rounds:
         if self.passing is not None:
             self.passing.committed(ex, done.size)
         for session in self._members:
-            message, receipt = commit.to(session), done.receipts.get(session.id)
-            waited = ex.waited(session.id) if session.counts else 0.0
+            message, receipt = commit.to(session.name), done.receipts.get(session.id)
+            waited = ex.waited(session.id)
             own = structs.replace(message, receipt=receipt, waited=waited) if receipt or waited else message
             self._out.send(session.conn, own)
             if session.ready_claim is not None and session.ready_claim[0] <= ex.round:
@@ -1036,14 +983,6 @@ class Rounds:
     def _enter(self, phase: Phase) -> None:
         assert phase in PHASES[self.phase], f"{self.phase} -> {phase}"
         self.phase = phase
-
-
-def announced_above(message: messages.Round, above: messages.Round, *, first: bool) -> messages.Round:
-    """Announce a round as the parent has; the first member by name has this hub's part of an evaluation."""
-    fits = min((size for size in (message.fits, above.fits) if size), default=0)
-    parts = {"eval_part": above.eval_part, "eval_parts": above.eval_parts} if first else {}
-    steps = {"step": above.step, "steps": above.steps, "local_steps": above.local_steps}
-    return structs.replace(message, fits=fits, **parts, **steps)
 
 
 def in_turn(sessions: Sequence[Session], turn: int) -> list[Session]:

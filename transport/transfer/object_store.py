@@ -7,7 +7,6 @@ replicas, aggregators that are peers, a standby. Without a row nothing is served
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
@@ -34,7 +33,6 @@ SNAPSHOT = ObjectKind(
     "snapshot/<round>/model.safetensors", ("peer", "stage"), "`SnapshotOffer.size`", Cost.READ
 )
 HASHES = ObjectKind("hashes/<object>", ("peer", "stage"), "32 bytes for each MiB of that file", Cost.READ)
-ACCEPTED = ObjectKind("accepted/<round>", ("peer",), "the names of the round's members, as JSON", Cost.READ)
 
 NO_ROW = "there is no object of this name for this session"
 log = logging.getLogger(__name__)
@@ -87,7 +85,6 @@ class ObjectStore:
         self.serve(LEASE, lambda session, _, of: self.packed(session, "lease", int(of[0]), leased))
         self.serve(PACKET, lambda session, _, of: self.packet(int(of[0])))
         self.serve(RANGE, lambda session, _, of: self._range(int(of[0]), int(of[1])))
-        self.serve(ACCEPTED, lambda session, _, of: self._accepted(int(of[0])))
         for kind in (BASE, SNAPSHOT, HASHES, EVAL):
             self.serve(kind, lambda session, name, _: self._ask(name))
 
@@ -188,12 +185,6 @@ class ObjectStore:
             if len(self._ranges) > KEPT:
                 self._ranges.popitem(last=False)
         return self._ranges[key]
-
-    def _accepted(self, round: int) -> ObjectSource:
-        names = self._reader().accepted(round)
-        if names is None:
-            raise KeyError(f"round {round} is not committed")
-        return memory_source(json.dumps(names).encode())
 
     def _reader(self) -> Ledger:
         if self._ledger is None:

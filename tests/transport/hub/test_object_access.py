@@ -215,7 +215,7 @@ def test_every_name_is_for_its_readers_and_for_nobody_else(visited: Visited) -> 
             else:
                 assert isinstance(answer, messages.Refused), told
                 assert payload == b"", told
-    assert given >= {"packet/<round>", "packets/<a>-<b>", "accepted/<round>", "base/<file>"}
+    assert given >= {"packet/<round>", "packets/<a>-<b>", "base/<file>"}
     if "the standby" in visited.callers:
         assert given >= {"replica/manifest/<number>", "replica/<stamp>/<path>", "updates/<a>-<b>"}
 

@@ -146,7 +146,6 @@ LIES: dict[str, tuple[Callable[[PeerLink, Path], object], str]] = {
     "shard/": (shard, "1,024 at most: the size of the committed packet"),
     "part/": (part, "1,024 at most: the recipe's compression"),
     "estate/": (estate, "1,024 at most: the recipe's compression"),
-    "accepted/": (lambda link, _: link.fetch("accepted/0", 1 << 20), "1,048,576 at most: a list of names"),
     "eval": (spooled, "1,048,576 at most: so many samples as a run may evaluate"),
     "base/": (short_file("base"), "3 at most: the size that the run has announced"),
     "snapshot/": (short_file("snapshot"), "3 at most: the size that the run has announced"),

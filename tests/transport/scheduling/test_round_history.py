@@ -14,13 +14,13 @@ from transport.scheduling.exchange import Exchange
 from transport.scheduling.round_history import Commit
 
 
-def told(members: int, *, counts: bool = True) -> tuple[messages.Round, messages.Committed]:
+def told(members: int) -> tuple[messages.Round, messages.Committed]:
     """What a member hears of a round in which all updates are accepted."""
     names = {f"session-{i}": f"p{i:05}" for i in range(members)}
-    peer = Session("session-7", "key", "p00007", "", b"", State.READY, 0.0, 0.0, counts=counts)
+    peer = Session("session-7", "key", "p00007", "", b"", State.READY, 0.0, 0.0)
     opened = Exchange(3, 3, names, members, 0.0, 0.0).message(peer, 9, 1, None)
     committed = messages.Committed(3, 1000, "00" * 32, list(names.values()), {"p00007": "x", "p00008": "y"})
-    return opened, Commit(committed).to(peer)
+    return opened, Commit(committed).to(peer.name)
 
 
 def size(members: int) -> int:
@@ -38,14 +38,6 @@ def test_of_a_round_of_few_all_hear_all_names(members: int) -> None:
 
     assert opened.members == committed.accepted == [f"p{i:05}" for i in range(members)]
     assert (opened.count, opened.names, committed.count, committed.names) == (0, "", 0, "")
-
-
-def test_a_peer_of_before_gets_no_field_that_it_would_refuse_and_is_named_itself() -> None:
-    opened, committed = told(1000, counts=False)
-
-    assert (opened.count, opened.names, committed.count, committed.names) == (0, "", 0, "")
-    assert len(opened.members) == messages.NAMED, "more than there are shares of the learning rate"
-    assert (committed.accepted, committed.refused) == (["p00007"], {"p00007": "x"})
 
 
 class Heard(SimSwarm):

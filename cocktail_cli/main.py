@@ -37,7 +37,7 @@ from cocktail_cli.commands.run import (
     status,
     stop,
 )
-from cocktail_cli.commands.tools import bench, recipes
+from cocktail_cli.commands.tools import recipes
 from cocktail_cli.host import log_to
 from cocktail_cli.machine import hide_token
 from cocktail_cli.ui import guarded_output, say, say_text
@@ -47,6 +47,7 @@ from .errors import EXIT, Failure, Interrupted, explain
 from .help_pages import CommandTable
 from .key_options import rewritten
 from .options import CHECK, RESULTS, RUN, TOOLS
+from .removed import check_removed
 from .signals import Interruption
 
 app = CommandTable(
@@ -77,7 +78,6 @@ app.command("verify", rich_help_panel=RESULTS)(verify.verify)
 app.command("report", rich_help_panel=RESULTS)(report.report)
 app.command("generate", rich_help_panel=RESULTS)(generate.generate)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=TOOLS)
-app.add_typer(bench.app, name="bench", rich_help_panel=TOOLS)
 
 
 SHOWING = (
@@ -129,6 +129,7 @@ def run(as_json: bool, loud: bool) -> NoReturn:
     try:
         check_rooms()
         typed = sys.argv[1:]
+        check_removed(typed)
         commands = get_command(app)
         given, defaults = rewritten(command_line(typed), commands), settings(typed)
         with interruption.handled():

@@ -41,7 +41,7 @@ class Bad:
 
 COMMAND_LINES = [
     Bad("lauch smoke", 2, "No such command 'lauch'", "Did you mean 'launch'?"),
-    Bad("bench compess", 2, "No such command 'compess'", "Did you mean 'compress'?"),
+    Bad("recipes cpy", 2, "No such command 'cpy'", "Did you mean 'copy'?"),
     Bad("launch smoke --pers 2", 2, "no such option: --pers", "did you mean --peers?"),
     Bad("status --pees", 2, "No such option: --pees", "--peers"),
     Bad("launch smoke --peers two", 2, "'--peers': it should be a valid integer", "cocktail launch --help"),

@@ -32,7 +32,6 @@ from cocktail_cli.commands.run import (
     relay,
     resume,
     run_list,
-    stage,
     standby,
     status,
     stop,
@@ -68,7 +67,6 @@ app.command("peers", rich_help_panel=RUN)(peers.peers)
 app.command("kick", rich_help_panel=RUN)(peers.kick)
 app.command("relay", rich_help_panel=RUN)(relay.relay)
 app.command("standby", rich_help_panel=RUN)(standby.standby)
-app.command("stage", rich_help_panel=RUN)(stage.stage)
 app.command("validate", rich_help_panel=CHECK)(validate.validate)
 app.command("preview", rich_help_panel=CHECK)(preview.preview)
 app.command("plan", rich_help_panel=CHECK)(plan.plan)
@@ -84,7 +82,6 @@ SHOWING = (
     "launch",
     "resume",
     "join",
-    "stage",
     "standby",
 )  # commands that declare these options themselves; others leave them to `main`
 OUTPUT_CLOSED = 141  # exit status where a pipe's reader is gone, as of programs that SIGPIPE ends

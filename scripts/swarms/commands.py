@@ -31,7 +31,7 @@ from scripts.swarms.tcp_link import Link, free_port
 from transport import ask_admin, parse_url
 from transport.protocol.errors import TransportError
 
-HUB, RELAY, STAGE = "hub", "relay", "stage"
+HUB, RELAY = "hub", "relay"
 CLOSED = 1  # the port of an address that nobody can dial
 COCKTAIL = (sys.executable, "-X", "faulthandler", "-m", "cocktail_cli")
 GUEST = (sys.executable, "-X", "faulthandler", "-m", "scripts.fault_injection.guest")
@@ -121,7 +121,6 @@ class Swarm:
         launch: recipe, overrides and options of `cocktail launch`, the same for each --resume.
         peers: their names; every other one reaches the hub through the relay alone.
         owners: they own shards, each with a door.
-        staged: the first of them is two machines, with a ring on the loopback.
         mbit: of the lines of all in the network lab that this process is in; 0: links on the loopback.
         forker: forks the commands, in place of a new python for each.
     """
@@ -133,7 +132,6 @@ class Swarm:
         peers: Sequence[str],
         *,
         owners: bool = False,
-        staged: bool = False,
         mbit: float = 0.0,
         forker: Forker | None = None,
     ) -> None:
@@ -143,9 +141,6 @@ class Swarm:
         self.told: list[Told] = []
         self.children: list[Child] = []
         self.peers: dict[str, Child] = {}
-        self.staged = peers[0] if staged else ""
-        self.ring = f"127.0.0.1:{free_port()},-" if staged else ""
-        self.stage: Child | None = None  # the second machine of that peer
         self.lab = mbit > 0
         self.members = {name: f"p{number}" for number, name in enumerate([*peers, RELAY], 1)}
         self.machines = ["hub", f"p{len(peers) + 2}"]  # of the hub, of its standby
@@ -368,23 +363,9 @@ class Swarm:
         name = name or peer
         line = [*before, *command, "join", "-", "-y", "--json", "--name", name, "--wait", "10m"]
         line += self._door(peer)
-        line += ["--ring", self.ring] if peer == self.staged else []
         return self.start(
             name, line, self.urls[peer] + "\n", member=self.members[peer], nice=NICE, **environment
         )
-
-    def start_stage(self) -> Child:
-        """Start the second machine of the peer that is two, by the ring URL that the first one prints."""
-        head = self.peers[self.staged]
-
-        def urls() -> list[str]:
-            said = [told["state"] for told in head.heard("progressed")]
-            return [state.rpartition(" ")[2] for state in said if "cocktail stage" in state]
-
-        self.wait_for(lambda: urls() or not head.alive, STARTS)
-        line = [*COCKTAIL, "stage", *urls()[:1], "--device", "cpu", "--json"]
-        self.stage = self.start(STAGE, line, member=self.members[self.staged], nice=NICE)
-        return self.stage
 
     def _door(self, peer: str) -> list[str]:
         """Options of a peer that owns shards: others reach its door over a link."""

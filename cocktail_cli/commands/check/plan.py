@@ -171,7 +171,7 @@ def plan(
     stages: Annotated[
         int,
         typer.Option(
-            "--stages", metavar="N", min=1, help="Machines of a peer, each with some layers (join --ring)."
+            "--stages", metavar="N", min=1, help="Machines of a peer, each with some layers (join --layers)."
         ),
     ] = 1,
     price: Annotated[

@@ -8,6 +8,8 @@ from .errors import Failure
 
 REMOVED = {  # as it was typed after `cocktail` -> what to type now
     "bench": "scripts/bench_compress, scripts/bench_step, and of a line to a run cocktail doctor RUN_URL",
+    "launch --resume": "cocktail resume RUN, or its folder",
+    "launch --dry-run": "cocktail validate RECIPE and cocktail plan RECIPE",
     "stage": "cocktail join RUN_URL --layers auto, on each machine",
     "join --ring": "cocktail join RUN_URL --layers auto, on each machine",
 }

@@ -363,7 +363,7 @@ class Chaos:
             record.said += " the run was over, its end had not been told"
             return
         if not hub.alive:
-            raise Failed(f"the hub ended with exit {hub.exit} at --resume: {hub.last_words()}")
+            raise Failed(f"the hub ended with exit {hub.exit} at resume: {hub.last_words()}")
         record.ended = time.monotonic()
         record.said += f" listens {record.ended - started:.1f} s after its start;"
         self._all_back(record, steady, "hub")
@@ -475,7 +475,7 @@ class Chaos:
             self._stands_down(hub, record)
             return
         if not hub.alive:
-            raise Failed(f"the hub ended with exit {hub.exit} at --resume: {hub.last_words()}")
+            raise Failed(f"the hub ended with exit {hub.exit} at resume: {hub.last_words()}")
         self._kill_hub()
         self._resume(record)
 

@@ -85,7 +85,7 @@ KINDS: dict[str, Kind] = {
         hurried=2,
     ),
     "hub-kill": Kind(
-        "kill -9 of the hub after so many seconds, then --resume",
+        "kill -9 of the hub after so many seconds, then resume",
         target=HUB,
         pause=(0.0, 2.0),
         hurried=1,

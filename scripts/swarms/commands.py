@@ -118,7 +118,7 @@ class Swarm:
     """One run in `folder`.
 
     Args:
-        launch: recipe, overrides and options of `cocktail launch`, the same for each --resume.
+        launch: recipe, overrides and options of `cocktail launch`.
         peers: their names; every other one reaches the hub through the relay alone.
         owners: they own shards, each with a door.
         mbit: of the lines of all in the network lab that this process is in; 0: links on the loopback.
@@ -195,15 +195,17 @@ class Swarm:
         return child
 
     def start_hub(self, *, resume: bool = False, hours: float = 0.0) -> Child:
-        """Start `cocktail launch --no-train`, with a wall clock that is so many hours wrong. Where a standby
-        has taken over, return that one in place of resuming."""
+        """Start `cocktail launch --no-train`, or resume its run, with a wall clock that is so many hours
+        wrong. Where a standby has taken over, return that one in place of resuming."""
         with self.changed:
             if resume and self.hub is not None and self.hub.alive:
                 return self.hub
-            command = [*GUEST, "--hours", str(hours), "--"] if hours else COCKTAIL
-            bind, port = self._address(self.machines[0]), self._record()["port"] if resume and self.lab else 0
-            command = [*command, *self.launch, "--no-train", "--json", "--bind", bind, "--port", str(port)]
-            command += ["-o", str(self.out), *(["--resume"] if resume else ["--relay", self.relay_address])]
+            command = [*GUEST, "--hours", str(hours), "--"] if hours else [*COCKTAIL]
+            if resume:
+                command += ["resume", str(self.out), "--json"]
+            else:
+                command += [*self.launch, "--no-train", "--json", "-o", str(self.out), "--port", "0"]
+                command += ["--bind", self._address(self.machines[0]), "--relay", self.relay_address]
             self.hub = self._start_hub_or_standby(command, self.machines[0])
             return self.hub
 

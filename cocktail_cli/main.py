@@ -32,12 +32,11 @@ from cocktail_cli.commands.run import (
     relay,
     resume,
     run_list,
-    stage,
     standby,
     status,
     stop,
 )
-from cocktail_cli.commands.tools import bench, recipes
+from cocktail_cli.commands.tools import recipes
 from cocktail_cli.host import log_to
 from cocktail_cli.machine import hide_token
 from cocktail_cli.ui import guarded_output, say, say_text
@@ -47,6 +46,7 @@ from .errors import EXIT, Failure, Interrupted, explain
 from .help_pages import CommandTable
 from .key_options import rewritten
 from .options import CHECK, RESULTS, RUN, TOOLS
+from .removed import check_removed
 from .signals import Interruption
 
 app = CommandTable(
@@ -67,7 +67,6 @@ app.command("peers", rich_help_panel=RUN)(peers.peers)
 app.command("kick", rich_help_panel=RUN)(peers.kick)
 app.command("relay", rich_help_panel=RUN)(relay.relay)
 app.command("standby", rich_help_panel=RUN)(standby.standby)
-app.command("stage", rich_help_panel=RUN)(stage.stage)
 app.command("validate", rich_help_panel=CHECK)(validate.validate)
 app.command("preview", rich_help_panel=CHECK)(preview.preview)
 app.command("plan", rich_help_panel=CHECK)(plan.plan)
@@ -77,14 +76,12 @@ app.command("verify", rich_help_panel=RESULTS)(verify.verify)
 app.command("report", rich_help_panel=RESULTS)(report.report)
 app.command("generate", rich_help_panel=RESULTS)(generate.generate)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=TOOLS)
-app.add_typer(bench.app, name="bench", rich_help_panel=TOOLS)
 
 
 SHOWING = (
     "launch",
     "resume",
     "join",
-    "stage",
     "standby",
 )  # commands that declare these options themselves; others leave them to `main`
 OUTPUT_CLOSED = 141  # exit status where a pipe's reader is gone, as of programs that SIGPIPE ends
@@ -129,6 +126,7 @@ def run(as_json: bool, loud: bool) -> NoReturn:
     try:
         check_rooms()
         typed = sys.argv[1:]
+        check_removed(typed)
         commands = get_command(app)
         given, defaults = rewritten(command_line(typed), commands), settings(typed)
         with interruption.handled():

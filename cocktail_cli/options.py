@@ -131,15 +131,6 @@ Layers = Annotated[
         help="Lend memory for some layers; the hub places them.",
     ),
 ]
-Ring = Annotated[
-    str | None,
-    typer.Option(
-        "--ring",
-        metavar="ADDRESSES",
-        rich_help_panel=NETWORK,
-        help="Stages' addresses, own first; -: not diallable.",
-    ),
-]
 BIND = typer.Option("--bind", metavar="ADDRESS", rich_help_panel=NETWORK, help="Address to listen on.")
 Bind = Annotated[str, BIND]
 Port = Annotated[

@@ -35,7 +35,7 @@ from .errors import public
 
 TICK = 0.2  # seconds: on Windows a wait without end cannot be interrupted
 TERMINAL = {  # options about the terminal that a command runs in
-    *("as_json", "quiet", "verbose", "no_color", "progress", "detach", "detached", "dry_run"),
+    *("as_json", "quiet", "verbose", "no_color", "progress", "detach", "detached"),
     *("life_line", "yes"),
 }
 BEGINNINGS = (events.RunStarted, events.Joined)
@@ -221,7 +221,7 @@ class Run:
         self._feed.close_stdin()
 
     def kill(self) -> None:
-        """End the process at once. Committed rounds are on the disk; `resume=True` continues them."""
+        """End the process at once. Committed rounds are on the disk; `resume` continues them."""
         self._feed.stop_asked = True
         self._process.kill()
 

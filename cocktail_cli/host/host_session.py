@@ -28,11 +28,10 @@ from .resume_run import (
     arguments_of,
     as_begun,
     check_corpus,
+    check_unfinished,
     mended_files,
     reopened_ledger,
-    same_address,
     same_base,
-    unfinished,
     url_at,
 )
 
@@ -76,8 +75,7 @@ class LaunchSettings:
     local: LocalSettings
     peers: int  # to start on this machine
     guests: int = 0  # peers from elsewhere that the first step waits for
-    resume: bool = False
-    run: machine.RunRecord | None = None  # of `cocktail resume`: its recipe is taken, and `listen` as it is
+    run: machine.RunRecord | None = None  # to go on with: its recipe is taken, and its folder
     fresh: bool = False
     detach: bool = False  # start another process that hosts the run
     detached: bool = False  # this is that process
@@ -117,14 +115,11 @@ def check_launch(wanted: LaunchSettings) -> Start:
     machine.check_trust(recipe, wanted.local.trust_remote_code)
     folder = (wanted.output_dir or Path(recipe.output_dir)).resolve()
     folder = in_folder.unused_folder(folder) if wanted.fresh else folder
-    listen, resumed = wanted.listen, unfinished(folder, recipe) if wanted.resume else None
-    if resumed is None:
+    if wanted.run is None:
         in_folder.check_unused(folder, asked_hash)
     else:
-        listen = listen if wanted.run else same_address(resumed, listen)
-        mended += mended_files(resumed)
-        recipe = as_begun(resumed)
-    return Start(request, recipe, asked_hash, folder, listen, resumed, mended)
+        check_unfinished(wanted.run)
+    return Start(request, recipe, asked_hash, folder, wanted.listen, wanted.run, mended)
 
 
 def check_machine(wanted: LaunchSettings, listen: machine.ListenAddress) -> None:
@@ -184,19 +179,15 @@ def settled(request: RecipeRequest, wanted: LaunchSettings) -> tuple[Resolved, l
     """
     from recipes.planning import unusual_settings
 
-    request, said = chosen(request, wanted)
+    local, room = wanted.local, None
+    if request.is_own:
+        room = room_for(local.devices_of(wanted.peers), local.gpus, local.vram_limit)
+    request, said = request.choose(room)
     recipe = request.described()
     warnings = [
         f"{found.text} ({found.hint})" if found.hint else found.text for found in unusual_settings(recipe)
     ]
     return recipe, [*map(events.Progressed, said), *map(events.Warning, warnings)]
-
-
-def chosen(request: RecipeRequest, wanted: LaunchSettings) -> tuple[RecipeRequest, tuple[str, ...]]:
-    """Choose what was not typed by the memory of the peers here; see `RecipeRequest.choose`."""
-    local = wanted.local
-    devices = local.devices_of(wanted.peers)
-    return request.choose(room_for(devices, local.gpus, local.vram_limit) if request.is_own else None)
 
 
 class HostSession:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine import ListenAddress, RunRecord, check_record, read_run
+from cocktail_cli.machine import RunRecord, check_record
 from cocktail_cli.proofs import altered_base_files, check_begun_files
 
 from . import run_folder as in_folder
@@ -38,26 +38,14 @@ REMEMBERED = (  # fields of LocalSettings
 )
 
 
-def unfinished(folder: Path, recipe: Recipe) -> RunRecord:
-    """Read the record of a run to go on with. Raises Failure (run_unknown, output_in_use, altered)."""
-    record = read_run(folder)
+def check_unfinished(record: RunRecord) -> None:
+    """Raise Failure (output_in_use, altered) where a run cannot go on."""
+    folder = Path(record.output_dir)
     check_record(folder)
-    if record is None:
-        hint = "where it lies: -o DIR; cocktail runs lists them"
-        raise Failure("run_unknown", f"{folder} holds no run to go on with", hints=(hint,))
     if record.over:
         hint = f"its model: {folder}, or cocktail export {record.run} -o DIR"
         raise Failure("output_in_use", f"the run {record.run} in {folder} is over", hints=(hint,))
-    if not record.is_of(recipe.recipe_hash):
-        raise Failure(
-            "output_in_use",
-            f"the run {record.run} in {folder} is of recipe {record.recipe} "
-            f"{(record.asked_hash or record.recipe_hash)[:8]}, "
-            f"not {recipe.name} {recipe.recipe_hash[:8]}",
-            hints=("give the same overrides, --data and --model as at its launch; its recipe: recipe.yaml",),
-        )
     in_folder.check_unlocked(folder, record)
-    return record
 
 
 def as_begun(record: RunRecord) -> Recipe:
@@ -82,14 +70,6 @@ def hosted_before(record: RunRecord, **typed: Any) -> tuple[LocalSettings, int]:
     now = {"peers": 1} | known | {name: value for name, value in typed.items() if value is not None}
     peers = now.pop("peers")
     return LocalSettings(**now), peers
-
-
-def same_address(record: RunRecord, wanted: ListenAddress) -> ListenAddress:
-    """Return the run's address of before, but for what differs from the default."""
-    default = ListenAddress()
-    bind = record.bind if wanted.bind == default.bind else wanted.bind
-    port = record.port if wanted.port in (0, default.port) else wanted.port
-    return replace(wanted, bind=bind, port=port, typed=True)
 
 
 def url_at(record: RunRecord, port: int) -> str:

@@ -110,7 +110,7 @@ class RunDelegate:
 
         try:
             check_staged(self.recipe)
-        except ModelError:  # as --ring would be told
+        except ModelError:
             return None
         return stage_memory(self.recipe, self.base.folder, self.memory)
 

@@ -355,7 +355,7 @@ class LentMachine:
         """Take part in the run as the head of a ring."""
         layers = tuple(range(one.first, one.stop) for one in place.machines)
         self.show(Progressed(f"head of {len(layers)} machines: {said(place)}"))
-        ring = StageRing(self.lines, len(layers), self.limits.devices[0], layers)
+        ring = StageRing(self.lines, self.limits.devices[0], layers)
         with closing(ring.head):
             self.ring = ring
             try:

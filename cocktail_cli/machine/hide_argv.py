@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-SCHEMES = ("cocktail://", "cocktail-ring://")  # of a run, of the machines of a peer
+SCHEME = "cocktail://"  # of a run URL
 TYPED = "COCKTAIL_TYPED_URL"  # the URL that was an argument
 
 
@@ -25,7 +25,7 @@ def hide_token() -> None:
         delay_interrupts(False)
         return
     given, typed = sys.argv[1:], sys.orig_argv
-    urls = {argument for argument in given if any(scheme in argument for scheme in SCHEMES)}
+    urls = {argument for argument in given if SCHEME in argument}
     if os.name != "posix" or len(urls) != 1 or typed[-len(given) :] != given or not sys.executable:
         return
     (url,) = urls
@@ -41,5 +41,4 @@ def delay_interrupts(wanted: bool) -> None:
 
 
 def masked(url: str) -> str:
-    scheme = next(scheme for scheme in SCHEMES if scheme in url)
-    return f"{scheme}***@{url.rpartition('@')[2]}" if "@" in url else f"{scheme}***"
+    return f"{SCHEME}***@{url.rpartition('@')[2]}" if "@" in url else f"{SCHEME}***"

@@ -1,3 +1,3 @@
-"""Connects the machines of a replica; loaded by `join --ring`, `join --layers` and `stage` alone."""
+"""Connects the machines of a replica; loaded by `join --layers` alone."""
 
-from .ring_lines import ANYWHERE, PATIENCE, RingDissolved, RingLines, StageRing, ring_of
+from .ring_lines import ANYWHERE, PATIENCE, RingDissolved, RingLines, StageRing

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 
-from cocktail_cli.machine import own_keys
 from recipes.errors import StageLost
 from recipes.pipeline import StageMessage
 from recipes.staged_peer import LineLost, RingHead, StageMachine, build_staged_peer, mend
 from recipes.training import Peer
-from transport.protocol import AddressInUse, CurveKeys, ProtocolError, Unreachable, parse_address
-from transport.stages import FromNeighbour, LineMessage, Neighbour, RingURL, StageLink
+from transport.protocol import AddressInUse, CurveKeys, ProtocolError
+from transport.stages import FromNeighbour, LineMessage, Neighbour, StageLink
 from transport.wire import RouterWire
 
 LIMIT = 1 << 32  # bytes of a message: the packets of all machines, in rounds that send everything
 PATIENCE = 600.0  # seconds for the other machines to be there
 AGAIN_S = 0.05  # between two tries
-STRANGER = 3  # connections without the ring's secret until that is said: one may come while a machine starts
 DISSOLVED = "the hub has dissolved this ring, or given this machine's place in it to another"
 ANYWHERE = "0.0.0.0"
 
 
 class RingDissolved(Exception):
     """The hub has dissolved the ring, or given this machine's place to another: it waits for a new one."""
-
-
-def ring_of(addresses: tuple[str, ...]) -> RingURL:
-    """Make the ring whose head this machine is: the same at each start, so the others need no new URL."""
-    secret = hashlib.sha256(b"cocktail ring " + own_keys().secret.encode()).hexdigest()[:32]
-    return RingURL(secret, addresses)
 
 
 class RingLines:
@@ -62,31 +51,6 @@ class RingLines:
         self.link = link = StageLink(wire, keys, LIMIT)
         self._told = ""
         self._told_of = set[str]()  # keys of neighbours of which that was said
-        self._strangers = Counter[str]()  # connections without the ring's secret; "": those to this machine
-
-    @classmethod
-    def at(cls, url: RingURL) -> RingLines:
-        """Open the lines of a machine that has a ring URL. Raises AddressInUse."""
-        port = parse_address(url.address)[1] if url.address else 0
-        lines = cls(url.keys(url.number), port=port)
-        lines.link.dialled, lines.link.refused = lines._dialled, lines._refused
-        lines.link.connect(url.neighbour(-1), url.neighbour(1), url.address)
-        return lines
-
-    def _dialled(self, neighbour: Neighbour, why: Unreachable | None) -> None:
-        if why is not None and why.layer == "key":
-            at = f"{neighbour.name} at {neighbour.address}"
-            self._met_stranger(neighbour.name, 1, f"{at} has not the secret of this ring")
-
-    def _refused(self, count: int) -> None:
-        self._met_stranger("", count, "a machine that has not the secret of this ring dials this one")
-
-    def _met_stranger(self, who: str, count: int, what: str) -> None:
-        """Say so once, where it is not only that the other machine has just been started."""
-        before = self._strangers[who]
-        self._strangers[who] += count
-        if before < STRANGER <= before + count:
-            self.lost(f"{what}: type there, or here, the ring URL that the head prints now")
 
     def send(self, message: StageMessage) -> None:
         self.link.send(LineMessage(**vars(message)))
@@ -130,15 +94,12 @@ class StageRing:
     """The ring of a head, which lasts longer than a session.
 
     Args:
-        layers: by stage, as a hub divides them; None: among equal machines.
+        layers: by stage, as a hub divides them.
     """
 
-    def __init__(
-        self, lines: RingLines, stages: int, device: str, layers: tuple[range, ...] | None = None
-    ) -> None:
+    def __init__(self, lines: RingLines, device: str, layers: tuple[range, ...]) -> None:
         self.lines = lines
-        self.head = RingHead(StageMachine(0, device), lines, stages)
-        self.head.layers = layers
+        self.head = RingHead(StageMachine(0, device), lines, layers)
         self._peer: Peer | None = None  # of an earlier session
         self._dissolved = False
 
@@ -177,8 +138,3 @@ class StageRing:
                 if time.monotonic() > until:
                     raise
             time.sleep(AGAIN_S)
-
-    def close(self) -> None:
-        with suppress(RuntimeError):
-            self.head.close()
-        self.lines.close()

@@ -14,5 +14,4 @@ from .bootstrap import Imports, micro_batch_of
 from .download_plan import DownloadPlan
 from .join_prompt import JoinQuestion, Offer, read_url
 from .limits import CONNECT_TIMEOUT, Resources, VolunteerLimits, lacking, requirements_column
-from .loopback_link import LoopbackLink
 from .session import VolunteerSession

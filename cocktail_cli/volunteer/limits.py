@@ -33,7 +33,7 @@ class VolunteerLimits:
     vram_limit: int | None = None  # bytes of each GPU
     max_disk: int | None = None  # bytes of fetched models and of checkpoints
     trust_remote_code: bool = False
-    lends: int = 0  # bytes for layers that the hub places here; 0: it takes part alone, or in its own ring
+    lends: int = 0  # bytes for layers that the hub places here; 0: it takes part alone
     ring: StageRing | None = None  # of the machines that are this peer; None: this one alone
 
     @property

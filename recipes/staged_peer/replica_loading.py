@@ -11,8 +11,6 @@ from pathlib import Path
 
 from recipes.config import Recipe
 from recipes.errors import StageFailed
-from recipes.models import meta_trained_model
-from recipes.pipeline import cut_of, parameter_costs
 
 from .ring_head import RingHead
 from .stage_machine import CONFIG
@@ -24,21 +22,20 @@ def load_replica(
 ) -> bool:
     """Give every machine its stage of the model in `base`, at x' of `round`: of a snapshot, or x_0.
 
-    Machines that have their part from this head, at that round or a later one, keep it; in a ring of the hub
-    also those that have it from a head before, which is lost: updates that it had in flight count as taken.
+    Machines that have their part from this head, at that round or a later one, keep it; also
+    those that have it from a head before, which is lost: updates that it had in flight count as taken.
     Returns whether the head kept its own: `mend` is to follow then.
 
-    Errors: ModelError: the model cannot be cut, or not so; StageLost, StageFailed.
+    Errors: ModelError: the model cannot be cut so; StageLost, StageFailed.
     """
-    cut = ring.layers or cut_of(parameter_costs(meta_trained_model(recipe, base)), ring.stages, recipe)
     held = [answer.values for answer in ring.held()]
-    if not ring.key and ring.layers is not None:  # else the others may have their parts of another run
+    if not ring.key:
         ring.key = next((one["key"] for one in held if one["key"]), "")
         ring.steps = max(one["step"] for one in held)
     kept = [bool(ring.key) and one["key"] == ring.key and one["round"] >= round for one in held]
     if not any(kept):
         ring.key = secrets.token_hex(8)
-    layers = {str(stage): (one.start, one.stop) for stage, one in enumerate(cut) if not kept[stage]}
+    layers = {str(stage): (one.start, one.stop) for stage, one in enumerate(ring.layers) if not kept[stage]}
     config = (base / CONFIG).read_text(encoding="utf-8")
     source = {"base": base.name, "from_snapshot": snapshot is not None}
     answers = ring.ask("load", recipe=recipe.to_json(), config=config, layers=layers, source=source)

@@ -44,12 +44,11 @@ class RingHead:
 
     Args:
         machine: this one.
-        stages: of the replica, this one counted.
+        layers: of each machine of the replica, this one's first.
     """
 
-    def __init__(self, machine: StageMachine, lines: StageLines, stages: int) -> None:
-        self.machine, self.lines, self.stages = machine, lines, stages
-        self.layers: tuple[range, ...] | None = None  # by stage; None: divided equally
+    def __init__(self, machine: StageMachine, lines: StageLines, layers: tuple[range, ...]) -> None:
+        self.machine, self.lines, self.layers, self.stages = machine, lines, layers, len(layers)
         self.key = ""  # of the newest loading of machines
         self.steps = -1  # the last step begun: they count up whatever is loaded anew
         self._failure: Exception | None = None  # a machine is lost, or sends what no stage does

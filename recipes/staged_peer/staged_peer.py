@@ -107,7 +107,7 @@ class StagedTrainer:
             while not compute.finished:
                 self._turn(compute)
         except StageFull as full:
-            if self.ring.layers is None or max(map(len, parts)) > 1:
+            if max(map(len, parts)) > 1:
                 raise
             raise StageFailed("has no memory for one sequence at a time", full.stage) from None
         return compute.measured

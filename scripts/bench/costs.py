@@ -9,11 +9,11 @@ as a peer would do it. Bits per parameter do not depend on the model's size, so 
 
 from __future__ import annotations
 
-from cocktail_cli.commands.tools.bench_codec import RANDOM_RATIO, SETTINGS
 from compress import Cocktail, heavy_tailed_packet
 from recipes.algorithm import compressor_of
 from recipes.config.presets import PRESETS
 from recipes.config.schema import Compression
+from scripts.bench.compress import RANDOM_RATIO, SETTINGS
 from scripts.swarms.lab import parser
 
 MODELS = {"GPT-Neo 1.3 B": 1.32e9, "GPT-J 6 B": 6.05e9, "GPT-NeoX 20 B": 20.6e9}

@@ -39,6 +39,7 @@ from scripts.swarms import lab
 from scripts.swarms.processes import Line, Process, say, started
 from scripts.swarms.stage_process import config_of, sample_of
 from scripts.swarms.tcp_link import free_port
+from transport.protocol import CurveKeys
 
 GPTJ_WIDTH = 4096
 PATIENCE = 300.0
@@ -306,7 +307,8 @@ def machines(given: argparse.Namespace) -> None:
         )
         for stages in given.stages:
             addresses = [f"127.0.0.1:{free_port()}" for _ in range(stages)]
-            asked |= {"addresses": addresses}
+            pairs = [CurveKeys.generate() for _ in range(stages)]
+            asked |= {"addresses": addresses, "keys": [(pair.public, pair.secret) for pair in pairs]}
             others = [begins("stage", "", number=number, **asked) for number in range(1, stages)]
             for process in others:
                 process.until("ready")

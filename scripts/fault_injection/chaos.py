@@ -110,7 +110,6 @@ def planned(given: argparse.Namespace, work: Path, fill_s: float) -> tuple[Workl
             "batch": given.batch,
             "step_timeout": given.cap,
             "forker": given.forker,
-            "staged": given.staged,
             "staleness": given.staleness,
         }
         return Workload(given.peers, steps, seed=1, **how)
@@ -126,8 +125,6 @@ def mixed(given: argparse.Namespace, work: Path) -> tuple[Outcome, Workload]:
     kinds = [kind for kind in possible(given.mbit > 0) if not given.only or kind in given.only.split(",")]
     if given.owners:  # a run whose peers aggregate has no standby
         kinds = [kind for kind in kinds if kind != "hub-lost"]
-    # another process of a peer that is two machines would want the port of its ring
-    kinds = [kind for kind in kinds if kind != ("twice" if given.staged else "stage-kill")]
     workload, reference = planned(given, work, given.minutes * 60 * SLOWER)
     faults = list(schedule(given.seed, 60 * given.minutes, PEERS[: given.peers], given.every, kinds))
     size = f"{given.minutes:g} minutes, {workload.steps} steps, {given.peers} peers"
@@ -209,7 +206,6 @@ def main() -> int:
     asked.add_argument("--times", type=int, default=0, help="with --only hub-kill or hub-lost: so many")
     asked.add_argument("--peers", type=int, default=4, choices=range(1, len(PEERS) + 1), metavar="N")
     asked.add_argument("--owners", action="store_true", help="the peers own the shards of the vector")
-    asked.add_argument("--staged", action="store_true", help="the first peer is two machines, in stages")
     asked.add_argument("--staleness", type=int, default=1, choices=range(5), help="rounds in flight")
     asked.add_argument("--replicated", action="store_true", help="a round is committed once a standby has it")
     asked.add_argument("--approve", action="store_true", help="every newcomer waits for its host's yes")
@@ -229,8 +225,6 @@ def main() -> int:
     unknown = [kind for kind in given.only.split(",") if kind and kind not in KINDS]
     if unknown:
         asked.error(f"no such fault: {unknown[0]}; there are {', '.join(KINDS)}")
-    if given.staged and given.owners:
-        asked.error("--staged and --owners: a peer of several machines aggregates no shards")
     if given.times and given.only not in ("hub-kill", "hub-lost"):
         asked.error("--times goes with --only hub-kill or --only hub-lost")
     if given.histories:

@@ -210,9 +210,7 @@ class Resumed:
         record = load_run(str(folder))
         local, _ = hosted_before(record)
         listen, place = ListenAddress("127.0.0.1", 0), Path(record.output_dir)
-        wanted = LaunchSettings(
-            record.recipe, [], None, None, place, listen, local, peers=0, resume=True, run=record
-        )
+        wanted = LaunchSettings(record.recipe, [], None, None, place, listen, local, peers=0, run=record)
         start = check_launch(wanted)
         self.heard = Heard()
         self.heard.warnings += start.mended

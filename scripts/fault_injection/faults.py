@@ -363,7 +363,7 @@ class Chaos:
             record.said += " the run was over, its end had not been told"
             return
         if not hub.alive:
-            raise Failed(f"the hub ended with exit {hub.exit} at --resume: {hub.last_words()}")
+            raise Failed(f"the hub ended with exit {hub.exit} at resume: {hub.last_words()}")
         record.ended = time.monotonic()
         record.said += f" listens {record.ended - started:.1f} s after its start;"
         self._all_back(record, steady, "hub")
@@ -463,19 +463,6 @@ class Chaos:
         self._all_back(record, steady, "relay")
         self._commits(record)
 
-    def do_stage_kill(self, fault: Fault, record: Record) -> None:
-        """Kill the second machine of a peer: the peer works again once that is there again."""
-        swarm = self.swarm
-        head = swarm.peers[fault.target]
-        joined = len(head.heard("joined"))
-        assert swarm.stage is not None
-        swarm.stage.kill()
-        self._lasts(fault.pause)
-        swarm.start_stage()
-        anew = swarm.wait_for(lambda: len(head.heard("joined")) > joined or not head.alive, BACK)
-        record.said += " joined anew" if anew and head.alive else ""
-        self._undone(record, head)
-
     def do_hub_clock(self, fault: Fault, record: Record) -> None:
         self._kill_hub()
         self._resume(record, hours=fault.hours)
@@ -488,7 +475,7 @@ class Chaos:
             self._stands_down(hub, record)
             return
         if not hub.alive:
-            raise Failed(f"the hub ended with exit {hub.exit} at --resume: {hub.last_words()}")
+            raise Failed(f"the hub ended with exit {hub.exit} at resume: {hub.last_words()}")
         self._kill_hub()
         self._resume(record)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from scripts.fault_injection.faults import HUNG, LEFT, PEER_TIMEOUT, Chaos, Record
+from scripts.fault_injection.faults import HUNG, PEER_TIMEOUT, Chaos, Record
 from scripts.fault_injection.schedule import Fault
 from scripts.swarms.commands import STARTS, Swarm
 from scripts.swarms.forked import Forker
@@ -36,7 +36,6 @@ class Workload:
     owners: bool = False  # the peers own the shards
     approve: bool = False  # newcomers wait for the host, who says yes
     replicated: bool = False  # a round is committed once the standby has it
-    staged: bool = False  # the first peer is two machines
     staleness: int = 1  # rounds in flight
     mbit: float = 0.0  # of all lines, in a network lab; 0: no lab
     forker: Forker | None = None  # starts the processes; None: each is a new python
@@ -52,13 +51,12 @@ class Workload:
             *(("swarm.durability=replicated",) if self.replicated else ()),
             *(("swarm.join=approve",) if self.approve else ()),
             *((f"compression.staleness={self.staleness}",) if self.staleness != 1 else ()),
-            *(("compression.shards_at_layers=true",) if self.staged else ()),
             *(("swarm.owners=peers", f"compression.shards={SHARDS}") if self.owners else ()),
         ]
 
     def swarm(self, folder: Path, work: Path, peers: Sequence[str]) -> Swarm:
         command = self.command(work / "rows.jsonl")
-        how = {"owners": self.owners, "mbit": self.mbit, "staged": self.staged, "forker": self.forker}
+        how = {"owners": self.owners, "mbit": self.mbit, "forker": self.forker}
         return Swarm(folder, command, peers[: self.peers], **how)  # type: ignore[arg-type]
 
     @property
@@ -146,13 +144,10 @@ def play(swarm: Swarm, faults: Sequence[Fault], minutes: float) -> Chaos:
         chaos.ending.set()
         swarm.wait_for(lambda: chaos.idle, 2 * STARTS)
         until = time.monotonic() + ENDS
-        others = [child for child in swarm.children if child not in (swarm.relay, swarm.stage)]
+        others = [child for child in swarm.children if child is not swarm.relay]
         swarm.wait_for(lambda: not any(c.alive for c in others), until - time.monotonic())
         if swarm.relay is not None:
             swarm.relay.stop(signal.SIGTERM)
-        if swarm.stage is not None and swarm.stage.alive:
-            swarm.stage.expects, swarm.stage.why = {LEFT["SIGTERM"]}, "asked to leave by SIGTERM"
-            swarm.stage.stop(signal.SIGTERM)
     finally:
         chaos.ending.set()
         chaos.close()
@@ -171,8 +166,6 @@ def begin(swarm: Swarm) -> None:
         swarm.start_standby()
     for name in swarm.links:
         swarm.peers[name] = swarm.join(name)
-    if swarm.staged:
-        swarm.start_stage()
     everybody = set(swarm.links)
 
     def all_work() -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from scripts.swarms.commands import HUB, RELAY, STAGE
+from scripts.swarms.commands import HUB, RELAY
 
 JOINER = "guest"  # target of faults that happen to a further process, which never gets far
 
@@ -22,7 +22,7 @@ class Kind:
 
     words: str  # for --help
     cards: int = 1  # in the deck
-    target: str = "peer"  # peer, HUB, RELAY, JOINER, or STAGE: the first peer, which is two machines
+    target: str = "peer"  # peer, HUB, RELAY or JOINER
     lasts: tuple[float, float] = (0.0, 0.0)  # seconds, drawn between these; 0: an instant
     long: float = 0.0  # seconds it lasts now and then instead
     pause: tuple[float, float] = (0.0, 0.0)  # seconds until what was ended is started again
@@ -85,7 +85,7 @@ KINDS: dict[str, Kind] = {
         hurried=2,
     ),
     "hub-kill": Kind(
-        "kill -9 of the hub after so many seconds, then --resume",
+        "kill -9 of the hub after so many seconds, then resume",
         target=HUB,
         pause=(0.0, 2.0),
         hurried=1,
@@ -104,12 +104,6 @@ KINDS: dict[str, Kind] = {
         long=40.0,
         brief=(0.1, 2.5),
         hurried=1,
-    ),
-    "stage-kill": Kind(
-        "with --staged: kill -9 of the second machine of the first peer, then started again",
-        cards=2,
-        target=STAGE,
-        pause=(0.0, 2.0),
     ),
     "hub-lost": Kind(
         "the hub's machine is gone, disk and all; a standby takes over",
@@ -174,7 +168,7 @@ def schedule(
             number,
             at=round(now, 2),
             kind=name,
-            target=peers[0] if target == STAGE else target,
+            target=target,
             lasts=round(lasts, 2),
             pause=round(pauses * random.uniform(*kind.pause), 2),
             signal=random.choice(SIGNALS),

@@ -85,11 +85,11 @@ def models(words: list[str], device: str) -> dict[str, Any]:
 
 def leaving(words: list[str], device: str) -> dict[str, Any]:
     """Hand over, keep and restore a peer whose device is nearly full: bytes a parameter above those held."""
-    from cocktail_cli.volunteer import LoopbackLink
     from recipes.config import load_recipe
     from recipes.data import pack_samples, preview_data
     from recipes.models import load_tokenizer, load_trained
     from recipes.training import build_peer, finetune, peer_checkpoint
+    from scripts.swarms.loopback_link import LoopbackLink
 
     recipe = load_recipe("smoke", ["max_length=64", "optim=adamw_torch"], model=words[0])
     tokenizer = load_tokenizer(recipe.model, Path(words[0]))

@@ -103,7 +103,7 @@ def rounded(value: Any) -> Any:
 
 
 def step_figures(output: str) -> Figures:
-    """Read `cocktail bench step --json`; what a step takes beyond its compute is the join."""
+    """Read `bench_step --json`; what a step takes beyond its compute is the join."""
     found = picked("parameters", "tokens_per_s", "step_s", "compute_s", "codec_s", "memory_bytes")(output)
     if {"step_s", "compute_s"} <= found.keys():
         found["beyond_compute"] = round(float(found["step_s"]) / float(found["compute_s"]) - 1, 4)
@@ -157,13 +157,13 @@ def stages(device: str, folder: Path, scale: Scale) -> list[Stage]:
 
     def step(recipe: str, model: str, *more: str) -> list[str]:
         place = str(folder / "models" / model)
-        return [*COCKTAIL, "bench", "step", recipe, "--model", place, *words, *more, *json_on]
+        return [*PYTHON, "-m", "scripts.bench.step", recipe, "--model", place, *words, *more, *json_on]
 
     def codec(parameters: str) -> list[str]:
-        return [*COCKTAIL, "bench", "compress", "--params", parameters, *json_on]
+        return [*PYTHON, "-m", "scripts.bench.compress", "--params", parameters, *json_on]
 
     def memory(*models: str) -> list[str]:
-        return [*PYTHON, "tests/recipes/planning/peer_memory.py", *on, "--only", ",".join(models)]
+        return [*PYTHON, "-m", "scripts.bench.memory", *on, "--only", ",".join(models)]
 
     def study(size: StudySize) -> list[str]:
         where = ["--folder", str(folder / "study"), "--results", str(folder / "study" / "results.jsonl")]

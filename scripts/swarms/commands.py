@@ -31,7 +31,7 @@ from scripts.swarms.tcp_link import Link, free_port
 from transport import ask_admin, parse_url
 from transport.protocol.errors import TransportError
 
-HUB, RELAY, STAGE = "hub", "relay", "stage"
+HUB, RELAY = "hub", "relay"
 CLOSED = 1  # the port of an address that nobody can dial
 COCKTAIL = (sys.executable, "-X", "faulthandler", "-m", "cocktail_cli")
 GUEST = (sys.executable, "-X", "faulthandler", "-m", "scripts.fault_injection.guest")
@@ -118,10 +118,9 @@ class Swarm:
     """One run in `folder`.
 
     Args:
-        launch: recipe, overrides and options of `cocktail launch`, the same for each --resume.
+        launch: recipe, overrides and options of `cocktail launch`.
         peers: their names; every other one reaches the hub through the relay alone.
         owners: they own shards, each with a door.
-        staged: the first of them is two machines, with a ring on the loopback.
         mbit: of the lines of all in the network lab that this process is in; 0: links on the loopback.
         forker: forks the commands, in place of a new python for each.
     """
@@ -133,7 +132,6 @@ class Swarm:
         peers: Sequence[str],
         *,
         owners: bool = False,
-        staged: bool = False,
         mbit: float = 0.0,
         forker: Forker | None = None,
     ) -> None:
@@ -143,9 +141,6 @@ class Swarm:
         self.told: list[Told] = []
         self.children: list[Child] = []
         self.peers: dict[str, Child] = {}
-        self.staged = peers[0] if staged else ""
-        self.ring = f"127.0.0.1:{free_port()},-" if staged else ""
-        self.stage: Child | None = None  # the second machine of that peer
         self.lab = mbit > 0
         self.members = {name: f"p{number}" for number, name in enumerate([*peers, RELAY], 1)}
         self.machines = ["hub", f"p{len(peers) + 2}"]  # of the hub, of its standby
@@ -200,15 +195,17 @@ class Swarm:
         return child
 
     def start_hub(self, *, resume: bool = False, hours: float = 0.0) -> Child:
-        """Start `cocktail launch --no-train`, with a wall clock that is so many hours wrong. Where a standby
-        has taken over, return that one in place of resuming."""
+        """Start `cocktail launch --no-train`, or resume its run, with a wall clock that is so many hours
+        wrong. Where a standby has taken over, return that one in place of resuming."""
         with self.changed:
             if resume and self.hub is not None and self.hub.alive:
                 return self.hub
-            command = [*GUEST, "--hours", str(hours), "--"] if hours else COCKTAIL
-            bind, port = self._address(self.machines[0]), self._record()["port"] if resume and self.lab else 0
-            command = [*command, *self.launch, "--no-train", "--json", "--bind", bind, "--port", str(port)]
-            command += ["-o", str(self.out), *(["--resume"] if resume else ["--relay", self.relay_address])]
+            command = [*GUEST, "--hours", str(hours), "--"] if hours else [*COCKTAIL]
+            if resume:
+                command += ["resume", str(self.out), "--json"]
+            else:
+                command += [*self.launch, "--no-train", "--json", "-o", str(self.out), "--port", "0"]
+                command += ["--bind", self._address(self.machines[0]), "--relay", self.relay_address]
             self.hub = self._start_hub_or_standby(command, self.machines[0])
             return self.hub
 
@@ -368,23 +365,9 @@ class Swarm:
         name = name or peer
         line = [*before, *command, "join", "-", "-y", "--json", "--name", name, "--wait", "10m"]
         line += self._door(peer)
-        line += ["--ring", self.ring] if peer == self.staged else []
         return self.start(
             name, line, self.urls[peer] + "\n", member=self.members[peer], nice=NICE, **environment
         )
-
-    def start_stage(self) -> Child:
-        """Start the second machine of the peer that is two, by the ring URL that the first one prints."""
-        head = self.peers[self.staged]
-
-        def urls() -> list[str]:
-            said = [told["state"] for told in head.heard("progressed")]
-            return [state.rpartition(" ")[2] for state in said if "cocktail stage" in state]
-
-        self.wait_for(lambda: urls() or not head.alive, STARTS)
-        line = [*COCKTAIL, "stage", *urls()[:1], "--device", "cpu", "--json"]
-        self.stage = self.start(STAGE, line, member=self.members[self.staged], nice=NICE)
-        return self.stage
 
     def _door(self, peer: str) -> list[str]:
         """Options of a peer that owns shards: others reach its door over a link."""

@@ -1,4 +1,4 @@
-"""One machine of a replica as a process, as `join --ring` and `cocktail stage` run it, and what it holds.
+"""One machine of a replica as a process, as a lent machine of a run is, and what it holds.
 
     stage   serves; "weigh" on its stdin: says its peak
     head    loads all machines, takes a step and exchanges a packet with itself, and says its peak
@@ -23,12 +23,14 @@ from cocktail_cli.stage_machines import RingLines, StageRing
 from compress import Cocktail
 from recipes.config import recipe_from_json
 from recipes.data import Sample
-from recipes.models import load_trained
+from recipes.models import load_trained, meta_trained_model
+from recipes.pipeline import cut_of, parameter_costs
 from recipes.staged_peer import StageMachine, StageServer, load_replica
 from recipes.training import Peer, build_peer
 from scripts.swarms.processes import say
 from scripts.swarms.stage_process import resident, sample_of
-from transport.stages import RingURL
+from transport.protocol import CurveKeys, parse_address
+from transport.stages import Neighbour
 
 
 def peak() -> int:
@@ -68,6 +70,19 @@ def exercise(peer: Peer, parts: list[list[Sample]]) -> float:
     return found.mean
 
 
+def lines_of(asked: dict[str, Any]) -> RingLines:
+    """Open this machine's lines to its neighbours: `addresses` and `keys` (public, secret) are by stage."""
+    addresses, number = asked["addresses"], asked["number"]
+    keys = [CurveKeys(*pair) for pair in asked["keys"]]
+
+    def neighbour(stage: int) -> Neighbour:
+        return Neighbour(f"stage {stage % len(keys)}", keys[stage].public, addresses[stage])
+
+    lines = RingLines(keys[number], port=parse_address(addresses[number])[1])
+    lines.link.connect(neighbour(number - 1), neighbour((number + 1) % len(addresses)), addresses[number])
+    return lines
+
+
 def main() -> None:
     torch.set_num_threads(1)
     role, asked = sys.argv[1], json.loads(sys.argv[2])
@@ -78,19 +93,20 @@ def main() -> None:
         loss = exercise(peer, samples(asked))
         say("weighed", peak=peak() - empty, parameters=peer.trainer.layout.size, loss=loss)
         return
-    url = RingURL("0" * 32, tuple(asked["addresses"]), asked["number"])
+    number, stages = asked["number"], len(asked["addresses"])
     if role == "head":
-        with closing(StageRing(RingLines.at(url), url.stages, "cpu")) as ring:
+        layers = cut_of(parameter_costs(meta_trained_model(recipe, base)), stages, recipe)
+        ring = StageRing(lines_of(asked), "cpu", layers)
+        with closing(ring.lines), closing(ring.head):
             empty = clear()
             peer, _ = ring.peer(partial(load_replica, recipe=recipe, base=base), 1)
             loss = exercise(peer, samples(asked))
             share = ring.head.part.share
             say("weighed", peak=peak() - empty, parameters=share, loss=loss)
         return
-    lines = RingLines.at(url)
-    with closing(lines):
-        machine = StageMachine(url.number)
-        server, empty = StageServer(machine, lines, url.stages), clear()
+    with closing(lines_of(asked)) as lines:
+        machine = StageMachine(number)
+        server, empty = StageServer(machine, lines, stages), clear()
         say("ready")
         threading.Thread(target=server.run, daemon=True).start()
         sys.stdin.readline()

@@ -32,7 +32,8 @@ def test_a_full_disk_stops_the_run_with_its_reason_and_loses_nothing(forked: For
         url = launch.until("run_started")["url"]
         guest = forked.join(tmp_path / "guest", url)
         launch.until("step", step=3)
-        again = [inside(f"second{more}", *command, *more) for more in ((), ("--resume",))]
+        resume = ("resume", str(out), "--json")
+        again = [inside(f"second {words[0]}", *words) for words in (command, resume)]
         assert [second.wait() for second in again] == [4, 4], "one hub a ledger"
         assert "is going on: its hub (process" in again[0].told[-1]["error"]["message"]
         no_room = forked.join(tmp_path / "poor", url, before=disk.enter, home=disk.path / "home")
@@ -56,7 +57,7 @@ def test_a_full_disk_stops_the_run_with_its_reason_and_loses_nothing(forked: For
         disk.empty()
         # of the disk that is kept free for others
         little = "from recipes.weight_files import safetensors_files; safetensors_files.DISK_RESERVE = 0"
-        resumed = inside("resumed", *command, "--resume", first=little)
+        resumed = inside("resumed", *resume, first=little)
         started = resumed.until("run_started")
         assert (started["url"], started["round"] > announced) == (url, True)
         guest = forked.join(tmp_path / "guest-again", url, "--name", "guest")  # so nobody waits for it

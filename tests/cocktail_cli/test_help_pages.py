@@ -16,7 +16,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(NARROW))
 
 
-@pytest.mark.parametrize("name", ["", "recipes", "bench", *COMMANDS])
+@pytest.mark.parametrize("name", ["", "recipes", *COMMANDS])
 def test_a_page_has_under_60_lines_of_80_columns_and_names_no_type(cocktail: Run, name: str) -> None:
     said = cocktail(*name.split(), "--help")
 

@@ -32,18 +32,6 @@ def loaded(head: Process) -> list[str]:
     return [state for state in states if "waiting for the other 2 of 3 machines" in state]
 
 
-def test_two_machines_of_one_person_are_a_peer(machines: LentMachines) -> None:
-    """The head prints a ring URL, by which `cocktail stage` is the other machine."""
-    host, url = machines.launch("max_steps=3", BATCH)
-    ring = f"127.0.0.1:{free_port()},-"
-    head = machines.join(url, "ann", "--ring", ring)
-    line = head.until("joined") and next(
-        told["state"] for told in head.heard("progressed") if "cocktail stage" in told["state"]
-    )
-    machines.start("other", "stage", line.rpartition(" ")[2], "--device", "cpu")
-    assert host.until("run_finished", timeout=300.0)["steps"] == 3
-
-
 def test_a_lent_machine_killed_with_9_is_replaced_by_one_that_waits(machines: LentMachines) -> None:
     """No machine has memory for the model. Three are a ring, the fourth waits, and takes the layers of the
     one that is killed, while the others keep theirs. The replay is what the machines had. As its neighbour

@@ -20,9 +20,10 @@ from recipes.algorithm.decoded_updates import shards_in
 from recipes.config.schema import Recipe
 from recipes.data import Sample
 from recipes.errors import StageFailed, StageLost
+from recipes.models import meta_trained_model
 from recipes.models.trainable import load_trained
 from recipes.objectives import Measured
-from recipes.pipeline import StageMessage, StageModel, cut_at_layers
+from recipes.pipeline import StageMessage, StageModel, cut_at_layers, cut_of, parameter_costs
 from recipes.pipeline.stage_model import layers_of
 from recipes.staged_peer import (
     LineLost,
@@ -81,7 +82,8 @@ class Replica:
         self.lines = [Lines() for _ in range(stages)]
         self.machines = [StageMachine(number) for number in range(stages)]
         self.servers: dict[int, tuple[StageServer, threading.Thread]] = {}
-        self.head = RingHead(self.machines[0], self.lines[0], stages)
+        layers = cut_of(parameter_costs(meta_trained_model(recipe, base)), stages, recipe)
+        self.head = RingHead(self.machines[0], self.lines[0], layers)
         for number in range(1, stages):
             self.start(number)
         load_replica(self.head, recipe, base, name=name)
@@ -107,15 +109,15 @@ class Replica:
         self.start(number)
 
     def replace_head(self, name: str) -> None:
-        """Put another machine in the place of the head, which is lost, in a ring of the hub."""
+        """Put another machine in the place of the head, which is lost."""
         stops = [0] * self.stages
         for number in range(self.stages):
             for n, layer in enumerate(layers_of(self.compute(number))):
                 stops[number] = n + 1 if holds(layer) else stops[number]
         self.head.close()
         self.machines[0], self.lines[0].inbox = StageMachine(0), queue.Queue()
-        self.head = RingHead(self.machines[0], self.lines[0], self.stages)
-        self.head.layers = tuple(map(range, [0, *stops[:-1]], stops))
+        layers = tuple(map(range, [0, *stops[:-1]], stops))
+        self.head = RingHead(self.machines[0], self.lines[0], layers)
         assert not load_replica(self.head, self.recipe, self.base, name=name)
 
     def compute(self, number: int) -> Any:
@@ -429,9 +431,7 @@ def test_a_machine_started_again_unnoticed_is_a_lost_one_and_is_loaded_again(
         replica.close()
 
 
-def test_a_machine_without_memory_for_one_sequence_has_failed_in_a_ring_of_the_hub(
-    tmp_path: Path, data: Path
-) -> None:
+def test_a_machine_without_memory_for_one_sequence_has_failed(tmp_path: Path, data: Path) -> None:
     """So another can have its place; with more than one at a time the head tries fewer."""
     recipe = staged_recipe(tmp_path, "gpt_neox", data)
     replica = Replica(tmp_path / "gpt_neox", recipe, 3, "ann")
@@ -443,9 +443,6 @@ def test_a_machine_without_memory_for_one_sequence_has_failed_in_a_ring_of_the_h
         next(filter(holds, layers_of(replica.compute(2)))).register_forward_hook(full)
         trainer = build_staged_peer(replica.head, 2).trainer
         one = Sample(np.arange(8, dtype=np.int32), np.ones(8, bool))
-        with pytest.raises(MemoryError, match="stage 2: none is left"):
-            trainer.backward([[one]], 7)
-        replica.head.layers = (range(1), range(1, 2), range(2, 3))
         with pytest.raises(MemoryError, match="stage 2: none is left"):
             trainer.backward([[one, one]], 14)
         with pytest.raises(StageFailed, match="has no memory for one sequence") as met:

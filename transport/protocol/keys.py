@@ -27,12 +27,6 @@ class CurveKeys:
         public, secret = zmq.curve_keypair()
         return cls(to_base64(z85.decode(public)), to_base64(z85.decode(secret)))
 
-    @classmethod
-    def derived(cls, secret: bytes) -> CurveKeys:
-        """Make the pair of these 32 secret bytes, which are random or a hash of such."""
-        encoded = z85.encode(secret)
-        return cls(to_base64(z85.decode(zmq.curve_public(encoded))), to_base64(secret))
-
     def check(self) -> None:
         """Raise ValueError if the two are not a pair."""
         try:

@@ -3,7 +3,6 @@
 A run without stages does not load it.
 """
 
-from .ring_url import RingURL, parse_addresses, parse_ring
 from .stage_line import Gone, LineMessage, Renewed
 from .stage_link import FromNeighbour, Neighbour, StageLink
 from .stage_placement import Machines, PipelineLoad, Placed, Placement, place

@@ -104,8 +104,6 @@ class StageLink:
         self._closing = False
         # called in a line's thread: its connection was made, or was closed or (why) refused, and is dialled
         self.dialled: Callable[[Neighbour, Unreachable | None], None] = lambda neighbour, why: None
-        # called with a number of connections that the port has refused, while a neighbour is to dial it
-        self.refused: Callable[[int], None] = lambda count: None
         self._threads: list[threading.Thread] = []
         self._start(self._listen)
 
@@ -218,9 +216,7 @@ class StageLink:
                         line.line.closed()
                 if now >= guard_at:
                     guard_at = now + GUARD_S
-                    refused = self._wire.guard(now, self._session_of).closed
-                    if refused and not all(line.line.open for line in lines):
-                        self.refused(refused)
+                    self._wire.guard(now, self._session_of)
         finally:
             self._wire.close()
 

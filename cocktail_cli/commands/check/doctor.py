@@ -205,7 +205,7 @@ def accelerator(device: str) -> Finding:
             holders = "; ".join(users_of(device)[:3])
             return found("warn", "device", text, f"others hold it: {holders or 'unknown'}")
     if others:
-        hint = "preview and bench step try it out; please report what they say"
+        hint = "try it with preview and `launch smoke`, and report what they say"
         return found("warn", "device", f"{text}; cocktail was never tried on {others}", hint)
     return found("ok", "device", text)
 

@@ -6,7 +6,6 @@ discards, and leaves before it is given work. It measures its own line and the h
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli.errors import explain
-from cocktail_cli.machine import joined, own_keys, url_to_dial
+from cocktail_cli.machine import own_keys, url_to_dial
 from cocktail_cli.ui import counted, found, megabytes
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ FETCH_S, FETCH = 3.0, 32 << 20  # download trial: at most so many seconds and by
 FIRST, SEND_S, SEND = 64 << 10, 2.0, 4 << 20  # upload trial: bytes of the first, then seconds and most bytes
 SLOWEST = 30.0  # seconds for either trial
 ENOUGH = 0.7  # share of the time that a device computes; below that a line is worth a word
-TRIES = 3  # TCP connections; the fastest counts
 
 
 def run(text: str) -> Iterator[Finding]:
@@ -117,35 +115,6 @@ def visiting(url: RunURL) -> Iterator[PeerLink]:
         yield link
     finally:
         link.leave("the doctor has seen enough")
-
-
-def round_trips(url: RunURL) -> list[float]:
-    """Measure a few TCP handshakes with the hub, else with its relay or a proxy, in seconds. Raises
-    Unreachable, which names the layer at fault."""
-    from transport.protocol import Unreachable
-
-    failed = []
-    for there in dict.fromkeys(route.proxy or replace(route, name="", tls=False) for route in url.routes):
-        try:
-            return handshakes(there.host, there.port)
-        except Unreachable as error:
-            failed.append(error)
-    raise Unreachable.of(failed)
-
-
-def handshakes(host: str, port: int) -> list[float]:
-    from transport.protocol import Unreachable
-
-    took = []
-    for _ in range(TRIES):
-        started = time.monotonic()
-        try:
-            socket.create_connection((host, port), timeout=ANSWER).close()
-        except OSError as error:
-            layer = "dns" if isinstance(error, socket.gaierror) else "tcp"
-            raise Unreachable(host, port, layer, f"{joined(host, port)}: {error}") from error
-        took.append(time.monotonic() - started)
-    return took
 
 
 def said(status: dict[str, Any]) -> str:

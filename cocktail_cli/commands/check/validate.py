@@ -60,25 +60,12 @@ def validate(
     if print_:
         say_text(printed(resolved, as_json))
         return
-    print_checks(resolved, said, as_json, quiet, offline, strict)
-    if not as_json and not quiet:
-        again = request.typed()
-        say(f"Next: cocktail plan {again}", f"      cocktail launch {again}", err=True)
-
-
-def print_checks(
-    resolved: Resolved,
-    said: Sequence[str],
-    as_json: bool,
-    quiet: bool,
-    offline: bool = False,
-    strict: bool = False,
-) -> None:
-    """Check the recipe and print what is found, after what was chosen for it (`said`). Raises Exit (3) where
-    something fails."""
     checked = resolved.recipe
     told, beside = findings(resolved, said, offline), {"recipe": checked.name, "hash": checked.recipe_hash}
     print_findings(told, as_json, quiet, "recipe_invalid", strict, **beside)
+    if not as_json and not quiet:
+        again = request.typed()
+        say(f"Next: cocktail plan {again}", f"      cocktail launch {again}", err=True)
 
 
 def findings(resolved: Resolved, notes: Sequence[str], offline: bool = False) -> Iterator[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +17,6 @@ from cocktail_cli.signals import StopAsked, leave_on_signal
 from cocktail_cli.ui import Display, Progressed, View, Warning, open_view
 
 if TYPE_CHECKING:
-    from cocktail_cli.stage_machines import StageRing
     from transport import RunURL
 
 RETURN_WITHIN = 600.0  # seconds to reach the hub after a pause: nobody may be there to try again
@@ -62,7 +61,6 @@ def join(
     listen: options.Listen = None,
     advertise: options.PeerAdvertise = None,
     layers: options.Layers = None,
-    ring: options.Ring = None,
     trust_remote_code: options.TrustCode = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -108,7 +106,7 @@ def join(
             )
             leave_at = volunteer.next_at(until, datetime.now()) if until else None
             rules = volunteer.Availability(hours, leave_at, only_idle, max_temp)
-            check_lending(layers, ring, gpus, rules)
+            check_lending(layers, gpus, rules)
             question = None
             if not yes:
                 # before torch is imported, which takes seconds: a person waits
@@ -119,9 +117,6 @@ def join(
             view.show(Progressed("loading the libraries"))
             machine.isolate_model_code(trust_remote_code)
             limits = replace(limits, devices=machine.pick_devices(device, gpus))
-            if ring is not None:
-                check_run(url, limits, patience)
-                limits = replace(limits, ring=stack.enter_context(closing(opened_ring(ring, limits, view))))
             if gpus == 1:
                 machine.limit_memory(limits.devices, vram_limit)
             monitor = volunteer.AvailabilityMonitor(
@@ -162,12 +157,11 @@ def join(
         raise typer.Exit(status)
 
 
-def check_lending(layers: str | None, ring: str | None, gpus: int, rules: volunteer.Availability) -> None:
+def check_lending(layers: str | None, gpus: int, rules: volunteer.Availability) -> None:
     """Raise Failure (usage) where a machine that lends memory for layers is asked for something else too."""
     if layers is None:
         return
     others = {
-        "--ring": ring is not None,
         "--gpus": gpus > 1,
         "--hours, --until and the like": bool(rules.lines()),
     }
@@ -189,44 +183,6 @@ def lent_bytes(layers: str, limits: volunteer.VolunteerLimits) -> int:
         return min(int(parse_size(layers)), here)
     except ValueError as error:
         raise Failure("usage", f"--layers: {error}") from error
-
-
-def opened_ring(addresses: str, limits: volunteer.VolunteerLimits, view: View) -> StageRing:
-    """Listen for the other machines of this peer, and say what to type there. Raises UrlError, Failure,
-    AddressInUse."""
-    from transport.stages import parse_addresses
-
-    places = parse_addresses(addresses)
-    if len(limits.devices) > 1:
-        raise Failure(
-            "usage", "--ring and --gpus: a machine of several takes part with one device; give one of them"
-        )
-    from cocktail_cli.stage_machines import RingLines, StageRing, ring_of
-
-    url = ring_of(places)
-    for number in range(1, url.stages):
-        which = f"machine {number + 1} of {url.stages}"
-        view.show(Progressed(f"type on {which}: cocktail stage {url.of(number)}"))
-    lines = RingLines.at(url)
-    lines.lost = lambda why: view.show(Warning(why))
-    return StageRing(lines, url.stages, limits.devices[0])
-
-
-def check_run(url: RunURL, limits: volunteer.VolunteerLimits, patience: float) -> None:
-    """Look whether several machines can be a peer of this run, before this one joins it.
-
-    Raises ModelError where they cannot; Unreachable, RefusedByHub, LinkLost.
-    """
-    from recipes.config import recipe_from_json
-    from recipes.staged_peer import check_staged
-    from transport.peer import PeerIdentity, RunVisit
-
-    visit = RunVisit(url, PeerIdentity(limits.name, limits.hardware, keys=machine.own_keys()))
-    try:
-        preview = visit.begin(max(volunteer.CONNECT_TIMEOUT, patience))
-        check_staged(recipe_from_json(preview.welcome.recipe))
-    finally:
-        visit.end(declined=False)
 
 
 def dialled(text: str, view: View) -> RunURL:

@@ -7,27 +7,9 @@ from typing import Annotated
 import typer
 
 from cocktail_cli import options
-from cocktail_cli.commands.check.plan import RATE, Asked, make, print_plan
-from cocktail_cli.commands.check.validate import print_checks
 from cocktail_cli.errors import Failure
-from cocktail_cli.host import (
-    LaunchSettings,
-    LocalSettings,
-    check_launch,
-    check_machine,
-    chosen,
-    launch_run,
-)
-from cocktail_cli.machine import (
-    BIND,
-    PORT,
-    ListenAddress,
-    isolate_model_code,
-    pick_device,
-    split_devices,
-    this_machine,
-)
-from cocktail_cli.recipe_request import RecipeRequest
+from cocktail_cli.host import LaunchSettings, LocalSettings, launch_run
+from cocktail_cli.machine import BIND, PORT, ListenAddress, isolate_model_code
 from cocktail_cli.ui import Display, open_view
 
 
@@ -49,17 +31,11 @@ def launch(
             "--wait-for-guests", metavar="N", min=0, help="Start once N peers from elsewhere are here."
         ),
     ] = 0,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in DIR, as `cocktail resume` does.")
-    ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Leave the run in DIR alone, begin anew in DIR-2.")
     ] = False,
     detach: options.Detach = False,
     dashboard: options.WithPage = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check and plan only: `validate` and `plan`.")
-    ] = False,
     bind: options.Bind = BIND,
     port: options.Port = None,
     advertise: options.Advertise = None,
@@ -92,8 +68,6 @@ def launch(
     After a crash or a pause `cocktail resume` continues the run. After --detach `cocktail logs` has its
     words. With --json each line is an event: {"v":1,"t":...,"event":"step","step":3,"loss":4.1,...}
     """
-    if resume and fresh:
-        raise Failure("usage", "one of --resume and --fresh at a time")
     if no_train and peers > 1:
         raise Failure(
             "usage", f"--no-train starts no peer here, and --peers {peers} some", hints=("give one of them",)
@@ -113,7 +87,6 @@ def launch(
         local=local,
         peers=0 if no_train else peers,
         guests=wait_for_guests,
-        resume=resume,
         fresh=fresh,
         detach=detach,
         detached=detached,
@@ -122,16 +95,5 @@ def launch(
         life_line=life_line,
         verbose=verbose,
     )
-    if dry_run:
-        from recipes.planning import CARRIES, LinkSpeed
-
-        check_machine(wanted, check_launch(wanted).listen)
-        request, said = chosen(RecipeRequest.of(recipe, overrides, data, model), wanted)
-        print_checks(request.resolve(), said, as_json, quiet)
-        line = LinkSpeed(max_up or RATE, max_down or RATE, carries=CARRIES)
-        here = this_machine(pick_device(split_devices(device)[0]))
-        asked = Asked(request, here, gpus, wanted.peers or None, line, None, micro_batch_size, None, None)
-        print_plan(make(asked), (), as_json, quiet)
-        return
     with open_view(Display(as_json, quiet, verbose, not no_color, progress, life_line)) as view:
         launch_run(wanted, view)

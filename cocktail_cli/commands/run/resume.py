@@ -95,7 +95,6 @@ def resume(
         ),
         local=local,
         peers=count,
-        resume=True,
         run=record,
         detach=detach,
         detached=detached,

@@ -70,7 +70,7 @@ def test_owners_are_killed_leave_and_outlive_their_hub(tmp_path: Path, forked: F
 
     hub.send(signal.SIGKILL)
     hub.wait()
-    again = forked.start(tmp_path / "again", *launch, "--resume")
+    again = forked.start(tmp_path / "again", "resume", str(tmp_path / "out"), "--json")
     three_rounds_of(again, 2)
     again.send(signal.SIGINT)
     assert again.wait() == peers["ann"].wait() == peers["bob"].wait() == 0

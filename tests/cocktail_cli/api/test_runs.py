@@ -50,7 +50,7 @@ def test_options_are_written_as_on_the_command_line(tmp_path: Path) -> None:
     given = {
         "output_dir": tmp_path,
         "peers": 0,
-        "resume": True,
+        "no_train": True,
         "fresh": False,
         "max_up": "5mbit",
         "gpus": None,
@@ -58,7 +58,7 @@ def test_options_are_written_as_on_the_command_line(tmp_path: Path) -> None:
 
     words = command_words("launch", known, given)
 
-    assert words == ["--output-dir", str(tmp_path), "--peers", "0", "--resume", "--max-up", "5mbit"]
+    assert words == ["--output-dir", str(tmp_path), "--peers", "0", "--no-train", "--max-up", "5mbit"]
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,7 @@ input()
 
 
 @pytest.mark.skipif(os.name != "posix" or not shutil.which("ps"), reason="no exec, or no ps")
-@pytest.mark.parametrize(
-    "url", [URL, "cocktail://KEY.TOK", f"cocktail join '{URL}'", "cocktail-ring://KEY@127.0.0.1:29600,-/1"]
-)
+@pytest.mark.parametrize("url", [URL, "cocktail://KEY.TOK", f"cocktail join '{URL}'"])
 def test_a_command_with_a_run_url_hides_its_token_from_argv(url: str) -> None:
     arguments = ["-c", COMMAND, "join", url, "--name", "ann"]
     with subprocess.Popen(

@@ -283,5 +283,5 @@ def test_the_second_signal_ends_a_launch_at_once_and_it_can_be_resumed(
     launch.send(signal.SIGINT)
 
     assert launch.wait(8.0) == 130
-    again = forked.start(tmp_path / "run", *LAUNCH, "--resume")
+    again = forked.start(tmp_path / "run", "resume", "out", "--json")
     again.until("run_started")

@@ -22,10 +22,10 @@ from compress import PacketError
 from recipes.config.loader import load_recipe
 from recipes.config.schema import Recipe
 from recipes.errors import MissingPackage, ModelError, StageFailed, StageLost
-from recipes.models import load_trained
-from recipes.pipeline import StageMessage, cut_at_layers
+from recipes.models import load_trained, meta_trained_model
+from recipes.pipeline import StageMessage, cut_at_layers, cut_of, parameter_costs
 from recipes.pipeline.stage_worker import Kind
-from recipes.staged_peer import RingHead, StageMachine, StageServer, check_staged, load_replica
+from recipes.staged_peer import RingHead, StageMachine, StageServer, check_staged
 from recipes.staged_peer.ring_head import MOST
 from recipes.staged_peer.ring_request import HEAD, Answer, error_values, raise_error, request_of, sender
 from recipes.staged_peer.staged_peer import noise_of
@@ -37,19 +37,6 @@ WITHOUT = [
     ("zero", {}),
     ("encode", {"round": 0, "budget": 1, "alone": False, "flights": []}),
 ]
-
-
-class NoLines:
-    """Lines to machines that never say anything."""
-
-    def send(self, message: StageMessage) -> None:
-        """Lose a message."""
-
-    def receive(self, timeout: float) -> None:
-        return None
-
-    def refuse(self, kind: str, why: str) -> None:
-        """Lose that, too."""
 
 
 class ScriptedLines:
@@ -84,6 +71,7 @@ def request(answers: Any, sizes: Any = (0, 0), do: Any = "held", fields: Any = (
 
 KINDS: tuple[Kind, ...] = ("request", "activations", "gradients", "mismatch")
 HELD = {"key": "", "round": 0, "step": -1}
+THREE = (range(1), range(1, 2), range(2, 3))  # layers of three machines
 FINE = {"places": 32, "shorter": 20.0, "signal": 1.0, "noise": 2.0, "least": 0.5}
 
 
@@ -110,7 +98,7 @@ FINE = {"places": 32, "shorter": 20.0, "signal": 1.0, "noise": 2.0, "least": 0.5
 def test_a_head_whose_machines_answer_with_garbage_names_one_of_them(answer: bytes, stage: int) -> None:
     """No other error, and no waiting: its process goes on, and another machine can have that place."""
     lines = ScriptedLines(answer)
-    head = RingHead(StageMachine(0), lines, stages=3)
+    head = RingHead(StageMachine(0), lines, THREE)
     try:
         with pytest.raises(StageFailed, match=f"stage {stage}: ") as met:
             head.held() if b"failed" not in answer else asked(head)
@@ -140,7 +128,7 @@ def asked(head: RingHead) -> None:
 
 def test_a_head_that_is_sent_more_messages_than_a_step_has_ends_the_step() -> None:
     says = [StageMessage(7, "gradients", 0, b"")] * (2 * MOST)
-    head = RingHead(StageMachine(0), ScriptedLines(says=says), stages=3)
+    head = RingHead(StageMachine(0), ScriptedLines(says=says), THREE)
     try:
         with pytest.raises(StageFailed, match="stage 1: sends more messages than a step has"):
             all(iter(partial(head.next, True), None))  # some are there before that is noticed
@@ -194,12 +182,8 @@ def test_a_model_of_too_few_layers_is_no_temporary_error(tmp_path: Path) -> None
     config = CLASSES["llama"]()
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(tmp_path)
-    head = RingHead(StageMachine(0), NoLines(), stages=9)
-    try:
-        with pytest.raises(ModelError, match="9 machines are more than this model has layers for"):
-            load_replica(head, recipe(), tmp_path)
-    finally:
-        head.close()
+    with pytest.raises(ModelError, match="9 machines are more than this model has layers for"):
+        cut_of(parameter_costs(meta_trained_model(recipe(), tmp_path)), 9, recipe())
 
 
 @pytest.mark.parametrize("lora", [(), ("lora.lora_r=4",)])

@@ -1,4 +1,4 @@
-"""Two NATs and a relay, emulated with namespaces; scripts/bench/through_relay.py measures more of it."""
+"""Two NATs and a relay, emulated with namespaces; scripts/netlab/through_relay.py measures more of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scripts import ROOT
 
 MEASURE = [
     "-m",
-    "scripts.bench.through_relay",
+    "scripts.netlab.through_relay",
     "--joins",
     "5",
     "--megabytes",

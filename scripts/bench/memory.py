@@ -229,9 +229,9 @@ def leases(given: argparse.Namespace, words: int) -> list[bytes]:
 
 def train(folder: Path, given: argparse.Namespace, memory: Host | Cuda) -> dict[str, int]:
     """Build a peer and let it train; the parts that it had."""
-    from cocktail_cli.volunteer.loopback_link import LoopbackLink
     from recipes.models.trainable import load_trained
     from recipes.training.loop import build_peer, finetune
+    from scripts.swarms.loopback_link import LoopbackLink
 
     recipe = recipe_for(folder, given.length, given.override)
     before = memory.held()
@@ -344,11 +344,8 @@ def main() -> None:
     parser.add_argument("--override", action="append", default=[], metavar="KEY=VALUE", help="of the recipe")
     given = parser.parse_args()
     if not GIVES_BACK.keys() <= os.environ.keys():  # read when a process starts
-        os.execve(
-            sys.executable,
-            [sys.executable, __file__, *sys.argv[1:]],
-            GIVES_BACK | dict(os.environ),
-        )
+        again = [sys.executable, "-m", "scripts.bench.memory", *sys.argv[1:]]
+        os.execve(sys.executable, again, GIVES_BACK | dict(os.environ))
     for line in table(dict(measured(given))):
         print(line)
 

@@ -1,25 +1,35 @@
-"""`cocktail bench step`: measure a training step of a recipe, with no network in between."""
+"""A training step of a recipe on this machine, with no network in between.
+
+scripts/bench_step smoke
+scripts/bench_step my.yaml learning_rate=1e-4 --steps 10 --peers 8 --device cuda
+scripts/bench_step --model ./my-model --data rows.jsonl
+
+The model is fetched as for a launch; of the data only the first rows are read. With --json one object:
+{"v": 1, "recipe", "device", "parameters", "micro_batch", "samples", "tokens", "step_s", "compute_s",
+"codec_s", "join_s", "tokens_per_s", "packet_bytes", "slowest_s", "memory_bytes"}
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-from cocktail_cli.ui import ProgressMeter, events, megabytes
-from cocktail_cli.volunteer import LoopbackLink, micro_batch_of
-
-if TYPE_CHECKING:
-    from recipes.config import Recipe
-    from recipes.data import Sample
-    from recipes.training import Link, Peer
+from cocktail_cli.machine import check_trust, isolate_model_code, pick_device
+from cocktail_cli.recipe_request import RecipeRequest, room_for
+from cocktail_cli.ui import megabytes
+from cocktail_cli.volunteer import micro_batch_of
+from recipes.config import Recipe
+from scripts.swarms.lab import parser
+from scripts.swarms.loopback_link import LoopbackLink
 
 WARM = 1  # warm-up rounds: the first compiles, and has nothing to exchange
 
@@ -35,14 +45,7 @@ class Measured:
     packet: int
 
 
-def measured(
-    recipe: Recipe,
-    device: str,
-    micro_batch: int | None,
-    steps: int,
-    peers: int,
-    tell: Callable[[events.Event], None],
-) -> dict[str, Any]:
+def measured(recipe: Recipe, device: str, micro_batch: int | None, steps: int, peers: int) -> dict[str, Any]:
     """Build a peer as `join` would, train on the first rows of the data, and measure.
 
     Raises:
@@ -56,28 +59,23 @@ def measured(
     # nothing is in flight on a loop, and an exchange that waits for its turn would be measured as work
     stale = {"staleness": min(recipe.compression.staleness, 1)}
     recipe = recipe.model_copy(update={"compression": recipe.compression.model_copy(update=stale)})
-    tell(events.Progressed("preparing the base model"))
     with tempfile.TemporaryDirectory(prefix="cocktail-", ignore_cleanup_errors=True) as place:
-        name = recipe.model.model_name_or_path
-        base = prepare_base(
-            recipe, Path(place) / "base", ProgressMeter(tell, f"fetching {name}", "bytes")
-        ).folder
+        base = prepare_base(recipe, Path(place) / "base").folder
         tokenizer = load_tokenizer(recipe.model, base)
         check_fit(recipe, base, tokenizer)
         every = recipe.compression.step_rungs[0]
         lease = first(recipe, tokenizer, math.ceil(samples_per_peer(recipe, peers)) * every)
-        tell(events.Progressed("loading the model"))
         model, batch = load_trained(recipe, base, device), micro_batch_of(recipe, micro_batch) or 1
         peer = build_peer(model, recipe, batch, device=device)
         del model
         if micro_batch_of(recipe, micro_batch) is None:
             peer.micro_batch = micro_batch_for(peer.trainer, recipe)
         link = LoopbackLink(pack_samples(lease), len(lease), WARM + math.ceil(steps / every), every)
-        rounds = list(rounds_of(link, peer, tell))
+        rounds = list(rounds_of(link, peer))
     return row(recipe, device, peer, lease, rounds)
 
 
-def first(recipe: Recipe, tokenizer: Any, count: int) -> Sequence[Sample]:
+def first(recipe: Recipe, tokenizer: Any, count: int) -> Sequence[Any]:
     """Return the first `count` samples, repeating the data where there are fewer."""
     from recipes.data import preview_data
 
@@ -85,18 +83,16 @@ def first(recipe: Recipe, tokenizer: Any, count: int) -> Sequence[Sample]:
     return list(islice(cycle(samples), count))
 
 
-def rounds_of(link: LoopbackLink, peer: Peer, tell: Callable[[events.Event], None]) -> Iterator[Measured]:
+def rounds_of(link: LoopbackLink, peer: Any) -> Iterator[Measured]:
     """Run round after round and yield their times; warm-up rounds are left out."""
     from recipes.training import StepDone, finetune
 
     every, before = link.local_steps, time.monotonic()
-    # Cast, as a Protocol's plain attributes must be settable.
-    for event in finetune(cast("Link", link), peer, 0):
+    for event in finetune(link, peer, 0):
         if not isinstance(event, StepDone):
             continue
         join = event.join_s + drained(peer)
         now = time.monotonic()
-        tell(events.Progressed("training", event.round + 1, link.rounds, "rounds"))
         if event.round >= WARM:
             compute = (event.compute_finished or 0.0) - (event.compute_started or 0.0)
             codec = event.exchange_finished - event.exchange_started
@@ -105,7 +101,7 @@ def rounds_of(link: LoopbackLink, peer: Peer, tell: Callable[[events.Event], Non
         before = now
 
 
-def drained(peer: Peer) -> float:
+def drained(peer: Any) -> float:
     """Wait for what a GPU was asked; return the seconds that took. They are of the optimizer as well."""
     if peer.side.stream is None:
         return 0.0
@@ -117,7 +113,7 @@ def drained(peer: Peer) -> float:
 
 
 def row(
-    recipe: Recipe, device: str, peer: Peer, lease: Sequence[Sample], rounds: Sequence[Measured]
+    recipe: Recipe, device: str, peer: Any, lease: Sequence[Any], rounds: Sequence[Measured]
 ) -> dict[str, Any]:
     """Summarize the rounds by medians."""
     step, every = median(one.step_s for one in rounds), recipe.compression.step_rungs[0]
@@ -163,3 +159,30 @@ def table(row: dict[str, Any]) -> Iterator[str]:
     yield f"{'speed':<9} {row['tokens_per_s']:,.0f} tokens/s on {row['device']}"
     if row["memory_bytes"]:
         yield f"{'memory':<9} {megabytes(row['memory_bytes'])} at most"
+
+
+def main() -> None:
+    asked = parser(__doc__)
+    asked.add_argument("recipe", nargs="?", help="a shipped recipe, a YAML file, its address, or a model")
+    asked.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="recipe fields")
+    asked.add_argument("--data", help="jsonl, json, csv, parquet, txt, folder or hub id")
+    asked.add_argument("--model", help="train this: a folder or a hub id")
+    asked.add_argument("--steps", type=int, default=5, help="steps to measure, after one to warm up")
+    asked.add_argument("--peers", type=int, help="peers that share a batch (default: swarm.min_peers)")
+    asked.add_argument("--device", default="auto", help="auto, cpu, mps, xpu, cuda or cuda:N")
+    asked.add_argument("--micro-batch-size", type=int, help="sequences in memory at once")
+    asked.add_argument("--trust-remote-code", action="store_true", help="run Python code of the model here")
+    asked.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    args = asked.parse_intermixed_args()
+    isolate_model_code(args.trust_remote_code)
+    request = RecipeRequest.of(args.recipe, args.overrides, args.data, args.model)
+    check_trust(request.load(), args.trust_remote_code)
+    request, said = request.choose(room_for([args.device]) if request.is_own else None)
+    recipe = request.load()
+    many = args.peers or recipe.swarm.min_peers
+    found = measured(recipe, pick_device(args.device), args.micro_batch_size, args.steps, many)
+    print(json.dumps({"v": 1} | found) if args.json else "\n".join([*said, *table(found)]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """Transfers through a relay by SOCKS and by WebSocket over TLS, and joins through a real proxy.
 
-    scripts/start scripts.bench.through_tls --megabytes 64 --times 3 --joins 20
+    scripts/start scripts.netlab.through_tls --megabytes 64 --times 3 --joins 20
 
 Hub, relay and volunteer are processes of their own; what is measured is the machine, as there is no line. The
 proxy is squid or tinyproxy, which lets CONNECT to the relay's port through and nothing else; where none is
@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 
 from scripts import ROOT
-from scripts.bench.through_relay import AT_ONCE, BLOB, RUN, join, print_rounded, serve
+from scripts.netlab.through_relay import AT_ONCE, BLOB, RUN, join, print_rounded, serve
 from scripts.swarms.lab import parser
 from scripts.swarms.processes import Line, Process, run_role, say, started
 from scripts.swarms.tcp_link import free_port
@@ -33,7 +33,7 @@ from transport.protocol import Proxies, Proxy, Route, RunURL
 from transport.relay import Relay
 from transport.wire import DealerWire
 
-MODULE = "scripts.bench.through_tls"
+MODULE = "scripts.netlab.through_tls"
 SHUT = 1  # a port at which nothing listens: the direct way does not work
 CERTIFICATE, KEY = (ROOT / "tests" / "transport" / "tunnel" / f"relay-{part}.pem" for part in ("cert", "key"))
 PROXIES = {

@@ -1,4 +1,4 @@
-"""The bench measures what it says; and the sizes it would print are near what entropy allows."""
+"""bench_compress and bench_step measure what they say; and sizes are near what entropy allows."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from cocktail_cli.commands.tools.bench_codec import GRID, SETTINGS, bench, energy_lost, table
 from compress import (
     Cocktail,
     entropy,
@@ -21,8 +21,9 @@ from compress import (
     reference_packet,
     reference_values,
 )
+from scripts.bench.compress import GRID, SETTINGS, bench, energy_lost, table
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parent.parent
 KEYS = ["data", "p", "K", "bits", "bits_per_param", "bound", "ratio_fp16", "encode_ms", "decode_ms"]
 KEYS += ["reference_encode_ms", "floor_ms", "error", "reference_error"]
 
@@ -114,14 +115,30 @@ def test_entropy_of_a_coin_is_one_bit() -> None:
     assert entropy(np.array([1.0, 0.0])) == 0.0
 
 
-@pytest.mark.slow
-def test_the_script_prints_one_json_object() -> None:
-    told = subprocess.run(
-        [sys.executable, "-m", "scripts.bench.compress", "--params", "1e5", "--times", "1", "--json"],
+def told(script: str, *arguments: str) -> dict[str, Any]:
+    """Run a script and return the object that it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"scripts.bench.{script}", *arguments, "--json"],
         capture_output=True, text=True, timeout=120, check=True, cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
+    return dict(json.loads(done.stdout))
 
-    told_once = json.loads(told.stdout)
-    assert told_once["v"] == 1
-    assert all(set(KEYS) <= set(row) for row in told_once["rows"])
+
+@pytest.mark.slow
+def test_bench_compress_prints_one_json_object() -> None:
+    found = told("compress", "--params", "1e5", "--times", "1")
+
+    assert found["v"] == 1
+    assert all(set(KEYS) <= set(row) for row in found["rows"])
+
+
+@pytest.mark.slow
+def test_bench_step_measures_a_step_without_a_network() -> None:
+    small = ["data.max_length=32", "global_batch_size=4", "compression.local_steps=2"]
+    row = told("step", "smoke", *small, "--peers", "2", "--steps", "3", "--device", "cpu")
+
+    assert (row["v"], row["samples"], row["parameters"]) == (1, 2, 1_012_992)
+    assert 0 < row["tokens"] <= 2 * 32
+    assert 0 < row["compute_s"] <= row["step_s"] <= row["slowest_s"]
+    assert row["tokens_per_s"] == pytest.approx(row["tokens"] / row["step_s"])

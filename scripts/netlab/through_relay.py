@@ -1,7 +1,7 @@
 """Joins and transfers of a run whose host and volunteers are behind NATs of their own, through a relay.
 
-    scripts/start scripts.bench.through_relay                     100 joins, 20 Mbit/s, 40 ms
-    scripts/start scripts.bench.through_relay --joins 5 --megabytes 4
+    scripts/start scripts.netlab.through_relay                     100 joins, 20 Mbit/s, 40 ms
+    scripts/start scripts.netlab.through_relay --joins 5 --megabytes 4
 
 In a network lab (exit 77 and the reason where it cannot be made): the hub and the volunteers' machine can
 only dial out, the relay is a machine that both can dial. A join is a link with a key of its own that is
@@ -31,7 +31,7 @@ from transport.peer import PeerIdentity
 from transport.protocol import RunOver, SessionRenewed, TransportError, messages
 from transport.relay import HubTunnel, Relay
 
-MODULE = "scripts.bench.through_relay"
+MODULE = "scripts.netlab.through_relay"
 HUB, RELAY = "10.77.0.1", "10.77.0.12"  # the members hub and p2; volunteers are p1
 RUN, BLOB = "relayed", "base/blob"
 AT_ONCE = 10  # joins

@@ -1,0 +1,30 @@
+"""Commands and options that are gone, and what does their work now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .errors import Failure
+
+REMOVED = {  # as it was typed after `cocktail` -> what to type now
+    "bench": "scripts/bench_compress, scripts/bench_step, and of a line to a run cocktail doctor RUN_URL",
+    "launch --resume": "cocktail resume RUN, or its folder",
+    "launch --dry-run": "cocktail validate RECIPE and cocktail plan RECIPE",
+    **dict.fromkeys(
+        ("plan --up", "plan --down", "plan --bandwidth"), "cocktail plan --lines 20/100, in Mbit/s"
+    ),
+    **dict.fromkeys(("plan --hub-up", "plan --hub-down"), "cocktail plan --lines hub=100/100, in Mbit/s"),
+    "plan --listening": "cocktail plan --lines listen=4",
+    "stage": "cocktail join RUN_URL --layers auto, on each machine",
+    "join --ring": "cocktail join RUN_URL --layers auto, on each machine",
+}
+
+
+def check_removed(arguments: Sequence[str]) -> None:
+    """Raise Failure (usage), in one line, where a command line has something that is gone."""
+    given = [*arguments[: arguments.index("--")]] if "--" in arguments else [*arguments]
+    options = {word.partition("=")[0].replace("_", "-") for word in given[1:] if word.startswith("--")}
+    for old, new in REMOVED.items():
+        command, _, option = old.partition(" ")
+        if given[:1] == [command] and (not option or option in options):
+            raise Failure("usage", f"cocktail {old} is gone; now it is {new}")

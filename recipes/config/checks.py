@@ -24,9 +24,20 @@ _SCHEDULE_KEYS: dict[str, tuple[set[str], set[str]]] = {
     "warmup_stable_decay": ({"num_decay_steps"}, {"num_decay_steps", "min_lr_ratio", "num_cycles"}),
 }
 
-# switches that do not exist -> what is so instead
-UNSUPPORTED_KEYS: dict[str, str] = {
+# keys that do not exist, or no longer -> what to write instead, or why there is none
+GONE_KEYS: dict[str, str] = {
     "lossless": "there is no such switch: packets always go through zstd or lz4, which changes no value",
+    "bnb_4bit_quant_type": "there is no such key: 4-bit weights are nf4",
+    "use_rslora": "there is no such key: write lora_alpha times sqrt(lora_r), which is the same scale",
+    "exclude_modules": "there is no such key: lora_target_modules names the modules that get adapters",
+    "label_smoothing": "there is no such key: loss_type is sigmoid, hinge or ipo, and none of them has one",
+    "disable_dropout": "there is no such key: under `dpo:` there is no dropout",
+    "dataset_text_field": "write column_map: {text: NAME}, which names any column",
+    "hub_strategy": "there is no such key: the model is pushed at the end (before: cocktail export --push)",
+    "run_name": "there is no such key: trackers show the name of the run",
+    "wandb_name": "there is no such key: trackers show the name of the run",
+    "trackio_space_id": "there is no such key: trackio writes to the host's disk",
+    "loss_watchdog_patience": "there is no such key: three rounds above loss_watchdog_threshold end the run",
 }
 
 # (key, value) -> what to write instead
@@ -51,7 +62,6 @@ _FOREIGN_NAMES: dict[str, str] = {  # ours -> theirs
     "model.tokenizer_name_or_path": "tokenizer tokenizer_name",
     "model.attn_implementation": "flash_attention flash_attn use_flash_attention_2 attention_implementation",
     "model.load_in_4bit": "qlora use_4bit quantization_bit",
-    "model.bnb_4bit_quant_type": "quantization_type",
     "model.bnb_4bit_use_double_quant": "use_bnb_nested_quant double_quantization bnb_4bit_nested_quant",
     "datasets": "dataset dataset_name dataset_path dataset_dir train_file train_dataset",
     "eval_datasets": "test_datasets eval_dataset validation_file",
@@ -84,18 +94,15 @@ _FOREIGN_NAMES: dict[str, str] = {  # ours -> theirs
     "checkpoint.save_steps": "save_strategy saves_per_epoch",
     "checkpoint.hub_model_id": "push_to_hub_model_id",
     "logging.project": "wandb_project trackio_project",
-    "logging.run_name": "wandb_name wandb_run_id",
     "logging.report_to": "use_wandb",
     "lora.lora_r": "lora_rank r",
     "lora.lora_target_modules": "lora_target target_modules lora_target_linear",
-    "lora.exclude_modules": "lora_exclude_modules",
     "lora.target_parameters": "lora_target_parameters",
     "lora.use_dora": "dora peft_use_dora",
     "lora.lora_modules_to_save": "modules_to_save additional_target",
     "dpo": "rl rlhf",
     "dpo.beta": "dpo_beta pref_beta rl_beta",
     "dpo.loss_type": "pref_loss dpo_loss_type",
-    "dpo.label_smoothing": "dpo_label_smoothing",
     "lora": "finetuning_type adapter use_peft peft_config",
 }
 FOREIGN_KEYS = {theirs: ours for ours, names in _FOREIGN_NAMES.items() for theirs in names.split()}
@@ -185,8 +192,6 @@ def _conflicts(recipe: Recipe) -> Iterator[Conflict]:
     checkpoint = recipe.checkpoint
     if checkpoint.push_to_hub and not checkpoint.hub_model_id:
         yield Conflict("checkpoint.push_to_hub", "where to?", "hub_model_id: me/my-model")
-    if checkpoint.push_to_hub and checkpoint.hub_strategy != "end" and not checkpoint.save_steps:
-        yield Conflict("checkpoint.hub_strategy", f"`{checkpoint.hub_strategy}` needs save_steps")
     yield from _compression_conflicts(recipe)
     if swarm.audit_share:
         yield from _audit_conflicts(recipe)
@@ -218,9 +223,6 @@ def _preference_conflicts(recipe: Recipe) -> Iterator[Conflict]:
             "needs `lora:`: the reference is the base without adapters, a whole model would need a second one"
         )
         yield Conflict("dpo", text, "lora.lora_r=16")
-    if recipe.dpo.label_smoothing and recipe.dpo.loss_type != "robust":
-        text = f"`{recipe.dpo.loss_type}` has none, as in TRL"
-        yield Conflict("dpo.label_smoothing", text, "dpo.loss_type=robust")
     if recipe.data.packing:
         yield Conflict("data.packing", "excluded by `dpo:`: a sample is a pair of answers", "packing=false")
     for name in ("completion_only_loss", "assistant_only_loss"):
@@ -391,8 +393,8 @@ def unknown_key(document: Document, key: Key) -> Problem:
     if key[:2] == ("swarm", "requires") and len(key) > 2:
         where = Requires
     known = list(where.model_fields) if where else []
-    if name in UNSUPPORTED_KEYS:
-        return document.problem(key, UNSUPPORTED_KEYS[name])
+    if name in GONE_KEYS:
+        return document.problem(key, GONE_KEYS[name])
     if name in FOREIGN_KEYS:
         hint = "it means the opposite" if name.startswith("train_on_input") else ""
         return document.problem(key, f"cocktail calls this {FOREIGN_KEYS[name]}", hint)

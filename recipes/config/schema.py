@@ -133,8 +133,9 @@ class Model(Section):
         None, ".jinja file, or folder or hub id of a tokenizer: its chat template and eos token", since="0.2"
     )
     load_in_8bit: bool = key(False, "quantize the frozen base to 8 bits; needs `lora:` and bitsandbytes")
-    load_in_4bit: bool = key(False, "quantize the frozen base to 4 bits; needs `lora:` and bitsandbytes")
-    bnb_4bit_quant_type: Literal["nf4", "fp4"] = key("nf4", "code book of 4-bit weights")
+    load_in_4bit: bool = key(
+        False, "quantize the frozen base to 4 bits (nf4); needs `lora:` and bitsandbytes"
+    )
     bnb_4bit_use_double_quant: bool = key(
         False, "quantize the scales of 4-bit weights too: 0.05 bytes a weight less", since="0.2"
     )
@@ -148,17 +149,15 @@ class Lora(Section):
     """Adapters beside a frozen base (Hu et al., 2021): only they are trained and exchanged."""
 
     lora_r: Whole = key(16, "rank of the adapters")
-    lora_alpha: Whole = key(32, "an adapter is scaled by alpha / r, or alpha / sqrt(r)")
+    lora_alpha: Whole = key(32, "an adapter is scaled by alpha / r")
     lora_dropout: Annotated[Real, Field(ge=0, lt=1)] = key(0.05, "dropout before each adapter")
     lora_target_modules: Names | Literal["all-linear"] = key(
         "all-linear", "modules that get adapters; all-linear: all but the output layer"
     )
     lora_modules_to_save: Names = key((), "modules trained in full, beside the adapters")
-    use_rslora: bool = key(False, "scale by alpha / sqrt(r) instead of alpha / r")
     use_dora: bool = key(
         False, "train the length of each output's weights apart from their direction", since="0.2"
     )
-    exclude_modules: Names = key((), "modules that get no adapters, of those that would", since="0.2")
     target_parameters: Names = key(
         (), "parameters outside of linear layers that get adapters, such as experts", since="0.2"
     )
@@ -166,14 +165,11 @@ class Lora(Section):
 
 class Dpo(Section):
     """Direct preference optimization (Rafailov et al., 2023): of two answers the chosen one is made likelier
-    than the rejected one. The reference model is the base with its adapters switched off."""
+    than the rejected one. The reference model is the base with its adapters switched off; both are without
+    dropout, so that they differ by the adapters alone."""
 
     beta: Annotated[Real, Field(gt=0)] = key(0.1, "how closely the reference is followed; tau of ipo")
-    loss_type: Literal["sigmoid", "robust", "hinge", "ipo"] = key("sigmoid", "loss of a pair, as in TRL")
-    label_smoothing: Annotated[Real, Field(ge=0, lt=0.5)] = key(
-        0.0, "robust: the probability that a pair has its answers in the wrong order"
-    )
-    disable_dropout: bool = key(True, "no dropout, so that model and reference differ by the adapters alone")
+    loss_type: Literal["sigmoid", "hinge", "ipo"] = key("sigmoid", "loss of a pair, as in TRL")
 
 
 class Dataset(Section):
@@ -193,9 +189,8 @@ class Dataset(Section):
         None, "share of the run, relative to the other weights; null: rows of all data sets are mixed"
     )
     column_map: dict[str, str] = key(
-        {}, "our name of a column, message key or role -> theirs: {messages: talk}; -: drop it"
+        {}, "our name of a column, message key or role -> theirs: {text: content}; -: drop it"
     )
-    dataset_text_field: str = key("text", "the column of type text")
     max_samples: Whole | None = key(None, "read only the first so many rows")
 
     def column(self, name: str, default: str | None = None) -> str:
@@ -463,12 +458,9 @@ class Checkpoint(Section):
     eval_steps: StepsOrRatio | None = key(
         None, "steps between two evaluations, or a share of the run below 1; null: no evaluation"
     )
-    push_to_hub: bool = key(False, "push with this machine's token: HF_TOKEN or `hf auth login`")
+    push_to_hub: bool = key(False, "push at the end, with this machine's token: HF_TOKEN or `hf auth login`")
     hub_model_id: str | None = key(None, "repository to push to: me/my-model")
     hub_private_repo: bool | None = key(None, "make a private repository; null: the account's default")
-    hub_strategy: Literal["end", "every_save", "checkpoint"] = key(
-        "end", "when to push; checkpoint: each snapshot into last-checkpoint/"
-    )
 
     def save_every(self, steps: int) -> int:
         """Steps between two snapshots in a run of `steps` steps; 0: none."""
@@ -492,17 +484,14 @@ class Logging(Section):
         tuple[Literal["tensorboard", "wandb", "trackio"], ...], Strict(False), BeforeValidator(tracker_names)
     ] = key((), "trackers that the host reports to, beside metrics.jsonl")
     project: Annotated[str, Field(min_length=1)] = key("cocktail", "project name at the trackers")
-    run_name: str | None = key(None, "name at the trackers; null: the run's own")
-    trackio_space_id: str | None = key(None, "Space that trackio writes to; null: the host's disk")
     sample_prompts: Annotated[int, Field(ge=0, le=16)] = key(
         0,
         "held-out texts that the host's model continues before the first step, at snapshots and at the end",
         since="0.2",
     )
     loss_watchdog_threshold: Annotated[Real, Field(gt=0)] | None = key(
-        None, "end the run when its loss stays above this"
+        None, "end the run when its loss is above this in three consecutive rounds"
     )
-    loss_watchdog_patience: Whole = key(3, "consecutive rounds above the threshold")
 
 
 class Recipe(Section):

@@ -259,7 +259,7 @@ class Bootstrap:
                     lambda head: load_replica(head, *source), batch, self.link.raise_if_leaving
                 )
             elif self.ranks is not None:
-                peer = build_fsdp_peer(self.ranks, self.folder, snapshot, recipe, batch, name, round)
+                peer = build_fsdp_peer(self.ranks, self.folder, snapshot, recipe, batch, round)
             else:
                 model = load_trained(recipe, self.folder, device, snapshot)
                 peer = build_peer(model, recipe, batch, name, round, device)

@@ -256,7 +256,7 @@ class Aggregator:
         logged = log(steps)
         self.rate = self.rate.within(self._budget)
         compressor = self.rate.compressor.at(round)  # a packet says its own K and q
-        sent = {n: compressor.encode(step.D, seed=round).packet for n, step in steps.items()}
+        sent = {n: compressor.encode(step.D).packet for n, step in steps.items()}
         logged()
         for number, packet in sent.items():
             self.assigned[number].apply(round, steps[number], packet)

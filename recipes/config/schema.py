@@ -321,7 +321,6 @@ class Compression(Section):
     quant_bucket_size: Annotated[int, Field(ge=8, le=65536, multiple_of=8)] = key(
         128, "values that share a scale"
     )
-    stochastic_rounding: bool = key(False, "round to a level at random, without bias")
     sample_kind: Literal["block", "element", "fragment"] = key(
         "block", "sample blocks of neighbours, single coordinates, or one range of layers after the other"
     )

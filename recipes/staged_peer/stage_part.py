@@ -100,7 +100,7 @@ class StagePart:
         rate, name_at = adaptive_rate_of(compression), self.flat.layout.name_at
         mix, seed = compressor_of(compression), recipe.training.seed
         model = GlobalModel(vector, mix, seed, round, part, rate.ladder[-1])
-        self.worker = Worker(self.flat.vector, model, name_at, own, compression.error_decay, rate)
+        self.worker = Worker(self.flat.vector, model, name_at, compression.error_decay, rate)
         columns, rows = int(stage.causal.config.hidden_size), recipe.data.max_length
         # of the lines' memories; gone with this part
         self.files = tempfile.TemporaryDirectory(prefix="cocktail-stage-", ignore_cleanup_errors=True)

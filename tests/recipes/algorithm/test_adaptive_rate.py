@@ -255,7 +255,7 @@ def test_an_aggregate_of_more_values_than_the_recipe_sends_is_refused_before_it_
             version=1, name="a", model=Model(model_name_or_path="m"), datasets=[{"path": "d"}],
             compression=compression,
         ),
-        torch.zeros(20_000), torch.zeros(20_000), str, 0, 0,
+        torch.zeros(20_000), torch.zeros(20_000), str, 0,
     ).global_model  # fmt: skip
     everything = replace(compressor_of(compression), topk_ratio=0.9, quant_bits=1)
     lie = everything.encode(torch.linspace(2, 1, 20_000)).packet

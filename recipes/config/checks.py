@@ -32,6 +32,8 @@ GONE_KEYS: dict[str, str] = {
     "exclude_modules": "there is no such key: lora_target_modules names the modules that get adapters",
     "label_smoothing": "there is no such key: loss_type is sigmoid, hinge or ipo, and none of them has one",
     "stochastic_rounding": "there is no such key: error feedback sends later what rounding has lost",
+    "trim_ratio": "there is no such key: aggregation is mean or median",
+    "clip_radius": "there is no such key: aggregation is mean or median",
     "disable_dropout": "there is no such key: under `dpo:` there is no dropout",
     "dataset_text_field": "write column_map: {text: NAME}, which names any column",
     "hub_strategy": "there is no such key: the model is pushed at the end (before: cocktail export --push)",

@@ -363,12 +363,8 @@ class Compression(Section):
     )
     uncompressed_steps: Annotated[int, Field(ge=0)] = key(0, "first steps that send everything in 16 bits")
     weighting: Literal["tokens", "uniform"] = key("tokens", "weights of the peers in the mean")
-    aggregation: Literal["mean", "trimmed_mean", "median", "centered_clip"] = key(
-        "mean", "how a round's updates are combined; all but mean tolerate bad peers"
-    )
-    trim_ratio: Annotated[Real, Field(gt=0, lt=0.5)] = key(0.2, "trimmed_mean: share cut off at either end")
-    clip_radius: Annotated[Real, Field(gt=0)] = key(
-        1.0, "centered_clip: radius in units of the median distance from the centre"
+    aggregation: Literal["mean", "median"] = key(
+        "mean", "how a round's updates are combined; median tolerates bad peers, coordinate by coordinate"
     )
     state_device: Literal["auto", "accelerator", "cpu"] = key(
         "auto", "where the global model is kept; auto: in host memory where the device is short of memory"

@@ -207,10 +207,6 @@ class RunDelegate:
         self.aggregator.set_budget(size)
 
     def aggregate(self, round: int, updates: Sequence[WeightedPacket]) -> bytes:
-        from recipes.algorithm import equal_weights
-
-        if self.recipe.compression.weighting == "uniform":
-            updates = [WeightedPacket(*one) for one in equal_weights(updates)]
         if self.probing:
             for one in updates:
                 if why := self.probing.objection(one.peer):

@@ -35,8 +35,7 @@ class InnerRun:
             raise ModelError("swarm.audit_share: the peers below an inner hub cannot be audited")
         self.recipe, self._fetch = recipe, fetch
         aggregator = inner_aggregator_of(recipe, count_trainable(recipe, base))
-        equal = recipe.compression.weighting == "uniform"
-        self.residual = InnerAggregator(aggregator, run / "inner", equal=equal)
+        self.residual = InnerAggregator(aggregator, run / "inner")
         self._model = CommittedModel(recipe, base, run)
 
     def recover(self, rounds: int) -> None:

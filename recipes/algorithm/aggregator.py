@@ -125,8 +125,6 @@ class ShardAggregator:
         if step.momentum is not None:
             sample.put_(self.momentum, step.momentum)
         decode_packed(packet, sample.m).add_to(D, 0, sample.m, -1.0)
-        if self.outer.decay != 1:
-            D.mul_(self.outer.decay)
         sample.put_(self.error, D)  # 4
         self.shortened, self.usual, self.packets = step.shortened, step.usual, step.packets
         if step.usual < float("inf"):

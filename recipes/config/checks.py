@@ -34,6 +34,10 @@ GONE_KEYS: dict[str, str] = {
     "stochastic_rounding": "there is no such key: error feedback sends later what rounding has lost",
     "trim_ratio": "there is no such key: aggregation is mean or median",
     "clip_radius": "there is no such key: aggregation is mean or median",
+    "topk_ratio_min": "there is no such key: `auto` adapts K from an eighth of topk_ratio on",
+    "topk_ratio_max": "there is no such key: `auto` adapts K up to topk_ratio",
+    "owner_error_decay": "there is no such key: the aggregator sends all of its error feedback",
+    "weighting": "there is no such key: an update weighs as many tokens as it is of",
     "disable_dropout": "there is no such key: under `dpo:` there is no dropout",
     "dataset_text_field": "write column_map: {text: NAME}, which names any column",
     "hub_strategy": "there is no such key: the model is pushed at the end (before: cocktail export --push)",
@@ -52,7 +56,6 @@ VALUE_HINTS: dict[tuple[str, str], str] = {
 COUNTED_IN_ROUNDS = {
     "outer_momentum": 0.0,
     "error_decay": 1.0,
-    "owner_error_decay": 1.0,
     "uncompressed_steps": 0,
 }
 

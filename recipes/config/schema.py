@@ -310,10 +310,8 @@ class Compression(Section):
     random_ratio: Annotated[Ratio, Field(ge=1e-6)] = key(0.113, "p: share of the coordinates sampled a round")
     topk_ratio: Ratio = key(0.2, "K: share of the sampled values that is sent")
     auto: bool = key(
-        True, "adapt K and bits to link and compute, within the bounds; needs staleness and K below 1"
+        True, "adapt K, down to an eighth, and bits to link and compute; needs staleness and K below 1"
     )
-    topk_ratio_min: Ratio | None = key(None, "lower bound of an adapted K; null: an eighth of topk_ratio")
-    topk_ratio_max: Ratio | None = key(None, "upper bound of an adapted K; null: topk_ratio")
     topk_chunk: Annotated[int, Field(ge=0, le=2**20)] = key(
         0, "top-k within chunks of this many values; 0 selects over the whole sample"
     )
@@ -355,14 +353,10 @@ class Compression(Section):
     )
     outer_momentum: Annotated[Real, Field(ge=0, lt=1)] = key(0.0, "Nesterov momentum of the aggregator")
     error_decay: Annotated[Real, Field(ge=0, le=1)] = key(1.0, "factor on a peer's residual after each round")
-    owner_error_decay: Annotated[Real, Field(ge=0, le=1)] = key(
-        1.0, "factor on the aggregator's error feedback after each round"
-    )
     momentum_masking: bool = key(
         False, "set AdamW's first moment to zero at the coordinates of each accepted update", since="0.2"
     )
     uncompressed_steps: Annotated[int, Field(ge=0)] = key(0, "first steps that send everything in 16 bits")
-    weighting: Literal["tokens", "uniform"] = key("tokens", "weights of the peers in the mean")
     aggregation: Literal["mean", "median"] = key(
         "mean", "how a round's updates are combined; median tolerates bad peers, coordinate by coordinate"
     )
@@ -383,9 +377,6 @@ class Compression(Section):
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Compression:
-        low, high = self.topk_ratio_min or self.topk_ratio, self.topk_ratio_max or self.topk_ratio
-        if not low <= self.topk_ratio <= high:
-            raise ValueError(f"topk_ratio {self.topk_ratio:g} is not from topk_ratio_min to topk_ratio_max")
         rising = all(start < end for start, end in pairwise((0, *self.shard_ends)))
         if self.shard_ends and not (rising and len(self.shard_ends) == self.shards):
             raise ValueError(f"shard_ends: {self.shards} numbers that rise are expected, one for each shard")

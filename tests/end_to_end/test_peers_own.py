@@ -24,7 +24,7 @@ SECTIONS: dict[str, Any] = {
 }
 
 
-RELAXED = {"local_steps": 2, "outer_momentum": 0.5, "error_decay": 0.9, "weighting": "uniform"}
+RELAXED = {"local_steps": 2, "outer_momentum": 0.5, "error_decay": 0.9}
 
 
 @pytest.mark.parametrize("relaxed", [{"staleness": 0}, {"staleness": 2}, RELAXED])

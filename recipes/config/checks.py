@@ -49,6 +49,7 @@ GONE_KEYS: dict[str, str] = {
 
 # (key, value) -> what to write instead
 VALUE_HINTS: dict[tuple[str, str], str] = {
+    ("swarm.owners", "auto"): "`peers` where the line of the hub is thin and peers can be reached",
     ("swarm.join", "open"): "`token`, and publish the run URL: it is all one needs",
 }
 
@@ -160,15 +161,9 @@ def _conflicts(recipe: Recipe) -> Iterator[Conflict]:
         if swarm.owners != "hub":
             text = "peers that aggregate shards are members of every round"
             yield Conflict("swarm.members_per_round", text, "null, or `swarm.owners: hub`")
-    compression = recipe.compression
     if swarm.owners != "hub" and swarm.durability == "replicated":
         text = "replicated: a standby cannot follow peers that aggregate shards"
         yield Conflict("swarm.durability", text, "`asynchronous`, or `swarm.owners: hub`")
-    if swarm.owners == "auto" and compression.shards == 1 and not compression.shards_at_layers:
-        text = "peers can share the aggregation of several shards only, and there is one"
-        yield Conflict(
-            "swarm.owners", text, "`compression.shards: 8`, or as many as there may be aggregators"
-        )
     weighted = [dataset.weight is not None for dataset in recipe.datasets]
     for number, has_weight in enumerate(weighted):
         if any(weighted) and not has_weight:

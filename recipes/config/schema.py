@@ -400,9 +400,8 @@ class Swarm(Section):
     members_per_round: Whole | None = key(
         None, "of more peers a round takes so many, in long turns; the others wait; null: all", since="0.2"
     )
-    owners: Literal["hub", "peers", "auto"] = key(
-        "hub",
-        "who aggregates the shards; peers: those that accept connections; auto: they, where it is faster",
+    owners: Literal["hub", "peers"] = key(
+        "hub", "who aggregates the shards; peers: those that accept connections"
     )
     passing: Annotated[Literal["auto", "always", "off"], BeforeValidator(parse_off)] = key(
         "auto",

@@ -1,6 +1,5 @@
 """Peers that aggregate shards of the global model. A run in star mode does not load this package."""
 
-from .aggregation_choice import AggregationChoice
 from .aggregator_thread import AggregatorThread
 from .direct_links import DIAL_S, DIRECT_FRAGMENT, DirectLinks, ReachablePeer, StallDetector
 from .shard_aggregation import ShardAggregation

@@ -54,7 +54,6 @@ class Cocktail:
     sample_kind: Literal["block", "element", "fragment"] = "block"
     block_size: int = 256  # neighbours visited together; a power of two
     quant_bucket_size: int = 128  # sent values that share a scale
-    stochastic_rounding: bool = False  # unbiased at random, instead of to the nearest level
     shards: int = 1  # ranges of the vector, each compressed on its own: draw, schedule and encode take one
     uncompressed_rounds: int = 0  # rounds at the start that visit and send everything, in 16 bits
     topk_chunk: int = 0  # top-k within chunks of this many visited values; 0: over the whole sample
@@ -121,7 +120,6 @@ class Cocktail:
         self,
         v: torch.Tensor,  # (m,) float32: what the sample holds
         names: Callable[[int], str] | None = None,  # position -> parameter, for the error message
-        seed: int = 0,  # of the dither, where `stochastic_rounding`
         kernels: bool | None = None,  # True: Triton; False: NumPy, the reference; None: what is fastest here
     ) -> Encoded:
         """Compress v. NonFiniteError if v holds NaN or infinity; then nothing was encoded."""
@@ -133,41 +131,41 @@ class Cocktail:
         try:
             if self.topk_chunk and self.topk_ratio < 1:
                 # selected on the device of v, quantized on the host
-                return self._pack(len(v), topk.in_chunks(v, self.topk_chunk, self.topk_ratio), seed)
+                return self._pack(len(v), topk.in_chunks(v, self.topk_chunk, self.topk_ratio))
             if usable(v.device) if kernels is None else kernels:
-                return self._encode_on_device(v, seed)
+                return self._encode_on_device(v)
             loops = compiled(len(v)) if kernels is None else None
-            return self._encode_on_host(v.cpu().numpy(), seed, loops)
+            return self._encode_on_host(v.cpu().numpy(), loops)
         except NonFiniteError as error:
             raise NonFiniteError(error.value, error.position, names and names(error.position)) from None
 
-    def encode_selected(self, m: int, kept: topk.Survivors, seed: int = 0) -> Encoded:
+    def encode_selected(self, m: int, kept: topk.Survivors) -> Encoded:
         """Encode what `topk.largest` selected of a vector of m, from a source of the caller's own."""
-        return self._pack(m, kept, seed, compiled(len(kept.values)))
+        return self._pack(m, kept, compiled(len(kept.values)))
 
-    def _encode_on_host(self, v: np.ndarray, seed: int, loops: ModuleType | None = None) -> Encoded:
+    def _encode_on_host(self, v: np.ndarray, loops: ModuleType | None = None) -> Encoded:
         if self._is_identity:  # the identity keeps zeros and denormals too
-            return self._pack(len(v), topk.everything(v), seed)
+            return self._pack(len(v), topk.everything(v))
         source = loops.Vector(v) if loops else topk.Plain(v)
-        return self._pack(len(v), topk.largest(source, topk.share_of(len(v), self.topk_ratio)), seed, loops)
+        return self._pack(len(v), topk.largest(source, topk.share_of(len(v), self.topk_ratio)), loops)
 
-    def _pack(self, m: int, kept: topk.Survivors, seed: int, loops: ModuleType | None = None) -> Encoded:
+    def _pack(self, m: int, kept: topk.Survivors, loops: ModuleType | None = None) -> Encoded:
         bits, bucket, step = self.quant_bits, self.quant_bucket_size, self.quant_step
-        codes = quantize(kept.values, bits, bucket, self._noise(seed), loops, step)
+        codes = quantize(kept.values, bits, bucket, loops, step)
         packet = write(m, encode_positions(kept.positions, m, loops), codes)
         return Encoded(packet, m)
 
-    def _encode_on_device(self, v: torch.Tensor, seed: int) -> Encoded:
+    def _encode_on_device(self, v: torch.Tensor) -> Encoded:
         from compress.backends.triton import code_kernels, selection_kernels  # imports triton
 
         m, bits, bucket = len(v), self.quant_bits, self.quant_bucket_size
         if m == 0 or self._is_identity:
-            return self._encode_on_host(v.cpu().numpy(), seed)
+            return self._encode_on_host(v.cpu().numpy())
         kept = selection_kernels.largest(v, topk.share_of(m, self.topk_ratio), bucket)  # waits once
         k = len(kept.values)
-        if self.stochastic_rounding or not k or not code_kernels.takes(bits, bucket):
+        if not k or not code_kernels.takes(bits, bucket):
             found = topk.Survivors(kept.positions.cpu().numpy(), kept.values.cpu().numpy())
-            return self._pack(m, found, seed, compiled(k))
+            return self._pack(m, found, compiled(k))
         quantized = code_kernels.quantize(kept.values, bits, bucket, kept.rows, self.quant_step)
         positions = selection_kernels.coded(kept.positions, m)
         parts = [*positions.parts, quantized.scales, quantized.packed]
@@ -178,6 +176,3 @@ class Cocktail:
     @property
     def _is_identity(self) -> bool:
         return self.topk_ratio == 1 and self.quant_bits == 32
-
-    def _noise(self, seed: int) -> np.random.Generator | None:
-        return np.random.Generator(np.random.Philox(seed)) if self.stochastic_rounding else None

@@ -247,13 +247,10 @@ class DurableShards:
 
     Args:
         path: stem of both files.
-        equal: give every update the same weight.
     """
 
-    def __init__(
-        self, aggregator: Aggregator, path: Path, least: int = LEAST_LOG, *, equal: bool = False
-    ) -> None:
-        self.aggregator, self.least, self.equal = aggregator, least, equal
+    def __init__(self, aggregator: Aggregator, path: Path, least: int = LEAST_LOG) -> None:
+        self.aggregator, self.least = aggregator, least
         self.saved, self.records = (path.with_name(path.name + end) for end in (SHARD_ERRORS, SHARD_UPDATES))
         self.pending: tuple[int, bytes] | None = None  # the newest aggregate, until `settle` or `undo`
         self._handoffs: Sequence[WeightedPacket] = ()  # that join e once `pending` is committed
@@ -308,9 +305,6 @@ class DurableShards:
 
         Raises UpdateRejected and OSError, with nothing changed.
         """
-        from recipes.algorithm import equal_weights
-
-        updates = [WeightedPacket(*one) for one in equal_weights(updates)] if self.equal else updates
         with rejections():
             packet = self.aggregator.step(round, updates)
         sha256 = hashlib.sha256(packet).digest()

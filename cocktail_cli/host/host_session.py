@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 STATUS_TIMEOUT = 5.0  # seconds for the hub to answer how its peers are
 TICK = 0.2  # seconds between two looks at local peers and signals
+PATIENCE = 3  # rounds in a row whose loss is above loss_watchdog_threshold
 HUB_ENDS_WITHIN = 15.0  # seconds for the hub to finish downloads under way, and close
 STOPS_WITHIN = 24.0  # seconds from the first signal until hub and local peers are gone
 FAILURES = {
@@ -564,7 +565,7 @@ class HostSession:
         from transport.protocol import RoundCommitted, RunEnded
 
         logging, asked = self.recipe.logging, False
-        watchdog = LossWatchdog(logging.loss_watchdog_threshold, logging.loss_watchdog_patience)
+        watchdog = LossWatchdog(logging.loss_watchdog_threshold)
         for event in hub.events(TICK):
             if self.stop_reason and not asked:
                 asked = True
@@ -706,15 +707,14 @@ class LossWatchdog:
     """Ends a run whose training loss stays above the recipe's threshold: it has diverged."""
 
     threshold: float | None  # None: off
-    patience: int  # rounds in a row
     above: int = 0
 
     def see(self, loss: float | None) -> None:
-        """Count a round's loss, unless it is None. Raises Failure (no_result) after `patience` bad ones."""
+        """Count a round's loss, unless it is None. Raises Failure (no_result) after PATIENCE bad ones."""
         if loss is None or self.threshold is None:
             return
         self.above = 0 if loss <= self.threshold else self.above + 1
-        if self.above >= self.patience:
+        if self.above >= PATIENCE:
             above = f"above loss_watchdog_threshold {self.threshold:g} for {self.above} rounds"
             before = "the folders in `snapshots` of the run's folder are models of before"
             hints = ("a lower training.learning_rate", before)

@@ -392,7 +392,6 @@ class SnapshotThread:
         size, seconds = weights_file_in(folder).stat().st_size, time.monotonic() - began
         self.news.put(Checkpoint(round, step, str(folder), size, seconds, f"{number:016x}"))
         self._write_samples(folder, round, step)
-        self._push(folder, step)
 
     def _write_samples(self, folder: Path, round: int, step: int) -> None:
         if self.samples is None:
@@ -403,19 +402,6 @@ class SnapshotThread:
         except Exception as error:  # training and snapshots do not depend on it
             log.warning("samples of round %d", round, exc_info=True)
             self._warn_once("samples", f"no samples: {explain(error).message}")
-
-    def _push(self, folder: Path, step: int) -> None:
-        """Push the snapshot, where the recipe asks for it."""
-        from recipes.downloads import Repository
-
-        checkpoint = self.model.recipe.checkpoint
-        if not checkpoint.push_to_hub or checkpoint.hub_strategy == "end":
-            return
-        inside = "last-checkpoint" if checkpoint.hub_strategy == "checkpoint" else None
-        try:
-            Repository(checkpoint.hub_model_id or "").push(folder, f"step {step}", inside)
-        except Exception as error:  # the next one may go through
-            self._warn_once("push", f"snapshots are not pushed: {explain(error).message}")
 
     def _offer(self, ledger: Ledger, whole: list[Snapshot], always: bool = False) -> None:
         offers = []

@@ -70,27 +70,22 @@ class Tensorboard:
 
 
 class Hosted:
-    """Log to wandb or trackio, which share an interface. A resumed run continues under its name.
+    """Log to wandb or trackio, which share an interface. A resumed run continues under its name."""
 
-    Args:
-        more: arguments of `init` that only one of them takes.
-    """
-
-    def __init__(self, module: str, recipe: Recipe, folder: Path, **more: Any) -> None:
-        self.module, self.recipe, self.folder, self.more = module, recipe, folder / FOLDER, more
+    def __init__(self, module: str, recipe: Recipe, folder: Path) -> None:
+        self.module, self.recipe, self.folder = module, recipe, folder / FOLDER
         self.run: Any = None
 
     def start(self, event: RunStarted) -> None:
         from importlib import import_module
 
         self.folder.mkdir(exist_ok=True)
-        logging = self.recipe.logging
         self.run = import_module(self.module).init(
-            project=logging.project,
-            name=logging.run_name or event.run,
+            project=self.recipe.logging.project,
+            name=event.run,
             config=self.recipe.model_dump(mode="json") | {"recipe_hash": self.recipe.recipe_hash},
             resume="allow",
-            **self.more | ({"id": event.run, "dir": str(self.folder)} if self.module == "wandb" else {}),
+            **({"id": event.run, "dir": str(self.folder)} if self.module == "wandb" else {}),
         )
 
     def log(self, line: Line) -> None:
@@ -145,9 +140,6 @@ def trackers_of(recipe: Recipe, folder: Path, told: Callable[[str], None]) -> Se
         if find_spec(name) is None:
             hints = (command_to_add(name), "or logging.report_to=none")
             raise Failure("preflight", f"logging.report_to: {name} is not installed", hints=hints)
-        space = recipe.logging.trackio_space_id
-        more = {"space_id": space} if name == "trackio" and space else {}
-        local = name == "tensorboard"
-        tracker = Tensorboard(recipe, folder) if local else Hosted(name, recipe, folder, **more)
+        tracker = Tensorboard(recipe, folder) if name == "tensorboard" else Hosted(name, recipe, folder)
         found.append(FaultTolerantTracker(name, tracker, told))
     return found

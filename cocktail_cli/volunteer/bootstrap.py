@@ -261,7 +261,7 @@ class Bootstrap:
             elif self.ranks is not None:
                 from recipes.multi_gpu import build_fsdp_peer  # no run on one GPU imports it
 
-                peer = build_fsdp_peer(self.ranks, self.folder, snapshot, recipe, batch, name, round)
+                peer = build_fsdp_peer(self.ranks, self.folder, snapshot, recipe, batch, round)
             else:
                 model = load_trained(recipe, self.folder, device, snapshot)
                 peer = build_peer(model, recipe, batch, name, round, device)

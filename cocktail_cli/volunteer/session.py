@@ -273,7 +273,7 @@ class VolunteerSession:
             aggregator = AggregatorThread(run.link, backend, self.server, self.warn)
             aggregator.start()
         clients = connect_aggregators(run.link, own_keys())
-        run.sharded = exchange_by_shard(run.link, recipe.compression.shards, clients, aggregator)
+        run.sharded = exchange_by_shard(run.link, recipe.compression.shard_count, clients, aggregator)
 
     def _pass_on(self, run: RunLink, bootstrap: Bootstrap) -> None:
         """Take packets from peers that pass them on; be one, and pass files on too, where others dial this

@@ -28,10 +28,8 @@ def shard_backend(recipe: Recipe, parameters: int, path: Path, warn: Callable[[s
     """Make the aggregator of this peer's shards, with the error feedback that is stored at `path`."""
     from recipes.algorithm import aggregator_of
 
-    equal = recipe.compression.weighting == "uniform"
-
     def new() -> DurableShards:
-        return DurableShards(aggregator_of(recipe, parameters, assigned=()), path, equal=equal)
+        return DurableShards(aggregator_of(recipe, parameters, assigned=()), path)
 
     shards = new()
     try:

@@ -44,7 +44,6 @@ def quantize(
     values: np.ndarray,  # (k,) float32, finite
     bits: int,
     bucket: int,
-    noise: np.random.Generator | None = None,  # random, unbiased rounding; without, to the nearest level
     loops: ModuleType | None = None,  # `compress.backends.numba_loops`: the same codes
     step: float = 0.0,  # with 8 bits: levels so many root mean squares apart; 0: fitted ones
 ) -> Codes:
@@ -52,8 +51,8 @@ def quantize(
     k = len(values)
     if bits == 32 or k == 0:
         return Codes(bits, bucket, k, planes(values.view(np.uint8), 4), _words(table_size(bits)), _words(0))
-    if bits == 16 or noise is not None:
-        return _evenly(values, bits, bucket, noise)
+    if bits == 16:
+        return _evenly(values, bucket)
     return _to_levels(values, plan(seen(values, bucket), bits, loops, step), bits, bucket, loops)
 
 
@@ -228,16 +227,9 @@ def _magnitudes(values: np.ndarray, bucket: int) -> np.ndarray:
     return np.abs(y, out=y)
 
 
-def _evenly(values: np.ndarray, bits: int, bucket: int, noise: np.random.Generator | None) -> Codes:
-    """Quantize to evenly spaced levels up to the largest magnitude of each bucket.
-
-    Nothing is clipped, so rounding at random is unbiased. At 16 bits the levels are 0, 1, 2 ... 32767;
-    below, 1, 3, 5 ... 2**bits - 1, so that the 2**bits places from one end to the other are all two
-    apart.
-    """
-    k = len(values)
-    top = 32767 if bits == 16 else (1 << bits) - 1
-    half = 1 << (bits - 1)
+def _evenly(values: np.ndarray, bucket: int) -> Codes:
+    """Quantize to 16 bits: the levels 0, 1, 2 ... 32767, up to the largest magnitude of each bucket."""
+    k, top, negative = len(values), 32767, 1 << 15
     codes, scales = np.empty(k, "<u2"), np.empty(-(-k // bucket), np.float32)
     step = max(CHUNK // bucket, 1)
     for first in range(0, len(scales), step):
@@ -246,21 +238,11 @@ def _evenly(values: np.ndarray, bits: int, bucket: int, noise: np.random.Generat
         scale = bf16(np.abs(z).max(1) / np.float32(top), up=True)
         z *= _inverse(scale)[:, None]
         z = z.reshape(-1)[: len(values[here])]  # in [-top, top]
-        dither = np.float32(0.5) if noise is None else noise.random(len(z), np.float32)
-        if bits == 16:
-            place = np.floor(z + dither).clip(-top, top).astype(np.int32)
-            codes[here] = np.where(place < 0, -place + half, place)
-        else:
-            place = np.floor((z + np.float32(top)) / 2 + dither).clip(0, top).astype(np.int32)
-            codes[here] = np.where(place < half, 2 * half - 1 - place, place - half)
+        place = np.floor(z + np.float32(0.5)).clip(-top, top).astype(np.int32)
+        codes[here] = np.where(place < 0, -place + negative, place)
         scales[first : first + step] = scale
-    if bits == 16:
-        patterns = _patterns(scales, np.array([top], np.uint16))
-        return Codes(16, bucket, k, planes(codes.view(np.uint8), 2), _words(0), patterns)
-    signs = np.where(codes < half, np.float32(1), np.float32(-1))
-    packed = _join((codes & (half - 1)).astype(np.uint8), signs, bits)
-    table = np.arange(1, top + 1, 2, dtype=np.uint16)
-    return Codes(bits, bucket, k, packed, table, _patterns(scales, table))
+    patterns = _patterns(scales, np.array([top], np.uint16))
+    return Codes(16, bucket, k, planes(codes.view(np.uint8), 2), _words(0), patterns)
 
 
 def _join(codes: np.ndarray, values: np.ndarray, bits: int, loops: ModuleType | None = None) -> np.ndarray:

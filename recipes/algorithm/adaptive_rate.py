@@ -1,7 +1,7 @@
-"""The adaptive top-K ratio: a sender's next packet is the richest that fits its line, within bounds.
+"""The adaptive top-K ratio: a sender's next packet is the richest that fits its line, down to an eighth of K.
 
-    ladder   compressors from `topk_ratio_min` to `topk_ratio_max`, each with STEP times as many values as the
-             one before it; below half of `topk_ratio` in 1 bit: signs alone, of more values
+    ladder   compressors from an eighth of `topk_ratio` to it, each with STEP times as many values as the one
+             before it; below half of `topk_ratio` in 1 bit: signs alone, of more values
     cost     of a compressor: K (q + 1/8) + H(K) bits a visited coordinate, H the entropy of its position
     next     the highest one whose packet, the last one's bytes in proportion to the cost, fits
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, log2
+from math import log2
 
 from compress import Cocktail, joined_size
 from recipes.config import Compression
@@ -26,6 +26,7 @@ from recipes.config import Compression
 from .compressor import compressor_of, handoff_compressor
 
 STEP = 2 ** (1 / 16)
+STEPS = 48  # from an eighth of the recipe's K to it
 RISE = 8  # steps at once
 SPARE = 0.97  # of the budget: a richer packet takes no more
 SKEW = 0.3  # a packet of c times the cost may be c^SKEW longer than that: a long climb leaves more room
@@ -43,10 +44,14 @@ def cost_of(compressor: Cocktail) -> float:
 class AdaptiveRate:
     """One sender's place on the ladder; immutable, each measurement gives the next one."""
 
-    ladder: tuple[Cocktail, ...]  # from the sparsest on; they differ in K and q alone
-    usual: int = 0  # place of the recipe's own compressor
+    ladder: tuple[Cocktail, ...]  # from the sparsest to the recipe's own; they differ in K and q alone
     at: int = 0  # place of the next packet's
     size: float = 0.0  # bytes of the newest packet; 0: none yet, or one that says nothing
+
+    @property
+    def usual(self) -> int:
+        """Place of the recipe's own compressor."""
+        return len(self.ladder) - 1
 
     @property
     def compressor(self) -> Cocktail:
@@ -93,27 +98,18 @@ def fixed_rate(compressor: Cocktail) -> AdaptiveRate:
 
 
 def adaptive_rate_of(compression: Compression) -> AdaptiveRate:
-    """Build the ladder that a recipe's `compression` section bounds. It has one step where nothing hides the
-    exchange, or where all that is visited is sent and no bound is named."""
+    """Build the ladder of a recipe's `compression` section. It has one step where nothing hides the exchange,
+    or where all that is visited is sent."""
     usual = compressor_of(compression)
     topk_ratio, bits = usual.topk_ratio, usual.quant_bits
-    everything = topk_ratio == 1 and compression.topk_ratio_min is None
-    if not compression.auto or not compression.staleness or everything:
+    if not compression.auto or not compression.staleness or topk_ratio == 1:
         return fixed_rate(usual)
-    low, high = compression.topk_ratio_min or topk_ratio / 8, compression.topk_ratio_max or topk_ratio
     fewer = 1 if bits in (2, 3, 4) else bits
     sparser = [
         replace(usual, topk_ratio=k, quant_bits=fewer if k < topk_ratio / 2 else bits)
-        for k in reversed(steps_between(topk_ratio, low))
+        for k in (topk_ratio / STEP**i for i in range(STEPS, 0, -1))
     ]
-    richer = [replace(usual, topk_ratio=k) for k in steps_between(topk_ratio, high)]
-    return AdaptiveRate((*sparser, usual, *richer), usual=len(sparser))
-
-
-def steps_between(start: float, end: float) -> list[float]:
-    """Divide the way from `start`, which is left out, to `end` into equal factors of at most STEP."""
-    count = ceil(abs(log2(end / start)) / log2(STEP) - 1e-9)
-    return [start * (end / start) ** (i / count) for i in range(1, count)] + [end] * (count > 0)
+    return AdaptiveRate((*sparser, usual))
 
 
 def most_sent(compression: Compression, size: int) -> tuple[int, int]:

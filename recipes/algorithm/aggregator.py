@@ -125,8 +125,6 @@ class ShardAggregator:
         if step.momentum is not None:
             sample.put_(self.momentum, step.momentum)
         decode_packed(packet, sample.m).add_to(D, 0, sample.m, -1.0)
-        if self.outer.decay != 1:
-            D.mul_(self.outer.decay)
         sample.put_(self.error, D)  # 4
         self.shortened, self.usual, self.packets = step.shortened, step.usual, step.packets
         if step.usual < float("inf"):
@@ -249,7 +247,7 @@ class Aggregator:
         logged = log(steps)
         self.rate = self.rate.within(self._budget)
         compressor = self.rate.compressor.at(round)  # a packet says its own K and q
-        sent = {n: compressor.encode(step.D, seed=round).packet for n, step in steps.items()}
+        sent = {n: compressor.encode(step.D).packet for n, step in steps.items()}
         logged()
         for number, packet in sent.items():
             self.assigned[number].apply(round, steps[number], packet)

@@ -1,6 +1,6 @@
 """The outer optimizer: the step that an aggregator takes along the mean of a round's updates.
 
-u = rate sum_i w_i C[d_i];  v <- momentum v + u;  D = u + momentum v + e;  e <- decay (D - C[D])
+u = rate sum_i w_i C[d_i];  v <- momentum v + u;  D = u + momentum v + e;  e <- D - C[D]
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ class OuterOptimizer:
 
     rate: float | Literal["packets"] = 1.0  # packets: their number, up to MOST
     momentum: float = 0.0  # Nesterov's, in the form of torch.optim.SGD
-    decay: float = 1.0  # of e
 
     def rate_of(self, packets: int) -> float:
         """Return the learning rate of a round with so many packets."""
@@ -54,8 +53,7 @@ PLAIN = OuterOptimizer()
 
 def outer_optimizer_of(compression: Compression) -> OuterOptimizer:
     """Build the outer optimizer that a recipe's `compression` section describes."""
-    rate, momentum = compression.outer_learning_rate, compression.outer_momentum
-    return OuterOptimizer(rate, momentum, compression.owner_error_decay)
+    return OuterOptimizer(compression.outer_learning_rate, compression.outer_momentum)
 
 
 def one_machine(compression: Compression) -> bool:

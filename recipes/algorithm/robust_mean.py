@@ -5,14 +5,14 @@
                                            R: the largest M / sqrt(k) of late, which fades (`fade_of`)
     s_i = min(1, HELD M l_i / n_i)         below 1: shortened
     l_i = sqrt(k / k_i), from 1 on         k_i: its values, k: their median; bounded as the recipe bounds K
-    D = e + a A(s_1 u_1, ... s_N u_N)      A: the mean sum_i w_i s_i u_i, or a rule that resists more
+    D = e + a A(s_1 u_1, ... s_N u_N)      A: the mean sum_i w_i s_i u_i, or the median, which resists more
                                            a: the outer learning rate, which may be the number of packets
 
 D follows from the packets, their weights and the recipe, so that e is replayed to the bit: no clock, no
 memory of earlier rounds, no random numbers. R only decides what is refused, so a replay leaves it out. It is
 there for the end of a run: as the learning rate falls to 0 so does M, while a peer that sends once in ten
-rounds still has the residual of a higher rate. What a bound or a rule leaves out is in no peer's residual and
-not in e: kept, a lie would only come later.
+rounds still has the residual of a higher rate. What a bound or the median leaves out is in no peer's residual
+and not in e: kept, a lie would only come later.
 """
 
 from __future__ import annotations
@@ -36,17 +36,14 @@ FEWEST = 3  # packets that have a median which one liar cannot move
 HELD = 2.0  # x the median norm: what is longer is shortened to it
 REFUSED = 20.0  # x the median norm: no honest residual grows to it (LOG.md)
 SELDOM = 10  # rounds between the updates of a slow peer that is still honest
-ROUNDS = 3  # of centred clipping
-AT_ONCE = 1 << 20  # values of all peers together that a rule over coordinates looks at
+AT_ONCE = 1 << 20  # values of all peers together that the median looks at
 
 
 @dataclass(frozen=True)
 class Rule:
     """A: how one update is made of many."""
 
-    kind: Literal["mean", "trimmed_mean", "median", "centered_clip"] = "mean"
-    trim: float = 0.2  # trimmed_mean: the share of a coordinate's values that goes, at either end
-    radius: float = 1.0  # centered_clip: x the median distance from the centre
+    kind: Literal["mean", "median"] = "mean"
     held: float = HELD
     refused: float = REFUSED
     spread: float = 1.0  # how many times more values an honest packet may have than another
@@ -54,8 +51,7 @@ class Rule:
 
 def rule_of(compression: Compression) -> Rule:
     """Build the rule that a recipe's `compression` section describes."""
-    spread = adaptive_rate_of(compression).spread
-    return Rule(compression.aggregation, compression.trim_ratio, compression.clip_radius, spread=spread)
+    return Rule(compression.aggregation, spread=adaptive_rate_of(compression).spread)
 
 
 MEAN = Rule()
@@ -95,8 +91,10 @@ def collect(
     shortened = tuple(replace(u, update=None) for u in bound if u.scale < 1)
     packets = sum(u.share > 0 for u in bound)
     rate = outer.rate_of(packets)
-    if shortened or rule.kind != "mean":
-        D = RULES[rule.kind](bound, len(error), rule).mul_(rate).add_(error)
+    if rule.kind == "median":
+        D = median(bound, len(error)).mul_(rate).add_(error)
+    elif shortened:
+        D = add(torch.zeros(len(error)), bound).mul_(rate).add_(error)
     else:
         D = add(error.clone(), [replace(u, share=u.share * rate) for u in bound])
     return AggregateStep(D, None, usual_of(bound), packets, shortened, error)
@@ -192,38 +190,7 @@ def handoff_scale(peer: str, norm: float, usual: float, recent: float, rule: Rul
     return to_float32(rule.held * usual / norm) if norm > rule.held * usual else 1.0
 
 
-# ---- rules -------------------------------------------------------------------------------------------------
-
-
-def mean(updates: Sequence[WeightedUpdate], m: int, rule: Rule) -> Tensor:
-    """sum_i w_i s_i u_i."""
-    return add(torch.zeros(m), updates)
-
-
-def centered_clip(updates: Sequence[WeightedUpdate], m: int, rule: Rule) -> Tensor:
-    """Karimireddy et al., 2021, from v = 0, with r the median distance times `radius`:
-    v <- v + sum_i w_i min(1, r / |s_i u_i - v|) (s_i u_i - v).
-
-    The paper starts from the aggregate before. That one visited other coordinates: it is 0 on this sample.
-    """
-    v = torch.zeros(m)
-    for _ in range(ROUNDS):
-        distances = [distance(u, v) for u in updates]
-        reach = rule.radius * median_of(distances)
-        clips = [to_float32(min(1.0, reach / d)) if d > 0 else 1.0 for d in distances]
-        v = v * (1 - sum(u.share * clip for u, clip in zip(updates, clips, strict=True)))
-        clipped = zip(updates, clips, strict=True)
-        add(v, [replace(u, share=u.share * u.scale * clip, scale=1.0) for u, clip in clipped])
-    return v
-
-
-def distance(update: WeightedUpdate, v: Tensor) -> float:
-    """Compute |s_i u_i - v|, without the dense vector of it."""
-    sparse = update.decoded(len(v)).decoded()
-    there = v[sparse.positions.long()].numpy()
-    far = norm_of(update.scale * sparse.values.numpy() - there)
-    square = norm_of(v.numpy()) ** 2 - norm_of(there) ** 2 + far**2
-    return to_float32(max(square, 0.0) ** 0.5)
+# ---- the median --------------------------------------------------------------------------------------------
 
 
 def norm_of(values: np.ndarray) -> float:
@@ -231,15 +198,10 @@ def norm_of(values: np.ndarray) -> float:
     return float(np.sqrt(np.square(values, dtype=np.float64).sum()))
 
 
-def trimmed_mean(updates: Sequence[WeightedUpdate], m: int, rule: Rule) -> Tensor:
-    """Average coordinate by coordinate: of the n values that were sent for it, the weighted mean without the
-    ceil(trim n) largest and as many smallest, times the weight of all n.
-
-    At least one value (two of an even n) stays; of one or two values none goes. With a trim of 1/2 it is the
-    median.
-    """
+def median(updates: Sequence[WeightedUpdate], m: int) -> Tensor:
+    """Take the middle coordinate by coordinate: of the n values that were sent for it the middle one, or the
+    weighted mean of the middle two, times the weight of all n."""
     out = torch.zeros(m)
-    trim = 0.5 if rule.kind == "median" else rule.trim
     wide = max(AT_ONCE // len(updates), 1)  # coordinates at once
     columns = [Windows(u, m, wide) for u in updates]
     shares = np.array([u.share for u in updates])
@@ -247,16 +209,16 @@ def trimmed_mean(updates: Sequence[WeightedUpdate], m: int, rule: Rule) -> Tenso
         sent = np.full((min(wide, m - start), len(updates)), np.nan, np.float32)  # NaN: not sent
         for number, column in enumerate(columns):
             column.fill(sent[:, number], start)
-        out[start : start + wide] = torch.from_numpy(trimmed(sent, shares, trim))
+        out[start : start + wide] = torch.from_numpy(middle(sent, shares))
     return out
 
 
-def trimmed(sent: np.ndarray, shares: np.ndarray, trim: float) -> np.ndarray:
+def middle(sent: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """sent: (coordinates, peers) float32, NaN where a peer sent nothing -> (coordinates,) float32."""
     order = np.argsort(sent, axis=1, kind="stable")  # NaN last; equal values by peer
     values, weights = np.take_along_axis(sent, order, 1), shares[order]
     count = (~np.isnan(sent)).sum(axis=1, keepdims=True)
-    cut = np.maximum(np.minimum(np.ceil(trim * count), (count - 1) // 2), 0)
+    cut = np.maximum((count - 1) // 2, 0)
     rank = np.arange(sent.shape[1])
     stays = (rank >= cut) & (rank < count - cut)
     left = (weights * stays).sum(axis=1)
@@ -286,6 +248,3 @@ class Windows:
                 self.left = Update(self.left.size, *later)
                 return
             self.left = next(self.pieces, None)
-
-
-RULES = {"mean": mean, "trimmed_mean": trimmed_mean, "median": trimmed_mean, "centered_clip": centered_clip}

@@ -58,7 +58,6 @@ class Worker:
             A `LocalModel` where no tensor of this process is all of it.
         global_model: x'.
         name_at: coordinate -> parameter name, for the error that a non-finite model raises.
-        dither: tells this peer's noise from the others', where rounding is stochastic.
         decay: factor on what a round has visited and not sent.
         rate: chooses K and q of each packet; None: always those of x's compressor.
     """
@@ -68,12 +67,11 @@ class Worker:
         x: Tensor | LocalModel,
         global_model: GlobalModel,
         name_at: Callable[[int], str] | None = None,
-        dither: int = 0,
         decay: float = 1.0,
         rate: AdaptiveRate | None = None,
     ) -> None:
         self.local_model: LocalModel = LocalVector(x) if isinstance(x, Tensor) else x
-        self.global_model, self.name_at, self.dither, self.decay = global_model, name_at, dither, decay
+        self.global_model, self.name_at, self.decay = global_model, name_at, decay
         self.rate = rate or fixed_rate(global_model.compressor)
         self.on_taken: Callable[[ShardUpdate], object] | None = None  # told of all that leaves d_i
         self.aggregate_size = 0  # bytes of the newest aggregate
@@ -181,10 +179,10 @@ class Worker:
         if not any(len(part.values) for part in kept):
             return None
         while keep * n >= 1:
-            compressor, noise = handoff_compressor(base, keep), self._noise(model.round)
+            compressor = handoff_compressor(base, keep)
             kept = [self._fewer(part, shard, keep) for part, shard in zip(kept, model.shards, strict=True)]
             both = zip(model.shards, kept, strict=True)
-            sent = [compressor.encode_selected(shard.size, part, noise) for shard, part in both]
+            sent = [compressor.encode_selected(shard.size, part) for shard, part in both]
             packet = join([one.packet for one in sent])
             if len(packet) <= budget:
                 parts = zip(samples, sent, strict=True)
@@ -214,17 +212,13 @@ class Worker:
         self, compressor: Cocktail, shard: Shard, sample: Sample, round: int, earlier: Sequence[ShardUpdate]
     ) -> tuple[Tensor, Encoded]:
         """Compute and encode d_i of one shard (lines 1 and 2), on the host where its device has no room."""
-        x, name_at, noise = self.global_model.vector, self._names_in(shard, sample), self._noise(round)
+        x, name_at = self.global_model.vector, self._names_in(shard, sample)
         with suppress(torch.OutOfMemoryError):
             d = without(self.local_model.difference(shard, sample, x), sample, earlier)  # 1   (m,)
-            return d, compressor.encode(d, name_at, noise)  # 2
+            return d, compressor.encode(d, name_at)  # 2
         self.short_of_memory = True
         d = without(delta_on_host(self.local_model, shard, sample, x), sample, earlier)
-        return d, compressor.encode(d, name_at, noise)
-
-    def _noise(self, round: int) -> int:
-        """Return the seed of stochastic rounding: of this peer and round."""
-        return self.dither << 64 | round
+        return d, compressor.encode(d, name_at)
 
     def _names_in(self, shard: Shard, sample: Sample) -> Callable[[int], str] | None:
         if (name_at := self.name_at) is None:
@@ -237,7 +231,6 @@ def worker_of(
     x: Tensor | LocalModel,
     vector: Tensor,  # (P,) float32, x' of `round`
     name_at: Callable[[int], str],
-    dither: int,
     round: int,
 ) -> Worker:
     """Build the worker that a recipe describes."""
@@ -245,7 +238,7 @@ def worker_of(
     rate = adaptive_rate_of(compression)
     mix, seed = compressor_of(compression), recipe.training.seed
     model = GlobalModel(vector, mix, seed, round, richest=rate.ladder[-1])
-    return Worker(x, model, name_at, dither, compression.error_decay, rate)
+    return Worker(x, model, name_at, compression.error_decay, rate)
 
 
 def without(d: Tensor, sample: Sample, earlier: Sequence[ShardUpdate]) -> Tensor:

@@ -24,13 +24,37 @@ _SCHEDULE_KEYS: dict[str, tuple[set[str], set[str]]] = {
     "warmup_stable_decay": ({"num_decay_steps"}, {"num_decay_steps", "min_lr_ratio", "num_cycles"}),
 }
 
-# switches that do not exist -> what is so instead
-UNSUPPORTED_KEYS: dict[str, str] = {
+# keys that do not exist, or no longer -> what to write instead, or why there is none
+GONE_KEYS: dict[str, str] = {
     "lossless": "there is no such switch: packets always go through zstd or lz4, which changes no value",
+    "bnb_4bit_quant_type": "there is no such key: 4-bit weights are nf4",
+    "use_rslora": "there is no such key: write lora_alpha times sqrt(lora_r), which is the same scale",
+    "exclude_modules": "there is no such key: lora_target_modules names the modules that get adapters",
+    "label_smoothing": "there is no such key: loss_type is sigmoid, hinge or ipo, and none of them has one",
+    "stochastic_rounding": "there is no such key: error feedback sends later what rounding has lost",
+    "trim_ratio": "there is no such key: aggregation is mean or median",
+    "clip_radius": "there is no such key: aggregation is mean or median",
+    "topk_ratio_min": "there is no such key: `auto` adapts K from an eighth of topk_ratio on",
+    "topk_ratio_max": "there is no such key: `auto` adapts K up to topk_ratio",
+    "owner_error_decay": "there is no such key: the aggregator sends all of its error feedback",
+    "weighting": "there is no such key: an update weighs as many tokens as it is of",
+    "quant_bucket_size": "there is no such key: 128 values share a scale",
+    "block_size": "there is no such key: blocks have 256 coordinates (sample_kind: element has none)",
+    "shards_at_layers": "write shards: layers",
+    "shard_ends": "there is no such key: `launch` writes where shards end, with shards: layers",
+    "activation_gradient_bits": "there is no such key: under activation_bits gradients have 8 bits",
+    "disable_dropout": "there is no such key: under `dpo:` there is no dropout",
+    "dataset_text_field": "write column_map: {text: NAME}, which names any column",
+    "hub_strategy": "there is no such key: the model is pushed at the end (before: cocktail export --push)",
+    "run_name": "there is no such key: trackers show the name of the run",
+    "wandb_name": "there is no such key: trackers show the name of the run",
+    "trackio_space_id": "there is no such key: trackio writes to the host's disk",
+    "loss_watchdog_patience": "there is no such key: three rounds above loss_watchdog_threshold end the run",
 }
 
 # (key, value) -> what to write instead
 VALUE_HINTS: dict[tuple[str, str], str] = {
+    ("swarm.owners", "auto"): "`peers` where the line of the hub is thin and peers can be reached",
     ("swarm.join", "open"): "`token`, and publish the run URL: it is all one needs",
 }
 
@@ -38,7 +62,6 @@ VALUE_HINTS: dict[tuple[str, str], str] = {
 COUNTED_IN_ROUNDS = {
     "outer_momentum": 0.0,
     "error_decay": 1.0,
-    "owner_error_decay": 1.0,
     "uncompressed_steps": 0,
 }
 
@@ -51,7 +74,6 @@ _FOREIGN_NAMES: dict[str, str] = {  # ours -> theirs
     "model.tokenizer_name_or_path": "tokenizer tokenizer_name",
     "model.attn_implementation": "flash_attention flash_attn use_flash_attention_2 attention_implementation",
     "model.load_in_4bit": "qlora use_4bit quantization_bit",
-    "model.bnb_4bit_quant_type": "quantization_type",
     "model.bnb_4bit_use_double_quant": "use_bnb_nested_quant double_quantization bnb_4bit_nested_quant",
     "datasets": "dataset dataset_name dataset_path dataset_dir train_file train_dataset",
     "eval_datasets": "test_datasets eval_dataset validation_file",
@@ -84,18 +106,15 @@ _FOREIGN_NAMES: dict[str, str] = {  # ours -> theirs
     "checkpoint.save_steps": "save_strategy saves_per_epoch",
     "checkpoint.hub_model_id": "push_to_hub_model_id",
     "logging.project": "wandb_project trackio_project",
-    "logging.run_name": "wandb_name wandb_run_id",
     "logging.report_to": "use_wandb",
     "lora.lora_r": "lora_rank r",
     "lora.lora_target_modules": "lora_target target_modules lora_target_linear",
-    "lora.exclude_modules": "lora_exclude_modules",
     "lora.target_parameters": "lora_target_parameters",
     "lora.use_dora": "dora peft_use_dora",
     "lora.lora_modules_to_save": "modules_to_save additional_target",
     "dpo": "rl rlhf",
     "dpo.beta": "dpo_beta pref_beta rl_beta",
     "dpo.loss_type": "pref_loss dpo_loss_type",
-    "dpo.label_smoothing": "dpo_label_smoothing",
     "lora": "finetuning_type adapter use_peft peft_config",
 }
 FOREIGN_KEYS = {theirs: ours for ours, names in _FOREIGN_NAMES.items() for theirs in names.split()}
@@ -147,15 +166,9 @@ def _conflicts(recipe: Recipe) -> Iterator[Conflict]:
         if swarm.owners != "hub":
             text = "peers that aggregate shards are members of every round"
             yield Conflict("swarm.members_per_round", text, "null, or `swarm.owners: hub`")
-    compression = recipe.compression
     if swarm.owners != "hub" and swarm.durability == "replicated":
         text = "replicated: a standby cannot follow peers that aggregate shards"
         yield Conflict("swarm.durability", text, "`asynchronous`, or `swarm.owners: hub`")
-    if swarm.owners == "auto" and compression.shards == 1 and not compression.shards_at_layers:
-        text = "peers can share the aggregation of several shards only, and there is one"
-        yield Conflict(
-            "swarm.owners", text, "`compression.shards: 8`, or as many as there may be aggregators"
-        )
     weighted = [dataset.weight is not None for dataset in recipe.datasets]
     for number, has_weight in enumerate(weighted):
         if any(weighted) and not has_weight:
@@ -185,8 +198,6 @@ def _conflicts(recipe: Recipe) -> Iterator[Conflict]:
     checkpoint = recipe.checkpoint
     if checkpoint.push_to_hub and not checkpoint.hub_model_id:
         yield Conflict("checkpoint.push_to_hub", "where to?", "hub_model_id: me/my-model")
-    if checkpoint.push_to_hub and checkpoint.hub_strategy != "end" and not checkpoint.save_steps:
-        yield Conflict("checkpoint.hub_strategy", f"`{checkpoint.hub_strategy}` needs save_steps")
     yield from _compression_conflicts(recipe)
     if swarm.audit_share:
         yield from _audit_conflicts(recipe)
@@ -218,9 +229,6 @@ def _preference_conflicts(recipe: Recipe) -> Iterator[Conflict]:
             "needs `lora:`: the reference is the base without adapters, a whole model would need a second one"
         )
         yield Conflict("dpo", text, "lora.lora_r=16")
-    if recipe.dpo.label_smoothing and recipe.dpo.loss_type != "robust":
-        text = f"`{recipe.dpo.loss_type}` has none, as in TRL"
-        yield Conflict("dpo.label_smoothing", text, "dpo.loss_type=robust")
     if recipe.data.packing:
         yield Conflict("data.packing", "excluded by `dpo:`: a sample is a pair of answers", "packing=false")
     for name in ("completion_only_loss", "assistant_only_loss"):
@@ -238,12 +246,9 @@ def _compression_conflicts(recipe: Recipe) -> Iterator[Conflict]:
         yield Conflict("compression.local_steps", text, f"local_steps={max(1, steps // 10)}")
     if compression.local_steps == "auto":
         yield from _auto_conflicts(compression)
-    if compression.shards_at_layers and compression.shards > 1 and not compression.shard_ends:
-        text = f"{compression.shards}: with shards_at_layers each layer is one, and `launch` counts them"
-        yield Conflict("compression.shards", text, "shards=1, or shards_at_layers=false")
     if compression.activation_bits < 32 and not compression.shards_at_layers:
         text = f"{compression.activation_bits}: stages alone send activations, and there can be none"
-        yield Conflict("compression.activation_bits", text, "shards_at_layers=true, or activation_bits=32")
+        yield Conflict("compression.activation_bits", text, "shards=layers, or activation_bits=32")
     if compression.momentum_masking and (optim := recipe.training.optim) not in MASKED:
         text = f"`{optim}` has no first moment in float32 that could be masked"
         yield Conflict("compression.momentum_masking", text, f"optim={MASKED[0]}")
@@ -365,7 +370,6 @@ def _explain(document: Document, detail: Any) -> Problem:
         "greater_than_equal": f"must be at least {context.get('ge')}",
         "less_than": f"must be below {context.get('lt')}",
         "less_than_equal": f"must be at most {context.get('le')}",
-        "multiple_of": f"must be a multiple of {context.get('multiple_of')}",
         "finite_number": "must be a finite number",
         "string_pattern_mismatch": "must be lower-case letters, digits, dots and dashes, at most 64",
         "value_error": str(context.get("error", "")),
@@ -391,8 +395,8 @@ def unknown_key(document: Document, key: Key) -> Problem:
     if key[:2] == ("swarm", "requires") and len(key) > 2:
         where = Requires
     known = list(where.model_fields) if where else []
-    if name in UNSUPPORTED_KEYS:
-        return document.problem(key, UNSUPPORTED_KEYS[name])
+    if name in GONE_KEYS:
+        return document.problem(key, GONE_KEYS[name])
     if name in FOREIGN_KEYS:
         hint = "it means the opposite" if name.startswith("train_on_input") else ""
         return document.problem(key, f"cocktail calls this {FOREIGN_KEYS[name]}", hint)

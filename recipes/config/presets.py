@@ -5,7 +5,7 @@ All are Algorithm 1 with a compressor C, a number H of local steps, and an outer
     H optimizer steps at every peer, then  d_i = x_i - x';  send C[d_i];  x_i and x' move by C[D]
     the residual d_i - C[d_i] is multiplied by `error_decay`
     aggregator: u = rate sum_i w_i C[d_i];  v <- momentum v + u;  D = u + momentum v + e
-                e <- owner_error_decay (D - C[D])
+                e <- D - C[D]
 
 A preset supplies the values of its paper for the keys that a recipe does not write, and the matching
 `adam_beta1`. `cocktail` is the schema's defaults, which come from our quality study. No code branches on a

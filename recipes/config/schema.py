@@ -76,9 +76,9 @@ def checkpointing_options(value: dict[str, int | bool]) -> dict[str, int | bool]
     return value
 
 
-def power_of_two(value: int) -> int:
-    if value & (value - 1):
-        raise ValueError(f"must be a power of two, not {value}")
+def rising(value: tuple[int, ...]) -> tuple[int, ...]:
+    if not all(start < end for start, end in pairwise((0, *value))):
+        raise ValueError("must be numbers that rise, where each shard ends")
     return value
 
 
@@ -94,6 +94,7 @@ Size = Annotated[
 ]
 StepsOrRatio = Annotated[Real, Field(ge=0), AfterValidator(steps_or_ratio)]
 Whole = Annotated[int, Field(ge=1)]
+Ends = Annotated[tuple[Whole, ...], Strict(False), Field(min_length=1), AfterValidator(rising)]
 Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Strict(False)]
 
 
@@ -133,8 +134,9 @@ class Model(Section):
         None, ".jinja file, or folder or hub id of a tokenizer: its chat template and eos token", since="0.2"
     )
     load_in_8bit: bool = key(False, "quantize the frozen base to 8 bits; needs `lora:` and bitsandbytes")
-    load_in_4bit: bool = key(False, "quantize the frozen base to 4 bits; needs `lora:` and bitsandbytes")
-    bnb_4bit_quant_type: Literal["nf4", "fp4"] = key("nf4", "code book of 4-bit weights")
+    load_in_4bit: bool = key(
+        False, "quantize the frozen base to 4 bits (nf4); needs `lora:` and bitsandbytes"
+    )
     bnb_4bit_use_double_quant: bool = key(
         False, "quantize the scales of 4-bit weights too: 0.05 bytes a weight less", since="0.2"
     )
@@ -148,17 +150,15 @@ class Lora(Section):
     """Adapters beside a frozen base (Hu et al., 2021): only they are trained and exchanged."""
 
     lora_r: Whole = key(16, "rank of the adapters")
-    lora_alpha: Whole = key(32, "an adapter is scaled by alpha / r, or alpha / sqrt(r)")
+    lora_alpha: Whole = key(32, "an adapter is scaled by alpha / r")
     lora_dropout: Annotated[Real, Field(ge=0, lt=1)] = key(0.05, "dropout before each adapter")
     lora_target_modules: Names | Literal["all-linear"] = key(
         "all-linear", "modules that get adapters; all-linear: all but the output layer"
     )
     lora_modules_to_save: Names = key((), "modules trained in full, beside the adapters")
-    use_rslora: bool = key(False, "scale by alpha / sqrt(r) instead of alpha / r")
     use_dora: bool = key(
         False, "train the length of each output's weights apart from their direction", since="0.2"
     )
-    exclude_modules: Names = key((), "modules that get no adapters, of those that would", since="0.2")
     target_parameters: Names = key(
         (), "parameters outside of linear layers that get adapters, such as experts", since="0.2"
     )
@@ -166,14 +166,11 @@ class Lora(Section):
 
 class Dpo(Section):
     """Direct preference optimization (Rafailov et al., 2023): of two answers the chosen one is made likelier
-    than the rejected one. The reference model is the base with its adapters switched off."""
+    than the rejected one. The reference model is the base with its adapters switched off; both are without
+    dropout, so that they differ by the adapters alone."""
 
     beta: Annotated[Real, Field(gt=0)] = key(0.1, "how closely the reference is followed; tau of ipo")
-    loss_type: Literal["sigmoid", "robust", "hinge", "ipo"] = key("sigmoid", "loss of a pair, as in TRL")
-    label_smoothing: Annotated[Real, Field(ge=0, lt=0.5)] = key(
-        0.0, "robust: the probability that a pair has its answers in the wrong order"
-    )
-    disable_dropout: bool = key(True, "no dropout, so that model and reference differ by the adapters alone")
+    loss_type: Literal["sigmoid", "hinge", "ipo"] = key("sigmoid", "loss of a pair, as in TRL")
 
 
 class Dataset(Section):
@@ -193,9 +190,8 @@ class Dataset(Section):
         None, "share of the run, relative to the other weights; null: rows of all data sets are mixed"
     )
     column_map: dict[str, str] = key(
-        {}, "our name of a column, message key or role -> theirs: {messages: talk}; -: drop it"
+        {}, "our name of a column, message key or role -> theirs: {text: content}; -: drop it"
     )
-    dataset_text_field: str = key("text", "the column of type text")
     max_samples: Whole | None = key(None, "read only the first so many rows")
 
     def column(self, name: str, default: str | None = None) -> str:
@@ -315,38 +311,25 @@ class Compression(Section):
     random_ratio: Annotated[Ratio, Field(ge=1e-6)] = key(0.113, "p: share of the coordinates sampled a round")
     topk_ratio: Ratio = key(0.2, "K: share of the sampled values that is sent")
     auto: bool = key(
-        True, "adapt K and bits to link and compute, within the bounds; needs staleness and K below 1"
+        True, "adapt K, down to an eighth, and bits to link and compute; needs staleness and K below 1"
     )
-    topk_ratio_min: Ratio | None = key(None, "lower bound of an adapted K; null: an eighth of topk_ratio")
-    topk_ratio_max: Ratio | None = key(None, "upper bound of an adapted K; null: topk_ratio")
     topk_chunk: Annotated[int, Field(ge=0, le=2**20)] = key(
         0, "top-k within chunks of this many values; 0 selects over the whole sample"
     )
     quant_bits: Literal[1, 2, 3, 4, 8, 16, 32] = key(2, "q: bits of a sent value")
-    quant_bucket_size: Annotated[int, Field(ge=8, le=65536, multiple_of=8)] = key(
-        128, "values that share a scale"
-    )
-    stochastic_rounding: bool = key(False, "round to a level at random, without bias")
     sample_kind: Literal["block", "element", "fragment"] = key(
-        "block", "sample blocks of neighbours, single coordinates, or one range of layers after the other"
+        "block", "sample blocks of 256 neighbours, single coordinates, or one range of layers after the other"
     )
-    block_size: Annotated[int, Field(ge=1, le=2**20), AfterValidator(power_of_two)] = key(
-        256, "coordinates of a sampled block"
-    )
-    shards: Annotated[int, Field(ge=1, le=1024)] = key(
-        1, "ranges of the vector, each with its own packet and aggregator"
-    )
-    shards_at_layers: bool = key(
-        False, "a shard for each layer, so that volunteers may join as pipeline stages", since="0.2"
-    )
-    shard_ends: Annotated[tuple[Whole, ...], Strict(False)] = key(
-        (), "where each shard ends in the vector; `launch` writes it, with shards_at_layers", since="0.2"
+    shards: Annotated[int, Field(ge=1, le=1024)] | Literal["layers"] | Ends = key(
+        1,
+        "ranges of the vector, each with its own packet and aggregator; layers: one for each layer, so that "
+        "volunteers may join as pipeline stages (`launch` writes where each ends)",
     )
     activation_bits: Literal[2, 3, 4, 32] = key(
-        32, "bits of an activation between pipeline stages, as a change of what both ends know", since="0.2"
-    )
-    activation_gradient_bits: Literal[4, 8, 32] = key(
-        32, "bits of an activation's gradient between pipeline stages", since="0.2"
+        32,
+        "bits of an activation between pipeline stages, as a change of what both ends know; its gradient has "
+        "8 then",
+        since="0.2",
     )
     staleness: Literal[0, 1, 2, 3, 4] = key(
         1, "rounds of compute that an exchange overlaps with, from 2 on with other rounds' too; 0: none"
@@ -361,20 +344,12 @@ class Compression(Section):
     )
     outer_momentum: Annotated[Real, Field(ge=0, lt=1)] = key(0.0, "Nesterov momentum of the aggregator")
     error_decay: Annotated[Real, Field(ge=0, le=1)] = key(1.0, "factor on a peer's residual after each round")
-    owner_error_decay: Annotated[Real, Field(ge=0, le=1)] = key(
-        1.0, "factor on the aggregator's error feedback after each round"
-    )
     momentum_masking: bool = key(
         False, "set AdamW's first moment to zero at the coordinates of each accepted update", since="0.2"
     )
     uncompressed_steps: Annotated[int, Field(ge=0)] = key(0, "first steps that send everything in 16 bits")
-    weighting: Literal["tokens", "uniform"] = key("tokens", "weights of the peers in the mean")
-    aggregation: Literal["mean", "trimmed_mean", "median", "centered_clip"] = key(
-        "mean", "how a round's updates are combined; all but mean tolerate bad peers"
-    )
-    trim_ratio: Annotated[Real, Field(gt=0, lt=0.5)] = key(0.2, "trimmed_mean: share cut off at either end")
-    clip_radius: Annotated[Real, Field(gt=0)] = key(
-        1.0, "centered_clip: radius in units of the median distance from the centre"
+    aggregation: Literal["mean", "median"] = key(
+        "mean", "how a round's updates are combined; median tolerates bad peers, coordinate by coordinate"
     )
     state_device: Literal["auto", "accelerator", "cpu"] = key(
         "auto", "where the global model is kept; auto: in host memory where the device is short of memory"
@@ -391,15 +366,25 @@ class Compression(Section):
         """Local steps that a round may have, ascending: one number, or what `auto` chooses from."""
         return RUNGS if self.local_steps == "auto" else (self.local_steps,)
 
-    @model_validator(mode="after")
-    def _check_bounds(self) -> Compression:
-        low, high = self.topk_ratio_min or self.topk_ratio, self.topk_ratio_max or self.topk_ratio
-        if not low <= self.topk_ratio <= high:
-            raise ValueError(f"topk_ratio {self.topk_ratio:g} is not from topk_ratio_min to topk_ratio_max")
-        rising = all(start < end for start, end in pairwise((0, *self.shard_ends)))
-        if self.shard_ends and not (rising and len(self.shard_ends) == self.shards):
-            raise ValueError(f"shard_ends: {self.shards} numbers that rise are expected, one for each shard")
-        return self
+    @property
+    def shards_at_layers(self) -> bool:
+        """True where each layer is a shard, also once it is written where they end."""
+        return not isinstance(self.shards, int)
+
+    @property
+    def shard_ends(self) -> tuple[int, ...]:
+        """Where each shard ends in the vector; none: shards of one size, or not known yet."""
+        return self.shards if isinstance(self.shards, tuple) else ()
+
+    @property
+    def shard_count(self) -> int:
+        """Number of the shards; 1 while it is not known yet how many layers there are."""
+        return self.shards if isinstance(self.shards, int) else len(self.shard_ends) or 1
+
+    @property
+    def activation_gradient_bits(self) -> int:
+        """Bits of an activation's gradient between pipeline stages."""
+        return 8 if self.activation_bits < 32 else 32
 
 
 class Requires(Section):
@@ -419,9 +404,8 @@ class Swarm(Section):
     members_per_round: Whole | None = key(
         None, "of more peers a round takes so many, in long turns; the others wait; null: all", since="0.2"
     )
-    owners: Literal["hub", "peers", "auto"] = key(
-        "hub",
-        "who aggregates the shards; peers: those that accept connections; auto: they, where it is faster",
+    owners: Literal["hub", "peers"] = key(
+        "hub", "who aggregates the shards; peers: those that accept connections"
     )
     passing: Annotated[Literal["auto", "always", "off"], BeforeValidator(parse_off)] = key(
         "auto",
@@ -463,12 +447,9 @@ class Checkpoint(Section):
     eval_steps: StepsOrRatio | None = key(
         None, "steps between two evaluations, or a share of the run below 1; null: no evaluation"
     )
-    push_to_hub: bool = key(False, "push with this machine's token: HF_TOKEN or `hf auth login`")
+    push_to_hub: bool = key(False, "push at the end, with this machine's token: HF_TOKEN or `hf auth login`")
     hub_model_id: str | None = key(None, "repository to push to: me/my-model")
     hub_private_repo: bool | None = key(None, "make a private repository; null: the account's default")
-    hub_strategy: Literal["end", "every_save", "checkpoint"] = key(
-        "end", "when to push; checkpoint: each snapshot into last-checkpoint/"
-    )
 
     def save_every(self, steps: int) -> int:
         """Steps between two snapshots in a run of `steps` steps; 0: none."""
@@ -492,17 +473,14 @@ class Logging(Section):
         tuple[Literal["tensorboard", "wandb", "trackio"], ...], Strict(False), BeforeValidator(tracker_names)
     ] = key((), "trackers that the host reports to, beside metrics.jsonl")
     project: Annotated[str, Field(min_length=1)] = key("cocktail", "project name at the trackers")
-    run_name: str | None = key(None, "name at the trackers; null: the run's own")
-    trackio_space_id: str | None = key(None, "Space that trackio writes to; null: the host's disk")
     sample_prompts: Annotated[int, Field(ge=0, le=16)] = key(
         0,
         "held-out texts that the host's model continues before the first step, at snapshots and at the end",
         since="0.2",
     )
     loss_watchdog_threshold: Annotated[Real, Field(gt=0)] | None = key(
-        None, "end the run when its loss stays above this"
+        None, "end the run when its loss is above this in three consecutive rounds"
     )
-    loss_watchdog_patience: Whole = key(3, "consecutive rounds above the threshold")
 
 
 class Recipe(Section):

@@ -104,8 +104,7 @@ class RowTokenizer:
         if self.template is not None:
             return self._conversations(rows, self.template)
         if self.row_type == "text":
-            column = self.dataset.column("text", self.dataset.dataset_text_field)
-            return self._texts([row.text(column) for row in rows])
+            return self._texts([row.text(self.dataset.column("text")) for row in rows])
         if self.row_type == "tokenized":
             return [self._tokenized(row) for row in rows]
         if self.row_type == "alpaca":
@@ -281,9 +280,7 @@ def make_row_tokenizer(
     rows = RowTokenizer(tokenizer, data, dataset, row_type)
     used = {dataset.column(name) for name in COLUMNS[row_type]}
     talks = row_type == "chat"
-    if row_type == "text":
-        used = {dataset.column("text", dataset.dataset_text_field)}
-    elif row_type == "chat":
+    if row_type == "chat":
         used.add(messages_column(dataset, first))
     elif row_type == "preference":
         talks = is_pair_of_conversations(dataset, first)
@@ -355,7 +352,7 @@ def detect_row_type(dataset: Dataset, first: Row) -> str:
         return "prompt_completion"
     if "input_ids" in columns:
         return "tokenized"
-    if columns & {"text", dataset.dataset_text_field}:
+    if "text" in columns:
         return "text"
     if {"chosen", "rejected"} <= columns:
         raise DataError(

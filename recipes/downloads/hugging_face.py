@@ -233,15 +233,14 @@ class Repository:
             made = HfApi().create_repo(self.name, private=self.private, exist_ok=True)
             return str(made.repo_id)
 
-    def push(self, folder: Path, message: str, inside: str | None = None) -> str:
-        """Push the model files of `folder`, into the repository's folder `inside`; the commit's address."""
+    def push(self, folder: Path, message: str) -> str:
+        """Push the model files of `folder`; returns the commit's address."""
         from huggingface_hub import HfApi
 
         with _pushing(self.name):
             done = HfApi().upload_folder(
                 repo_id=self.name,
                 folder_path=folder,
-                path_in_repo=inside,
                 commit_message=message,
                 allow_patterns=[*PUSHED_FILES, *(file.name for file in folder.glob(CODE_FILES))],
             )

@@ -45,7 +45,6 @@ class Quantized:
     """Quantization of a frozen base by bitsandbytes."""
 
     four_bits: bool  # else 8
-    quant_type: str = "nf4"  # of 4 bits
     double: bool = False  # scales of 4 bits are quantized too
 
     def config(self, compute_dtype: torch.dtype) -> Any:
@@ -60,7 +59,7 @@ class Quantized:
         return untyped(
             load_in_4bit=self.four_bits,
             load_in_8bit=not self.four_bits,
-            bnb_4bit_quant_type=self.quant_type,
+            bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=self.double,
             bnb_4bit_compute_dtype=compute_dtype,
         )

@@ -1,6 +1,6 @@
 """LoRA (Hu et al., 2021): PEFT adapters beside a frozen base; only they are trained and exchanged.
 
-    y = W x + s B A x      A: (r, in), drawn from the seed      B: (out, r), 0      s = alpha / r (or sqrt(r))
+    y = W x + s B A x      A: (r, in), drawn from the seed      B: (out, r), 0      s = alpha / r
     y = m V x / |V|        DoRA (Liu et al., 2024): V = W + s B A, m: (out,), at first |W|; |.| of each row
 
 x_0 must be bit-identical at every peer, whatever its device and version of torch: A is drawn from a raw PCG64
@@ -51,13 +51,10 @@ def add_adapters(model: PreTrainedModel, lora: Lora) -> PeftModel:
         lora_dropout=lora.lora_dropout,
         target_modules=listed if isinstance(listed, str) else list(listed),
         modules_to_save=list(lora.lora_modules_to_save) or None,
-        use_rslora=lora.use_rslora,
         use_dora=lora.use_dora,
-        exclude_modules=list(lora.exclude_modules) or None,
         target_parameters=list(lora.target_parameters) or None,
     )
     _check_names("lora_modules_to_save", lora.lora_modules_to_save, model.named_modules(), "module")
-    _check_names("exclude_modules", lora.exclude_modules, model.named_modules(), "module")
     _check_names("target_parameters", lora.target_parameters, model.named_parameters(), "parameter")
     try:
         with quiet_transformers(), warnings.catch_warnings(), next(model.parameters()).device:
@@ -130,7 +127,7 @@ def _check_names(key: str, names: Sequence[str], known: Iterable[tuple[str, obje
 
 
 def adapter_scale(lora: Lora) -> float:
-    return lora.lora_alpha / (lora.lora_r**0.5 if lora.use_rslora else lora.lora_r)
+    return lora.lora_alpha / lora.lora_r
 
 
 @dataclass

@@ -167,7 +167,7 @@ def training_lines(recipe: Recipe, samples: int) -> Iterator[str]:
             if model.load_in_8bit
             else ""
         )
-        dropout = 0.0 if recipe.dpo and recipe.dpo.disable_dropout else lora.lora_dropout
+        dropout = 0.0 if recipe.dpo else lora.lora_dropout
         kind = "DoRA" if lora.use_dora else "LoRA"
         yield f"{kind}: rank {lora.lora_r}, alpha {lora.lora_alpha}, dropout {dropout:g}{bits}"
     if recipe.dpo is not None:

@@ -85,7 +85,7 @@ def prepare_for_training(
         except (ValueError, TypeError) as error:
             raise ModelError(f"{error} (hint: training.activation_checkpointing=false)") from error
     made: nn.Module = model if recipe.lora is None else add_adapters(model, recipe.lora)
-    if recipe.dpo is not None and recipe.dpo.disable_dropout:
+    if recipe.dpo is not None:
         for module in made.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
@@ -158,7 +158,7 @@ def load_trained(
         return prepare_for_training(with_liger_kernels(full, recipe, device), recipe, device)
     bits = None
     if wanted.quantized and quantized:
-        bits = Quantized(wanted.load_in_4bit, wanted.bnb_4bit_quant_type, wanted.bnb_4bit_use_double_quant)
+        bits = Quantized(wanted.load_in_4bit, wanted.bnb_4bit_use_double_quant)
     loaded = load_model(base, attention, device, frozen_dtype(recipe, base, device) or "auto", bits, code)
     model = prepare_for_training(with_liger_kernels(loaded, recipe, device), recipe, device)
     with closing(open_trained(recipe, base, snapshot)) as x, torch.no_grad():

@@ -14,7 +14,6 @@ from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol
-from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -56,7 +55,6 @@ def build_fsdp_peer(
     snapshot: Path | None,  # folder of x' of `round`; None: x_0
     recipe: Recipe,
     micro_batch: int,
-    name: str = "",
     round: int = 0,
 ) -> Peer:
     """Build a peer like `build_peer`. What is trained is read here, once, into x'.
@@ -72,7 +70,7 @@ def build_fsdp_peer(
     answers = ranks.all("load", base=str(base), recipe=recipe.to_json())
     assert all(answer["parameters"] == layout.size for answer in answers)
     local = FsdpTrainer(ranks, shared, layout, answers[0], objective_of(recipe))
-    worker = worker_of(recipe, local, shared.global_model, layout.name_at, crc32(name.encode()), round)
+    worker = worker_of(recipe, local, shared.global_model, layout.name_at, round)
     return Peer(local, worker, recipe, answers[0]["vocabulary"], micro_batch)
 
 

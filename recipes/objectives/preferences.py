@@ -4,7 +4,7 @@
     loss = -log sigmoid(r(chosen) - r(rejected))                equation 7: `sigmoid`
 
 p_ref is the base: the same model with its adapters switched off, so no second model is held. The other losses
-are `robust` (Chowdhury et al., 2024), `hinge` (Zhao et al., 2023) and `ipo` (Azar et al., 2024), as in TRL.
+are `hinge` (Zhao et al., 2023) and `ipo` (Azar et al., 2024), as in TRL.
 """
 
 from __future__ import annotations
@@ -33,12 +33,10 @@ class Preferences:
         self.dpo = dpo
 
     def bounds(self, vocabulary: int) -> tuple[float, float]:
-        """`robust` may be below 0, and `ipo` is a square."""
+        """`ipo` is a square."""
         match self.dpo.loss_type:
             case "sigmoid" | "hinge":
                 return 0.0, MOST
-            case "robust":
-                return -MOST, MOST
             case "ipo":
                 return 0.0, MOST**2
 
@@ -67,15 +65,12 @@ class Preferences:
             ratios: (2 B,) log p - log p_ref of the chosen answers, then of the rejected ones.
             lengths: (2 B,) trained tokens of the answers.
         """
-        beta, smoothing = self.dpo.beta, self.dpo.label_smoothing
+        beta = self.dpo.beta
         chosen, rejected = ratios.chunk(2)
         margin = beta * (chosen - rejected)
         match self.dpo.loss_type:
             case "sigmoid":
                 return -logsigmoid(margin)
-            case "robust":
-                wrong = smoothing * logsigmoid(-margin) - (1 - smoothing) * logsigmoid(margin)
-                return wrong / (1 - 2 * smoothing)
             case "hinge":
                 return torch.relu(1 - margin)
             case "ipo":  # by the token, so that long answers weigh no more

@@ -1,7 +1,7 @@
 """One machine's part of a replica: its layers, and its ranges of x_i, x', the gradient and the optimizer.
 
 To the algorithm these ranges are a vector of their own, whose shards are whole shards of the run's
-(`compression.shards_at_layers`): the same `Worker` and `GlobalModel` as of an ordinary peer encode, decode
+(`compression.shards: layers`): the same `Worker` and `GlobalModel` as of an ordinary peer encode, decode
 and move them. Every machine answers the same requests, the head too; the others get them by the ring.
 """
 
@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ def check_staged(recipe: Recipe) -> None:
     not say yet where its shards end."""
     training, model = recipe.training, recipe.model
     cannot = {
-        "compression.shards_at_layers=false": not recipe.compression.shards_at_layers,
+        "compression.shards other than layers": not recipe.compression.shards_at_layers,
         "compression.momentum_masking": recipe.compression.momentum_masking,
         "training.fp32_master_weights=false": not training.fp32_master_weights,
         "model.load_in_4bit, load_in_8bit": model.quantized,
@@ -99,7 +98,7 @@ class StagePart:
         rate, name_at = adaptive_rate_of(compression), self.flat.layout.name_at
         mix, seed = compressor_of(compression), recipe.training.seed
         model = GlobalModel(vector, mix, seed, round, part, rate.ladder[-1])
-        self.worker = Worker(self.flat.vector, model, name_at, own, compression.error_decay, rate)
+        self.worker = Worker(self.flat.vector, model, name_at, compression.error_decay, rate)
         columns, rows = int(stage.causal.config.hidden_size), recipe.data.max_length
         # of the lines' memories; gone with this part
         self.files = tempfile.TemporaryDirectory(prefix="cocktail-stage-", ignore_cleanup_errors=True)
@@ -153,7 +152,7 @@ class StagePart:
         told = {"sparsest": self.worker.sparsest, "short": short, "sent": "", "up": 0, "down": 0}
         if self.exchange is None or not self.exchange.on:
             return Answer(told, packet.packet)
-        whole = spread(packet.packet, self.numbers, self.recipe.compression.shards)
+        whole = spread(packet.packet, self.numbers, self.recipe.compression.shard_count)
         told["up"], told["down"] = self.exchange.rates
         limits = PacketLimits(self.recipe.compression, self.whole.size)
         self.exchange.send(round, whole, self.numbers, limits.packet(round, self.numbers))
@@ -163,7 +162,7 @@ class StagePart:
         """Decode this machine's shards of a round's aggregate (line 5). No data: it has fetched them itself.
         Raises PacketError, and what has kept it from fetching."""
         if not data and self.exchange is not None:
-            data = gather(self.exchange.fetch(round), self.numbers, self.recipe.compression.shards)
+            data = gather(self.exchange.fetch(round), self.numbers, self.recipe.compression.shard_count)
         self.aggregates[round] = self.worker.global_model.decode(data, round)
         return Answer()
 
@@ -279,7 +278,7 @@ def quantised_line(compression: Compression, columns: int, rows: int, folder: Pa
     """
     bits = compression.activation_bits
     if bits == 32:
-        return replace(exact_line(columns), gradient_bits=compression.activation_gradient_bits)
+        return exact_line(columns)
     places = min(max(1, MEMORY // (2 * rows * columns)), MOST_SAMPLES)
     ends = [ActivationMemory(places, rows, columns, folder / side) for side in ("after", "before")]
     encoder, decoder = ActivationEncoder(bits, ends[0]), ActivationDecoder(bits, ends[1])

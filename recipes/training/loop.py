@@ -82,7 +82,7 @@ def build_peer(
         vector = flat.global_model
     else:
         vector = flat.vector.to(local.device if beside else torch.device("cpu"), copy=True)
-    worker = worker_of(recipe, x, vector, flat.layout.name_at, own, round)
+    worker = worker_of(recipe, x, vector, flat.layout.name_at, round)
     if recipe.compression.momentum_masking:
         worker.on_taken = partial(mask_momentum, local.optimizer, flat.masters, flat.layout.offsets)
     config = getattr(model, "config", None)

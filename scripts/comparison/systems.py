@@ -65,7 +65,7 @@ THIN = "compression.preset=cocktail-thin"
 PASSING = "swarm.passing=always"  # by peers with an open port
 SHARDS = "compression.shards=8"
 WIDE = 2048  # a packet of 20 Mbit/s is eight fragments, not two; at its real size it has fifty
-AGGREGATING, CHOSEN = ("swarm.owners=peers", SHARDS), ("swarm.owners=auto", SHARDS)  # the same
+AGGREGATING = ("swarm.owners=peers", SHARDS)
 SYSTEMS = {
     "cocktail": System(COCKTAIL, ""),
     "cocktail, the hub on such a line": System(COCKTAIL, "hub"),
@@ -78,7 +78,6 @@ SYSTEMS = {
     "cocktail, staleness 2, the hub on such a line, peers aggregate": System(
         COCKTAIL, "hub", keys=(TWO, *AGGREGATING)
     ),
-    "cocktail, the hub on such a line, owners=auto": System(COCKTAIL, "hub", keys=CHOSEN),
     "cocktail, 8 peers": System(COCKTAIL, "", peers=8),
     "cocktail, 16 peers": System(COCKTAIL, "", peers=16, slower=3),
     "cocktail, 8 peers, staleness 2, the hub on such a line": System(COCKTAIL, "hub", keys=(TWO,), peers=8),

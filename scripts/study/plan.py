@@ -113,9 +113,7 @@ EQUAL = {  # at about what a parameter takes in 2 bits with p=.113 K=.2: 0.13 bi
 }
 WITHOUT = {
     "as it is": {},
-    "the owner forgets e": {"owner_error_decay": 0.0},
     "peers forget what a round left of what it visited": {"error_decay": 0.0},
-    "both": {"owner_error_decay": 0.0, "error_decay": 0.0},
     "10 % of the packets too late": {"dropped": 0.1},
     "30 % of the packets too late": {"dropped": 0.3},
 }

@@ -85,7 +85,6 @@ class Setting:
     outer_rate: float = 1.0  # 0: `packets`, and `rate` is the swarm's
     momentum: float = 0.0  # of the owner's step
     error_decay: float = 1.0
-    owner_error_decay: float = 1.0
     masked: int = 0  # 1: momentum masking
     uncompressed: int = 0  # first steps that send everything in 16 bits
     beta1: float = 0.9
@@ -111,7 +110,6 @@ class Setting:
             outer_learning_rate=self.outer_rate or "packets",
             outer_momentum=self.momentum,
             error_decay=self.error_decay,
-            owner_error_decay=self.owner_error_decay,
             momentum_masking=bool(self.masked),
             uncompressed_steps=self.uncompressed,
         )

@@ -23,7 +23,7 @@ ROOT = get_command(app)
         ("--packing --seed 3", "packing=true seed=3"),
         ("--bf16 True --packing False", "bf16=true packing=false"),
         ("--no-packing", "packing=false"),
-        ("--dataset-text-field content", "dataset_text_field=content"),
+        ("--max-samples 9", "max_samples=9"),
         ("--load_in_4bit --peers 2", "load_in_4bit=true --peers 2"),
     ],
 )

@@ -75,7 +75,7 @@ def test_who_undoes_the_work_of_others_is_put_out_with_the_reason_and_e_is_repla
         for member in [swarm.prepare(name) for name in names]:
             if member.name == "eve":
                 worker = member.peer.worker
-                member.peer.worker = Liar(worker.x, worker.global_model, worker.name_at, worker.dither)
+                member.peer.worker = Liar(worker.x, worker.global_model, worker.name_at)
             swarm.go(member, pace)
         events = swarm.wait()
         error = error_of(swarm.work)

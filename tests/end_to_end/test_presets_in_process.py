@@ -26,7 +26,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "cocktail-wide": {},
     "cocktail-thin": {},
     "lora-cocktail": {},
-    "allreduce": {"weighting": "uniform"},
+    "allreduce": {},
     "local-sgd": {"local_steps": 4},
     "diloco": {"local_steps": 3, "shards": 2},
     "streaming-diloco": {"local_steps": 2, "random_ratio": 0.25},

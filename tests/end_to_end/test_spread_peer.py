@@ -350,7 +350,7 @@ def spread_member(swarm: Swarm, ranks: GpuProcesses, name: str) -> Member:
     link = swarm.memory.link(name)
     link.connect(10)
     member = Member(
-        name, swarm.run_link(link), build_fsdp_peer(ranks, swarm.base.folder, None, swarm.recipe, 2, name)
+        name, swarm.run_link(link), build_fsdp_peer(ranks, swarm.base.folder, None, swarm.recipe, 2)
     )
     swarm.members[name] = member
     return member

@@ -1,6 +1,5 @@
 """Peers that aggregate shards of the global model. A run in star mode does not load this package."""
 
-from .aggregation_choice import AggregationChoice
 from .aggregator_thread import AggregatorThread
 from .shard_aggregation import ShardAggregation
 from .shard_assignment import digest_of

@@ -13,12 +13,11 @@ from msgspec.structs import replace
 
 from transport import actions as do
 from transport.actions import Outbox
-from transport.ledger import HUB, Deliveries, PendingHandoff, after_deliveries, handoffs_for, merge_deliveries
+from transport.ledger import Deliveries, PendingHandoff, after_deliveries, handoffs_for, merge_deliveries
 from transport.membership import Roster, Session, SessionEvent, State
 from transport.protocol import ERROR, PART, SHARD, RunSettings, messages, round_and_name, round_of
 from transport.scheduling import Exchange, Phase, Rounds
 
-from .aggregation_choice import AggregationChoice, Way
 from .shard_assignment import assign
 from .shard_placement import Placement
 
@@ -32,7 +31,6 @@ class ShardCoordinator:
 
     Args:
         handoffs: the pending ones, by number.
-        choice: whether peers aggregate at all; None: they do.
     """
 
     def __init__(
@@ -42,10 +40,9 @@ class ShardCoordinator:
         members: Roster,
         rounds: Rounds,
         handoffs: Mapping[int, PendingHandoff],
-        choice: AggregationChoice | None = None,
     ) -> None:
         self.settings, self._out, self._members, self._rounds = settings, out, members, rounds
-        self.handoffs, self._choice = dict(handoffs), choice
+        self.handoffs = dict(handoffs)
         self._placed: tuple[object, list[int] | None] = (), None  # lines and aggregators, and their counts
         self._uplinks: dict[str, float] = {}  # key -> bytes a second, a power of two
         self.handlers: dict[type[messages.ToHub], Callable[[Session, Any, float], None]] = {
@@ -59,8 +56,6 @@ class ShardCoordinator:
     def opens(self, ex: Exchange, ready: list[Session]) -> None:
         """Assign the shards of a round that opens; the hub aggregates those that no peer can."""
         able = {f"{p.key} {p.name}": p for p in ready if p.can_aggregate and p.rests_until <= ex.round}
-        if self._choice is not None and not self._choice.peers_aggregate(len(able)):
-            able = {}
         for who, shards in assign(self.settings.shards, able, self._counts(able, ready)).items():
             ex.aggregators[able[who].id] = shards
             able[who].aggregated |= set(shards)
@@ -119,21 +114,6 @@ class ShardCoordinator:
             )
             left = self.handoffs | after_deliveries(self.handoffs, merged)
             self.handoffs = {number: handoff for number, handoff in left.items() if handoff.shards}
-            self._choose()
-
-    def _choose(self) -> None:
-        """Let a durable round count in the choice of who aggregates."""
-        if self._choice is None:
-            return
-        moving = any(handoff.peer == HUB for handoff in self.handoffs.values())
-        changed = self._choice.note(self._rounds.slowest, moving=moving)
-        tried = self._choice.way is Way.TRYING
-        if changed or (tried and moving):  # neither of these rounds says what a trial is worth
-            self._rounds.measure_lines_anew()
-        if changed:
-            why = "its line bounds the rounds" if tried else "rounds are not faster with peers that do"
-            who = "peers try to aggregate, not the hub" if tried else "the hub aggregates, not peers"
-            self._out.warn(f"{who}: {why}")
 
     def tick(self, ex: Exchange, now: float) -> None:
         """Give up aggregators that are gone or silent. A lost connection may be back in a moment."""

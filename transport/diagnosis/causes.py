@@ -24,8 +24,8 @@ REMEDIES: dict[Cause, str] = {
     "other load": "end other programs there, or raise its priority or its quota of cores",
     "gpu load": "end other programs on that GPU, or join with --only-idle",
     "compute": "see what slows its device; its share of the batch follows its speed within three rounds",
-    "upload": "see who else sends on that line, and its Wi-Fi; compression.topk_ratio_min lets it send less",
-    "download": "see who else receives on that line, and its Wi-Fi; compression.topk_ratio_min makes it less",
+    "upload": "see who else sends on that line, and its Wi-Fi; compression.topk_ratio bounds its packets",
+    "download": "see who else receives on that line, and its Wi-Fi; compression.topk_ratio bounds packets",
     "clock": "keep the clock of that machine right: timedatectl set-ntp true",
     "aggregation": "end other programs on the hub's machine, or take one with more cores",
 }

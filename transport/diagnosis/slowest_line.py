@@ -37,11 +37,6 @@ class SlowestLine:
     waiting: float  # share of a step that devices wait for the exchange
     rate: float  # bytes a second that the line carries for one peer; 0: of the compute
 
-    @property
-    def is_hubs(self) -> bool:
-        """Tell whether the hub's line bounds the rounds."""
-        return self.line.startswith(HUBS)
-
 
 @dataclass(frozen=True)
 class Transfer:

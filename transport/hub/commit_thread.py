@@ -93,8 +93,7 @@ class CommitThread:
             self._shards.own(action.round, action.hub_shards)
         if action.fits:
             self._delegate.fits(action.fits)
-        of_round = (action.local_steps, action.aggregators, action.sessions)
-        self._ledger.leased(action.round, action.leases, *of_round)
+        self._ledger.leased(action.round, action.leases, action.local_steps, action.sessions)
         self._shell.apply(lambda _: self._rounds.leased(action.round))
 
     def inherit(self, action: do.Inherit, parts: ChunkBuffer) -> None:

@@ -68,15 +68,10 @@ class HubState:
         self.rounds = rounds = Rounds(settings, out, members, admission, recovered, now)
         self.shards: ShardCoordinator | None = None
         if settings.owners != "hub":
-            from transport.aggregators import (  # star mode never loads that package
-                AggregationChoice,
-                ShardCoordinator,
-            )
+            from transport.aggregators import ShardCoordinator  # star mode never loads that package
 
-            auto = settings.owners == "auto"
-            choice = AggregationChoice(recovered.round, recovered.aggregators) if auto else None
             self.shards = rounds.sharding = ShardCoordinator(
-                settings, out, members, rounds, recovered.handoffs, choice
+                settings, out, members, rounds, recovered.handoffs
             )
         if settings.audit_share:
             from transport.audits import AuditCoordinator  # a run without audits never loads that package

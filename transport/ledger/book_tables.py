@@ -218,7 +218,7 @@ def verify_rows(db: sqlite3.Connection) -> SampleRanges:
     (total,) = db.execute("SELECT coalesce(sum(counted), 0) FROM rounds").fetchone()
     if count_samples(ids) != total:
         raise LedgerError("the rounds and the leases disagree about how many samples were counted")
-    for key in ("term", "local_steps", "aggregators"):
+    for key in ("term", "local_steps"):
         int(meta_value(db, key, "0"))
     for standing, strikes in db.execute("SELECT standing, strikes FROM peers"):
         if standing not in STANDINGS or not isinstance(strikes, int):

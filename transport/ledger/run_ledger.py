@@ -166,7 +166,6 @@ class Recovered:
     handoffs: dict[int, PendingHandoff] = field(default_factory=dict)
     term: int = 0  # number of times the ledger was opened to write
     local_steps: int = 0  # of the newest round that was opened; 0: of a ledger that does not say so
-    aggregators: int = 0  # peers that aggregated shards in it
     standby: str = ""  # the run's standby (messages.Standby, as JSON); "": none
     losses: tuple[tuple[int, float], ...] = ()  # (step, loss) of the rounds that trained
     held_out: tuple[tuple[int, float], ...] = ()  # of the evaluations
@@ -343,7 +342,6 @@ class Ledger:
         round: int,
         leases: dict[str, SampleRanges],
         local_steps: int = 1,
-        aggregators: int = 0,
         sessions: Sequence[OpenSession] = (),
     ) -> None:
         """Note a round that opened: who (by session) holds which samples, and how it differs from others.
@@ -353,9 +351,8 @@ class Ledger:
         """
         new = [[one.session, one.name, one.hardware, one.key] for one in sessions]
         rows = [[round, session, pack_ranges(ids)] for session, ids in leases.items()]
-        of_round = {"local_steps": str(local_steps), "aggregators": str(aggregators)}
         begun = [Change("sessions", new)] if new else []
-        self._write(*begun, Change("leased", rows), meta_rows(of_round))
+        self._write(*begun, Change("leased", rows), meta_rows({"local_steps": str(local_steps)}))
 
     def commit(
         self,
@@ -564,7 +561,6 @@ class Ledger:
             handoffs=self.handoffs.rows(),
             term=self.term,
             local_steps=int(meta_value(self._db, "local_steps", "0")),
-            aggregators=int(meta_value(self._db, "aggregators", "0")),
             standby=self.standby,
             losses=tuple((row.step, row.loss) for row in rounds if row.loss is not None),
             held_out=tuple((one.step, one.loss) for one in evaluations),

@@ -52,7 +52,7 @@ class RunSettings:
     needs: dict[str, int] = field(default_factory=dict)  # bytes that a joiner is told of, by what needs them
     licence: str = ""  # of the base model, for joiners
     shards: int = 1  # of the global model; HubDelegate knows their bounds
-    owners: str = "hub"  # "peers": reachable peers aggregate the shards; "auto": where the hub's line is slow
+    owners: str = "hub"  # "peers": reachable peers aggregate the shards
     passing: str = "off"  # "auto", "always": reachable peers pass packets on; only where the hub aggregates
     durability: str = "asynchronous"  # "replicated": a round is committed once its standby has it
     audit_share: float = 0.0  # of the compute, for audits by other peers; 0: none

@@ -169,7 +169,7 @@ class Rounds:
 
             self.turns = Turns(settings)
         self.over = messages.Over("", False)  # how the run ended
-        self.slow, self._lines, self._measure_anew = SlowRounds(), LineWatch(), False
+        self.slow, self._lines = SlowRounds(), LineWatch()
         self.slowest: SlowestLine | None = None  # what bounds the last rounds
         # What the shell sees of a peer that a round, of this number, has closed without.
         self.sees: Callable[[Session, int, float], Sight] = lambda session, _, now: Sight(now - session.seen)
@@ -415,10 +415,6 @@ class Rounds:
             self._finish_round(ex, accepted, done, now)
         else:
             self._void(ex, now)
-
-    def measure_lines_anew(self) -> None:
-        """Forget which line has bounded the rounds up to this one: what is sent to whom has changed."""
-        self._measure_anew = True
 
     def fingerprinted(self, round: int, truth: int | None, why: str, now: float) -> None:
         """Settle a dispute about x' of a round by a replay of the ledger; `truth` is None where that failed.
@@ -814,8 +810,6 @@ class Rounds:
         self._pace.append((now, counted))
         sample = self._sample(ex, done, now)
         self.slowest = self._lines.add(sample)
-        if self._measure_anew:
-            self._lines, self.slowest, self._measure_anew = LineWatch(), None, False
         line = self.slowest.line if self.slowest is not None else ""
         told = replace(
             event,

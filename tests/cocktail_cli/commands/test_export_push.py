@@ -8,7 +8,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,6 @@ from test_snapshot_thread import RECIPE, Story, minding, told
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.host.host_session import HostSession as Launch
-from cocktail_cli.host.snapshot_thread import SnapshotThread
 from cocktail_cli.machine.run_registry import RunRecord, save_run
 from cocktail_cli.ui.events import Checkpoint
 from recipes.algorithm.compressor import compressor_of
@@ -304,26 +303,6 @@ def test_a_push_without_a_token_exports_nothing(
 
 
 PUSHING = ["push_to_hub=true", "hub_model_id=me/m", "save_steps=4", "max_steps=40"]
-
-
-@pytest.mark.parametrize(
-    ("strategy", "where"), [("end", []), ("every_save", [None]), ("checkpoint", ["last-checkpoint"])]
-)
-def test_snapshots_are_pushed_where_the_recipe_asks_for_it(
-    base: Path, tmp_path: Path, hub: Hub, strategy: str, where: list[str | None]
-) -> None:
-    recipe = load_recipe("smoke", [*PUSHING, f"hub_strategy={strategy}"])
-    story = story_of(recipe, base, tmp_path / "run")
-    snapshots = SnapshotThread(replace(story.model, recipe=recipe), 4, 40, lambda offers: None)
-
-    snapshots._make(5, 5)
-
-    assert [pushed["path_in_repo"] for pushed in hub.pushed] == where
-    assert not snapshots.warned
-    hub.error = status(500)
-    snapshots._make(6, 6)
-    assert snapshots.warned == ({"push"} if where else set())
-    story.ledger.close()
 
 
 def test_a_token_that_may_not_write_fails_the_launch_before_the_run(tmp_path: Path, hub: Hub) -> None:

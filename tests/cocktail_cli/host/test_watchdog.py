@@ -44,7 +44,4 @@ def test_a_loss_that_stays_above_its_threshold_ends_the_run_without_result(
 @pytest.mark.parametrize("losses", [[9, 9, 1, 9, 9], [5, 5, 5], [None, None, None]])
 def test_a_loss_that_comes_down_in_time_does_not(tmp_path: Path, losses: list[float | None]) -> None:
     assert isinstance(followed(tmp_path, losses, "loss_watchdog_threshold=5"), RunEnded)
-    assert isinstance(
-        followed(tmp_path, [9, 9, 9], "loss_watchdog_threshold=5", "loss_watchdog_patience=4"), RunEnded
-    )
     assert isinstance(followed(tmp_path, [9] * 9), RunEnded)

@@ -99,9 +99,9 @@ def test_buckets_that_are_no_power_of_two_go_through_the_host(bits: int) -> None
 
 
 def test_the_identity_and_an_empty_vector_are_encoded_as_on_the_host() -> None:
-    for mix in (Cocktail(random_ratio=1, topk_ratio=1, quant_bits=32), Cocktail(stochastic_rounding=True)):
-        for v in (vector("gaussian"), torch.empty(0, device=DEVICE)):
-            assert mix.encode(v, kernels=True).packet == mix.encode(v, kernels=False).packet
+    mix = Cocktail(random_ratio=1, topk_ratio=1, quant_bits=32)
+    for v in (vector("gaussian"), torch.empty(0, device=DEVICE)):
+        assert mix.encode(v, kernels=True).packet == mix.encode(v, kernels=False).packet
 
 
 def test_a_nonfinite_number_is_found_on_the_device() -> None:

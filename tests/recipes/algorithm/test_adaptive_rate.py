@@ -26,7 +26,7 @@ from recipes.algorithm.worker import Worker, worker_of
 from recipes.config.presets import PRESETS
 from recipes.config.schema import Compression, Model, Recipe
 
-RICH = Compression(topk_ratio=0.1, topk_ratio_min=0.01, topk_ratio_max=0.8)
+RICH = Compression(topk_ratio=0.1)
 ROUNDS = 40
 
 rooms = st.floats(1.0, 1e9)
@@ -50,13 +50,13 @@ def test_a_ladder_goes_from_bound_to_bound_and_each_step_costs_more_than_the_one
     rate = adaptive_rate_of(RICH)
     keeps, costs = [c.topk_ratio for c in rate.ladder], [cost_of(c) for c in rate.ladder]
 
-    assert (keeps[0], keeps[-1]) == (0.01, 0.8)
+    assert (keeps[0], keeps[-1]) == pytest.approx((0.0125, 0.1))
     assert all(a < b <= a * STEP * 1.0001 for a, b in pairwise(keeps))
     assert costs == sorted(costs)
-    assert {c.quant_bits for c in rate.ladder if c.topk_ratio < 0.05} == {1}
+    assert {c.quant_bits for c in rate.ladder if c.topk_ratio < 0.049} == {1}
 
 
-def test_nothing_is_richer_than_the_recipe_says_unless_the_recipe_says_so() -> None:
+def test_nothing_is_richer_than_the_recipe_says() -> None:
     rate = adaptive_rate_of(Compression())
 
     assert rate.usual == len(rate.ladder) - 1
@@ -71,12 +71,6 @@ def test_what_has_nothing_to_hide_behind_is_as_the_recipe_says(changes: dict[str
     assert rate.sent(10**9).within(1).at == 0
 
 
-@pytest.mark.parametrize("bound", [{"topk_ratio_max": 0.1}, {"topk_ratio_min": 0.3}])
-def test_bounds_that_leave_the_recipes_own_k_out_are_refused(bound: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="is not from topk_ratio_min"):
-        Compression(**bound)  # type: ignore[arg-type]
-
-
 def test_the_first_packet_is_the_sparsest_and_a_line_unknown_after_it_gets_what_the_recipe_says() -> None:
     first = adaptive_rate_of(RICH).within(0)
 
@@ -89,7 +83,7 @@ def test_whatever_is_measured_k_stays_within_the_recipes_bounds(told: list[tuple
     rate = adaptive_rate_of(RICH)
     for size, room in told:
         rate = rate.sent(size).within(room)
-        assert 0.01 <= rate.compressor.topk_ratio <= 0.8
+        assert 0.01249 <= rate.compressor.topk_ratio <= 0.1
 
 
 @given(rooms, st.floats(1e3, 1e9), st.floats(0.7, 1.3), st.sampled_from([2, 4]))
@@ -157,7 +151,7 @@ def sent_with(fits: int) -> tuple[Worker, list[int]]:
 
 
 def test_real_packets_fit_after_a_few_rounds_whatever_fits() -> None:
-    for fits in (400, 1500, 4000, 10_000):
+    for fits in (400, 700, 1200, 1800):
         _, sizes = sent_with(fits)
 
         assert 0.6 * fits <= sizes[-1] <= 1.05 * fits
@@ -172,9 +166,9 @@ def test_peers_that_differ_and_an_aggregator_at_the_slowest_agree_to_the_bit_and
     for round in range(16):
         for worker in workers:
             worker.x.add_(torch.randn(n) ** 3)
-        parts = [worker.start(fits) for worker, fits in zip(workers, (300, 1000, 8000), strict=True)]
+        parts = [worker.start(fits) for worker, fits in zip(workers, (200, 350, 8000), strict=True)]
         updates = [(str(i), part.packet, 1.0) for i, part in enumerate(parts)]
-        aggregator.set_budget(2000)
+        aggregator.set_budget(600)
         packets.append(aggregator.step(round, updates))
         again.replay(round, updates, packets[-1])
         m = mix.draw(n, aggregator.shards[0].seed, round).m
@@ -182,7 +176,7 @@ def test_peers_that_differ_and_an_aggregator_at_the_slowest_agree_to_the_bit_and
         for worker, part in zip(workers, parts, strict=True):
             worker.finish(packets[-1], part)
 
-    assert len(packets[-1]) <= 2100
+    assert len(packets[-1]) <= 630
     assert kept[-1][0] < kept[-1][1] < kept[-1][2], "each sends as much as its own line carries"
     assert len({worker.global_model.fingerprint for worker in workers}) == 1
     *_, joiner = replay(GlobalModel(torch.zeros(n), mix, 1), packets)
@@ -219,9 +213,7 @@ def test_peers_with_wide_lines_and_their_aggregator_grow_to_the_same_step(
 @pytest.mark.parametrize("shards", [1, 3])
 def test_no_packet_of_a_run_is_longer_than_its_receiver_knows_beforehand(preset: str, shards: int) -> None:
     parameters, fast = 20_001, 1e9
-    compression = Compression(
-        preset=preset, shards=shards, uncompressed_steps=2, topk_ratio_min=0.001, topk_ratio_max=1.0
-    )
+    compression = Compression(preset=preset, shards=shards, uncompressed_steps=2)
     limits, dice = PacketLimits(compression, parameters), torch.Generator().manual_seed(1)
     model = GlobalModel(torch.zeros(parameters), compressor_of(compression), 3)
     worker = Worker(torch.zeros(parameters), model, rate=adaptive_rate_of(compression))
@@ -249,13 +241,13 @@ def test_no_packet_of_a_run_is_longer_than_its_receiver_knows_beforehand(preset:
 
 def test_an_aggregate_of_more_values_than_the_recipe_sends_is_refused_before_it_is_expanded() -> None:
     """It may be no longer than an honest one, in 1 bit; its values would take several times the memory."""
-    compression = Compression(topk_ratio=0.1, topk_ratio_max=0.2, random_ratio=1.0)
+    compression = Compression(random_ratio=1.0)
     model = worker_of(
         Recipe(
             version=1, name="a", model=Model(model_name_or_path="m"), datasets=[{"path": "d"}],
             compression=compression,
         ),
-        torch.zeros(20_000), torch.zeros(20_000), str, 0, 0,
+        torch.zeros(20_000), torch.zeros(20_000), str, 0,
     ).global_model  # fmt: skip
     everything = replace(compressor_of(compression), topk_ratio=0.9, quant_bits=1)
     lie = everything.encode(torch.linspace(2, 1, 20_000)).packet

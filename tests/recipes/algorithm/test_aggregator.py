@@ -143,7 +143,7 @@ def test_a_round_in_which_a_shard_did_not_move_is_replayed_without_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "outer", [OuterOptimizer(), OuterOptimizer(0.7, 0.9, 0.95)], ids=["plain", "with momentum"]
+    "outer", [OuterOptimizer(), OuterOptimizer(0.7, 0.9)], ids=["plain", "with momentum"]
 )
 def test_what_a_round_came_to_moves_e_as_its_packets_did(outer: OuterOptimizer) -> None:
     peers, aggregator, again = workers(), *(Aggregator(N, MIX, SEED, outer=outer) for _ in range(2))

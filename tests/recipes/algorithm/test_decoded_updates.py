@@ -65,7 +65,7 @@ def test_the_bits_do_not_depend_on_cores_on_room_or_on_who_came_first(
     assert bits(found.D) == bits(want)
 
 
-@pytest.mark.parametrize("kind", ["mean", "centered_clip", "median"])
+@pytest.mark.parametrize("kind", ["mean", "median"])
 def test_the_bits_do_not_depend_on_the_form_in_which_packets_are_kept(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,11 +83,8 @@ def test_the_bits_do_not_depend_on_the_form_in_which_packets_are_kept(
     assert bits(found.D) == bits(decoded.D)
 
 
-@pytest.mark.parametrize("kind", ["trimmed_mean", "median", "centered_clip"])
-def test_a_robust_mean_is_the_same_of_packets_that_are_kept_decoded_and_of_those_that_are_not(
-    kind: str,
-) -> None:
-    rule, updates, error = Rule(kind), sent(7, M), torch.randn(M)  # type: ignore[arg-type]
+def test_the_median_is_the_same_of_packets_that_are_kept_decoded_and_of_those_that_are_not() -> None:
+    rule, updates, error = Rule("median"), sent(7, M), torch.randn(M)
 
     assert bits(collected(error, updates, rule).D) == bits(
         collected(error, updates, rule, DecodedUpdates({0: M}, 1, 0)).D

@@ -70,9 +70,7 @@ def test_another_model_does_not_keep_the_first_ones_revision(write) -> None:
 
 
 def test_a_key_of_data_sets_is_that_of_the_only_one_and_asks_which_of_several(write) -> None:
-    assert (
-        load_recipe(write(SMALL), ["dataset_text_field=content"]).datasets[0].dataset_text_field == "content"
-    )
+    assert load_recipe(write(SMALL), ["max_samples=9"]).datasets[0].max_samples == 9
     [problem] = problems(write(SMALL), ["datasets.1.path=x", "type=text"])
     assert problem.message == "which data set? write datasets.0.type=..."
 

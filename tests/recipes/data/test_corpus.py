@@ -177,7 +177,7 @@ def test_columns_can_be_renamed(corpus_of, tokenizer) -> None:
     rows = [{"q": "One?", "a": " Two."}]
 
     [sample] = corpus_of(rows, "datasets.0.column_map={prompt: q, completion: a}").samples
-    [text] = corpus_of(rows, "datasets.0.type=text", "datasets.0.dataset_text_field=q").samples
+    [text] = corpus_of(rows, "datasets.0.column_map={text: q}").samples
 
     assert read(tokenizer, sample) == ("One? Two.<|endoftext|>", " Two.<|endoftext|>")
     assert read(tokenizer, text)[0] == "One?<|endoftext|>"

@@ -118,7 +118,6 @@ def test_pairs_without_a_section_dpo_name_what_is_missing(corpus_of: Any) -> Non
     [
         (["lora=null"], "dpo  needs `lora:`: the reference is the base without adapters"),
         (["packing=true"], "data.packing  excluded by `dpo:`"),
-        (["label_smoothing=0.1"], "dpo.label_smoothing  `sigmoid` has none, as in TRL"),
         (["assistant_only_loss=true"], "data.assistant_only_loss  excluded by `dpo:`"),
         (["datasets.0.type=chat"], "datasets.0.type  `chat` has no chosen and rejected answers"),
         (["dpo=null", "datasets.0.type=preference"], "datasets.0.type  `preference` needs a section `dpo:`"),

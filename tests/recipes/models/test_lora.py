@@ -187,7 +187,7 @@ def test_modules_to_save_are_trained_from_the_base_and_saved_whole(bases, tmp_pa
     torch.testing.assert_close(logits_of(load_model(tmp_path / "merged")), wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_named_modules_rslora_and_rank_are_the_recipes(bases, tmp_path) -> None:
+def test_named_modules_and_rank_are_the_recipes(bases, tmp_path) -> None:
     base = bases["gpt_neox"]
     recipe = recipe_of(
         base,
@@ -195,7 +195,6 @@ def test_named_modules_rslora_and_rank_are_the_recipes(bases, tmp_path) -> None:
             "lora_r": 2,
             "lora_alpha": 8,
             "lora_dropout": 0.0,
-            "use_rslora": True,
             "lora_target_modules": ["dense"],
         },
     )
@@ -267,7 +266,6 @@ def test_recast_weights_are_the_rounded_ones_and_load(bases, tmp_path, dtype: st
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dora": ("llama", {"use_dora": True}),
     "dora of weights that are (in, out)": ("gpt2", {"use_dora": True}),
-    "all but some modules": ("llama", {"exclude_modules": ["q_proj", "mlp.up_proj"]}),
     "experts": (
         "mixtral",
         {
@@ -301,7 +299,6 @@ def test_a_variant_of_peft_begins_as_the_base_and_leaves_as_adapter_and_as_merge
     torch.testing.assert_close(logits_of(load_model(tmp_path / "merged")), wanted, rtol=1e-3, atol=1e-4)
     names = layout_of(model).names
     assert any("magnitude" in one for one in names) == bool(keys.get("use_dora"))
-    assert not any(excluded in one for excluded in keys.get("exclude_modules", ()) for one in names)
     assert any(".experts." in one for one in names) == (name == "mixtral")
     assert count_trainable(recipe, base) == len(vector)
 
@@ -320,8 +317,8 @@ def test_the_length_of_a_row_has_the_same_bits_on_every_machine() -> None:
     ("keys", "message"),
     [
         (
-            {"exclude_modules": ["q_prj"]},
-            "exclude_modules: the model has no module q_prj (did you mean `q_proj`?)",
+            {"lora_modules_to_save": ["lm_haed"]},
+            "lora_modules_to_save: the model has no module lm_haed (did you mean `lm_head`?)",
         ),
         ({"target_parameters": ["experts.w1"]}, "target_parameters: the model has no parameter experts.w1"),
     ],

@@ -128,7 +128,7 @@ def of_trl(base: Path, rows: list[dict[str, Any]], tokenizer: Any, out: Path, **
     ("kind", "dpo"),
     [
         ("texts", {"beta": 0.1}),
-        ("texts with an implicit prompt", {"beta": 0.4, "loss_type": "robust", "label_smoothing": 0.2}),
+        ("texts with an implicit prompt", {"beta": 0.4}),
         ("messages", {"beta": 0.5, "loss_type": "hinge"}),
         ("messages with an implicit prompt", {"beta": 0.2, "loss_type": "ipo"}),
     ],

@@ -432,15 +432,6 @@ def test_open_leases_and_sessions_are_recovered(tmp_path: Path) -> None:
     assert recovered.last.round == 3
 
 
-def test_how_many_peers_aggregated_in_the_newest_round_that_was_opened_is_recovered(tmp_path: Path) -> None:
-    with Ledger(tmp_path, run="r", samples=100) as ledger:
-        assert ledger.recover().aggregators == 0, "as of a run that an older version began"
-        for round, aggregators in enumerate((0, 3, 2)):
-            ledger.leased(round, {"a": ((round, round + 1),)}, aggregators=aggregators)
-    with Ledger(tmp_path, run="r", samples=100) as ledger:
-        assert ledger.recover().aggregators == 2
-
-
 def test_the_local_steps_of_the_newest_round_that_was_opened_are_recovered(tmp_path: Path) -> None:
     with some(tmp_path) as ledger:
         assert ledger.recover().local_steps == 0, "as of a run that an older version began"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ import typer
 
 from cocktail_cli import options
 from cocktail_cli.errors import EXIT, Failure
-from cocktail_cli.machine import GIB, RUNTIME, Gpu, check_trust, gpu_of, parse_rate, pick_device, this_machine
+from cocktail_cli.machine import GIB, RUNTIME, Gpu, check_trust, gpu_of, pick_device, this_machine
 from cocktail_cli.recipe_request import RecipeRequest
 from cocktail_cli.ui import counted, megabytes, say
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from recipes.config import Recipe
     from recipes.planning import LinkSpeed, Machine, MemoryPlan, StepCost
 
-RATE = 100e6 / 8  # default rate, bytes per second
+MBIT = 1e6 / 8  # bytes per second
+RATE = 100 * MBIT  # of a peer's line, unless --lines says another
+LINES = re.compile(r"(?P<hub>hub=)?(?P<up>\d+(\.\d+)?)(/(?P<down>\d+(\.\d+)?))?|listen=(?P<listen>\d+)")
 SPARSE, LONGER = "compression.preset=cocktail-thin", "compression.local_steps=auto"
 IN_FLIGHT = "compression.staleness=2"
 # for lines that the sparsest packets fill: what costs the least quality first
@@ -50,8 +53,8 @@ class Asked:
     micro_batch: int | None
     step_time: float | None  # measured seconds
     price: float | None  # per GPU hour
-    listening: int = 0  # peers that others can reach
-    stages: int = 1  # machines of one peer
+    listening: int  # peers that others can reach
+    stages: int  # machines of one peer
 
     @property
     def machine(self) -> Machine:
@@ -127,47 +130,15 @@ def plan(
     peers: Annotated[
         int | None, typer.Option("--peers", metavar="N", min=1, help="Peers (default: swarm.min_peers).")
     ] = None,
-    bandwidth: Annotated[
-        float | None,
+    speeds: Annotated[
+        list[str] | None,
         typer.Option(
-            "--bandwidth",
-            metavar="RATE",
-            parser=parse_rate,
-            help="Each peer's line, either way: 200mbit (default: 100mbit).",
+            "--lines",
+            metavar="UP/DOWN",
+            help="Mbit/s of a peer: 20/100 (default: 100/100); hub=100/40: the hub's (default: bounds "
+            "nothing); listen=4: peers that pass packets on (join --listen).",
         ),
     ] = None,
-    up: Annotated[
-        float | None,
-        typer.Option("--up", metavar="RATE", parser=parse_rate, help="Each peer's line up: 20mbit."),
-    ] = None,
-    down: Annotated[
-        float | None,
-        typer.Option("--down", metavar="RATE", parser=parse_rate, help="Each peer's line down: 100mbit."),
-    ] = None,
-    hub_up: Annotated[
-        float | None,
-        typer.Option(
-            "--hub-up", metavar="RATE", parser=parse_rate, help="The hub's line up (default: bounds nothing)."
-        ),
-    ] = None,
-    hub_down: Annotated[
-        float | None,
-        typer.Option(
-            "--hub-down",
-            metavar="RATE",
-            parser=parse_rate,
-            help="The hub's line down (default: as --hub-up).",
-        ),
-    ] = None,
-    listening: Annotated[
-        int,
-        typer.Option(
-            "--listening",
-            metavar="N",
-            min=0,
-            help="Peers that others can reach (join --listen): they pass packets on.",
-        ),
-    ] = 0,
     stages: Annotated[
         int,
         typer.Option(
@@ -195,7 +166,7 @@ def plan(
     It also says how much of the time devices compute at these lines, and which line is the bottleneck. The
     packets of all peers go over the hub's line, up and down, unless peers pass them on.
 
-    Examples: cocktail plan gptj-6b-lora --gpu rtx-4090 --peers 8 --bandwidth 200mbit
+    Examples: cocktail plan gptj-6b-lora --gpu rtx-4090 --peers 8 --lines 20/100
     cocktail plan my.yaml max_length=2048 --micro-batch-size 4 --price 1.10
 
     Exit 4 where it does not fit. With --json one object: {"v": 1, "recipe", "hash", "gpu",
@@ -206,16 +177,14 @@ def plan(
     "bottleneck", "hint"}
     """
     from recipes.config import parse_duration
-    from recipes.planning import CARRIES, LinkSpeed, Machine
+    from recipes.planning import Machine
 
     wanted = gpu_of(gpu) if gpu else this_machine(pick_device(device))
     try:
         measured = float(parse_duration(step_time)) if step_time else None
     except ValueError as error:
         raise Failure("usage", f"--step-time: {error}") from error
-    line = LinkSpeed(up or bandwidth or RATE, down or bandwidth or RATE, carries=CARRIES)
-    given = hub_up or hub_down
-    hub = LinkSpeed(hub_up or given, hub_down or given) if given else None
+    line, hub, listening = lines_of(speeds or [])
     request = RecipeRequest.of(recipe, overrides, data, model)
     check_trust(request.load(), trust_remote_code)
     room = Machine(wanted.bytes - RUNTIME, wanted.name != "cpu", gpus, wanted.bf16)
@@ -226,9 +195,34 @@ def plan(
 
         check_staged(request.load())
     request, said = request.choose(room)
-    asked = Asked(request, wanted, gpus, peers, line, hub, micro_batch_size, measured, price)
-    made = make(replace(asked, listening=listening, stages=stages))
-    print_plan(made, said, as_json, quiet)
+    asked = Asked(
+        request, wanted, gpus, peers, line, hub, micro_batch_size, measured, price, listening, stages
+    )
+    print_plan(make(asked), said, as_json, quiet)
+
+
+def lines_of(given: Sequence[str]) -> tuple[LinkSpeed, LinkSpeed | None, int]:
+    """Parse --lines: a peer's line, the hub's where that is given, and how many peers pass packets on.
+
+    Raises Failure (usage).
+    """
+    from recipes.planning import CARRIES, LinkSpeed
+
+    peer, hub, listening = LinkSpeed(RATE, RATE, carries=CARRIES), None, 0
+    for text in given:
+        found = LINES.fullmatch(text)
+        if found is not None and found["listen"]:
+            listening = int(found["listen"])
+            continue
+        up, down = (float(found["up"]), float(found["down"] or found["up"])) if found else (0.0, 0.0)
+        if found is None or not up or not down:
+            hints = ("UP/DOWN of a peer in Mbit/s: 20/100; of the hub: hub=100/100; listen=4",)
+            raise Failure("usage", f"--lines {text}: no line is written so", hints=hints)
+        if found["hub"]:
+            hub = LinkSpeed(up * MBIT, down * MBIT)
+        else:
+            peer = LinkSpeed(up * MBIT, down * MBIT, carries=CARRIES)
+    return peer, hub, listening
 
 
 def print_plan(made: Plan, said: Sequence[str], as_json: bool, quiet: bool) -> None:

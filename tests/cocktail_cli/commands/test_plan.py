@@ -15,7 +15,7 @@ SMALL = ("plan", "smoke", "--gpu", "t4", "--peers", "4")
 
 
 def test_a_plan_adds_up(cocktail: Run) -> None:
-    said = json.loads(cocktail(*SMALL, "--bandwidth", "10mbit", "--price", "0.5", "--json").out)
+    said = json.loads(cocktail(*SMALL, "--lines", "10", "--price", "0.5", "--json").out)
     memory, time, traffic = said["memory"], said["time"], said["traffic"]
 
     on_the_device = [part["bytes"] for part in memory["parts"] if not part["host"]]
@@ -28,26 +28,33 @@ def test_a_plan_adds_up(cocktail: Run) -> None:
 
 
 def test_a_plan_says_what_a_thin_hub_costs_and_which_line_it_is(cocktail: Run) -> None:
-    lines = (*SMALL, "--step-time", "10ms", "--up", "20mbit", "--down", "100mbit", "--json")
+    lines = (*SMALL, "--step-time", "10ms", "--lines", "20/100", "--json")
     good = json.loads(cocktail(*lines).out)["line"]
-    thin = json.loads(cocktail(*lines, "--hub-up", "1mbit", "--hub-down", "100mbit").out)["line"]
+    thin = json.loads(cocktail(*lines, "--lines", "hub=1/100").out)["line"]
 
     assert good["bottleneck"] == "the compute"
     assert thin["bottleneck"] == "the hub's up"
     assert thin["computing"] < good["hub_alike"]["computing"] <= good["computing"]
 
-    passed = json.loads(
-        cocktail(*lines, "--hub-up", "1mbit", "--hub-down", "100mbit", "--listening", "4").out
-    )
+    passed = json.loads(cocktail(*lines, "--lines", "hub=1/100", "--lines", "listen=4").out)
     assert (thin["over_hub"], passed["line"]["over_hub"]) == (4, 1)
     assert passed["line"]["computing"] > thin["computing"]
     assert passed["hint"].startswith("compression.preset=cocktail-thin lets devices compute 100% of the time")
 
 
+@pytest.mark.parametrize("text", ["20mbit", "0/100", "1e9", "hub=", "peers=20/100", "listen=-1", "20/100/5"])
+def test_a_line_that_is_none_is_a_usage_error_with_the_form(cocktail: Run, text: str) -> None:
+    said = cocktail("plan", "smoke", "--lines", text)
+
+    assert said.exit == 2
+    assert f"--lines {text}: no line is written so" in said.err
+    assert "20/100; of the hub: hub=100/100; listen=4" in said.err
+
+
 def test_the_hint_for_a_thin_line_is_the_change_that_costs_the_least_quality(cocktail: Run) -> None:
     lines = (*SMALL, "--step-time", "1s", "--json")
-    rates = ("50kbit", "30kbit", "8kbit")
-    hints = [json.loads(cocktail(*lines, "--bandwidth", rate).out)["hint"] for rate in rates]
+    rates = ("0.05", "0.03", "0.008")
+    hints = [json.loads(cocktail(*lines, "--lines", rate).out)["hint"] for rate in rates]
 
     assert hints[0].startswith("compression.preset=cocktail-thin ends at a lower loss than packets of 19%")
     assert hints[1].startswith("compression.preset=cocktail-thin lets devices compute 100% of the time")
@@ -92,7 +99,7 @@ def test_a_plan_that_does_not_fit_is_exit_4_with_a_change_that_fits(
 
 
 def test_a_slow_line_is_the_bottleneck_and_the_hint_hides_it(cocktail: Run) -> None:
-    slow = (*SMALL, "--bandwidth", "1mbit", "--step-time", "100ms", "compression.auto=false")
+    slow = (*SMALL, "--lines", "1", "--step-time", "100ms", "compression.auto=false")
     before = json.loads(cocktail(*slow, "--json").out)
     change = before["hint"].split()[0]
     after = json.loads(cocktail(*slow, change, "--json").out)
@@ -119,7 +126,7 @@ def test_a_fresh_exchange_is_added_to_the_compute(cocktail: Run) -> None:
 
 
 def test_with_rounds_in_flight_a_step_takes_the_longer_direction_and_not_both(cocktail: Run) -> None:
-    thin = (*SMALL, "--step-time", "1ms", "--bandwidth", "1mbit", "compression.auto=false", "--json")
+    thin = (*SMALL, "--step-time", "1ms", "--lines", "1", "compression.auto=false", "--json")
     one, two = (json.loads(cocktail(*thin, f"staleness={s}").out) for s in (1, 2))
 
     assert one["time"]["step_s"] == pytest.approx(one["traffic"]["up_s"] + one["traffic"]["down_s"])
@@ -127,7 +134,7 @@ def test_with_rounds_in_flight_a_step_takes_the_longer_direction_and_not_both(co
 
 
 def test_with_local_steps_the_exchange_is_shared_by_the_steps_between_two(cocktail: Run) -> None:
-    thin = (*SMALL, "staleness=0", "--step-time", "1s", "--bandwidth", "100kbit", "--json")
+    thin = (*SMALL, "staleness=0", "--step-time", "1s", "--lines", "0.1", "--json")
     one, ten = (json.loads(cocktail(*thin, f"local_steps={h}").out) for h in (1, 10))
 
     assert one["traffic"]["packet"] == ten["traffic"]["packet"]

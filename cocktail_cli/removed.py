@@ -10,10 +10,9 @@ REMOVED = {  # as it was typed after `cocktail` -> what to type now
     "bench": "scripts/bench_compress, scripts/bench_step, and of a line to a run cocktail doctor RUN_URL",
     "launch --resume": "cocktail resume RUN, or its folder",
     "launch --dry-run": "cocktail validate RECIPE and cocktail plan RECIPE",
-    **dict.fromkeys(
-        ("plan --up", "plan --down", "plan --bandwidth"), "cocktail plan --lines 20/100, in Mbit/s"
-    ),
-    **dict.fromkeys(("plan --hub-up", "plan --hub-down"), "cocktail plan --lines hub=100/100, in Mbit/s"),
+    "plan --bandwidth": "cocktail plan --lines 200 (Mbit/s)",
+    **dict.fromkeys(("plan --up", "plan --down"), "cocktail plan --lines 20/100 (Mbit/s)"),
+    **dict.fromkeys(("plan --hub-up", "plan --hub-down"), "cocktail plan --lines hub=100/100 (Mbit/s)"),
     "plan --listening": "cocktail plan --lines listen=4",
     "stage": "cocktail join RUN_URL --layers auto, on each machine",
     "join --ring": "cocktail join RUN_URL --layers auto, on each machine",

@@ -166,7 +166,7 @@ def plan(
     It also says how much of the time devices compute at these lines, and which line is the bottleneck. The
     packets of all peers go over the hub's line, up and down, unless peers pass them on.
 
-    Examples: cocktail plan gptj-6b-lora --gpu rtx-4090 --peers 8 --lines 20/100 --lines hub=100/100
+    Examples: cocktail plan gptj-6b-lora --gpu rtx-4090 --peers 8 --lines 20/100
     cocktail plan my.yaml max_length=2048 --micro-batch-size 4 --price 1.10
 
     Exit 4 where it does not fit. With --json one object: {"v": 1, "recipe", "hash", "gpu",
@@ -200,8 +200,7 @@ def plan(
     asked = Asked(
         request, wanted, gpus, peers, line, hub, micro_batch_size, measured, price, listening, stages
     )
-    made = make(asked)
-    print_plan(made, said, as_json, quiet)
+    print_plan(make(asked), said, as_json, quiet)
 
 
 def lines_of(given: Sequence[str]) -> tuple[LinkSpeed, LinkSpeed | None, int]:
@@ -218,7 +217,7 @@ def lines_of(given: Sequence[str]) -> tuple[LinkSpeed, LinkSpeed | None, int]:
             listening = int(found["listen"])
             continue
         up, down = (float(found["up"]), float(found["down"] or found["up"])) if found else (0.0, 0.0)
-        if not up or not down:
+        if found is None or not up or not down:
             hints = ("UP/DOWN of a peer in Mbit/s: 20/100; of the hub: hub=100/100; listen=4",)
             raise Failure("usage", f"--lines {text}: no line is written so", hints=hints)
         if found["hub"]:

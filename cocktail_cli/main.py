@@ -126,7 +126,7 @@ def run(as_json: bool, loud: bool) -> NoReturn:
     try:
         check_rooms()
         typed = sys.argv[1:]
-        check_removed(typed)
+        check_removed(typed, os.environ)
         commands = get_command(app)
         given, defaults = rewritten(command_line(typed), commands), settings(typed)
         with interruption.handled():

@@ -60,7 +60,6 @@ ProgressOption = Annotated[
     typer.Option(
         "--progress",
         metavar="KIND",
-        envvar="COCKTAIL_PROGRESS",
         rich_help_panel=OUTPUT,
         help="auto, rich, plain or none.",
     ),
@@ -137,7 +136,6 @@ Port = Annotated[
     int | None,
     port(
         f"TCP port ({PORT}, or the next free one); 0: any.",
-        envvar="COCKTAIL_PORT",
         rich_help_panel=NETWORK,
         show_default=False,
     ),
@@ -147,7 +145,6 @@ Advertise = Annotated[
     typer.Option(
         "--advertise",
         metavar="HOST[:PORT]",
-        envvar="COCKTAIL_ADVERTISE",
         rich_help_panel=NETWORK,
         help="Address in the run URL.",
     ),
@@ -157,7 +154,6 @@ RelayHost = Annotated[
     typer.Option(
         "--relay",
         metavar="HOST[:PORT]",
-        envvar="COCKTAIL_RELAY",
         rich_help_panel=NETWORK,
         help="Be reachable through this `cocktail relay` too.",
     ),
@@ -174,7 +170,6 @@ MicroBatch = Annotated[
     typer.Option(
         "--micro-batch-size",
         metavar="N",
-        envvar="COCKTAIL_MICRO_BATCH_SIZE",
         min=1,
         rich_help_panel=MACHINE,
         help="Sequences in memory at once.",
@@ -189,10 +184,8 @@ VRAM_LIMIT = "Limit a peer's GPU memory: 20GiB."
 MAX_DISK = "Limit what models and checkpoints take: 50GB."
 HOURS = "Take part in these hours: 22:00-07:00."
 UNTIL = "Leave for good at this time: 08:00."
-MaxUp = Annotated[float | None, parsed("--max-up", "RATE", parse_rate, MAX_UP, envvar="COCKTAIL_MAX_UP")]
-MaxDown = Annotated[
-    float | None, parsed("--max-down", "RATE", parse_rate, MAX_DOWN, envvar="COCKTAIL_MAX_DOWN")
-]
+MaxUp = Annotated[float | None, parsed("--max-up", "RATE", parse_rate, MAX_UP)]
+MaxDown = Annotated[float | None, parsed("--max-down", "RATE", parse_rate, MAX_DOWN)]
 VramLimit = Annotated[int | None, parsed("--vram-limit", "SIZE", parse_size, VRAM_LIMIT)]
 MaxDisk = Annotated[int | None, parsed("--max-disk", "SIZE", parse_size, MAX_DISK)]
 LendHours = Annotated[

@@ -1,8 +1,8 @@
-"""Commands and options that are gone, and what does their work now."""
+"""Commands, options and variables that are gone, and what does their work now."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .errors import Failure
 
@@ -17,13 +17,30 @@ REMOVED = {  # as it was typed after `cocktail` -> what to type now
     "stage": "cocktail join RUN_URL --layers auto, on each machine",
     "join --ring": "cocktail join RUN_URL --layers auto, on each machine",
 }
+VARIABLES = {  # of the environment -> option; COCKTAIL_PORT is not here, as Kubernetes sets it by itself
+    "COCKTAIL_ADVERTISE": "--advertise",
+    "COCKTAIL_MAX_DOWN": "--max-down",
+    "COCKTAIL_MAX_UP": "--max-up",
+    "COCKTAIL_MICRO_BATCH_SIZE": "--micro-batch-size",
+    "COCKTAIL_NAME": "--name",
+    "COCKTAIL_PROGRESS": "--progress",
+    "COCKTAIL_RELAY": "--relay",
+    "COCKTAIL_YES": "--yes",
+}
+READ_THEM = ("launch", "resume", "join", "standby")
 
 
-def check_removed(arguments: Sequence[str]) -> None:
-    """Raise Failure (usage), in one line, where a command line has something that is gone."""
+def check_removed(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Raise Failure (usage), in one line, where a command was given something that is gone.
+
+    A variable that is ignored in silence could be a limit that its user relies on.
+    """
     given = [*arguments[: arguments.index("--")]] if "--" in arguments else [*arguments]
     options = {word.partition("=")[0].replace("_", "-") for word in given[1:] if word.startswith("--")}
     for old, new in REMOVED.items():
         command, _, option = old.partition(" ")
         if given[:1] == [command] and (not option or option in options):
             raise Failure("usage", f"cocktail {old} is gone; now it is {new}")
+    for old, new in VARIABLES.items():
+        if given[:1] and given[0] in READ_THEM and environment.get(old):
+            raise Failure("usage", f"{old} of the environment is gone; now it is {new}")

@@ -4,8 +4,8 @@
     max-up = "5mbit"
     hours = "22:00-07:00"
 
-A key is an option without its dashes. A typed option wins, then COCKTAIL_* of the environment, then this
-file, then the default. Settings that a run must share are in its recipe, never in a file of one machine.
+A key is an option without its dashes. A typed option wins, then COCKTAIL_CACHE, then this file,
+then the default. Settings that a run must share are in its recipe, never in a file of one machine.
 """
 
 from __future__ import annotations

@@ -62,9 +62,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     monkeypatch.setenv("COCKTAIL_CONFIG", str(home / "config.toml"))
     for name in (
         "COCKTAIL_RUN_URL",
-        "COCKTAIL_NAME",
         "COCKTAIL_DEBUG",
-        "COCKTAIL_PROGRESS",
         "COCKTAIL_CACHE",
     ):
         monkeypatch.delenv(name, raising=False)

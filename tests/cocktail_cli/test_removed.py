@@ -8,7 +8,7 @@ import pytest
 from in_this_process import Run
 from test_completion import COMMANDS
 
-from cocktail_cli.removed import REMOVED
+from cocktail_cli.removed import READ_THEM, REMOVED, VARIABLES
 
 
 @pytest.mark.parametrize("old", REMOVED)
@@ -31,6 +31,20 @@ def test_what_is_gone_is_no_command_or_option(old: str) -> None:
     options = {name for p in COMMANDS[command].params for name in p.opts} if option else {*COMMANDS}
 
     assert (option or command) not in options
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_a_variable_that_is_gone_is_not_ignored_in_silence(
+    cocktail: Run, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "5mbit")
+    said = cocktail("join", "-y")
+    options = {name for command in READ_THEM for p in COMMANDS[command].params for name in p.opts}
+
+    assert said.exit == 2
+    assert said.err == f"error: {variable} of the environment is gone; now it is {VARIABLES[variable]}\n"
+    assert VARIABLES[variable] in options
+    assert cocktail("recipes", "list").exit == 0
 
 
 def test_what_stands_behind_two_dashes_is_no_option(cocktail: Run) -> None:

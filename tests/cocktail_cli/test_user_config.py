@@ -31,18 +31,14 @@ def understood(command: str, *typed: str) -> dict[str, Any]:
         return dict(found.params)
 
 
-def test_what_is_typed_wins_then_the_environment_then_the_file_then_the_default(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_typed_wins_then_the_file_then_the_default() -> None:
     write('max-up = "8mbit"\nmax-down = "8mbit"\nname = "attic"\nhours = "22:00-07:00"\nonly-idle = true\n')
-    monkeypatch.setenv("COCKTAIL_MAX_UP", "16mbit")
-    monkeypatch.setenv("COCKTAIL_NAME", "cellar")
 
     found = understood("join", URL, "--max-up", "24mbit")
 
-    assert (found["max_up"], found["name"], found["max_down"]) == (3e6, "cellar", 1e6)
+    assert (found["max_up"], found["name"], found["max_down"]) == (3e6, "attic", 1e6)
     assert (found["hours"], found["only_idle"], found["device"]) == (parse_hours("22:00-07:00"), True, "auto")
-    assert understood("launch", "smoke")["max_up"] == 2e6
+    assert understood("launch", "smoke")["max_up"] == 1e6
 
 
 def test_without_a_file_nothing_is_set() -> None:

@@ -69,7 +69,7 @@ def doctor(
     device: Device = "auto",
     port: Annotated[
         int,
-        options.port("Port that a hub on this machine would listen on.", envvar="COCKTAIL_PORT", min=1),
+        options.port("Port that a hub on this machine would listen on.", min=1),
     ] = PORT,
     env: Annotated[
         bool, typer.Option("--env", help="Print versions to paste into a report; check nothing.")

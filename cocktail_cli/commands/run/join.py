@@ -35,17 +35,13 @@ def join(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(
-            "--name", metavar="NAME", envvar="COCKTAIL_NAME", help="Name to show (default: this machine's)."
-        ),
+        typer.Option("--name", metavar="NAME", help="Name to show (default: this machine's)."),
     ] = None,
     wait: Annotated[
         str,
         typer.Option("--wait", metavar="TIME", help="Keep trying while the run is unreachable: 10m."),
     ] = "0s",
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", envvar="COCKTAIL_YES", help="Do not ask before joining.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before joining.")] = False,
     device: options.Device = "auto",
     gpus: options.Gpus = 1,
     micro_batch_size: options.MicroBatch = None,

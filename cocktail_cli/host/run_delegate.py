@@ -53,7 +53,7 @@ class RunDelegate:
         self.recipe, self.base, self.corpus = recipe, base, corpus
         check_trainable(recipe, base.folder)
         self.parameters = count_trainable(recipe, base.folder)  # P
-        if (shards := recipe.compression.shards) > self.parameters:
+        if (shards := recipe.compression.shard_count) > self.parameters:
             few = f"the model's {self.parameters:,} parameters"
             raise ModelError(f"compression.shards is {shards:,}, more than {few}")
         self.aggregator = aggregator_of(recipe, self.parameters)
@@ -233,8 +233,8 @@ class RunDelegate:
         from recipes.algorithm import select_shards, shards_in
 
         try:
-            part = select_shards(packet, shards, self.recipe.compression.shards)
-            return part, shards_in(part, self.recipe.compression.shards)
+            part = select_shards(packet, shards, self.recipe.compression.shard_count)
+            return part, shards_in(part, self.recipe.compression.shard_count)
         except PacketError as error:
             raise UpdateRejected(peer, str(error)) from error
 
@@ -243,7 +243,7 @@ class RunDelegate:
         from recipes.algorithm import merge_packets
 
         try:
-            return merge_packets(packets, self.recipe.compression.shards)
+            return merge_packets(packets, self.recipe.compression.shard_count)
         except PacketError as error:
             raise UpdateRejected(peer, str(error)) from error
 
@@ -318,7 +318,7 @@ def settings_of(
         max_update=limits.upload(exact=recipe.swarm.owners != "hub"),
         needs=work.needs,
         licence=str(work.base.licence),
-        shards=recipe.compression.shards,
+        shards=recipe.compression.shard_count,
         owners=swarm.owners,
         passing=swarm.passing if swarm.owners == "hub" else "off",
         durability=swarm.durability,

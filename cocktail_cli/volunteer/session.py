@@ -281,7 +281,7 @@ class VolunteerSession:
             aggregator = AggregatorThread(run.link, backend, self.server, self.warn)
             aggregator.start()
         clients = connect_aggregators(run.link, own_keys())
-        run.sharded = exchange_by_shard(run.link, recipe.compression.shards, clients, aggregator)
+        run.sharded = exchange_by_shard(run.link, recipe.compression.shard_count, clients, aggregator)
 
     def train(self, run: RunLink, peer: Peer) -> None:
         """Train until the end, going on in a renewed session where the hub was restarted."""

@@ -12,8 +12,8 @@ from recipes.config import Compression
 
 from .update_windows import each_window
 
-OWN = ("uncompressed_rounds", "quant_step")  # of the compressor, no keys of a recipe
-SHARED = [one.name for one in fields(Cocktail) if one.name not in OWN]  # with `Compression`
+OWN = ("shards", "uncompressed_rounds", "quant_step", "block_size", "quant_bucket_size")  # of the compressor
+SHARED = [one.name for one in fields(Cocktail) if one.name not in OWN]  # attributes of `Compression` too
 
 
 def compressor_of(compression: Compression) -> Cocktail:
@@ -21,7 +21,8 @@ def compressor_of(compression: Compression) -> Cocktail:
     rounds = -(-compression.uncompressed_steps // compression.step_rungs[0])
     if rounds:
         rounds += compression.staleness > 0  # a stale round sends the steps before it
-    return Cocktail(**{name: getattr(compression, name) for name in SHARED}, uncompressed_rounds=rounds)
+    shared = {name: getattr(compression, name) for name in SHARED}
+    return Cocktail(**shared, shards=compression.shard_count, uncompressed_rounds=rounds)
 
 
 def handoff_compressor(compressor: Cocktail, topk_ratio: float) -> Cocktail:

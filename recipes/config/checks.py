@@ -38,6 +38,11 @@ GONE_KEYS: dict[str, str] = {
     "topk_ratio_max": "there is no such key: `auto` adapts K up to topk_ratio",
     "owner_error_decay": "there is no such key: the aggregator sends all of its error feedback",
     "weighting": "there is no such key: an update weighs as many tokens as it is of",
+    "quant_bucket_size": "there is no such key: 128 values share a scale",
+    "block_size": "there is no such key: blocks have 256 coordinates (sample_kind: element has none)",
+    "shards_at_layers": "write shards: layers",
+    "shard_ends": "there is no such key: `launch` writes where shards end, with shards: layers",
+    "activation_gradient_bits": "there is no such key: under activation_bits gradients have 8 bits",
     "disable_dropout": "there is no such key: under `dpo:` there is no dropout",
     "dataset_text_field": "write column_map: {text: NAME}, which names any column",
     "hub_strategy": "there is no such key: the model is pushed at the end (before: cocktail export --push)",
@@ -241,12 +246,9 @@ def _compression_conflicts(recipe: Recipe) -> Iterator[Conflict]:
         yield Conflict("compression.local_steps", text, f"local_steps={max(1, steps // 10)}")
     if compression.local_steps == "auto":
         yield from _auto_conflicts(compression)
-    if compression.shards_at_layers and compression.shards > 1 and not compression.shard_ends:
-        text = f"{compression.shards}: with shards_at_layers each layer is one, and `launch` counts them"
-        yield Conflict("compression.shards", text, "shards=1, or shards_at_layers=false")
     if compression.activation_bits < 32 and not compression.shards_at_layers:
         text = f"{compression.activation_bits}: stages alone send activations, and there can be none"
-        yield Conflict("compression.activation_bits", text, "shards_at_layers=true, or activation_bits=32")
+        yield Conflict("compression.activation_bits", text, "shards=layers, or activation_bits=32")
     if compression.momentum_masking and (optim := recipe.training.optim) not in MASKED:
         text = f"`{optim}` has no first moment in float32 that could be masked"
         yield Conflict("compression.momentum_masking", text, f"optim={MASKED[0]}")
@@ -368,7 +370,6 @@ def _explain(document: Document, detail: Any) -> Problem:
         "greater_than_equal": f"must be at least {context.get('ge')}",
         "less_than": f"must be below {context.get('lt')}",
         "less_than_equal": f"must be at most {context.get('le')}",
-        "multiple_of": f"must be a multiple of {context.get('multiple_of')}",
         "finite_number": "must be a finite number",
         "string_pattern_mismatch": "must be lower-case letters, digits, dots and dashes, at most 64",
         "value_error": str(context.get("error", "")),

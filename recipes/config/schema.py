@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import re
-from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
@@ -76,12 +75,6 @@ def checkpointing_options(value: dict[str, int | bool]) -> dict[str, int | bool]
     return value
 
 
-def power_of_two(value: int) -> int:
-    if value & (value - 1):
-        raise ValueError(f"must be a power of two, not {value}")
-    return value
-
-
 Real = Annotated[float, BeforeValidator(parse_number), Field(allow_inf_nan=False)]
 Ratio = Annotated[Real, Field(gt=0, le=1)]
 Seconds = Annotated[
@@ -94,6 +87,7 @@ Size = Annotated[
 ]
 StepsOrRatio = Annotated[Real, Field(ge=0), AfterValidator(steps_or_ratio)]
 Whole = Annotated[int, Field(ge=1)]
+Ends = Annotated[tuple[Whole, ...], Strict(False), Field(min_length=1)]
 Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Strict(False)]
 
 
@@ -316,29 +310,19 @@ class Compression(Section):
         0, "top-k within chunks of this many values; 0 selects over the whole sample"
     )
     quant_bits: Literal[1, 2, 3, 4, 8, 16, 32] = key(2, "q: bits of a sent value")
-    quant_bucket_size: Annotated[int, Field(ge=8, le=65536, multiple_of=8)] = key(
-        128, "values that share a scale"
-    )
     sample_kind: Literal["block", "element", "fragment"] = key(
-        "block", "sample blocks of neighbours, single coordinates, or one range of layers after the other"
+        "block", "sample blocks of 256 neighbours, single coordinates, or one range of layers after the other"
     )
-    block_size: Annotated[int, Field(ge=1, le=2**20), AfterValidator(power_of_two)] = key(
-        256, "coordinates of a sampled block"
-    )
-    shards: Annotated[int, Field(ge=1, le=1024)] = key(
-        1, "ranges of the vector, each with its own packet and aggregator"
-    )
-    shards_at_layers: bool = key(
-        False, "a shard for each layer, so that volunteers may join as pipeline stages", since="0.2"
-    )
-    shard_ends: Annotated[tuple[Whole, ...], Strict(False)] = key(
-        (), "where each shard ends in the vector; `launch` writes it, with shards_at_layers", since="0.2"
+    shards: Annotated[int, Field(ge=1, le=1024)] | Literal["layers"] | Ends = key(
+        1,
+        "ranges of the vector, each with its own packet and aggregator; layers: one for each layer, so that "
+        "volunteers may join as pipeline stages (`launch` writes where each ends)",
     )
     activation_bits: Literal[2, 3, 4, 32] = key(
-        32, "bits of an activation between pipeline stages, as a change of what both ends know", since="0.2"
-    )
-    activation_gradient_bits: Literal[4, 8, 32] = key(
-        32, "bits of an activation's gradient between pipeline stages", since="0.2"
+        32,
+        "bits of an activation between pipeline stages, as a change of what both ends know; its gradient has "
+        "8 then",
+        since="0.2",
     )
     staleness: Literal[0, 1, 2, 3, 4] = key(
         1, "rounds of compute that an exchange overlaps with, from 2 on with other rounds' too; 0: none"
@@ -375,12 +359,25 @@ class Compression(Section):
         """Local steps that a round may have, ascending: one number, or what `auto` chooses from."""
         return RUNGS if self.local_steps == "auto" else (self.local_steps,)
 
-    @model_validator(mode="after")
-    def _check_bounds(self) -> Compression:
-        rising = all(start < end for start, end in pairwise((0, *self.shard_ends)))
-        if self.shard_ends and not (rising and len(self.shard_ends) == self.shards):
-            raise ValueError(f"shard_ends: {self.shards} numbers that rise are expected, one for each shard")
-        return self
+    @property
+    def shards_at_layers(self) -> bool:
+        """True where each layer is a shard, also once it is written where they end."""
+        return not isinstance(self.shards, int)
+
+    @property
+    def shard_ends(self) -> tuple[int, ...]:
+        """The end of each shard in the vector; none: shards of one size, or not known yet."""
+        return self.shards if isinstance(self.shards, tuple) else ()
+
+    @property
+    def shard_count(self) -> int:
+        """Number of the shards; 1 while it is not known yet how many layers there are."""
+        return self.shards if isinstance(self.shards, int) else len(self.shard_ends) or 1
+
+    @property
+    def activation_gradient_bits(self) -> int:
+        """Bits of an activation's gradient between pipeline stages."""
+        return 8 if self.activation_bits < 32 else 32
 
 
 class Requires(Section):

@@ -21,7 +21,6 @@ LIMITS = {  # keyword of JSON schema -> attribute of pydantic's metadata, word f
     "exclusiveMinimum": ("gt", "above"),
     "maximum": ("le", "to"),
     "exclusiveMaximum": ("lt", "below"),
-    "multipleOf": ("multiple_of", "a multiple of"),
 }
 
 
@@ -104,7 +103,7 @@ def _limits(field: FieldInfo) -> dict[str, Any]:
         name: getattr(limit, attribute)
         for limit in field.metadata
         for name, (attribute, _) in LIMITS.items()
-        if name != "multipleOf" and hasattr(limit, attribute)
+        if hasattr(limit, attribute)
     }
 
 

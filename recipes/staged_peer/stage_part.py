@@ -1,7 +1,7 @@
 """One machine's part of a replica: its layers, and its ranges of x_i, x', the gradient and the optimizer.
 
 To the algorithm these ranges are a vector of their own, whose shards are whole shards of the run's
-(`compression.shards_at_layers`): the same `Worker` and `GlobalModel` as of an ordinary peer encode, decode
+(`compression.shards: layers`): the same `Worker` and `GlobalModel` as of an ordinary peer encode, decode
 and move them. Every machine answers the same requests, the head too; the others get them by the ring.
 """
 
@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ def check_staged(recipe: Recipe) -> None:
     not say yet where its shards end."""
     training, model = recipe.training, recipe.model
     cannot = {
-        "compression.shards_at_layers=false": not recipe.compression.shards_at_layers,
+        "compression.shards other than layers": not recipe.compression.shards_at_layers,
         "compression.momentum_masking": recipe.compression.momentum_masking,
         "training.fp32_master_weights=false": not training.fp32_master_weights,
         "model.load_in_4bit, load_in_8bit": model.quantized,
@@ -154,7 +153,7 @@ class StagePart:
         told = {"sparsest": self.worker.sparsest, "short": short, "sent": "", "up": 0, "down": 0}
         if self.exchange is None or not self.exchange.on:
             return Answer(told, packet.packet)
-        whole = spread(packet.packet, self.numbers, self.recipe.compression.shards)
+        whole = spread(packet.packet, self.numbers, self.recipe.compression.shard_count)
         told["up"], told["down"] = self.exchange.rates
         limits = PacketLimits(self.recipe.compression, self.whole.size)
         self.exchange.send(round, whole, self.numbers, limits.packet(round, self.numbers))
@@ -164,7 +163,7 @@ class StagePart:
         """Decode this machine's shards of a round's aggregate (line 5). No data: it has fetched them itself.
         Raises PacketError, and what has kept it from fetching."""
         if not data and self.exchange is not None:
-            data = gather(self.exchange.fetch(round), self.numbers, self.recipe.compression.shards)
+            data = gather(self.exchange.fetch(round), self.numbers, self.recipe.compression.shard_count)
         self.aggregates[round] = self.worker.global_model.decode(data, round)
         return Answer()
 
@@ -280,7 +279,7 @@ def quantised_line(compression: Compression, columns: int, rows: int, folder: Pa
     """
     bits = compression.activation_bits
     if bits == 32:
-        return replace(exact_line(columns), gradient_bits=compression.activation_gradient_bits)
+        return exact_line(columns)
     places = min(max(1, MEMORY // (2 * rows * columns)), MOST_SAMPLES)
     ends = [ActivationMemory(places, rows, columns, folder / side) for side in ("after", "before")]
     encoder, decoder = ActivationEncoder(bits, ends[0]), ActivationDecoder(bits, ends[1])

@@ -180,7 +180,7 @@ class StagedGlobalModel:
 
         Errors: StageFailed: one is not at round `least`, or has shards that are not its own.
         """
-        left = set(range(self.ring.part.recipe.compression.shards))
+        left = set(range(self.ring.part.recipe.compression.shard_count))
         for stage, answer in enumerate(answers):
             numbers = answer.values["shards"]
             if any(type(number) is not int or number not in left for number in numbers):

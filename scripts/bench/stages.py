@@ -293,7 +293,7 @@ def machines(given: argparse.Namespace) -> None:
         torch.manual_seed(0)
         LlamaForCausalLM(config_of(config)).save_pretrained(base)
         sections = {"model": {"model_name_or_path": str(base)}, "datasets": [{"path": "none"}]}
-        told = {"version": 1, "name": "stages", "compression": {"shards_at_layers": True}} | sections
+        told = {"version": 1, "name": "stages", "compression": {"shards": "layers"}} | sections
         written.write_text(cut_at_layers(Recipe.model_validate(told), base).to_json())
         asked = {"recipe": str(written), "base": str(base), "length": 64, "micro_batches": 8}
         one = begins("whole", "", **asked).until("weighed", timeout=600.0)

@@ -52,7 +52,7 @@ class Workload:
             *(("swarm.durability=replicated",) if self.replicated else ()),
             *(("swarm.join=approve",) if self.approve else ()),
             *((f"compression.staleness={self.staleness}",) if self.staleness != 1 else ()),
-            *(("compression.shards_at_layers=true",) if self.staged else ()),
+            *(("compression.shards=layers",) if self.staged else ()),
             *(("swarm.owners=peers", f"compression.shards={SHARDS}") if self.owners else ()),
         ]
 

@@ -245,7 +245,7 @@ class Swarm:
             half = shard_backend(self.recipe, self.work.parameters, kept, pytest.fail)
             aggregator = AggregatorThread(link, half)
             aggregator.start()
-            run.sharded = exchange_by_shard(link, self.recipe.compression.shards, None, aggregator)
+            run.sharded = exchange_by_shard(link, self.recipe.compression.shard_count, None, aggregator)
         member = Member(name, run, build_peer(self.trained(), self.recipe, micro_batch=2, name=name))
         self.members[name] = member
         return member

@@ -65,7 +65,7 @@ class Member:
             aggregator = AggregatorThread(self.link, half, self.door)
             aggregator.start()
             clients = connect_aggregators(self.link, self.keys)
-            run.sharded = exchange_by_shard(self.link, recipe.compression.shards, clients, aggregator)
+            run.sharded = exchange_by_shard(self.link, recipe.compression.shard_count, clients, aggregator)
             self.peer = build_peer(load_model(self.work.base.folder), recipe, micro_batch=2, name=run.name)
             for event in finetune(run, self.peer, self.link.welcome.round):
                 if isinstance(event, StepDone):

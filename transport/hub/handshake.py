@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transport.rings import RingCoordinator
     from transport.standby import Replication
 
-UNDIVIDED = "this run's model is not divided among machines: its host can set compression.shards_at_layers"
+UNDIVIDED = "this run's model is not divided among machines: its host can set compression.shards=layers"
 SEAL = 16  # hex digits
 REPLACED = "another hub of this run has been started since"
 

@@ -66,7 +66,7 @@ def test_every_key_of_a_recipe_is_printed_with_its_default_type_and_meaning(cock
     assert len(told) == len(every)
     [optim] = cocktail("recipes", "schema", "training.optim").out.splitlines()
     assert "| sgd | muon | soap  # " in optim
-    assert cocktail("recipes", "schema", "quant_bucket_size").out.endswith("# values that share a scale\n")
+    assert cocktail("recipes", "schema", "quant_bits").out.endswith("# q: bits of a sent value\n")
     section = json.loads(cocktail("recipes", "schema", "datasets", "--json").out)
     assert section["properties"]["split"]["default"] == "train"
 

@@ -17,9 +17,9 @@ from transport import Hub, Ledger, RunKeys, ask_status
 @pytest.mark.parametrize(
     ("refused", "overrides"),
     [
-        ("compression.shards_at_layers=false", ()),
-        ("swarm.audit_share", ("compression.shards_at_layers=true", "swarm.audit_share=0.1")),
-        ("", ("compression.shards_at_layers=true",)),
+        ("compression.shards other than layers", ()),
+        ("swarm.audit_share", ("compression.shards=layers", "swarm.audit_share=0.1")),
+        ("", ("compression.shards=layers",)),
     ],
 )
 def test_a_ring_is_refused_without_a_session(

@@ -34,7 +34,7 @@ class Rows(list[Any]):
 def test_who_is_ready_traces_no_model_and_reads_no_data_when_the_hub_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = load_recipe("smoke", ["compression.shards_at_layers=true"])
+    recipe = load_recipe("smoke", ["compression.shards=layers"])
     base = prepare_base(recipe, tmp_path / "base")
     usual, ready = (RunDelegate(recipe, base, Rows(range(64)), tmp_path / name) for name in ("a", "b"))  # type: ignore[arg-type]
     settings = settings_of(usual, "amber-otter-42")

@@ -230,7 +230,7 @@ def test_the_cocktails_hide_the_exchange_and_differ_in_what_is_left_out() -> Non
 
 
 MIXES: dict[str, dict[str, object]] = {
-    "cocktail": {"block_size": 16, "shards": 3},
+    "cocktail": {"sample_kind": "element", "shards": 3},
     "sparse": {"random_ratio": 0.5, "topk_ratio": 0.1, "topk_chunk": 25},
     "fragments": {"sample_kind": "fragment", "random_ratio": 0.3, "topk_ratio": 1.0},
 }
@@ -322,7 +322,7 @@ def test_a_sum_is_replayed_to_the_bit_however_many_packets_each_round_had(
 
 def test_of_a_sum_nothing_is_lost_and_nothing_counts_twice_whoever_is_late_or_leaves() -> None:
     """x' + e + all that is unsent is x_0 and every step that anybody has made."""
-    trio = Trio(random_ratio=0.5, block_size=16, outer_learning_rate="packets", rate=0.05)
+    trio = Trio(random_ratio=0.5, sample_kind="element", outer_learning_rate="packets", rate=0.05)
     start, made = trio.common.double(), torch.zeros(N, dtype=torch.float64)
 
     def steps() -> None:

@@ -55,8 +55,7 @@ def test_the_vectors_of_a_plan_are_those_of_the_largest_stage(folder: Path, stag
 
 def test_a_line_carries_what_the_recipe_says_of_a_value(folder: Path) -> None:
     exact = plan_stages(recipe(), folder, 2).sent
-    bits = "compression.activation_bits=4", "compression.activation_gradient_bits=8"
-    quantised = recipe(*bits, "compression.shards_at_layers=true")
+    quantised = recipe("compression.activation_bits=4", "compression.shards=layers")
 
     assert exact == pytest.approx(32 * 8, rel=0.06)  # a row of 32 numbers each way, 4 bytes each
     assert plan_stages(quantised, folder, 2).sent == pytest.approx(exact * 12 / 64)

@@ -159,7 +159,7 @@ class Stored:
 
 
 def recipe(*overrides: str) -> Recipe:
-    return load_recipe("smoke", ["compression.shards_at_layers=true", *overrides])
+    return load_recipe("smoke", ["compression.shards=layers", *overrides])
 
 
 @pytest.mark.parametrize(("do", "fields"), WITHOUT)
@@ -284,6 +284,6 @@ def test_weights_are_given_in_the_formats_of_weights_alone() -> None:
 
 
 def test_a_model_with_code_of_its_own_is_refused() -> None:
-    check_staged(recipe("compression.shard_ends=[4]"))
+    check_staged(recipe("compression.shards=[4]"))
     with pytest.raises(ModelError, match="trust_remote_code"):
-        check_staged(recipe("compression.shard_ends=[4]", "model.trust_remote_code=true"))
+        check_staged(recipe("compression.shards=[4]", "model.trust_remote_code=true"))

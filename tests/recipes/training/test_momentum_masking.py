@@ -49,7 +49,7 @@ def moment(peer: Peer) -> Tensor:
     "keys",
     [
         ("compression.random_ratio=1.0",),
-        ("compression.random_ratio=0.4", "compression.block_size=16", "compression.shards=3"),
+        ("compression.random_ratio=0.4", "compression.sample_kind=element", "compression.shards=3"),
         ("model.dtype=bfloat16", "training.fp32_master_weights=false"),
     ],
 )
@@ -91,4 +91,4 @@ def test_a_peer_of_several_gpus_or_machines_and_other_optimizers_refuse_it() -> 
     with pytest.raises(ModelError, match="momentum_masking: a peer on several GPUs cannot do that"):
         check_fsdp(recipe(MASKED))
     with pytest.raises(ModelError, match="momentum_masking: a replica of several machines cannot do that"):
-        check_staged(recipe(MASKED, "compression.shards_at_layers=true"))
+        check_staged(recipe(MASKED, "compression.shards=layers"))

@@ -291,5 +291,5 @@ def test_a_run_whose_model_is_not_divided_says_so() -> None:
     lends = messages.Lends(1, TOKEN, SETTINGS.run, "ann", memory=9)
     [refused] = [a.message for a in hub.receive(conn("ann"), lends, 0.0) if isinstance(a, Send)]
     assert isinstance(refused, messages.Refused)
-    assert "shards_at_layers" in refused.reason
+    assert "shards=layers" in refused.reason
     assert hub.rings is None

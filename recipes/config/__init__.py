@@ -4,7 +4,6 @@ from .key_names import is_switch, key_names, known_key, our_name_of
 from .loader import Resolved, list_recipes, load_recipe, load_resolved, recipe_from_json, source_of
 from .locations import (
     DATA_SUFFIXES,
-    TEMPLATE_SUFFIXES,
     data_suffix,
     is_hub_id,
     looks_like_data_file,

@@ -43,6 +43,7 @@ GONE_KEYS: dict[str, str] = {
     "shards_at_layers": "write shards: layers",
     "shard_ends": "there is no such key: `launch` writes where shards end, with shards: layers",
     "activation_gradient_bits": "there is no such key: under activation_bits gradients have 8 bits",
+    "chat_template_path": "write data.chat_template: FILE.jinja, and model.eos_token: what ends its turns",
     "disable_dropout": "there is no such key: under `dpo:` there is no dropout",
     "dataset_text_field": "write column_map: {text: NAME}, which names any column",
     "hub_strategy": "there is no such key: the model is pushed at the end (before: cocktail export --push)",
@@ -178,8 +179,6 @@ def _conflicts(recipe: Recipe) -> Iterator[Conflict]:
             text = "means nothing here: all of what is held out is measured"
             yield Conflict(f"eval_datasets.{number}.weight", text)
     yield from _preference_conflicts(recipe)
-    if recipe.model.chat_template_path is not None and data.chat_template != "auto":
-        yield Conflict("data.chat_template", "excluded by model.chat_template_path: one template is used")
     if data.streaming:
         yield from _streaming_conflicts(recipe)
     if data.val_set_size and recipe.eval_datasets:

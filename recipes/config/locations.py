@@ -16,7 +16,6 @@ from .schema import Dataset, Recipe
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")  # each also with .gz behind it
-TEMPLATE_SUFFIXES = (".jinja", ".j2")  # of a chat template in a file of its own
 NOT_LOCAL = "a recipe from the web may only name what is on the hub, at https, or builtin"
 
 
@@ -56,9 +55,6 @@ def _named_paths(recipe: Recipe) -> Iterator[tuple[Key, str | None, str]]:
     if model.tokenizer_name_or_path is not None:
         hint = "tokenizer_name_or_path=FOLDER"
         yield ("model", "tokenizer_name_or_path"), _if_local(model.tokenizer_name_or_path), hint
-    if (path := model.chat_template_path) is not None:
-        local = path if path.endswith(TEMPLATE_SUFFIXES) else _if_local(path)
-        yield ("model", "chat_template_path"), local, "chat_template_path=FILE"
     for section in ("datasets", "eval_datasets"):
         for number, dataset in enumerate(getattr(recipe, section)):
             hint = f"{section}.{number}.path=FILE"

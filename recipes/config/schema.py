@@ -130,9 +130,6 @@ class Model(Section):
     eos_token: str | None = key(
         None, "token that ends an answer, also in the exported config; null: the tokenizer's", since="0.2"
     )
-    chat_template_path: str | None = key(
-        None, ".jinja file, or folder or hub id of a tokenizer: its chat template and eos token", since="0.2"
-    )
     load_in_8bit: bool = key(False, "quantize the frozen base to 8 bits; needs `lora:` and bitsandbytes")
     load_in_4bit: bool = key(
         False, "quantize the frozen base to 4 bits (nf4); needs `lora:` and bitsandbytes"
@@ -373,7 +370,7 @@ class Compression(Section):
 
     @property
     def shard_ends(self) -> tuple[int, ...]:
-        """Where each shard ends in the vector; none: shards of one size, or not known yet."""
+        """The end of each shard in the vector; none: shards of one size, or not known yet."""
         return self.shards if isinstance(self.shards, tuple) else ()
 
     @property

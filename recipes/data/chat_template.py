@@ -28,7 +28,7 @@ LABELS = ("name", "tool_call_id")  # they tell which call a result belongs to; m
 DAY = "chat_template_date"  # in tokenizer_config.json: the day that templates which write the date were given
 PROBE = " qz7"  # is appended to a value, to see whether the text changes
 PRINTED_PART = re.compile(r"qz7['\"]}")  # a part as Python or JSON prints it: the template knows no parts
-TEMPLATE_HINT = "(hint: model.chat_template_path=FILE)"
+TEMPLATE_HINT = "(hint: data.chat_template=FILE)"
 Span = tuple[int, int]  # first character, and the one after the last
 
 
@@ -284,9 +284,7 @@ class ChatTemplate:
 
 def lost(key: str) -> str:
     """Say what to do about a key that the template leaves out."""
-    return (
-        f"(hint: model.chat_template_path names a template that shows it; column_map={{{key}: -}} drops it)"
-    )
+    return f"(hint: data.chat_template names a template that shows it; column_map={{{key}: -}} drops it)"
 
 
 def dated(source: str, day: date) -> str:

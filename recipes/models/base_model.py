@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from recipes.config import TEMPLATE_SUFFIXES, Model, Recipe, looks_like_path
+from recipes.config import Model, Recipe, looks_like_path
 from recipes.downloads import Progress, fetch_model_files, from_pretrained_options, licence_of
 from recipes.errors import ModelError
 from recipes.foreign_json import parse_object, read_object
@@ -96,17 +96,14 @@ def config_folder(model: Model) -> Path:
 
 def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a base in `folder`, or that of `tokenizer_name_or_path`; it has a pad token, and
-    the eos token and chat template that `model` wants.
+    the eos token that `model` wants.
 
     Errors: ModelError where there is none, HubUnreachable.
     """
     source, code = model.tokenizer_name_or_path, model.trust_remote_code
     if source is not None:
         folder = _tokenizer_folder(source, code)
-    tokenizer = open_tokenizer(folder, model.pad_token, code, model.eos_token)
-    if model.chat_template_path is not None:
-        _take_chat_template(tokenizer, model, model.chat_template_path)
-    return tokenizer
+    return open_tokenizer(folder, model.pad_token, code, model.eos_token)
 
 
 def _tokenizer_folder(source: str, code: bool) -> Path:
@@ -117,32 +114,6 @@ def _tokenizer_folder(source: str, code: bool) -> Path:
     if not local.is_dir() and looks_like_path(source):
         raise ModelError(f"no such tokenizer folder: {source}")
     return local if local.is_dir() else fetch_model_files(source, None, companion_patterns(code))
-
-
-def _take_chat_template(tokenizer: PreTrainedTokenizerBase, model: Model, path: str) -> None:
-    """Give `tokenizer` the chat template at `path`; of another tokenizer also its eos token, as TRL does.
-
-    Errors: ModelError where there is none, or where it needs tokens that the model does not have.
-    """
-    if path.endswith(TEMPLATE_SUFFIXES):
-        try:
-            tokenizer.chat_template = Path(path).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelError(f"model.chat_template_path `{path}`: cannot be read: {error}") from error
-        return
-    source = open_tokenizer(_tokenizer_folder(path, model.trust_remote_code), code=model.trust_remote_code)
-    template, known = source.chat_template, tokenizer.get_vocab()
-    if template is None:
-        raise ModelError(f"model.chat_template_path `{path}`: this tokenizer has no chat template")
-    lacking = [token for token in source.get_added_vocab() if token not in known and token in str(template)]
-    if lacking:
-        raise ModelError(
-            f"model.chat_template_path `{path}`: its template needs {', '.join(sorted(lacking))}, and the "
-            "vocabulary of a model in training does not grow (hint: a .jinja file with tokens it has)"
-        )
-    tokenizer.chat_template = template
-    if model.eos_token is None and source.eos_token in known:
-        tokenizer.eos_token = source.eos_token
 
 
 def open_tokenizer(
@@ -180,8 +151,7 @@ def open_tokenizer(
 def configs_with_eos(texts: Mapping[str, str], model: Model, tokenizer: Path) -> dict[str, str]:
     """Give configs of a model, name -> text, the eos token of the tokenizer in a folder, where the recipe
     chose it. As in TRL the generation config ends with its other eos tokens too. Errors: ModelError."""
-    chosen = model.eos_token is not None or model.chat_template_path is not None
-    if not chosen or "config.json" not in texts:
+    if model.eos_token is None or "config.json" not in texts:
         return dict(texts)
     eos = open_tokenizer(tokenizer, code=model.trust_remote_code).eos_token_id
     config, generation = (parse_object(texts.get(name, "{}"), name) for name in CONFIGS)

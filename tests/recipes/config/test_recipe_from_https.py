@@ -64,11 +64,6 @@ def test_a_problem_in_it_is_reported_with_address_and_line(web) -> None:
             "datasets.0.data_files=mine.jsonl",
         ),
         (DATA + "model: {model_name_or_path: ./model}", "model.model_name_or_path", "model_name_or_path=./m"),
-        (
-            DATA + "model: {model_name_or_path: me/model, chat_template_path: a.jinja}",
-            "model.chat_template_path",
-            "chat_template_path=./a.jinja",
-        ),
         (MODEL + DATA + "data: {chat_template: ./a.jinja}", "data.chat_template", "chat_template=./a.jinja"),
         (MODEL + DATA + "checkpoint: {output_dir: ../../x}", "checkpoint.output_dir", "output_dir=../x"),
         (MODEL + DATA + "checkpoint: {output_dir: /srv/x}", "checkpoint.output_dir", "output_dir=/srv/x"),

@@ -202,7 +202,7 @@ TALK = (
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (CALLED, "my.jsonl:1: the chat template leaves out `tools` (hint: model.chat_template_path"),
+        (CALLED, "my.jsonl:1: the chat template leaves out `tools` (hint: data.chat_template"),
         (
             {"messages": [ASK, {**ANSWER, "reasoning_content": "2 + 3"}]},
             "message 1: the chat template leaves out `reasoning_content` of role assistant (hint",

@@ -13,7 +13,7 @@ from tiny_models import BUILTIN, VOCABULARY
 
 from recipes.config.loader import load_recipe
 from recipes.downloads.hugging_face import check_cache_space
-from recipes.errors import HubUnreachable, ModelError, RecipeError
+from recipes.errors import HubUnreachable, ModelError
 from recipes.models.base_model import (
     base_manifest,
     check_fit,
@@ -186,37 +186,6 @@ def test_exported_configs_keep_their_other_eos_tokens(tmp_path) -> None:
     assert changed(config={}, generation_config={"top_k": 5}) == [one, {"eos_token_id": [eos], "top_k": 5}]
     assert changed(config=one, generation_config={"eos_token_id": [7, eos]})[1] == {"eos_token_id": [eos, 7]}
     assert changed(config={"text_config": {"eos_token_id": 0}})[0] == {"text_config": one}
-
-
-def test_a_chat_template_comes_from_a_file_or_from_a_tokenizer_whose_tokens_the_model_has(tmp_path) -> None:
-    template = "{% for m in messages %}{{ m.content }}!{% endfor %}"
-    (tmp_path / "my.jinja").write_text(template)
-    other = open_tokenizer(BUILTIN)
-    other.chat_template, other.eos_token = template, "!"
-    other.save_pretrained(tmp_path / "other")
-    other.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
-    other.chat_template = template.replace("!", "<|end|>")
-    other.save_pretrained(tmp_path / "foreign")
-
-    def taken(name: str, *more: str) -> tuple[str, str]:
-        recipe = load_recipe("smoke", [f"chat_template_path={tmp_path / name}", *more])
-        tokenizer = load_tokenizer(recipe.model, BUILTIN)
-        return tokenizer.chat_template, tokenizer.eos_token
-
-    assert taken("my.jinja") == (template, "<|endoftext|>")
-    assert taken("other") == (template, "!")
-    assert taken("other", "eos_token=a") == (template, "a")
-    for name, message in (
-        ("no.jinja", "no.jinja`: cannot be read: "),
-        ("foreign", r"its template needs <\|end\|>, and the vocabulary of a model in training does not grow"),
-        ("nowhere", "no such tokenizer folder: "),
-    ):
-        with pytest.raises(ModelError, match=message):
-            taken(name)
-    with pytest.raises(ModelError, match="builtin:tiny-gpt-neox`: this tokenizer has no chat template"):
-        load_tokenizer(load_recipe("smoke", ["chat_template_path=builtin:tiny-gpt-neox"]).model, BUILTIN)
-    with pytest.raises(RecipeError, match=r"data.chat_template.* excluded by model.chat_template_path"):
-        taken("my.jinja", "chat_template=chatml")
 
 
 def test_weights_that_are_codes_are_refused_by_their_kind(folders, tmp_path) -> None:

@@ -28,6 +28,7 @@ from cocktail_cli.commands.run import launch as launch_command
 from cocktail_cli.commands.run import resume as resume_command
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import read_events, start_command
+from cocktail_cli.removed import REMOVED
 from cocktail_cli.ui import events
 
 from .callbacks import CallbackReader
@@ -283,7 +284,11 @@ def launch(
         options_of(launch_command.launch),
         {"model": model, "data": data, "peers": peers, **options},
     )
-    chosen = {name: value for name, value in given.items() if name in known or name in TERMINAL}
+    chosen = {
+        name: value
+        for name, value in given.items()
+        if name in known or name in TERMINAL or in_place_of("launch", name)
+    }
     keys = [f"{name}={as_yaml_value(name, value)}" for name, value in given.items() if name not in chosen]
     positional = [*([] if recipe is None else [text_of("recipe", recipe)]), *keys]
     words = command_words("launch", known, chosen)
@@ -348,6 +353,8 @@ def command_words(command: str, known: dict[str, str], given: dict[str, Any]) ->
         if name in TERMINAL:
             said = f"`{name}` is for the terminal: {command} returns what it shows"
             raise public(Failure("usage", said, hints=("leave it out, and iterate over the run",)))
+        if now := in_place_of(command, name):
+            raise public(Failure("usage", f"{command} has no option `{name}`", hints=(f"now it is {now}",)))
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hints = (f"did you mean `{near[0]}`?",) if near else (f"its options: {', '.join(sorted(known))}",)
@@ -357,6 +364,11 @@ def command_words(command: str, known: dict[str, str], given: dict[str, Any]) ->
         elif value is not None and value is not False:
             words += [known[name], text_of(name, value)]
     return words
+
+
+def in_place_of(command: str, name: str) -> str:
+    """Return what does the work of an option that is gone; empty: it is not gone."""
+    return REMOVED.get(f"{command} --{name.replace('_', '-')}", "")
 
 
 def text_of(name: str, value: Any) -> str:

@@ -105,6 +105,13 @@ def test_a_misspelt_option_of_join_is_refused_with_the_nearest() -> None:
     assert caught.value.hints == ("did you mean `device`?",)
 
 
+def test_an_option_that_is_gone_is_refused_with_what_does_its_work_now() -> None:
+    with pytest.raises(cocktail_cli.InvalidInput, match="launch has no option `dry_run`") as caught:
+        cocktail_cli.launch("smoke", dry_run=True)
+
+    assert caught.value.hints == ("now it is cocktail validate RECIPE and cocktail plan RECIPE",)
+
+
 # ---- with processes ----------------------------------------------------------------------------------------
 
 

@@ -456,8 +456,7 @@ class HostSession:
                 )
             repairs = work.recover(ledger, self.drop_error_feedback)
             if old and not self.free_port:  # a standby has no time
-                truths = work.false_fingerprints(ledger, old.state == "failed")
-                repairs += ledger.mend(work.figure_bounds, truths)
+                repairs += work.mend_fingerprints(ledger, old.state == "failed")
             for repair in repairs:
                 self.show(events.Warning(repair))
         except BaseException:

@@ -15,7 +15,6 @@ from cocktail_cli import __version__
 from cocktail_cli.aggregation import DurableAggregator
 from cocktail_cli.ui import counted
 from transport import Ledger, RunSettings
-from transport.ledger import FigureBounds
 from transport.protocol import LayerDivision, ShardPacket, UpdateRejected, WeightedPacket, messages
 
 from .contribution_probe import ProbeThread
@@ -133,23 +132,26 @@ class RunDelegate:
             self.probing.start()
         return said
 
-    @property
-    def figure_bounds(self) -> FigureBounds:
-        """Bound losses and their terms, as the objective and the data do."""
-        return FigureBounds(self.loss_bounds, self.held_out_terms(0, 1), 2 * self.recipe.data.max_length)
+    def mend_fingerprints(self, ledger: Ledger, failed: bool) -> list[str]:
+        """Replay the ledger, whose packets and base are whole, and correct the fingerprints of rounds in
+        which a peer that was alone has lied. Long ledgers are replayed only where the run has `failed`. Where
+        most differ it is not the fingerprints that are false, and none are corrected.
 
-    def false_fingerprints(self, ledger: Ledger, failed: bool) -> dict[int, int]:
-        """Replay the ledger, whose packets and base are whole; return the true fingerprints of rounds that
-        have others, as a peer that was alone in them has lied. Long ledgers are replayed only where the run
-        has `failed`. Where most differ it is not the fingerprints that are false, and none are returned."""
+        Returns a sentence about them; none where every fingerprint is true.
+        """
         rows, packets = ledger.rounds(), sum(row.length for row in ledger.rounds())
         if not rows or (4 * self.parameters + packets > QUICKLY_REPLAYED and not failed):
-            return {}
+            return []
         with self.model.fold(len(rows), snapshots=False) as fold:
             truths = {x.round: x.fingerprint for x in replayed(fold)}
         known = [row for row in rows if row.fingerprint]
-        false = {row.round: truths[row.round] for row in known if row.fingerprint != truths[row.round]}
-        return false if 2 * len(false) < len(known) else {}
+        false = [row.round for row in known if row.fingerprint != truths[row.round]]
+        if not false or 2 * len(false) >= len(known):
+            return []
+        for round in false:
+            ledger.proven(round, truths[round])
+        places = ", ".join(map(str, false))
+        return [f"{ledger.folder}: fingerprints that a replay has not found were corrected: rounds {places}"]
 
     def probe(self, round: int) -> Probe:
         """Build the probe at the global model of `round`; slow."""

@@ -98,13 +98,9 @@ Ends = Annotated[tuple[Whole, ...], Strict(False), Field(min_length=1), AfterVal
 Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Strict(False)]
 
 
-def key(default: T, meaning: str, *, since: str = "") -> T:
-    """Declare the default of a key and its meaning, which `cocktail recipes schema` prints.
-
-    A key added after 0.1 names in `since` the version that brings it. At its default it is left out of the
-    canonical text of a recipe, so the hashes of recipes that do not set it stay what they were.
-    """
-    return Field(default, description=meaning, json_schema_extra={"since": since} if since else None)
+def key(default: T, meaning: str) -> T:
+    """Declare the default of a key and its meaning, which `cocktail recipes schema` prints."""
+    return Field(default, description=meaning)
 
 
 class Section(BaseModel):
@@ -128,14 +124,14 @@ class Model(Section):
     trust_remote_code: bool = key(False, "run the code that comes with the model; each machine must allow it")
     pad_token: str | None = key(None, "null: the tokenizer's pad token, else its eos token")
     eos_token: str | None = key(
-        None, "token that ends an answer, also in the exported config; null: the tokenizer's", since="0.2"
+        None, "token that ends an answer, also in the exported config; null: the tokenizer's"
     )
     load_in_8bit: bool = key(False, "quantize the frozen base to 8 bits; needs `lora:` and bitsandbytes")
     load_in_4bit: bool = key(
         False, "quantize the frozen base to 4 bits (nf4); needs `lora:` and bitsandbytes"
     )
     bnb_4bit_use_double_quant: bool = key(
-        False, "quantize the scales of 4-bit weights too: 0.05 bytes a weight less", since="0.2"
+        False, "quantize the scales of 4-bit weights too: 0.05 bytes a weight less"
     )
 
     @property
@@ -153,11 +149,9 @@ class Lora(Section):
         "all-linear", "modules that get adapters; all-linear: all but the output layer"
     )
     lora_modules_to_save: Names = key((), "modules trained in full, beside the adapters")
-    use_dora: bool = key(
-        False, "train the length of each output's weights apart from their direction", since="0.2"
-    )
+    use_dora: bool = key(False, "train the length of each output's weights apart from their direction")
     target_parameters: Names = key(
-        (), "parameters outside of linear layers that get adapters, such as experts", since="0.2"
+        (), "parameters outside of linear layers that get adapters, such as experts"
     )
 
 
@@ -249,9 +243,7 @@ class Training(Section):
         "*adamw_8bit need bitsandbytes, adamw_torch_8bit torchao; muon and soap take the hidden matrices",
     )
     momentum: Annotated[Real, Field(ge=0, lt=1)] = key(
-        0.95,
-        "of muon, on the matrices it takes; of each peer, undivided",
-        since="0.2",
+        0.95, "of muon, on the matrices it takes; of each peer, undivided"
     )
     weight_decay: Annotated[Real, Field(ge=0)] = key(0.0, "decoupled weight decay")
     adam_beta1: Annotated[Real, Field(ge=0, lt=1)] = key(
@@ -326,7 +318,6 @@ class Compression(Section):
         32,
         "bits of an activation between pipeline stages, as a change of what both ends know; its gradient has "
         "8 then",
-        since="0.2",
     )
     staleness: Literal[0, 1, 2, 3, 4] = key(
         1, "rounds of compute that an exchange overlaps with, from 2 on with other rounds' too; 0: none"
@@ -342,7 +333,7 @@ class Compression(Section):
     outer_momentum: Annotated[Real, Field(ge=0, lt=1)] = key(0.0, "Nesterov momentum of the aggregator")
     error_decay: Annotated[Real, Field(ge=0, le=1)] = key(1.0, "factor on a peer's residual after each round")
     momentum_masking: bool = key(
-        False, "set AdamW's first moment to zero at the coordinates of each accepted update", since="0.2"
+        False, "set AdamW's first moment to zero at the coordinates of each accepted update"
     )
     uncompressed_steps: Annotated[int, Field(ge=0)] = key(0, "first steps that send everything in 16 bits")
     aggregation: Literal["mean", "median"] = key(
@@ -399,7 +390,7 @@ class Swarm(Section):
     min_peers: Whole = key(1, "no step starts with fewer")
     max_peers: Whole | None = key(None, "more are refused; null: no limit")
     members_per_round: Whole | None = key(
-        None, "of more peers a round takes so many, in long turns; the others wait; null: all", since="0.2"
+        None, "of more peers a round takes so many, in long turns; the others wait; null: all"
     )
     owners: Literal["hub", "peers"] = key(
         "hub", "who aggregates the shards; peers: those that accept connections"
@@ -408,10 +399,9 @@ class Swarm(Section):
         "auto",
         "with owners hub: peers that accept connections pass on files to newcomers, and packets (auto: where "
         "that is faster)",
-        since="0.2",
     )
     durability: Literal["asynchronous", "replicated"] = key(
-        "asynchronous", "replicated: a round is committed once a standby has it on its disk", since="0.2"
+        "asynchronous", "replicated: a round is committed once a standby has it on its disk"
     )
     start_timeout: Seconds = key(1800.0, "longest wait for min_peers")
     step_timeout: Seconds = key(600.0, "upper bound of the straggler deadline")
@@ -422,7 +412,6 @@ class Swarm(Section):
     audit_share: Annotated[Real, Field(ge=0, le=0.5)] = key(
         0.0,
         "at most so much of the compute for audits: another peer computes a sample's gradient too; 0: none",
-        since="0.2",
     )
     requires: Requires | None = key(None, "what a machine needs to take part; null: nothing")
 
@@ -471,9 +460,7 @@ class Logging(Section):
     ] = key((), "trackers that the host reports to, beside metrics.jsonl")
     project: Annotated[str, Field(min_length=1)] = key("cocktail", "project name at the trackers")
     sample_prompts: Annotated[int, Field(ge=0, le=16)] = key(
-        0,
-        "held-out texts that the host's model continues before the first step, at snapshots and at the end",
-        since="0.2",
+        0, "held-out texts that the host's model continues before the first step, at snapshots and at the end"
     )
     loss_watchdog_threshold: Annotated[Real, Field(gt=0)] | None = key(
         None, "end the run when its loss is above this in three consecutive rounds"
@@ -486,9 +473,7 @@ class Recipe(Section):
     description: str = ""
     model: Model
     lora: Lora | None = key(None, "null: full fine-tuning")
-    dpo: Dpo | None = key(
-        None, "learn from pairs of a chosen and a rejected answer; null: from texts", since="0.2"
-    )
+    dpo: Dpo | None = key(None, "learn from pairs of a chosen and a rejected answer; null: from texts")
     datasets: Annotated[tuple[Dataset, ...], Strict(False), Field(min_length=1)]
     eval_datasets: Annotated[tuple[Dataset, ...], Strict(False)] = key((), "held out; keys as in datasets")
     data: Data = Data()
@@ -541,32 +526,13 @@ class Recipe(Section):
         return bool(self.data.val_set_size or self.eval_datasets)
 
     def to_json(self) -> str:
-        """Serialize canonically: keys sorted, no spaces. `recipe_hash` is the sha256 of this text.
-
-        All keys are in it but those with `since` at their default: a run begun by an older version is
-        resumed by its hash, and an older peer, which refuses unknown keys, can read the recipe.
-        """
+        """Serialize canonically: keys sorted, no spaces. `recipe_hash` is the sha256 of this text."""
         values = self.model_dump(mode="json")
-        drop_newer_defaults(self, values)
         return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
     @property
     def recipe_hash(self) -> str:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
-
-
-def drop_newer_defaults(section: Section, values: dict[str, Any]) -> None:
-    """Remove from `values`, the dump of `section`, every key with `since` that is at its default."""
-    for name, field in type(section).model_fields.items():
-        extra, held = field.json_schema_extra, getattr(section, name)
-        if isinstance(extra, dict) and extra.get("since") and held == field.get_default():
-            del values[name]
-        elif isinstance(held, Section):
-            drop_newer_defaults(held, values[name])
-        elif isinstance(held, tuple):
-            for inner, dumped in zip(held, values[name], strict=True):
-                if isinstance(inner, Section):
-                    drop_newer_defaults(inner, dumped)
 
 
 def whole_steps(value: float, steps: int) -> int:

@@ -272,7 +272,7 @@ def resume(folder: Path, prepared: Any = None) -> Found:
         run_folder.Recorder(folder, said.append).close()
         work = prepared or session.prepare()
         said += work.recover(ledger)
-        said += ledger.mend(work.figure_bounds, work.false_fingerprints(ledger, failed=False))
+        said += work.mend_fingerprints(ledger, failed=False)
         snapshots = SnapshotThread(work.model, 20, 1000, lambda offers: None)
         snapshots._drop_damaged()
         for event in snapshots.events():

@@ -38,8 +38,7 @@ from scripts.fault_injection.damage import (
 )
 from transport import RunKeys
 from transport.ledger import Counted, EvaluationRow, KnownPeer, Ledger, RoundRow
-from transport.ledger.book_tables import Change
-from transport.ledger.run_ledger import OpenSession, columns_of
+from transport.ledger.run_ledger import OpenSession
 from transport.protocol import WeightedPacket
 
 ROUNDS, NAME = 7, "amber-otter-42"
@@ -154,24 +153,20 @@ def test_verify_finds_each_damage_of_what_a_run_uses(made: Made, tmp_path: Path,
         assert word == "refused" or (may and word == "whole"), (case, word)
 
 
-def test_a_ledger_that_holds_lies_is_mended_by_resume_with_one_sentence(made: Made, tmp_path: Path) -> None:
-    """Of a version that believed each figure: an evaluation, a loss, and the fingerprint of a lone peer."""
+def test_the_fingerprint_of_a_peer_that_was_alone_and_lied_is_corrected_by_resume(
+    made: Made, tmp_path: Path
+) -> None:
     placed(made.folder, tmp_path / "run")
     with Ledger(tmp_path / "run" / "ledger", run=NAME, samples=None) as ledger:
         row = ledger.rounds()[3]
-        ledger.evaluated(EvaluationRow(6, 6, -6.8e25, 40, False))
-        lied = list(columns_of(replace(row, fingerprint=99, loss=-8e27)))
-        ledger._write(Change("rounds", [lied]), links=[("fingerprint", 3), ("correction", 3)])
-        assert min(one.loss for one in ledger.evaluations()) == -6.8e25
+        ledger.proven(3, 99)
     with closing(Resumed(tmp_path / "run")) as resumed:
         work, ledger = resumed.session.prepare(), resumed.ledger
         work.recover(ledger)
         assert resumed.heard.warnings == []
-        (said,) = ledger.mend(work.figure_bounds, work.false_fingerprints(ledger, failed=False))
-        assert [one.loss for one in ledger.evaluations()] == [1.5]
-        assert ledger.rounds()[3] == replace(row, loss=None)
+        (said,) = work.mend_fingerprints(ledger, failed=False)
+        assert ledger.rounds()[3] == row
+        assert work.mend_fingerprints(ledger, failed=False) == []
         work.close()
-    assert said.endswith(
-        "the held-out loss of round 6; the training loss of round 3; the fingerprint of round 3"
-    )
+    assert said.endswith("fingerprints that a replay has not found were corrected: rounds 3")
     assert judged(verify, tmp_path / "run", made)["exit"] == 0

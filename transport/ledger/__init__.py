@@ -15,7 +15,6 @@ from .residual_handoffs import (
 from .run_ledger import (
     Counted,
     EvaluationRow,
-    FigureBounds,
     KnownPeer,
     Ledger,
     OpenSession,

@@ -67,13 +67,6 @@ DROP = {
     table: f"DELETE FROM {table} WHERE {' AND '.join(f'{key}=?' for key in keys)}"
     for table, keys in KEYS.items()
 }
-ADDED = {  # columns that ledgers of older versions lack
-    "sessions": "key TEXT DEFAULT ''",
-    "peers": "strikes INTEGER DEFAULT 0",
-    "evaluations": "rewards TEXT DEFAULT '[]'",
-    "counted": "key TEXT DEFAULT ''",
-    "estates": "sha256 TEXT DEFAULT ''",
-}
 # Exceptions of damaged rows: SQLite's own, and those of values that have another type or form than ours.
 MALFORMED = (
     sqlite3.DatabaseError,
@@ -102,20 +95,6 @@ def create_tables(db: sqlite3.Connection) -> None:
     """Create the tables, within the transaction of the caller if there is one."""
     for statement in SCHEMA.split(";"):
         db.execute(statement)
-
-
-def extend_tables(db: sqlite3.Connection) -> None:
-    """Add the tables and columns that the books of an older version lack."""
-    there = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-    for statement in SCHEMA.split(";"):
-        if statement.split()[2] not in there:
-            db.execute(statement)
-    for table, column in ADDED.items():
-        if column.split()[0] not in [row[1] for row in db.execute(f"PRAGMA table_info({table})")]:
-            db.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
-    if "sqlite_sequence" in there:  # it numbered the handoffs
-        for (number,) in db.execute("SELECT seq FROM sqlite_sequence WHERE name='estates'").fetchall():
-            db.execute("INSERT OR REPLACE INTO meta VALUES ('handoffs', ?)", (str(number),))
 
 
 def post(db: sqlite3.Connection, changes: Iterable[Change]) -> None:

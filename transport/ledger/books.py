@@ -29,7 +29,6 @@ from .book_tables import (
     Change,
     create_tables,
     dump,
-    extend_tables,
     first_difference,
     meta_value,
     post,
@@ -37,7 +36,7 @@ from .book_tables import (
     verify_rows,
     void_leases,
 )
-from .decision_chain import next_link, unchained, verify_chain
+from .decision_chain import verify_chain
 from .journal import (
     JOURNAL,
     Changes,
@@ -142,7 +141,7 @@ class StoredTables:
     """The tables in ledger.db, as they were found."""
 
     db: sqlite3.Connection | None = None
-    number: int = 0  # of the first record that they lack; 0: a version without a journal wrote them
+    number: int = 0  # of the first record that they lack
     fault: str = ""  # why they cannot be used
     written: bool = True  # False: nothing was ever written there
 
@@ -228,14 +227,13 @@ class Opening:
                 if stored.written or self.journal.fault:
                     raise self._damaged(lost, stored.fault)
                 return self._begin(first)
-            older = stored.number == 0 and not self.journal.fault
             try:
-                fault = self._extend(stored.db) if older else self._carried_on(stored)
+                fault = self._carried_on(stored)
             except MALFORMED as error:
                 fault = f"is not readable: {error}"
             if fault := fault or stored.verified():
-                raise self._damaged("" if older else lost, fault)
-            return self._by_tables(stored, "" if older else lost)
+                raise self._damaged(lost, fault)
+            return self._by_tables(stored, lost)
 
     # ---- the four ways -------------------------------------------------------------------------------------
 
@@ -260,7 +258,7 @@ class Opening:
         return self._reopened(self.journal.end)
 
     def _by_tables(self, stored: StoredTables, lost: str) -> Books:
-        """Make the journal anew, which lacks what the tables have. `lost`: "" for books that had none."""
+        """Make the journal anew, which lacks what the tables have. `lost`: why it is not whole."""
         assert stored.db is not None
         self.check(stored.db)
         with closing(new_tables()) as tables:
@@ -273,10 +271,7 @@ class Opening:
                     self._tell(f"{many} had samples that are counted or do not exist: dropped", None)
             stored.close()
             kept = set_aside(self.folder, JOURNAL, DATABASE, *(DATABASE + end for end in BESIDE))
-            if lost:
-                self._tell(f"{JOURNAL} {lost}: it was made anew from {DATABASE}, whose chain holds", kept)
-            else:
-                self._tell(f"the ledger had no {JOURNAL}, as an older version began it: now it has", kept)
+            self._tell(f"{JOURNAL} {lost}: it was made anew from {DATABASE}, whose chain holds", kept)
             self._write_anew(tables, max(stored.number, self.journal.next), dump(tables))
         return self._reopened(None)
 
@@ -325,15 +320,6 @@ class Opening:
                 stored.number += 1
         return ""
 
-    def _extend(self, db: sqlite3.Connection) -> str:
-        """Complete the tables of an older version, and chain what one without a chain has written. Returns
-        ""."""
-        with transaction(db):
-            extend_tables(db)
-            for kind, round in unchained(db):
-                post(db, [Change("chain", [next_link(db, kind, round)])])
-        return ""
-
     def _write_anew(
         self, tables: sqlite3.Connection, number: int, records: Iterable[Changes] | None = None
     ) -> None:
@@ -366,7 +352,7 @@ class Opening:
 
     def _damaged(self, journal: str, tables: str) -> LedgerDamaged:
         """Make the error of books that cannot be mended."""
-        said = [f"it {tables}", *([f"{JOURNAL} {journal}"] if journal else [])]
+        said = [f"it {tables}", f"{JOURNAL} {journal}"]
         said.append(f"{PACKETS} has {count_records(self.packets)} whole rounds")
         return damaged(self.path, "; ".join(said), BOTH)
 
@@ -421,7 +407,7 @@ def read_tables(folder: Path, killed: Callable[[], bool]) -> sqlite3.Connection:
     db = connect(folder / DATABASE)
     try:
         (number,) = db.execute("PRAGMA user_version").fetchone()
-        left = changes_left(folder / JOURNAL, number) if number else []
+        left = changes_left(folder / JOURNAL, number)
         if len(left) == 1 and killed():
             copy = sqlite3.connect("", isolation_level=None, check_same_thread=False)
             with closing(db):

@@ -4,8 +4,7 @@
 
 The first head is a hash of what the run began with. A link is written with its rows, so who knows a head
 knows that nothing before it was changed since. A fingerprint that is known later, and an evaluation that
-was repeated, have a newer link, which is the one that counts. A `correction` covers the rows of a round in
-place of its `round` link, whose head stays: signed receipts name it.
+was repeated, have a newer link, which is the one that counts.
 """
 
 from __future__ import annotations
@@ -19,15 +18,14 @@ from typing import Any, Literal
 from transport.protocol import LedgerError
 
 FORMAT = "1"
-Kind = Literal["round", "fingerprint", "evaluation", "correction"]
-OF_A_ROUND = (
-    "SELECT round, step, opened, committed, members, accepted, loss, tokens, counted, offset, length, "
-    "hex(sha256) FROM rounds WHERE round=?",
-    "SELECT lease, peer, session, round, hex(ids), key FROM counted WHERE round=? ORDER BY lease, session",
-)
+Kind = Literal["round", "fingerprint", "evaluation"]
 ENTRIES: dict[Kind, tuple[str, ...]] = {  # the rows that a link covers
-    "round": OF_A_ROUND,
-    "correction": OF_A_ROUND,
+    "round": (
+        "SELECT round, step, opened, committed, members, accepted, loss, tokens, counted, offset, length, "
+        "hex(sha256) FROM rounds WHERE round=?",
+        "SELECT lease, peer, session, round, hex(ids), key FROM counted WHERE round=? "
+        "ORDER BY lease, session",
+    ),
     "fingerprint": ("SELECT round, fingerprint FROM rounds WHERE round=?",),  # known later, where stale
     "evaluation": ("SELECT round, step, loss, tokens, final, rewards FROM evaluations WHERE round=?",),
 }
@@ -74,24 +72,6 @@ def next_link(db: sqlite3.Connection, kind: Kind, round: int) -> list[Any]:
     return [number, kind, round, entry, linked(newest_head(db), entry)]
 
 
-def unchained(db: sqlite3.Connection) -> list[tuple[Kind, int]]:
-    """List the links that books without a single one lack, in the order of the rounds."""
-    if db.execute("SELECT 1 FROM chain").fetchone():
-        return []
-    rounds = db.execute("SELECT round, fingerprint FROM rounds ORDER BY round").fetchall()
-    found: list[tuple[Kind, int]] = []
-    for round, fingerprint in rounds:
-        found += [("fingerprint", round)] if fingerprint != "0" else []
-        found.append(("round", round))
-    found += [("evaluation", r) for (r,) in db.execute("SELECT round FROM evaluations ORDER BY round")]
-    return found
-
-
-def has_chain(db: sqlite3.Connection) -> bool:
-    """Tell whether there is one: books of an older version, opened to read, have none."""
-    return bool(db.execute("SELECT 1 FROM sqlite_master WHERE name='chain'").fetchone())
-
-
 def verify_chain(db: sqlite3.Connection) -> str:
     """Recompute every head from the rows; return the newest, hex. Raises LedgerError, which names the
     round."""
@@ -104,10 +84,7 @@ def verify_chain(db: sqlite3.Connection) -> str:
                 f"the chain breaks at {kind} {round}: its head is {stored}, expected {head.hex()}"
             )
         newest[kind, round] = entry.lower()
-    corrected = {round for kind, round in newest if kind == "correction"}
     for kind, round in dict.fromkeys([*db.execute(COVERED).fetchall(), *newest]):
-        if kind == "round" and round in corrected:
-            continue
         if newest.get((kind, round)) != entry_of(db, kind, round).hex():
             raise LedgerError(f"the rows of {kind} {round} are not those that the chain covers")
     return head.hex()

@@ -42,10 +42,8 @@ ROW = 200  # bytes of a lease that was counted, about
 COPIED_AT_ONCE = 1 << 20  # bytes
 TAKEN_OVER = 1 << 20  # added to the term; a hub that is only started again adds 1
 SMALL = ("meta", "leased", "sessions", "peers")  # tables that are copied whole
-CORRECTED = {"round": "correction"}  # kind of a link -> another kind that takes its place
 OF_KIND = {  # kind of a link -> the tables with its rows
     "round": ("rounds", "counted"),
-    "correction": ("rounds", "counted"),
     "fingerprint": ("rounds",),
     "evaluation": ("evaluations",),
 }
@@ -94,11 +92,11 @@ def changes_after(folder: Path, since: int, most: int = MOST_LINKS) -> bytes:
             grown[table] = rows_of(db, table, f"round IN ({','.join(map(str, rounds))})")
         small = {table: rows_of(db, table) for table in (SMALL if newest else ("meta",))}
         later = set() if newest else links_after(db, chain[-1][0])
-        superseded = [row[0] for row in chain if later & {(row[1], row[2]), (CORRECTED.get(row[1]), row[2])}]
+        superseded = [row[0] for row in chain if (row[1], row[2]) in later]
         return msgspec.msgpack.encode(LedgerChanges(since, grown, small, superseded))
 
 
-def links_after(db: sqlite3.Connection, link: int) -> set[tuple[str | None, int]]:
+def links_after(db: sqlite3.Connection, link: int) -> set[tuple[str, int]]:
     """Return (kind, round) of every link after this one."""
     return set(db.execute("SELECT kind, round FROM chain WHERE link > ?", (link,)).fetchall())
 
@@ -260,10 +258,7 @@ class LedgerCopy:
             self.next_update = record.round + 1
 
     def _write(self, new: LedgerChanges) -> None:
-        gone = [[row[2]] for row in new.grown["chain"] if row[1] == "evaluation"]
-        gone += [row[:1] for row in new.grown["evaluations"]]
-        changes = [Change(table, new.grown[table]) for table in ("rounds", "counted", "chain")]
-        changes.append(Change("evaluations", new.grown["evaluations"], gone))
+        changes = [Change(table, new.grown[table]) for table in ("rounds", "counted", "evaluations", "chain")]
         changes += [change_to(self._db, table, new.small[table]) for table in SMALL if table in new.small]
         found = list[tuple[int, bytes]]()
 
@@ -280,8 +275,8 @@ class LedgerCopy:
         newest = {(kind, round): number for number, kind, round, *_ in new.grown["chain"]}
         for number, kind, round, entry, said in new.grown["chain"]:
             head, link = linked(head, entry), link + 1
-            stands = newest[kind, round] == number and (CORRECTED.get(kind), round) not in newest
-            false = stands and number not in new.superseded and entry_of(self._db, kind, round) != entry
+            stands = newest[kind, round] == number and number not in new.superseded
+            false = stands and entry_of(self._db, kind, round) != entry
             if number != link or said != head or false:
                 raise LedgerError(f"the hub's chain breaks at {kind} {round}")
         return link, head if new.grown["chain"] else self.head

@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import astuple, dataclass, field, fields, replace
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,7 @@ from .books import (
     read_tables,
     transaction,
 )
-from .decision_chain import FORMAT, Kind, first_head_of, has_chain, newest_head, next_link, verify_chain
+from .decision_chain import FORMAT, Kind, first_head_of, newest_head, next_link, verify_chain
 from .journal import JOURNAL, Changes, read_journal
 from .packet_log import (
     PACKETS,
@@ -165,27 +164,10 @@ class Recovered:
     recent: tuple[RoundRow, ...] = ()  # the last rounds, in order
     handoffs: dict[int, PendingHandoff] = field(default_factory=dict)
     term: int = 0  # number of times the ledger was opened to write
-    local_steps: int = 0  # of the newest round that was opened; 0: of a ledger that does not say so
+    local_steps: int = 0  # of the newest round that was opened; 0: none was
     standby: str = ""  # the run's standby (messages.Standby, as JSON); "": none
     losses: tuple[tuple[int, float], ...] = ()  # (step, loss) of the rounds that trained
     held_out: tuple[tuple[int, float], ...] = ()  # of the evaluations
-
-
-@dataclass(frozen=True)
-class FigureBounds:
-    """The bounds of a run's figures, whatever peers have said of them."""
-
-    loss: tuple[float, float]  # mean loss of a term: the least and the largest
-    eval_terms: int  # terms of the loss of all held-out samples
-    sample_tokens: int  # of one sample, at most
-
-    def allow_loss(self, loss: float | None) -> bool:
-        return loss is not None and self.loss[0] <= loss <= self.loss[1]
-
-    def allow(self, row: EvaluationRow) -> bool:
-        """Tell whether an evaluation can be true."""
-        terms = isinstance(row.tokens, int) and 0 <= row.tokens <= self.eval_terms
-        return self.allow_loss(row.loss) and terms and all(map(isfinite, row.rewards))
 
 
 @dataclass(frozen=True)
@@ -196,9 +178,8 @@ class Audit:
     packet_bytes: int
     counted: int  # samples, each exactly once
     missing: int  # samples not counted (yet)
-    head: str = ""  # newest head of the chain, hex; empty: the ledger is of a version without one
-    lacking: int = 0  # changes in the journal that the tables lack: one where a hub goes on
-    journaled: bool = True  # False: an older version wrote it: rows that no link covers have no proof
+    head: str  # newest head of the chain, hex
+    lacking: int  # changes in the journal that the tables lack: one where a hub goes on
 
 
 class Ledger:
@@ -299,9 +280,7 @@ class Ledger:
     # ---- the chain -----------------------------------------------------------------------------------------
 
     def head(self, rounds: int | None = None) -> str:
-        """Return the head after so many rounds (None: the newest), hex; "" where it has none."""
-        if not has_chain(self._db):
-            return ""
+        """Return the head after so many rounds (None: the newest), hex; "" where it has not so many."""
         if rounds is None:
             return newest_head(self._db).hex()
         if rounds == 0:
@@ -410,48 +389,6 @@ class Ledger:
         values = [*astuple(row)[:5], json.dumps(row.rewards)]
         self._write(Change("evaluations", [values]), links=[("evaluation", row.round)])
 
-    def mend(self, bounds: FigureBounds, fingerprints: Mapping[int, int] | None = None) -> list[str]:
-        """Take back figures that cannot be true, as older versions believed any that a peer had sent. An
-        evaluation goes, and with it its claim to be the best; of a round its loss, or its tokens. The chain
-        has the correction as a link, and journal.log what was there.
-
-        Args:
-            fingerprints: the true ones of rounds that have others.
-
-        Returns a sentence about them; none where every figure can be true.
-        """
-        lies = [row for row in self.evaluations() if not bounds.allow(row)]
-        losses = [r for r in self.rounds() if r.loss is not None and not bounds.allow_loss(r.loss)]
-        many = [r for r in self.rounds() if not 0 <= r.tokens <= r.counted * bounds.sample_tokens]
-        known = fingerprints or {}
-        rows = {row.round: row for row in self.rounds()}
-        fixed = {row.round: replace(row, loss=None) for row in losses}
-        fixed |= {row.round: replace(fixed.get(row.round, row), tokens=0) for row in many}
-        fixed |= {r: replace(fixed.get(r, rows[r]), fingerprint=number) for r, number in known.items()}
-        if not lies and not fixed:
-            return []
-        corrected = sorted({row.round for row in (*losses, *many)})
-        self._write(
-            Change("evaluations", drop=[[row.round] for row in lies]),
-            Change("rounds", [list(columns_of(row)) for row in fixed.values()]),
-            links=[
-                *(("fingerprint", round) for round in sorted(known)),
-                *(("evaluation", row.round) for row in lies),
-                *(("correction", round) for round in corrected),
-            ],
-        )
-        said = [
-            f"{what} of round{'s' * (len(of) > 1)} {', '.join(map(str, of))}"
-            for what, of in (
-                ("the held-out loss", [row.round for row in lies]),
-                ("the training loss", [row.round for row in losses]),
-                ("the tokens", [row.round for row in many]),
-                ("the fingerprint", sorted(known)),
-            )
-            if of
-        ]
-        return [f"{self.folder}: figures that cannot be true were taken back: {'; '.join(said)}"]
-
     def proven(self, round: int, fingerprint: int) -> None:
         """Note the fingerprint that a replay has told of a committed round; what was said of it gives way."""
         found = self._db.execute("SELECT * FROM rounds WHERE round=?", (round,)).fetchone()
@@ -471,9 +408,9 @@ class Ledger:
 
     def evaluations(self) -> list[EvaluationRow]:
         rows = self._db.execute("SELECT * FROM evaluations ORDER BY round")
-        return [  # a ledger of an older version has no rewards
-            EvaluationRow(r, s, loss, tokens, bool(final), tuple(json.loads(more[0])) if more else ())
-            for r, s, loss, tokens, final, *more in rows
+        return [
+            EvaluationRow(round, step, loss, tokens, bool(final), tuple(json.loads(rewards)))
+            for round, step, loss, tokens, final, rewards in rows
         ]
 
     def counted(self, start: int = 0, stop: int = 2**62) -> list[Counted]:
@@ -586,27 +523,27 @@ class Ledger:
         for (found,) in self._db.execute("PRAGMA integrity_check(1)"):
             if found != "ok":
                 raise sqlite3.DatabaseError(found)
-        rows, chained = self.rounds(), has_chain(self._db)
+        rows = self.rounds()
         try:
-            head = verify_chain(self._db) if chained else ""
+            head = verify_chain(self._db)
             ids = verify_rows(self._db)
         except LedgerError as error:
             raise damaged(self.path, str(error)) from None
-        journaled, lacking = self._compare_journal()
+        lacking = self._compare_journal()
         self._fit(self._db)
         for row, (round, packet) in zip(rows, self.packets(), strict=True):
             if round != row.round or hashlib.sha256(packet).digest() != row.sha256:
                 raise LedgerError(f"the packet of round {row.round} is not the one that was committed")
         many, total = count_samples(ids), sum(row.length for row in rows)
-        audit = Audit(len(rows), total, many, self.samples - many, head, lacking, journaled)
+        audit = Audit(len(rows), total, many, self.samples - many, head, lacking)
         if complete and audit.missing:
             raise LedgerError(f"{audit.missing} of {self.samples} samples were never counted")
         return audit
 
-    def _compare_journal(self) -> tuple[bool, int]:
-        """Compare the tables with what follows from the journal: return whether there is one, and how many
-        changes of it the tables lack. Raises LedgerError where they differ."""
-        (number,), journal = self._db.execute("PRAGMA user_version").fetchone(), self.folder / JOURNAL
+    def _compare_journal(self) -> int:
+        """Compare the tables with what follows from the journal; return how many changes of it they lack.
+        Raises LedgerError where they differ."""
+        number, journal = int(self._db.execute("PRAGMA user_version").fetchone()[0]), self.folder / JOURNAL
         with closing(new_tables()) as tables:
             with transaction(tables):
                 reading = read_journal(
@@ -616,20 +553,18 @@ class Ledger:
                 raise damaged(journal, reading.fault)
             if reading.next < number:
                 raise damaged(journal, f"it ends before record {number - 1}, which {DATABASE} has")
-            if number and (place := first_difference(self._db, tables)):
+            if place := first_difference(self._db, tables):
                 raise damaged(self.path, f"it has other rows than {JOURNAL} ({place})")
         if not is_as_closed(self.folder):
             raise damaged(self.path, f"it is not what {CLOSED} says, or that is")
-        if not reading.empty and not number:
-            raise damaged(self.path, f"it has no number of a change of {JOURNAL}")
-        return bool(number), reading.next - number if number else 0
+        return reading.next - number
 
     def check_rows(self) -> int:
         """Compare the tables with the journal; return how many of its changes they lack. Raises
         LedgerError."""
         self._db.execute("BEGIN")  # one state of the ledger, also while a hub goes on writing
         try:
-            return self._compare_journal()[1]
+            return self._compare_journal()
         except MALFORMED as error:
             raise damaged(self.path, str(error)) from None
         finally:

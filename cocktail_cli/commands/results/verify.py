@@ -71,8 +71,7 @@ def summary(found: dict[str, Any]) -> str:
         return f"{run} has counted {samples} samples of this peer in {rounds}, {where}"
     files = counted(found["files"], "sealed file")
     if found["kind"] == "run":
-        head = "the head below" if found["head"] else "the last (an older ledger, without heads)"
-        return f"{run}, {rounds} replayed from the base model to {head}, {samples} samples; {files}"
+        return f"{run}, {rounds} replayed from the base model to the head below, {samples} samples; {files}"
     told = "its run was replayed; merged adapters cannot be" if found["in_ledger"] else "--run RUN replays it"
     told = "the weights are those of the replayed run" if found["replayed"] else told
     return f"{files} of {run} after {rounds}; {told}"

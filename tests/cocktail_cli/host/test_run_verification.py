@@ -6,14 +6,13 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_run_ledger import as_older
 from test_snapshot_thread import RECIPE, Story, minding, told
 
 from cocktail_cli.errors import Failure, explain
@@ -22,8 +21,7 @@ from cocktail_cli.machine import RunRecord, save_run
 from cocktail_cli.proofs import check_sealed_model
 from recipes.algorithm import GlobalModel, compressor_of
 from recipes.config import Recipe, load_recipe
-from recipes.models import base_manifest, open_tokenizer, open_trained, prepare_base
-from recipes.models.base_files import manifest_digest
+from recipes.models import open_tokenizer, open_trained, prepare_base
 from recipes.snapshots import write_chunk_hashes
 from transport.ledger import UPDATES, Counted, EvaluationRow, Ledger, RoundRow, UpdateLog
 from transport.protocol import CurveKeys, NotGenuine, RunKeys, WeightedPacket, short_key
@@ -295,15 +293,3 @@ def test_adapters_and_the_model_they_are_merged_into_are_verified(tmp_path: Path
 
     assert verified(story.folder).found["models"] == 1
     assert verified(story.folder, (tmp_path / "merged", 2)).compared == [story.folder], "merged: by its seal"
-
-
-def test_a_run_of_a_version_without_chain_key_and_seal_is_replayed_too(tmp_path: Path) -> None:
-    story = begin(tmp_path / "run", keys=RunKeys("a", "b", "c", "d", RunKeys.generate().signing))
-    commit(story), commit(story)
-    story.ledger.close()
-    as_older(story.folder / "ledger", "UPDATE meta SET value='{}' WHERE key='origin'; DROP TABLE chain")
-    digest = manifest_digest(base_manifest(story.folder / "base"))
-    save_run(replace(record(story.folder), base_sha256=digest))
-
-    found = verified(story.folder).found
-    assert (found["rounds"], found["head"], found["files"], found["signer"]) == (2, "", 0, "")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_run_ledger import ORIGIN, as_older, chained, commit
+from test_run_ledger import ORIGIN, chained, commit
 
 from transport.ledger import (
     Counted,
@@ -351,30 +351,20 @@ def test_books_that_lost_rounds_are_refused_by_the_packets(killed: Path, tmp_pat
     assert (tmp_path / "earlier" / "packets.log").read_bytes() == whole
 
 
-def older(folder: Path, rounds: int = ROUNDS, change: str = "") -> Path:
-    """A ledger as a version without a journal left it."""
+def without_journal(folder: Path, rounds: int = ROUNDS, change: str = "") -> Path:
+    """A closed ledger whose journal is gone, with changes of its tables."""
     chained(folder, rounds=rounds)
-    as_older(folder, change)
+    for name in ("journal.log", "ledger.db.sha256"):
+        (folder / name).unlink()
+    with sqlite3.connect(folder / "ledger.db") as db:
+        db.executescript(change)
+    db.close()
     return folder
 
 
-def test_a_ledger_of_a_version_without_a_journal_gets_one(tmp_path: Path) -> None:
-    head = chained(tmp_path)
-    as_older(tmp_path)
-    was = facts(tmp_path)
-    with write(tmp_path) as ledger:
-        assert (ledger.head(), ledger.verify().journaled) == (head, True)
-        assert "had no journal.log, as an older version began it" in ledger.mended[0]
-        assert facts(tmp_path) == was
-        commit(ledger, 3, b"packet", ((12, 16),), lease=3)
-    (tmp_path / "ledger.db").unlink()
-    with write(tmp_path) as ledger:
-        assert ledger.verify().rounds == 4
-
-
 @pytest.mark.parametrize("how", [removed, emptied, halved, flipped(0.0)])
-def test_an_older_ledger_that_lost_its_tables_is_refused(tmp_path: Path, how: Callable[..., bytes]) -> None:
-    folder = older(tmp_path / "run")
+def test_a_ledger_that_lost_both_its_books_is_refused(tmp_path: Path, how: Callable[..., bytes]) -> None:
+    folder = without_journal(tmp_path / "run")
     packets = (folder / "packets.log").read_bytes()
     damage(folder, "ledger.db", how)
     with pytest.raises(LedgerDamaged, match=f"packets.log has {ROUNDS} whole rounds"):
@@ -392,22 +382,19 @@ def test_an_older_ledger_that_lost_its_tables_is_refused(tmp_path: Path, how: Ca
         ("INSERT INTO peers VALUES ('k', 'eve', 'mumber', '', 0)", "standing is 'mumber'"),
     ],
 )
-def test_an_older_ledger_whose_rows_cannot_be_believed_is_refused(
-    tmp_path: Path, change: str, named: str
-) -> None:
-    folder = older(tmp_path / "run", change=change)
+def test_tables_that_cannot_be_believed_make_no_journal(tmp_path: Path, change: str, named: str) -> None:
+    folder = without_journal(tmp_path / "run", change=change)
     with pytest.raises(LedgerDamaged, match=named):
         write(folder)
     with pytest.raises(LedgerDamaged, match=named):
         write(folder)
 
 
-def test_an_older_ledger_cut_by_its_write_ahead_log_is_refused_and_the_log_kept(tmp_path: Path) -> None:
+def test_tables_cut_by_their_write_ahead_log_make_no_journal_and_the_log_is_kept(tmp_path: Path) -> None:
     """A hub was killed, and one bit of that log flipped: SQLite drops what follows, and would clear it."""
     ledger = Ledger(tmp_path / "open", run="toy", samples=SAMPLES)
     for number in range(ROUNDS):
         round_of(ledger, number)
-    ledger._db.execute("PRAGMA user_version=0")
     folder = Path(shutil.copytree(tmp_path / "open", tmp_path / "run"))
     ledger.close()
     (folder / "journal.log").unlink()
@@ -419,10 +406,10 @@ def test_an_older_ledger_cut_by_its_write_ahead_log_is_refused_and_the_log_kept(
     assert (folder / "ledger.db-wal").read_bytes() == wal
 
 
-def test_leases_of_an_older_ledger_that_overlap_are_dropped(tmp_path: Path) -> None:
+def test_leases_that_overlap_are_dropped_where_no_journal_says_which_is_true(tmp_path: Path) -> None:
     """A sample is in the pool, in one lease, or counted."""
     overlapping = "INSERT INTO leased SELECT 9, 's-eve', ids FROM counted WHERE lease=1"
-    folder = older(tmp_path / "run", rounds=3, change=overlapping)
+    folder = without_journal(tmp_path / "run", rounds=3, change=overlapping)
     with write(folder) as ledger:
         assert ledger._db.execute("SELECT * FROM leased").fetchall() == []
         assert "1 leases had samples that are counted or do not exist: dropped" in ledger.mended[0]

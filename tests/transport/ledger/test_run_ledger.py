@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport import Ledger
-from transport.ledger import FigureBounds, LedgerChanges, LedgerCopy, changes_after, packet_log
+from transport.ledger import LedgerChanges, LedgerCopy, changes_after, packet_log
 from transport.ledger.packet_log import HEADER_SIZE, read_packets
 from transport.ledger.run_ledger import VOTING_ROUNDS, Counted, EvaluationRow, OpenSession, RoundRow
 from transport.protocol.errors import LedgerBusy, LedgerError
@@ -223,54 +223,24 @@ def test_a_decision_altered_afterwards_is_named(tmp_path: Path, change: str, nam
         ledger.verify()
 
 
-BOUNDS = FigureBounds(loss=(0.0, 100.0), eval_terms=200, sample_tokens=3)
-
-
-def lied_to(folder: Path) -> Ledger:
-    """A ledger with figures that older versions believed: of rounds 1 and 3, and of two evaluations."""
-    ledger = Ledger(folder, run="toy", samples=40, origin=ORIGIN)
-    for r, (loss, tokens, fingerprint) in enumerate(
-        [(3.5, 10, 7), (-8e27, 10, 8), (None, 0, 9), (3.25, 2**40, 666), (3.0, 12, 11)]
-    ):
-        counted = (Counted(r, "ann", "s", ((4 * r, 4 * r + 4),), "key-of-ann"),)
-        row = RoundRow(r, r, 1, 2, fingerprint, ("ann",), ("ann",), loss, tokens)
-        ledger.commit(row, b"packet %d" % r, counted)
-    ledger.evaluated(EvaluationRow(0, 0, 3.5, 100, False))
-    ledger.evaluated(EvaluationRow(2, 2, -6.8e25, 100, False))
-    ledger.evaluated(EvaluationRow(4, 4, 3.25, 2**40, True, (0.5,)))
-    return ledger
-
-
-def test_figures_that_cannot_be_true_are_taken_back_in_one_sentence(tmp_path: Path) -> None:
-    """They were on every board, and the lowest of them chose the best model. Receipts name heads of
-    before."""
-    with lied_to(tmp_path / "hub") as ledger:
-        assert min(row.loss for row in ledger.evaluations()) < -1e25, "it was believed"
-        heads = [ledger.head(rounds) for rounds in range(6)]
-        (said,) = ledger.mend(BOUNDS, {3: 10})
-        assert ledger.mend(BOUNDS) == []
-        assert [ledger.head(rounds) for rounds in range(6)] == heads
-        newest = ledger.verify().head
-    with Ledger(tmp_path / "hub", run="toy", samples=40, origin=ORIGIN) as ledger:
-        assert (ledger.verify().head, ledger.mended) == (newest, [])
-        assert ledger.evaluations() == [EvaluationRow(0, 0, 3.5, 100, False)]
-        figures = [(row.loss, row.tokens, row.fingerprint) for row in ledger.rounds()]
-    assert figures == [(3.5, 10, 7), (None, 10, 8), (None, 0, 9), (3.25, 0, 10), (3.0, 12, 11)]
-    assert said == (
-        f"{tmp_path}/hub: figures that cannot be true were taken back: the held-out loss of rounds 2, 4; "
-        "the training loss of round 1; the tokens of round 3; the fingerprint of round 3"
-    )
-
-
 @pytest.mark.parametrize("most", [2, 3, 512])
 @pytest.mark.parametrize("followed", [False, True])
-def test_a_copy_follows_what_was_taken_back(tmp_path: Path, followed: bool, most: int) -> None:
-    """One that had the figures, and one that begins, a few links at a time."""
-    with lied_to(tmp_path / "hub") as ledger, LedgerCopy(tmp_path / "standby") as copy:
+def test_a_copy_follows_what_was_corrected(tmp_path: Path, followed: bool, most: int) -> None:
+    """A replay has told other fingerprints, and an evaluation was repeated: of a copy that had the rows of
+    before, and of one that begins, a few links at a time. Receipts name heads of before."""
+    chained(tmp_path / "hub", rounds=5)
+    with (
+        Ledger(tmp_path / "hub", run="toy", samples=40, origin=ORIGIN) as ledger,
+        LedgerCopy(tmp_path / "standby") as copy,
+    ):
         packets = (tmp_path / "hub" / "packets.log").read_bytes()
         if followed:
             copy.apply(changes_after(tmp_path / "hub", 0), BytesIO(packets), [])
-        ledger.mend(BOUNDS, {3: 10})
+        heads = [ledger.head(rounds) for rounds in range(6)]
+        for round, fingerprint in ((3, 10), (1, 11)):
+            ledger.proven(round, fingerprint)
+        ledger.evaluated(repeated := EvaluationRow(2, 2, 1.25, 100, True, (0.75,)))
+        assert [ledger.head(rounds) for rounds in range(6)] == heads
         while copy.head.hex() != ledger.head():
             changes = changes_after(tmp_path / "hub", copy.link, most)
             rounds = msgspec.msgpack.decode(changes, type=LedgerChanges).rounds
@@ -278,8 +248,8 @@ def test_a_copy_follows_what_was_taken_back(tmp_path: Path, followed: bool, most
             new = packets[start.offset : stop.end] if start and stop else b""
             copy.apply(changes, BytesIO(new), [])
     with Ledger(tmp_path / "standby", run="toy", samples=40) as taken:
-        assert taken.evaluations() == [EvaluationRow(0, 0, 3.5, 100, False)]
-        assert [row.loss for row in taken.rounds()] == [3.5, None, None, 3.25, 3.0]
+        assert taken.evaluations() == [repeated]
+        assert [row.fingerprint for row in taken.rounds()] == [7, 11, 7, 10, 7]
         taken.verify()
 
 
@@ -292,25 +262,6 @@ def test_a_fingerprint_that_is_known_rounds_later_is_chained_then(tmp_path: Path
 
         assert (ledger.head(1), [row.fingerprint for row in ledger.rounds()]) == (before, [7, 0])
         assert ledger.verify().head == ledger.head() == ledger.head(2)
-
-
-def as_older(folder: Path, change: str = "") -> None:
-    """Make a closed ledger one of a version without a journal, with changes of its tables."""
-    for name in ("journal.log", "ledger.db.sha256"):
-        (folder / name).unlink()
-    with sqlite3.connect(folder / "ledger.db") as db:
-        db.executescript(f"PRAGMA user_version=0; {change}")
-    db.close()
-
-
-def test_a_ledger_of_a_version_without_a_chain_gets_one(tmp_path: Path) -> None:
-    head = chained(tmp_path)
-    as_older(tmp_path, "DROP TABLE chain")
-
-    with Ledger(tmp_path, write=False) as ledger:
-        assert (ledger.verify().head, ledger.head(), ledger.verify().rounds) == ("", "", 3)
-    with begin(tmp_path) as ledger:
-        assert ledger.verify().head == ledger.head() == head
 
 
 def test_a_log_that_lost_committed_bytes_is_refused(tmp_path: Path) -> None:
@@ -434,21 +385,12 @@ def test_open_leases_and_sessions_are_recovered(tmp_path: Path) -> None:
 
 def test_the_local_steps_of_the_newest_round_that_was_opened_are_recovered(tmp_path: Path) -> None:
     with some(tmp_path) as ledger:
-        assert ledger.recover().local_steps == 0, "as of a run that an older version began"
+        assert ledger.recover().local_steps == 0, "no round was opened yet"
     for round, steps in enumerate((1, 1, 4, 2), 3):
         with begin(tmp_path) as ledger:
             ledger.leased(round, {}, steps)
         with begin(tmp_path) as ledger:
             assert ledger.recover().local_steps == steps
-
-
-def test_a_ledger_of_before_peers_had_keys_goes_on(tmp_path: Path) -> None:
-    with some(tmp_path) as ledger:
-        ledger.leased(0, {}, sessions=[OpenSession("session-ann", "ann", "CPU", "key-of-ann")])
-    as_older(tmp_path, "ALTER TABLE sessions DROP COLUMN key")
-
-    with begin(tmp_path) as again:
-        assert again.recover().sessions == (OpenSession("session-ann", "ann", "CPU", ""),)
 
 
 @given(st.lists(st.binary(max_size=300), max_size=5), st.data())

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from memory_swarm import MemorySwarm
 from test_peer_state import joined
-from test_run_ledger import as_older
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 
 from transport import Ledger, PeerLink
@@ -36,13 +35,6 @@ def test_each_opening_for_writing_is_a_term(tmp_path: Path) -> None:
             terms.append((ledger.term, ledger.recover().term))
 
     assert terms == [(1, 1), (1, 1), (2, 2), (2, 2)]
-
-
-def test_a_ledger_without_terms_begins_with_the_first(tmp_path: Path) -> None:
-    Ledger(tmp_path, run="run", samples=1).close()
-    as_older(tmp_path, "DELETE FROM meta WHERE key = 'term'")
-    with Ledger(tmp_path, run="run", samples=1) as ledger:
-        assert ledger.term == 1
 
 
 def test_a_welcome_of_a_lower_term_is_ignored_and_the_peer_dials_again() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from sim_swarm import STOP, TOKEN, SimPeer, SimSwarm
-from test_run_ledger import as_older
 from toy_swarm import toy_settings
 
 from transport import actions as do
@@ -86,12 +85,8 @@ def test_a_strike_does_not_readmit_a_kicked_peer() -> None:
     assert set(hub.admission.known) == {"eve"}
 
 
-def test_a_ledger_stores_strikes_and_an_older_one_has_none(tmp_path: Path) -> None:
+def test_a_ledger_stores_strikes(tmp_path: Path) -> None:
     with Ledger(tmp_path, run="toy-run", samples=4) as ledger:
         ledger.stand(KnownPeer("eve", "eve", "member", "", 2))
     with Ledger(tmp_path, run="toy-run", samples=4) as ledger:
         assert ledger.recover().peers == (KnownPeer("eve", "eve", "member", "", 2),)
-    as_older(tmp_path, "ALTER TABLE peers DROP COLUMN strikes")
-    with Ledger(tmp_path, run="toy-run", samples=4) as ledger:
-        assert ledger.recover().peers == (KnownPeer("eve", "eve", "member", "", 0),)
-        ledger.stand(KnownPeer("eve", "eve", "member", "", 1))

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_run_ledger import as_older
 
 from transport.ledger import EvaluationRow, Ledger
 from transport.protocol import messages
@@ -116,14 +115,8 @@ def test_an_evaluation_that_nobody_delivers_is_not_awaited_for_ever() -> None:
     assert ev.overdue_at(600.0) == inf
 
 
-def test_a_ledger_keeps_them_and_one_of_an_older_version_opens_without(tmp_path: Path) -> None:
+def test_a_ledger_keeps_them(tmp_path: Path) -> None:
     row = EvaluationRow(1, 1, 0.5, 4, False, (1.0, -1.0, 0.75))
-    with Ledger(tmp_path, run="toy", samples=40) as ledger:
-        ledger.evaluated(row)
-        assert ledger.evaluations() == [row]
-    as_older(tmp_path, "DROP TABLE chain; ALTER TABLE evaluations DROP COLUMN rewards")
-    with Ledger(tmp_path, write=False) as ledger:
-        assert ledger.evaluations() == [EvaluationRow(1, 1, 0.5, 4, False)]
     with Ledger(tmp_path, run="toy", samples=40) as ledger:
         ledger.evaluated(row)
         assert ledger.evaluations() == [row]

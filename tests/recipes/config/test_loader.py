@@ -246,7 +246,6 @@ def test_zero_is_not_false_for_a_switch(write) -> None:
         ("training: {max_steps: 0}", "must be at least 1, or -1 for whole epochs, not 0"),
         ("compression: {state_device: gpu}", "must be 'auto', 'accelerator' or 'cpu', not 'gpu'"),
         ("compression: {quant_bits: 5}", "must be 1, 2, 3, 4, 8, 16 or 32, not 5"),
-        ("compression: {shards: [9, 4]}", "must be numbers that rise, where each shard ends"),
         ("compression: {random_ratio: 0}", "must be above 0, not 0"),
         ("swarm: {step_timeout: soon}", "'soon' is not a duration; write 45s, 10m or 2h"),
         ("swarm: {requires: {vram: 24 stones}}", "'24 stones' is not a size; write 24GiB or 80GB"),

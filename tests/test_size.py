@@ -22,15 +22,15 @@ from recipes.config.schema import Dataset, Recipe
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 34_286,
-    "lines with code, extensions": 11_510,
+    "lines with code, heart": 34_303,
+    "lines with code, extensions": 11_509,
     "lines with code, scripts": 9831,
-    "lines with code, tests": 43_160,
+    "lines with code, tests": 43_194,
     "modules": 416,
     "recipe keys": 110,
     "options": 195,
     "messages": 45,
-    "words of documents": 67_670,
+    "words of documents": 67_758,
     "functions without a docstring, %": 24,
 }
 

@@ -50,7 +50,7 @@ PYDANTIC = ("schema.py", "document.py")  # there a ValueError becomes a Problem 
 # How a message without a hint says what to type: `{error}` at its end is the text of a parser that says so.
 SAYS_IT = re.compile(
     r"expected |; write |; at least |; give |; leave |one of .* at a time|go together|at most |cocktail "
-    r"|a port from 1 to|^--[a-z-]+: \{error\}$|needs the standby's folder"
+    r"|; now it is |a port from 1 to|^--[a-z-]+: \{error\}$|needs the standby's folder"
 )
 
 

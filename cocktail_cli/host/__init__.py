@@ -7,7 +7,7 @@ from . import run_folder
 from .command_process import read_events, start_command
 from .host_session import HostSession, LaunchSettings, launch_run
 from .local_peers import LifeLine, LocalSettings
-from .resume_run import checked_recipe, hosted_before
+from .resume_run import check_format, checked_recipe, hosted_before
 from .run_folder import as_yaml, log_to
 
 if TYPE_CHECKING:

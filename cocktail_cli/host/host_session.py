@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cocktail_cli import machine
+from cocktail_cli import __version__, machine
 from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
 from cocktail_cli.installation import command_elsewhere
 from cocktail_cli.proofs import check_begun_files, hashes_of
@@ -28,6 +28,7 @@ from .resume_run import (
     arguments_of,
     as_begun,
     check_corpus,
+    check_goes_on,
     check_unfinished,
     mended_files,
     reopened_ledger,
@@ -110,6 +111,7 @@ def check_launch(wanted: LaunchSettings) -> Start:
         request = RecipeRequest.of(wanted.recipe, wanted.overrides, wanted.data, wanted.model)
         recipe = request.load()
     else:
+        check_goes_on(wanted.run)
         mended = mended_files(wanted.run)
         recipe = as_begun(wanted.run)
     asked_hash = recipe.recipe_hash
@@ -481,7 +483,7 @@ class HostSession:
             self.show(events.Warning(f"{name} has another address than before: volunteers need the new URL"))
         record = replace(record, url=url, port=hub.port, bind=listen.bind, arguments=self.arguments)
         record = replace(record, pid=os.getpid(), state="running", planned=settings.steps)
-        record = replace(record, eval_loss=narrator.eval_loss)
+        record = replace(record, eval_loss=narrator.eval_loss, version=__version__)
         self.record = record
         machine.save_run(record)
         self.show(

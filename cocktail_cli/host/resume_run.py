@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from cocktail_cli import __version__
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine import RunRecord, check_record
+from cocktail_cli.machine import FORMAT, RunRecord, check_record
 from cocktail_cli.proofs import altered_base_files, check_begun_files
 
 from . import run_folder as in_folder
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from recipes.models import Base
     from transport import Ledger
 
-UNKNOWN: Mapping[str, str] = MappingProxyType({})
 REMEMBERED = (  # fields of LocalSettings
     "device",
     "micro_batch_size",
@@ -42,10 +41,32 @@ def check_unfinished(record: RunRecord) -> None:
     """Raise Failure (output_in_use, altered) where a run cannot go on."""
     folder = Path(record.output_dir)
     check_record(folder)
-    if record.over:
-        hint = f"its model: {folder}, or cocktail export {record.run} -o DIR"
-        raise Failure("output_in_use", f"the run {record.run} in {folder} is over", hints=(hint,))
+    check_goes_on(record)
     in_folder.check_unlocked(folder, record)
+
+
+def check_goes_on(record: RunRecord) -> None:
+    """Raise Failure (output_in_use) where a run is over, or is in the format of another version."""
+    if record.over:
+        hint = f"its model: {record.output_dir}, or cocktail export {record.run} -o DIR"
+        raise Failure("output_in_use", f"the run {record.run} in {record.output_dir} is over", hints=(hint,))
+    check_format(record)
+
+
+def check_format(record: RunRecord) -> None:
+    """Raise Failure (output_in_use) where a run's folder is in the format of another version."""
+    if record.format == FORMAT:
+        return
+    version = record.version or "of a version that it does not name"
+    raise Failure(
+        "output_in_use",
+        f"the run {record.run} in {record.output_dir} was written by cocktail {version}, in format "
+        f"{record.format}: cocktail {__version__} goes on with runs of format {FORMAT}",
+        hints=(
+            "resume it with the version that wrote it",
+            f"its model so far: cocktail export {record.run} -o DIR",
+        ),
+    )
 
 
 def as_begun(record: RunRecord) -> Recipe:
@@ -83,7 +104,7 @@ def url_at(record: RunRecord, port: int) -> str:
     return record.url if url.port != record.port else str(replace(url, port=port))
 
 
-def same_base(record: RunRecord, recipe: Recipe, origin: Mapping[str, str] = UNKNOWN) -> Base:
+def same_base(record: RunRecord, recipe: Recipe, origin: Mapping[str, str]) -> Base:
     """Find the base model the run began with. Raises Failure (model_invalid) where its files have changed.
 
     Args:
@@ -91,21 +112,18 @@ def same_base(record: RunRecord, recipe: Recipe, origin: Mapping[str, str] = UNK
     """
     from recipes.downloads import Licence
     from recipes.models import Base, base_manifest, cached_commit, fetch_model
-    from recipes.weight_files import check_model_folder
 
     folder, model = Path(record.base), recipe.model
     if not folder.is_dir() and cached_commit(folder) is not None:  # the cache was cleared since
         folder = fetch_model(model.model_name_or_path, model.model_revision, model.trust_remote_code)
     files = base_manifest(folder, recipe.model.trust_remote_code) if folder.is_dir() else ()
     base = Base(folder, files, Licence(**record.licence))
-    if base.digest != (origin.get("base") or record.base_sha256):
-        names = altered_base_files(origin, files)
-        altered = f": {folder / names[0]} is altered or gone" if names else ""
-        if not names:  # of an older version, which knew the digest alone
-            check_model_folder(folder)
+    if base.digest != origin["base"]:
+        altered = folder / altered_base_files(origin, files)[0]
         raise Failure(
             "model_invalid",
-            f"the base model in {folder} is not the one {record.run} began with{altered}",
+            f"the base model in {folder} is not the one {record.run} began with: "
+            f"{altered} is altered or gone",
             hints=("bring back its files as they were: the ledger's packets fit that model alone",),
         )
     return base
@@ -122,10 +140,9 @@ def checked_recipe(record: RunRecord) -> Recipe:
         lacking, origin = ledger.check_rows(), ledger.origin
     if lacking and not in_folder.is_locked(folder):
         in_folder.raise_lacking(folder, lacking)
-    recipe = in_folder.recipe_in(folder, origin.get("recipe", ""))
+    recipe = in_folder.recipe_in(folder, origin["recipe"])
     check_begun_files(folder, origin)
-    if "base" in origin:
-        same_base(record, recipe, origin)
+    same_base(record, recipe, origin)
     return recipe
 
 

@@ -39,6 +39,7 @@ from .proxy_settings import open_tunnel, proxies_of, url_to_dial
 from .remote_code_consent import check_trust, isolate_model_code
 from .run_registry import (
     FILE,
+    FORMAT,
     RunRecord,
     State,
     cache,

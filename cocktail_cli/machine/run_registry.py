@@ -15,7 +15,7 @@ import socket
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 import platformdirs
 
+from cocktail_cli import __version__
 from cocktail_cli.errors import Failure, damaged
 
 from .network_address import joined, local_host
@@ -33,6 +34,7 @@ State = Literal["running", "paused", "finished", "stopped", "failed", "died"]
 
 FILE = "run.json"
 CHECK = "sha256"  # its key that is a hash of the others
+FORMAT = 2  # of the files in a run's folder. A run in another one is exported, not resumed
 
 # Run names are said aloud and typed. The URL's token is secret, they are not.
 ADJECTIVES = (
@@ -56,6 +58,8 @@ class RunRecord:
     recipe: str
     recipe_hash: str
     started: str  # UTC
+    format: int = FORMAT
+    version: str = __version__  # of the cocktail that hosted it last; "": of one that did not note it
     base_sha256: str = ""  # of the base's files
     data_sha256: str = ""  # of the corpus
     asked_hash: str = ""  # of the recipe as it was given; recipe_hash: with commits in place of revisions
@@ -63,10 +67,16 @@ class RunRecord:
     steps: int = 0
     eval_loss: float | None = None
     reach: str = ""  # what is known of the address in the URL
-    planned: int = 0  # steps of the whole run; 0: a record of before this was noted
+    planned: int = 0  # steps of the whole run
     reason: str = ""  # why it ended
     arguments: dict[str, Any] = field(default_factory=dict)  # of its launch, by which `resume` hosts it again
     licence: dict[str, Any] = field(default_factory=dict)  # the fields of recipes.downloads.Licence
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> RunRecord:
+        """Make a record of what a run.json says, of this format or another."""
+        known = {"format": 1, "version": "", **values}
+        return cls(**{one.name: known[one.name] for one in fields(cls) if one.name in known})
 
     @property
     def over(self) -> bool:
@@ -224,7 +234,7 @@ def parse_record(text: str) -> RunRecord:
         raise ValueError(f"its {CHECK} is of other values")
     if CHECK not in found and values.keys() - wanted:  # a version that knows more keys writes a hash
         raise ValueError(f"it has no {CHECK}, and a key that nobody writes")
-    return RunRecord(**{key: value for key, value in values.items() if key in wanted})
+    return RunRecord.of(values)
 
 
 def check_record(folder: Path) -> None:

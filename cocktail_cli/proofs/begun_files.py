@@ -1,9 +1,7 @@
 """The files that a run began with and uses again: their hashes are in the ledger's origin, under every head.
 
-    file:recipe.yaml, file:tokenizer/<name>    in the run's folder
-    file:base/<name>                           in the folder of the base model, wherever that is
-
-A run of an older version has none of these: its base and its recipe are known by one hash each.
+file:recipe.yaml, file:tokenizer/<name>    in the run's folder
+file:base/<name>                           in the folder of the base model, wherever that is
 """
 
 from __future__ import annotations
@@ -64,6 +62,4 @@ def altered_base_files(origin: Mapping[str, str], base: Iterable[HashedFile]) ->
     """Name the files of the base model that are not those that the run began with, or are missing."""
     wanted = {key.removeprefix(KEY + BASE): s for key, s in origin.items() if key.startswith(KEY + BASE)}
     there = {file.name: file.sha256 for file in base}
-    return sorted(
-        name for name in wanted.keys() | there.keys() if wanted and wanted.get(name) != there.get(name)
-    )
+    return sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from cocktail_cli import machine
 from cocktail_cli.errors import Failure
-from cocktail_cli.host import HostSession, LocalSettings, run_folder
+from cocktail_cli.host import HostSession, LocalSettings, check_format, run_folder
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import Event, Progressed, View, Warning
 
@@ -200,7 +200,7 @@ class StandbySession:
         base = self.folder / run_folder.BASE
         known |= {"url": url, "keys": asdict(self.keys), "pid": os.getpid(), "bind": self.wanted.listen.bind}
         known |= {"output_dir": str(self.folder), "base": str(base), "arguments": {"peers": 0}, "port": 0}
-        return machine.RunRecord(**known)
+        return machine.RunRecord.of(known)
 
     def _prepare(self, follower: Follower) -> None:
         """Do beforehand what takes seconds: import, load the tokenizer, read the data, trace the model."""
@@ -208,6 +208,7 @@ class StandbySession:
         from recipes import snapshots, training  # noqa: F401 - they take seconds, which the takeover has not
 
         record = self._record(follower)
+        check_format(record)
         recipe = run_folder.recipe_in(self.folder)
         self.session = HostSession(recipe, self.folder, [self.view], record)
         if not recipe.data.streaming:  # the position in a stream moves on

@@ -401,7 +401,7 @@ class Aggregator:
                 there = [n for n in range(len(self.shards)) if name_of(n) in names]
                 kept = {n: [file.get_tensor(name_of(n, kind)) for kind in kinds] for n in there}
             round, usual = int(said["round"]), [float(one) for one in said["usual"].split()]
-            packets = [int(one) for one in said.get("packets", "1 " * len(usual)).split()]
+            packets = [int(one) for one in said["packets"].split()]
         except (SafetensorError, KeyError, TypeError, ValueError, OSError) as problem:
             raise ValueError(f"{path} does not hold an aggregator's error feedback: {problem}") from problem
         if strangers := names - {name_of(number, kind) for number in kept for kind in kinds}:
@@ -424,10 +424,7 @@ class Aggregator:
 
 
 def damaged_part(said: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    """Name what is not as it was written: the header, by its words, or a tensor; "" where all is. A file of
-    an older version has no sums."""
-    if CHECK not in said and SUMS not in said:
-        return ""
+    """Name what is not as it was written: the header, by its words, or a tensor; "" where all is."""
     if said.get(CHECK) != words_digest(said):
         return "its header"
     sums = json.loads(said[SUMS])
@@ -464,7 +461,7 @@ def verify_saved(path: Path) -> int:
 def newest_given(path: Path) -> int:
     """Read the number that `save` noted: of the newest e that this aggregator had given up."""
     with safe_open(path, "pt") as file:
-        return int(file.metadata().get("given", 0))
+        return int(file.metadata()["given"])
 
 
 def name_of(number: int, kind: str = ERROR) -> str:

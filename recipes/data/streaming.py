@@ -64,12 +64,11 @@ def index_line(record: ChunkRecord) -> str:
 
 
 def record_in(line: str) -> ChunkRecord:
-    """Parse a line of the index; those of an older version have no checksum. Raises ValueError, TypeError or
-    AttributeError where it is damaged."""
+    """Parse a line of the index. Raises ValueError, TypeError or AttributeError where it is damaged."""
     values = json.loads(line)
-    checked = values.pop(CHECK, None) is not None
+    values.pop(CHECK, None)
     record = ChunkRecord(**values)
-    if line != (index_line(record) if checked else json.dumps(asdict(record)) + "\n"):
+    if line != index_line(record):
         raise ValueError("it is not what was written")
     return record
 

@@ -1,6 +1,6 @@
 """A hub's answers in JSON, to `cocktail status` and to its host, whose fields are checked before use.
 
-A hub may add fields, which are kept, or be of a version that lacks some, which then have the values below.
+A hub may add fields, which are kept. What it leaves out has the value below.
 """
 
 from __future__ import annotations
@@ -135,12 +135,12 @@ class ListedPeer(msgspec.Struct):
 
 
 class PeersPage(msgspec.Struct):
-    """A page of that list. A hub of before has the whole list on one."""
+    """A page of that list."""
 
     join: str
     peers: list[ListedPeer]
-    more: str = ""  # what to ask for next
-    left: Count = 0  # rows after this page
+    more: str  # what to ask for next; "": nothing
+    left: Count  # rows after this page
 
 
 class AdminDone(msgspec.Struct):

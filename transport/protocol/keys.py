@@ -48,7 +48,7 @@ class RunKeys:
     secret: str  # hub's CURVE secret key, base64url
     token: str  # join token, base64url of 16 bytes: in the URL
     stop: str  # the host's secret for `cocktail stop`, base64url of 16 bytes: not in the URL
-    signing: str = ""  # Ed25519 secret key of receipts, base64url; empty: a run of a version without them
+    signing: str = ""  # Ed25519 secret key of receipts, base64url; empty: none are signed
 
     @classmethod
     def generate(cls) -> RunKeys:

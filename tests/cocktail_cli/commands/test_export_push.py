@@ -24,6 +24,7 @@ from test_snapshot_thread import RECIPE, Story, minding, told
 from cocktail_cli.errors import Failure
 from cocktail_cli.host.host_session import HostSession as Launch
 from cocktail_cli.machine.run_registry import RunRecord, save_run
+from cocktail_cli.proofs import hashes_of
 from cocktail_cli.ui.events import Checkpoint
 from recipes.algorithm.compressor import compressor_of
 from recipes.algorithm.global_model import GlobalModel
@@ -31,6 +32,7 @@ from recipes.config.loader import load_recipe
 from recipes.config.schema import Recipe
 from recipes.downloads.hugging_face import Repository
 from recipes.errors import HubUnreachable, ModelError
+from recipes.models.base_files import base_manifest, manifest_digest
 from recipes.models.base_model import open_tokenizer, prepare_base
 from recipes.models.causal_lm import TextGenerator, load_model
 from recipes.models.trainable import open_trained
@@ -88,12 +90,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def story_of(recipe: Recipe, base: Path, folder: Path) -> Story:
     """A run that has trained for some rounds, as `export` finds it."""
     shutil.copytree(base, folder / "base")
+    files = base_manifest(folder / "base")
+    origin = {"recipe": recipe.recipe_hash, "base": manifest_digest(files), **hashes_of(folder, (), files)}
     open_tokenizer(base).save_pretrained(folder / "tokenizer")
     (folder / "recipe.json").write_text(recipe.to_json())
     start = open_trained(recipe, folder / "base")
     vector = torch.from_numpy(start.read(0, start.layout.size))
     start.close()
-    ledger = Ledger(folder / "ledger", run="amber-otter-42", samples=10_000)
+    ledger = Ledger(folder / "ledger", run="amber-otter-42", samples=10_000, origin=origin)
     story = Story(
         folder, ledger, GlobalModel(vector, compressor_of(recipe.compression), recipe.training.seed)
     )

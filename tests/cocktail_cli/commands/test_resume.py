@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +18,9 @@ from forked import Forked, needs_fork
 from in_this_process import Run as Command
 from test_processes import LAUNCH
 
+from cocktail_cli import __version__
 from cocktail_cli.errors import Failure, explain
-from cocktail_cli.host.host_session import HostSession
+from cocktail_cli.host.host_session import HostSession, LaunchSettings, check_launch
 from cocktail_cli.host.local_peers import LocalSettings
 from cocktail_cli.host.resume_run import (
     arguments_of,
@@ -33,7 +36,7 @@ from cocktail_cli.host.resume_run import (
 from cocktail_cli.host.run_delegate import settings_of
 from cocktail_cli.host.run_folder import appended, as_yaml, claim, unused_folder
 from cocktail_cli.machine.network_address import ListenAddress
-from cocktail_cli.machine.run_registry import FILE, RunRecord, load_run, save_run
+from cocktail_cli.machine.run_registry import FILE, RunRecord, load_run, save_run, text_of
 from recipes.config.loader import load_recipe, recipe_from_json
 from recipes.models.base_model import prepare_base
 from transport import Ledger, RunKeys
@@ -270,10 +273,43 @@ def test_resume_refuses_a_changed_base_model_by_name(tmp_path: Path) -> None:
     (base / "config.json").write_text("{}")
     (base / "model.safetensors").write_bytes(b"other weights")
 
-    with pytest.raises(Failure, match=r"base model in .* is not the one") as refused:
-        same_base(record(tmp_path, base_sha256="0" * 64), SMOKE)
+    with pytest.raises(Failure, match=r"is not the one .*: .*config\.json is altered or gone") as refused:
+        same_base(record(tmp_path), SMOKE, {"base": "0" * 64, "file:base/config.json": "0" * 64})
 
     assert refused.value.exit == 3
+
+
+def as_noted(folder: Path, values: dict[str, Any]) -> RunRecord:
+    """A run.json with these values, as some version wrote it, read here."""
+    (folder / FILE).write_text(text_of(values))
+    return load_run(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("noted", "named"),
+    [
+        ({}, "cocktail of a version that it does not name, in format 1"),
+        ({"format": 9, "version": "0.9.1", "a_key_of_it": 5}, "cocktail 0.9.1, in format 9"),
+    ],
+)
+def test_a_run_of_another_version_is_refused_in_one_sentence_that_names_both(
+    tmp_path: Path, noted: dict[str, Any], named: str
+) -> None:
+    """`resume` changes nothing there. Its record is read as ever."""
+    values = {
+        key: value for key, value in asdict(record(tmp_path)).items() if key not in ("format", "version")
+    }
+    old = as_noted(tmp_path, values | noted)
+    (tmp_path / "recipe.json").write_text("damaged")
+    expected = f"the run amber-otter-42 in {tmp_path} was written by {named}: cocktail {__version__} goes on"
+    wanted = LaunchSettings("smoke", [], None, None, tmp_path, ListenAddress(), LocalSettings(), 0, run=old)
+
+    for act in (partial(check_launch, wanted), partial(check_unfinished, old)):
+        with pytest.raises(Failure, match=re.escape(expected)) as refused:
+            act()
+        assert refused.value.exit == 4
+    assert (tmp_path / "recipe.json").read_text() == "damaged"
+    assert (old.run, old.recipe_hash) == ("amber-otter-42", SMOKE.recipe_hash)
 
 
 def test_a_resumed_run_has_the_pinned_commits_of_before(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from test_snapshot_thread import RECIPE, Story, minding, told
 from cocktail_cli.errors import Failure, explain
 from cocktail_cli.host import CommittedModel, RunVerification
 from cocktail_cli.machine import RunRecord, save_run
-from cocktail_cli.proofs import check_sealed_model
+from cocktail_cli.proofs import check_sealed_model, hashes_of
 from recipes.algorithm import GlobalModel, compressor_of
 from recipes.config import Recipe, load_recipe
 from recipes.models import open_tokenizer, open_trained, prepare_base
@@ -40,7 +40,7 @@ def begin(folder: Path, recipe: Recipe = RECIPE, keys: RunKeys = KEYS) -> Story:
     with closing(open_trained(recipe, base.folder)) as stored:
         vector = torch.from_numpy(stored.read(0, stored.layout.size))
     origin = {"recipe": recipe.recipe_hash, "base": base.digest, "hub": short_key(keys.public)}
-    origin["signer"] = signer_of(keys.signing)
+    origin |= {"signer": signer_of(keys.signing), **hashes_of(folder, (), base.files)}
     ledger = Ledger(folder / "ledger", run=NAME, samples=4 * ROUNDS, origin=origin)
     save_run(record(folder, keys))
     return Story(folder, ledger, GlobalModel(vector, compressor_of(recipe.compression), recipe.training.seed))
@@ -242,7 +242,10 @@ def test_a_snapshot_that_is_not_the_replayed_x_is_named_while_the_run_goes_on(go
 
 def test_a_base_model_that_is_another_one_is_found_while_the_run_goes_on(going_on: Path) -> None:
     with altered(going_on / "base" / "model.safetensors", -3):
-        assert "the hash of the base model in" in failure_of(lambda: verified(going_on)).message
+        assert (
+            "model.safetensors is damaged: the run began with another"
+            in failure_of(lambda: verified(going_on)).message
+        )
 
 
 def test_a_model_without_the_seal_that_was_written_with_it_is_not_believed(run: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_figure_of_another_kind_is_the_hosts_fault(cocktail: Run, field: str, 
 
 
 def test_a_hub_that_lacks_figures_and_has_others_is_read(cocktail: Run) -> None:
-    """One of before, or of a later version."""
+    """Such as one of a later version."""
     people = {"peers": [{"name": "ann", "gpu": "RTX", "state": "training"}], "since": "yesterday"}
     with lying_host(status=people) as hub:
         said = json.loads(cocktail("status", hub.url, "--json").out)
@@ -219,7 +219,14 @@ def test_what_a_hub_tells_its_host_is_words_on_a_terminal(
 ) -> None:
     """A host's hub may be another's by now: `standby`, or a program that took its port."""
     figures = {"key": WORDS, "since_s": None, "strikes": 0, "up_bytes": 1, "down_bytes": 1}
-    answer = {"join": "token", "peers": [ROW | figures] * 2, "did": WORDS, "key": WORDS}
+    answer = {
+        "join": "token",
+        "peers": [ROW | figures] * 2,
+        "more": "",
+        "left": 0,
+        "did": WORDS,
+        "key": WORDS,
+    }
     answer |= {"peers": [WORDS]} if len(words) > 1 and words[1] not in ("-q", "--json") else {}
     with lying_host(lies={messages.AskAdmin: lambda _: [messages.Status(json.dumps(answer))]}) as hub:
         url = parse_url(hub.url)

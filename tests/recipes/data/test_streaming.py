@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,17 +131,6 @@ def test_a_damaged_line_of_the_index_is_told_and_its_chunks_are_made_again(
     assert texts(again, range(40)) == found
     assert index.read_bytes().startswith(whole)
     assert (tmp_path / "index.jsonl.before").read_bytes()[at : at + 1] == broken
-
-
-def test_an_index_of_an_older_version_is_read(streamed, tmp_path: Path) -> None:
-    found = texts(streamed(30), range(40))
-    index = tmp_path / "index.jsonl"
-    older = [json.dumps(asdict(record_in(line))) for line in index.read_text().splitlines(keepends=True)]
-    index.write_text("".join(f"{line}\n" for line in older))
-
-    again = streamed(30)
-    assert texts(again, range(40)) == found
-    assert not again.warnings
 
 
 def test_rows_that_changed_since_are_found_out(streamed, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from .compressor import compressor_of, handoff_compressor, warm_up_codec
 from .decoded_updates import (
     RejectedUpdate,
     WeightedPackets,
-    equal_weights,
     merge_packets,
     select_shards,
     shards_in,

@@ -183,8 +183,3 @@ def select_shards(packet: bytes, numbers: Collection[int], shards: int) -> bytes
     """Cut a packet of all shards down to these. Raises PacketError."""
     parts = split(packet, shards)
     return join([part if number in numbers else b"" for number, part in enumerate(parts)])
-
-
-def equal_weights(packets: WeightedPackets) -> WeightedPackets:
-    """Give all peers that delivered something the same weight."""
-    return [(peer, packet, 1.0 if weight > 0 else 0.0) for peer, packet, weight in packets]

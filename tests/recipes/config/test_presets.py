@@ -15,7 +15,6 @@ from torch import Tensor
 from compress import Cocktail, decode
 from recipes.algorithm.aggregator import Aggregator
 from recipes.algorithm.compressor import compressor_of
-from recipes.algorithm.decoded_updates import equal_weights
 from recipes.algorithm.global_model import DecodedPacket, GlobalModel
 from recipes.algorithm.outer_optimizer import MOST, OuterOptimizer, outer_optimizer_of
 from recipes.algorithm.worker import Worker
@@ -411,12 +410,6 @@ def test_the_first_steps_are_sent_whole_and_the_walk_goes_on_where_it_would_be(s
     assert (mix.at(whole - 1).quant_bits, mix.at(whole).quant_bits) == (16, 2)
     later = compressor_of(Compression()).draw(N, SEED, whole)
     assert torch.equal(mix.draw(N, SEED, whole).units, later.units)
-
-
-def test_uniform_weights_count_peers_and_not_their_tokens() -> None:
-    updates = [("a", b"1", 30.0), ("b", b"2", 10.0), ("c", b"3", 0.0)]
-
-    assert equal_weights(updates) == [("a", b"1", 1.0), ("b", b"2", 1.0), ("c", b"3", 0.0)]
 
 
 def largest_of_each(v: Tensor, chunk: int, count: Callable[[int], int]) -> list[int]:

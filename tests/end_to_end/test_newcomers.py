@@ -19,7 +19,7 @@ SHARE = 2 << 20  # bytes that a peer is asked for at a time
 def test_a_newcomer_has_a_part_of_the_base_from_a_peer(tmp_path: Path, forked: Forked) -> None:
     with ExitStack() as stack:
         machines = LentMachines(tmp_path, stack, fork=forked.forker.start)
-        host, url = machines.launch("max_steps=400", "global_batch_size=8")
+        host, url = machines.launch("max_steps=400", "global_batch_size=8", "--max-up", "16mbit")
         machines.join(url, "ann", "--listen", f"127.0.0.1:{free_port()}").until("step")
         came = machines.join(url, "bob")
         host.until("peer_ready", 2)

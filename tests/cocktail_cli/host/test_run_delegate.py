@@ -49,11 +49,11 @@ def test_who_is_ready_traces_no_model_and_reads_no_data_when_the_hub_is_opened(
         work.close()
 
 
-@pytest.mark.parametrize("refused", ["swarm.audit_share=0.1", "compression.shards_at_layers=false"])
+@pytest.mark.parametrize("refused", ["swarm.audit_share=0.1", "compression.shards=1"])
 def test_a_run_that_stages_cannot_train_divides_no_model_so_its_hub_refuses_lent_machines(
     tmp_path: Path, refused: str
 ) -> None:
-    recipe = load_recipe("smoke", ["compression.shards_at_layers=true", refused])
+    recipe = load_recipe("smoke", ["compression.shards=layers", refused])
     base = prepare_base(recipe, tmp_path / "base")
     with closing(RunDelegate(recipe, base, Rows(range(64)), tmp_path / "ledger")) as work:  # type: ignore[arg-type]
         assert settings_of(work, "amber-otter-42").division is None

@@ -22,15 +22,15 @@ from recipes.config.schema import Dataset, Recipe
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 34_303,
+    "lines with code, heart": 34_300,
     "lines with code, extensions": 11_509,
     "lines with code, scripts": 9831,
-    "lines with code, tests": 43_194,
+    "lines with code, tests": 43_198,
     "modules": 416,
     "recipe keys": 110,
     "options": 195,
     "messages": 45,
-    "words of documents": 67_758,
+    "words of documents": 68_034,
     "functions without a docstring, %": 24,
 }
 

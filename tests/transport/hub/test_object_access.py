@@ -244,7 +244,7 @@ def test_names_without_an_object_leave_nothing_behind_and_those_without_a_row_en
     kept = str([[*table] for table in tables])
     assert "base/config.json" in kept, "what was there is remembered"
     assert "guess" not in kept
-    assert "777" not in kept
+    assert "manifest/777" not in kept
     assert sum(caller.hears(messages.Get(f"guess-{n}/0", 0, 1)) for n in range(16)) < 8, "it is hung up on"
 
 

@@ -1,4 +1,4 @@
-"""What is counted of the house: product files, which of them belong to one capability, lines with code."""
+"""Product files, which of them belong to one capability, and their lines with code: for tests of layout."""
 
 from __future__ import annotations
 

@@ -7,9 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+from house import ROOMS, ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("compress", "transport", "recipes", "cocktail_cli")
 RECORDS = ("LOG.md", "RESULTS.md")  # dated figures, written once
 DOCUMENTS = sorted(
     path

@@ -16,10 +16,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from house import ROOMS, ROOT, files
 from processor_time import half_a_second, timed
 
-ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("compress", "transport", "recipes", "cocktail_cli")
 HEAVY = ("zmq", "torch", "transformers", "datasets", "peft", "trl", "starlette", "uvicorn")
 
 # room -> packages it may import beside the standard library and itself: the table of the README
@@ -265,10 +264,6 @@ def test_every_package_says_what_it_is_for() -> None:
     assert [m for m in modules() if is_package(m) and not ast.get_docstring(tree(m))] == []
 
 
-def files(room: str) -> list[Path]:
-    return sorted((ROOT / room).rglob("*.py"))
-
-
 def imported(tree: ast.AST) -> Iterator[str]:
     """Every module that is imported, anywhere in the file."""
     for node in ast.walk(tree):
@@ -298,7 +293,7 @@ def test_a_room_imports_only_what_the_table_allows(room: str) -> None:
 
     strangers = [
         f"{path.relative_to(ROOT)}: {module}"
-        for path in files(room)
+        for path in files(room, ".py")
         for module in imported(ast.parse(path.read_text(encoding="utf-8")))
         if module.split(".")[0] not in allowed
     ]
@@ -309,7 +304,7 @@ def test_a_room_imports_only_what_the_table_allows(room: str) -> None:
 def test_no_file_of_the_command_imports_torch_at_its_top() -> None:
     found = [
         f"{path.relative_to(ROOT)}: {module}"
-        for path in files("cocktail_cli")
+        for path in files("cocktail_cli", ".py")
         for module in at_the_top(ast.parse(path.read_text(encoding="utf-8")))
         if module.split(".")[0] in (*HEAVY, "rich")
         and path.name != "live_view.py"  # imported where it is used
@@ -324,7 +319,7 @@ def test_a_run_of_one_hub_that_is_dialled_directly_loads_no_stages_relay_proxy_o
     found = [
         f"{path.relative_to(ROOT)}: {module}"
         for room in ROOMS
-        for path in files(room)
+        for path in files(room, ".py")
         if path.parent.name not in ("relay", "tunnel", *STAGES)
         for module in at_the_top(ast.parse(path.read_text(encoding="utf-8")))
         if module.startswith(("transport.relay", "transport.tunnel", "websockets", "h11", "ssl"))
@@ -335,7 +330,7 @@ def test_a_run_of_one_hub_that_is_dialled_directly_loads_no_stages_relay_proxy_o
 
 
 def test_only_the_live_view_imports_rich() -> None:
-    users = [path.name for path in files("cocktail_cli") if "rich" in tops(path)]
+    users = [path.name for path in files("cocktail_cli", ".py") if "rich" in tops(path)]
 
     assert users == ["live_view.py"]
 
@@ -345,7 +340,7 @@ def tops(path: Path) -> set[str]:
 
 
 def test_click_is_never_imported_because_typer_brings_its_own() -> None:
-    assert [path for room in ROOMS for path in files(room) if "click" in tops(path)] == []
+    assert [path for room in ROOMS for path in files(room, ".py") if "click" in tops(path)] == []
 
 
 def test_sockets_and_clocks_of_transport_stay_in_its_shells() -> None:

@@ -25,7 +25,7 @@ CEILINGS = {
     "lines with code, heart": 34_300,
     "lines with code, extensions": 11_509,
     "lines with code, scripts": 9831,
-    "lines with code, tests": 43_198,
+    "lines with code, tests": 43_170,
     "modules": 416,
     "recipe keys": 110,
     "options": 195,

@@ -10,19 +10,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-from house import EXTENSIONS
+from house import EXTENSIONS, ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
+from scripts.swarms.processes import Process
+
 COCKTAIL = (sys.executable, "-m", "cocktail_cli")
 LAUNCH = "launch smoke --peers 2 --port 0 --bind 127.0.0.1 --json data.max_length=32 max_steps=4000 -o out"
 MOST = {"a round": (815, 120), "a join": (790, 120)}  # functions, files
@@ -54,38 +53,15 @@ class Walk:
 
 
 @contextmanager
-def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "walk"), str(ROOT)]),
-        "WALK_TO": str(folder),
-        "OMP_NUM_THREADS": "1",
-        "COCKTAIL_HOME": str(folder / "home"),
-    }
-    with (folder / f"{arguments[0]}.err").open("w") as errors:
-        process = subprocess.Popen(
-            [*COCKTAIL, *arguments],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
+def started(folder: Path, *arguments: str) -> Iterator[Process]:
+    """Run a command in a folder, traced."""
+    traced = os.pathsep.join([str(ROOT / "tests" / "walk"), str(ROOT)])
+    environment = {"PYTHONPATH": traced, "WALK_TO": str(folder), "COCKTAIL_HOME": str(folder / "home")}
+    process = Process([*COCKTAIL, *arguments], logs=folder / arguments[0], **environment)
     try:
         yield process
     finally:
         process.kill()
-        process.wait()
-
-
-def until(process: subprocess.Popen[str], event: str, count: int = 1) -> dict[str, Any]:
-    """Read on until so many events of this name have come. The test's own time limit is the deadline."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        told: dict[str, Any] = json.loads(line)
-        count -= told.get("event") == event
-        if not count:
-            return told
-    raise AssertionError(f"it ended with {process.wait()}, and without {event}")
 
 
 def written(folder: Path, processes: list[int]) -> Walk:
@@ -105,16 +81,16 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Walk]:
     """A round of a run with two peers, and a join of a third one."""
     folder = tmp_path_factory.mktemp("walk")
     with started(folder, *LAUNCH.split()) as launch:
-        url = until(launch, "run_started")["url"]
-        until(launch, "step", 6)  # the bandwidth was measured, deadlines are known
+        url = launch.until("run_started")["url"]
+        launch.until("step", 6)  # the bandwidth was measured, deadlines are known
         local = [int(path.read_text().split()[0]) for path in (folder / "out" / "peers").glob("*.pid")]
         assert len(local) == 2
         for process in (launch.pid, *local):
             os.kill(process, signal.SIGUSR1)
-        until(launch, "step", 2)
+        launch.until("step", len(launch.heard("step")) + 2)
         a_round = written(folder, [launch.pid, *local])
         with started(folder, "join", url, "--yes", "--json") as join:
-            until(join, "step")
+            join.until("step")
             a_join = written(folder, [join.pid])
     return {"a round": a_round, "a join": a_join}
 

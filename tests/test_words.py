@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from house import ROOT
 
 from cocktail_cli.errors import CODES, EXIT, explain
 
-ROOT = Path(__file__).resolve().parent.parent
 # What a user may read: the class that is made, and which of its arguments is the text.
 TEXT = {
     "cocktail_cli": {"Failure": 1, "BadParameter": 0, "NotGenuine": 0},

@@ -1,4 +1,4 @@
-"""What is gone answers with what does its work now, in one line."""
+"""A command, option or variable that is gone answers with its replacement, in one line."""
 
 from __future__ import annotations
 

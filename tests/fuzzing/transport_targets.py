@@ -133,7 +133,7 @@ class AtOnce:
         reading.job()
 
     def forget(self, origin: str, payer: str) -> None:
-        """Nothing waits."""
+        """Do nothing: no job of this target waits."""
 
 
 class HubEnd:

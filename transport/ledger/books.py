@@ -401,14 +401,13 @@ def open_tables(path: Path, wal: bool) -> StoredTables:
     return StoredTables(db, number)
 
 
-def read_tables(folder: Path, killed: Callable[[], bool]) -> sqlite3.Connection:
+def read_tables(folder: Path, killed: bool) -> sqlite3.Connection:
     """Open the tables to read them. Where the process that wrote them was `killed`, the change that it may
     have left in the journal alone is carried out, in a copy that vanishes when it is closed."""
     db = connect(folder / DATABASE)
     try:
         (number,) = db.execute("PRAGMA user_version").fetchone()
-        left = changes_left(folder / JOURNAL, number)
-        if len(left) == 1 and killed():
+        if killed and len(left := changes_left(folder / JOURNAL, number)) == 1:
             copy = sqlite3.connect("", isolation_level=None, check_same_thread=False)
             with closing(db):
                 db.backup(copy)

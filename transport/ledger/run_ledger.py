@@ -223,7 +223,8 @@ class Ledger:
                 self._books = open_books(self.folder, first_rows(run, samples, origin), self._fit, wal)
                 self._db, self.mended = self._books.db, list(self._books.mended)
             else:
-                self._db = read_tables(self.folder, lambda: not is_locked(self.folder))
+                closed = (self.folder / CLOSED).exists()
+                self._db = read_tables(self.folder, killed=not closed and not is_locked(self.folder))
             self.handoffs = HandoffStore(self._db, self.folder, self._write)
             self._open(run, samples)
         except sqlite3.OperationalError as error:

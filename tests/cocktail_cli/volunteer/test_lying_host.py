@@ -110,14 +110,14 @@ def recipe_with(**words: str) -> str:
 
 
 class Typed(io.StringIO):
-    """What somebody types at a terminal."""
+    """Words that somebody types at a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 def check(said: Said, beginning: str, lines: int) -> None:
-    """What was said is safe, and of so many lines; none of them is a stranger's."""
+    """The text is safe, and of so many lines; none of them is a stranger's."""
     assert safe(said.out + said.err)
     assert "]52;c;cm0gLXJm" in said.err, "it was shown"
     assert [line for line in said.err.splitlines() if line.startswith(beginning)] != []

@@ -1,4 +1,4 @@
-"""What a volunteer knows of a run's objects before it asks for them."""
+"""A volunteer knows the size of a run's objects before it asks for them."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def test_no_packet_of_a_run_is_longer_than_its_receiver_knows_beforehand(preset:
 
 
 def test_an_aggregate_of_more_values_than_the_recipe_sends_is_refused_before_it_is_expanded() -> None:
-    """It may be no longer than an honest one, in 1 bit; its values would take several times the memory."""
+    """A packet of 1 bit may be no longer than an honest one; its values would take many times the memory."""
     compression = Compression(random_ratio=1.0)
     model = worker_of(
         Recipe(

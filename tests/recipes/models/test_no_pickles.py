@@ -1,4 +1,4 @@
-"""What comes from a hub or a peer is data: nothing of it is unpickled, whatever it is called."""
+"""Files from a hub or a peer are data: none of them is unpickled, whatever it is called."""
 
 from __future__ import annotations
 

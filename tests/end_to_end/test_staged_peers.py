@@ -6,6 +6,7 @@ import json
 import queue
 import threading
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,12 @@ class StagedSwarm(Swarm):
     def __init__(self, recipe: Recipe, folder: Path, min_peers: int = 1, stages: int = 2) -> None:
         super().__init__(recipe, folder, min_peers)
         self.stages, self.replicas = stages, dict[str, Replica]()
+        self.closing: list[Callable[[], object]] = []
+
+    def __exit__(self, *_: object) -> None:
+        for close in self.closing:
+            close()
+        super().__exit__()
 
     def prepare(self, name: str, link: Any = None) -> Member:
         link = self.memory.link(name)

@@ -22,16 +22,16 @@ from recipes.config.schema import Dataset, Recipe
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 34_300,
-    "lines with code, extensions": 11_509,
-    "lines with code, scripts": 9831,
-    "lines with code, tests": 43_170,
-    "modules": 416,
+    "lines with code, heart": 34_130,
+    "lines with code, extensions": 11_297,
+    "lines with code, scripts": 9797,
+    "lines with code, tests": 43_030,
+    "modules": 413,
     "recipe keys": 110,
     "options": 195,
     "messages": 45,
-    "words of documents": 68_034,
-    "functions without a docstring, %": 24,
+    "words of documents": 67_784,
+    "functions without a docstring, %": 23,
 }
 
 

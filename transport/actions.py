@@ -47,11 +47,6 @@ class FeedStandby:
 
 
 @dataclass(frozen=True)
-class ServeReplicas:
-    """Serve machines of replicas the shards of packets that each of them needs."""
-
-
-@dataclass(frozen=True)
 class RecordStandby:
     """Write who the run's standby is into the ledger; "": nobody."""
 
@@ -115,7 +110,6 @@ class Claim:
     tokens: int  # terms of the loss, as the peer reports them
     rewards: tuple[float, ...] = ()  # as messages.Report
     key: str = ""  # of the peer
-    stages: tuple[str, ...] = ()  # SHA-256 of the parts that other machines of a replica have sent
 
 
 @dataclass(frozen=True)
@@ -197,7 +191,6 @@ Action = (
     | RecordStanding
     | RecordEvaluation
     | FeedStandby
-    | ServeReplicas
     | RecordStandby
     | AskStandby
     | SendDurably

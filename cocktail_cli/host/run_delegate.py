@@ -240,15 +240,6 @@ class RunDelegate:
         except PacketError as error:
             raise UpdateRejected(peer, str(error)) from error
 
-    def merged(self, peer: str, packets: Sequence[bytes]) -> bytes:
-        from compress import PacketError
-        from recipes.algorithm import merge_packets
-
-        try:
-            return merge_packets(packets, self.recipe.compression.shard_count)
-        except PacketError as error:
-            raise UpdateRejected(peer, str(error)) from error
-
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         if self.probing:
             if peer in self.probing.found:

@@ -52,8 +52,6 @@ from transport.protocol import (
 from transport.stages import Neighbour
 from transport.wire import reach
 
-from .shard_line import ShardLine
-
 LOOK_S = 0.1  # between two looks at what has changed
 PLACE_S = 3600.0  # until it is asked for again
 PROBE_S = 2.5  # for a connection: a lost SYN is sent again after 1 s
@@ -92,7 +90,6 @@ class LentMachine:
         self.leave_reason = ""
         self.ended: TransportError | None = None  # what has ended its session
         self.base: Path | None = None  # folder of the base model, once it was fetched
-        self.shards: ShardLine | None = None  # once it has a link
         self.server: StageServer | None = None  # while it serves as a stage
         self.ring: StageRing | None = None  # while it is a head
 
@@ -127,7 +124,6 @@ class LentMachine:
             link = PeerLink(self.url, identity, bandwidth, notify=lambda what: self.show(Warning(what)))
             stack.enter_context(closing(link))
             self.lines.link.rate_limits = link.rate_limits
-            self.shards = stack.enter_context(closing(ShardLine(link, lambda: self.place.exchanges)))
 
             def leave(why: str) -> None:
                 self.leave_reason = why
@@ -391,7 +387,7 @@ class LentMachine:
 
     def _serve(self, place: messages.Placed) -> None:
         """Serve as a stage until this machine's place is another."""
-        machine = StageMachine(place.number, self.limits.devices[0], base=self.base, exchange=self.shards)
+        machine = StageMachine(place.number, self.limits.devices[0], base=self.base)
         self.server = StageServer(machine, self.lines, len(place.machines))
         try:
             self._connect()

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, BinaryIO
 
 from cocktail_cli.measures import RoundTimer
 from transport.ledger import HEADER_SIZE, read_packets
-from transport.protocol import Leaving, LedgerError, NotServed, ProtocolError, RunOver, messages, shard_ranges
+from transport.protocol import Leaving, LedgerError, NotServed, ProtocolError, RunOver, messages
 from transport.transfer import BandwidthBudget, Spool
 
 if TYPE_CHECKING:
     from cocktail_cli.proofs import ReceiptFile
     from recipes.config import Recipe
     from recipes.objectives import Measured
-    from recipes.staged_peer import ReplicaExchange, SentParts
     from recipes.training import Delivery
     from transport import PeerLink
     from transport.aggregators import ShardedExchange
@@ -55,8 +54,8 @@ class RunBounds:
     def audit(self, opened: messages.Round) -> int:
         return self._samples.packed(len(opened.audits))
 
-    def packet(self, round: int, shards: Collection[int] | None = None) -> int:
-        return self._packets.packet(round, shards)
+    def packet(self, round: int) -> int:
+        return self._packets.packet(round)
 
     def handoff(self) -> int:
         return self._packets.handoff(exact=True)
@@ -85,7 +84,6 @@ class RunLink:
         self.sharded: ShardedExchange | None = None  # where peers aggregate shards
         self.passing: PacketSources | None = None  # where the hub does, and peers may pass packets on
         self.beside = 0, 0  # bytes up and down of files that came from other peers
-        self.replica: ReplicaExchange | None = None  # of a head whose other machines send their own shards
         self.receipts: ReceiptFile | None = None  # where what the run has counted of this peer is kept
         self.measuring = threading.Lock()  # of the next three: one round goes up while another comes down
         self.budget = BandwidthBudget.of(staleness)  # what the line carries beside the compute
@@ -138,12 +136,9 @@ class RunLink:
         started = time.monotonic()
         kind, _, number = name.partition("/")
         with self.waiting(), self._served():
-            parts = self._parts(int(number)) if kind == "packet" else None
-            peers = (self.sharded or self.passing) if kind == "packet" and parts is None else None
+            peers = (self.sharded or self.passing) if kind == "packet" else None
             found = peers.fetch(int(number)) if peers is not None else None
-            most = self._most(kind, int(number), parts)
-            if parts is not None:
-                name = f"{name}/{shard_ranges(parts.shards)}"
+            most = self._most(kind, int(number))
             packet = self.link.fetch(name, most) if found is None else found
         now = time.monotonic()
         if kind == "lease":
@@ -153,14 +148,13 @@ class RunLink:
             round = int(number)
             with self.measuring:
                 took, committed = now - self.opened_at.pop(round, now), self.committed_s.pop(round, 0.0)
-                size, seconds = of_whole(parts, len(packet), now - started, up=False)
-                self.budget = self.budget.received(size, seconds).ended(took, committed)
+                self.budget = self.budget.received(len(packet), now - started).ended(took, committed)
         return packet
 
-    def _most(self, kind: str, round: int, parts: SentParts | None) -> int:
+    def _most(self, kind: str, round: int) -> int:
         """Return the most bytes that an object of a round has."""
         if kind == "packet":
-            return self.bounds.packet(round, None if parts is None else parts.shards)
+            return self.bounds.packet(round)
         assert self.round is not None, "a round is announced before its lease is fetched"
         return self.bounds.lease(self.round) if kind == "lease" else self.bounds.audit(self.round)
 
@@ -179,25 +173,6 @@ class RunLink:
             yield file
         finally:
             self.link.forget(download)
-
-    def exchanges_for(self, replica: ReplicaExchange) -> None:
-        """Fetch of aggregates only what the head of a replica needs."""
-        self.replica = replica
-
-        def shards(round: int) -> str:
-            parts = self._parts(round)
-            return "" if parts is None else shard_ranges(parts.shards)
-
-        self.link.select_shards(shards)
-
-    def share(self, round: int) -> float:
-        """Return the share of a round's packets that passes this machine: of a replica's head only a part."""
-        parts = self._parts(round)
-        return 1.0 if parts is None else parts.share
-
-    def _parts(self, round: int) -> SentParts | None:
-        """Return what passes this machine of a replica's packets; None: all of them."""
-        return None if self.replica is None else self.replica.of(round)
 
     def packets(self, start: int, stop: int) -> Iterator[bytes]:
         """Yield the committed packets of rounds start .. stop-1, in order, their checksums verified."""
@@ -277,8 +252,7 @@ class RunLink:
             if opened is not None:  # waiting for others would last as long whatever this peer sends
                 opened += committed.waited
                 self.opened_at[delivery.round], self.committed_s[delivery.round] = opened, now - opened
-            size, seconds = of_whole(self._parts(delivery.round), len(packet), upload_s, up=True)
-            self.budget = self.budget.sent(size, seconds)
+            self.budget = self.budget.sent(len(packet), upload_s)
         if self.receipts is not None:
             self.receipts.keep(committed)
             self.timer.stored(time.monotonic() - now)
@@ -304,11 +278,3 @@ class RunLink:
         if self.passing is not None:
             self.passing.leave()
         self.link.leave(self.why or reason)
-
-
-def of_whole(parts: SentParts | None, size: int, seconds: float, *, up: bool) -> tuple[int, float]:
-    """Scale a transfer of some shards to one of all, on the slowest line of the replica: bytes, seconds."""
-    if parts is None or not parts.share:
-        return size, seconds
-    whole, rate = int(size / parts.share), parts.up if up else parts.down
-    return whole, max(seconds, whole / rate if rate else 0.0)

@@ -251,11 +251,6 @@ class VolunteerSession:
     def _connect_peers(self, run: RunLink, peer: Peer, bootstrap: Bootstrap) -> None:
         """Connect to peers that aggregate shards or pass packets on; be one if others reach this machine."""
         recipe, run.beside = bootstrap.recipe, bootstrap.traffic
-        if self.limits.ring is not None:
-            from recipes.staged_peer import StagedWorker
-
-            assert isinstance(peer.worker, StagedWorker)
-            run.exchanges_for(peer.worker.global_model.exchange)
         if recipe.swarm.owners == "hub":
             if recipe.swarm.passing != "off":
                 self._pass_on(run, bootstrap)

@@ -33,8 +33,8 @@ class StepMeter:
         self.before, self.at = (up, down), now
         self.pace.append((now, done.step))
         name, announced = self.run.name, self.run.round
-        # bytes in FP16, each step, of the parameters whose packets pass this machine
-        full = 2 * peer.trainer.layout.size * done.local_steps * self.run.share(done.round)
+        # bytes of the parameters in FP16, each step
+        full = 2 * peer.trainer.layout.size * done.local_steps
         return events.Step(
             step=done.step,
             steps=announced.steps if announced else 0,

@@ -16,7 +16,7 @@ spare. So it rests where the budget stays the same, and where it varies by less 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import log2
 
@@ -138,13 +138,13 @@ class PacketLimits:
         self._handoffs = self._longest([handoff_compressor(usual, 1.0)], 0)
         self._exact = self._longest([exact], 0)
 
-    def packet(self, round: int, shards: Collection[int] | None = None) -> int:
-        """Return the most bytes of an update or an aggregate of a round. shards: only these are in it."""
-        return self._whole(self._first if round < self._uncompressed else self._later, shards)
+    def packet(self, round: int) -> int:
+        """Return the most bytes of an update or an aggregate of a round."""
+        return whole(self._first if round < self._uncompressed else self._later)
 
-    def handoff(self, shards: Collection[int] | None = None, *, exact: bool = False) -> int:
+    def handoff(self, *, exact: bool = False) -> int:
         """Return the most bytes of a leaver's residual; `exact`: of an aggregator's error feedback."""
-        return self._whole(self._exact if exact else self._handoffs, shards)
+        return whole(self._exact if exact else self._handoffs)
 
     def upload(self, *, exact: bool) -> int:
         """Return the most bytes of anything that a peer uploads for x'; `exact`: also error feedback."""
@@ -156,9 +156,10 @@ class PacketLimits:
         by_size = {size: max(mix.longest(size, round) for mix in mixes) for size in {*self._sizes}}
         return [by_size[size] for size in self._sizes]
 
-    def _whole(self, longest: Sequence[int], shards: Collection[int] | None) -> int:
-        mine = longest if shards is None else [longest[number] for number in shards]
-        return joined_size(len(longest)) + sum(mine)
+
+def whole(longest: Sequence[int]) -> int:
+    """Return the most bytes of a packet of shards that have these at most."""
+    return joined_size(len(longest)) + sum(longest)
 
 
 def encoding_bytes(compression: Compression, size: int, gpu: bool = False) -> int:

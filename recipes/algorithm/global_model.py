@@ -48,7 +48,6 @@ class DecodedPacket:
     packet: bytes
     shard_updates: tuple[ShardUpdate, ...]
     round: int
-    stages: tuple[str, ...] = ()  # SHA-256 of each part that another machine of a replica sends itself
 
 
 @dataclass(frozen=True)

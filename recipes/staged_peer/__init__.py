@@ -3,7 +3,6 @@
 from .replica_loading import load_replica
 from .ring_head import RingHead
 from .ring_request import LineLost, StageLines
-from .shard_exchange import ReplicaExchange, SentParts, ShardExchange
 from .stage_machine import CONFIG, StageMachine
 from .stage_part import StagePart, check_staged
 from .stage_server import StageServer

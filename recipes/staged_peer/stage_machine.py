@@ -27,7 +27,6 @@ from recipes.pipeline import StageModel
 from recipes.weight_files import Layout, layout_of
 
 from .ring_request import Answer
-from .shard_exchange import ShardExchange
 from .stage_part import StagePart, check_staged
 from .weights_reader import open_weights
 
@@ -43,7 +42,6 @@ class StageMachine:
         device: where it trains.
         part: what it trains, where it has that already.
         base: folder of the run's base model on this machine, called like the head's; None: it has none.
-        exchange: its own way to the aggregator; None: its packets pass the head.
     """
 
     def __init__(
@@ -52,10 +50,9 @@ class StageMachine:
         device: torch.device | str = "cpu",
         part: StagePart | None = None,
         base: Path | None = None,
-        exchange: ShardExchange | None = None,
     ) -> None:
         self.number, self.device, self._part = number, torch.device(device), part
-        self._base, self._exchange = base, exchange
+        self._base = base
         self._loading: LoadingStage | None = None
         self._key = ""  # of the loading that gave it its part
 
@@ -129,7 +126,7 @@ class StageMachine:
             return self._part.state()
         loaded, self._loading, self._key = self.loading, None, key
         self._part = StagePart(loaded.stage, loaded.whole, loaded.recipe, name, round, self.device)
-        self._part.compute.step, self._part.exchange = step, self._exchange
+        self._part.compute.step = step
         return self._part.state()
 
 

@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -22,7 +21,6 @@ from compress.activations import ActivationDecoder, ActivationEncoder, Activatio
 from recipes.algorithm import (
     DecodedPacket,
     GlobalModel,
-    PacketLimits,
     Part,
     Worker,
     adaptive_rate_of,
@@ -35,7 +33,6 @@ from recipes.training import GradientNoise, SingleDeviceTrainer, positions_withi
 from recipes.weight_files import FlatParameters, Layout
 
 from .ring_request import Answer
-from .shard_exchange import ShardExchange, gather, spread
 
 MEMORY = 2 << 30  # bytes of samples' activations that each of a machine's two ends remembers, on disk
 MOST_SAMPLES = 1 << 16
@@ -107,7 +104,6 @@ class StagePart:
             self.files.cleanup()
         self.exact = exact_line(columns)
         self.compute = StageWorker(stage, self.line, self.trainer.device, lambda: self.trainer.precision())
-        self.exchange: ShardExchange | None = None  # its own way to the aggregator
         self.sent: dict[int, DecodedPacket] = {}  # by round: updates in flight, or handed over
         self.aggregates: dict[int, DecodedPacket] = {}  # by round
         self._evaluating = ExitStack()
@@ -146,23 +142,12 @@ class StagePart:
     def encode(self, data: bytes, round: int, budget: int, alone: bool, flights: Sequence[int]) -> Answer:
         """Encode this machine's shards of C[d_i] (lines 1 and 2). budget: bytes for all of the replica."""
         earlier = [self.sent[one] for one in flights if one in self.sent]
-        packet = self.worker.start(int(budget * self.share), alone, round, earlier)
-        self.sent[round] = packet
+        sent = self.sent[round] = self.worker.start(int(budget * self.share), alone, round, earlier)
         short, self.worker.short_of_memory = self.worker.short_of_memory, False
-        told = {"sparsest": self.worker.sparsest, "short": short, "sent": "", "up": 0, "down": 0}
-        if self.exchange is None or not self.exchange.on:
-            return Answer(told, packet.packet)
-        whole = spread(packet.packet, self.numbers, self.recipe.compression.shard_count)
-        told["up"], told["down"] = self.exchange.rates
-        limits = PacketLimits(self.recipe.compression, self.whole.size)
-        self.exchange.send(round, whole, self.numbers, limits.packet(round, self.numbers))
-        return Answer({**told, "sent": sha256(whole).hexdigest()})
+        return Answer({"sparsest": self.worker.sparsest, "short": short}, sent.packet)
 
     def decode(self, data: bytes, round: int) -> Answer:
-        """Decode this machine's shards of a round's aggregate (line 5). No data: it has fetched them itself.
-        Raises PacketError, and what has kept it from fetching."""
-        if not data and self.exchange is not None:
-            data = gather(self.exchange.fetch(round), self.numbers, self.recipe.compression.shard_count)
+        """Decode this machine's shards of a round's aggregate (line 5). Raises PacketError."""
         self.aggregates[round] = self.worker.global_model.decode(data, round)
         return Answer()
 

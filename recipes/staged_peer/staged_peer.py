@@ -1,7 +1,7 @@
 """A peer that is several machines: the head's process has the session, the loop and the first stage.
 
 The loop's `Trainer` and its worker are here; what they are asked, all machines do on their own ranges. Each
-machine encodes its own shards, and gets the aggregate's: over the ring, or by itself (`shard_exchange`).
+machine encodes its own shards, and gets the aggregate's: the head joins and cuts packets.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from math import isfinite
 
 from torch import Tensor
 
-from compress import PacketError
-from recipes.algorithm import WRAP, DecodedPacket, LocalModel, SideStream, merge_packets
+from compress import PacketError, join, split
+from recipes.algorithm import WRAP, DecodedPacket, LocalModel, SideStream
 from recipes.data import Sample, batches
 from recipes.errors import ModelError, StageFailed, StageFull
 from recipes.objectives import Measured
@@ -23,7 +23,6 @@ from recipes.weight_files import Layout
 
 from .ring_head import RingHead
 from .ring_request import Answer
-from .shard_exchange import ReplicaExchange, gather, spread
 
 FILLS = 16  # times that a group of micro-batches fills the pipeline: it stands still for a 16th of the time
 
@@ -171,8 +170,6 @@ class StagedGlobalModel:
         self.ring, self.vector = ring, ring.part.worker.global_model.vector
         self.round = self.fingerprint = 0
         self.numbers: list[Sequence[int]] = []  # of each machine's shards
-        whole = ring.part.worker.global_model
-        self.exchange = ReplicaExchange([s.size for s in whole.compressor.cut(whole.size, whole.seed)])
         self.note(ring.ask("state"))
 
     def note(self, answers: Sequence[Answer], least: int = 0) -> None:
@@ -201,24 +198,24 @@ class StagedGlobalModel:
 
     def cut(self, packet: bytes) -> list[bytes]:
         """Cut a packet of all shards into those of the machines. Raises PacketError."""
-        return [gather(packet, numbers, self.shards) for numbers in self.numbers]
+        parts = split(packet, self.shards)
+        return [join([parts[number] for number in numbers]) for numbers in self.numbers]
 
     def join(self, packets: Sequence[bytes]) -> bytes:
         """Reverse `cut`; an empty packet has no shard."""
-        found = list[bytes]()
+        parts = [b""] * self.shards
         for stage, (numbers, packet) in enumerate(zip(self.numbers, packets, strict=True)):
             try:
-                found += [spread(packet, numbers, self.shards)] if packet else []
+                found = split(packet, len(numbers)) if packet else [b""] * len(numbers)
             except PacketError as error:
                 raise StageFailed(str(error), stage) from None
-        return merge_packets(found, self.shards)
+            for number, part in zip(numbers, found, strict=True):
+                parts[number] = part
+        return join(parts)
 
     def decode(self, packet: bytes, round: int | None = None) -> DecodedPacket:
         round = self.round if round is None else round
-        parts, own = self.cut(packet), self.exchange.of(round)
-        if own is not None:
-            parts = [b"" if stage in own.stages else part for stage, part in enumerate(parts)]
-        self.ring.ask("decode", parts, round=round)
+        self.ring.ask("decode", self.cut(packet), round=round)
         return DecodedPacket(packet, (), round)
 
     def move(self, aggregate: DecodedPacket) -> None:
@@ -243,9 +240,7 @@ class StagedWorker:
         answers = self.ring.ask("encode", round=round, budget=budget, alone=alone, flights=flights)
         self.sparsest = sum(answer.values["sparsest"] for answer in answers)
         self.short_of_memory |= any(answer.values["short"] for answer in answers)
-        parts = self.global_model.exchange.note(round, answers, self.global_model.numbers)
-        packet = self.global_model.join([answer.data for answer in answers])
-        return DecodedPacket(packet, (), round, tuple(parts.stages.values()))
+        return DecodedPacket(self.global_model.join([answer.data for answer in answers]), (), round)
 
     def bring(self, aggregate: DecodedPacket, sent: DecodedPacket | None) -> None:
         """Pass: each machine decodes what it needs at the join."""

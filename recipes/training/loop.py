@@ -288,7 +288,6 @@ def exchange(
                 grad_norm=peer.grad_norm,
                 behind=behind,
                 sparsest=peer.worker.sparsest,
-                stages=flight.sent.stages,
                 **sketches_of(peer, flight.delivered),
             ),
         )

@@ -54,7 +54,6 @@ class Delivery:
     sparsest: int = 0  # bytes of the sparsest packet that the recipe lets this peer send; 0: not known
     sketches: dict[int, bytes] = field(default_factory=dict)  # of the samples of each lease, where asked for
     audits: dict[int, bytes] = field(default_factory=dict)  # of the samples audited beside each lease
-    stages: tuple[str, ...] = ()  # SHA-256 of each part that another machine of a replica sends itself
 
 
 class Committed(Protocol):

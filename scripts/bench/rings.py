@@ -3,7 +3,6 @@
     scripts/start --test scripts.bench.rings kills --samples 48 --kill stage head     beside another peer
     scripts/start --test scripts.bench.rings kills --samples 48 --kill peer           without a ring
     scripts/start --test scripts.bench.rings thin                                     in a network lab
-    scripts/start --test scripts.bench.rings parts --samples 8 --steps 60
 
 `kills`: four machines lend, three are the ring, the fourth waits, and an ordinary peer trains. .4 of a round
 after a commit one gets a kill -9: stage 1, the head, or the ordinary peer, which is started again at once.
@@ -12,9 +11,6 @@ ring (of that peer) after it.
 
 `thin`: four machines are needed; between the first two that come only --mbit pass. Two more come, the first
 of which has such a line to stage 1, and stage 2 gets a kill -9. Prints who is in the ring, in order.
-
-`parts`: three machines are the only peer. Prints the bytes that each moves in a round, by its session at the
-hub, and what a kill -9 of the hub costs, which is resumed at once, --times over.
 """
 
 from __future__ import annotations
@@ -132,45 +128,6 @@ def kill(swarm: LentMachines, kind: str, given: argparse.Namespace) -> None:
     )
 
 
-def parts(given: argparse.Namespace) -> None:
-    """See what each machine of a ring sends, then kill the hub."""
-    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
-        swarm = LentMachines(Path(place), stack)
-        host, url = swarm.launch(f"max_steps={given.steps}", f"global_batch_size={given.samples}")
-        for name in NAMES[:3]:
-            swarm.join(url, name, "--layers", SMOKE, "--listen", f"127.0.0.1:{free_port()}")
-        host.until("step", BEFORE, timeout=PATIENCE)
-        first, began = rounds_and_bytes(swarm, url)
-        host.until("step", len(host.heard("step")) + 2 * BEFORE, timeout=PATIENCE)
-        last, ended = rounds_and_bytes(swarm, url)
-        moved = {
-            name: [
-                round((now - before) / (last - first)) for now, before in zip(two, began[name], strict=True)
-            ]
-            for name, two in ended.items()
-        }
-        say("parts", packet=host.heard("step")[-1]["packet_bytes"], up_and_down=moved)
-        for _ in range(given.times):
-            host.until("step", len(host.heard("step")) + BEFORE, timeout=PATIENCE)
-            host.signal(signal.SIGKILL)
-            killed, usual = time.monotonic(), median(lengths([line["came"] for line in host.heard("step")]))
-            host = swarm.start("host", "resume", str(swarm.out))
-            host.until("step", timeout=PATIENCE)
-            after = host.heard("step")[0]["came"] - killed
-            say("hub killed", round_s=round(usual, 2), step_s=round(after, 2))
-        host.until("run_finished", timeout=PATIENCE)
-        say("end", once=swarm.verified() == given.samples * given.steps)
-
-
-def rounds_and_bytes(swarm: LentMachines, url: str) -> tuple[int, dict[str, tuple[int, int]]]:
-    """Ask the hub for its newest round, and for the bytes up and down of each session."""
-    asked = swarm.start("host", "status", url)
-    asked.end()
-    status = asked.said[-1]
-    everybody = [*status["peers"], *status.get("others", [])]
-    return status["round"], {peer["name"]: (peer["up_bytes"], peer["down_bytes"]) for peer in everybody}
-
-
 def thin(given: argparse.Namespace) -> None:
     """Make the lab, and in it a ring around a thin line."""
     program = ["-m", "scripts.bench.rings", "inside", "--mbit", str(given.mbit)]
@@ -242,12 +199,11 @@ def lengths(times: list[float]) -> list[float]:
 
 def main() -> None:
     root = lab.parser(__doc__)
-    root.add_argument("what", choices=("kills", "thin", "parts", "inside"))
+    root.add_argument("what", choices=("kills", "thin", "inside"))
     root.add_argument("--kill", nargs="+", choices=("stage", "head", "peer"), default=["stage", "head"])
     root.add_argument("--samples", type=int, default=48, help="of a round")
     root.add_argument("--steps", type=int, default=40)
     root.add_argument("--staleness", type=int, default=1)
-    root.add_argument("--times", type=int, default=2, help="that `parts` kills the hub")
     root.add_argument("--mbit", type=float, default=0.4, help="of a thin line; 0: it is not thin")
     given = root.parse_args()
     globals()[given.what](given)

@@ -31,7 +31,7 @@ class ToyBounds:
     def audit(self, opened: messages.Round) -> int:
         return 2 + 22 * len(opened.audits)
 
-    def packet(self, round: int, shards: Collection[int] | None = None) -> int:
+    def packet(self, round: int) -> int:
         return PLENTY
 
     def handoff(self) -> int:
@@ -111,14 +111,7 @@ class ToyWork:
         return own
 
     def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
-        return packet + repr(sorted(shards)).encode(), sorted(shards)
-
-    def merged(self, peer: str, packets: Sequence[bytes]) -> bytes:
-        """A part is a packet, of some rounds: the update is of all of them."""
-        try:
-            return json.dumps(sorted({round for packet in packets for round in json.loads(packet)})).encode()
-        except ValueError:
-            raise UpdateRejected(peer, "not a packet") from None
+        return b"", []
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         if packet == b"bad":

@@ -117,20 +117,15 @@ class CommitThread:
     def commit(self, action: do.Commit, opened: dict[str, Future[bytes]]) -> None:
         """Aggregate, make durable, tell the I/O thread, in this order. `opened`: packets by session."""
         started = time.monotonic()
-        packets, rejected = dict[str, bytes](), dict(action.refused)
-        for session, packet_of in opened.items():
-            try:
-                packets[session] = packet_of.result()
-            except UpdateRejected as error:  # parts of a replica that are of no one update
-                rejected[error.peer] = error.reason
+        packets = {session: packet.result() for session, packet in opened.items()}
         ids = {c.peer: [i for ranges in c.leases.values() for i in sample_ids(ranges)] for c in action.claims}
         tokens = {peer: self._delegate.tokens(of) for peer, of in ids.items()}
         weights = {peer: self._delegate.weight(of) for peer, of in ids.items()}
-        claims = {c.peer: c for c in action.claims if c.peer not in rejected}
+        claims = {c.peer: c for c in action.claims if c.peer not in action.refused}
         if any(weights.values()):
             # An update that delivers no work would get weight 0 and be lost: it stays a residual.
             claims = {peer: c for peer, c in claims.items() if weights[peer]}
-        denied = dict[str, str]()
+        rejected, denied = dict(action.refused), dict[str, str]()
         packet: bytes | None = None
         while claims and packet is None:
             equal = not any(weights[peer] for peer in claims)  # nothing trained yet: equal weights

@@ -194,12 +194,7 @@ class Handshake:
         from transport.rings import RingCoordinator  # a run without lent machines never loads that package
 
         assert self.settings.division is not None
-        exchanges = self.settings.owners == "hub"
-        who = self._out, self._members, self._rounds
-        rings = RingCoordinator(self.settings.division, *who, exchanges)
-        self._rounds.replicas = rings.updates
-        self._out.add(do.ServeReplicas())
-        return rings
+        return RingCoordinator(self.settings.division, self._out, self._members)
 
     def replicate(self) -> Replication:
         """Begin to feed a standby."""

@@ -27,7 +27,6 @@ from transport.ledger import Ledger
 from transport.membership import AWAKE_S, Session, wrong_version
 from transport.protocol import (
     HANDOFF,
-    STAGE,
     TRIAL,
     UPDATE,
     UPLOADED,
@@ -39,7 +38,6 @@ from transport.protocol import (
     RunKeys,
     RunSettings,
     TransportError,
-    UpdateRejected,
     decode_to_hub,
     encode,
     messages,
@@ -129,7 +127,6 @@ class Hub:
         self._connections = ConnectionRegistry()
         self._guard_at = 0.0
         self._packets: dict[tuple[str, int], Future[bytes]] = {}  # (session, round) -> its update, opened
-        self._stage_parts: dict[tuple[str, int], ChunkBuffer] = {}  # (lent machine's session, round) -> part
         self._put_at: dict[tuple[str, str], float] = {}  # (session, upload) -> when it began to come
         self._handoffs: dict[str, ChunkBuffer] = {}  # session -> its residual, until it is merged
         self._hello_size = 0  # bytes of the message of a stranger that is being read
@@ -161,7 +158,6 @@ class Hub:
             do.Inherit: self._inherit,
             do.RecordStanding: lambda a: self._commits.beside(lambda: ledger.stand(a.known)),
             do.FeedStandby: self._feed_standby,
-            do.ServeReplicas: lambda _: self._serve_replicas(),
             do.RecordStandby: lambda a: self.later(lambda: ledger.record_standby(a.standby)),
             do.AskStandby: self._ask_standby,
             do.RecordEvaluation: lambda a: self.later(lambda: ledger.evaluated(a.row)),
@@ -449,13 +445,7 @@ class Hub:
             sender.uplink = size / took
         if sender is None or round_of(TRIAL, upload.name) is not None:
             return  # it was kicked a moment ago; a trial has served its purpose by arriving
-        stage = round_of(STAGE, upload.name)
-        if stage is not None and (rings := self._state.rings) is not None:
-            if rings.updates.refusal(sender, upload.name) is None:  # else it was completed meanwhile
-                self._stage_parts[session, stage] = upload.parts
-                digest = upload.parts.sha256.hex()
-                self._change(lambda now: rings.updates.arrived(sender, stage, digest, now))
-        elif round is not None:
+        if round is not None:
             self._packets[session, round] = self._openers.submit(self._open, round, sender.name, upload.parts)
             self._change(lambda now: self._rounds.uploaded(session, round, now))
         elif round_of(HANDOFF, upload.name) is None:
@@ -540,9 +530,8 @@ class Hub:
     def _begin_round(self, action: do.Lease) -> None:
         self._commits.opened[action.round] = time.time()
         kept = None, action.round
-        self._inbox.forget(lambda name: any(round_of(kind, name) not in kept for kind in (UPDATE, STAGE)))
+        self._inbox.forget(lambda name: round_of(UPDATE, name) not in kept)
         self._packets = {k: v for k, v in self._packets.items() if k[1] >= action.round}
-        self._stage_parts = {k: v for k, v in self._stage_parts.items() if k[1] >= action.round}
         if self._shards is not None:
             self._shards.opened(action.round)
             self._reader.submit(self._shards.forget_made)
@@ -555,9 +544,6 @@ class Hub:
             self._shards.barrier.begin()
         found = {c.session: self._packets.get((c.session, action.round)) for c in action.claims}
         packets = {session: packet for session, packet in found.items() if packet is not None}
-        for claim in action.claims:
-            if claim.stages and claim.session in packets:
-                packets[claim.session] = self._merged(action.round, claim, packets[claim.session])
         self.later(lambda: self._commits.commit(action, packets))
 
     def _inherit(self, action: do.Inherit) -> None:
@@ -601,11 +587,6 @@ class Hub:
         source.serve(self._objects)
         self._commits.wrote = replication.wrote
 
-    def _serve_replicas(self) -> None:
-        from transport.rings import SelectedShards
-
-        SelectedShards(self._objects, self._delegate, self._members).serve()
-
     def _ask_standby(self, action: do.AskStandby) -> None:
         self._openers.submit(self._visit_standby, action.standby)
 
@@ -645,23 +626,6 @@ class Hub:
         packet = parts.data()
         self._delegate.arrived(round, peer, packet)
         return packet
-
-    def _merged(self, round: int, claim: do.Claim, own: Future[bytes]) -> Future[bytes]:
-        """Merge a head's update with the parts that other machines of its replica have sent."""
-        assert self._state.rings is not None
-        senders = self._state.rings.updates.senders(claim)
-        stages = [self._stage_parts[session, round] for session in senders]
-
-        def merge() -> bytes:
-            if len(stages) < len(claim.stages):
-                raise UpdateRejected(claim.peer, "a machine has sent another part than the head has reported")
-            packet = self._delegate.merged(claim.peer, [own.result(), *(parts.data() for parts in stages)])
-            if len(packet) > (limit := self.settings.update_limit):
-                raise UpdateRejected(claim.peer, f"{len(packet)} bytes in all, the limit is {limit}")
-            self._delegate.arrived(round, claim.peer, packet)
-            return packet
-
-        return self._openers.submit(merge)
 
     # ---- the reader thread ---------------------------------------------------------------------------------
 

@@ -26,9 +26,6 @@ class UploadPolicy:
             return "the session is over"
         if round_of(TRIAL, name) is not None:
             return self._trial(session, size)
-        if session.role == "stage" and self._rounds.replicas is not None:
-            reason = self._rounds.replicas.refusal(session, name)
-            return self._within(session, size) if reason is None else reason
         leaves = round_of(HANDOFF, name) is not None
         reason = self._handoff(session) if leaves else self._update(session, name)
         reason = self._within(session, size) if reason is None else reason

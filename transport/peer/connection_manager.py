@@ -100,7 +100,6 @@ class ConnectionManager:
         # what the hub sends of a packet just committed; None: all of it. Called in this thread.
         self.part_of: Callable[[messages.Committed], HubPart | None] = lambda _: None
         self.on_newcomers: Callable[[dict[str, str]], object] = lambda _: None  # name -> key; in this thread
-        self.shards_of: Callable[[int], str] = lambda _: ""  # those to prefetch of a round; all
         self.bounds: SizeBounds | None = None  # of the run's objects; without them nothing is prefetched
         self._dial_at: dict[int, float] = {CONTROL: 0.0}
         self._retry: dict[int, float] = {}
@@ -276,10 +275,7 @@ class ConnectionManager:
         if isinstance(message, messages.Round) and message.samples:
             self._prefetch(f"lease/{message.round}", most)
         elif isinstance(message, messages.Committed) and self.state.fetches(message.round):
-            if shards := self.shards_of(message.round):
-                self._prefetch(f"packet/{message.round}/{shards}", most)
-            else:
-                self._prefetch(f"packet/{message.round}", most, message.size, self.part_of(message))
+            self._prefetch(f"packet/{message.round}", most, message.size, self.part_of(message))
 
     def _most(self, message: messages.Message) -> int | None:
         """Bound the lease of a round, or its packet; None: of no other message, or not yet. Raises

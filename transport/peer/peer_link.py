@@ -57,7 +57,6 @@ HANDOFF_TARGET_S = 5.0  # duration a handoff is sized for; longer only if the up
 RENEWED = "the hub gave this peer a new session; work not delivered before is void"
 RENEWAL_S = 10.0  # from a lease that the hub refuses, on one connection, to the new session, on another
 LOST_S = 2.0  # without a connection, before the user is told
-AGAIN_S = 1.0  # until a part that the hub did not want is offered again
 POLL_S = 0.05  # how often a waiting call looks at `leave_requested`
 
 
@@ -198,7 +197,6 @@ class PeerLink:
         self._lost_at: float | None = None  # since when there is no connection
         self._lost_told = ""  # the sentence last passed to `notify`
         self._uplink = 0.0  # bytes a second of the last upload; 0: none yet
-        self._parts: dict[int, bytes] = {}  # by round: what `deliver` sends
         self.upload_s = 0.0  # seconds that upload took, or was waited for in vain
         self._cap = limits.bandwidth.up or inf  # a small packet passes the bucket at once, faster than this
 
@@ -361,11 +359,6 @@ class PeerLink:
             return None if sources is None else part_of(committed, sources)
 
         self._connections.part_of = part
-
-    def select_shards(self, of: Callable[[int], str]) -> None:
-        """Prefetch of a round's packet only the shards `of(round)`, "0-3,40-42"; called in the link's thread,
-        locked."""
-        self._connections.shards_of = of
 
     @property
     def file_sources(self) -> list[messages.FileSource]:
@@ -654,56 +647,6 @@ class PeerLink:
             with self._changed:
                 self._transfers.withdraw(name)
         return upload.arrived
-
-    def deliver(self, round: int, part: bytes) -> float:
-        """Upload a lent machine's shards of its replica's update, and wait until the round is durable.
-
-        They are offered again where the hub may have lost them, or does not want them yet. A later call for
-        the same round takes the place of this one, which returns. Returns the seconds that the upload took;
-        0: it did not arrive. Raises as `fetch`.
-        """
-        name, started, took = f"stage/{round}", time.monotonic(), 0.0
-        with self._changed:
-            self._parts[round] = part
-
-        def settled() -> bool:
-            durable = self._state.newest >= round or self._state.over is not None
-            return durable or self._parts.get(round) is not part
-
-        while True:
-            with self._changed:
-                if settled():
-                    break
-                self._check()
-                upload = self._offer(name, part)
-
-            def lost(welcome: messages.Welcome = self.welcome) -> bool:
-                return settled() or self.welcome is not welcome
-
-            def answered(upload: Upload = upload, lost: Callable[[], bool] = lost) -> bool:
-                return upload.done is not None or lost()
-
-            self._wait(f"the hub to take {name}", answered, None)
-            took = took or (time.monotonic() - started) * bool(upload.arrived)
-            patience = None if upload.arrived else AGAIN_S
-            self._wait(f"the commit of round {round}", lost, patience, give_up=False)
-        with self._changed:
-            if self._parts.get(round) is part:
-                self._parts.pop(round)
-                self._transfers.withdraw(name)
-            if self._state.over is not None and self._state.newest < round:
-                raise RunOver.of(self._state.over)
-        return took
-
-    def _offer(self, name: str, data: bytes) -> Upload:
-        """Begin an upload, or offer it again. The caller holds the lock."""
-        upload = self._transfers.uploads.get(name)
-        if upload is None or upload.data is not data:
-            upload = self._upload(name, data)
-        else:
-            self._transfers.offer_again()
-        self._connections.say()
-        return upload
 
     def _upload(self, name: str, data: bytes) -> Upload:
         return self._transfers.upload(name, data, hashlib.sha256(data).digest())

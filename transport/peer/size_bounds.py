@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Protocol
 
 from transport.protocol import messages
@@ -50,8 +49,8 @@ class SizeBounds(Protocol):
     def audit(self, opened: messages.Round) -> int:
         """Bound the samples to audit in a round."""
 
-    def packet(self, round: int, shards: Collection[int] | None = None) -> int:
-        """Bound the aggregate of a round; of these shards alone, if any are named."""
+    def packet(self, round: int) -> int:
+        """Bound the aggregate of a round."""
 
     def handoff(self) -> int:
         """Bound what an aggregator is handed over."""

@@ -34,7 +34,6 @@ from .object_names import (
     PACKET,
     PART,
     SHARD,
-    STAGE,
     TRIAL,
     UPDATE,
     UPLOADED,
@@ -42,9 +41,7 @@ from .object_names import (
     ObjectKind,
     Role,
     round_and_name,
-    round_and_shards,
     round_of,
-    shard_ranges,
 )
 from .peer_names import clean_name, hash_of_names, unique_name
 from .routes import (

@@ -51,7 +51,7 @@ class HubDelegate(Protocol):
 
         The error feedback of shards given up is passed to `keep`, which stores it for their next aggregators
         and returns its number; it is dropped here only after that. Returns False where nothing has changed.
-        Called only where peers may aggregate, as is `joined`; `restricted` where machines are lent, too.
+        Called only where peers may aggregate, as are `joined` and `restricted`.
         """
 
     def fits(self, size: int) -> None:
@@ -69,10 +69,6 @@ class HubDelegate(Protocol):
 
     def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
         """Return a peer's packet of these shards only, and the ones that it moves. Raises UpdateRejected."""
-
-    def merged(self, peer: str, packets: Sequence[bytes]) -> bytes:
-        """Merge the parts of a replica's update, of other shards each, into one. Called by several threads,
-        and only where machines are lent. Raises UpdateRejected."""
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         """Merge a residual handoff into the error feedback; `share` is the peer's share of the mean. It goes

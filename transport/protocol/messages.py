@@ -102,8 +102,6 @@ class Placed(Message, frozen=True, omit_defaults=True):
     # those that it is to dial and to answer Probed, and those that it is to answer; no others
     probe: Annotated[list[OtherMachine], Meta(max_length=64)] = []
     spare: bool = False  # it waits while there are rings: it may replace a lost machine at any time
-    # it may send its shards of its replica's updates itself, and fetch those of aggregates
-    exchanges: bool = False
 
 
 class LineRates(msgspec.Struct, frozen=True, array_like=True):
@@ -229,8 +227,6 @@ class Report(Message, frozen=True, omit_defaults=True):
     # one after the other, and those of the samples that were to be audited beside it (transport.audits)
     sketches: Annotated[dict[Count, bytes], Meta(max_length=4096)] = {}
     audits: Annotated[dict[Count, bytes], Meta(max_length=4096)] = {}
-    # Of a replica: SHA-256 of each part of this update that another of its machines sends itself
-    stages: Annotated[list[Word], Meta(max_length=64)] = []
 
 
 class Evaluated(Message, frozen=True):

@@ -5,4 +5,3 @@ A run without such machines does not load it.
 
 from .ring_coordinator import RingCoordinator
 from .ring_table import GAP_S, Lender, Ring, RingTable
-from .stage_updates import SelectedShards

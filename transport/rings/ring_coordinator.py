@@ -12,10 +12,8 @@ from transport import actions as do
 from transport.actions import Outbox
 from transport.membership import Roster, Session
 from transport.protocol import LayerDivision, UrlError, dials, events, machine_routes, messages
-from transport.scheduling import Rounds
 
 from .ring_table import MOST, Lender, Ring, RingTable
-from .stage_updates import StageUpdates
 
 PROBE_S = 5.0  # for a new machine and those that are there to measure their lines
 STANDS_BY = "stands by: it takes the place of a machine that is lost, or one in another ring"
@@ -36,18 +34,11 @@ class Machine:
 
 
 class RingCoordinator:
-    """Lent machines of a run, which have sessions that train nothing.
+    """Lent machines of a run, which have sessions that train nothing."""
 
-    Args:
-        exchanges: they send their shards themselves; else all of a replica's packets pass its head.
-    """
-
-    def __init__(
-        self, division: LayerDivision, out: Outbox, members: Roster, rounds: Rounds, exchanges: bool
-    ) -> None:
-        self._out, self._members, self._exchanges = out, members, exchanges
+    def __init__(self, division: LayerDivision, out: Outbox, members: Roster) -> None:
+        self._out, self._members = out, members
         self.table = RingTable(division)
-        self.updates = StageUpdates(rounds, members, self.table)
         self._machines: dict[str, Machine] = {}  # by session
         self._now = 0.0
         self._said: dict[str, Any] = {"rings": [], "waiting": []}  # to the host
@@ -214,8 +205,7 @@ class RingCoordinator:
             reason = f"{why}; {UNREACHED}" if hidden else why
             return messages.Placed("", 0, [], reason, probe, spare)
         number = ring.machines.index(session.id)
-        exchanges = self._exchanges and len(ring.machines) > 1
-        return messages.Placed(ring.id, number, self._of(ring), probe=probe, exchanges=exchanges)
+        return messages.Placed(ring.id, number, self._of(ring), probe=probe)
 
     def _probe(self, session: Session) -> list[messages.OtherMachine]:
         """List the machines to which a machine's lines are to be measured now."""

@@ -135,7 +135,6 @@ class Exchange:
                 tokens=self.reports[s].tokens,
                 rewards=tuple(self.reports[s].rewards),
                 key=self.keys.get(self.members[s], ""),
-                stages=tuple(self.reports[s].stages),
             )
             for s in self.by_name
         )

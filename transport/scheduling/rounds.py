@@ -15,7 +15,7 @@ every step that needs no further input.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Sequence, Set
 from dataclasses import asdict, replace
 from enum import Enum
 from itertools import zip_longest
@@ -31,7 +31,6 @@ from transport.membership import Admission, Roster, Session, SessionEvent, State
 from transport.protocol import (
     RunSettings,
     SampleRanges,
-    TrafficDelta,
     count_samples,
     events,
     messages,
@@ -102,16 +101,6 @@ class Sharding(Protocol):
     def refusal(self, session: Session, name: str) -> str | None: ...
 
 
-class Replicas(Protocol):
-    """Hooks of a run with replicas of several machines, see rings.StageUpdates."""
-
-    def refusal(self, session: Session, name: str) -> str | None: ...
-    def whole(self, session: Session, report: messages.Report) -> bool: ...
-    def credited(
-        self, moved: Mapping[str, TrafficDelta], members: Container[str]
-    ) -> dict[str, TrafficDelta]: ...
-
-
 class Passing(Protocol):
     """Hooks of a run whose peers pass packets and files on, see passing.PassingCoordinator."""
 
@@ -162,7 +151,6 @@ class Rounds:
         self.sharding: Sharding | None = None
         self.passing: Passing | None = None
         self.audits: Auditing | None = None
-        self.replicas: Replicas | None = None
         self.turns: Turns | None = None
         if settings.members_per_round is not None:
             from .turns import Turns  # a run whose peers are all members never loads that module
@@ -247,8 +235,6 @@ class Rounds:
         if ex is None or self.phase is not Phase.OPEN or report is None:
             return
         if session.id in ex.claims or not ex.whole(session.id):
-            return
-        if self.replicas is not None and not self.replicas.whole(session, report):
             return
         claims = ex.claims[session.id] = self.leases.claim(session.id, report.delivers)
         ex.arrived[session.id] = now - ex.opened
@@ -800,10 +786,7 @@ class Rounds:
                 session.ready_claim = None
         self.round += 1
         self.ladder = self.ladder.committed(ex.round, ex.need(accepted, done))
-        moved = self._members.tell_traffic()
-        if self.replicas is not None:
-            moved = self.replicas.credited(moved, ex.members)
-        event = ex.event(accepted, done, moved, now)
+        event = ex.event(accepted, done, self._members.tell_traffic(), now)
         for name, why in sorted(done.impossible.items()):
             self._out.warn(f"reports what cannot be: {why}", name)
         steps, counted = self.settings.steps, self.leases.counted

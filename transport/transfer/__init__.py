@@ -1,6 +1,6 @@
 """Transfers of objects in acknowledged chunks, under a congestion window."""
 
-from .bandwidth_budget import BandwidthBudget, measured
+from .bandwidth_budget import BandwidthBudget
 from .chunks import DIGEST, HASH_BLOCK, ChunkBuffer, ChunkFile, ChunkMap, block_hashes, count_blocks
 from .congestion_window import MIN_FRAGMENT
 from .connection_registry import MAX_CONNECTIONS, UNWANTED_BYTES, VIOLATION, ConnectionRegistry

@@ -23,7 +23,7 @@ PACKED = 64 << 20  # bytes of leases cached
 CACHED_CHUNKS = 64  # of the newest packet, for the next peer
 
 LEASE = ObjectKind("lease/<round>", ("peer",), "`Round.samples` x the longest sample", Cost.ROUND)
-PACKET = ObjectKind("packet/<round>", ("peer", "stage", "standby"), "the codec's longest packet", Cost.ROUND)
+PACKET = ObjectKind("packet/<round>", ("peer", "standby"), "the codec's longest packet", Cost.ROUND)
 RANGE = ObjectKind(
     "packets/<a>-<b>", ("peer", "standby"), "(b - a) x (the codec's longest packet + 56)", Cost.READ
 )

@@ -20,7 +20,6 @@ from recipes.algorithm.adaptive_rate import (
 )
 from recipes.algorithm.aggregator import Aggregator
 from recipes.algorithm.compressor import compressor_of
-from recipes.algorithm.decoded_updates import select_shards
 from recipes.algorithm.global_model import GlobalModel, replay
 from recipes.algorithm.worker import Worker, worker_of
 from recipes.config.presets import PRESETS
@@ -226,8 +225,6 @@ def test_no_packet_of_a_run_is_longer_than_its_receiver_knows_beforehand(preset:
         packet = aggregator.step(round, [("ann", sent.packet, 1.0)])
         worker.finish(packet, sent)
         lengths += [(len(one), limits.packet(round)) for one in (sent.packet, packet)]
-        last = select_shards(packet, [shards - 1], shards)
-        lengths.append((len(last), limits.packet(round, [shards - 1])))
     handoff = worker.handoff(int(fast))
     assert handoff is not None
     lengths.append((len(handoff.packet), limits.handoff()))

@@ -25,7 +25,6 @@ from transport.peer.size_bounds import BOUNDS, bound_of
 from transport.protocol import ObjectKind, RunKeys, messages
 from transport.protocol.keys import CurveKeys
 from transport.protocol.message_codec import decode_to_peer, encode
-from transport.rings import stage_updates
 from transport.standby import replica_source
 from transport.transfer import object_store
 from transport.transfer.object_store import NO_ROW
@@ -46,7 +45,6 @@ NAMED = {  # what stands for a part of a name -> an example
     "<number>": "1",
     "<attempt>": "1",
     "<stamp>": str(10**18),
-    "<shards>": "0-1",
     "<file>": "config.json",
     "<peer>": "ann",
     "<owner>": "ann",
@@ -61,7 +59,7 @@ SAID = {  # what a fetched object is, where this toy knows it
 }
 # nothing of these is there in this toy: no round is sharded, audited, evaluated or handed over
 EMPTY = {"audit/<round>", "part/<round>/<peer>", "shard/<round>", "shard/<round>/<owner>", "estate/<number>"}
-EMPTY |= {"packet/<round>/<shards>", "snapshot/<round>/model.safetensors", "lease/<round>"}
+EMPTY |= {"snapshot/<round>/model.safetensors", "lease/<round>"}
 
 
 class Caller:
@@ -250,7 +248,7 @@ def test_names_without_an_object_leave_nothing_behind_and_those_without_a_row_en
 
 def all_kinds() -> set[ObjectKind]:
     """The rows of all hubs."""
-    modules = (object_store, replica_source, shard_aggregation, stage_updates)
+    modules = (object_store, replica_source, shard_aggregation)
     kinds = {kind for module in modules for kind in vars(module).values() if isinstance(kind, ObjectKind)}
     return kinds | {AUDITED}
 

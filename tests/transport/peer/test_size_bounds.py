@@ -31,7 +31,7 @@ ROUND = messages.Round(0, 0, 9, ["ann"], 4, True, audits=[0])
 
 
 class ShortPackets(ToyBounds):
-    def packet(self, round: int, shards: object = None) -> int:
+    def packet(self, round: int) -> int:
         return PACKET
 
     def handoff(self) -> int:

@@ -1,4 +1,4 @@
-"""How much a stranger has to read: the functions and files that a round enters, and a join until its first
+"""How much a stranger has to read: the functions and files that a round enters, and a join until its third
 step, and what such a run loads. Ceilings that only fall.
 
 Real processes are traced, all their threads: the hub, two peers, and a third one that joins
@@ -24,7 +24,7 @@ from scripts.swarms.processes import Process
 
 COCKTAIL = (sys.executable, "-m", "cocktail_cli")
 LAUNCH = "launch smoke --peers 2 --port 0 --bind 127.0.0.1 --json data.max_length=32 max_steps=4000 -o out"
-MOST = {"a round": (815, 120), "a join": (790, 120)}  # functions, files
+MOST = {"a round": (800, 120), "a join": (855, 125)}  # functions, files
 LOADED = {  # packages of one capability that a run without it loads all the same
     "cocktail_cli/aggregation",
     "cocktail_cli/proofs",
@@ -90,7 +90,7 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Walk]:
         launch.until("step", len(launch.heard("step")) + 2)
         a_round = written(folder, [launch.pid, *local])
         with started(folder, "join", url, "--yes", "--json") as join:
-            join.until("step")
+            join.until("step", 3)  # in its first rounds it may be given nothing to compress
             a_join = written(folder, [join.pid])
     return {"a round": a_round, "a join": a_join}
 

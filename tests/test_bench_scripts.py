@@ -119,7 +119,7 @@ def told(script: str, *arguments: str) -> dict[str, Any]:
     """Run a script and return the object that it prints."""
     done = subprocess.run(
         [sys.executable, "-m", f"scripts.bench.{script}", *arguments, "--json"],
-        capture_output=True, text=True, timeout=120, check=True, cwd=ROOT,
+        capture_output=True, text=True, timeout=600, check=True, cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     return dict(json.loads(done.stdout))

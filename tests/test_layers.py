@@ -352,7 +352,7 @@ def test_sockets_and_clocks_of_transport_stay_in_its_shells() -> None:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.slow

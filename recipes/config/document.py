@@ -63,10 +63,8 @@ class Document:
             return f"{self.file}:{self.lines[key]}"
         section = self.values.get("compression")
         name = str(section.get("preset")) if isinstance(section, dict) else ""
-        if (preset := PRESETS.get(name)) is None:
-            return None
-        values = {"compression": preset.keys, "training": preset.training}.get(str(key[0]), {})
-        return f"preset {name}" if key[-1] in values else None
+        preset = PRESETS.get(name) if key[0] == "compression" else None
+        return f"preset {name}" if preset is not None and key[-1] in preset.keys else None
 
     def problem(self, key: Key, message: str, hint: str = "") -> Problem:
         """Make a problem at `key`, with the line of the key or of the section around it."""

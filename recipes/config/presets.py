@@ -7,18 +7,16 @@ All are Algorithm 1 with a compressor C, a number H of local steps, and an outer
     aggregator: u = rate sum_i w_i C[d_i];  v <- momentum v + u;  D = u + momentum v + e
                 e <- D - C[D]
 
-A preset supplies the values of its paper for the keys that a recipe does not write, and the matching
-`adam_beta1`. `cocktail` is the schema's defaults, which come from our quality study. No code branches on a
-preset's name, so each key may be changed alone.
+A preset supplies the values of its paper for the keys that a recipe does not write. `cocktail` is the
+schema's defaults, which come from our quality study. No code branches on a preset's name, so each key may be
+changed alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-
-ADAM = {"adam_beta1": 0.9}
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,6 @@ class Preset:
     what: str
     paper: str
     keys: Mapping[str, Any]  # of the `compression` section; all others keep the defaults of schema.py
-    training: Mapping[str, Any] = field(default_factory=lambda: ADAM)  # of the `training` section
 
 
 MEAN: dict[str, Any] = {"outer_learning_rate": 1.0}
@@ -38,8 +35,7 @@ FRESH: dict[str, Any] = {**EVERYTHING, "staleness": 0}
 PRESETS: dict[str, Preset] = {
     "cocktail": Preset(
         "sampled, sparse and quantized, overlapped with the next step",
-        "CocktailSGD, as below; the sum for the mean, bits and betas: our quality study (LOG.md)",
-        {},
+        "CocktailSGD, as below; the sum for the mean, and bits: our quality study (LOG.md)",
         {},
     ),
     "cocktail-paper": Preset(
@@ -49,15 +45,13 @@ PRESETS: dict[str, Preset] = {
     ),
     "cocktail-wide": Preset(
         "three times as many coordinates sampled, a smaller K: for 8 peers and more",
-        "CocktailSGD, as above; p, K, bits and no momentum: our quality study (LOG.md)",
+        "CocktailSGD, as above; p, K and bits: our quality study (LOG.md)",
         {"random_ratio": 0.38, "topk_ratio": 0.047, "quant_bits": 1},
-        {"adam_beta1": 0.0},
     ),
     "cocktail-thin": Preset(
         "a quarter as many coordinates, as signs, two rounds in flight: for lines of 20 Mbit/s",
         "CocktailSGD, as above; p, bits, decay and staleness: our quality study (LOG.md)",
         {"random_ratio": 0.0264, "quant_bits": 1, "error_decay": 0.9, "staleness": 2},
-        {},
     ),
     "lora-cocktail": Preset(
         "adapters are small: all of them each step, in 4 bits, overlapped with the next step",

@@ -247,7 +247,7 @@ class Training(Section):
     )
     weight_decay: Annotated[Real, Field(ge=0)] = key(0.0, "decoupled weight decay")
     adam_beta1: Annotated[Real, Field(ge=0, lt=1)] = key(
-        0.5, "beta1 of the swarm; each peer uses its part, and presets may set another"
+        0.9, "decay of the first moment; each peer takes its part where updates are added up"
     )
     adam_beta2: Annotated[Real, Field(ge=0, lt=1)] = key(0.999, "decay of the second moment")
     adam_epsilon: Annotated[Real, Field(gt=0)] = key(1e-8, "epsilon of Adam")
@@ -482,17 +482,6 @@ class Recipe(Section):
     swarm: Swarm = Swarm()
     checkpoint: Checkpoint = Checkpoint()
     logging: Logging = Logging()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _apply_preset(cls, given: Any) -> Any:
-        compression, training = (
-            given.get(name, {}) if isinstance(given, dict) else None for name in ("compression", "training")
-        )
-        if not isinstance(compression, dict) or not isinstance(training, dict):
-            return given
-        preset = PRESETS.get(str(compression.get("preset", "")))
-        return {**given, "training": {**preset.training, **training}} if preset else given
 
     @model_validator(mode="before")
     @classmethod

@@ -18,9 +18,11 @@ SEEDS = (1, 2, 3)
 MILLION = Size(hidden=160, layers=3, steps=400, base_steps=1000)  # a second size, of a million parameters
 
 COCKTAIL = Setting()
-SUM = Setting(sample=0.113, bits=2, outer_rate=0.0, beta1=0.5)  # the recipes' default
-BEFORE = replace(SUM, outer_rate=4.0, beta2=0.99)  # until 2026-11-22: no peer's momentum was divided
-WIDE = replace(SUM, sample=0.38, keep=0.047, bits=1, beta1=0.0)  # visits more, sends less of it
+SUM = Setting(sample=0.113, bits=2, outer_rate=0.0, own_noise=0)  # the recipes' default
+OWN_NOISE = replace(SUM, beta1=0.5, own_noise=1)  # until 2026-11-27
+BEFORE = replace(OWN_NOISE, outer_rate=4.0, beta2=0.99)  # until 2026-11-22: no peer's momentum was divided
+WIDE = replace(SUM, sample=0.38, keep=0.047, bits=1)  # visits more, sends less of it
+OWN_WIDE = replace(WIDE, beta1=0.0, own_noise=1)
 THIN = replace(SUM, sample=0.04)
 THINNEST = replace(SUM, sample=0.129, bits=1, staleness=0, local_steps=8, error_decay=0.8)
 
@@ -33,21 +35,25 @@ class Row:
 
 
 REFERENCE = Row("all-reduce, FP32", Setting(peers=0))
-SIGNS = replace(SUM, bits=1, staleness=2)
-SPARSE_SIGNS = replace(SIGNS, sample=0.0264, error_decay=0.9)  # `cocktail-thin`
+SIGNS = replace(OWN_NOISE, bits=1, staleness=2)
+SPARSE_SIGNS = replace(SIGNS, sample=0.0264, error_decay=0.9)
+SPARSEST = replace(SPARSE_SIGNS, beta1=0.9, own_noise=0)  # `cocktail-thin`
 THIN_LINES = (
-    Row("p=.113 K=.025, 2 bits, `packets`, beta1 .5, staleness 2", replace(SUM, keep=0.025, staleness=2)),
+    Row(
+        "p=.113 K=.025, 2 bits, `packets`, beta1 .5, staleness 2", replace(OWN_NOISE, keep=0.025, staleness=2)
+    ),
     Row("p=.113 K=.029, 1 bit, `packets`, beta1 .5, staleness 2", replace(SIGNS, keep=0.029)),
     Row("p=.113 K=.022, 1 bit, `packets`, beta1 .5, staleness 2", replace(SIGNS, keep=0.0222)),
-    Row("p=.022 K=.2, 2 bits, `packets`, beta1 .5, staleness 2", replace(SUM, sample=0.0218, staleness=2)),
+    Row(
+        "p=.022 K=.2, 2 bits, `packets`, beta1 .5, staleness 2",
+        replace(OWN_NOISE, sample=0.0218, staleness=2),
+    ),
     Row(
         "p=.022 K=.2, 1 bit, `packets`, beta1 .5, staleness 2, error decay .9",
         replace(SPARSE_SIGNS, sample=0.022),
     ),
-    Row(
-        "p=.026 K=.2, 1 bit, `packets`, beta1 .5, staleness 2, error decay .9 (`cocktail-thin`)",
-        SPARSE_SIGNS,
-    ),
+    Row("p=.026 K=.2, 1 bit, `packets`, beta1 .5, staleness 2, error decay .9", SPARSE_SIGNS),
+    Row("p=.026 K=.2, 1 bit, `packets`, staleness 2, error decay .9 (`cocktail-thin`)", SPARSEST),
     Row("the same with SOAP, betas .5 .99", replace(SPARSE_SIGNS, optim="soap", beta2=0.99)),
 )
 TOP_K = Setting(sample=1.0, keep=0.0053, bits=16, staleness=0)  # at the default's bytes
@@ -58,7 +64,7 @@ MASKING = (
     Row("p=1 K=.0053, 16 bits, the mean, fresh, momentum masked", replace(TOP_K, masked=1)),
     Row("p=1 K=.0053, 16 bits, the mean, fresh", TOP_K),
 )
-AMORTISED = Row("p=.129 K=.2, 1 bit, `packets`, beta1 .5, fresh, H=8, error decay .8", THINNEST)
+AMORTISED = Row("p=.129 K=.2, 1 bit, `packets`, fresh, H=8, error decay .8", THINNEST)
 
 
 @dataclass(frozen=True)
@@ -82,11 +88,12 @@ def with_peers(rows: tuple[Row, ...], peers: int) -> tuple[Row, ...]:
 METHODS = (
     Row("p=.1 K=.2, 4 bits (`cocktail-paper`)", COCKTAIL),
     Row("p=.113 K=.2, 2 bits, 4 times the mean, betas .5 .99", BEFORE),
-    Row("p=.113 K=.2, 2 bits, `packets`, beta1 .5 (`cocktail`)", SUM),
-    Row("p=.04 K=.2, 2 bits, `packets`, beta1 .5", THIN),
+    Row("p=.113 K=.2, 2 bits, `packets` (`cocktail`)", SUM),
+    Row("p=.04 K=.2, 2 bits, `packets`", THIN),
     AMORTISED,
-    Row("p=.38 K=.047, 1 bit, `packets`, beta1 0", WIDE),
-    Row("p=.38 K=.0493, 1 bit, `packets`, beta1 0, fresh", replace(WIDE, keep=0.0493, staleness=0)),
+    Row("p=.38 K=.047, 1 bit, `packets` (`cocktail-wide`)", WIDE),
+    Row("p=.113 K=.2, 2 bits, `packets`, beta1 .5, each by its own noise", OWN_NOISE),
+    Row("p=.38 K=.047, 1 bit, `packets`, beta1 0, each by its own noise", OWN_WIDE),
 )
 
 
@@ -117,16 +124,16 @@ WITHOUT = {
     "10 % of the packets too late": {"dropped": 0.1},
     "30 % of the packets too late": {"dropped": 0.3},
 }
-SIXTEEN = replace(SUM, rows=16)  # twice the batch, so that 16 peers have a sample each
+SIXTEEN = replace(OWN_NOISE, rows=16)  # twice the batch, so that 16 peers have a sample each
 
 TABLES = (
     Table("four peers", METHODS, SEEDS),
     Table("four peers on 20 Mbit/s, two rounds in flight", THIN_LINES, SEEDS),
     Table("four peers, momentum masking", MASKING),
     Table("eight peers", with_peers(METHODS, 8), SEEDS),
-    Table("the gap", tuple(replace(row, like=None) for row in changed_from(SUM, GAP))),
-    Table("one technique at a time", changed_from(SUM, EQUAL), SEEDS),
-    Table("without", changed_from(SUM, WITHOUT), SEEDS),
+    Table("the gap", tuple(replace(row, like=None) for row in changed_from(OWN_NOISE, GAP))),
+    Table("one technique at a time", changed_from(OWN_NOISE, EQUAL), SEEDS),
+    Table("without", changed_from(OWN_NOISE, WITHOUT), SEEDS),
     Table(
         "peers",
         changed_from(SIXTEEN, {f"{n} peers": {"peers": n} for n in (1, 2, 4, 8, 16)}),
@@ -137,10 +144,10 @@ TABLES = (
 DENSE = REFERENCE.setting
 SOAP: dict[str, Any] = {"optim": "soap", "beta2": 0.99}
 OPTIMIZERS = {  # all-reduce with it, and peers whose packets are sums of its steps
-    "AdamW": (DENSE, WIDE),
-    "Muon": (replace(DENSE, optim="muon"), replace(WIDE, optim="muon", matrix_momentum=0.9)),
-    "SOAP": (replace(DENSE, **SOAP), replace(WIDE, **SOAP)),
-    "AdamW in a fixed eigenbasis": (replace(DENSE, basis=1), replace(WIDE, basis=1)),
+    "AdamW": (DENSE, OWN_WIDE),
+    "Muon": (replace(DENSE, optim="muon"), replace(OWN_WIDE, optim="muon", matrix_momentum=0.9)),
+    "SOAP": (replace(DENSE, **SOAP), replace(OWN_WIDE, **SOAP)),
+    "AdamW in a fixed eigenbasis": (replace(DENSE, basis=1), replace(OWN_WIDE, basis=1)),
 }
 OTHERS: dict[Optim, tuple[float, float, float]] = {  # a quarter, half and all of all-reduce's best rate
     "muon": (2e-3, 4e-3, 8e-3),
@@ -153,7 +160,6 @@ SWARMS = {4: 0, 8: 0, 16: 16, 32: 32}  # peers -> samples of a step, where they 
 
 # ---- at all-reduce's own rate -----------------------------------------------------------------------------
 
-SWARM = replace(SUM, own_noise=0)  # the recipes' default, as a recipe runs it
 EXACT = Setting(sample=1.0, keep=1.0, bits=32, staleness=0, own_noise=0)  # AdamW's steps, averaged exactly
 ADAPTERS = replace(EXACT, bits=4, staleness=1, lora=8)  # `lora-cocktail`
 
@@ -174,13 +180,9 @@ def of_peers(name: str, setting: Setting, counts: tuple[int, ...]) -> tuple[Row,
 
 
 def of_swarms(counts: tuple[int, ...], **keys: Any) -> tuple[Row, ...]:
-    """Make the rows of peers that average exactly, and of `cocktail` with them and as it was before."""
-    exact, swarm, before = (replace(one, **keys) for one in (EXACT, SWARM, SUM))
-    return (
-        *of_peers("averaged exactly", exact, counts),
-        *of_peers("`cocktail`", swarm, counts),
-        *of_peers("`cocktail`, each by its own noise", before, counts),
-    )
+    """Make the rows of peers that average exactly, and of `cocktail` with them."""
+    exact, swarm = (replace(one, **keys) for one in (EXACT, SUM))
+    return (*of_peers("averaged exactly", exact, counts), *of_peers("`cocktail`", swarm, counts))
 
 
 SHORT, HARSH = Size(steps=400), Size(steps=400, base_steps=400)
@@ -192,8 +194,8 @@ SAME_RATE = (
         (1e-3, 2e-3, 4e-3),
         (
             *of_swarms((1, 2, 4, 8)),
-            Row("2 peers, 1 row and 7, `cocktail`", replace(SWARM, peers=2, shares="1:7")),
-            Row("2, then 8, then 2 peers, `cocktail`", replace(SWARM, peers=8, turns="2:8:2")),
+            Row("2 peers, 1 row and 7, `cocktail`", replace(SUM, peers=2, shares="1:7")),
+            Row("2, then 8, then 2 peers, `cocktail`", replace(SUM, peers=8, turns="2:8:2")),
         ),
     ),
     SameRate(
@@ -249,7 +251,7 @@ SAME_RATE = (
         (
             *of_peers("`lora-cocktail`", ADAPTERS, (4, 8)),
             *of_peers("`lora-cocktail`, each by its own noise", replace(ADAPTERS, own_noise=1), (4, 8)),
-            *of_peers("`cocktail`", replace(SWARM, lora=8), (4, 8)),
+            *of_peers("`cocktail`", replace(SUM, lora=8), (4, 8)),
         ),
     ),
     *(
@@ -263,7 +265,7 @@ SAME_RATE = (
                 *of_peers(
                     "averaged exactly, each by its own noise", replace(EXACT, optim=optim, own_noise=1), (8,)
                 ),
-                *of_peers("`cocktail`", replace(SWARM, optim=optim), (8,)),
+                *of_peers("`cocktail`", replace(SUM, optim=optim), (8,)),
             ),
         )
         for optim, rates in OTHERS.items()

@@ -18,7 +18,6 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from recipes.config.presets import PRESETS
 from recipes.config.schema import Training
 from recipes.training.matrix_optimizers import embeddings_of
 from recipes.training.optimizers import build_optimizer, learning_rate, set_learning_rate
@@ -64,8 +63,7 @@ def cell(size: Size, rank: int, optim: Optim, rate: float, seed: int, folder: Pa
         for i, p in enumerate(weights)
         if not small(p.shape, rank)
     }
-    betas = PRESETS["allreduce"].training  # those of the reference
-    training = Training(learning_rate=rate, seed=seed, max_steps=size.steps, optim=optim, **betas)
+    training = Training(learning_rate=rate, seed=seed, max_steps=size.steps, optim=optim)
     optimizer = build_optimizer(flat.masters, training, embeddings_of(flat.model))
     rate_at = learning_rate(training, size.steps)
     for step in range(size.steps):

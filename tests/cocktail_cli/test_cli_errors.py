@@ -118,7 +118,7 @@ from cocktail_cli import main
 threading.Thread(target=threading.Event().wait).start()
 main.fail(main.explain(MemoryError("full")), False)
 """
-    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, timeout=600)
 
     assert (done.returncode, "memory" in done.stderr) == (8, True)
 

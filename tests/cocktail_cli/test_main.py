@@ -101,7 +101,7 @@ def run(*arguments):
 sys.slow, inner, main.run, sys.argv = Slow(), main.run, run, ["cocktail", "resume"]
 entry.main()
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
 
     assert (ended.returncode, ended.stdout) == (2, "bye\n")
     assert ended.stderr.startswith("error: ")

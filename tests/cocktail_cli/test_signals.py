@@ -104,7 +104,7 @@ with leave_in_time(lambda: 0.0, goodbye, lambda: 75):
 @pytest.mark.parametrize(("goodbye", "said"), [("said", "bye\n"), ("stuck", "")])
 def test_a_process_that_does_not_look_is_gone_in_time(root: Path, goodbye: str, said: str) -> None:
     command = [sys.executable, "-c", IN_TIME, goodbye]
-    ended = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, timeout=40)
+    ended = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, timeout=600)
 
     assert (ended.returncode, ended.stdout) == (75, said)
 
@@ -122,7 +122,7 @@ with signals.Interruption().handled():
         pass
     time.sleep(60)
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
 
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
@@ -151,7 +151,7 @@ def test_a_ctrl_c_while_the_modules_load_prints_nothing(arguments: tuple[str, ..
         env=environment,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=600,
     )
 
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")

@@ -65,7 +65,7 @@ def compiled(torch: Path) -> Path:
             *(f"-I{include}", f"-I{include / 'torch/csrc/api/include'}", str(SOURCE), "-o", str(made)),
             *(f"-L{lib}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{lib}"),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if done.returncode != 0:
             raise NotHere(f"{compiler} cannot build the fake CUDA device: {done.stderr.strip()[:500]}")
         made.replace(library)  # whole or not at all: another process may be building it, too

@@ -43,7 +43,7 @@ def test_all_that_is_claimed_of_a_gpu_holds_on_the_fake_one() -> None:
     ]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "-o", "python_files=claims_*.py", *claims, str(KERNELS)],
-        capture_output=True, text=True, timeout=400, env=environment, cwd=FOLDER.parents[1],
+        capture_output=True, text=True, timeout=600, env=environment, cwd=FOLDER.parents[1],
     )  # fmt: skip
 
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from recipes.config.presets import PRESETS
 from recipes.config.schema import Compression, Training
 from recipes.training.optimizers import learning_rate
 from scripts.study.cells import Cell, read, setting_of, setting_text
@@ -16,10 +15,11 @@ from scripts.study.eigenbasis import FixedEigenbasis
 from scripts.study.model import Models
 from scripts.study.plan import (
     DGC,
+    OWN_WIDE,
     RATES,
     REFERENCE,
     SEEDS,
-    SPARSE_SIGNS,
+    SPARSEST,
     SUM,
     TABLES,
     WIDE,
@@ -46,16 +46,14 @@ TWO = replace(EXACT, peers=2)
 
 def test_the_study_begins_at_the_papers_preset_and_what_it_recommends_is_the_default() -> None:
     paper, best = Compression(preset="cocktail-paper"), SUM
-    betas = PRESETS["cocktail-paper"].training
 
     assert Setting().compression.model_copy(update={"preset": "cocktail-paper"}) == paper
-    assert Setting().training(1e-3, 7, 9) == Training(learning_rate=1e-3, seed=7, max_steps=9, **betas)
+    assert Setting().training(1e-3, 7, 9) == Training(learning_rate=1e-3, seed=7, max_steps=9)
     assert best.compression == Compression()
     assert WIDE.compression.model_copy(update={"preset": "cocktail-wide"}) == Compression(
         preset="cocktail-wide"
     )
-    assert PRESETS["cocktail-wide"].training == {"adam_beta1": WIDE.beta1}
-    assert SPARSE_SIGNS.compression.model_copy(update={"preset": "cocktail-thin"}) == Compression(
+    assert SPARSEST.compression.model_copy(update={"preset": "cocktail-thin"}) == Compression(
         preset="cocktail-thin"
     )
     assert DGC.compression.model_copy(update={"preset": "dgc"}) == Compression(preset="dgc")
@@ -173,7 +171,7 @@ def test_optimizers_are_compared_at_rates_that_the_other_half_chose() -> None:
     def ended(chosen: float, reported: float) -> Outcome:
         return Outcome(1.0, 1.0, (), 1.0, 1.0, 120.0, 0.0, 0.0, (chosen, reported))
 
-    sparse = replace(WIDE, peers=8)
+    sparse = replace(OWN_WIDE, peers=8)
     found = {
         Cell(Setting(peers=0), 4e-3, 1): ended(1.0, 2.0),
         Cell(Setting(peers=0), 8e-3, 1): ended(1.1, 1.5),  # better on the half that is reported

@@ -228,7 +228,7 @@ def test_stderr_has_the_error_and_nothing_else(root: Path, tmp_path: Path) -> No
     """A process of its own, as here pytest stands between logging and stderr."""
     command = [sys.executable, "-m", "cocktail_cli", "status", "amber-oter-42"]
     home = os.environ | {"COCKTAIL_HOME": str(tmp_path)}
-    done = subprocess.run(command, cwd=root, env=home, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=root, env=home, capture_output=True, text=True, timeout=600)
 
     assert done.returncode == 3
     assert done.stderr.splitlines() == [

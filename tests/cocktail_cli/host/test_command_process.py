@@ -24,4 +24,4 @@ def test_no_file_of_the_working_folder_shadows_a_module(
     env = {**os.environ, "PYTHONPATH": str(HOUSE)}
     process = start_command(["--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env)
 
-    assert process.communicate(timeout=60)[0] == f"cocktail {cocktail_cli.__version__}\n"
+    assert process.communicate(timeout=600)[0] == f"cocktail {cocktail_cli.__version__}\n"

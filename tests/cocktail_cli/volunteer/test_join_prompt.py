@@ -182,7 +182,7 @@ def test_the_first_word_and_the_question_come_before_torch_is_imported(tmp_path:
         [sys.executable, "-c", ORDER, str(tmp_path / "ledger")],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         env=environment,
         check=False,
     )

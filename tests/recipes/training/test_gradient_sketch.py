@@ -185,7 +185,9 @@ def test_without_a_key_no_hook_is_set_and_there_is_no_sketch() -> None:
 def test_a_sketch_costs_next_to_nothing_beside_the_backward_pass() -> None:
     peer, samples = trainer("gpt_neox"), lease(64)
     took = dict.fromkeys(("", KEY), 1e9)
-    for _ in range(5):
+    for times in range(40):  # other load stretches some; the shortest of each are compared
+        if times >= 5 and took[KEY] < 1.25 * took[""]:
+            break
         for key in took:
             started = time.process_time()
             peer.zero()

@@ -60,7 +60,7 @@ class TrainingRun:
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as attacker:
             time.sleep(COMING_S)
             pace, most = self.pace(WATCHED_S)
-            said, _ = attacker.communicate(timeout=60)
+            said, _ = attacker.communicate(timeout=600)
         return pace, most, json.loads(said)
 
 

@@ -13,14 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from compress import (
-    Cocktail,
-    entropy,
-    entropy_bound,
-    heavy_tailed_models,
-    reference_packet,
-    reference_values,
-)
+from compress import Cocktail, entropy, entropy_bound, heavy_tailed_models, reference_packet, reference_values
 from scripts.bench.compress import GRID, SETTINGS, bench, energy_lost, table
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -18,7 +18,7 @@ from house import ROOMS, ROOT, code_lines, files, is_extension
 
 from cocktail_cli.completion import leaves
 from cocktail_cli.main import app
-from recipes.config.schema import Dataset, Recipe
+from recipes.config import Dataset, Recipe
 from transport.protocol import messages
 
 CEILINGS = {

@@ -6,17 +6,19 @@ from typing import TYPE_CHECKING, Any
 from . import run_folder
 from .command_process import read_events, start_command
 from .host_session import HostSession, LaunchSettings, launch_run
-from .local_peers import LifeLine, LocalSettings
+from .local_peers import LifeLine, LocalPeers, LocalSettings
 from .resume_run import check_format, checked_recipe, hosted_before
 from .run_folder import as_yaml, log_to
 
 if TYPE_CHECKING:
-    from .run_delegate import versions
+    from .run_delegate import RunDelegate, settings_of, versions
     from .run_verification import RunVerification
     from .snapshot_thread import CommittedModel
 
 _LAZY = {
     "versions": ".run_delegate",
+    "RunDelegate": ".run_delegate",
+    "settings_of": ".run_delegate",
     "CommittedModel": ".snapshot_thread",
     "RunVerification": ".run_verification",
 }

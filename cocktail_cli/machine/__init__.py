@@ -17,7 +17,7 @@ from .devices import (
 )
 from .file_systems import network_file_system
 from .freed_memory import return_freed_memory
-from .gpu_catalogue import GIB, RUNTIME, Gpu, gpu_of, this_machine
+from .gpu_catalogue import GIB, GPUS, RUNTIME, Gpu, gpu_of, this_machine
 from .hide_argv import hide_token
 from .identity import own_keys, registered_as
 from .network_address import (

@@ -10,8 +10,8 @@ from .availability import (
     take_turns,
 )
 from .base_weights import base_folder, bytes_to_fetch, check_files, fetch_base, free_bytes, spool_within
-from .bootstrap import Imports, micro_batch_of
+from .bootstrap import Bootstrap, Imports, micro_batch_of
 from .download_plan import DownloadPlan
 from .join_prompt import JoinQuestion, Offer, read_url
-from .limits import CONNECT_TIMEOUT, Resources, VolunteerLimits, lacking, requirements_column
+from .limits import CONNECT_TIMEOUT, NOMINAL, Resources, VolunteerLimits, lacking, requirements_column
 from .session import VolunteerSession

@@ -1,7 +1,7 @@
 """Sections of a packet: positions as small numbers (index coding), bytes made smaller (entropy coding)."""
 
 from . import index_coding
-from .entropy_coding import LZ4, LZ4_MOST, STORED, Section, expand, shrink
+from .entropy_coding import LZ4, LZ4_MOST, STORED, ZSTD, Section, expand, shrink, zstd
 from .index_coding import (
     GAPS,
     EncodedPositions,

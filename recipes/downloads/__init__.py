@@ -1,7 +1,7 @@
 """The Hugging Face hub and https addresses."""
 
 from .https_fetch import DownloadError, fetch_text, open_url
-from .hub_access import OFFLINE, Licence, ask_hub, gated_models, hub_cache, licence_of
+from .hub_access import OFFLINE, HubAnswer, Licence, ask_hub, gated_models, hub_cache, licence_of
 from .hugging_face import (
     Progress,
     Repository,

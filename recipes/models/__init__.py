@@ -1,7 +1,7 @@
 """Causal language models: base, LoRA, loading, export, model card."""
 
 from .adapter_merge import AdapterVector, convert_dtype, write_merged
-from .base_files import Base, BaseFile, base_digests, base_manifest, cached_commit
+from .base_files import Base, BaseFile, base_digests, base_manifest, cached_commit, hash_file, manifest_digest
 from .base_model import (
     BUILTIN_MODELS,
     check_fit,
@@ -17,7 +17,7 @@ from .base_model import (
     width_of,
 )
 from .causal_lm import TextGenerator, load_model, open_vector
-from .lora import base_parameter_name
+from .lora import add_adapters, base_parameter_name
 from .meta_init import ParameterFiller, build_on_meta, frozen_name
 from .model_card import Proof, RunSummary, method_of, package_versions, published_recipe, render_card
 from .packing_isolation import check_packing_isolation

@@ -1,7 +1,7 @@
 """One peer's training: gradient, optimizer, exchange, checkpoint."""
 
 from . import peer_checkpoint
-from .contribution_score import Evidence, Probe, UsefulnessScore
+from .contribution_score import Evidence, Gain, Probe, UsefulnessScore, Verdict
 from .gradient_noise import (
     NOISE_VALUES,
     GradientNoise,
@@ -46,6 +46,8 @@ from .trainer import (
 from .types import (
     CaughtUp,
     Delivery,
+    EvaluatedPart,
+    Event,
     HandedOver,
     Interrupted,
     Link,

@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 
-from cocktail_cli.dashboard.run_folder_reader import RunFolderReader
+from cocktail_cli.dashboard import RunFolderReader
 from cocktail_cli.host import run_folder as in_folder
-from cocktail_cli.machine.run_registry import RunRecord, save_run
-from cocktail_cli.ui.events import Event, PeerJoined, PeerLeft, RunFinished, RunStarted, Step, as_json
-from recipes.config.loader import load_recipe
+from cocktail_cli.machine import RunRecord, save_run
+from cocktail_cli.ui import Event, RunStarted, events
+from recipes.config import load_recipe
 from transport import RunKeys
-from transport.ledger.run_ledger import Counted, EvaluationRow, Ledger, RoundRow
+from transport.ledger import Counted, EvaluationRow, Ledger, RoundRow
 
 BEGAN = datetime(2026, 11, 20, 14, 0, 0, tzinfo=UTC).timestamp()
 PORT = 1  # where no hub listens, on any machine
@@ -41,7 +41,7 @@ class ARun:
 
     def tell(self, event: Event, seconds: float) -> None:
         with (self.folder / in_folder.EVENTS).open("a") as file:
-            file.write(as_json(event, self.at(seconds)) + "\n")
+            file.write(events.as_json(event, self.at(seconds)) + "\n")
 
     def start(self, round: int = 0, seconds: float = 0.0) -> None:
         versions = {"cocktail-sgd": "0.1.0"}
@@ -60,10 +60,10 @@ class ARun:
         self.tell(started, seconds)
 
     def join(self, peer: str, seconds: float, hardware: str = "RTX 3090") -> None:
-        self.tell(PeerJoined(peer, hardware), seconds)
+        self.tell(events.PeerJoined(peer, hardware), seconds)
 
     def leave(self, peer: str, seconds: float, reason: str = "left: Ctrl-C") -> None:
-        self.tell(PeerLeft(peer, reason), seconds)
+        self.tell(events.PeerLeft(peer, reason), seconds)
 
     def commit(
         self,
@@ -86,7 +86,7 @@ class ARun:
         self.rounds += 1
         if told:
             each = dict.fromkeys(members, 1.0)
-            step = Step(
+            step = events.Step(
                 step=r + 1,
                 steps=self.steps,
                 round=r,
@@ -108,7 +108,9 @@ class ARun:
 
     def finish(self, seconds: float) -> None:
         save_run(self.record.ended("finished", self.rounds, None))
-        self.tell(RunFinished(self.record.run, "out", self.rounds, None, "every sample was counted"), seconds)
+        self.tell(
+            events.RunFinished(self.record.run, "out", self.rounds, None, "every sample was counted"), seconds
+        )
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from lying_hub import WELCOME, Lie, LyingHub, Serve
 from msgspec.structs import replace
 
 from recipes.config import load_recipe
-from recipes.models.base_model import prepare_base
+from recipes.models import prepare_base
 from transport.protocol import RunKeys, messages
 from transport.transfer import HASH_BLOCK
 from transport.wire import RouterWire

@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 
-from cocktail_cli.host.run_delegate import RunDelegate, settings_of
-from recipes.algorithm.compressor import compressor_of
-from recipes.config.loader import load_recipe
-from recipes.config.schema import Recipe
-from recipes.data.corpus import Corpus, build_corpus
-from recipes.models.base_model import Base, load_tokenizer, prepare_base
+from cocktail_cli.host import RunDelegate, settings_of
+from recipes.algorithm import compressor_of
+from recipes.config import Recipe, load_recipe
+from recipes.data import Corpus, build_corpus
+from recipes.models import Base, load_tokenizer, prepare_base
 from transport import Hub, Ledger, RunKeys, RunURL
-from transport.ledger.run_ledger import RoundRow
+from transport.ledger import RoundRow
 from transport.protocol import WeightedPacket
 from transport.protocol import events as told
 

@@ -13,7 +13,7 @@ from in_this_process import Run
 from safetensors.torch import load_file, save_file
 from test_run_registry import record
 
-from cocktail_cli.machine.run_registry import save_run
+from cocktail_cli.machine import save_run
 from recipes.config import load_recipe
 from recipes.models import prepare_base
 from transport import RunKeys

@@ -14,7 +14,7 @@ import pytest
 from cocktail_cli.errors import EXIT, Failure, Problem, explain, is_fault, writing_to
 from recipes.errors import DataError, ForeignPacket, ForeignSamples, HubUnreachable, ModelError, RecipeError
 from recipes.errors import Problem as RecipeProblem
-from transport.protocol.errors import (
+from transport.protocol import (
     AddressInUse,
     LinkLost,
     NoRoom,

@@ -12,7 +12,7 @@ import typer.main
 from processor_time import half_a_second, timed
 
 from cocktail_cli.completion import local_peers, overrides, recipe_names, run_names, unfinished_runs
-from cocktail_cli.machine.run_registry import RunRecord, save_run
+from cocktail_cli.machine import RunRecord, save_run
 from cocktail_cli.main import app
 
 

@@ -18,8 +18,7 @@ from forked import Forked, needs_fork
 from in_this_process import Run
 from tls_only import CERTIFICATE, KEY, Firewall
 
-from cocktail_cli.machine import identity, run_registry
-from cocktail_cli.machine.run_registry import home
+from cocktail_cli.machine import home, load_run, own_keys
 
 COCKTAIL = [sys.executable, "-m", "cocktail_cli"]
 LAUNCH = [
@@ -101,7 +100,7 @@ def words_of(process: Path) -> bytes:
 
 def files_of(folder: Path) -> Iterator[Path]:
     """All but the two that hold secrets, for their user alone."""
-    secret = {run_registry.FILE, identity.FILE}
+    secret = {"run.json", "peer.json"}
     return (path for path in folder.rglob("*") if path.is_file() and path.name not in secret)
 
 
@@ -109,14 +108,14 @@ def secrets_of(run: str) -> dict[str, bytes]:
     """Collect what must appear nowhere else; of the token the part that the URL's checksum does not
     change.
     """
-    keys = run_registry.load_run(run).keys
+    keys = load_run(run).keys
     found = {
         "hub's key": keys["secret"],
         "signing key": keys["signing"],
         "owner's secret": keys["stop"],
         "token": keys["token"][:21],
     }
-    return {what: text.encode() for what, text in (found | {"peer": identity.own_keys().secret}).items()}
+    return {what: text.encode() for what, text in (found | {"peer": own_keys().secret}).items()}
 
 
 def asked(cocktail: Run, *arguments: str) -> dict[str, Any]:

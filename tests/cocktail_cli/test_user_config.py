@@ -12,7 +12,7 @@ from in_this_process import Run
 
 from cocktail_cli import user_config
 from cocktail_cli.main import app
-from cocktail_cli.volunteer.availability import parse_hours
+from cocktail_cli.volunteer import parse_hours
 
 URL = "cocktail://a@127.0.0.1:1/b"
 

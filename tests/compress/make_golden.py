@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from compress import Cocktail, decode
 from compress.coding import index_coding
-from compress.packet import format
-from compress.quantization.quantizer import quantize
+from compress.packet import write
+from compress.quantization import quantize
 
 M = 700
 
@@ -61,13 +61,13 @@ def main() -> None:
         "plain": index_coding._plain,
     }
     for name, way in ways.items():
-        made.append(entry(name, format.write(M, way(at, M), quantize(v[at], 4, 16)), M))
+        made.append(entry(name, write(M, way(at, M), quantize(v[at], 4, 16)), M))
     for name, m, at in (
         ("gaps in two parts", 100_000, np.array([3, 300, 301, 9000, 99_999])),
         ("gaps with escapes", 1400, np.array([*range(38), 400, 1201])),
     ):
         few = quantize(v[: len(at)], 2, 128)
-        made.append(entry(name, format.write(m, index_coding._gaps(at, m), few), m))
+        made.append(entry(name, write(m, index_coding._gaps(at, m), few), m))
     same = np.repeat(np.float32([1.5, -0.25]), 2000)
     made.append(
         entry("repeats", Cocktail(topk_ratio=1, quant_bits=8).encode(torch.from_numpy(same)).packet, 4000)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from compress.pinned_copy import array_brought, brought
+from compress import brought
+from compress.pinned_copy import array_brought
 
 
 def test_on_the_host_a_tensor_is_itself_and_an_array_is_a_copy_that_may_be_written() -> None:

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from compress import Cocktail, decode
-from compress.coding.entropy_coding import zstd
+from compress.coding import zstd
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text(encoding="utf-8"))
 

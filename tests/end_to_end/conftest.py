@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from in_process import rows, save_tiny
 
-from transport.scheduling.load_balancer import LoadBalancer
+from transport.scheduling import LoadBalancer
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -24,9 +24,6 @@ from typing import Any
 
 import pytest
 
-from recipes.weight_files import safetensors_files
-from transport.ledger import packet_log, run_ledger
-
 WAL = "ledger.db-wal"
 NOT_KEPT = ("ledger.lock", "ledger.db-shm")  # a lock, which ends with its process; an index, which is remade
 
@@ -155,9 +152,9 @@ def watched(folder: Path, at: Callable[[str], None]) -> Iterator[None]:
 
     connect = sqlite3.connect
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packet_log, "open", opened, raising=False)
-        patch.setattr(run_ledger.sqlite3, "connect", connected)
-        patch.setattr(safetensors_files, "open", opened, raising=False)
+        patch.setattr("transport.ledger.packet_log.open", opened, raising=False)
+        patch.setattr("transport.ledger.run_ledger.sqlite3.connect", connected)
+        patch.setattr("recipes.weight_files.safetensors_files.open", opened, raising=False)
         patch.setattr(os, "fsync", around(os.fsync, "fsync"))
         patch.setattr(os, "replace", around(os.replace, "replace"))
         yield

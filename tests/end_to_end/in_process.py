@@ -31,19 +31,15 @@ from transformers import (
     Qwen3Config,
 )
 
-from cocktail_cli.host.run_delegate import RunDelegate, settings_of
-from cocktail_cli.host.snapshot_thread import CommittedModel
+from cocktail_cli.host import CommittedModel, RunDelegate, settings_of
 from cocktail_cli.volunteer.run_link import RunBounds, RunLink
 from cocktail_cli.volunteer.shard_aggregator_link import exchange_by_shard, shard_backend
-from recipes.config.schema import Model, Recipe
-from recipes.data.corpus import build_corpus
-from recipes.models.base_model import BUILTIN_MODELS, Base, load_tokenizer, prepare_base
-from recipes.models.causal_lm import load_model
-from recipes.models.trainable import load_trained
-from recipes.training.loop import build_peer, finetune
-from recipes.training.types import Event, Peer, StepDone
+from recipes.config import Model, Recipe
+from recipes.data import build_corpus
+from recipes.models import BUILTIN_MODELS, Base, load_model, load_tokenizer, load_trained, prepare_base
+from recipes.training import Event, Peer, StepDone, build_peer, finetune
 from transport import Ledger, PeerLink
-from transport.aggregators.aggregator_thread import AggregatorThread
+from transport.aggregators import AggregatorThread
 from transport.protocol import events as hub
 
 BUILTIN = "builtin:tiny-gpt-neox"

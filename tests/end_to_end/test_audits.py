@@ -10,8 +10,8 @@ import pytest
 import torch
 from in_process import Swarm, recipe_of, rows, save_tiny
 
-from recipes.config.schema import Recipe
-from recipes.training.trainer import SingleDeviceTrainer
+from recipes.config import Recipe
+from recipes.training import SingleDeviceTrainer
 from transport.protocol import events as hub
 
 pytestmark = pytest.mark.slow

@@ -157,10 +157,9 @@ def test_bytes_are_told_for_each_peer_and_direction_with_their_ratio_to_fp16(sto
 
 def test_the_exported_model_is_the_one_that_was_measured(story: Story) -> None:
     """The export loads with from_pretrained, and its held-out loss is the last one of the run."""
-    from recipes.config.loader import recipe_from_json
-    from recipes.data.corpus import build_corpus
-    from recipes.models.base_model import open_tokenizer
-    from recipes.models.causal_lm import load_model
+    from recipes.config import recipe_from_json
+    from recipes.data import build_corpus
+    from recipes.models import load_model, open_tokenizer
     from recipes.objectives import NextTokens, evaluate
 
     model = Path(story.events[-1]["model"])

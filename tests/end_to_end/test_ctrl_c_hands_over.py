@@ -10,9 +10,8 @@ import torch
 from in_process import Member, Swarm, recipe_of, rows, save_tiny
 from torch import Tensor
 
-from recipes.training.peer_checkpoint import keep, read, restore
-from recipes.training.types import CaughtUp, Event, HandedOver, StepDone
-from transport.protocol.events import PeerLeft
+from recipes.training import CaughtUp, Event, HandedOver, StepDone, peer_checkpoint, read, restore
+from transport.protocol import events
 
 STEPS, LEAVES, PAUSE = 20, 7, 12  # rounds: ann leaves in LEAVES, bob waits for her in PAUSE
 
@@ -46,7 +45,7 @@ def test_a_peer_that_comes_back_has_its_residual_and_moments_and_goes_on(tmp_pat
         swarm.go(bob, look)
         swarm.go(ann)
         ann.join()
-        keep(ann.peer, tmp_path / "kept", {})
+        peer_checkpoint.keep(ann.peer, tmp_path / "kept", {})
         kept, old = residual(ann), ann.peer.trainer.optimizer.state_dict()["state"]
         assert alone.wait(60)
         again = swarm.prepare("ann")
@@ -63,7 +62,7 @@ def test_a_peer_that_comes_back_has_its_residual_and_moments_and_goes_on(tmp_pat
         assert {int(old[n]["step"]) for n in old} == {LEAVES}, "the gradient it was at is dropped"
         assert read(tmp_path / "kept").round <= PAUSE < again.steps[0].round
         torch.testing.assert_close(caught_up[0], kept, rtol=0, atol=1e-6)
-        left = next(event for event in swarm.all(PeerLeft) if event.peer == "ann")
+        left = next(event for event in swarm.all(events.PeerLeft) if event.peer == "ann")
         assert (left.reason, left.legacy) == ("left: left on request", handed_over.size)
         assert len(again.steps) > 3
         assert torch.equal(again.common, bob.common)

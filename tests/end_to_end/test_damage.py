@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cocktail_cli.host.host_session import HostSession
-from cocktail_cli.host.run_delegate import settings_of
+from cocktail_cli.host import HostSession, settings_of
 from cocktail_cli.host.snapshot_thread import SnapshotThread, replayed
 from cocktail_cli.machine import save_run
 from recipes.algorithm import GlobalModel
@@ -37,8 +36,7 @@ from scripts.fault_injection.damage import (
     word_of,
 )
 from transport import RunKeys
-from transport.ledger import Counted, EvaluationRow, KnownPeer, Ledger, RoundRow
-from transport.ledger.run_ledger import OpenSession
+from transport.ledger import Counted, EvaluationRow, KnownPeer, Ledger, OpenSession, RoundRow
 from transport.protocol import WeightedPacket
 
 ROUNDS, NAME = 7, "amber-otter-42"

@@ -12,8 +12,7 @@ import pytest
 import torch
 from in_process import recipe_of, rows, run_link_of
 
-from cocktail_cli.host.run_delegate import RunDelegate, settings_of
-from cocktail_cli.host.snapshot_thread import CommittedModel
+from cocktail_cli.host import CommittedModel, RunDelegate, settings_of
 from cocktail_cli.volunteer.run_link import RunLink
 from cocktail_cli.volunteer.shard_aggregator_link import (
     connect_aggregators,
@@ -21,16 +20,14 @@ from cocktail_cli.volunteer.shard_aggregator_link import (
     open_shard_server,
     shard_backend,
 )
-from recipes.data.corpus import build_corpus
-from recipes.models.base_model import load_tokenizer, prepare_base
-from recipes.models.causal_lm import load_model
-from recipes.training.loop import build_peer, finetune
-from recipes.training.types import StepDone
+from recipes.data import build_corpus
+from recipes.models import load_model, load_tokenizer, prepare_base
+from recipes.training import StepDone, build_peer, finetune
 from transport import Hub, Ledger, PeerLink, RunKeys
-from transport.aggregators.aggregator_thread import AggregatorThread
+from transport.aggregators import AggregatorThread
 from transport.peer import PeerIdentity
+from transport.protocol import CurveKeys
 from transport.protocol import events as hub
-from transport.protocol.keys import CurveKeys
 
 NAMES = ("ann", "bob", "cat", "dan")
 

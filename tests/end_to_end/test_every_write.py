@@ -17,14 +17,12 @@ from memory_swarm import MemorySwarm
 from torch import Tensor
 from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 
-from cocktail_cli.aggregation.durable_aggregator import DurableAggregator
+from cocktail_cli.aggregation import DurableAggregator
 from compress import Cocktail
-from recipes.algorithm.aggregator import Aggregator, Log, unlogged
-from recipes.algorithm.compressor import handoff_compressor
+from recipes.algorithm import Aggregator, Log, handoff_compressor, unlogged
 from transport import Ledger
-from transport.ledger.run_ledger import RoundRow
-from transport.protocol import messages
-from transport.protocol.events import Event
+from transport.ledger import RoundRow
+from transport.protocol import Event, messages
 
 pytestmark = pytest.mark.slow
 

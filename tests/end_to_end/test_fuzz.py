@@ -11,10 +11,8 @@ from transport_targets import HUB_BYTES, PEER_BYTES, hear, joined_connections, o
 
 from scripts.fuzzing.fuzz import GROUPS, Tally, TooMuch, case_of, fuzz, keep, replay, targets, try_case
 from scripts.fuzzing.mutate import Target, message
-from transport.protocol import messages
-from transport.protocol.message_codec import encode
-from transport.wire.frames import Received
-from transport.wire.rate_limit import TokenBuckets
+from transport.protocol import encode, messages
+from transport.wire import Received, TokenBuckets
 
 CASES = {"messages": 86_000, "bulk": 2_000, "packets": 8_000, "legacy": 500, "files": 3_500, "ways": 900}
 

@@ -15,22 +15,18 @@ import torch
 from in_process import Member, Swarm, recipe_of, rows, save_tiny
 from safetensors.torch import save_file
 
-from cocktail_cli.host.run_delegate import versions
-from cocktail_cli.host.snapshot_thread import CommittedModel
-from cocktail_cli.machine.run_registry import cache
-from cocktail_cli.ui.events import Event, Progressed
-from cocktail_cli.volunteer.bootstrap import Bootstrap
-from cocktail_cli.volunteer.limits import VolunteerLimits
+from cocktail_cli.host import CommittedModel, versions
+from cocktail_cli.machine import cache
+from cocktail_cli.ui import Event, Progressed
+from cocktail_cli.volunteer import Bootstrap, VolunteerLimits
 from cocktail_cli.volunteer.run_link import RunLink
 from compress import PACKET_VERSION
-from recipes.training.loop import finetune
-from recipes.training.types import StepDone
+from recipes.training import StepDone, finetune
 from transport import RunSettings
-from transport.membership.sessions import refusal
-from transport.peer.catch_up import CatchUpSource
-from transport.protocol import messages
-from transport.protocol.errors import RefusedByHub
-from transport.transfer.chunks import block_hashes
+from transport.membership import refusal
+from transport.peer import CatchUpSource
+from transport.protocol import RefusedByHub, messages
+from transport.transfer import block_hashes
 
 AT = 4  # round of the snapshot
 

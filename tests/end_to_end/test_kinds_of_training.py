@@ -11,8 +11,8 @@ import torch
 from in_process import Swarm, recipe_of, rows
 from peft import AutoPeftModelForCausalLM
 
-from recipes.data.samples import collate
-from recipes.models.causal_lm import load_model
+from recipes.data import collate
+from recipes.models import load_model
 from transport.protocol import events as hub
 
 pytestmark = pytest.mark.slow

@@ -12,11 +12,9 @@ import pytest
 import torch
 from in_process import Member, Swarm, recipe_of, rows, save_tiny
 
-from cocktail_cli.host.run_delegate import RunDelegate
-from recipes.algorithm.global_model import DecodedPacket
-from recipes.algorithm.worker import Worker
-from recipes.training.contribution_score import Evidence, Verdict
-from recipes.training.types import Event, StepDone
+from cocktail_cli.host import RunDelegate
+from recipes.algorithm import DecodedPacket, Worker
+from recipes.training import Event, Evidence, StepDone, Verdict
 from transport import Ledger
 from transport.protocol import events as hub
 

@@ -11,7 +11,7 @@ import pytest
 from crash_points import watched
 from test_every_write import SAMPLES, audit, run
 
-from transport.protocol.events import RunEnded
+from transport.protocol import RunEnded
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from in_process import Member, Swarm, recipe_of
 
-from recipes.training.types import Event, StepDone
+from recipes.training import Event, StepDone
 from transport.protocol import events as hub
 
 # Nobody is lost by a machine that is busy: bits are compared.

@@ -10,9 +10,9 @@ import pytest
 import torch
 from in_process import Member, Swarm, recipe_of
 
-from cocktail_cli.host.run_delegate import RunDelegate
-from recipes.config.presets import PRESETS
-from recipes.training.types import Event, StepDone
+from cocktail_cli.host import RunDelegate
+from recipes.config import PRESETS
+from recipes.training import Event, StepDone
 from transport import Ledger
 from transport.protocol import events as hub
 

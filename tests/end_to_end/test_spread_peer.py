@@ -22,17 +22,15 @@ from in_process import Member, Swarm, recipe_of, rows, save_tiny
 from torch import Tensor
 
 from cocktail_cli.volunteer.gpu_processes import GpuProcesses
-from recipes.config.schema import Recipe
-from recipes.data.corpus import Sample
-from recipes.models.causal_lm import load_model
-from recipes.models.trainable import load_trained
-from recipes.multi_gpu.fsdp_peer import FsdpTrainer, build_fsdp_peer
+from recipes.config import Recipe
+from recipes.data import Sample
+from recipes.models import load_model, load_trained
+from recipes.multi_gpu import build_fsdp_peer
+from recipes.multi_gpu.fsdp_peer import FsdpTrainer
 from recipes.objectives import Measured
+from recipes.training import HandedOver, Peer, StepDone, build_peer, peer_checkpoint, read, restore
 from recipes.training.lease_gradient import apply, compute
-from recipes.training.loop import build_peer
 from recipes.training.micro_batch import shrink_to_fit, tried
-from recipes.training.peer_checkpoint import keep, read, restore
-from recipes.training.types import HandedOver, Peer, StepDone
 
 pytestmark = pytest.mark.slow
 MANY, LONG = 32, 512  # sequences and tokens of a micro-batch whose logits alone take 20 MB
@@ -241,7 +239,7 @@ def test_what_it_kept_is_taken_up_by_one_process_or_two(
     recipe = recipe_of(save_tiny("gpt_neox", tmp_path / "model"), data, training={"optim": optim})
     two = build_fsdp_peer(ranks, tmp_path / "model", None, recipe, 2)
     step(two, 0.0)
-    keep(two, tmp_path / "kept", {})
+    peer_checkpoint.keep(two, tmp_path / "kept", {})
     states = {name: tensor.clone() for name, tensor in two.trainer.tensors().items()}
     alone = build_peer(load_model(tmp_path / "model"), recipe, 2)
     restore(alone, tmp_path / "kept")
@@ -270,7 +268,7 @@ def test_what_8_bits_keep_is_taken_up_to_the_bit_by_as_many_ranks_and_begins_ane
     for peer, name in ((two, "two"), (alone, "one")):
         for _ in range(2):
             step(peer, 0.0)
-        keep(peer, tmp_path / name, {})
+        peer_checkpoint.keep(peer, tmp_path / name, {})
         read(tmp_path / name)
     states = {name: tensor.clone() for name, tensor in two.trainer.tensors().items()}
     ahead = step(two, 0.0), x_of(two)
@@ -403,7 +401,7 @@ def test_asked_to_leave_it_hands_over_and_comes_back_with_what_it_kept(
         two = spread_member(swarm, ranks, "ann")
         swarm.go(two, lambda member, _: member.leave() if len(member.steps) == 3 else None)
         two.join()
-        keep(two.peer, tmp_path / "kept", {})
+        peer_checkpoint.keep(two.peer, tmp_path / "kept", {})
         left = two.peer.worker.residual_norm()
         back = spread_member(swarm, ranks, "ann")
         restore(back.peer, tmp_path / "kept")

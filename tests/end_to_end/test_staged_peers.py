@@ -16,16 +16,13 @@ import torch
 from in_process import Member, Swarm, recipe_of, rows, save_tiny
 
 from compress import fingerprint
-from recipes.algorithm.aggregator import aggregator_of
-from recipes.algorithm.decoded_updates import shards_in
-from recipes.config.schema import Recipe
+from recipes.algorithm import aggregator_of, shards_in
+from recipes.config import Recipe
 from recipes.data import Sample
 from recipes.errors import StageFailed, StageLost
-from recipes.models import meta_trained_model
-from recipes.models.trainable import load_trained
+from recipes.models import load_trained, meta_trained_model
 from recipes.objectives import Measured
-from recipes.pipeline import StageMessage, StageModel, cut_at_layers, cut_of, parameter_costs
-from recipes.pipeline.stage_model import layers_of
+from recipes.pipeline import StageMessage, StageModel, cut_at_layers, cut_of, layers_of, parameter_costs
 from recipes.staged_peer import (
     LineLost,
     RingHead,
@@ -37,8 +34,7 @@ from recipes.staged_peer import (
     mend,
     ring_request,
 )
-from recipes.training.types import CaughtUp, EvaluatedPart
-from transport.scheduling import straggler_deadline
+from recipes.training import CaughtUp, EvaluatedPart
 from transport.stages import stage_line
 
 pytestmark = pytest.mark.slow
@@ -170,7 +166,7 @@ class StagedSwarm(Swarm):
 @pytest.fixture(autouse=True)
 def no_straggler(monkeypatch: pytest.MonkeyPatch) -> None:
     """No packet is late because other programs use this machine: two runs are compared step by step."""
-    monkeypatch.setattr(straggler_deadline, "FLOOR", 30.0)
+    monkeypatch.setattr("transport.scheduling.straggler_deadline.FLOOR", 30.0)
 
 
 @pytest.fixture

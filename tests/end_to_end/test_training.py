@@ -11,18 +11,16 @@ import torch
 from in_process import FAMILIES, Member, Swarm, recipe_of, rows, save_tiny
 from transformers import get_cosine_schedule_with_warmup
 
-from compress.backends import dispatch
-from recipes.algorithm.global_model import GlobalModel
-from recipes.config.loader import load_recipe
-from recipes.data.samples import collate
+from recipes.algorithm import GlobalModel
+from recipes.config import load_recipe
+from recipes.data import collate
 from recipes.models import load_model, loss_sum
 from recipes.objectives import NextTokens, evaluate
-from recipes.training.optimizers import build_optimizer
-from recipes.training.types import Event, StepDone
-from recipes.weight_files.parameter_layout import FlatParameters
+from recipes.training import Event, StepDone, build_optimizer
+from recipes.weight_files import FlatParameters
 from scripts.swarms.processes import wait_for
 from transport.protocol import events as hub
-from transport.transfer.bandwidth_budget import BandwidthBudget
+from transport.transfer import BandwidthBudget
 
 pytestmark = pytest.mark.slow
 
@@ -211,7 +209,7 @@ def test_a_run_takes_any_vector_by_the_loops_of_long_ones_and_of_short_ones(
     worth: int, neox: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that is exchanged: the empty first round, deltas, what a leaver hands over, what a joiner folds."""
-    monkeypatch.setattr(dispatch, "WORTH", worth)
+    monkeypatch.setattr("compress.backends.dispatch.WORTH", worth)
     with Swarm(recipe_of(neox, data), tmp_path / "run") as swarm:
 
         def at_round(member: Member, event: Event) -> None:

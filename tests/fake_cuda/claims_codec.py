@@ -16,7 +16,7 @@ from cocktail_cli.machine import no_kernels
 from compress import Cocktail, decode, fingerprint
 from compress.backends import dispatch
 from compress.backends.triton import selection_kernels
-from compress.quantization.quantizer import SEEN
+from compress.quantization import quantizer
 from recipes.algorithm import DecodedPacket, GlobalModel, compressor_of, replay
 from recipes.planning.memory_plan import exchange_part
 from recipes.training import finetune
@@ -130,7 +130,7 @@ def test_an_exchange_waits_for_the_device_twice_and_takes_the_memory_that_is_pla
     assert since.isnan().all()
     assert told == fingerprint(worker.global_model.vector)
     assert brought < 8 * k, (start.to_device, finish.to_device)
-    fitted = 4 * min(k, 2 * SEEN)  # values that the levels are fitted to: never more than 1 MiB
+    fitted = 4 * min(k, 2 * quantizer.SEEN)  # values that the levels are fitted to: never more than 1 MiB
     assert sum(start.to_host.values()) < 2 * k + fitted, start.to_host
     planned = exchange_part(around.peer.recipe.compression, LONG**2, beside=0, gpu=True).bytes
     assert taken == pytest.approx(planned, rel=0.1)

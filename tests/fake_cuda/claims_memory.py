@@ -19,7 +19,8 @@ from compress import fingerprint
 from recipes.config import Recipe
 from recipes.data import Sample, unpack_samples
 from recipes.models import load_trained, trained_dtype
-from recipes.planning.memory_plan import Machine, plan_memory, step_bytes
+from recipes.planning import Machine, plan_memory
+from recipes.planning.memory_plan import step_bytes
 from recipes.training import (
     HandedOver,
     NotHandedOver,

@@ -13,7 +13,7 @@ from tiny_models import CONFIGS
 from transformers import AutoModelForCausalLM
 
 from cocktail_cli.commands.check.doctor import accelerator
-from cocktail_cli.machine import gpu_catalogue, this_machine, weaknesses
+from cocktail_cli.machine import this_machine, weaknesses
 from recipes.config import Recipe
 from recipes.hardware import half_precision
 from recipes.models import load_trained
@@ -71,7 +71,8 @@ def test_doctor_plan_and_join_know_what_the_device_emulates(
     capability: tuple[int, int], words: str, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.machine.capability = capability
-    monkeypatch.setattr(gpu_catalogue, "measured", lambda device, dtype: 1.0)  # a fake device is slow
+    # A fake device is slow.
+    monkeypatch.setattr("cocktail_cli.machine.gpu_catalogue.measured", lambda device, dtype: 1.0)
 
     assert words in accelerator("cuda:1").text
     assert this_machine("cuda").bf16 is native

@@ -17,7 +17,7 @@ from recipes.config import load_recipe
 from recipes.data import Sample, batches
 from recipes.models import load_trained, prepare_base
 from recipes.multi_gpu import build_fsdp_peer
-from recipes.planning.memory_plan import Machine, plan_memory
+from recipes.planning import Machine, plan_memory
 from recipes.training import Lowered, Peer, build_peer
 from recipes.training.micro_batch import shrink_to_fit
 

@@ -19,22 +19,14 @@ import torch
 
 from compress import Cocktail, PacketError, Update, decode, decode_packed, decode_windows
 from compress.backends import dispatch
-from compress.coding.entropy_coding import LZ4
-from compress.packet.format import BODY, HEAD, LEVELS
-from recipes.algorithm.aggregator import Aggregator
-from recipes.algorithm.decoded_updates import RejectedUpdate
-from recipes.config.loader import load_recipe, recipe_from_json
-from recipes.data.corpus import Sample
-from recipes.data.samples import pack_samples, unpack_samples
+from compress.coding import LZ4
+from compress.packet import BODY, HEAD, LEVELS
+from recipes.algorithm import Aggregator, RejectedUpdate
+from recipes.config import load_recipe, recipe_from_json
+from recipes.data import Sample, pack_samples, unpack_samples
 from recipes.errors import DataError, ModelError, RecipeError
-from recipes.training.peer_checkpoint import FORMAT, read
-from recipes.weight_files.safetensors_files import (
-    TensorSpec,
-    read_header,
-    safetensors_header,
-    words_digest,
-    write_safetensors,
-)
+from recipes.training import peer_checkpoint, read
+from recipes.weight_files import TensorSpec, read_header, safetensors_header, words_digest, write_safetensors
 from scripts import ROOT
 from scripts.fuzzing.mutate import EDGES, Target, bent, mutated
 
@@ -274,7 +266,13 @@ def kept_file() -> tuple[Path, bytes]:
     path = Path(tempfile.mkdtemp(prefix="fuzz-")) / "kept.safetensors"
     x = torch.zeros(4)
     sums = {"x": "0" * 16, "common": "0" * 16}
-    words = {"run": "r", "format": FORMAT, "round": "3", "fingerprint": "0" * 16, "sums": json.dumps(sums)}
+    words = {
+        "run": "r",
+        "format": peer_checkpoint.FORMAT,
+        "round": "3",
+        "fingerprint": "0" * 16,
+        "sums": json.dumps(sums),
+    }
     write_safetensors(path, {"x": x, "common": x}, {**words, "check": words_digest(words)})
     read(path)
     return path, path.read_bytes()

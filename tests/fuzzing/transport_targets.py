@@ -21,24 +21,19 @@ from msgspec import msgpack
 
 from scripts.fuzzing.mutate import INTS, Target, bent, joined, message, mutated, parts_of
 from scripts.swarms.idle_delegate import IdleDelegate
-from transport.aggregators.shard_server import ShardServer
+from transport.aggregators import ShardServer
 from transport.hub import Hub
 from transport.hub.reader_thread import Reading
-from transport.ledger.packet_log import CRC, HEADER, MAGIC, pack_header, read_packets
-from transport.ledger.run_ledger import Counted, Ledger, OpenSession, Recovered, RoundRow
-from transport.peer.catch_up import CatchUp, CatchUpState, LocalCopy
-from transport.peer.connection_manager import PREFETCHED, ConnectionManager, LinkLimits, chunk_buffer
-from transport.peer.peer_state import KEPT, PeerState
-from transport.protocol import message_codec
+from transport.ledger import Counted, Ledger, OpenSession, Recovered, RoundRow, pack_header, read_packets
+from transport.ledger.packet_log import CRC, HEADER, MAGIC
+from transport.peer import CatchUp, CatchUpState, LinkLimits, LocalCopy, PeerState
+from transport.peer.connection_manager import PREFETCHED, ConnectionManager, chunk_buffer
+from transport.peer.peer_state import KEPT
+from transport.protocol import LedgerError, ProtocolError, RunKeys, RunSettings, message_codec
 from transport.protocol import messages as m
-from transport.protocol.errors import LedgerError, ProtocolError
-from transport.protocol.keys import RunKeys
-from transport.protocol.run_settings import RunSettings
 from transport.scheduling import Phase
-from transport.transfer import CHUNK, MAX_UPLOADS
-from transport.transfer.connection_registry import MAX_CONNECTIONS
-from transport.wire.frames import Connected, Frames, Received
-from transport.wire.rate_limit import Bandwidth, RateLimits
+from transport.transfer import CHUNK, MAX_CONNECTIONS, MAX_UPLOADS
+from transport.wire import Bandwidth, Connected, Frames, RateLimits, Received
 from transport.wire.zeromq_sockets import MAX_FRAME
 
 SHA = "ab" * 32
@@ -352,7 +347,7 @@ def make_catch_up(rng: Random) -> bytes:
 def check_catch_up(case: bytes) -> bool:
     """Check that the requests ahead are bounded whatever a hub says it has."""
     from cocktail_cli.errors import Failure
-    from cocktail_cli.volunteer.base_weights import check_files
+    from cocktail_cli.volunteer import check_files
 
     plain, own, newest = msgpack.decode(case)
     try:

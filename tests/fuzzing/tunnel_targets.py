@@ -13,9 +13,8 @@ from websockets.uri import WebSocketURI
 
 from scripts.fuzzing.mutate import Target, mutated
 from transport.protocol import Proxy
-from transport.tunnel import converse, relay_socks
+from transport.tunnel import CHUNK, converse, relay_socks
 from transport.tunnel.proxy_handshake import ProxyRefused, http_connect, socks_handshake
-from transport.tunnel.streams import CHUNK
 from transport.tunnel.websocket_stream import upgraded
 
 RUN = f"{'0' * 32}.run"

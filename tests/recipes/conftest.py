@@ -13,10 +13,10 @@ import transformers
 from a_web import Web
 from tiny_models import BUILTIN, CONFIGS
 
-from recipes.config.loader import load_recipe
-from recipes.data.corpus import Corpus, build_corpus
-from recipes.downloads.https_fetch import fetch_text
-from recipes.models.base_model import open_tokenizer
+from recipes.config import load_recipe
+from recipes.data import Corpus, build_corpus
+from recipes.downloads import fetch_text
+from recipes.models import open_tokenizer
 
 BARE = """\
 version: 1

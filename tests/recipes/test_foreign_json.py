@@ -15,11 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from compress import PacketError
-from recipes.config import Dataset
+from recipes.config import Dataset, recipe_from_json
 from recipes.config.document import override, parse, parse_value, read
-from recipes.config.loader import recipe_from_json
+from recipes.data import read_rows
 from recipes.data.conversations import check_tool_calls
-from recipes.data.sources import read_rows
 from recipes.downloads import from_pretrained_options
 from recipes.errors import InputError
 from recipes.foreign_json import (
@@ -31,12 +30,11 @@ from recipes.foreign_json import (
     parse_json,
     read_object,
 )
-from recipes.models.base_files import base_manifest
-from recipes.models.base_model import context_of
+from recipes.models import base_manifest, context_of
 from recipes.models.lora import adapter_base
 from recipes.pipeline import StageMessage
 from recipes.staged_peer.ring_request import HEAD, request_of
-from recipes.weight_files.safetensors_files import open_tensors, read_header
+from recipes.weight_files import open_tensors, read_header
 from recipes.weight_files.stored_vector import model_config_files
 
 DEEP = 200_000

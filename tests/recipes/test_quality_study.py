@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from recipes.config.schema import Compression, Training
-from recipes.training.optimizers import learning_rate
+from recipes.config import Compression, Training
+from recipes.training import learning_rate
 from scripts.study.cells import Cell, read, setting_of, setting_text
 from scripts.study.eigenbasis import FixedEigenbasis
 from scripts.study.model import Models

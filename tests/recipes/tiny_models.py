@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from recipes.models.base_model import BUILTIN_MODELS
+from recipes.models import BUILTIN_MODELS
 
 SIZES: dict[str, dict[str, Any]] = {
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 2},

@@ -25,11 +25,9 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from transport import parse_url
-from transport.protocol import messages
-from transport.protocol.keys import CurveKeys, as_z85
-from transport.protocol.message_codec import decode_to_peer, encode
-from transport.protocol.run_url import RunURL
-from transport.wire.zeromq_sockets import MAX_FRAME, raise_file_limit
+from transport.protocol import CurveKeys, RunURL, as_z85, decode_to_peer, encode, messages
+from transport.wire import raise_file_limit
+from transport.wire.zeromq_sockets import MAX_FRAME
 
 BLOB = "base/blob"  # an object of some megabytes that the hub has
 KIB, MIB = 1 << 10, 1 << 20

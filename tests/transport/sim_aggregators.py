@@ -13,10 +13,9 @@ from sim_swarm import TOKEN, SimPeer, SimSwarm
 from toy_swarm import toy_settings
 
 from transport import actions as do
-from transport.aggregators.shard_assignment import digest_of
-from transport.aggregators.shard_coordinator import ShardCoordinator
-from transport.ledger.residual_handoffs import PendingHandoff
-from transport.peer.peer_state import PeerState, SessionState
+from transport.aggregators import ShardCoordinator, digest_of
+from transport.ledger import PendingHandoff
+from transport.peer import PeerState, SessionState
 from transport.protocol import messages
 
 SHARDS = 4

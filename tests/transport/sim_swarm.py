@@ -16,23 +16,21 @@ from msgspec.structs import replace
 from toy_swarm import toy_settings
 
 from transport import actions as do
-from transport.hub.hub_state import HubState
-from transport.ledger.run_ledger import (
-    RECENT,
-    VOTING_ROUNDS,
-    EvaluationRow,
-    KnownPeer,
-    OpenSession,
-    Recovered,
-    RoundRow,
+from transport.hub import HubState
+from transport.ledger import RECENT, VOTING_ROUNDS, EvaluationRow, KnownPeer, OpenSession, Recovered, RoundRow
+from transport.peer import PeerState, SessionState
+from transport.protocol import (
+    Event,
+    RunEnded,
+    RunSettings,
+    SamplePool,
+    decode_to_hub,
+    decode_to_peer,
+    encode,
+    messages,
+    sample_ids,
 )
-from transport.peer.peer_state import PeerState, SessionState
-from transport.protocol import messages
-from transport.protocol.events import Event, RunEnded
-from transport.protocol.message_codec import decode_to_hub, decode_to_peer, encode
-from transport.protocol.run_settings import RunSettings
-from transport.protocol.sample_ranges import SamplePool, sample_ids
-from transport.scheduling.rounds import Phase
+from transport.scheduling import Phase
 
 TOKEN, STOP = "token", "stop-secret"
 TOKENS = 10

@@ -9,9 +9,16 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from transport.protocol import Unreachable
-from transport.tunnel import LoopThread, ReadAhead, SocketStream, dial_loopback, prepare, splice
-from transport.tunnel.streams import CHUNK
-from transport.tunnel.websocket_stream import TlsStream
+from transport.tunnel import (
+    CHUNK,
+    LoopThread,
+    ReadAhead,
+    SocketStream,
+    TlsStream,
+    dial_loopback,
+    prepare,
+    splice,
+)
 
 CERTIFICATE, KEY = (Path(__file__).parent / "tunnel" / f"relay-{part}.pem" for part in ("cert", "key"))
 

@@ -16,14 +16,9 @@ from toy_swarm import ToyPeer, ToyWork, toy_settings
 
 from cocktail_cli.volunteer.shard_aggregator_link import connect_aggregators, open_shard_server
 from transport import PeerLink, RunSettings, RunURL
-from transport.aggregators.aggregator_thread import AggregatorThread
-from transport.aggregators.shard_assignment import digest_of
-from transport.aggregators.shard_clients import ShardClients
-from transport.aggregators.shard_server import ShardServer
+from transport.aggregators import AggregatorThread, ShardClients, ShardServer, digest_of
 from transport.peer import PeerIdentity
-from transport.protocol import messages
-from transport.protocol.errors import Reopened, UpdateRejected
-from transport.protocol.keys import CurveKeys
+from transport.protocol import CurveKeys, Reopened, UpdateRejected, messages
 
 SHARDS = 6
 

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # for who starts it elsewher
 from toy_swarm import ToyWork, toy_settings
 
 from transport import Hub, Ledger, RunKeys
-from transport.protocol.events import RoundCommitted
+from transport.protocol import RoundCommitted
 
 
 def main(folder: str, port: str, keys: str, samples: str) -> None:

@@ -11,7 +11,7 @@ from memory_swarm import MemorySwarm
 from toy_swarm import PLENTY, ToyPeer, ToyWork, toy_settings
 
 from transport import PeerLink, RunSettings
-from transport.aggregators.shard_server import ShardServer
+from transport.aggregators import ShardServer
 from transport.passing import PacketSources, ReachablePeer
 from transport.passing.direct_links import DIAL_S
 from transport.peer import LinkLimits, PeerIdentity

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transport import PeerLink, RunSettings
-from transport.protocol import messages
-from transport.protocol.errors import Leaving, RunOver, SessionRenewed, TransportError, UpdateRejected
+from transport.protocol import Leaving, RunOver, SessionRenewed, TransportError, UpdateRejected, messages
 from transport.transfer import FreeDisk, Spool
 
 TOKENS = 10  # of each sample

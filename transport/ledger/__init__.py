@@ -3,7 +3,7 @@
 from .books import DATABASE, set_aside
 from .journal import JOURNAL
 from .ledger_copy import TAKEN_OVER, LedgerChanges, LedgerCopy, changes_after, updates_between
-from .packet_log import HEADER_SIZE, PACKETS, TAIL, PacketLog, read_packets
+from .packet_log import HEADER_SIZE, PACKETS, TAIL, PacketLog, pack_header, read_packets
 from .residual_handoffs import (
     HUB,
     Deliveries,
@@ -13,6 +13,8 @@ from .residual_handoffs import (
     merge_deliveries,
 )
 from .run_ledger import (
+    RECENT,
+    VOTING_ROUNDS,
     Counted,
     EvaluationRow,
     KnownPeer,

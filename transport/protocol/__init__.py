@@ -60,7 +60,7 @@ from .routes import (
     run_name,
 )
 from .run_settings import LayerDivision, RunSettings
-from .run_url import TOKEN_BYTES, RunURL, parse_url, to_base64, to_bytes
+from .run_url import RUN_NAME, TOKEN_BYTES, RunURL, parse_url, to_base64, to_bytes
 from .sample_ranges import (
     SamplePool,
     SampleRanges,

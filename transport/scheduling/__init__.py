@@ -3,5 +3,6 @@
 from .exchange import Exchange, fitting, row_of
 from .figures import RoundFigures, round_figures
 from .leases import Leases
+from .load_balancer import LoadBalancer
 from .round_history import RoundHistory
 from .rounds import PHASES, Phase, Rounds

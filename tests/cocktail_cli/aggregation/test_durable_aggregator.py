@@ -13,23 +13,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cocktail_cli.aggregation import DurableAggregator
 from cocktail_cli.aggregation.durable_aggregator import ERROR_FEEDBACK as ERROR
-from cocktail_cli.aggregation.durable_aggregator import UPDATES, DurableAggregator
+from cocktail_cli.aggregation.durable_aggregator import UPDATES
+from cocktail_cli.host import RunDelegate
 from cocktail_cli.host.contribution_probe import ProbeThread
-from cocktail_cli.host.run_delegate import RunDelegate
 from compress import Cocktail, join
-from recipes.algorithm.aggregator import Aggregator, verify_saved
-from recipes.algorithm.compressor import handoff_compressor
-from recipes.algorithm.decoded_updates import select_shards
-from recipes.config.loader import load_recipe
+from recipes.algorithm import Aggregator, handoff_compressor, select_shards, verify_saved
+from recipes.config import load_recipe
 from recipes.errors import ModelError
-from recipes.models.base_model import Base
+from recipes.models import Base
 from transport import Ledger
-from transport.ledger.residual_handoffs import HUB, PendingHandoff
-from transport.ledger.run_ledger import RoundRow
-from transport.ledger.update_log import read_rounds
-from transport.protocol import WeightedPacket
-from transport.protocol.errors import LedgerDamaged, LedgerError, UpdateRejected
+from transport.ledger import HUB, PendingHandoff, RoundRow, read_rounds
+from transport.protocol import LedgerDamaged, LedgerError, UpdateRejected, WeightedPacket
 
 P, SEED, ROUNDS = 400, 7, 8
 MIX = Cocktail(random_ratio=0.25, topk_ratio=0.2, quant_bits=4, block_size=16, shards=2)

@@ -10,10 +10,9 @@ import pytest
 import torch
 from test_durable_aggregator import MIX, SEED, P, handoffs_before, updates_of
 
-from cocktail_cli.aggregation.durable_aggregator import DurableShards
-from recipes.algorithm.aggregator import Aggregator
-from recipes.algorithm.decoded_updates import select_shards
-from transport.protocol.errors import UpdateRejected
+from cocktail_cli.aggregation import DurableShards
+from recipes.algorithm import Aggregator, select_shards
+from transport.protocol import UpdateRejected
 
 ROUNDS = 6
 DIES = ("never", "after each aggregate", "after each commit", "after each step")

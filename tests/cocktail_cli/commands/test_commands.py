@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from in_this_process import Run
 
-from cocktail_cli.host.run_folder import claim
+from cocktail_cli.host import run_folder
 from transport import RunKeys
 
 
@@ -176,10 +176,10 @@ def test_launch_refuses_an_output_folder_with_other_files(cocktail: Run, tmp_pat
 
 
 def test_the_folder_of_a_launch_that_failed_early_is_used_again(tmp_path: Path) -> None:
-    claim(tmp_path / "out", "hash")
+    run_folder.claim(tmp_path / "out", "hash")
     (tmp_path / "out" / "cocktail.log").write_text("failed")
 
-    claim(tmp_path / "out", "hash")
+    run_folder.claim(tmp_path / "out", "hash")
 
 
 @pytest.mark.parametrize("cut", [5, 40, 60, 80, 110])

@@ -15,10 +15,10 @@ from test_remote_reader import answer
 
 from cocktail_cli.commands.run.dashboard import page_source, source_of
 from cocktail_cli.dashboard.remote_reader import NOTE
+from cocktail_cli.host import run_folder
 from cocktail_cli.host.dashboard_process import DashboardProcess
-from cocktail_cli.host.run_folder import Recorder
-from cocktail_cli.machine.run_registry import save_run
-from cocktail_cli.ui.events import PageOpened, Warning
+from cocktail_cli.machine import save_run
+from cocktail_cli.ui import PageOpened, Warning
 from transport import RunKeys
 
 
@@ -63,7 +63,7 @@ def test_a_dashboard_that_cannot_start_is_only_a_warning(tmp_path: Path) -> None
 
 
 def test_the_dashboards_key_is_not_in_the_recorded_events(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
+    recorder = run_folder.Recorder(tmp_path)
     recorder.show(PageOpened("http://127.0.0.1:29480/#key=secret"))
     recorder.close()
 

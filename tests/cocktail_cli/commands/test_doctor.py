@@ -17,8 +17,8 @@ from tls_only import Firewall, server_context
 
 from cocktail_cli.commands.check import doctor
 from cocktail_cli.commands.check.doctor_run_url import pace
-from recipes.config.loader import load_recipe
-from recipes.downloads.hub_access import HubAnswer
+from recipes.config import load_recipe
+from recipes.downloads import HubAnswer
 from recipes.hardware import HostMemory
 from transport import RunKeys
 from transport.relay import HubTunnel, Relay

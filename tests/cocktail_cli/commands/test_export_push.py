@@ -22,23 +22,26 @@ from test_run_verification import altered
 from test_snapshot_thread import RECIPE, Story, minding, told
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.host.host_session import HostSession as Launch
-from cocktail_cli.machine.run_registry import RunRecord, save_run
+from cocktail_cli.host import HostSession as Launch
+from cocktail_cli.machine import RunRecord, save_run
 from cocktail_cli.proofs import hashes_of
-from cocktail_cli.ui.events import Checkpoint
-from recipes.algorithm.compressor import compressor_of
-from recipes.algorithm.global_model import GlobalModel
-from recipes.config.loader import load_recipe
-from recipes.config.schema import Recipe
-from recipes.downloads.hugging_face import Repository
+from cocktail_cli.ui import Checkpoint
+from recipes.algorithm import GlobalModel, compressor_of
+from recipes.config import Recipe, load_recipe
+from recipes.downloads import Repository
 from recipes.errors import HubUnreachable, ModelError
-from recipes.models.base_files import base_manifest, manifest_digest
-from recipes.models.base_model import open_tokenizer, prepare_base
-from recipes.models.causal_lm import TextGenerator, load_model
-from recipes.models.trainable import open_trained
-from recipes.weight_files.parameter_layout import FlatParameters
+from recipes.models import (
+    TextGenerator,
+    base_manifest,
+    load_model,
+    manifest_digest,
+    open_tokenizer,
+    open_trained,
+    prepare_base,
+)
+from recipes.weight_files import FlatParameters
 from transport import Ledger
-from transport.ledger.run_ledger import EvaluationRow
+from transport.ledger import EvaluationRow
 
 LORA = load_recipe(
     "smoke", ["lora_r=2", "lora_target_modules=[query_key_value]", "max_steps=40", "save_steps=4"]

@@ -11,8 +11,8 @@ from in_this_process import Run
 from test_run_registry import record
 
 from cocktail_cli.commands.run import logs
-from cocktail_cli.machine.run_registry import RunRecord, save_run
-from cocktail_cli.ui.events import Progressed, Warning, as_json
+from cocktail_cli.machine import RunRecord, save_run
+from cocktail_cli.ui import Progressed, Warning, events
 
 
 @pytest.fixture
@@ -23,10 +23,10 @@ def run(tmp_path: Path) -> RunRecord:
     told = " INFO cocktail_cli.told: "
     lines = [f"2026-11-23 09:00:0{n},000{told}step={n}/3\n" for n in (1, 2, 3)]
     (tmp_path / "out" / "cocktail.log").write_text("".join(lines) + "cut")
-    (tmp_path / "out" / "events.jsonl").write_text(as_json(Progressed("starting")) + "\n")
+    (tmp_path / "out" / "events.jsonl").write_text(events.as_json(Progressed("starting")) + "\n")
     (tmp_path / "out" / "peers").mkdir()
     error = json.dumps({"v": 1, "error": {"message": "no GPU"}})
-    peer = f"{as_json(Warning('slow disk'))}\n{error}\n"
+    peer = f"{events.as_json(Warning('slow disk'))}\n{error}\n"
     (tmp_path / "out" / "peers" / "local-1.jsonl").write_text(peer)
     (tmp_path / "out" / "peers" / "local-1.log").write_text("Traceback: of a crash\n")
     return known

@@ -13,16 +13,14 @@ import pytest
 from in_this_process import Run
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 
-from cocktail_cli.machine.identity import own_keys
-from cocktail_cli.machine.run_registry import RunRecord, load_run, save_run
-from recipes.config.loader import load_recipe
+from cocktail_cli.machine import RunRecord, load_run, own_keys, save_run
+from recipes.config import load_recipe
 from recipes.errors import RecipeError
 from transport import Hub, Ledger, PeerLink, RunKeys, ask_admin, parse_url
 from transport.ledger import KnownPeer
 from transport.peer import PeerIdentity
+from transport.protocol import CurveKeys, RefusedByHub, short_key
 from transport.protocol import events as told
-from transport.protocol.errors import RefusedByHub
-from transport.protocol.keys import CurveKeys, short_key
 
 
 class Running:

@@ -8,7 +8,7 @@ import pytest
 from in_this_process import Run
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine.gpu_catalogue import GIB, GPUS, Gpu, gpu_of
+from cocktail_cli.machine import GIB, GPUS, Gpu, gpu_of
 from recipes.planning import CARRIES
 
 SMALL = ("plan", "smoke", "--gpu", "t4", "--peers", "4")

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from cocktail_cli.commands.check.preview import painted
 from cocktail_cli.main import app
-from cocktail_cli.ui.output import say_styled
+from cocktail_cli.ui import say_styled
 
 RECIPE = """\
 version: 1

@@ -10,8 +10,8 @@ from pathlib import Path
 from in_this_process import Run
 from test_run_registry import record
 
-from cocktail_cli.machine.run_registry import save_run
-from recipes.config.loader import load_recipe
+from cocktail_cli.machine import save_run
+from recipes.config import load_recipe
 
 
 def ago(**time: float) -> str:

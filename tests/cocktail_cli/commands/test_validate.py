@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from in_this_process import Run
 
-from recipes.config.loader import list_recipes, load_recipe
-from recipes.planning.recipe_validation import unusual_settings
+from recipes.config import list_recipes, load_recipe
+from recipes.planning import unusual_settings
 
 RECIPE = """\
 version: 1

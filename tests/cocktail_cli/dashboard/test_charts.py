@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from cocktail_cli.dashboard import downsample, el
 from cocktail_cli.dashboard.charts import (
     BOTTOM,
     CHARACTER,
@@ -27,12 +28,11 @@ from cocktail_cli.dashboard.charts import (
     Series,
     axis_of,
     clock,
-    downsample,
     line_chart,
     row_chart,
     time_ticks,
 )
-from cocktail_cli.dashboard.markup import el, html
+from cocktail_cli.dashboard.markup import html
 from cocktail_cli.foreign_text import paragraphs
 
 finite = some.floats(min_value=1e-6, max_value=1e9)

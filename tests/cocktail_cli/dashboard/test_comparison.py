@@ -6,16 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from cocktail_cli.dashboard.comparison import (
-    MOST,
-    check_comparable,
-    compared,
-    losses_by_bytes,
-    recipe_differences,
-    unit_of,
-)
+from cocktail_cli.dashboard import RunHistory, check_comparable, compared, recipe_differences
+from cocktail_cli.dashboard.comparison import MOST, losses_by_bytes, unit_of
 from cocktail_cli.dashboard.markup import html
-from cocktail_cli.dashboard.run_history import About, Evaluation, Round, RunHistory
+from cocktail_cli.dashboard.run_history import About, Evaluation, Round
 from cocktail_cli.errors import Failure
 
 

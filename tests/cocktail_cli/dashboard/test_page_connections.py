@@ -12,9 +12,8 @@ from http.client import HTTPConnection
 
 import pytest
 
-from cocktail_cli.dashboard.markup import el
-from cocktail_cli.dashboard.report_page import Page
-from cocktail_cli.dashboard.web_server import WATCHERS, application, listen, server
+from cocktail_cli.dashboard import Page, application, el, listen, server
+from cocktail_cli.dashboard.web_server import WATCHERS
 
 PATIENCE = 0.3
 HALF = b"GET / HTTP/1.1\r\nHost: 127"

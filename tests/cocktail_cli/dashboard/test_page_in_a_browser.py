@@ -13,9 +13,8 @@ from browser import ENTER, TAB, Browser, browser, missing
 from uvicorn import Server
 
 from cocktail_cli.commands.results.report import as_html
-from cocktail_cli.dashboard.report_page import page_of
-from cocktail_cli.dashboard.web_server import application, listen, server
-from cocktail_cli.ui.events import PeerLeft
+from cocktail_cli.dashboard import application, listen, page_of, server
+from cocktail_cli.ui import events
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
 KEY, LINE = "the-hosts-key", "cocktail join cocktail://key.token@203.0.113.7:29400/amber-otter-42"
@@ -171,7 +170,7 @@ def test_the_loss_is_on_the_first_screen(chromium: Browser, shown: Shown, width:
 def test_no_label_of_a_chart_is_cut_off(chromium: Browser, shown: Shown, width: int) -> None:
     for number in range(6, 12):
         shown.run.commit("ann", "bob", loss=1e-5 * number)
-    shown.run.tell(PeerLeft("bob", "left: Ctrl-C"), 600.0)  # a tick of the time axis is 10:00
+    shown.run.tell(events.PeerLeft("bob", "left: Ctrl-C"), 600.0)  # a tick of the time axis is 10:00
     chromium.look_like(width, 800, "light")
     chromium.open(shown.url)
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from cocktail_cli.commands.results.report import as_html
-from cocktail_cli.dashboard.remote_reader import RemoteReader
-from recipes.config.loader import load_recipe
+from cocktail_cli.dashboard import RemoteReader
+from recipes.config import load_recipe
 from transport import RunKeys
-from transport.protocol.errors import LinkLost, Unreachable
+from transport.protocol import LinkLost, Unreachable
 
 
 def answer(round: int, *peers: tuple[str, int], **changed: Any) -> dict[str, Any]:

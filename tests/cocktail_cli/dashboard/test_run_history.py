@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from a_run import BEGAN, PARAMETERS, ARun, a_run
 
+from cocktail_cli.dashboard import RunFolderReader, RunHistory
 from cocktail_cli.dashboard.markup import html
 from cocktail_cli.dashboard.report_page import bars_of, sections
-from cocktail_cli.dashboard.run_folder_reader import RunFolderReader
-from cocktail_cli.dashboard.run_history import About, Contribution, Round, RunHistory
-from cocktail_cli.machine.run_registry import save_run
-from cocktail_cli.ui.events import Sample, Step, as_json
+from cocktail_cli.dashboard.run_history import About, Contribution, Round
+from cocktail_cli.machine import save_run
+from cocktail_cli.ui import events
 from transport.ledger import EvaluationRow
-from transport.protocol.errors import LedgerError
+from transport.protocol import LedgerError
 
 
 @pytest.fixture
@@ -44,9 +44,9 @@ def test_rounds_have_the_ledgers_loss_and_the_diarys_bytes(run: ARun) -> None:
 
 
 def test_fp16_would_have_gone_over_the_line_once_a_local_step(run: ARun) -> None:
-    step = Step(1, 20, 0, 4.0, 1, up_bytes={"ann": 500}, down_bytes={"ann": 500})
+    step = events.Step(1, 20, 0, 4.0, 1, up_bytes={"ann": 500}, down_bytes={"ann": 500})
     run.commit("ann", told=False)
-    line = json.loads(as_json(step)) | {"local_steps": 8}
+    line = json.loads(events.as_json(step)) | {"local_steps": 8}
     with (run.folder / "events.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
 
@@ -65,7 +65,7 @@ def test_a_round_that_the_diary_lacks_is_there_without_its_bytes(run: ARun) -> N
 
 def test_the_models_own_words_are_in_the_history_and_on_the_page(run: ARun) -> None:
     for step, text in ((0, " xx<b>xx"), (10, " a\x1b\x00\n function")):
-        run.tell(Sample(step, step, "The import", text, " statement"), 10.0 + step)
+        run.tell(events.Sample(step, step, "The import", text, " statement"), 10.0 + step)
 
     told = look(run)
     page = "".join(html(one) for one in sections(told) if one.get("id") == "samples")

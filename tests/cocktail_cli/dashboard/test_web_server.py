@@ -11,10 +11,8 @@ import pytest
 from a_run import ARun, a_run
 from starlette.testclient import TestClient
 
-from cocktail_cli.dashboard.report_page import Page, page_of
-from cocktail_cli.dashboard.run_folder_reader import RunFolderReader
-from cocktail_cli.dashboard.run_history import RunHistory
-from cocktail_cli.dashboard.web_server import HEADERS, PARTS, PORT, application, listen, read_part
+from cocktail_cli.dashboard import Page, RunFolderReader, RunHistory, application, listen, page_of, read_part
+from cocktail_cli.dashboard.web_server import HEADERS, PARTS, PORT
 from cocktail_cli.errors import Failure
 
 KEY = "the-hosts-key"

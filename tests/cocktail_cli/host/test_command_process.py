@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import cocktail_cli
-from cocktail_cli.host.command_process import start_command
+from cocktail_cli.host import start_command
 
 HOUSE = Path(cocktail_cli.__file__).parent.parent
 

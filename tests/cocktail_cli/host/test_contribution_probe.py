@@ -11,8 +11,8 @@ import pytest
 
 from cocktail_cli.host import contribution_probe
 from cocktail_cli.host.contribution_probe import ProbeThread
-from recipes.training.contribution_score import Gain
-from transport.membership.admission import STRIKES
+from recipes.training import Gain
+from transport.membership import STRIKES
 from transport.protocol import WeightedPacket
 
 UPDATES = [WeightedPacket(f"p{i}", b"packet", 1.0) for i in range(10)]

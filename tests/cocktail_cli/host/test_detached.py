@@ -17,8 +17,8 @@ from test_run_registry import record
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import detached
 from cocktail_cli.host.run_folder import unused_folder
-from cocktail_cli.machine.run_registry import load_run, save_run
-from cocktail_cli.ui.events import Event, Progressed, RunStarted, Warning, as_json, from_json
+from cocktail_cli.machine import load_run, save_run
+from cocktail_cli.ui import Event, Progressed, RunStarted, Warning, events, from_json
 
 STARTED = RunStarted(
     "amber-otter-42", "cocktail://k.t@h:1/amber-otter-42", "smoke", "abc", 9, 20, "outputs/smoke"
@@ -63,11 +63,11 @@ def test_every_event_can_be_told_to_another_process_of_ours() -> None:
         fields = {field.name: field.type for field in kind.__dataclass_fields__.values()}
         event = kind(**{name: 1 if "int" in type_ else "one" for name, type_ in fields.items()})
 
-        assert from_json(json.loads(as_json(event))) == event
+        assert from_json(json.loads(events.as_json(event))) == event
 
 
 def test_the_other_process_is_listened_to_until_its_run_has_started(says: Any, tmp_path: Path) -> None:
-    says(*map(as_json, (Progressed("starting"), Warning("late"), STARTED, Progressed("training"))))
+    says(*map(events.as_json, (Progressed("starting"), Warning("late"), STARTED, Progressed("training"))))
     view = Told()
     detached.start_detached(["launch", "smoke", "--detach"], tmp_path, view)
 
@@ -77,7 +77,7 @@ def test_the_other_process_is_listened_to_until_its_run_has_started(says: Any, t
 
 def test_its_failure_is_that_of_the_command(says: Any, tmp_path: Path) -> None:
     failed = Failure("port_in_use", "cannot listen on 127.0.0.1:1: taken", hints=("another --port",))
-    says(as_json(Progressed("starting")), failed.as_json(), status=4)
+    says(events.as_json(Progressed("starting")), failed.as_json(), status=4)
     with pytest.raises(Failure, match="taken") as caught:
         detached.start_detached(["launch", "smoke", "--detach"], tmp_path, Told())
 
@@ -85,7 +85,7 @@ def test_its_failure_is_that_of_the_command(says: Any, tmp_path: Path) -> None:
 
 
 def test_one_that_crashes_has_said_why_in_the_log(says: Any, tmp_path: Path) -> None:
-    says(as_json(Progressed("starting")), status=9)
+    says(events.as_json(Progressed("starting")), status=9)
     with pytest.raises(Failure, match="ended with exit 9") as caught:
         detached.start_detached(["launch", "smoke", "--detach"], tmp_path, Told())
 

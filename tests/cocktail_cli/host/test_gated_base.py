@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cocktail_cli.host.run_delegate import RunDelegate, settings_of
+from cocktail_cli.host import RunDelegate, settings_of
 from recipes.config import load_recipe
 from recipes.downloads import Licence
 from recipes.models import Base, prepare_base

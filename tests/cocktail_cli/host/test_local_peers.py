@@ -10,9 +10,9 @@ import pytest
 
 from cocktail_cli import user_config
 from cocktail_cli.errors import TRACEBACK_HINT, Failure
-from cocktail_cli.host.local_peers import Child, EndedPeer, LocalPeers, LocalSettings, failure_of, last_line
-from cocktail_cli.machine.devices import default_peer_name, pick_device, split_devices
-from cocktail_cli.machine.network_address import ListenAddress, parse_listen
+from cocktail_cli.host import LocalPeers, LocalSettings
+from cocktail_cli.host.local_peers import Child, EndedPeer, failure_of, last_line
+from cocktail_cli.machine import ListenAddress, default_peer_name, parse_listen, pick_device, split_devices
 
 
 def peers_folder(folder: Path, told: str, log: str, name: str = "local-1") -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from cocktail_cli.host.run_delegate import RunDelegate, settings_of
+from cocktail_cli.host import RunDelegate, settings_of
 from recipes.algorithm import compressor_of, handoff_compressor
 from recipes.config import load_recipe
 from recipes.models import prepare_base

@@ -17,21 +17,19 @@ import pytest
 import torch
 
 from cocktail_cli.foreign_text import paragraphs
+from cocktail_cli.host import CommittedModel
 from cocktail_cli.host.sample_writer import NEW, Prompt, SampleWriter, prompts_of
-from cocktail_cli.host.snapshot_thread import CommittedModel, SnapshotThread, snapshot_object
-from cocktail_cli.ui.events import Checkpoint, Event, Progressed, Warning
-from cocktail_cli.ui.events import Sample as SampleEvent
+from cocktail_cli.host.snapshot_thread import SnapshotThread, snapshot_object
+from cocktail_cli.ui import Checkpoint, Event, Progressed, Warning, events
 from compress import fingerprint
-from recipes.algorithm.compressor import compressor_of
-from recipes.algorithm.global_model import GlobalModel
-from recipes.config.loader import load_recipe
+from recipes.algorithm import GlobalModel, compressor_of
+from recipes.config import load_recipe
 from recipes.data import Sample
-from recipes.models.base_model import open_tokenizer, prepare_base
-from recipes.models.causal_lm import load_model
-from recipes.snapshots import snapshot_fold
-from recipes.weight_files.parameter_layout import FlatParameters
+from recipes.models import load_model, open_tokenizer, prepare_base
+from recipes.snapshots import Fold
+from recipes.weight_files import FlatParameters
 from transport import Ledger
-from transport.ledger.run_ledger import RoundRow
+from transport.ledger import RoundRow
 from transport.protocol import messages
 
 PATIENCE = 60.0  # seconds for a fold on a busy machine
@@ -140,8 +138,8 @@ def test_the_base_and_each_snapshot_continue_the_same_held_out_text(story: Story
     snapshots.close()
 
     assert isinstance(made, Checkpoint)
-    assert isinstance(before, SampleEvent)
-    assert isinstance(after, SampleEvent)
+    assert isinstance(before, events.Sample)
+    assert isinstance(after, events.Sample)
     assert ((before.round, before.step), (after.round, after.step)) == ((0, 0), (4, 5))
     assert (before.prompt, before.reference) == (after.prompt, after.reference)
     tokenizer = open_tokenizer(story.folder / "tokenizer")
@@ -296,7 +294,7 @@ def test_a_disk_that_fills_up_on_the_way_leaves_nothing(
     def full(file: object, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(snapshot_fold, "_write", full)
+    monkeypatch.setattr("recipes.snapshots.snapshot_fold._write", full)
     with minding(story) as (snapshots, _):
         assert isinstance(told(snapshots), Warning)
     assert here(story) == []
@@ -305,14 +303,14 @@ def test_a_disk_that_fills_up_on_the_way_leaves_nothing(
 def test_ctrl_c_does_not_wait_for_a_fold(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fold is cancelled between two windows, and nothing of it stays."""
     story.commit(9)
-    plain, begun = snapshot_fold.Fold._poll, threading.Event()
+    plain, begun = Fold._poll, threading.Event()
 
-    def poll(fold: snapshot_fold.Fold) -> None:
+    def poll(fold: Fold) -> None:
         begun.set()
         fold.stop.__self__.wait(PATIENCE)  # the event that it asks: the fold stands here until it is set
         plain(fold)
 
-    monkeypatch.setattr(snapshot_fold.Fold, "_poll", poll)
+    monkeypatch.setattr("recipes.snapshots.Fold._poll", poll)
     with minding(story) as (snapshots, offers):
         assert begun.wait(PATIENCE)
         assert here(story) == [".8.part"]

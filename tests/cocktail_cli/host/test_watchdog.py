@@ -10,10 +10,9 @@ import pytest
 from test_narrator import committed
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.host.host_session import HostSession
-from cocktail_cli.host.local_peers import LocalPeers, LocalSettings
-from recipes.config.loader import load_recipe
-from transport.protocol.events import RunEnded
+from cocktail_cli.host import HostSession, LocalPeers, LocalSettings
+from recipes.config import load_recipe
+from transport.protocol import RunEnded
 
 NAN = float("nan")
 

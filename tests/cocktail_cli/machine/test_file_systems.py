@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cocktail_cli.machine.file_systems import network_file_system
+from cocktail_cli.machine import network_file_system
 
 MOUNTS = [
     SimpleNamespace(mountpoint=point, fstype=kind, opts=options)

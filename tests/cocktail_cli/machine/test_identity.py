@@ -10,9 +10,9 @@ import threading
 import pytest
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine.identity import FILE, own_keys, registered_as
-from cocktail_cli.machine.run_registry import home
-from transport.protocol.keys import CurveKeys
+from cocktail_cli.machine import home, own_keys, registered_as
+from cocktail_cli.machine.identity import FILE
+from transport.protocol import CurveKeys
 
 
 def test_a_machine_has_the_same_keys_each_time() -> None:

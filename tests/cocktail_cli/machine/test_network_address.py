@@ -11,18 +11,14 @@ from pathlib import Path
 import pytest
 
 from cocktail_cli.errors import Failure, explain
+from cocktail_cli.machine import ListenAddress, free_address, network_of, parse_listen, reach_of
 from cocktail_cli.machine.network_address import (
     BIND_HINT,
     NEXT_PORTS,
     RIGHTS_HINT,
-    ListenAddress,
-    free_address,
     kind_of,
-    network_of,
     own_address,
     parse_advertised,
-    parse_listen,
-    reach_of,
 )
 from transport.protocol import AddressInUse, parse_address
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cocktail_cli.machine.nvidia_driver import driver_version, nvidia_gpus, nvml, users_of
+from cocktail_cli.machine import driver_version, nvml, users_of
+from cocktail_cli.machine.nvidia_driver import nvidia_gpus
 
 
 def test_without_a_driver_there_are_no_gpus_and_nobody_uses_them() -> None:

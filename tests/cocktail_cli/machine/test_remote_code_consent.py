@@ -13,10 +13,10 @@ from in_this_process import Run
 from test_processes import LAUNCH
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine.remote_code_consent import check_trust
-from cocktail_cli.volunteer.base_weights import check_files
-from recipes.config.loader import load_recipe
-from recipes.models.base_model import BUILTIN_MODELS
+from cocktail_cli.machine import check_trust
+from cocktail_cli.volunteer import check_files
+from recipes.config import load_recipe
+from recipes.models import BUILTIN_MODELS
 from transport.protocol import messages
 
 WANTS = "model.trust_remote_code=true"

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine.run_registry import (
+from cocktail_cli.machine import (
     FILE,
     RunRecord,
     home,
@@ -150,7 +150,7 @@ def test_a_damaged_record_reads_as_none(tmp_path: Path) -> None:
 
 
 def test_new_run_names_are_valid_in_a_url() -> None:
-    from transport.protocol.run_url import RUN_NAME
+    from transport.protocol import RUN_NAME
 
     assert all(RUN_NAME.fullmatch(new_name()) for _ in range(50))
 

@@ -8,8 +8,8 @@ import pytest
 import typer
 from in_this_process import Run
 
-from cocktail_cli.host.local_peers import LocalPeers, LocalSettings
-from cocktail_cli.machine.units import parse_rate, rate_text
+from cocktail_cli.host import LocalPeers, LocalSettings
+from cocktail_cli.machine import parse_rate, rate_text
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cocktail_cli.ui import RunStarted, sentence
 from cocktail_cli.ui.board import Board
 from cocktail_cli.ui.events import (
     Joined,
@@ -16,10 +17,8 @@ from cocktail_cli.ui.events import (
     PeerJoined,
     PeerLeft,
     RunFinished,
-    RunStarted,
     Step,
 )
-from cocktail_cli.ui.wording import sentence
 
 STARTED = RunStarted("amber-otter-42", "cocktail://", "smoke", "9f" * 32, 860_160, 100, "outputs/smoke")
 JOINED = Joined("amber-otter-42", "vm", "smoke", "9f" * 32, 0)

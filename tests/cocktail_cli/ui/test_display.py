@@ -10,20 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from cocktail_cli.ui.display import Display, JsonView, PlainView, QuietView, View
-from cocktail_cli.ui.events import (
-    Eval,
-    Joined,
-    Left,
-    PeerJoined,
-    PeerLeft,
-    RunFinished,
-    RunStarted,
-    Step,
-    Warning,
-)
-from cocktail_cli.ui.live_view import LiveView
-from cocktail_cli.ui.wording import step_line
+from cocktail_cli.ui import Display, LiveView, RunStarted, View, Warning, step_line
+from cocktail_cli.ui.display import JsonView, PlainView, QuietView
+from cocktail_cli.ui.events import Eval, Joined, Left, PeerJoined, PeerLeft, RunFinished, Step
 
 URL = "cocktail://" + "k" * 43 + "." + "t" * 24 + "@203.0.113.7:29400/amber-otter-42"
 STARTED = RunStarted("amber-otter-42", URL, "smoke", "9f2c41ab" * 8, 860_160, 80, "outputs/smoke")

@@ -26,11 +26,10 @@ import compress
 import recipes
 import transport
 from cocktail_cli.errors import Failure, Problem, explain
-from cocktail_cli.host.run_folder import LOG, Recorder, log_to
-from cocktail_cli.ui import events, guarded_output
-from cocktail_cli.ui.display import JsonView, PlainView, QuietView, View
-from cocktail_cli.ui.live_view import LiveView
-from cocktail_cli.ui.output import GuardedStream, say
+from cocktail_cli.host import log_to, run_folder
+from cocktail_cli.ui import LiveView, View, events, guarded_output, say
+from cocktail_cli.ui.display import JsonView, PlainView, QuietView
+from cocktail_cli.ui.output import GuardedStream
 
 LIES = ("error: ", "hint: ")
 # what our own views send to a terminal beside text: cursor up, erase the line, return, colours
@@ -110,14 +109,14 @@ def test_quiet_output_and_json_have_one_line_for_an_event(event: Any) -> None:
 
 @BY_NAME
 def test_what_is_recorded_is_ascii_and_a_line_of_the_log(event: Any, tmp_path: Path) -> None:
-    log_to(tmp_path / LOG, 0)
-    recorder = Recorder(tmp_path)
+    log_to(tmp_path / run_folder.LOG, 0)
+    recorder = run_folder.Recorder(tmp_path)
     if not isinstance(event, events.RunStarted):  # whose ledger is read
         recorder.show(event)
     recorder.close()
     log_to(None, 0)
 
-    log = (tmp_path / LOG).read_text(encoding="utf-8")
+    log = (tmp_path / run_folder.LOG).read_text(encoding="utf-8")
     assert safe(log)
     assert log.count("\n") <= 1
     for name in ("events.jsonl", "metrics.jsonl"):

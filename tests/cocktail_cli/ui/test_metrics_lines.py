@@ -11,20 +11,14 @@ from typing import Any
 import pytest
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.host.run_folder import LEDGER, METRICS, Recorder
-from cocktail_cli.ui.events import Eval, PeerJoined, PeerLeft, PeerReady, RunStarted, Step
-from cocktail_cli.ui.metrics_lines import Line, Metrics, Written, line, read_written
-from cocktail_cli.ui.trackers import (
-    FaultTolerantTracker,
-    Hosted,
-    Tensorboard,
-    Tracker,
-    metric_names,
-    trackers_of,
-)
-from recipes.config.loader import load_recipe
+from cocktail_cli.host import run_folder
+from cocktail_cli.ui import Line, Metrics, RunStarted, Tracker, read_written, trackers_of
+from cocktail_cli.ui.events import Eval, PeerJoined, PeerLeft, PeerReady, Step
+from cocktail_cli.ui.metrics_lines import Written, line
+from cocktail_cli.ui.trackers import FaultTolerantTracker, Hosted, Tensorboard, metric_names
+from recipes.config import load_recipe
 from transport import Ledger
-from transport.ledger.run_ledger import Counted, RoundRow
+from transport.ledger import Counted, RoundRow
 
 STARTED = RunStarted("amber-otter-42", "cocktail://k.t@h:1/amber-otter-42", "smoke", "9f", 1000, 4, "out")
 STEP = Step(
@@ -72,7 +66,7 @@ WANTED = {
 
 
 def written(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in (folder / METRICS).read_text().splitlines()]
+    return [json.loads(text) for text in (folder / run_folder.METRICS).read_text().splitlines()]
 
 
 def test_a_step_is_a_flat_line_of_sums_and_medians() -> None:
@@ -98,7 +92,7 @@ def test_peers_that_come_and_go_are_lines_with_the_round_they_did_it_in() -> Non
 
 
 def test_what_a_killed_process_left_unfinished_is_cut_off(tmp_path: Path) -> None:
-    path = tmp_path / METRICS
+    path = tmp_path / run_folder.METRICS
     whole = '{"step": 1, "round": 4, "loss": 1.0}\n{"v":1,"kind":"eval","round":3,"eval_loss":2.0}\n'
     path.write_text(whole + '{"v":')
 
@@ -118,16 +112,16 @@ def test_a_damaged_line_is_in_nobodys_way(tmp_path: Path, junk: bytes) -> None:
 
 
 def test_rounds_that_a_killed_hub_could_not_write_down_are_filled_in_from_the_ledger(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / LEDGER, run="amber-otter-42", samples=8)
+    ledger = Ledger(tmp_path / run_folder.LEDGER, run="amber-otter-42", samples=8)
     for round in range(4):
         row = RoundRow(round, round, 100.0, 101.0 + round, 7, ("a", "b"), ("a",), 2.0 - round, 50)
         ids = ((2 * round, 2 * round + 2),)
         ledger.commit(row, b"packet", (Counted(round, "a", "s", ids),))
     ledger.close()
     before = [line("step", step=1, round=0, loss=2.0), line("step", step=2, round=1, loss=1.0)]
-    (tmp_path / METRICS).write_text("".join(json.dumps(each) + "\n" for each in before))
+    (tmp_path / run_folder.METRICS).write_text("".join(json.dumps(each) + "\n" for each in before))
 
-    recorder = Recorder(tmp_path, pytest.fail, batch=2)
+    recorder = run_folder.Recorder(tmp_path, pytest.fail, batch=2)
     recorder.show(RunStarted(**(vars(STARTED) | {"round": 4})))
     recorder.close()
 
@@ -170,7 +164,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(tmp_path: Path
             raise AssertionError("it is let go")
 
     said: list[str] = []
-    recorder = Recorder(
+    recorder = run_folder.Recorder(
         tmp_path, pytest.fail, trackers=[FaultTolerantTracker("wandb", Broken(), said.append)]
     )
     for event in (STARTED, STEP):

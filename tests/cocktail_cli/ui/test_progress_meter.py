@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from cocktail_cli.ui import Progressed, ProgressMeter
 from cocktail_cli.ui.board import progress_bar, progress_text, rate_text
-from cocktail_cli.ui.events import Progressed
-from cocktail_cli.ui.progress_meter import ProgressMeter
 
 
 @pytest.fixture

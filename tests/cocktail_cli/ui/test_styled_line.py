@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cocktail_cli.ui.styled_line import Line, Span, columns_of, flowed, padded
+from cocktail_cli.ui import columns_of, padded
+from cocktail_cli.ui.styled_line import Line, Span, flowed
 
 
 def test_spans_move_along_and_neighbours_of_one_style_are_one() -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from cocktail_cli.ui.text_chart import ASCII, LEAST_COLUMNS, LEAST_ROWS, UNICODE, Glyphs, text_chart
+from cocktail_cli.ui import text_chart
+from cocktail_cli.ui.text_chart import ASCII, LEAST_COLUMNS, LEAST_ROWS, UNICODE, Glyphs
 
 number = some.floats(min_value=-1e12, max_value=1e12)
 FALLING = [(float(step), 6.0 - step / 10) for step in range(1, 41)]

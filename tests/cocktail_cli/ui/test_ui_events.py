@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cocktail_cli.host.run_folder import Recorder
-from cocktail_cli.ui.events import Eval, PeerLeft, RunFinished, Step, Warning, as_json, name_of, timestamp
+from cocktail_cli.host import run_folder
+from cocktail_cli.ui import Warning, timestamp
+from cocktail_cli.ui.events import Eval, PeerLeft, RunFinished, Step, as_json, name_of
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 
@@ -53,7 +54,7 @@ def test_times_are_utc() -> None:
 def test_a_diary_on_a_full_disk_does_not_end_the_run(tmp_path: Path) -> None:
     """The warning comes once, and what did not fit is written later."""
     told: list[str] = []
-    recorder = Recorder(tmp_path, told.append)
+    recorder = run_folder.Recorder(tmp_path, told.append)
     real, recorder.events = recorder.events, open("/dev/full", "w")  # noqa: SIM115
     recorder.show(Warning("one"))
     recorder.show(Warning("two"))

@@ -19,32 +19,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine.devices import limit_memory
-from cocktail_cli.machine.units import parse_size
-from cocktail_cli.measures.gpu_readings import GpuReading, NvidiaGpus, nvidia_gpus
+from cocktail_cli.machine import limit_memory, parse_size
+from cocktail_cli.measures import GpuReading, NvidiaGpus, nvidia_gpus
 from cocktail_cli.signals import leave_on_signal
-from cocktail_cli.ui.events import Event, Progressed
-from cocktail_cli.volunteer import availability as module
-from cocktail_cli.volunteer.availability import (
-    BUSY_S,
-    COOLER,
-    FREE_S,
+from cocktail_cli.ui import Event, Progressed
+from cocktail_cli.volunteer import (
     Availability,
     AvailabilityMonitor,
     DailyHours,
-    decide,
+    VolunteerLimits,
+    VolunteerSession,
+    free_bytes,
     next_at,
     parse_hours,
     parse_time,
     take_turns,
 )
+from cocktail_cli.volunteer import availability as module
+from cocktail_cli.volunteer.availability import BUSY_S, COOLER, FREE_S, decide
 from cocktail_cli.volunteer.availability import AvailabilityState as State
-from cocktail_cli.volunteer.base_weights import free_bytes
-from cocktail_cli.volunteer.limits import VolunteerLimits
-from cocktail_cli.volunteer.session import VolunteerSession
 from recipes.errors import StageLost
 from transport import RunURL
-from transport.protocol.errors import RefusedByHub, RolledBack
+from transport.protocol import RefusedByHub, RolledBack
 
 NIGHT = DailyHours(time(22), time(7))
 NOON, MIDNIGHT = datetime(2026, 11, 22, 12), datetime(2026, 11, 23)

@@ -16,28 +16,28 @@ from local_hub import OTHER, TOKEN, LocalHub, ask_only
 from msgspec.structs import replace
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine.cache_locks import locked_folder, remove_unlocked
-from cocktail_cli.machine.run_registry import cache
-from cocktail_cli.volunteer import base_weights
-from cocktail_cli.volunteer.base_weights import (
-    DiskAllowance,
+from cocktail_cli.machine import cache, locked_folder, remove_unlocked
+from cocktail_cli.volunteer import (
     base_folder,
+    base_weights,
     bytes_to_fetch,
     check_files,
+    fetch_base,
+    spool_within,
+)
+from cocktail_cli.volunteer.base_weights import (
+    DiskAllowance,
     check_headers,
     damaged,
-    fetch_base,
     fetch_files,
     fetch_gated,
     fetched_snapshot,
     missing_files,
-    spool_within,
 )
 from recipes.config import Model
 from transport import WantedFile
 from transport.ledger import lock_exclusively
-from transport.protocol import LedgerBusy, NoRoom, TooLong, messages
-from transport.protocol.errors import NotServed
+from transport.protocol import LedgerBusy, NoRoom, NotServed, TooLong, messages
 
 OFFER = messages.SnapshotOffer(7, 5, "ab" * 32, 0)
 

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.ui.events import Progressed, Warning
-from cocktail_cli.volunteer.bootstrap import OPTIMIZER_RESTARTS, Bootstrap, Imports
-from recipes.config.loader import load_recipe
+from cocktail_cli.ui import Progressed, Warning
+from cocktail_cli.volunteer import Bootstrap, Imports
+from cocktail_cli.volunteer.bootstrap import OPTIMIZER_RESTARTS
+from recipes.config import load_recipe
 from recipes.errors import ModelError
 from recipes.models import BUILTIN_MODELS
-from transport.peer.catch_up import CatchUpSource
+from transport.peer import CatchUpSource
 from transport.protocol import messages
 
 

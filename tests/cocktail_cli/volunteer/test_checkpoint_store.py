@@ -15,19 +15,21 @@ import pytest
 import torch
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.ui.events import Event
-from cocktail_cli.volunteer import checkpoint_store
-from cocktail_cli.volunteer.availability import Availability, AvailabilityMonitor
+from cocktail_cli.ui import Event
+from cocktail_cli.volunteer import (
+    Availability,
+    AvailabilityMonitor,
+    VolunteerLimits,
+    VolunteerSession,
+    checkpoint_store,
+)
 from cocktail_cli.volunteer.base_weights import digest_of
 from cocktail_cli.volunteer.bootstrap import Prepared
 from cocktail_cli.volunteer.checkpoint_store import CheckpointKey
-from cocktail_cli.volunteer.limits import VolunteerLimits
 from cocktail_cli.volunteer.run_link import RunLink
-from cocktail_cli.volunteer.session import VolunteerSession
-from recipes.config.schema import Recipe
-from recipes.training.loop import build_peer
-from recipes.training.types import Peer
-from transport.protocol.errors import Leaving, LinkLost, RunOver
+from recipes.config import Recipe
+from recipes.training import Peer, build_peer
+from transport.protocol import Leaving, LinkLost, RunOver
 
 KEY = CheckpointKey("amber-otter-42", "ann", "recipe-hash", "base-digest")
 

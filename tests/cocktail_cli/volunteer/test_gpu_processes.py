@@ -14,8 +14,8 @@ from forked import Command, Forked, needs_fork
 from stalling_hub import Material, stalling_hub
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.host.local_peers import LocalSettings
-from cocktail_cli.machine.devices import pick_devices
+from cocktail_cli.host import LocalSettings
+from cocktail_cli.machine import pick_devices
 
 SECONDS = 10.0  # for a peer to end, on a busy machine
 TWO = ("--gpus", "2", "--device", "cpu")

@@ -12,10 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine.devices import Glance, glance
-from cocktail_cli.volunteer.download_plan import DownloadPlan
-from cocktail_cli.volunteer.join_prompt import JoinQuestion, Offer, question_lines, wrap_line
-from cocktail_cli.volunteer.limits import VolunteerLimits
+from cocktail_cli.machine import Glance, glance
+from cocktail_cli.volunteer import DownloadPlan, JoinQuestion, Offer, VolunteerLimits
+from cocktail_cli.volunteer.join_prompt import question_lines, wrap_line
 from recipes.config import load_recipe
 from recipes.hardware import usable_cores
 from transport import RunKeys

@@ -11,16 +11,16 @@ import pytest
 from forked import Forked, needs_fork
 from test_processes import LAUNCH
 
-from cocktail_cli.ui.events import Event, Left, Progressed, Step
-from cocktail_cli.volunteer.availability import (
+from cocktail_cli.ui import Event, Progressed, events
+from cocktail_cli.volunteer import (
     Availability,
     AvailabilityMonitor,
-    AvailabilityState,
+    VolunteerLimits,
+    VolunteerSession,
     parse_hours,
     take_turns,
 )
-from cocktail_cli.volunteer.limits import VolunteerLimits
-from cocktail_cli.volunteer.session import VolunteerSession
+from cocktail_cli.volunteer.availability import AvailabilityState
 from transport import parse_url
 
 pytestmark = [pytest.mark.slow, needs_fork]
@@ -71,7 +71,7 @@ class Scripted(AvailabilityMonitor):
         self.told, self.paused = told, 0
 
     def update(self, ours: set[int] | None) -> AvailabilityState:
-        steps = sum(isinstance(event, Step) for event in self.told)
+        steps = sum(isinstance(event, events.Step) for event in self.told)
         if ours is None:
             self.state, self.paused = AvailabilityState(), self.paused + (steps > 0)
         elif steps >= 3 and not self.paused:
@@ -114,5 +114,5 @@ def test_a_machine_outside_its_hours_leaves_in_good_order_and_is_back_with_what_
     assert left["legacy_bytes"] > 0
     said = [event.state for event in view.events if isinstance(event, Progressed)]
     assert any(state.startswith("back with what it kept") for state in said)
-    assert [event.finished for event in view.events if isinstance(event, Left)] == [False, True]
+    assert [event.finished for event in view.events if isinstance(event, events.Left)] == [False, True]
     assert launch.told[-1]["steps"] == 12

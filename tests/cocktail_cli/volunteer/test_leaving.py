@@ -17,7 +17,7 @@ import pytest
 from forked import Command, Forked, needs_fork
 from stalling_hub import SMALL, Material, Running, stalling_hub
 
-from cocktail_cli.volunteer.base_weights import base_folder, fetch_base
+from cocktail_cli.volunteer import base_folder, fetch_base
 from scripts.swarms.tcp_link import Link
 from transport import WantedFile
 from transport.protocol import messages

@@ -25,8 +25,7 @@ from stalling_hub import Material
 from cocktail_cli.errors import EXIT
 from recipes.models import BUILTIN_MODELS
 from transport.protocol import RunKeys, messages
-from transport.transfer.chunks import HASH_BLOCK
-from transport.transfer.transfers import CHUNK
+from transport.transfer import CHUNK, HASH_BLOCK
 from transport.wire import RouterWire
 
 pytestmark = [pytest.mark.slow, needs_fork]

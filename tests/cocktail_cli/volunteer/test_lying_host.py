@@ -15,9 +15,8 @@ from in_this_process import Run, Said
 from lying_host import honest_files, lying_host
 from test_run_registry import record
 
-from cocktail_cli.machine.run_registry import save_run
-from recipes.config import load_recipe
-from recipes.config.loader import recipe_from_json
+from cocktail_cli.machine import save_run
+from recipes.config import load_recipe, recipe_from_json
 from transport import parse_url
 from transport.protocol import messages
 

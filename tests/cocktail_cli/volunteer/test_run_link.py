@@ -13,9 +13,8 @@ from msgspec.structs import replace
 from cocktail_cli.volunteer.run_link import AT_ONCE, MOST, RunBounds, RunLink
 from recipes.algorithm import compressor_of
 from recipes.config import load_recipe
-from transport.ledger.packet_log import pack_header
-from transport.protocol import ProtocolError, messages
-from transport.protocol.errors import NotServed
+from transport.ledger import pack_header
+from transport.protocol import NotServed, ProtocolError, messages
 
 RECIPE = load_recipe("smoke", ["data.max_length=32", "global_batch_size=16", "local_steps=2"])
 P = 50_000

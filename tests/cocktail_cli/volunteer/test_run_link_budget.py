@@ -7,10 +7,11 @@ from msgspec.structs import replace
 from toy_swarm import BOUNDS
 
 from cocktail_cli.volunteer.run_link import RunLink
-from recipes.training.types import Delivery
-from transport.peer.peer_link import StopRequest
+from recipes.training import Delivery
+from transport.peer import StopRequest
 from transport.protocol import messages
-from transport.transfer.bandwidth_budget import AIM, SHARE, BandwidthBudget
+from transport.transfer import BandwidthBudget
+from transport.transfer.bandwidth_budget import AIM, SHARE
 
 SIZE = 10**6
 

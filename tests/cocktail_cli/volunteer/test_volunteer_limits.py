@@ -9,8 +9,9 @@ import pytest
 from in_this_process import Run
 from stalling_hub import Material, stalling_hub
 
-from cocktail_cli.volunteer.limits import Resources, check_requirements, lacking, requirements_column
-from recipes.config.loader import load_recipe
+from cocktail_cli.volunteer import Resources, lacking, requirements_column
+from cocktail_cli.volunteer.limits import check_requirements
+from recipes.config import load_recipe
 
 GB = 10**9
 WANTS = ["swarm.requires.vram=24GB", "swarm.requires.disk=30GB", "swarm.requires.bandwidth_mbps=20"]

@@ -11,16 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.activations.activation_codec import (
+from compress import NonFiniteError, PacketError
+from compress.activations import (
     ActivationDecoder,
     ActivationEncoder,
+    ActivationMemory,
     MemoryMismatch,
     Rows,
     decode_gradient,
     encode_gradient,
 )
-from compress.activations.activation_memory import NONE, ActivationMemory
-from compress.errors import NonFiniteError, PacketError
+from compress.activations.activation_memory import NONE
 
 COLUMNS = 16
 

@@ -17,9 +17,8 @@ import pytest
 import torch
 
 from compress import Cocktail, NonFiniteError, PacketError, decode
-from compress.coding.entropy_coding import STORED, Section, expand
-from compress.coding.index_coding import GAPS, EncodedPositions, encode_positions
-from compress.packet.format import BODY
+from compress.coding import GAPS, STORED, EncodedPositions, Section, encode_positions, expand
+from compress.packet import BODY
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 M = 6000

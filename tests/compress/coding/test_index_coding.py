@@ -10,19 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress import PacketError
-from compress.coding import index_coding as places
-from compress.coding.entropy_coding import STORED, Section
-from compress.coding.index_coding import (
-    ALL,
-    ELIAS_FANO,
+from compress.coding import (
     GAPS,
-    MASK,
-    PLAIN,
+    STORED,
     EncodedPositions,
+    Section,
     decode_positions,
     encode_positions,
     section_sizes,
 )
+from compress.coding import index_coding as places
+from compress.coding.index_coding import ALL, ELIAS_FANO, MASK, PLAIN
 
 WAYS = {
     GAPS: places._gaps,

@@ -17,11 +17,21 @@ from test_format import forged, sealed
 from test_format import some as small_packet
 
 from compress import Cocktail, PacketError, Update, decode, decode_windows
-from compress.coding.entropy_coding import LZ4, STORED, ZSTD, Section, expand, shrink, zstd
-from compress.coding.index_coding import _elias_fano, _gaps, _mask, _plain, encode_positions
-from compress.coding.section_streams import FileSlice, Stream
-from compress.packet.format import write
-from compress.quantization.quantizer import quantize, table_size
+from compress.coding import (
+    LZ4,
+    STORED,
+    ZSTD,
+    FileSlice,
+    Section,
+    Stream,
+    encode_positions,
+    expand,
+    index_coding,
+    shrink,
+    zstd,
+)
+from compress.packet import write
+from compress.quantization import quantize, table_size
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text(encoding="utf-8"))
 BITS = [1, 2, 3, 4, 8, 16, 32]
@@ -52,7 +62,12 @@ def test_windows_put_together_are_the_update_bit_for_bit(data: st.DataObject) ->
     values = rng.standard_t(3, k).astype(np.float32)
     if data.draw(st.booleans()):
         values[:] = 1.5
-    ways = [_elias_fano, _mask, _plain, *([_gaps] if k else [])]
+    ways = [
+        index_coding._elias_fano,
+        index_coding._mask,
+        index_coding._plain,
+        *([index_coding._gaps] if k else []),
+    ]
     places = data.draw(st.sampled_from([encode_positions, *ways])) if k else encode_positions
     bucket = data.draw(st.sampled_from([1, 7, 16, 128, 5000]))
     packet = write(m, places(where, m), quantize(values, data.draw(st.sampled_from(BITS)), bucket))

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress import Cocktail, PacketError, decode
-from compress.coding.entropy_coding import zstd
-from compress.packet.format import BODY, HEAD, LEVELS
+from compress.coding import zstd
+from compress.packet import BODY, HEAD, LEVELS
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text(encoding="utf-8"))
 M = 900

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from recipes.algorithm.decoded_updates import DecodedUpdates, WeightedPackets
-from recipes.algorithm.robust_mean import AggregateStep, Rule, collect
+from recipes.algorithm import AggregateStep, WeightedPackets
+from recipes.algorithm.decoded_updates import DecodedUpdates
+from recipes.algorithm.robust_mean import Rule, collect
 
 
 def collected(

@@ -9,22 +9,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from compress import PacketError, decode
-from recipes.algorithm.adaptive_rate import (
-    AHEAD,
-    SKEW,
-    SPARE,
-    STEP,
-    AdaptiveRate,
+from recipes.algorithm import (
+    Aggregator,
+    GlobalModel,
     PacketLimits,
+    Worker,
     adaptive_rate_of,
+    compressor_of,
     cost_of,
+    replay,
+    worker_of,
 )
-from recipes.algorithm.aggregator import Aggregator
-from recipes.algorithm.compressor import compressor_of
-from recipes.algorithm.global_model import GlobalModel, replay
-from recipes.algorithm.worker import Worker, worker_of
-from recipes.config.presets import PRESETS
-from recipes.config.schema import Compression, Model, Recipe
+from recipes.algorithm.adaptive_rate import AHEAD, SKEW, SPARE, STEP, AdaptiveRate
+from recipes.config import PRESETS, Compression, Model, Recipe
 
 RICH = Compression(topk_ratio=0.1)
 ROUNDS = 40

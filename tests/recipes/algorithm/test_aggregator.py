@@ -10,12 +10,19 @@ import pytest
 import torch
 
 from compress import Cocktail, PacketError, decode, join, split
-from recipes.algorithm.aggregator import Aggregator
-from recipes.algorithm.decoded_updates import RejectedUpdate, select_shards
-from recipes.algorithm.global_model import WRAP, GlobalModel, Part
-from recipes.algorithm.outer_optimizer import OuterOptimizer
-from recipes.algorithm.robust_mean import OPEN, AggregateStep
-from recipes.algorithm.worker import Worker
+from recipes.algorithm import (
+    WRAP,
+    AggregateStep,
+    Aggregator,
+    GlobalModel,
+    OuterOptimizer,
+    Part,
+    RejectedUpdate,
+    Worker,
+    select_shards,
+)
+from recipes.algorithm.outer_optimizer import MOST
+from recipes.algorithm.robust_mean import OPEN
 
 N, SEED = 500, 7
 MIX = Cocktail(random_ratio=0.5, topk_ratio=0.4, quant_bits=4, block_size=16, shards=3)
@@ -267,3 +274,12 @@ def test_what_an_aggregator_sends_for_its_shards_is_looked_at() -> None:
             aggregator.assemble(0, select_shards(good, [0], 3), [("ann", [2], good), ("eve", [1], bad)])
 
     assert split(aggregator.assemble(0, select_shards(good, [0, 2], 3), []), 3)[1] == b"", "it has not moved"
+
+
+@pytest.mark.parametrize("members", [1, 3, MOST, MOST + 1, 64])
+def test_beyond_so_many_the_aggregators_step_is_no_longer_and_a_peers_share_no_smaller(members: int) -> None:
+    outer = OuterOptimizer("packets")
+
+    assert outer.rate_of(members) == min(members, MOST)
+    assert outer.peers_share(members) * outer.rate_of(members) == pytest.approx(1)
+    assert outer.handoff_weight(1 / members, members) == (pytest.approx(outer.rate_of(members) / members))

@@ -11,10 +11,8 @@ from collected import collected
 from torch import Tensor
 
 from compress import Cocktail, PackedUpdate, decode
-from compress.backends import dispatch
-from recipes.algorithm import decoded_updates, robust_mean
-from recipes.algorithm.aggregator import Aggregator
-from recipes.algorithm.decoded_updates import DecodedUpdates, RejectedUpdate
+from recipes.algorithm import Aggregator, RejectedUpdate, decoded_updates, robust_mean
+from recipes.algorithm.decoded_updates import DecodedUpdates
 from recipes.algorithm.robust_mean import Rule
 
 M, SEED = 5000, 7
@@ -73,7 +71,7 @@ def test_the_bits_do_not_depend_on_the_form_in_which_packets_are_kept(
     m, rule = 40_000, Rule(kind)  # type: ignore[arg-type]
     error, updates, packets = torch.randn(m), sent(9, m, 2, Cocktail(topk_ratio=0.15)), DecodedUpdates({0: m})
     decoded = collected(error, updates, rule)
-    monkeypatch.setattr(dispatch, "WORTH", 0)
+    monkeypatch.setattr("compress.backends.dispatch.WORTH", 0)
     for peer, packet, _ in updates:
         assert isinstance(packets.decode(peer, packet)[0].update, PackedUpdate)
 

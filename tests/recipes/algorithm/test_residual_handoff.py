@@ -9,12 +9,8 @@ import torch
 from torch import Tensor
 
 from compress import Cocktail
-from recipes.algorithm.aggregator import Aggregator
-from recipes.algorithm.compressor import handoff_compressor
-from recipes.algorithm.decoded_updates import RejectedUpdate
-from recipes.algorithm.global_model import GlobalModel
-from recipes.algorithm.robust_mean import HELD, MEAN, OPEN, REFUSED, Rule
-from recipes.algorithm.worker import Worker
+from recipes.algorithm import HELD, Aggregator, GlobalModel, RejectedUpdate, Worker, handoff_compressor
+from recipes.algorithm.robust_mean import MEAN, OPEN, REFUSED, Rule
 
 N, SEED, ROOM = 600, 3, 10**9
 EXACT = Cocktail(

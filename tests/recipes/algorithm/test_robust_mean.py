@@ -14,11 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compress import Cocktail, decode
-from recipes.algorithm.aggregator import Aggregator
-from recipes.algorithm.decoded_updates import RejectedUpdate
-from recipes.algorithm.global_model import GlobalModel
-from recipes.algorithm.robust_mean import HELD, OPEN, REFUSED, Rule, median_of, middle
-from recipes.algorithm.worker import Worker
+from recipes.algorithm import HELD, Aggregator, GlobalModel, RejectedUpdate, Worker, median_of
+from recipes.algorithm.robust_mean import OPEN, REFUSED, Rule, middle
 
 M = 600
 ALL = Cocktail(random_ratio=1.0, topk_ratio=1.0, quant_bits=32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recipes.algorithm.side_stream import SideStream
+from recipes.algorithm import SideStream
 
 
 def test_without_cuda_work_is_done_at_once_and_an_error_in_it_is_raised() -> None:

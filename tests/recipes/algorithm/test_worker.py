@@ -14,12 +14,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compress import Cocktail, decode, fingerprint
-from recipes.algorithm.aggregator import Aggregator
-from recipes.algorithm.decoded_updates import RejectedUpdate
-from recipes.algorithm.global_model import DecodedPacket, GlobalModel, replay
-from recipes.algorithm.outer_optimizer import OuterOptimizer
+from recipes.algorithm import (
+    Aggregator,
+    DecodedPacket,
+    GlobalModel,
+    OuterOptimizer,
+    RejectedUpdate,
+    Worker,
+    replay,
+)
+from recipes.algorithm.local_vector import fetched_difference
 from recipes.algorithm.robust_mean import OPEN
-from recipes.algorithm.worker import Worker
 
 SEED = 7
 LOSSLESS = Cocktail(random_ratio=1.0, topk_ratio=1.0, quant_bits=32)
@@ -345,3 +350,11 @@ def test_with_rounds_in_flight_nothing_is_lost_or_twice_and_x_prime_is_one(
     while flights:
         join()
     assert torch.equal(workers[0].global_model.vector, committed.vector)
+
+
+def test_a_difference_to_the_hosts_memory_has_the_bits_of_one_beside_it() -> None:
+    """state_device: cpu. On the CPU alone there are no two devices: this is the arithmetic of that way."""
+    x, y = torch.randn(2, 10_000, generator=torch.Generator().manual_seed(0))
+    for kind, block in (("block", 64), ("element", 1)):
+        sample = Cocktail(random_ratio=0.3, sample_kind=kind, block_size=block).draw(len(x), 7, 3)  # type: ignore[arg-type]
+        assert torch.equal(fetched_difference(sample, x, y), sample.difference(x, y))

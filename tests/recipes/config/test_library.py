@@ -14,25 +14,25 @@ import torch
 from real_configs import COUNTS, REAL
 from tiny_models import SIZES
 
-from cocktail_cli.machine.gpu_catalogue import RUNTIME
-from cocktail_cli.ui.board import megabytes
-from cocktail_cli.volunteer.limits import NOMINAL
-from recipes.config.loader import list_recipes, load_recipe, recipe_path
-from recipes.config.schema import Recipe
-from recipes.data.corpus import build_corpus
-from recipes.models.base_model import (
+from cocktail_cli.machine import RUNTIME
+from cocktail_cli.ui import megabytes
+from cocktail_cli.volunteer import NOMINAL
+from recipes.config import Recipe, list_recipes, load_recipe
+from recipes.config.loader import recipe_path
+from recipes.data import build_corpus
+from recipes.models import (
     BUILTIN_MODELS,
     check_fit,
     config_folder,
     load_tokenizer,
+    load_trained,
+    meta_trained_model,
     open_tokenizer,
     prepare_base,
 )
-from recipes.models.trainable import load_trained, meta_trained_model
-from recipes.planning.memory_plan import Machine, plan_memory
-from recipes.planning.step_cost import packet_bytes
-from recipes.training.loop import build_peer
-from recipes.weight_files.parameter_layout import layout_of
+from recipes.planning import Machine, packet_bytes, plan_memory
+from recipes.training import build_peer
+from recipes.weight_files import layout_of
 
 LIBRARY = {recipe.name: recipe for recipe in list_recipes()}
 TALK = [

@@ -10,19 +10,20 @@ from typing import get_args
 
 import pytest
 
-from recipes.config.checks import FOREIGN_KEYS, GONE_KEYS, VALUE_HINTS
-from recipes.config.document import bare_keys, sections
-from recipes.config.loader import (
+from recipes.config import (
+    PRESETS,
+    Compression,
+    Dataset,
     Recipe,
-    RecipeError,
     list_recipes,
     load_recipe,
     load_resolved,
+    parse_duration,
     recipe_from_json,
-    recipe_path,
 )
-from recipes.config.presets import PRESETS
-from recipes.config.schema import Compression, Dataset, parse_duration
+from recipes.config.checks import FOREIGN_KEYS, GONE_KEYS, VALUE_HINTS
+from recipes.config.document import bare_keys, sections
+from recipes.config.loader import RecipeError, recipe_path
 from recipes.errors import Problem
 
 SMALL = """\

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_loader import SMALL, problems
 
-from recipes.config.loader import RecipeError, load_recipe, load_resolved, recipe_from_json
+from recipes.config import load_recipe, load_resolved, recipe_from_json
+from recipes.config.loader import RecipeError
 from recipes.config.schema import Checkpoint
 
 # ---- overrides -----------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.config.loader import load_recipe, load_resolved
-from recipes.config.own_model import describe, public_name, run_name
+from recipes.config import describe, load_recipe, load_resolved, public_name
+from recipes.config.own_model import run_name
 
 
 @pytest.mark.parametrize(

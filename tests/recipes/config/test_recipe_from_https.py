@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes.config.loader import RecipeError, load_recipe, recipe_path, source_of
+from recipes.config import load_recipe, source_of
+from recipes.config.loader import RecipeError, recipe_path
 from recipes.errors import Problem
 
 ADDRESS = "https://example.org/recipes/mine.yaml"

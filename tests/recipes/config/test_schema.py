@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from recipes.config.loader import load_recipe, recipe_from_json
-from recipes.config.schema import Recipe
+from recipes.config import Recipe, load_recipe, recipe_from_json
 
 EVERY_SECTION = """\
 version: 1

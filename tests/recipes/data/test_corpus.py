@@ -13,11 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.config import Dataset
-from recipes.config.loader import load_recipe
-from recipes.data.corpus import Sample, build_corpus, shuffled_order
-from recipes.data.samples import batches, collate, pack_samples, unpack_samples
-from recipes.data.sources import read_rows
+from recipes.config import Dataset, load_recipe
+from recipes.data import (
+    Sample,
+    batches,
+    build_corpus,
+    collate,
+    pack_samples,
+    read_rows,
+    shuffled_order,
+    unpack_samples,
+)
 from recipes.errors import DataError
 
 

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from recipes.config.loader import load_recipe
-from recipes.data.corpus import build_corpus
-from recipes.data.sources import python_docs, read_rows
+from recipes.config import load_recipe
+from recipes.data import build_corpus, read_rows
+from recipes.data.sources import python_docs
 from recipes.errors import DataError
 
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 from tiny_models import tiny_config, tiny_model
 
-from recipes.config.loader import load_recipe
-from recipes.config.schema import Data
+from recipes.config import Data, load_recipe
+from recipes.data import Sample, collate, pack_samples, unpack_samples
 from recipes.data.packing import make_samples
-from recipes.data.samples import Sample, collate, pack_samples, unpack_samples
 from recipes.data.tokenization import TokenizedDocument
 from recipes.errors import ModelError
-from recipes.models.base_model import BUILTIN_MODELS, UNISOLATED_MODEL_TYPES, check_fit, open_tokenizer
-from recipes.models.packing_isolation import check_packing_isolation, isolates_documents
-from recipes.models.sliced_loss import logits_of, loss_sum
-from recipes.training.loop import build_peer
+from recipes.models import BUILTIN_MODELS, check_fit, check_packing_isolation, loss_sum, open_tokenizer
+from recipes.models.base_model import UNISOLATED_MODEL_TYPES
+from recipes.models.packing_isolation import isolates_documents
+from recipes.models.sliced_loss import logits_of
+from recipes.training import build_peer
 
 KEPT_APART = [
     (kind, attention)

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.config.loader import load_recipe
+from recipes.config import load_recipe
+from recipes.data import make_row_tokenizer, pack_samples, unpack_samples
 from recipes.data.conversations import ConversationReader
 from recipes.data.packing import make_samples
 from recipes.data.preference_pairs import TextPair, conversation_pair, text_pair
-from recipes.data.samples import pack_samples, unpack_samples
 from recipes.data.sources import Row
-from recipes.data.tokenization import TokenizedDocument, make_row_tokenizer
+from recipes.data.tokenization import TokenizedDocument
 from recipes.errors import DataError, RecipeError
 
 PAIRED = ["dpo={}", "lora_r=4", "packing=false", "datasets.0.type=auto"]

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.data.corpus import Corpus
+from recipes.data import Corpus, Sample
 from recipes.data.sample_order import BLOCK, Mixture
-from recipes.data.samples import Sample
 
 WEIGHTS = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=5).map(tuple)
 

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.data.samples import Sample, SampleLimits, batches, pack_samples, unpack_samples
-from recipes.data.stored_samples import MOST, StoredSamples
+from recipes.data import MOST, Sample, SampleLimits, StoredSamples, batches, pack_samples, unpack_samples
 from recipes.errors import DataError, ForeignSamples
 
 LIMITS = SampleLimits(tokens=40, documents=40, vocabulary=100_000)

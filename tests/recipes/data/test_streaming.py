@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from recipes.config.loader import load_recipe
-from recipes.data import streaming
-from recipes.data.corpus import build_corpus
-from recipes.data.streaming import StreamedCorpus, index_line, record_in
+from recipes.config import load_recipe
+from recipes.data import StreamedCorpus, build_corpus, streaming
+from recipes.data.streaming import index_line, record_in
 from recipes.errors import DataError
-from recipes.models.base_model import BUILTIN_MODELS, open_tokenizer
+from recipes.models import BUILTIN_MODELS, open_tokenizer
 
 RECIPE = """\
 version: 1

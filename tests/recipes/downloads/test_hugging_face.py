@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator
 from io import BytesIO
@@ -12,15 +13,12 @@ import torch
 from local_hub import OTHER, TOKEN, LocalHub, ask_only, contents
 from safetensors.torch import load_file
 
-from recipes.config.loader import load_recipe
-from recipes.config.schema import Dataset, Recipe
-from recipes.data.sources import prefetch_dataset, read_rows
-from recipes.downloads.hub_access import Licence, gated_models, licence_of
-from recipes.downloads.hugging_face import Repository, dataset_commit, fetch_model_files
+from recipes.config import Dataset, Recipe, load_recipe
+from recipes.data import prefetch_dataset, read_rows
+from recipes.downloads import Licence, Repository, dataset_commit, fetch_model_files, gated_models, licence_of
+from recipes.downloads.hugging_face import check_cache_space
 from recipes.errors import DataError, HubUnreachable, ModelError
-from recipes.models.base_files import cached_commit
-from recipes.models.base_model import fetch_model, prepare_base
-from recipes.models.revision_pinning import pin_revisions
+from recipes.models import cached_commit, fetch_model, pin_revisions, prepare_base
 
 ROWS = b"".join(json.dumps({"text": f"row {i}"}).encode() + b"\n" for i in range(5))
 CARD = b"---\nconfigs:\n- config_name: default\n  data_files: rows.jsonl\n---\n"
@@ -245,3 +243,15 @@ def test_a_push_is_one_commit_of_the_model_and_needs_a_token_that_may(
     assert repo.branches["main"] in address
     assert repo.commits[repo.branches["main"]].keys() == contents(folder).keys()
     assert prepare_base(recipe("me/out"), tmp_path).files == prepare_base(recipe(str(folder)), tmp_path).files
+
+
+def test_a_disk_without_room_for_a_hub_model_is_found_out_before_the_first_byte(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+
+    check_cache_space("a/b", "0" * 40, {"config.json": 800})
+    with pytest.raises(OSError, match=r"a/b has 1000.0 GB still to fetch") as full:
+        check_cache_space("a/b", "0" * 40, {"config.json": 800, "model.safetensors": 10**12})
+
+    assert (full.value.errno, full.value.filename) == (errno.ENOSPC, str(tmp_path / "cache"))

@@ -13,11 +13,18 @@ import torch
 import transformers
 from tiny_models import BUILTIN, SIZES
 
-from recipes.config.loader import load_recipe
+from recipes.config import load_recipe
 from recipes.errors import ModelError
-from recipes.models.base_model import base_manifest, open_tokenizer, prepare_base
-from recipes.models.causal_lm import TextGenerator, load_model, open_vector
-from recipes.models.trainable import check_trainable, count_trainable
+from recipes.models import (
+    TextGenerator,
+    base_manifest,
+    check_trainable,
+    count_trainable,
+    load_model,
+    open_tokenizer,
+    open_vector,
+    prepare_base,
+)
 
 MODELING = """
 from pathlib import Path

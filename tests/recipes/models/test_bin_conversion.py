@@ -13,11 +13,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from recipes.config.loader import load_recipe
+from recipes.config import load_recipe
 from recipes.errors import ModelError
-from recipes.models.base_model import prepare_base
-from recipes.models.causal_lm import load_model, open_vector
-from recipes.weight_files.parameter_layout import FlatParameters
+from recipes.models import load_model, open_vector, prepare_base
+from recipes.weight_files import FlatParameters
 
 
 @pytest.fixture

@@ -17,13 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import CONFIGS, TIED, VOCABULARY
 
-from recipes.data.corpus import Sample
-from recipes.data.samples import collate
+from recipes.data import Sample, collate
 from recipes.errors import ModelError
-from recipes.models.causal_lm import TextGenerator, load_model
-from recipes.models.sliced_loss import loss_sum
+from recipes.models import TextGenerator, load_model, loss_sum
 from recipes.objectives import NextTokens, evaluate
-from recipes.weight_files.parameter_layout import FlatParameters, Layout, layout_of
+from recipes.weight_files import FlatParameters, Layout, layout_of
 
 
 @pytest.fixture

@@ -16,19 +16,24 @@ from safetensors import safe_open
 from tiny_models import BUILTIN, CLASSES, CONFIGS
 
 from compress import Cocktail
-from recipes.config.loader import load_recipe
-from recipes.config.schema import Recipe
-from recipes.data.corpus import Sample
-from recipes.data.samples import collate
+from recipes.config import Recipe, load_recipe
+from recipes.data import Sample, collate
 from recipes.errors import ModelError, RecipeError
-from recipes.models.adapter_merge import AdapterVector, convert_file_dtype, write_merged
-from recipes.models.causal_lm import TextGenerator, load_model
+from recipes.models import (
+    AdapterVector,
+    TextGenerator,
+    count_trainable,
+    load_model,
+    load_trained,
+    loss_sum,
+    meta_trained_model,
+    open_trained,
+    write_merged,
+)
+from recipes.models.adapter_merge import convert_file_dtype
 from recipes.models.lora import draw_uniform, row_norms
-from recipes.models.sliced_loss import loss_sum
-from recipes.models.trainable import count_trainable, load_trained, meta_trained_model, open_trained
-from recipes.snapshots.snapshot_fold import Fold
-from recipes.weight_files.model_folder import write_model_files
-from recipes.weight_files.parameter_layout import FlatParameters, layout_of
+from recipes.snapshots import Fold
+from recipes.weight_files import FlatParameters, layout_of, write_model_files
 
 ROWS = [Sample(np.arange(3, 15, dtype=np.int32), np.arange(12) > 0)]
 

@@ -9,10 +9,9 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from recipes.config.loader import recipe_from_json
-from recipes.config.schema import Model, Recipe
+from recipes.config import Model, Recipe, recipe_from_json
 from recipes.downloads import Licence
-from recipes.models.model_card import RunSummary, render_card
+from recipes.models import RunSummary, render_card
 
 RECIPE = Recipe.model_validate(
     {

@@ -16,14 +16,13 @@ import transformers
 from tiny_models import BUILTIN, CLASSES, CONFIGS
 
 from recipes.algorithm import compressor_of
-from recipes.config.schema import Recipe
-from recipes.data.corpus import Sample
+from recipes.config import Recipe
+from recipes.data import Sample
 from recipes.errors import ModelError
-from recipes.models.adapter_merge import AdapterVector, write_merged
-from recipes.models.trainable import check_trainable, load_trained, open_trained
-from recipes.snapshots.snapshot_fold import Fold
-from recipes.training.loop import build_peer
-from recipes.weight_files.model_folder import write_model_files
+from recipes.models import AdapterVector, check_trainable, load_trained, open_trained, write_merged
+from recipes.snapshots import Fold
+from recipes.training import build_peer
+from recipes.weight_files import write_model_files
 
 TIED = ("gemma", "gpt2", "opt", "qwen3_tied")
 ROWS = [Sample(np.arange(3, 3 + n, dtype=np.int32), np.arange(n) > 1) for n in (12, 7)]

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.volunteer.base_weights import check_files
+from cocktail_cli.volunteer import check_files
 from recipes.config import load_recipe
 from recipes.errors import ModelError
 from recipes.models import load_model, open_vector, prepare_base

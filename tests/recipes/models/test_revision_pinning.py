@@ -8,11 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipes.config.loader import load_recipe
-from recipes.config.schema import Recipe
+from recipes.config import Recipe, load_recipe
 from recipes.errors import HubUnreachable
-from recipes.models.base_model import BUILTIN_MODELS, prepare_base
-from recipes.models.revision_pinning import pin_revisions
+from recipes.models import BUILTIN_MODELS, pin_revisions, prepare_base
 
 OLD, NEW = "a0" * 20, "b1" * 20
 NAME = "some/model"

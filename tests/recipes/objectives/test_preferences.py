@@ -14,14 +14,13 @@ import torch
 import transformers
 from tiny_models import BUILTIN, tiny_config
 
-from recipes.config.schema import Recipe
-from recipes.data.corpus import Sample
+from recipes.config import Recipe
+from recipes.data import Sample, make_row_tokenizer
 from recipes.data.packing import make_samples
 from recipes.data.sources import Row
-from recipes.data.tokenization import make_row_tokenizer
-from recipes.models.trainable import load_trained
+from recipes.models import load_trained
 from recipes.objectives import Measured, evaluate, objective_of
-from recipes.training.trainer import SingleDeviceTrainer
+from recipes.training import SingleDeviceTrainer
 
 ASK = {"role": "user", "content": "Two and two?"}
 GOOD, BAD = ({"role": "assistant", "content": text} for text in ("It is four.", "Five, I believe."))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.pipeline.layer_partition import Costs, partition_layers
+from recipes.pipeline import Costs, partition_layers
 
 cost = st.integers(1, 50).map(float)
 

@@ -10,7 +10,7 @@ from test_stage_model import SIX, model_of
 
 from compress import Cocktail, within
 from recipes.config import Lora
-from recipes.models.lora import add_adapters
+from recipes.models import add_adapters
 from recipes.pipeline import StageModel, layer_ends, stage_ranges
 from recipes.weight_files import layout_of
 

@@ -14,10 +14,8 @@ from tiny_models import CLASSES, CONFIGS
 from recipes.config import Lora
 from recipes.data import Sample, collate
 from recipes.errors import ModelError
-from recipes.models import loss_sum
-from recipes.models.lora import add_adapters
-from recipes.pipeline.layer_partition import parameter_costs, partition_layers
-from recipes.pipeline.stage_model import StageModel, architecture_of, stage_ranges
+from recipes.models import add_adapters, loss_sum
+from recipes.pipeline import StageModel, architecture_of, parameter_costs, partition_layers, stage_ranges
 from recipes.weight_files import layout_of
 
 SIX = [*CONFIGS, "qwen3_tied", "opt_projected"]

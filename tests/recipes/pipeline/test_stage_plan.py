@@ -10,8 +10,7 @@ import transformers
 from tiny_models import CLASSES
 from transformers import AutoModelForCausalLM
 
-from recipes.config.loader import load_recipe
-from recipes.config.schema import Recipe
+from recipes.config import Recipe, load_recipe
 from recipes.errors import ModelError
 from recipes.pipeline import StageModel, parameter_costs, partition_layers, plan_stages, stage_memory
 from recipes.planning import Machine, plan_memory

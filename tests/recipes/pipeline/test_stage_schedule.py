@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.pipeline.stage_schedule import StageSchedule, Work
+from recipes.pipeline import StageSchedule, Work
 
 SECONDS = {Work.FORWARD: 1.0, Work.LOSS: 0.0, Work.BACK: 2.0}  # the head is part of no stage's time here
 

@@ -11,10 +11,10 @@ import torch
 import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from recipes.config.loader import load_recipe
-from recipes.config.schema import Compression, Recipe
+from recipes.config import Compression, Recipe, load_recipe
+from recipes.planning import Machine, plan_memory
 from recipes.planning.activations import LiveBytes
-from recipes.planning.memory_plan import Machine, exchange_part, plan_memory
+from recipes.planning.memory_plan import exchange_part
 
 WIDTH = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
 LENGTH = 32

@@ -10,11 +10,9 @@ import pytest
 from real_configs import REAL
 from tiny_models import BUILTIN
 
-from recipes.config.loader import load_resolved
-from recipes.config.schema import Recipe
-from recipes.planning.memory_plan import Machine
-from recipes.planning.method_choice import MethodChoice, batch_of, choose_method, epochs_of, length_keys
-from recipes.planning.step_cost import DataSurvey
+from recipes.config import Recipe, load_resolved
+from recipes.planning import DataSurvey, Machine, MethodChoice, choose_method
+from recipes.planning.method_choice import batch_of, epochs_of, length_keys
 
 GIB = 1 << 30
 

@@ -3,9 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.config.loader import recipe_from_json
-from recipes.config.schema import Recipe
-from recipes.planning.step_cost import LinkSpeed, StepCost, cost_of_step
+from recipes.config import Recipe, recipe_from_json
+from recipes.planning import LinkSpeed, StepCost, cost_of_step
 from transport.scheduling.step_ladder import BLOCK, StepLadder
 
 PACKET = 10**6

@@ -25,23 +25,30 @@ from safetensors.torch import load_file, save_file
 from tiny_models import BUILTIN, CONFIGS, TIED
 
 from compress import Cocktail, fingerprint, join
-from recipes.algorithm.global_model import GlobalModel, replay
+from recipes.algorithm import GlobalModel, replay
 from recipes.errors import ModelError
-from recipes.models.base_model import atomic_folder
-from recipes.models.causal_lm import load_model, open_vector
-from recipes.snapshots import snapshot_fold
-from recipes.snapshots.snapshot_fold import Fold, KnownFingerprint, WrongFold
-from recipes.snapshots.snapshot_folders import (
+from recipes.models import load_model, open_vector
+from recipes.snapshots import (
+    Fold,
+    KnownFingerprint,
     SnapshotCancelled,
+    WrongFold,
     list_snapshots,
     remove_unfinished_snapshots,
+    snapshot_fold,
     write_chunk_hashes,
 )
-from recipes.weight_files import safetensors_files
-from recipes.weight_files.model_folder import write_model_files
-from recipes.weight_files.parameter_layout import FlatParameters, Layout, layout_of
-from recipes.weight_files.safetensors_files import StoredTensor, read_header
-from recipes.weight_files.stored_vector import StoredVector, model_config_files
+from recipes.weight_files import (
+    FlatParameters,
+    Layout,
+    StoredTensor,
+    StoredVector,
+    atomic_folder,
+    layout_of,
+    read_header,
+    write_model_files,
+)
+from recipes.weight_files.stored_vector import model_config_files
 
 MIX = Cocktail(random_ratio=0.3, topk_ratio=0.2, quant_bits=4, block_size=64)
 
@@ -305,9 +312,8 @@ def test_a_fold_that_is_asked_to_stop_leaves_nothing(bases, tmp_path) -> None:
 
 def test_a_disk_that_is_too_small_is_found_out_before_a_byte_is_written(bases, tmp_path, monkeypatch) -> None:
     room = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda path: room._replace(free=safetensors_files.DISK_RESERVE + 5000)
-    )
+    monkeypatch.setattr("recipes.weight_files.safetensors_files.DISK_RESERVE", 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: room._replace(free=5000))
     monkeypatch.setattr(snapshot_fold, "_write", lambda file, data: pytest.fail("it was written to"))
     with closing(open_vector(bases["opt"])) as base, pytest.raises(OSError, match="does not fit") as full:
         write(fold_of(base, []), bases["opt"], tmp_path / "0")
@@ -358,7 +364,7 @@ from compress import Cocktail
 from compress.coding.section_streams import FileSlice
 from recipes.weight_files.parameter_layout import Layout
 from recipes.snapshots.snapshot_fold import Fold
-from recipes.weight_files.safetensors_files import StoredTensor
+from recipes.weight_files import StoredTensor
 from recipes.weight_files.stored_vector import StoredVector
 
 def kib(field):

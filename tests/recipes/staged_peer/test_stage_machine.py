@@ -19,12 +19,10 @@ from transformers import AutoModelForCausalLM
 
 from cocktail_cli.errors import explain
 from compress import PacketError
-from recipes.config.loader import load_recipe
-from recipes.config.schema import Recipe
+from recipes.config import Recipe, load_recipe
 from recipes.errors import MissingPackage, ModelError, StageFailed, StageLost
 from recipes.models import load_trained, meta_trained_model
-from recipes.pipeline import StageMessage, cut_at_layers, cut_of, parameter_costs
-from recipes.pipeline.stage_worker import Kind
+from recipes.pipeline import Kind, StageMessage, cut_at_layers, cut_of, parameter_costs
 from recipes.staged_peer import RingHead, StageMachine, StageServer, check_staged
 from recipes.staged_peer.ring_head import MOST
 from recipes.staged_peer.ring_request import HEAD, Answer, error_values, raise_error, request_of, sender

@@ -13,13 +13,10 @@ import transformers
 from test_precision import ROWS, recipe_of, stepped
 from tiny_models import CONFIGS
 
-from recipes.data.samples import collate
-from recipes.models.sliced_loss import loss_sum
-from recipes.models.trainable import load_trained, open_trained
-from recipes.training import peer_checkpoint
-from recipes.training.loop import build_peer
-from recipes.training.types import Peer
-from recipes.weight_files.parameter_layout import layout_of
+from recipes.data import collate
+from recipes.models import load_trained, loss_sum, open_trained
+from recipes.training import Peer, build_peer, peer_checkpoint
+from recipes.weight_files import layout_of
 
 pytest.importorskip("bitsandbytes")
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from compress import Sample as Drawn
 from compress import decode, join
-from recipes.config.schema import Recipe
-from recipes.data.corpus import Corpus, Sample
-from recipes.data.samples import collate
-from recipes.models.sliced_loss import loss_sum
-from recipes.training.contribution_score import ENOUGH, FOUND, ROUNDS, Evidence, Gain, Probe, Updates
+from recipes.config import Recipe
+from recipes.data import Corpus, Sample, collate
+from recipes.models import loss_sum
+from recipes.training import Evidence, Gain, Probe
+from recipes.training.contribution_score import ENOUGH, FOUND, ROUNDS, Updates
 
 PEERS = [f"p{i}" for i in range(10)]
 VOCABULARY = 11

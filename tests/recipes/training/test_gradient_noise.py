@@ -10,21 +10,19 @@ import torch
 from test_loop import SAMPLES, FakeHub, OneRound, peer_for, recipe, steps
 from torch import Tensor
 
-from recipes.algorithm.outer_optimizer import one_machine
-from recipes.config.presets import PRESETS
-from recipes.config.schema import Compression, Training
-from recipes.training.gradient_noise import (
-    AT_FIRST,
-    PATIENCE,
-    PLACES,
-    VALUES,
+from recipes.algorithm import one_machine
+from recipes.config import PRESETS, Compression, Training
+from recipes.training import (
     GradientNoise,
+    build_optimizer,
     positions_of,
     positions_within,
+    restore,
+    set_learning_rate,
 )
+from recipes.training.gradient_noise import AT_FIRST, PATIENCE, PLACES, VALUES
 from recipes.training.lease_gradient import share_of
-from recipes.training.optimizers import build_optimizer, set_learning_rate
-from recipes.training.peer_checkpoint import keep, restore
+from recipes.training.peer_checkpoint import keep
 from recipes.weight_files import Layout
 
 LAYOUT = Layout(("a", "b", "c", "d"), ((10, 100), (16,), (2000,), (1000, 1)))

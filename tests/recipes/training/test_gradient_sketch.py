@@ -11,11 +11,11 @@ import pytest
 import torch
 from tiny_models import SIZES, tiny_model
 
-from recipes.config.schema import Recipe
+from recipes.config import Recipe
 from recipes.data import Sample, batches
+from recipes.training import SingleDeviceTrainer
 from recipes.training.gradient_sketch import BITS, drawn_signs, signs, sketch_key
 from recipes.training.lease_gradient import in_order
-from recipes.training.trainer import SingleDeviceTrainer
 
 KEY = sketch_key(42, 7)
 
@@ -123,7 +123,7 @@ def test_it_is_the_sign_of_a_random_projection_of_the_gradient_of_the_embedded_t
 
 
 def test_below_adapters_the_frozen_embedding_is_sketched_too() -> None:
-    from recipes.models.trainable import prepare_for_training
+    from recipes.models import prepare_for_training
 
     adapted = recipe(lora={"lora_r": 4, "lora_dropout": 0.0})
     peer = SingleDeviceTrainer(prepare_for_training(tiny_model("llama"), adapted), adapted)
@@ -135,7 +135,7 @@ def test_below_adapters_the_frozen_embedding_is_sketched_too() -> None:
 
 
 def test_a_preference_pair_is_one_sample() -> None:
-    from recipes.models.trainable import prepare_for_training
+    from recipes.models import prepare_for_training
 
     asked = recipe(
         lora={"lora_r": 4, "lora_dropout": 0.0}, dpo={}, datasets=[{"path": "none", "type": "preference"}]

@@ -10,12 +10,10 @@ import torch
 from test_loop import SAMPLES, FakeHub, OneRound, leaver, peer_for, recipe, steps
 from torch import Tensor
 
-from recipes.algorithm.global_model import DecodedPacket
-from recipes.config.loader import recipe_from_json
+from recipes.algorithm import DecodedPacket
+from recipes.config import recipe_from_json
+from recipes.training import HandedOver, finetune, learning_rate
 from recipes.training.lease_gradient import parts_of
-from recipes.training.loop import finetune
-from recipes.training.optimizers import learning_rate
-from recipes.training.types import HandedOver
 
 H = 2  # of the 4 samples of a lease two each
 

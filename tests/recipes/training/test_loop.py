@@ -17,27 +17,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recipes.algorithm.aggregator import Aggregator
-from recipes.algorithm.compressor import compressor_of
-from recipes.algorithm.global_model import GlobalModel, replay
-from recipes.algorithm.worker import Worker
-from recipes.config.schema import Recipe
-from recipes.data.corpus import Sample
-from recipes.data.samples import pack_samples
+from recipes.algorithm import Aggregator, GlobalModel, Worker, compressor_of, replay
+from recipes.config import Recipe
+from recipes.data import Sample, pack_samples
 from recipes.errors import ForeignPacket, ForeignSamples
 from recipes.objectives import Measured
-from recipes.training.loop import build_peer, finetune, settle
-from recipes.training.peer_checkpoint import keep, restore
-from recipes.training.types import (
+from recipes.training import (
     CaughtUp,
     Delivery,
     EvaluatedPart,
     HandedOver,
     Interrupted,
-    Left,
     Peer,
     StepDone,
+    build_peer,
+    finetune,
+    restore,
 )
+from recipes.training.loop import settle
+from recipes.training.peer_checkpoint import keep
+from recipes.training.types import Left
 
 VOCABULARY, LENGTH, SAMPLES = 11, 5, 4
 

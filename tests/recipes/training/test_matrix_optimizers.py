@@ -10,17 +10,17 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from recipes.config import Recipe, load_recipe
 from recipes.errors import ModelError
-from recipes.multi_gpu.fsdp_peer import check_fsdp
-from recipes.training.matrix_optimizers import (
-    EVERY,
-    LONGEST,
-    Soap,
+from recipes.multi_gpu import check_fsdp
+from recipes.training import (
+    SingleDeviceTrainer,
+    build_optimizer,
     embeddings_of,
-    matrix_numbers,
+    optimizer_bytes,
+    parameters_of,
+    set_learning_rate,
     step_flops,
 )
-from recipes.training.optimizers import build_optimizer, optimizer_bytes, set_learning_rate
-from recipes.training.trainer import SingleDeviceTrainer, parameters_of
+from recipes.training.matrix_optimizers import EVERY, LONGEST, Soap, matrix_numbers
 
 METHODS = ["muon", "soap"]
 SHAPE = (5, 5)

@@ -11,9 +11,8 @@ from recipes.algorithm import Aggregator, compressor_of
 from recipes.config import Recipe, load_recipe
 from recipes.errors import ModelError, RecipeError
 from recipes.multi_gpu import check_fsdp
-from recipes.staged_peer.stage_part import check_staged
-from recipes.training import SingleDeviceTrainer, build_peer
-from recipes.training.types import Peer
+from recipes.staged_peer import check_staged
+from recipes.training import Peer, SingleDeviceTrainer, build_peer
 
 MASKED = "compression.momentum_masking=true"
 WHOLE, LATE = 0, 2  # rounds: everything is sent; the update is not taken

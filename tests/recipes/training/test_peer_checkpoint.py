@@ -11,11 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_loop import Bigram, FakeHub, OneRound, recipe, steps
 
-from recipes.config.schema import Recipe
-from recipes.training.loop import build_peer
-from recipes.training.peer_checkpoint import anything_of, keep, read, restore, restore_residual, size_of
-from recipes.training.types import Flight, Peer
-from recipes.weight_files import safetensors_files
+from recipes.config import Recipe
+from recipes.training import Peer, build_peer, read, restore, restore_residual
+from recipes.training.peer_checkpoint import anything_of, keep, size_of
+from recipes.training.types import Flight
 
 ABOUT = {"run": "amber-otter-42", "peer": "ann"}
 
@@ -147,7 +146,7 @@ def test_a_disk_that_is_full_leaves_what_was_there(tmp_path: Path, monkeypatch: 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(safetensors_files.os, "fsync", full)
+    monkeypatch.setattr("recipes.weight_files.safetensors_files.os.fsync", full)
     with pytest.raises(OSError, match="No space"):
         keep(peer, tmp_path / "kept", ABOUT)
 

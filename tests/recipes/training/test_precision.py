@@ -16,23 +16,28 @@ from test_loop import peer_for as bigram_for
 from test_loop import recipe as bigram_recipe
 from tiny_models import CONFIGS
 
-from compress import Cocktail
-from recipes.algorithm.local_vector import fetched_difference
-from recipes.config.loader import load_recipe
-from recipes.config.schema import Recipe
-from recipes.data.corpus import Sample
-from recipes.data.samples import batches
+from recipes.config import Recipe, load_recipe
+from recipes.data import Sample, batches
 from recipes.errors import MissingPackage, ModelError
 from recipes.hardware import HostMemory
-from recipes.models.trainable import available_attention, check_trainable, load_trained
-from recipes.training import peer_checkpoint
-from recipes.training.loop import build_peer, finetune
-from recipes.training.micro_batch import MemoryFull, guessed, micro_batch_for, tried
+from recipes.models import available_attention, check_trainable, load_trained
+from recipes.training import (
+    LossScale,
+    Lowered,
+    Peer,
+    SingleDeviceTrainer,
+    StepDone,
+    build_peer,
+    finetune,
+    micro_batch_for,
+    packed,
+    peer_checkpoint,
+)
+from recipes.training.micro_batch import MemoryFull, guessed, tried
 from recipes.training.optimizers import EIGHT_BIT, eight_bit
 from recipes.training.stochastic_rounding import rounded
-from recipes.training.trainer import LossScale, SingleDeviceTrainer, packed, unpacked
-from recipes.training.types import Lowered, Peer, StepDone
-from recipes.weight_files.parameter_layout import FlatParameters
+from recipes.training.trainer import unpacked
+from recipes.weight_files import FlatParameters
 
 ROWS = [
     Sample(np.arange(first, first + length, dtype=np.int32), np.arange(length) > 0)
@@ -247,14 +252,6 @@ def test_an_error_that_is_no_lack_of_memory_is_passed_on() -> None:
 
     with pytest.raises(ZeroDivisionError):
         list(finetune(hub, peer, now=0))
-
-
-def test_a_difference_to_the_hosts_memory_has_the_bits_of_one_beside_it() -> None:
-    """state_device: cpu. On the CPU alone there are no two devices: this is the arithmetic of that way."""
-    x, y = torch.randn(2, 10_000, generator=torch.Generator().manual_seed(0))
-    for kind, block in (("block", 64), ("element", 1)):
-        sample = Cocktail(random_ratio=0.3, sample_kind=kind, block_size=block).draw(len(x), 7, 3)  # type: ignore[arg-type]
-        assert torch.equal(fetched_difference(sample, x, y), sample.difference(x, y))
 
 
 def test_the_vector_of_a_flat_model_in_bfloat16_is_exact(base) -> None:

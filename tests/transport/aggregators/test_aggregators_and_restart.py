@@ -16,8 +16,7 @@ from transport import Ledger, PeerLink
 from transport.actions import Abandoned, Commit
 from transport.ledger import PendingHandoff
 from transport.peer import PeerIdentity
-from transport.protocol import WeightedPacket
-from transport.protocol.events import RoundCommitted
+from transport.protocol import RoundCommitted, WeightedPacket
 
 # Nobody is lost by a machine that is busy: what is in the packets is compared with what was trained.
 SETTINGS = sharded_settings(samples=160, first_peers=2, min_peers=2, peer_timeout=30.0, **FAST)

@@ -9,9 +9,8 @@ from typing import cast
 from toy_aggregators import SHARDS, sharded_settings
 
 from transport.actions import Outbox
+from transport.aggregators import HubLine, Placement, ShardCoordinator
 from transport.aggregators.shard_assignment import assign
-from transport.aggregators.shard_coordinator import ShardCoordinator
-from transport.aggregators.shard_placement import HubLine, Placement
 from transport.membership import Roster
 from transport.protocol import messages
 from transport.scheduling import Exchange, Rounds

@@ -11,16 +11,10 @@ import pytest
 
 from scripts.swarms.tcp_link import Link
 from transport import PeerLink, RunURL
-from transport.aggregators.shard_clients import ShardClients
-from transport.aggregators.shard_server import ShardServer
+from transport.aggregators import ShardClients, ShardServer
 from transport.peer import LinkLimits, PeerIdentity
-from transport.protocol import messages
-from transport.protocol.errors import RefusedByHub, TransportError
-from transport.protocol.keys import CurveKeys
-from transport.protocol.message_codec import decode_to_peer, encode
-from transport.wire.frames import HubWire
-from transport.wire.rate_limit import Bandwidth, RateLimits
-from transport.wire.zeromq_sockets import RouterWire, is_reachable
+from transport.protocol import CurveKeys, RefusedByHub, TransportError, decode_to_peer, encode, messages
+from transport.wire import Bandwidth, HubWire, RateLimits, RouterWire, is_reachable
 
 KEYS = {name: CurveKeys.generate() for name in ("aggregator", "hub", "ann", "eve")}
 

@@ -20,17 +20,14 @@ from toy_aggregators import SHARDS, AggregatingPeer, ShardedWork, ToyHalf, links
 from toy_swarm import trained
 
 from transport.actions import Abandoned, CommitDone, Outbox
-from transport.aggregators.shard_aggregation import ShardAggregation
-from transport.aggregators.shard_assignment import assign, digest_of
+from transport.aggregators import ShardAggregation, digest_of
+from transport.aggregators.shard_assignment import assign
 from transport.aggregators.shard_barrier import ShardBarrier
-from transport.hub.hub_state import HubState
-from transport.ledger.residual_handoffs import PendingHandoff, handoffs_for
-from transport.ledger.run_ledger import Ledger, Recovered
-from transport.membership.roster import Roster
-from transport.protocol import UpdateRejected, messages
-from transport.protocol.events import Warned
-from transport.scheduling.exchange import Exchange
-from transport.scheduling.round_history import RoundHistory
+from transport.hub import HubState
+from transport.ledger import Ledger, PendingHandoff, Recovered, handoffs_for
+from transport.membership import Roster
+from transport.protocol import UpdateRejected, Warned, messages
+from transport.scheduling import Exchange, RoundHistory
 from transport.transfer import ChunkBuffer, ObjectStore
 
 # ---- assignment --------------------------------------------------------------------------------------------

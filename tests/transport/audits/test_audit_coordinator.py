@@ -17,9 +17,9 @@ from toy_swarm import ToyWork, toy_settings
 from transport import RunSettings
 from transport.audits import AUDITED
 from transport.audits.audit_case import SKETCH
-from transport.hub.server import Hub
+from transport.hub import Hub
 from transport.protocol import events, messages
-from transport.transfer.object_store import ObjectStore
+from transport.transfer import ObjectStore
 
 MISFORTUNES = ("step",) * 30 + ("cut", "kill", "join", "second", "minute", "restart", "leave")
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from transport.diagnosis import PeerSample, RoundSample
-from transport.protocol.messages import Spent
-from transport.scheduling.load_balancer import LoadBalancer
+from transport.protocol import messages
+from transport.scheduling import LoadBalancer
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class SimulatedRounds:
             encode, upload = self.noisy(machine.encode), self.noisy(self.packet / machine.up)
             reported, before = taken + encode, place.reported
             counters = {"stopped": machine.stops, **machine.counters}
-            spent = Spent(
+            spent = messages.Spent(
                 cycle=millis(reported - before),
                 idle=millis(place.idle + waited),
                 encode=millis(encode),

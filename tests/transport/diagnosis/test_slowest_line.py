@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from transport.diagnosis import LineWatch, PeerSample, RoundSample, SlowestLine
-from transport.protocol.messages import Spent
+from transport.protocol import messages
 
 MB = 1_000_000
 
@@ -25,7 +25,7 @@ def found(
                 upload_s=up,
                 up=MB,
                 down=MB,
-                spent=Spent(download=round_to_ms(down)),
+                spent=messages.Spent(download=round_to_ms(down)),
             )
             for i, (up, down) in enumerate(zip(ups, downs, strict=True))
         }

@@ -15,10 +15,7 @@ from toy_swarm import ToyPeer, ToyWork, toy_fingerprint, toy_settings
 
 from transport import Bandwidth, PeerLink
 from transport.peer import LinkLimits, PeerIdentity
-from transport.peer import peer_link as peer_module
-from transport.protocol import messages
-from transport.protocol.errors import RefusedByHub, RunOver
-from transport.protocol.events import PeerLeft, Warned
+from transport.protocol import RefusedByHub, RunOver, Warned, events, messages
 from transport.wire import MemoryPeerWire
 
 START = toy_fingerprint([])
@@ -98,7 +95,7 @@ def test_a_handoff_is_merged_before_the_next_round_with_the_share_the_peer_had(t
 
     assert work.inherited == [("ann", b"residual", weights["ann"] / sum(weights.values()))]
     assert work.order.index("inherit ann") == 3, work.order
-    left = next(e for e in swarm.events if isinstance(e, PeerLeft) and e.peer == "ann")
+    left = next(e for e in swarm.events if isinstance(e, events.PeerLeft) and e.peer == "ann")
     assert (left.legacy, left.reason) == (8, "left: enough")
 
 
@@ -189,7 +186,7 @@ def test_a_handoff_in_transit_outlives_the_opening_of_a_round(tmp_path: Path) ->
 
 def test_leaving_ends_in_time_whatever_the_uplink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2 MB at 20 kB/s would take 100 s: by the measured rate the peer gives up the upload."""
-    monkeypatch.setattr(peer_module, "HANDOFF_S", 0.6)
+    monkeypatch.setattr("transport.peer.peer_link.HANDOFF_S", 0.6)
     work = ToyWork()
     with MemorySwarm(toy_settings(max_update=1 << 23), work, tmp_path) as swarm:
         wire = MemoryPeerWire(swarm.wire)

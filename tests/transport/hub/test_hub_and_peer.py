@@ -17,22 +17,24 @@ from toy_swarm import PLENTY, ToyPeer, ToyWork, toy_settings, trained
 from scripts.swarms.tcp_link import Link
 from transport import Hub, Ledger, PeerLink, RunKeys, RunSettings, RunURL, ask_status, ask_stop
 from transport.peer import LinkLimits, PeerIdentity
-from transport.protocol import messages
-from transport.protocol.errors import (
+from transport.protocol import (
     AddressInUse,
+    CurveKeys,
+    Event,
     Leaving,
     LinkLost,
     ProtocolError,
     RefusedByHub,
+    RoundCommitted,
+    RunEnded,
     Unreachable,
+    decode_to_peer,
+    encode,
+    events,
+    messages,
 )
-from transport.protocol.events import Event, PeerJoined, PeerLeft, RoundCommitted, RunEnded
-from transport.protocol.keys import CurveKeys
-from transport.protocol.message_codec import decode_to_peer, encode
-from transport.transfer.chunks import block_hashes
-from transport.transfer.transfers import CHUNK
-from transport.wire.frames import Connected, Received
-from transport.wire.zeromq_sockets import DealerWire
+from transport.transfer import CHUNK, block_hashes
+from transport.wire import Connected, DealerWire, Received
 
 FAST = {"ping_s": 0.1, "grace_s": 0.3, "recover_s": 5.0, "linger_s": 2.0}
 
@@ -248,7 +250,7 @@ def test_a_peer_that_vanishes_is_noticed_and_the_others_go_on(start: Callable[..
     for thread in threads:
         thread.join(5.0)
 
-    left = next(e for e in running.events if isinstance(e, PeerLeft))
+    left = next(e for e in running.events if isinstance(e, events.PeerLeft))
     assert (left.peer, left.reason) == ("bob", "connection lost")
     assert left.at - closed < 3.0
     assert ended.finished
@@ -301,7 +303,7 @@ def test_a_session_survives_its_connections(start: Callable[..., Running]) -> No
     proxy.close()
 
     assert (ended.finished, peer.renewed, peer.error) == (True, 0, None)
-    assert sum(isinstance(e, PeerJoined) for e in running.events) == 1
+    assert sum(isinstance(e, events.PeerJoined) for e in running.events) == 1
     assert trained(running.work) == list(range(400))
 
 

@@ -11,9 +11,9 @@ from sim_swarm import STOP, SimSwarm
 from toy_swarm import toy_settings
 
 from transport import actions as do
-from transport.membership.sessions import SESSION_TRANSITIONS, SessionEvent, State
+from transport.membership import SESSION_TRANSITIONS, SessionEvent, State
 from transport.protocol import events, messages
-from transport.scheduling.rounds import PHASES, Phase
+from transport.scheduling import PHASES, Phase
 
 WORDS = ["step"] * 6 + ["up", "up", "down", "down", "work", "work", "job", "job"]
 WORDS += [

@@ -16,12 +16,8 @@ import pytest
 from memory_swarm import MemorySwarm
 from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 
-from transport.protocol import messages
-from transport.protocol.message_codec import decode_to_peer, encode
-from transport.scheduling import round_history
-from transport.transfer import object_store
-from transport.wire import MemoryPeerWire
-from transport.wire.frames import Received
+from transport.protocol import decode_to_peer, encode, messages
+from transport.wire import MemoryPeerWire, Received
 
 SAME = 7  # fingerprint of every x'
 
@@ -92,9 +88,10 @@ def swarm_that_forgets(folder: Path) -> Iterator[list[Bare]]:
 def test_the_memory_of_a_hub_does_not_grow_with_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(object_store, "KEPT", 4)  # what it has at hand is full soon, and grows no more
-    monkeypatch.setattr(object_store, "CACHED_CHUNKS", 4)
-    monkeypatch.setattr(round_history, "KEPT", 4)
+    # The hub's memory is full soon, and grows no more.
+    monkeypatch.setattr("transport.transfer.object_store.KEPT", 4)
+    monkeypatch.setattr("transport.transfer.object_store.CACHED_CHUNKS", 4)
+    monkeypatch.setattr("transport.scheduling.round_history.KEPT", 4)
     held = []
     with swarm_that_forgets(tmp_path) as peers:
         tracemalloc.start()

@@ -20,16 +20,12 @@ from toy_swarm import ToyPeer, toy_settings
 from transport import PeerLink, ask_admin, parse_url
 from transport.aggregators import shard_aggregation
 from transport.audits import AUDITED
-from transport.peer import PeerIdentity
-from transport.peer.size_bounds import BOUNDS, bound_of
-from transport.protocol import ObjectKind, RunKeys, messages
-from transport.protocol.keys import CurveKeys
-from transport.protocol.message_codec import decode_to_peer, encode
+from transport.peer import BOUNDS, PeerIdentity
+from transport.peer.size_bounds import bound_of
+from transport.protocol import CurveKeys, ObjectKind, RunKeys, decode_to_peer, encode, messages
 from transport.standby import replica_source
-from transport.transfer import object_store
-from transport.transfer.object_store import NO_ROW
-from transport.wire.frames import Connected, Received
-from transport.wire.zeromq_sockets import DealerWire
+from transport.transfer import NO_ROW, object_store
+from transport.wire import Connected, DealerWire, Received
 
 QUIET = {"ping_s": 1000.0, "peer_timeout": 3000.0, "grace_s": 100.0, "linger_s": 0.1, "start_timeout": 1e4}
 HUBS: dict[str, dict[str, object]] = {

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from test_run_ledger import ORIGIN, chained, commit
 
 from transport.ledger import (
+    HEADER_SIZE,
     Counted,
     EvaluationRow,
     KnownPeer,
@@ -28,9 +29,7 @@ from transport.ledger import (
 from transport.ledger.book_tables import COLUMNS, Change, post
 from transport.ledger.books import new_tables, transaction
 from transport.ledger.journal import read_journal
-from transport.ledger.packet_log import HEADER_SIZE
-from transport.protocol import LedgerDamaged, LedgerError
-from transport.protocol.sample_ranges import SampleRanges
+from transport.protocol import LedgerDamaged, LedgerError, SampleRanges
 
 ROUNDS, SAMPLES = 9, 40
 BOOKS, LOGS = ("ledger.db", "journal.log"), ("journal.log", "packets.log")

@@ -14,16 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transport.ledger import (
+    TAKEN_OVER,
     Counted,
     EvaluationRow,
     KnownPeer,
     Ledger,
+    LedgerChanges,
     LedgerCopy,
     OpenSession,
     RoundRow,
     UpdateLog,
+    changes_after,
+    updates_between,
 )
-from transport.ledger.ledger_copy import TAKEN_OVER, LedgerChanges, changes_after, updates_between
 from transport.protocol import LedgerError, WeightedPacket
 
 ACTS = st.lists(

@@ -19,11 +19,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport import Ledger
-from transport.ledger import LedgerChanges, LedgerCopy, changes_after, packet_log
-from transport.ledger.packet_log import HEADER_SIZE, read_packets
-from transport.ledger.run_ledger import VOTING_ROUNDS, Counted, EvaluationRow, OpenSession, RoundRow
-from transport.protocol.errors import LedgerBusy, LedgerError
-from transport.protocol.sample_ranges import SampleRanges
+from transport.ledger import (
+    HEADER_SIZE,
+    VOTING_ROUNDS,
+    Counted,
+    EvaluationRow,
+    LedgerChanges,
+    LedgerCopy,
+    OpenSession,
+    RoundRow,
+    changes_after,
+    packet_log,
+    read_packets,
+)
+from transport.protocol import LedgerBusy, LedgerError, SampleRanges
 
 
 def begin(folder: Path, samples: int = 40) -> Ledger:

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.ledger.packet_log import pack_header
-from transport.ledger.update_log import RoundUpdates, UpdateLog, pack_updates, read_rounds, unpack_updates
-from transport.protocol import WeightedPacket
-from transport.protocol.errors import LedgerDamaged, LedgerError
+from transport.ledger import RoundUpdates, UpdateLog, pack_header, pack_updates, read_rounds
+from transport.ledger.update_log import unpack_updates
+from transport.protocol import LedgerDamaged, LedgerError, WeightedPacket
 
 
 def updates_of(round: int) -> list[WeightedPacket]:

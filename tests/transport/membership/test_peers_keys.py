@@ -12,13 +12,10 @@ from toy_swarm import ToyWork, toy_settings
 
 from transport import Hub, Ledger, PeerLink, RunKeys, RunURL
 from transport.actions import Outbox
-from transport.membership.roster import Roster
+from transport.membership import Roster
 from transport.peer import PeerIdentity
-from transport.protocol import messages
-from transport.protocol.keys import CurveKeys, short_key
-from transport.protocol.message_codec import decode_to_peer, encode
-from transport.wire.frames import Connected, Received
-from transport.wire.zeromq_sockets import DealerWire
+from transport.protocol import CurveKeys, decode_to_peer, encode, messages, short_key
+from transport.wire import Connected, DealerWire, Received
 
 
 @pytest.fixture

@@ -14,13 +14,10 @@ from toy_swarm import ToyPeer, ToyWork, toy_settings
 
 from transport import Ledger, PeerLink
 from transport.actions import Send
-from transport.hub.hub_state import HubState
-from transport.ledger.run_ledger import KnownPeer, Recovered
-from transport.peer import LinkLimits, PeerIdentity, connection_manager, peer_link
-from transport.peer.peer_state import SessionState
-from transport.protocol import messages
-from transport.protocol.errors import LinkLost
-from transport.protocol.events import PeerJoined, RoundCommitted, Warned
+from transport.hub import HubState
+from transport.ledger import KnownPeer, Recovered
+from transport.peer import LinkLimits, PeerIdentity, SessionState
+from transport.protocol import LinkLost, RoundCommitted, Warned, events, messages
 from transport.wire import MemoryPeerWire
 
 
@@ -95,8 +92,8 @@ def test_a_term_that_nobody_has_given_causes_no_warning(who: bytes, term: int) -
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_manager, "LAST_RETRY", 0.1)
-    monkeypatch.setattr(peer_link, "LOST_S", 0.05)
+    monkeypatch.setattr("transport.peer.connection_manager.LAST_RETRY", 0.1)
+    monkeypatch.setattr("transport.peer.peer_link.LOST_S", 0.05)
 
 
 def until(there: Callable[[], object], what: str) -> None:
@@ -141,7 +138,7 @@ def test_of_two_hubs_on_copies_of_one_ledger_the_older_is_ignored_and_told_so(
     assert sum("is ignored: another hub of this run has been started since" in line for line in said) == 1
     warnings = [e.message for e in old.events if isinstance(e, Warned)]
     assert ["(term 3, this one is of term 2)" in w for w in warnings] == [True], warnings
-    assert not any(isinstance(e, PeerJoined | RoundCommitted) for e in old.events)
+    assert not any(isinstance(e, events.PeerJoined | RoundCommitted) for e in old.events)
     assert toy.error is None
 
 

@@ -8,9 +8,9 @@ from sim_swarm import STOP, TOKEN, SimPeer, SimSwarm
 from toy_swarm import toy_settings
 
 from transport import actions as do
-from transport.hub.hub_state import HubState
-from transport.ledger.run_ledger import KnownPeer, Ledger, Recovered
-from transport.membership.admission import STRIKES
+from transport.hub import HubState
+from transport.ledger import KnownPeer, Ledger, Recovered
+from transport.membership import STRIKES
 from transport.protocol import events, messages
 
 

@@ -15,7 +15,8 @@ from toy_swarm import trained
 
 from cocktail_cli.volunteer.shard_aggregator_link import open_shard_server
 from transport import PeerLink
-from transport.aggregators.shard_server import PassedPacket, ShardServer
+from transport.aggregators import ShardServer
+from transport.aggregators.shard_server import PassedPacket
 from transport.passing import PacketSources, direct_links, link_to, packet_sources
 from transport.peer import PeerIdentity
 from transport.protocol import CurveKeys, events, messages

@@ -7,20 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.ledger import HEADER_SIZE
-from transport.peer.catch_up import (
-    AHEAD,
-    MOST,
-    NEXT,
-    PLANS,
-    RANGE,
-    CatchUp,
-    CatchUpEvent,
-    CatchUpSource,
-    CatchUpState,
-    LocalCopy,
-    Range,
-    ways,
-)
+from transport.peer import NEXT, CatchUp, CatchUpSource, CatchUpState, LocalCopy
+from transport.peer.catch_up import AHEAD, MOST, PLANS, RANGE, CatchUpEvent, Range, ways
 from transport.protocol import messages
 
 MB = 1 << 20

@@ -21,15 +21,11 @@ from memory_swarm import MemorySwarm
 from toy_swarm import ToyPeer, ToyWork, toy_fingerprint, toy_settings, toy_spool
 
 from transport import Bandwidth, CatchUp, CatchUpDownloads, Hub, Ledger, PeerLink, RunKeys, WantedFile
-from transport.ledger.packet_log import pack_header
-from transport.ledger.run_ledger import RoundRow
-from transport.peer import LinkLimits, PeerIdentity
-from transport.peer.catch_up import CatchUpSource, Progress
-from transport.protocol import messages
-from transport.protocol.errors import Leaving, NotServed, RefusedByHub
-from transport.protocol.events import Event, PeerReady, RoundCommitted
-from transport.transfer.chunks import HASH_BLOCK, block_hashes
-from transport.transfer.transfers import CHUNK
+from transport.ledger import RoundRow, pack_header
+from transport.peer import CatchUpSource, LinkLimits, PeerIdentity, Progress
+from transport.protocol import Event, Leaving, NotServed, RefusedByHub, RoundCommitted, messages
+from transport.protocol import events as told
+from transport.transfer import CHUNK, HASH_BLOCK, block_hashes
 
 SIZE = 2 * HASH_BLOCK + 999  # of a snapshot
 WEIGHTS = random.Random(1).randbytes(SIZE)
@@ -337,7 +333,7 @@ def test_a_joiner_is_there_when_its_bytes_are_and_nobody_waits_for_it(tmp_path: 
         joiner = Joiner(link, tmp_path)
         machine = joiner.catch_up()
         link.ready(machine.applied, toy_fingerprint(work.packets[: machine.applied]))
-        while not any(isinstance(e, PeerReady) and e.peer == "ann" for e in events):
+        while not any(isinstance(e, told.PeerReady) and e.peer == "ann" for e in events):
             assert time.monotonic() < started + 60, events[-3:]
             time.sleep(0.005)
         took, down = time.monotonic() - started, link.bytes_down

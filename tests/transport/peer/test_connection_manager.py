@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from transport.peer.connection_manager import (
-    BACKED_OFF_S,
-    CONTROL,
-    ConnectionManager,
-    LinkLimits,
-    chunk_buffer,
-)
-from transport.peer.peer_state import PeerState
-from transport.protocol import ProtocolError, messages
-from transport.protocol.message_codec import encode
-from transport.transfer.congestion_window import FIRST_FRAGMENT
-from transport.wire.frames import Connected, Disconnected, Frames, Received
-from transport.wire.rate_limit import Bandwidth, RateLimits
+from transport.peer import LinkLimits, PeerState
+from transport.peer.connection_manager import BACKED_OFF_S, CONTROL, ConnectionManager, chunk_buffer
+from transport.protocol import ProtocolError, encode, messages
+from transport.transfer import FIRST_FRAGMENT
+from transport.wire import Bandwidth, Connected, Disconnected, Frames, RateLimits, Received
 
 
 class SilentWire:

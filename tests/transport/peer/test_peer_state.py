@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from transport.peer.peer_state import KEPT, PeerState, SessionState
+from transport.peer import PeerState, SessionState
+from transport.peer.peer_state import KEPT
 from transport.protocol import ProtocolError, decode_to_peer, encode, messages
 
 HELLO = messages.Hello(1, "token", "run", "ann")

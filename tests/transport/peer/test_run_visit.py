@@ -10,10 +10,9 @@ import pytest
 from toy_swarm import ToyWork, toy_settings
 
 from transport import Hub, Ledger, PeerLink, RunKeys, RunURL, ask_status
-from transport.peer import PeerIdentity
-from transport.peer.run_visit import RunVisit, preview_of
-from transport.protocol import ProtocolError, RefusedByHub, Unreachable
-from transport.protocol.keys import CurveKeys
+from transport.peer import PeerIdentity, RunVisit
+from transport.peer.run_visit import preview_of
+from transport.protocol import CurveKeys, ProtocolError, RefusedByHub, Unreachable
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from toy_swarm import BOUNDS, ToyBounds, toy_spool
 
 from transport import CatchUp, CatchUpDownloads, PeerLink, WantedFile
-from transport.aggregators import AggregatorThread, ShardedExchange
-from transport.aggregators.sharded_exchange import PacketSharding
+from transport.aggregators import AggregatorThread, PacketSharding, ShardedExchange
 from transport.peer import BOUNDS as NAMES
 from transport.protocol import NoRoom, NotServed, ProtocolError, TooLong, messages
 from transport.standby import Follower

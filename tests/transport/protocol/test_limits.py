@@ -12,26 +12,16 @@ from sim_swarm import STOP, TOKEN
 from toy_swarm import ToyWork, toy_settings
 
 from transport import actions as do
-from transport.hub.hub_state import HubState
+from transport.hub import HubState
 from transport.hub.upload_policy import LONGEST
-from transport.ledger.run_ledger import KnownPeer, OpenSession, Recovered
-from transport.membership import roster
+from transport.ledger import KnownPeer, OpenSession, Recovered
 from transport.membership.admission import HELLOS, HELLOS_S
-from transport.protocol import messages
-from transport.protocol.run_settings import RunSettings
-from transport.transfer.connection_registry import (
-    HANDSHAKE_COST,
-    KIB,
-    MAX_CONNECTIONS,
-    MESSAGES,
-    READING,
-    ConnectionRegistry,
-)
-from transport.transfer.transfers import CHUNK
-from transport.wire import connection_guard
-from transport.wire.connection_guard import LITTLE, ConnectionGuard, TcpCounters, origin
-from transport.wire.frames import MAX_BUFFERED, key_of, origin_of
-from transport.wire.rate_limit import MAX_NAMES, TokenBuckets
+from transport.protocol import RunSettings, messages
+from transport.transfer import CHUNK, MAX_CONNECTIONS, ConnectionRegistry
+from transport.transfer.connection_registry import HANDSHAKE_COST, KIB, MESSAGES, READING
+from transport.wire import MAX_BUFFERED, TokenBuckets, connection_guard, key_of, origin, origin_of
+from transport.wire.connection_guard import LITTLE, ConnectionGuard, TcpCounters
+from transport.wire.rate_limit import MAX_NAMES
 
 HERE, THERE = "10-0-0-1", "10-0-0-2"
 
@@ -152,7 +142,7 @@ def test_a_swarm_of_one_house_comes_back_at_once_after_a_restart() -> None:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> HubState:
-    monkeypatch.setattr(roster, "NEWCOMERS", 4)
+    monkeypatch.setattr("transport.membership.roster.NEWCOMERS", 4)
     hub = HubState(toy_settings(), TOKEN, STOP, 0.0)
     for n in range(4):
         hub.receive(conn(n), hello(f"m{n}"), float(n))
@@ -256,8 +246,8 @@ def test_the_kernel_is_asked_what_a_connection_holds_only_where_that_may_be_much
         asked.append(number)
         return TcpCounters(taken)
 
-    monkeypatch.setattr(connection_guard, "counts_of", counts)
-    monkeypatch.setattr(connection_guard, "LINUX", True)
+    monkeypatch.setattr("transport.wire.connection_guard.counts_of", counts)
+    monkeypatch.setattr("transport.wire.connection_guard.LINUX", True)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         lines = ConnectionGuard(context, router, 1000)
         lines.came(7, conn, 100, 0.0)

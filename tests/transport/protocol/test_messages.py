@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.protocol import message_codec
+from transport.protocol import ProtocolError, message_codec
 from transport.protocol import messages as m
-from transport.protocol.errors import ProtocolError
 
 EXAMPLES_TO_HUB: list[m.Message] = [
     m.Hello(1, "t", "run", "ann", "CPU", {"codec": "1"}),

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport import RunURL, parse_url
-from transport.protocol.errors import UrlError
-from transport.protocol.run_url import to_base64
+from transport.protocol import UrlError, to_base64
 
 KEY = to_base64(bytes(range(32)))
 URL = RunURL(KEY, to_base64(bytes(16)), "203.0.113.7", 29400, "amber-otter-42")

@@ -20,11 +20,10 @@ from toy_swarm import ToyPeer, toy_settings, trained
 from transport import PeerLink, RunURL, ask_status
 from transport.peer import LinkLimits, PeerIdentity
 from transport.protocol import CurveKeys, Route, Unreachable, run_name
-from transport.protocol.events import PeerJoined
+from transport.protocol import events as told
 from transport.relay import HubTunnel, Relay, RelayLimits
 from transport.relay.relay_server import FETCH_S
-from transport.tunnel import Bridge, ask, relay_socks
-from transport.tunnel.websocket_stream import client_context
+from transport.tunnel import Bridge, ask, client_context, relay_socks
 from transport.wire import Connected, DealerWire, Disconnected, Received
 from transport.wire.zeromq_sockets import DIAL_S, HEAD_START_S
 
@@ -179,7 +178,7 @@ def test_a_relay_that_is_killed_and_restarted_costs_one_reconnect(
     assert ended.finished
     assert trained(running.work) == list(range(240)), "every sample once, no committed round lost"
     assert [(peer.error, peer.renewed) for peer in peers] == [(None, 0)] * 2
-    assert sum(isinstance(event, PeerJoined) for event in running.events) == 2
+    assert sum(isinstance(event, told.PeerJoined) for event in running.events) == 2
     assert [wire.ups for wire in wires] == [2, 2], "each reconnected once"
     assert f"connected to the relay {there.place} again" in told, "the way is named, not the closed address"
     assert there.tunnel.claims == 2
@@ -338,9 +337,9 @@ def test_each_address_behind_a_relay_has_limits_of_its_own_at_the_hub(
     (peer,) = peers_of(there.url, "ann")
     peer.link.connect(PATIENCE_S)
     until(
-        lambda: any(isinstance(event, PeerJoined) for event in there.running.events)
+        lambda: any(isinstance(event, told.PeerJoined) for event in there.running.events)
     )  # told after the welcome
-    joined = next(event for event in there.running.events if isinstance(event, PeerJoined))
+    joined = next(event for event in there.running.events if isinstance(event, told.PeerJoined))
     peer.link.leave("done")
 
     assert joined.origin.startswith("127."), "of this machine, so no address of the internet is claimed"

@@ -8,12 +8,11 @@ from test_ring_table import Units
 from toy_swarm import toy_settings
 
 from transport.actions import Reach, Send
-from transport.hub.hub_state import HubState
-from transport.peer.peer_state import PeerState, SessionState
-from transport.protocol import messages
-from transport.protocol.routes import relayed_address
+from transport.hub import HubState
+from transport.peer import PeerState, SessionState
+from transport.protocol import messages, relayed_address
+from transport.rings import GAP_S
 from transport.rings.ring_coordinator import PROBE_S, UNREACHED
-from transport.rings.ring_table import GAP_S
 
 TOKEN = "token"
 REPLICA = "-replica"

@@ -9,7 +9,8 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.rings.ring_table import BACK_S, GAP_S, Lender, Ring, RingTable, strongest
+from transport.rings import GAP_S, Lender, Ring, RingTable
+from transport.rings.ring_table import BACK_S, strongest
 
 LAYERS, ENDS = 6, 2  # a unit of memory for each layer
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from transport.protocol import messages
+from transport.scheduling import round_figures
 from transport.scheduling.figures import (
     WIDE,
     WIDEST,
     bounded_mean,
     middle_norm,
     possible_report,
-    round_figures,
     why_impossible,
 )
 

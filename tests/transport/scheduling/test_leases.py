@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from transport.protocol.sample_ranges import (
+from transport.protocol import (
     SamplePool,
     SampleRanges,
     count_samples,
@@ -18,7 +18,7 @@ from transport.protocol.sample_ranges import (
     sample_ids,
     unpack_ranges,
 )
-from transport.scheduling.leases import Leases
+from transport.scheduling import Leases
 
 id_sets = st.sets(st.integers(0, 200))
 

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from sim_swarm import SimPeer, SimSwarm
 from toy_swarm import toy_settings
 
-from transport.protocol import messages
-from transport.protocol.events import RoundCommitted
-from transport.scheduling.load_balancer import MOST, WINDOW, LoadBalancer, divide, split
-from transport.scheduling.rounds import Phase
+from transport.protocol import RoundCommitted, messages
+from transport.scheduling import LoadBalancer, Phase
+from transport.scheduling.load_balancer import MOST, WINDOW, divide, split
 
 speeds = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=9)
 LEARNT = 4  # rounds: of the first nobody knows how fast who is

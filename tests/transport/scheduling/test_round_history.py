@@ -8,9 +8,8 @@ from toy_swarm import toy_settings
 
 from transport import actions as do
 from transport.membership import Session, State
-from transport.protocol import hash_of_names, messages
-from transport.protocol.message_codec import encode
-from transport.scheduling.exchange import Exchange
+from transport.protocol import encode, hash_of_names, messages
+from transport.scheduling import Exchange
 from transport.scheduling.round_history import Commit
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sim_swarm import SimSwarm
 from toy_swarm import toy_settings
 
-from transport.protocol.events import RoundCommitted, RoundOpened
+from transport.protocol import RoundCommitted, events
 from transport.scheduling.step_ladder import BLOCK, SPARE, StepLadder, need_of_round
 
 RUNGS = (1, 2, 4, 8)
@@ -158,7 +158,7 @@ def steps_by_round(swarm: SimSwarm) -> list[int]:
 
 
 def leased(swarm: SimSwarm) -> dict[int, int]:
-    opened = [event for event in swarm.events if isinstance(event, RoundOpened)]
+    opened = [event for event in swarm.events if isinstance(event, events.RoundOpened)]
     return {event.round: event.samples for event in opened}
 
 

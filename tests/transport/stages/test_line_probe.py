@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from scripts.swarms.tcp_link import Link
 from transport.protocol import CurveKeys, Route, Unreachable
+from transport.stages import StageLink
 from transport.stages.line_probe import BUDGET, LONG_S, PATIENCE_S, LineProbe, Ping, ProbeAnswers, pack
-from transport.stages.stage_link import StageLink
 from transport.wire import STAGES, Bandwidth, DealerWire, Disconnected, RouterWire, try_route, wire_size
 
 HERE, THERE = CurveKeys.generate(), CurveKeys.generate()

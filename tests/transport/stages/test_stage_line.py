@@ -9,16 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transport.protocol.errors import ProtocolError
+from transport.protocol import ProtocolError
+from transport.stages import Gone, LineMessage, Renewed
 from transport.stages.stage_line import (
     FRAGMENT,
     GONE_S,
     PING_S,
     QUIET_S,
     WINDOW,
-    Gone,
-    LineMessage,
-    Renewed,
     StageLine,
     State,
     pack,

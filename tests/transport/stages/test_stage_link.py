@@ -10,14 +10,11 @@ from queue import SimpleQueue
 import pytest
 
 from scripts.swarms.tcp_link import Link
-from transport.protocol.errors import LinkLost, Unreachable
-from transport.protocol.keys import CurveKeys
-from transport.protocol.routes import machine_routes, relayed_address
+from transport.protocol import CurveKeys, LinkLost, Unreachable, machine_routes, relayed_address
 from transport.relay import HubTunnel, Relay
-from transport.stages.stage_line import Gone, LineMessage, Renewed
-from transport.stages.stage_link import FromNeighbour, Neighbour, StageLink
+from transport.stages import FromNeighbour, Gone, LineMessage, Neighbour, Renewed, StageLink
 from transport.tunnel import round_trip
-from transport.wire.zeromq_sockets import RouterWire
+from transport.wire import RouterWire
 
 LIMIT = 1 << 20
 KEYS = [CurveKeys.generate() for _ in range(4)]

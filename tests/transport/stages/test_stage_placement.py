@@ -10,7 +10,8 @@ from random import Random
 
 import pytest
 
-from transport.stages.stage_placement import Machines, PipelineLoad, Placed, Placement, Ring, place
+from transport.stages import Machines, PipelineLoad, Placed, Placement, place
+from transport.stages.stage_placement import Ring
 
 LOAD = PipelineLoad(micro_batches=16, activation=4e6, gradient=8e6, memory=4.0)
 SHAPES = [

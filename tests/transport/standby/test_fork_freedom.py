@@ -11,9 +11,9 @@ from sim_swarm import STOP, TOKEN, SimPeer, SimSwarm
 from toy_swarm import toy_settings
 
 from transport import actions as do
-from transport.peer.peer_state import PeerState
+from transport.peer import PeerState
 from transport.protocol import messages
-from transport.scheduling.rounds import Phase
+from transport.scheduling import Phase
 from transport.standby import Succession
 
 PEERS = ("ann", "bob", "cyd")

@@ -28,8 +28,7 @@ from scripts.swarms.idle_delegate import TOKENS, IdleDelegate
 from scripts.swarms.processes import Line, Process, say
 from transport import Hub, Ledger, PeerLink, RunKeys, RunSettings, parse_url
 from transport.peer import PeerIdentity
-from transport.protocol import WeightedPacket, messages
-from transport.protocol.errors import RunOver, SessionRenewed, TransportError
+from transport.protocol import RunOver, SessionRenewed, TransportError, WeightedPacket, messages
 
 BLOB = "base/blob"
 PLENTY = 1 << 30  # bytes of an object

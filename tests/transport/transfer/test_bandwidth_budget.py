@@ -6,17 +6,8 @@ from math import ceil
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.transfer.bandwidth_budget import (
-    AIM,
-    HIGH,
-    LEAST_SHARE,
-    LOW,
-    MOST_SHARE,
-    SHARE,
-    SHORT,
-    WINDOW,
-    BandwidthBudget,
-)
+from transport.transfer import BandwidthBudget
+from transport.transfer.bandwidth_budget import AIM, HIGH, LEAST_SHARE, LOW, MOST_SHARE, SHARE, SHORT, WINDOW
 
 line = st.tuples(st.floats(0.2, 50), st.floats(1e4, 1e7), st.floats(1e4, 1e7))  # step, rates up and down
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recipes.models import hash_file
 from recipes.models.base_files import HASH_BLOCK as RECIPES_BLOCK
-from recipes.models.base_files import hash_file
-from transport.protocol.errors import Leaving, ProtocolError
-from transport.transfer.chunks import HASH_BLOCK, ChunkFile, block_hashes
+from transport.protocol import Leaving, ProtocolError
+from transport.transfer import HASH_BLOCK, ChunkFile, block_hashes
 
 CHUNK = 256 * 1024
 DATA = random.Random(0).randbytes(3 * HASH_BLOCK + 12_345)

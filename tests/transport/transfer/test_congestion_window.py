@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transport.transfer import FIRST_FRAGMENT, MIN_FRAGMENT
 from transport.transfer.congestion_window import (
     CLEAN_S,
-    FIRST_FRAGMENT,
     HELD_S,
     MAX_FRAGMENT,
-    MIN_FRAGMENT,
     QUEUE_S,
     THIN_FRAGMENT,
     THIN_S,

@@ -11,8 +11,7 @@ from toy_swarm import ToyWork
 
 from transport.ledger import read_packets
 from transport.protocol import messages
-from transport.transfer import object_store
-from transport.transfer.object_store import ObjectStore
+from transport.transfer import ObjectStore, object_store
 
 CHUNK = 1024
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from transport.protocol import NoRoom, ProtocolError
-from transport.transfer import Spool
-from transport.transfer.spool import SPARE, FreeDisk
+from transport.transfer import FreeDisk, Spool
+from transport.transfer.spool import SPARE
 
 DATA = bytes(range(256)) * 10
 CHUNK = 1000  # bytes

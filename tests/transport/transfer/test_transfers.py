@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.protocol import messages
-from transport.protocol.errors import ProtocolError, TooLong
-from transport.transfer import CompletedUpload, Inbox, PeerTransfers, transfers
-from transport.transfer.chunks import ChunkBuffer, ChunkMap
+from transport.protocol import ProtocolError, TooLong, messages
+from transport.transfer import ChunkBuffer, ChunkMap, CompletedUpload, Inbox, PeerTransfers, transfers
 
 CHUNK, PLENTY = 1024, 1 << 30
 

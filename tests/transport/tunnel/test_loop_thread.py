@@ -8,9 +8,7 @@ import threading
 
 import pytest
 
-from transport.tunnel import PolledWire
-from transport.tunnel.loop_thread import LoopThread
-from transport.tunnel.streams import accept
+from transport.tunnel import LoopThread, PolledWire, accept
 
 
 class Wire:

@@ -22,7 +22,7 @@ from transport import PeerLink, RunURL, ask_status
 from transport.peer import PeerIdentity
 from transport.protocol import Proxies, Proxy, Unreachable
 from transport.relay import HubTunnel, Relay
-from transport.tunnel.websocket_stream import client_context
+from transport.tunnel import client_context
 
 SHUT = 1  # a port of the loopback at which nothing listens
 

@@ -13,15 +13,8 @@ from hypothesis import strategies as st
 from tls_only import CERTIFICATE, MemoryStream, memory_pair, server_context
 from websockets.frames import Frame, Opcode
 
-from transport.tunnel import bridge, carry
-from transport.tunnel.streams import CHUNK
-from transport.tunnel.websocket_stream import (
-    TlsStream,
-    WebSocketStream,
-    accept_websocket,
-    client_context,
-    open_websocket,
-)
+from transport.tunnel import CHUNK, TlsStream, accept_websocket, bridge, carry, client_context
+from transport.tunnel.websocket_stream import WebSocketStream, open_websocket
 
 UPGRADE = (
     b"GET / HTTP/1.1\r\nHost: relay\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

@@ -11,10 +11,8 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-from transport.protocol import parse_address
-from transport.protocol.routes import Route
-from transport.wire.frames import Connected, Disconnected
-from transport.wire.zeromq_sockets import DealerWire
+from transport.protocol import Route, parse_address
+from transport.wire import Connected, DealerWire, Disconnected
 
 SECONDS = 3.0
 

@@ -11,11 +11,16 @@ from memory_swarm import MemorySwarm
 from toy_swarm import PLENTY, ToyPeer, ToyWork, toy_fingerprint, toy_settings, trained
 
 from transport import Ledger, PeerLink
-from transport.ledger.packet_log import read_packets
-from transport.peer import peer_link as peer_module
-from transport.protocol import messages
-from transport.protocol.errors import Leaving, LinkLost, RefusedByHub, SessionRenewed
-from transport.protocol.events import EvaluationDone, PeerLeft, RoundCommitted
+from transport.ledger import read_packets
+from transport.protocol import (
+    Leaving,
+    LinkLost,
+    RefusedByHub,
+    RoundCommitted,
+    SessionRenewed,
+    events,
+    messages,
+)
 
 QUICK = {"ping_s": 0.02, "grace_s": 0.1}
 
@@ -35,7 +40,7 @@ def away_for_too_long(swarm: MemorySwarm, link: PeerLink) -> None:
     away.set()
     for flow in (0, 1):
         wire.cut(flow)
-    while not any(isinstance(e, PeerLeft) for e in swarm.events):
+    while not any(isinstance(e, events.PeerLeft) for e in swarm.events):
         time.sleep(0.01)
     away.clear()
 
@@ -50,7 +55,7 @@ def test_a_run_counts_every_sample_once(tmp_path: Path, staleness: int, peers: i
 
     assert trained(work) == list(range(40))
     assert all(peer.packets == work.packets for peer in all_of_them)
-    evaluations = [e for e in swarm.events if isinstance(e, EvaluationDone)]
+    evaluations = [e for e in swarm.events if isinstance(e, events.EvaluationDone)]
     assert [e.step for e in evaluations] == [0, 2, 4, 5]
     assert [e.final for e in evaluations] == [False, False, False, True]
     with Ledger(tmp_path, write=False) as ledger:
@@ -173,7 +178,7 @@ def test_a_packet_that_cannot_be_used_puts_its_sender_out(tmp_path: Path) -> Non
     assert bob.error.code == "kicked"
     assert str(bob.error) == "3 unusable packets, the last: not a packet"
     assert bob.refused == ["not a packet"] * 2
-    (reason,) = [e.reason for e in swarm.events if isinstance(e, PeerLeft) and e.peer == "bob"]
+    (reason,) = [e.reason for e in swarm.events if isinstance(e, events.PeerLeft) and e.peer == "bob"]
     assert reason == str(bob.error), "its own words are the hub's"
     assert trained(work) == list(range(80))
 
@@ -317,7 +322,7 @@ def test_a_lease_refused_before_the_end_of_its_session_is_told_ends_with_the_new
 def test_a_lost_connection_is_told_and_not_waited_for_when_asked_to_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_module, "LOST_S", 0.05)
+    monkeypatch.setattr("transport.peer.peer_link.LOST_S", 0.05)
     with MemorySwarm(toy_settings(), ToyWork(), tmp_path) as swarm:
         told: list[str] = []
         link = swarm.link("ann")

@@ -17,9 +17,9 @@ from toy_swarm import PLENTY, ToyWork, toy_settings
 from transport import Bandwidth, Hub, Ledger, PeerLink, RunKeys
 from transport.peer import LinkLimits, PeerIdentity
 from transport.protocol import messages
-from transport.transfer.chunks import ChunkBuffer
-from transport.transfer.transfers import CHUNK, PeerTransfers
-from transport.wire.rate_limit import SLACK_S, TokenBucket
+from transport.transfer import CHUNK, ChunkBuffer, PeerTransfers
+from transport.wire import TokenBucket
+from transport.wire.rate_limit import SLACK_S
 
 RATE = 2e6  # bytes a second: 16 mbit
 

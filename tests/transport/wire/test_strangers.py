@@ -16,12 +16,9 @@ from test_hub_and_peer import FAST, Running, say
 from toy_swarm import toy_settings
 
 from transport import ask_status
-from transport.protocol import Route, messages
-from transport.protocol.errors import Unreachable
-from transport.protocol.keys import CurveKeys, as_z85
-from transport.protocol.message_codec import encode
-from transport.wire.frames import Disconnected
-from transport.wire.zeromq_sockets import MAX_FRAME, DealerWire
+from transport.protocol import CurveKeys, Route, Unreachable, as_z85, encode, messages
+from transport.wire import DealerWire, Disconnected
+from transport.wire.zeromq_sockets import MAX_FRAME
 
 MANY = 300  # connections at once
 PATIENCE_S = 60.0  # on a busy machine; not what is measured here

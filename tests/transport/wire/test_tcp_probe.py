@@ -10,7 +10,7 @@ import pytest
 
 from transport.protocol import Route, Unreachable
 from transport.tunnel import open_stream
-from transport.wire.tcp_probe import reach
+from transport.wire import reach
 
 
 def by_tunnel(host: str, port: int, timeout: float) -> None:

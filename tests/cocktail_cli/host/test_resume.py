@@ -20,29 +20,33 @@ from test_processes import LAUNCH
 
 from cocktail_cli import __version__
 from cocktail_cli.errors import Failure, explain
-from cocktail_cli.host.host_session import HostSession, LaunchSettings, check_launch
-from cocktail_cli.host.local_peers import LocalSettings
+from cocktail_cli.host import (
+    HostSession,
+    LaunchSettings,
+    LocalSettings,
+    as_yaml,
+    hosted_before,
+    run_folder,
+    settings_of,
+)
+from cocktail_cli.host.host_session import check_launch
 from cocktail_cli.host.resume_run import (
     arguments_of,
     as_begun,
     check_corpus,
     check_unfinished,
-    hosted_before,
     mended_files,
     reopened_ledger,
     same_base,
     url_at,
 )
-from cocktail_cli.host.run_delegate import settings_of
-from cocktail_cli.host.run_folder import appended, as_yaml, claim, unused_folder
-from cocktail_cli.machine.network_address import ListenAddress
-from cocktail_cli.machine.run_registry import FILE, RunRecord, load_run, save_run, text_of
-from recipes.config.loader import load_recipe, recipe_from_json
-from recipes.models.base_model import prepare_base
+from cocktail_cli.machine import FILE, ListenAddress, RunRecord, load_run, save_run
+from cocktail_cli.machine.run_registry import text_of
+from recipes.config import load_recipe, recipe_from_json
+from recipes.models import prepare_base
 from transport import Ledger, RunKeys
 from transport.ledger import RoundRow
-from transport.protocol import LedgerDamaged
-from transport.protocol.events import RunEnded
+from transport.protocol import LedgerDamaged, RunEnded
 
 SMOKE = load_recipe("smoke")
 
@@ -77,11 +81,11 @@ def test_the_error_of_an_unfinished_run_in_the_folder_names_the_command_that_res
 ) -> None:
     save_run(record(tmp_path))
     with pytest.raises(Failure, match="holds the unfinished run amber-otter-42 of this recipe") as refused:
-        claim(tmp_path, SMOKE.recipe_hash)
+        run_folder.claim(tmp_path, SMOKE.recipe_hash)
     assert refused.value.hints[0] == "go on with it: cocktail resume amber-otter-42"
 
     with pytest.raises(Failure, match="of another recipe") as refused:
-        claim(tmp_path, "abc")
+        run_folder.claim(tmp_path, "abc")
     assert not any("resume" in hint for hint in refused.value.hints)
 
 
@@ -95,9 +99,9 @@ def test_a_launch_does_not_wipe_the_ledger_of_a_run_whose_record_is_gone(tmp_pat
     for damage in (b"", b"{}", None):
         (tmp_path / FILE).write_bytes(damage) if damage is not None else (tmp_path / FILE).unlink()
         with pytest.raises(Failure, match=r"run\.json is (damaged|gone)") as refused:
-            claim(tmp_path, SMOKE.recipe_hash)
+            run_folder.claim(tmp_path, SMOKE.recipe_hash)
         assert any("put" in hint and "back from a copy" in hint for hint in refused.value.hints)
-        assert unused_folder(tmp_path) == tmp_path.with_name(f"{tmp_path.name}-2")
+        assert run_folder.unused_folder(tmp_path) == tmp_path.with_name(f"{tmp_path.name}-2")
     assert (tmp_path / "ledger" / "packets.log").read_bytes() == packets
 
 
@@ -105,7 +109,7 @@ def test_what_a_launch_left_that_ended_before_its_run_began_is_removed(tmp_path:
     Ledger(tmp_path / "ledger", run="amber-otter-42", samples=9).close()
     (tmp_path / "ledger" / "aside").mkdir()
 
-    claim(tmp_path, SMOKE.recipe_hash)
+    run_folder.claim(tmp_path, SMOKE.recipe_hash)
 
     assert not (tmp_path / "ledger").exists()
 
@@ -249,8 +253,8 @@ def test_resume_of_an_unknown_run_names_the_nearest(cocktail: Command, tmp_path:
 
 
 def test_resume_refuses_changed_data_by_name(tmp_path: Path) -> None:
-    from recipes.data.corpus import build_corpus
-    from recipes.models.base_model import BUILTIN_MODELS, open_tokenizer
+    from recipes.data import build_corpus
+    from recipes.models import BUILTIN_MODELS, open_tokenizer
 
     data = tmp_path / "mine.jsonl"
     data.write_text("".join(json.dumps({"text": f"row {i} of many"}) + "\n" for i in range(20)))
@@ -351,7 +355,7 @@ def test_the_recipe_of_a_run_pins_its_branch_to_a_commit(
 def test_a_line_cut_short_by_a_kill_does_not_spoil_the_next(tmp_path: Path, before: str) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text(before)
-    with appended(path) as file:
+    with run_folder.appended(path) as file:
         file.write('{"c": 3}\n')
 
     assert path.read_text().splitlines()[-1] == '{"c": 3}'

@@ -9,10 +9,11 @@ import pytest
 from sim_swarm import SimPeer, SimSwarm
 from toy_swarm import toy_settings
 
-from transport.ledger.run_ledger import RoundRow
-from transport.membership.sessions import State
+from transport.ledger import RoundRow
+from transport.membership import State
 from transport.protocol import events
-from transport.scheduling.rounds import LAST_BACK_S, Phase
+from transport.scheduling import Phase
+from transport.scheduling.rounds import LAST_BACK_S
 from transport.scheduling.straggler_deadline import FIRST, SHARE, StragglerDeadline
 
 TOOK = (1.0, 1.0, 7200.0, 1.0, -3600.0, 0.0)  # seconds by the wall clock, set forth and back

@@ -15,9 +15,10 @@ from a_run import ARun, a_run
 from in_this_process import Run
 
 from cocktail_cli.commands.results.report import as_html, as_text
-from cocktail_cli.dashboard.report_page import ratio_of, traffic, words
-from cocktail_cli.dashboard.run_history import Round, RunHistory
-from cocktail_cli.ui.events import Step
+from cocktail_cli.dashboard import RunHistory, words
+from cocktail_cli.dashboard.report_page import ratio_of, traffic
+from cocktail_cli.dashboard.run_history import Round
+from cocktail_cli.ui import events
 
 
 @pytest.fixture
@@ -214,7 +215,7 @@ def test_the_report_separates_joiners_downloads_from_the_rounds_traffic(run: ARu
     """Eve fetches the model meanwhile; Ann had, in the round that was her first."""
     before = ratio_of(run.reader().look())
     fetched = {"ann": 500_000, "eve": 10**9}
-    step = Step(3, 20, 2, loss=3.0, peers=1, up_bytes={"ann": 20_000}, fetched_bytes=fetched)
+    step = events.Step(3, 20, 2, loss=3.0, peers=1, up_bytes={"ann": 20_000}, fetched_bytes=fetched)
     run.commit("ann", told=False)
     run.tell(replace(step, down_bytes=fetched | {"ann": 530_000}), 30.0)
 

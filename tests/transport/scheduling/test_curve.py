@@ -8,8 +8,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as some
 
-from transport.ledger.run_ledger import EvaluationRow, Ledger, Recovered, RoundRow
-from transport.scheduling.round_history import POINTS, Curve, RoundHistory
+from transport.ledger import EvaluationRow, Ledger, Recovered, RoundRow
+from transport.scheduling import RoundHistory
+from transport.scheduling.round_history import POINTS, Curve
 
 
 @given(some.integers(1, 3000))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from memory_sockets import MemoryPeerWire
 from memory_swarm import MemorySwarm
 from toy_swarm import ToyPeer, ToyWork, toy_fingerprint, toy_settings
 
@@ -19,7 +20,6 @@ from transport.peer import peer_link as peer_module
 from transport.protocol import messages
 from transport.protocol.errors import RefusedByHub, RunOver
 from transport.protocol.events import PeerLeft, Warned
-from transport.wire import MemoryPeerWire
 
 START = toy_fingerprint([])
 

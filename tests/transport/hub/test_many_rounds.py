@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from memory_sockets import MemoryPeerWire
 from memory_swarm import MemorySwarm
 from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 
@@ -20,7 +21,6 @@ from transport.protocol import messages
 from transport.protocol.message_codec import decode_to_peer, encode
 from transport.scheduling import round_history
 from transport.transfer import object_store
-from transport.wire import MemoryPeerWire
 from transport.wire.frames import Received
 
 SAME = 7  # fingerprint of every x'

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from memory_sockets import MemoryPeerWire
 from memory_swarm import MemorySwarm
 from test_peer_state import joined
 from toy_swarm import ToyPeer, ToyWork, toy_settings
@@ -21,7 +22,6 @@ from transport.peer.peer_state import SessionState
 from transport.protocol import messages
 from transport.protocol.errors import LinkLost
 from transport.protocol.events import PeerJoined, RoundCommitted, Warned
-from transport.wire import MemoryPeerWire
 
 
 def of_term(term: int, session: str = "s1") -> messages.Welcome:

@@ -43,7 +43,7 @@ SHELLS = {
     "stages": "stage_link",
     "standby": "follower lookout",
     "tunnel": "bridge dialling loop_thread streams websocket_stream",
-    "wire": "connection_guard memory_sockets rate_limit tcp_probe zeromq_sockets",
+    "wire": "connection_guard rate_limit tcp_probe zeromq_sockets",
 }
 
 STAGES = (

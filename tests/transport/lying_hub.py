@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from memory_sockets import MemoryHubWire, MemoryPeerWire
 from msgspec.structs import replace
 
 from transport.peer import LinkLimits, PeerIdentity, PeerLink
 from transport.protocol import RunKeys, decode_to_hub, encode, messages
-from transport.wire import HubWire, MemoryHubWire, MemoryPeerWire
+from transport.wire import HubWire
 
 ZEROS = bytes(1 << 20)
 IN_A_ROW = 64  # messages of a flood

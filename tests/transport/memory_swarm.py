@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from memory_sockets import MemoryHubWire, MemoryPeerWire
 from toy_swarm import BOUNDS
 
 from transport.hub import Hub
 from transport.ledger import Ledger
 from transport.peer import LinkLimits, PeerIdentity, PeerLink
 from transport.protocol import Event, HubDelegate, RunKeys, RunSettings, RunURL
-from transport.wire import MemoryHubWire, MemoryPeerWire
 
 
 class MemorySwarm:

@@ -9,16 +9,9 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from transport.protocol import Unreachable
-from transport.tunnel import (
-    CHUNK,
-    LoopThread,
-    ReadAhead,
-    SocketStream,
-    TlsStream,
-    dial_loopback,
-    prepare,
-    splice,
-)
+from transport.tunnel import LoopThread, SocketStream, dial_loopback, prepare, splice
+from transport.tunnel.streams import CHUNK
+from transport.tunnel.websocket_stream import TlsStream
 
 CERTIFICATE, KEY = (Path(__file__).parent / "tunnel" / f"relay-{part}.pem" for part in ("cert", "key"))
 
@@ -41,7 +34,6 @@ class Firewall:
         self._listener.setblocking(False)
         self.port = self._listener.getsockname()[1]
         self._thread = LoopThread("firewall", self._main)
-        self._thread.start()
 
     def close(self) -> None:
         self._thread.stop()
@@ -63,7 +55,7 @@ class Firewall:
                 return
             self.passed += 1
             with closing(await dial_loopback("127.0.0.1", self._to, "firewall")) as inside:
-                await splice(ReadAhead(SocketStream(sock), first), inside)
+                await splice(SocketStream(sock, first), inside)
 
 
 class MemoryStream:
@@ -96,8 +88,7 @@ class TlsFront(Firewall):
 
     async def _forward(self, sock: socket.socket) -> None:
         with sock, suppress(OSError):
-            tls = TlsStream(SocketStream(sock), server_context(), None)
-            await tls.handshake()
+            tls = await TlsStream(SocketStream(sock), server_context(), None).handshake()
             self.passed += 1
             with closing(await dial_loopback("127.0.0.1", self._to, "front")) as inside:
                 await splice(tls, inside)

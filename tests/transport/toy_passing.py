@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from memory_sockets import MemoryHubWire, MemoryPeerWire
 from memory_swarm import MemorySwarm
 from toy_swarm import PLENTY, ToyPeer, ToyWork, toy_settings
 
@@ -15,7 +16,6 @@ from transport.aggregators import ShardServer
 from transport.passing import PacketSources, ReachablePeer
 from transport.passing.direct_links import DIAL_S
 from transport.peer import LinkLimits, PeerIdentity
-from transport.wire import MemoryHubWire, MemoryPeerWire
 
 SIZE = 1 << 20  # bytes of a packet
 

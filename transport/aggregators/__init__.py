@@ -5,6 +5,5 @@ from .shard_aggregation import ShardAggregation
 from .shard_assignment import digest_of
 from .shard_clients import ShardClients
 from .shard_coordinator import ShardCoordinator
-from .shard_placement import HubLine, Placement
 from .shard_server import ShardServer
 from .sharded_exchange import PacketSharding, ShardedExchange

@@ -1,4 +1,4 @@
-"""Places shards on peers, and on the hub, by the links between them: how many each aggregates. Pure, exact.
+"""Places shards on peers by the links between them: how many each aggregates. Pure, exact.
 
 Peer i sends the part of each aggregator j to it, then j sends the packet of its shards to each i. With a
 share f_j of the shards at j, a link B_ij from i to j, and lines as fast as their fastest link, the seconds
@@ -6,13 +6,6 @@ for a byte of a packet are the sum of both ways, each as long as its slowest lin
 
     to aggregators      f_j / B_ij      (1 - f_i) / up_i        (N - 1) f_j / down_j
     from aggregators    f_j / B_ji      (1 - f_i) / down_i      (N - 1) f_j / up_j
-
-A hub that may aggregate a share h trains nothing. It gets the packet of each aggregator before any member
-fetches it, serves each to one member, and carries what L members on its own machine exchange:
-
-    to aggregators      N h / down      L (1 - h) / up
-    from aggregators    f_j / up_j more for each j, and for the hub
-                        (1 - h) / down + (1 + (N - 1) h) / up      (1 + L) (1 - h) / down
 
 Within given seconds for each way a place can have some counts of shards and no others: at most as many as its
 own links carry, at least as many as it need not send elsewhere. So all pairs of such seconds are compared.
@@ -26,15 +19,6 @@ from dataclasses import dataclass
 from operator import neg
 
 Matrix = Sequence[Sequence[float]]  # bytes a second from row to column
-
-
-@dataclass(frozen=True)
-class HubLine:
-    """The line of a hub that may aggregate shards, in bytes a second."""
-
-    up: float
-    down: float
-    members: int = 0  # on its own machine: what they exchange with aggregators goes over this line
 
 
 @dataclass(frozen=True)
@@ -61,53 +45,21 @@ class Way:
 
 
 class Placement:
-    """Shards to place on peers. Counts are by peer, and the last one is the hub's if it may have shards.
+    """Shards to place on peers. Counts are by peer.
 
     Args:
         links: of at least two peers, rates above 0.
         able: the peers that can aggregate; None: all.
-        hub: None if it is to have no shard.
     """
 
-    def __init__(
-        self,
-        shards: int,
-        links: Matrix,
-        able: Collection[int] | None = None,
-        hub: HubLine | None = None,
-    ) -> None:
-        self.shards, self._count, self._hub = shards, len(links), hub
+    def __init__(self, shards: int, links: Matrix, able: Collection[int] | None = None) -> None:
+        self.shards, self._count = shards, len(links)
         self.able = sorted(range(self._count) if able is None else able)
-        if hub is not None:
-            self.able.append(self._count)
-        back = [[links[j][i] for j in range(self._count)] for i in range(self._count)]
-        self._ways = self._there(links), self._back(back)
+        self._ways = self._way(links), self._way([*zip(*links, strict=True)])
 
-    def _there(self, links: Matrix) -> Way:
-        """Compute the way to aggregators."""
-        way, hub = self._between_peers(links, 0.0), self._hub
-        if hub is not None:
-            rest = [1 - count / self.shards for count in range(self.shards + 1)]
-            way.grows.append([self._count * (1 - one) / hub.down for one in rest])
-            way.shrinks.append([hub.members * one / hub.up for one in rest])
-        return way
-
-    def _back(self, links: Matrix) -> Way:
-        """Compute the way from aggregators: the other one on the links turned round, and through the hub."""
-        way, hub = self._between_peers(links, 1.0 if self._hub is not None else 0.0), self._hub
-        if hub is not None:
-            rest = [1 - count / self.shards for count in range(self.shards + 1)]
-            serves = [one / hub.down + (1 + (self._count - 1) * (1 - one)) / hub.up for one in rest]
-            fetches = [(1 + hub.members) * one / hub.down for one in rest]
-            growing = serves[0] <= serves[-1]
-            way.grows.append(serves if growing else [0.0] * len(rest))
-            way.shrinks.append(fetches if growing else list(map(max, serves, fetches)))
-        return way
-
-    def _between_peers(self, links: Matrix, uploads: float) -> Way:
-        """Compute the way to aggregators that are peers; `uploads`: of its packet to the hub, by each."""
+    def _way(self, links: Matrix) -> Way:
+        """Compute the way to aggregators; on the links turned round, the way from them."""
         grows, shrinks, least = list[list[float]](), list[list[float]](), 0.0
-        members = self._count - 1 + (self._hub.members if self._hub is not None else 0)
         for peer in range(self._count):
             others = [i for i in range(self._count) if i != peer]
             up, down = max(links[peer][i] for i in others), max(links[i][peer] for i in others)
@@ -115,7 +67,7 @@ class Placement:
                 least = max(least, 1 / up)
                 continue
             slowest = min(links[i][peer] for i in others)
-            a_share = (max(1 / slowest, members / down) + uploads / down) / self.shards
+            a_share = max(1 / slowest, (self._count - 1) / down) / self.shards
             grows.append([count * a_share for count in range(self.shards + 1)])
             shrinks.append([(1 - count / self.shards) / up for count in range(self.shards + 1)])
         return Way(grows, shrinks, least)
@@ -125,7 +77,7 @@ class Placement:
         return sum(way.longest([counts[place] for place in self.able]) for way in self._ways)
 
     def equal(self) -> list[int]:
-        """Return counts that differ by one at most, the hub's too."""
+        """Return counts that differ by one at most."""
         whole, rest = divmod(self.shards, len(self.able))
         return self._by_place([whole + (i < rest) for i in range(len(self.able))])
 
@@ -142,7 +94,7 @@ class Placement:
 
     def _by_place(self, counts: Sequence[int]) -> list[int]:
         """Spread counts of the able places over all of them."""
-        found = [0] * (self._count + (self._hub is not None))
+        found = [0] * self._count
         for place, count in zip(self.able, counts, strict=True):
             found[place] = count
         return found

@@ -12,20 +12,20 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 
-from transport.protocol import CurveKeys, Proxies, Route, Unreachable, relay_routes
+from transport.protocol import CurveKeys, Proxies, Unreachable, relay_routes
 from transport.tunnel import (
     LoopThread,
     PolledWire,
     TaskSet,
-    ask,
-    carry,
     dial_loopback,
+    first_answer,
     relay_socks,
     request,
+    splice,
 )
 from transport.wire import Connected, DealerWire, Disconnected, Received, TokenBuckets, raise_file_limit
 
@@ -78,25 +78,21 @@ class HubTunnel:
         self.claimed = threading.Event()  # it has, once
         self.refused = 0  # announced connections beyond the limits
         self._thread = LoopThread("cocktail-hub-tunnel", self._main)
-        self._thread.start()
 
     def close(self) -> None:
         self._thread.stop()
 
     async def _main(self) -> None:
         retry = FIRST_RETRY
-        try:
-            while True:
-                started = time.monotonic()
-                try:
-                    await self._hold_claim()
-                except (Unreachable, ClaimLost) as error:
-                    self._tell_lost(str(error))
-                retry = FIRST_RETRY if time.monotonic() - started >= WORKS_S else retry
-                await asyncio.sleep(retry)
-                retry = min(2 * retry, LAST_RETRY)
-        finally:
-            await self._guests.close()
+        while True:
+            started = time.monotonic()
+            try:
+                await self._hold_claim()
+            except (Unreachable, ClaimLost) as error:
+                self._tell_lost(str(error))
+            retry = FIRST_RETRY if time.monotonic() - started >= WORKS_S else retry
+            await asyncio.sleep(retry)
+            retry = min(2 * retry, LAST_RETRY)
 
     def _tell_lost(self, why: str) -> None:
         if not self._lost:
@@ -105,7 +101,7 @@ class HubTunnel:
 
     async def _hold_claim(self) -> None:
         """Claim the run and fetch peers until the control connection ends. Raises Unreachable, ClaimLost."""
-        self._route, key = await answering(self._routes)
+        key, self._route, _ = await first_answer(self._routes, CONTROL)
         if not KEY.fullmatch(key):
             raise ClaimLost(f"{self._route} sent no key")
         self._routes.sort(key=lambda route: route != self._route)
@@ -153,26 +149,14 @@ class HubTunnel:
         try:
             tunnel, _ = await request(self._route, f"{ticket}.{relay_socks.GUEST}", ANSWER_S)
             with closing(tunnel), closing(await dial_loopback(*self._hub, origin)) as hub:
-                await carry(hub, tunnel)
+                await splice(hub, tunnel)
         except (OSError, Unreachable) as error:
             log.debug("a peer at the relay could not be fetched: %s", error)
-
-
-async def answering(routes: Sequence[Route]) -> tuple[Route, str]:
-    """Return the first way to a relay that works, and the relay's key. Raises Unreachable, which names why
-    each does not."""
-    failed = list[Unreachable]()
-    for route in routes:
-        try:
-            return route, (await ask(route, CONTROL))[1]
-        except Unreachable as error:
-            failed.append(error)
-    raise Unreachable.of(failed)
 
 
 def check_relay(relay: str, proxies: Proxies = Proxies()) -> None:  # noqa: B008 - frozen
     """Raise Unreachable (layer: relay) where no relay answers at "host:port"."""
     try:
-        asyncio.run(answering(relay_routes(relay, CONTROL, proxies)))
+        asyncio.run(first_answer(relay_routes(relay, CONTROL, proxies), CONTROL))
     except Unreachable as error:
         raise Unreachable(error.host, error.port, "relay", str(error)) from None

@@ -20,7 +20,7 @@ import socket
 import ssl
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -29,13 +29,11 @@ from transport.tunnel import (
     TLS_FIRST,
     LoopThread,
     PolledWire,
-    ReadAhead,
     SocketStream,
     Stream,
     TaskSet,
     accept,
     accept_websocket,
-    converse,
     dial_loopback,
     prepare,
     relay_socks,
@@ -96,6 +94,10 @@ class Announced:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+class Refusal(Exception):
+    """The relay says no, with this code and text."""
+
+
 class Relay:
     """A relay on one TCP port; port 0 takes a free one, and `port` says which. Raises AddressInUse.
 
@@ -138,7 +140,6 @@ class Relay:
             relay_socks.RELAY: self._control,
         }
         self._thread = LoopThread("cocktail-relay", self._main)
-        self._thread.start()
 
     def close(self) -> None:
         """End all connections. Hubs and peers dial again, or another way."""
@@ -168,7 +169,6 @@ class Relay:
         finally:
             accepting.cancel()
             self._listener.close()
-            await self._served.close()
             await self._wire.close()
 
     # ---- hubs ----------------------------------------------------------------------------------------------
@@ -229,13 +229,15 @@ class Relay:
         try:
             async with asyncio.timeout(self.limits.hello_s):
                 first = await stream.receive(1)
-                stream = ReadAhead(stream, first)
+                stream = SocketStream(sock, first)
                 if first == TLS_FIRST and self._tls is not None:
                     stream = await accept_websocket(stream, self._tls)
-                name = await converse(stream, relay_socks.read_request())
-            head, _, kind = name.rpartition(".")
+                head, _, kind = (await relay_socks.read_request(stream)).rpartition(".")
             if kind in self._kinds:
                 await self._kinds[kind](stream, head, where)
+        except Refusal as refusal:
+            with suppress(OSError):
+                await stream.send(relay_socks.reply(*refusal.args))
         except (OSError, ValueError):  # it is gone, too slow, or speaks something else
             return
         finally:
@@ -247,55 +249,45 @@ class Relay:
         if not self._of_origin[where]:
             del self._of_origin[where]
 
-    async def _answer(self, stream: Stream, code: int, text: str = relay_socks.RELAY) -> None:
-        await stream.send(relay_socks.reply(code, text))
-
-    def _refusal(self, name: str) -> tuple[int, str] | None:
-        """Return why a peer of this run cannot be served now; None where it can."""
-        run = self._runs.get(name)
-        if run is None:
-            return relay_socks.UNKNOWN, "the run's hub is not connected to it"
+    def _run(self, name: str) -> RelayedRun:
+        """Return the run of this name. Raises Refusal where a peer of it cannot be served now."""
+        if (run := self._runs.get(name)) is None:
+            raise Refusal(relay_socks.UNKNOWN, "the run's hub is not connected to it")
         if run.connections >= self.limits.connections or run.waiting >= WAITING:
-            return relay_socks.FORBIDDEN, "the run has as many connections as it may"
-        return None
+            raise Refusal(relay_socks.FORBIDDEN, "the run has as many connections as it may")
+        return run
 
     async def _probe(self, stream: Stream, name: str, where: str) -> None:
         if name == relay_socks.CONTROL:
-            await self._answer(stream, relay_socks.ACCEPTED, self._keys.public)
+            await stream.send(relay_socks.reply(relay_socks.ACCEPTED, self._keys.public))
         else:
-            await self._answer(stream, *(self._refusal(name) or (relay_socks.ACCEPTED,)))
+            self._run(name)
+            await stream.send(relay_socks.reply(relay_socks.ACCEPTED))
 
     async def _peer(self, stream: Stream, name: str, where: str) -> None:
         """Announce a peer's connection to the hub, and join it with the one that the hub makes."""
-        refusal, run = self._refusal(name), self._runs.get(name)
-        if refusal is not None or run is None:
-            await self._answer(stream, *(refusal or (relay_socks.UNKNOWN,)))
-            return
-        ticket = secrets.token_hex(16)
+        run, ticket = self._run(name), secrets.token_hex(16)
         announced = Announced(run, asyncio.get_running_loop().create_future())
         self._announced[ticket] = announced
         run.connections += 1
         try:
             tunnel = await self._tunnel(run, announced, f"guest {ticket} {where}")
-            if tunnel is None:
-                await self._answer(stream, relay_socks.UNKNOWN, "the run's hub does not answer it")
-                return
-            await self._answer(stream, relay_socks.ACCEPTED)
+            await stream.send(relay_socks.reply(relay_socks.ACCEPTED))
             await splice(stream, tunnel, run.pause)
         finally:
             run.connections -= 1
             self._announced.pop(ticket, None)
             announced.over.set()
 
-    async def _tunnel(self, run: RelayedRun, announced: Announced, message: str) -> Stream | None:
-        """Have the hub make its connection for a peer; None where it does not."""
+    async def _tunnel(self, run: RelayedRun, announced: Announced, message: str) -> Stream:
+        """Have the hub make its connection for a peer. Raises Refusal where it does not."""
         run.waiting += 1
         try:
             self._say(run.conn, message)
             async with asyncio.timeout(FETCH_S):
                 return await announced.tunnel
         except TimeoutError:
-            return None
+            raise Refusal(relay_socks.UNKNOWN, "the run's hub does not answer it") from None
         finally:
             run.waiting -= 1
 
@@ -303,12 +295,11 @@ class Relay:
         """Hand a hub's connection to the peer with this ticket. It is the peer's, and counts as such."""
         announced = self._announced.pop(ticket, None)
         if announced is None or announced.tunnel.done():
-            await self._answer(stream, relay_socks.UNKNOWN, "nobody waits with this ticket")
-            return
+            raise Refusal(relay_socks.UNKNOWN, "nobody waits with this ticket")
         self._dials.fine(where, time.monotonic(), -1)
         self._count(where, -1)
         try:
-            await self._answer(stream, relay_socks.ACCEPTED)
+            await stream.send(relay_socks.reply(relay_socks.ACCEPTED))
             if not announced.tunnel.done():  # else the peer was given up meanwhile
                 announced.tunnel.set_result(stream)
                 await announced.over.wait()
@@ -317,6 +308,6 @@ class Relay:
 
     async def _control(self, stream: Stream, _: str, where: str) -> None:
         """Join a hub's control connection with the ROUTER, which guards it and learns its key."""
-        await self._answer(stream, relay_socks.ACCEPTED)
+        await stream.send(relay_socks.reply(relay_socks.ACCEPTED))
         with closing(await dial_loopback("127.0.0.1", self._router.port, where)) as router:
             await splice(stream, router)

@@ -2,8 +2,8 @@
 them does not load this package."""
 
 from . import relay_socks
-from .bridge import Bridge, carry
-from .dialling import ask, certificate_doubt, open_stream, probe, request, round_trip
+from .bridge import Bridge
+from .dialling import ask, certificate_doubt, first_answer, open_stream, probe, request, round_trip
 from .loop_thread import LoopThread, PolledWire, TaskSet
-from .streams import CHUNK, ReadAhead, SocketStream, Stream, accept, converse, dial_loopback, prepare, splice
-from .websocket_stream import TLS_FIRST, TlsStream, accept_websocket, client_context
+from .streams import SocketStream, Stream, accept, dial_loopback, prepare, splice
+from .websocket_stream import TLS_FIRST, accept_websocket, client_context

@@ -4,20 +4,17 @@ libzmq speaks SOCKS, but 4.3.5 aborts the process when a SOCKS server closes or 
 
 from __future__ import annotations
 
-import asyncio
 import socket
-from contextlib import closing, suppress
+from contextlib import closing
 
 from transport.protocol import Route, Unreachable
 
 from .dialling import request
 from .loop_thread import LoopThread, TaskSet
 from .streams import SocketStream, Stream, accept, prepare, splice
-from .websocket_stream import WebSocketStream
 
 ANSWER_S = 10.0  # for a relay to have the hub fetch a connection
 AT_ONCE = 64  # connections: a peer has up to five, and its probes; no other program may fill this one
-PING_S = 25.0  # proxies close what is silent for a minute
 
 
 class Bridge:
@@ -30,22 +27,18 @@ class Bridge:
         self.port: int = self._listener.getsockname()[1]
         self._carried = TaskSet()
         self._thread = LoopThread("cocktail-bridge", self._main)
-        self._thread.start()
 
     def close(self) -> None:
         self._thread.stop()
 
     async def _main(self) -> None:
-        try:
+        with self._listener:
             while True:
                 sock, _ = await accept(self._listener)
-                if len(self._carried) >= AT_ONCE:
+                if len(self._carried) < AT_ONCE:
+                    self._carried.start(self._carry(SocketStream(prepare(sock))))
+                else:
                     sock.close()
-                    continue
-                self._carried.start(self._carry(SocketStream(prepare(sock))))
-        finally:
-            self._listener.close()
-            await self._carried.close()
 
     async def _carry(self, near: Stream) -> None:
         with closing(near):
@@ -54,21 +47,4 @@ class Bridge:
             except Unreachable:  # the dialler finds its connection closed, and asks for the reason by a probe
                 return
             with closing(far):
-                await carry(near, far)
-
-
-async def carry(near: Stream, far: Stream) -> None:
-    """Join two streams, of which the far one is on its way through what may close a silent connection."""
-    pinging = asyncio.create_task(keep_alive(far))
-    try:
-        await splice(near, far)
-    finally:
-        pinging.cancel()
-
-
-async def keep_alive(stream: Stream) -> None:
-    """Ping the other end of a WebSocket from time to time, until the connection is gone."""
-    with suppress(OSError):
-        while isinstance(stream, WebSocketStream):
-            await asyncio.sleep(PING_S)
-            await stream.ping()
+                await splice(near, far)

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 POLL_S = 0.5  # the longest wait for a wire: what is periodic happens as often
@@ -15,38 +16,27 @@ T = TypeVar("T", covariant=True)
 
 
 class LoopThread:
-    """Runs a coroutine in a thread until it ends or `stop`."""
+    """Runs a coroutine in a thread until it ends, or `stop`."""
 
     def __init__(self, name: str, main: Callable[[], Coroutine[object, object, None]]) -> None:
-        self._main = main
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(unhandled)
-        self._task: asyncio.Task[None] | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, args=(main,), name=name, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Cancel the coroutine and wait for it; may be called again, or before `start`."""
+        """Cancel the coroutine and all tasks of its loop, and wait for them; may be called again."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._cancel)
             self._thread.join()
 
     def _cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
 
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            try:
-                runner.run(self._followed())
-            except asyncio.CancelledError:
-                return
-
-    async def _followed(self) -> None:
-        self._task = asyncio.current_task()
-        await self._main()
+    def _run(self, main: Callable[[], Coroutine[object, object, None]]) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner, suppress(asyncio.CancelledError):
+            runner.run(main())
 
 
 def unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -57,7 +47,7 @@ def unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 class TaskSet:
-    """The tasks of a coroutine that serves many connections; they end with it."""
+    """The tasks of a loop that serves many connections; they end with the loop."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -69,13 +59,6 @@ class TaskSet:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def close(self) -> None:
-        """Cancel all tasks and wait for them."""
-        tasks = [*self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Polled(Protocol[T]):

@@ -1,19 +1,23 @@
 """The words to a proxy before the bytes pass: HTTP CONNECT (RFC 9110), SOCKS 5 (RFC 1928, 1929).
 
-Names are given to the proxy, which resolves them: this machine may know none.
+Names are given to the proxy, which resolves them: this machine may know none. No byte behind a proxy's answer
+is read: a hub speaks first, and its greeting may come with that answer. The functions raise ProxyRefused,
+OSError, and ValueError where the proxy speaks something else.
+
+Not python-socks: it takes the first piece of an HTTP answer for all of it, drops what comes behind, and sends
+no login of SOCKS beyond ASCII. Nor websockets' own CONNECT, which drops what comes behind as well.
 """
 
 from __future__ import annotations
 
 import base64
 import ipaddress
-from collections.abc import Generator
 
 import h11
 
 from transport.protocol import Proxy, join_address
 
-from .streams import ReadAhead, Stream, converse
+from .streams import Stream, exactly
 
 VERSION, CONNECT, IPV4, DOMAIN, IPV6 = 5, 1, 1, 3, 4
 NO_LOGIN, LOGIN = 0, 2  # methods; a login's own version is 1
@@ -31,18 +35,9 @@ class ProxyRefused(Exception):
     """The proxy does not connect; the text is what it said."""
 
 
-async def through_proxy(stream: Stream, proxy: Proxy, host: str, port: int) -> Stream:
-    """Have a proxy connect to host:port; return the connection to there. Raises ProxyRefused, OSError and
-    ValueError, where it speaks something else."""
-    if proxy.scheme.startswith("socks"):
-        await converse(stream, socks_handshake(proxy, host, port))
-        return stream
-    return ReadAhead(stream, await http_connect(stream, proxy, join_address(host, port)))
-
-
-async def http_connect(stream: Stream, proxy: Proxy, target: str) -> bytes:
-    """Return what came from the target behind the proxy's answer."""
-    connection = h11.Connection(h11.CLIENT)  # accepts 16 KiB of an answer, and keeps what came behind it
+async def http_connect(stream: Stream, proxy: Proxy, host: str, port: int) -> None:
+    """Have an HTTP proxy connect to host:port."""
+    connection, target = h11.Connection(h11.CLIENT), join_address(host, port)  # takes 16 KiB of an answer
     headers = [("Host", target)]
     if proxy.user:
         login = base64.b64encode(f"{proxy.user}:{proxy.password}".encode()).decode()
@@ -52,39 +47,35 @@ async def http_connect(stream: Stream, proxy: Proxy, target: str) -> bytes:
         await stream.send((request or b"") + (connection.send(h11.EndOfMessage()) or b""))
         while not isinstance(event := connection.next_event(), h11.Response):
             if event is h11.NEED_DATA:
-                connection.receive_data(await stream.receive())
-            elif not isinstance(event, h11.InformationalResponse):
-                raise ConnectionError("it hung up")
+                connection.receive_data(await exactly(stream, 1))
     except h11.RemoteProtocolError as error:
         raise ValueError(f"not an HTTP proxy: {error}") from None
     if not 200 <= event.status_code < 300:
         raise ProxyRefused(f"{event.status_code} {event.reason.decode('ascii', 'replace')[:80]}".strip())
-    return connection.trailing_data[0]
 
 
-def socks_handshake(proxy: Proxy, host: str, port: int) -> Generator[int | bytes, bytes, None]:
-    """Have a SOCKS 5 proxy connect to host:port: yields how many bytes to read, or bytes to send. Raises
-    ProxyRefused, and ValueError where it is not SOCKS 5."""
+async def socks_connect(stream: Stream, proxy: Proxy, host: str, port: int) -> None:
+    """Have a SOCKS 5 proxy connect to host:port."""
     methods = bytes((NO_LOGIN, LOGIN) if proxy.user else (NO_LOGIN,))
-    yield bytes((VERSION, len(methods))) + methods
-    version, method = yield 2
+    await stream.send(bytes((VERSION, len(methods))) + methods)
+    version, method = await exactly(stream, 2)
     if version != VERSION:
         raise ValueError("not SOCKS 5")
     if method == LOGIN and proxy.user:
         user, password = proxy.user.encode(), proxy.password.encode()
-        yield bytes((1, len(user))) + user + bytes((len(password),)) + password
-        if (yield 2)[1]:
+        await stream.send(bytes((1, len(user))) + user + bytes((len(password),)) + password)
+        if (await exactly(stream, 2))[1]:
             raise ProxyRefused("the login is refused")
     elif method != NO_LOGIN:
         raise ProxyRefused("a login is wanted")
-    yield bytes((VERSION, CONNECT, 0)) + socks_address(host) + port.to_bytes(2, "big")
-    version, code, _, kind = yield 4
+    await stream.send(bytes((VERSION, CONNECT, 0)) + socks_address(host) + port.to_bytes(2, "big"))
+    version, code, _, kind = await exactly(stream, 4)
     if version != VERSION:
         raise ValueError("not SOCKS 5")
     if code:
         raise ProxyRefused(REPLIES.get(code, f"reply {code}"))
-    size = {IPV4: 4, IPV6: 16}.get(kind) or (yield 1)[0]
-    yield size + 2
+    size = {IPV4: 4, IPV6: 16}.get(kind) or (await exactly(stream, 1))[0]
+    await exactly(stream, size + 2)
 
 
 def socks_address(host: str) -> bytes:

@@ -11,7 +11,7 @@ The name that a client asks for says what it is. No name is resolved, so a relay
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from .streams import Stream, exactly
 
 VERSION, CONNECT, DOMAIN, NO_LOGIN = 5, 1, 3, 0
 GREETING = bytes((VERSION, 1, NO_LOGIN))
@@ -25,19 +25,19 @@ def request(name: str) -> bytes:
     return GREETING + bytes((VERSION, CONNECT, 0, DOMAIN, len(name))) + name.encode() + PORT
 
 
-def read_request() -> Generator[int | bytes, bytes, str]:
-    """Parse a client's greeting and request: yields how many bytes to read, or bytes to send; returns the
-    name. Raises ValueError where it is not SOCKS 5 with a name."""
-    version, methods = yield 2
+async def read_request(stream: Stream) -> str:
+    """Read a client's greeting and request, answer the greeting, and return the name. Raises OSError, and
+    ValueError where it is not SOCKS 5 with a name."""
+    version, methods = await exactly(stream, 2)
     if version != VERSION or not methods:  # else what speaks another protocol would be waited for
         raise ValueError("not SOCKS 5")
-    if NO_LOGIN not in (yield methods):
+    if NO_LOGIN not in await exactly(stream, methods):
         raise ValueError("a login is wanted")
-    yield bytes((VERSION, NO_LOGIN))
-    version, command, _, kind, size = yield 5
+    await stream.send(bytes((VERSION, NO_LOGIN)))
+    version, command, _, kind, size = await exactly(stream, 5)
     if (version, command, kind) != (VERSION, CONNECT, DOMAIN) or not size:
         raise ValueError("not a request for a name")
-    return (yield size + len(PORT))[:size].decode("ascii")
+    return (await exactly(stream, size + len(PORT)))[:size].decode("ascii")
 
 
 def reply(code: int, text: str = RELAY) -> bytes:
@@ -45,12 +45,12 @@ def reply(code: int, text: str = RELAY) -> bytes:
     return bytes((VERSION, code, 0, DOMAIN, len(text))) + text.encode() + PORT
 
 
-def read_reply() -> Generator[int, bytes, tuple[int, str]]:
-    """Parse the answers to `request`: yields how many bytes to read; returns code and text."""
-    version, method = yield 2
+async def read_reply(stream: Stream) -> tuple[int, str]:
+    """Read the answers to `request`: code and text. Raises OSError, and ValueError where it is no relay's."""
+    version, method = await exactly(stream, 2)
     if (version, method) != (VERSION, NO_LOGIN):
         raise ValueError("not SOCKS 5")
-    version, code, _, kind, size = yield 5
+    version, code, _, kind, size = await exactly(stream, 5)
     if version != VERSION or kind != DOMAIN:
         raise ValueError("not a relay's answer")
-    return code, (yield size + len(PORT))[:size].decode("ascii")
+    return code, (await exactly(stream, size + len(PORT)))[:size].decode("ascii")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -40,44 +40,25 @@ class Stream(Protocol):
 
 
 class SocketStream:
-    """A TCP connection."""
+    """A TCP connection; `ahead`: its first bytes, where they were read before."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-
-    async def receive(self, most: int = CHUNK) -> bytes:
-        return await asyncio.get_running_loop().sock_recv(self.sock, most)
-
-    async def send(self, data: bytes) -> None:
-        await asyncio.get_running_loop().sock_sendall(self.sock, data)
-
-    async def end(self) -> None:
-        self.sock.shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        self.sock.close()
-
-
-class ReadAhead:
-    """A stream of which some bytes were read before."""
-
-    def __init__(self, inner: Stream, ahead: bytes) -> None:
-        self._inner, self._ahead = inner, ahead
+    def __init__(self, sock: socket.socket, ahead: bytes = b"") -> None:
+        self._sock, self._ahead = sock, ahead
 
     async def receive(self, most: int = CHUNK) -> bytes:
         if not self._ahead:
-            return await self._inner.receive(most)
+            return await asyncio.get_running_loop().sock_recv(self._sock, most)
         data, self._ahead = self._ahead[:most], self._ahead[most:]
         return data
 
     async def send(self, data: bytes) -> None:
-        await self._inner.send(data)
+        await asyncio.get_running_loop().sock_sendall(self._sock, data)
 
     async def end(self) -> None:
-        await self._inner.end()
+        self._sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        self._inner.close()
+        self._sock.close()
 
 
 def prepare(sock: socket.socket) -> socket.socket:
@@ -111,25 +92,14 @@ async def forward(source: Stream, sink: Stream, pause: Callable[[int], float]) -
     await sink.end()
 
 
-async def converse(stream: Stream, parser: Generator[Any, bytes, Any]) -> Any:
-    """Run a parser against a stream: it yields how many bytes to read, or bytes to send. Raises what the
-    parser raises, and OSError."""
-    wanted = next(parser)
-    try:
-        while True:
-            if isinstance(wanted, bytes):
-                await stream.send(wanted)
-                wanted = next(parser)
-                continue
-            answer = b""
-            while len(answer) < wanted:
-                part = await stream.receive(wanted - len(answer))
-                if not part:
-                    raise ConnectionError("it hung up")
-                answer += part
-            wanted = parser.send(answer)
-    except StopIteration as done:
-        return done.value
+async def exactly(stream: Stream, size: int) -> bytes:
+    """Return the next `size` bytes. Raises OSError, also where the connection ends before them."""
+    data = b""
+    while len(data) < size:
+        if not (part := await stream.receive(size - len(data))):
+            raise ConnectionError("it hung up")
+        data += part
+    return data
 
 
 async def accept(listener: socket.socket) -> tuple[socket.socket, Any]:
@@ -141,14 +111,14 @@ async def accept(listener: socket.socket) -> tuple[socket.socket, Any]:
             await asyncio.sleep(0.05)
 
 
-async def dial(host: str, port: int, source: str = "") -> SocketStream:
+async def dial(host: str, port: int, source: str = "", timeout: float = DIAL_S) -> SocketStream:
     """Connect to an IP address, from the address `source` where it is given. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = prepare(socket.socket(family, socket.SOCK_STREAM))
     try:
         if source:
             sock.bind((source, 0))
-        async with asyncio.timeout(DIAL_S):
+        async with asyncio.timeout(timeout):
             await asyncio.get_running_loop().sock_connect(sock, (host, port))
     except BaseException:
         sock.close()

@@ -20,7 +20,6 @@ from .frames import (
     origin_of,
     wire_size,
 )
-from .memory_sockets import MemoryHubWire, MemoryPeerWire
 from .rate_limit import Bandwidth, RateLimits, TokenBucket, TokenBuckets
 from .tcp_probe import reach
 from .zeromq_sockets import STAGES, DealerWire, RouterWire, is_reachable, raise_file_limit, try_route

@@ -547,7 +547,8 @@ def answer_of(route: Route) -> str | Unreachable:
             return reach(route.host, route.port, DIAL_S)
         from transport.tunnel import probe  # here: most runs need none
 
-        return probe(route)
+        probe(route)
+        return ""
     except Unreachable as error:
         return error
     except (MemoryError, RuntimeError) as error:

@@ -10,8 +10,7 @@ import threading
 import pytest
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine import home, own_keys, registered_as
-from cocktail_cli.machine.identity import FILE
+from cocktail_cli.machine import FILE, home, own_keys, registered_as
 from transport.protocol import CurveKeys
 
 

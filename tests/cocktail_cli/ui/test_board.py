@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from cocktail_cli.ui import Progressed, RunStarted, columns_of, megabytes, time_left_text
+from cocktail_cli.ui import Line, Progressed, RunStarted, columns_of, megabytes, time_left_text
 from cocktail_cli.ui.board import Board, sparkline, state_style
 from cocktail_cli.ui.events import Eval, PeerJoined, PeerLeft, Step
-from cocktail_cli.ui.styled_line import Line
 
 STARTED = RunStarted("amber-otter-42", "cocktail://x", "smoke", "9f2c41ab" * 8, 860_160, 80, "outputs/smoke")
 STEP = Step(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cocktail_cli.ui import columns_of, padded
-from cocktail_cli.ui.styled_line import Line, Span, flowed
+from cocktail_cli.ui import Line, columns_of, padded
+from cocktail_cli.ui.styled_line import Span, flowed
 
 
 def test_spans_move_along_and_neighbours_of_one_style_are_one() -> None:

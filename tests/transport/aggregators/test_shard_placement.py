@@ -9,8 +9,9 @@ from typing import cast
 from toy_aggregators import SHARDS, sharded_settings
 
 from transport.actions import Outbox
-from transport.aggregators import HubLine, Placement, ShardCoordinator
+from transport.aggregators import ShardCoordinator
 from transport.aggregators.shard_assignment import assign
+from transport.aggregators.shard_placement import Placement
 from transport.membership import Roster
 from transport.protocol import messages
 from transport.scheduling import Exchange, Rounds
@@ -26,17 +27,15 @@ def divisions(shards: int, peers: int) -> Iterator[tuple[int, ...]]:
 
 
 def test_no_placement_of_500_random_link_matrices_is_worse_than_that_of_brute_force() -> None:
-    """The algorithm is exact; 1.05 would do. In half of them the hub is one of the places."""
+    """The algorithm is exact; 1.05 would do."""
     dice, worst = random.Random(2026), 0.0
     for _ in range(500):
         peers, shards = dice.randint(2, 4), dice.randint(1, 5)
         links = [[10 ** dice.uniform(5.0, 8.0) for _ in range(peers)] for _ in range(peers)]
         able = sorted(dice.sample(range(peers), dice.randint(1, peers)))
-        hub = HubLine(10 ** dice.uniform(5.0, 8.0), 10 ** dice.uniform(5.0, 8.0), dice.randint(0, 2))
-        placement = Placement(shards, links, able, dice.choice((None, hub)))
+        placement = Placement(shards, links, able)
         counts = placement.best()
         assert sum(counts) == shards
-        able = placement.able
         assert all(count == 0 or place in able for place, count in enumerate(counts))
         found = [0] * len(counts)
         least = float("inf")
@@ -60,23 +59,6 @@ def test_a_peer_with_a_slow_line_aggregates_less() -> None:
     counts = Placement(32, [[line] * 4 for line in lines]).best()
 
     assert counts[0] < min(counts[1:])
-
-
-def test_a_hub_with_a_thin_line_aggregates_nothing_and_one_with_a_fast_line_most() -> None:
-    alike = [[2.5e6] * 4] * 4
-    thin = Placement(32, alike, hub=HubLine(2.5e6, 2.5e6)).best()
-    fast = Placement(32, alike, hub=HubLine(1e9, 1e9)).best()
-
-    assert thin[-1] == 0
-    assert fast[-1] > max(fast[:-1])
-
-
-def test_members_on_the_hubs_machine_keep_shards_there() -> None:
-    """What they exchange with aggregators elsewhere goes over the hub's line."""
-    alike = [[2.5e6] * 2] * 2
-    alone, shared = (Placement(8, alike, hub=HubLine(2.5e6, 2.5e6, members)) for members in (0, 3))
-
-    assert alone.best()[-1] < shared.best()[-1]
 
 
 def test_an_assignment_by_counts_gives_each_peer_so_many_shards() -> None:

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from memory_sockets import MemoryPeerWire
 from memory_swarm import MemorySwarm
 from toy_swarm import ToyPeer, ToyWork, toy_fingerprint, toy_settings
 
 from transport import Bandwidth, PeerLink
 from transport.peer import LinkLimits, PeerIdentity
 from transport.protocol import RefusedByHub, RunOver, Warned, events, messages
-from transport.wire import MemoryPeerWire
 
 START = toy_fingerprint([])
 

@@ -13,11 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from memory_sockets import MemoryPeerWire
 from memory_swarm import MemorySwarm
 from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 
 from transport.protocol import decode_to_peer, encode, messages
-from transport.wire import MemoryPeerWire, Received
+from transport.wire import Received
 
 SAME = 7  # fingerprint of every x'
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from memory_sockets import MemoryPeerWire
 from memory_swarm import MemorySwarm
 from test_peer_state import joined
 from toy_swarm import ToyPeer, ToyWork, toy_settings
@@ -18,7 +19,6 @@ from transport.hub import HubState
 from transport.ledger import KnownPeer, Recovered
 from transport.peer import LinkLimits, PeerIdentity, SessionState
 from transport.protocol import LinkLost, RoundCommitted, Warned, events, messages
-from transport.wire import MemoryPeerWire
 
 
 def of_term(term: int, session: str = "s1") -> messages.Welcome:

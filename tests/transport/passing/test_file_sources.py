@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from memory_sockets import MemoryHubWire, MemoryPeerWire
 from memory_swarm import MemorySwarm
 from toy_passing import passing_settings
 from toy_swarm import ToyPeer, ToyWork
@@ -18,7 +19,6 @@ from transport.passing import FileSources, ReachablePeer, file_sources
 from transport.peer import LinkLimits, PeerIdentity
 from transport.protocol import RunSettings, Warned, messages
 from transport.transfer import block_hashes
-from transport.wire import MemoryHubWire, MemoryPeerWire
 
 NAME = "base/model.safetensors"
 SIZE = 8 << 20  # bytes

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from lying_hub import LyingHub, endless
+from memory_sockets import MemoryHubWire
 from msgspec.structs import replace
 from toy_swarm import BOUNDS, ToyBounds, toy_spool
 
@@ -21,7 +22,6 @@ from transport.peer import BOUNDS as NAMES
 from transport.protocol import NoRoom, NotServed, ProtocolError, TooLong, messages
 from transport.standby import Follower
 from transport.transfer import HASH_BLOCK, Spool
-from transport.wire import MemoryHubWire
 
 LIE = 1 << 36  # bytes: 64 GB
 KEPT = 3 << 20  # bytes of memory: some chunks on their way

@@ -399,7 +399,7 @@ def test_peers_of_a_hub_that_is_gone_are_refused_at_once(relayed: Callable[..., 
     route = next(route for route in there.url.routes if route.name)
     keys = CurveKeys.generate()  # of a hub that claims its run, and fetches nobody
     control = replace(route, name=f"{relay_socks.CONTROL}.{relay_socks.RELAY}")
-    key = asyncio.run(ask(route, f"{relay_socks.CONTROL}.{relay_socks.PROBE}"))[1]
+    key = asyncio.run(ask(route, f"{relay_socks.CONTROL}.{relay_socks.PROBE}"))
     hub = DealerWire((control,), key, keys)
     hub.dial(0)
     until(lambda: any(isinstance(event, Connected) for event in hub.poll(0.1)))

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import ipaddress
-from collections.abc import Generator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tls_only import memory_pair
+from tunnel_targets import Bytes
 
 from transport.protocol import Proxy, join_address
-from transport.tunnel.proxy_handshake import ProxyRefused, http_connect, socks_handshake
+from transport.tunnel.proxy_handshake import ProxyRefused, http_connect, socks_connect
 
 HTTP, SOCKS = Proxy("http", "proxy", 3128), Proxy("socks5", "proxy", 1080)
 hosts = st.from_regex(r"[a-z0-9]{1,20}(\.[a-z][a-z0-9]{0,9}){0,3}", fullmatch=True) | st.ip_addresses().map(
@@ -41,21 +40,11 @@ def socks_server(data: bytes, login: bool) -> tuple[tuple[str, str], str, int]:
     return (user, password), raw[1:].decode() if kind == 3 else str(ipaddress.ip_address(raw)), port
 
 
-def said(parser: Generator[int | bytes, bytes, None], answers: bytes) -> tuple[bytes, bytes]:
-    """Run a client's parser on these answers; return what it says, and the answers that it left."""
-    sent = b""
-    try:
-        wanted: Any = next(parser)
-        while True:
-            if isinstance(wanted, bytes):
-                sent, wanted = sent + wanted, next(parser)
-            elif wanted > len(answers):
-                raise EOFError
-            else:
-                taken, answers = answers[:wanted], answers[wanted:]
-                wanted = parser.send(taken)
-    except StopIteration:
-        return sent, answers
+def said(proxy: Proxy, host: str, port: int, answers: bytes) -> tuple[bytes, bytes]:
+    """Give a client these answers; return what it says, and the answers that it left."""
+    stream = Bytes(answers)
+    asyncio.run(socks_connect(stream, proxy, host, port))
+    return stream.sent, stream.data
 
 
 @given(
@@ -69,7 +58,7 @@ def test_a_socks_proxy_reads_host_port_and_login_and_what_follows_is_the_targets
 ) -> None:
     proxy = replace(SOCKS, user=login[0], password=login[1]) if login else SOCKS
     answers = (b"\5\2\1\0" if login else b"\5\0") + b"\5\0\0" + bound + b"PP" + b"target"
-    sent, left = said(socks_handshake(proxy, host, port), answers)
+    sent, left = said(proxy, host, port, answers)
 
     assert socks_server(sent, login is not None) == (login or ("", ""), str(host), port)
     assert left == b"target"
@@ -81,25 +70,25 @@ def test_a_socks_proxy_reads_host_port_and_login_and_what_follows_is_the_targets
 )
 def test_a_socks_proxy_that_refuses_is_told(answers: bytes, told: str) -> None:
     with pytest.raises(ProxyRefused, match=told):
-        said(socks_handshake(SOCKS, "host", 1), answers)
+        said(SOCKS, "host", 1, answers)
     with pytest.raises(ProxyRefused, match="login is refused"):
-        said(socks_handshake(replace(SOCKS, user="me"), "host", 1), b"\5\2\1\1")
+        said(replace(SOCKS, user="me"), "host", 1, b"\5\2\1\1")
 
 
 @given(st.binary(max_size=60))
 def test_garbage_from_a_socks_proxy_is_an_error_or_not_enough(answers: bytes) -> None:
     try:
-        said(socks_handshake(SOCKS, "host", 1), answers)
-    except (ValueError, ProxyRefused, EOFError):
+        said(SOCKS, "host", 1, answers)
+    except (ValueError, ProxyRefused, ConnectionError):
         return
 
 
-def connect(proxy: Proxy, target: str, answers: list[bytes]) -> tuple[bytes, bytes]:
+def connect(proxy: Proxy, host: str, port: int, answers: list[bytes]) -> tuple[bytes, bytes]:
     """Run CONNECT against answers that arrive one by one; return what was asked, and the target's bytes."""
 
     async def run() -> tuple[bytes, bytes]:
         near, far = memory_pair()
-        asked = asyncio.create_task(http_connect(near, proxy, target))
+        asked = asyncio.create_task(http_connect(near, proxy, host, port))
         async with asyncio.timeout(10):
             request = await far.came.readuntil(b"\r\n\r\n")
             for answer in answers:
@@ -108,8 +97,8 @@ def connect(proxy: Proxy, target: str, answers: list[bytes]) -> tuple[bytes, byt
                 await asyncio.sleep(0)
             if not asked.done():
                 far.close()
-            ahead = await asked
-            return request, ahead + await near.came.read(1 << 20) if near.came._buffer else ahead
+            await asked
+            return request, await near.came.read(1 << 20)
 
     return asyncio.run(run())
 
@@ -121,7 +110,7 @@ def test_an_http_proxys_answer_may_come_in_pieces_and_the_targets_first_bytes_wi
 ) -> None:
     proxy = replace(HTTP, user=login[0], password=login[1]) if login else HTTP
     answer = b"HTTP/1.1 200 Connection established\r\nVia: proxy\r\n\r\n\xfftarget"
-    asked, came = connect(proxy, join_address(host, port), [answer[:cut], answer[cut:]])
+    asked, came = connect(proxy, host, port, [answer[:cut], answer[cut:]])
 
     first, *headers = asked.split(b"\r\n")
     assert first == f"CONNECT {join_address(host, port)} HTTP/1.1".encode()
@@ -136,7 +125,7 @@ def test_an_http_proxys_answer_may_come_in_pieces_and_the_targets_first_bytes_wi
 )
 def test_an_http_proxy_that_refuses_is_told_with_its_status(status: str) -> None:
     with pytest.raises(ProxyRefused, match=status):
-        connect(HTTP, "host:443", [f"HTTP/1.0 {status}\r\nContent-Type: text/html\r\n\r\n<html>".encode()])
+        connect(HTTP, "host", 443, [f"HTTP/1.0 {status}\r\nContent-Type: text/html\r\n\r\n<html>".encode()])
 
 
 @settings(max_examples=60, deadline=None)
@@ -147,6 +136,6 @@ def test_an_http_proxy_that_refuses_is_told_with_its_status(status: str) -> None
 )
 def test_garbage_from_an_http_proxy_is_an_error_within_bounds(answers: list[bytes]) -> None:
     try:
-        connect(HTTP, "host:443", answers)
+        connect(HTTP, "host", 443, answers)
     except (ValueError, OSError, ProxyRefused):
         return

@@ -19,9 +19,9 @@ from transport import PeerLink
 from transport.peer import PeerIdentity
 from transport.protocol import CurveKeys, as_z85, to_bytes
 from transport.relay import HubTunnel, Relay
-from transport.tunnel import CHUNK, ReadAhead, SocketStream, Stream, accept_websocket, client_context, splice
-from transport.tunnel.streams import dial
-from transport.tunnel.websocket_stream import open_websocket
+from transport.tunnel import SocketStream, Stream, accept_websocket, splice
+from transport.tunnel.streams import CHUNK, dial
+from transport.tunnel.websocket_stream import client_context, open_websocket
 
 SHUT = 1
 
@@ -48,15 +48,15 @@ class Inspector(Firewall):
         return data
 
 
-class Tapped(ReadAhead):
+class Tapped:
     """A stream whose bytes an inspector reads."""
 
     def __init__(self, inner: Stream, tap: Inspector) -> None:
-        super().__init__(inner, b"")
-        self._tap = tap
+        self._inner, self._tap = inner, tap
+        self.send, self.end, self.close = inner.send, inner.end, inner.close
 
     async def receive(self, most: int = CHUNK) -> bytes:
-        data = await super().receive(most)
+        data = await self._inner.receive(most)
         return self._tap.pass_on(data) if data else data
 
 

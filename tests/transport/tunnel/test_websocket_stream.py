@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tls_only import CERTIFICATE, MemoryStream, memory_pair, server_context
 from websockets.frames import Frame, Opcode
 
-from transport.tunnel import CHUNK, TlsStream, accept_websocket, bridge, carry, client_context
-from transport.tunnel.websocket_stream import WebSocketStream, open_websocket
+from transport.tunnel import accept_websocket, websocket_stream
+from transport.tunnel.streams import CHUNK
+from transport.tunnel.websocket_stream import TlsStream, WebSocketStream, client_context, open_websocket
 
 UPGRADE = (
     b"GET / HTTP/1.1\r\nHost: relay\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -71,34 +72,28 @@ def test_an_end_is_told_after_the_last_bytes_and_closes_both_directions() -> Non
     asyncio.run(exchange())
 
 
-def test_a_ping_is_answered_and_no_data() -> None:
-    async def exchange() -> None:
-        client, server = await opened()
-        await client.ping()
-        await client.send(b"data")
-        assert await server.receive() == b"data"
-        await server.send(b"answer")
-        assert await client.receive() == b"answer"
-
-    asyncio.run(exchange())
-
-
-def test_a_carried_connection_that_is_silent_is_pinged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_client_pings_until_it_is_closed_and_a_ping_is_answered_and_no_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Proxies close what is silent for a minute, and a transfer's connection may be."""
-    monkeypatch.setattr(bridge, "PING_S", 0.01)
+    monkeypatch.setattr(websocket_stream, "PING_S", 0.01)
 
     async def exchange() -> None:
         client, server = await opened()
-        outer, inner = memory_pair()
-        reading = asyncio.create_task(server.receive())
-        carried = asyncio.create_task(carry(inner, client))
         pinged = asyncio.Event()
         monkeypatch.setattr(server._protocol, "recv_frame", seen(server._protocol.recv_frame, pinged))
+        reading = asyncio.create_task(server.receive())
         async with asyncio.timeout(10):
             await pinged.wait()
-            await outer.send(b"data")
+            await client.send(b"data")
             assert await reading == b"data"
-        carried.cancel()
+            await server.send(b"answer")
+            assert await client.receive() == b"answer"
+        client.close()
+        assert client.pinging is not None
+        await asyncio.wait([client.pinging], timeout=10)
+        assert client.pinging.cancelled()
+        assert server.pinging is None
 
     def seen(receive: Callable[[Frame], None], pinged: asyncio.Event) -> Callable[[Frame], None]:
         def recv_frame(frame: Frame) -> None:
@@ -126,8 +121,7 @@ async def answered(sent: bytes, *, tls: bool) -> bytes:
     server = asyncio.create_task(accept_websocket(far, server_context()))
     client: MemoryStream | TlsStream = near
     if tls:
-        client = TlsStream(near, client_context(False), "127.0.0.1")
-        await client.handshake()
+        client = await TlsStream(near, client_context(False), "127.0.0.1").handshake()
     await client.send(sent)
     if not tls:
         await near.end()

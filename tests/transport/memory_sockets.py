@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from transport.protocol import Route, Unreachable
-
-from .frames import Connected, Disconnected, Frames, Guarded, Received
+from transport.wire import Connected, Disconnected, Frames, Guarded, Received
 
 WAKE = None
 T = TypeVar("T")

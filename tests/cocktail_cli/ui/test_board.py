@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from drawn_board import drawn
+from rich.cells import cell_len
+from rich.console import Console, Group
 
-from cocktail_cli.ui.board import Board, megabytes, sparkline, state_style, time_left_text
+from cocktail_cli.ui.board import Board, state_of
 from cocktail_cli.ui.events import Eval, PeerJoined, PeerLeft, Progressed, RunStarted, Step
-from cocktail_cli.ui.styled_line import Line, columns_of
+from cocktail_cli.ui.wording import megabytes, time_left_text
 
 STARTED = RunStarted("amber-otter-42", "cocktail://x", "smoke", "9f2c41ab" * 8, 860_160, 80, "outputs/smoke")
 STEP = Step(
@@ -42,12 +45,12 @@ def board_of(*events: object, peers: int = 0) -> Board:
     return board
 
 
-def plain(lines: list[Line]) -> list[str]:
-    return [line.text for line in lines]
+def figures(board: Board) -> list[str]:
+    return [part.plain for part in board.figures()]
 
 
-def chart_rows(lines: list[Line]) -> int:
-    return sum("│" in line.text or "┤" in line.text for line in lines)
+def chart_rows(lines: list[str]) -> int:
+    return sum("│" in line or "┤" in line for line in lines)
 
 
 @pytest.mark.parametrize("peers", [0, 2, 30])
@@ -58,71 +61,68 @@ def test_the_screen_fits_its_terminal(width: int, height: int, peers: int) -> No
         Eval(0, 0, 6.0), *CURVE, Eval(40, 40, 2.0), PeerLeft("peer-00", "left: Ctrl-C"), peers=peers
     )
 
-    lines = board.screen(width, height)
+    lines = drawn(board, width, height)
 
     assert 1 <= len(lines) < max(height, 2)
-    assert all(columns_of(line.text) <= width for line in lines if width >= 19), plain(lines)
+    assert all(cell_len(line) <= width for line in lines), lines
 
 
 def test_the_loss_curve_grows_with_the_window() -> None:
     board = board_of(*CURVE, peers=2)
 
-    rows = {height: chart_rows(board.screen(139, height)) for height in (16, 24, 40, 60)}
+    rows = {height: chart_rows(drawn(board, 139, height)) for height in (16, 24, 40, 60)}
 
     assert 0 < rows[16] < rows[24] < rows[40] < rows[60]
     assert rows[40] >= 20
-    assert max(len(line) for line in board.screen(139, 40)) == 139
+    assert max(map(len, drawn(board, 139, 40))) == 139
 
 
 def test_a_crowd_leaves_room_for_the_curve_and_is_counted() -> None:
-    lines = plain(board_of(*CURVE, peers=30).screen(79, 24))
+    lines = drawn(board_of(*CURVE, peers=30), 79, 24)
 
     shown = sum(line.startswith("peer-") for line in lines)
-    assert chart_rows(board_of(*CURVE, peers=30).screen(79, 24)) >= 3
+    assert chart_rows(lines) >= 3
     assert f"and {30 + 2 - shown - sum(line.startswith(('a ', 'b ')) for line in lines)} more" in lines
 
 
 def test_peers_are_shown_as_far_as_there_are_lines() -> None:
     board = board_of(peers=17)
 
-    assert len(board.table(100, 40)) == 1 + 17
-    assert board.table(100, 5)[-1].text == "and 14 more"
-    assert board.table(100, 2) == board.table(100, 1) == [Line("17 peers")]
-    assert board.table(100, 0) == []
+    tables = {most: drawn(Group(*board.table(100, most)), 100) for most in (1, 2, 5, 40)}
+
+    assert [len(lines) for lines in tables.values()] == [0, 2, 5, 1 + 17]
+    assert (tables[2][-1], tables[5][-1]) == ("and 17 more", "and 14 more")
 
 
 def test_a_state_has_its_word_and_a_colour() -> None:
-    words = {
-        "training": "good",
-        "deciding": "busy",
-        "waiting": "busy",
-        "lost": "bad",
+    colours = {
+        "training": "green",
+        "deciding": "yellow",
+        "waiting": "yellow",
+        "lost": "bold red",
         "done": "dim",
         "odd": "",
     }
 
-    assert {word: state_style(word) for word in words} == words
-    board = board_of(peers=1)
-    board.peers["peer-00"].state = "lost"
-    (row,) = board.table(79, 5)[1:]
-    assert [(row.text[s.start : s.stop].strip(), s.style) for s in row.spans] == [("lost", "bad")]
+    assert {word: state_of(word).style for word in colours} == colours
+    assert all(state_of(word).plain == word for word in colours)
+    coloured = [segment.text for segment in Console().render(board_of(STEP)) if "green" in str(segment.style)]
+    assert coloured == ["training"] * 3, "of the run and of two peers, and nothing beside them"
 
 
 def test_the_best_evaluation_is_named_with_its_step() -> None:
     board = board_of(Eval(0, 0, 6.0), Eval(20, 20, 2.5), Eval(40, 40, 2.75))
-    assert "◆ eval 2.750 (best 2.500 at step 20)" in plain(board.figures())
+    assert "◆ eval 2.750 (best 2.500 at step 20)" in figures(board)
 
     board.take(Eval(60, 60, 2.25))
-    assert "◆ eval 2.250 (best now)" in plain(board.figures())
+    assert "◆ eval 2.250 (best now)" in figures(board)
 
 
 def test_figures_name_rate_norm_and_speed() -> None:
     board = board_of(replace(STEP, lr=1.7e-4, grad_norm=0.714, tokens=2_600_000, samples=5184))
     board.tokens_per_s = 1900.0
 
-    said = plain(board.figures())
-
-    assert said == [
+    assert figures(board)[:7] == [
         "training",
         "loss 1.842",
         "lr 1.7e-04",
@@ -145,19 +145,19 @@ def test_the_hubs_estimate_goes_before_the_one_by_the_runs_steps(monkeypatch: py
     clock = [100.0]
     monkeypatch.setattr("cocktail_cli.ui.board.time.monotonic", lambda: clock[0])
     board = board_of(STEP)
-    assert "ETA 34 s" in board.title(79).text
+    assert "ETA 34 s" in drawn(board, 79)[0]
 
     board.look(status(("a", 0, 0, 0)) | {"eta_s": 95})
     clock[0] += 10.0
-    assert "ETA 1 min 25 s" in board.title(79).text
+    assert "ETA 1 min 25 s" in drawn(board, 79)[0]
 
 
 def test_the_board_knows_what_it_waits_for() -> None:
     board = Board()
     board.take(Progressed("fetching the base model", 50, 200, "bytes", 10.0, 15.0))
 
-    [line] = [line for line in plain(board.screen(100, 24)) if "━" in line]
-    assert line.startswith("fetching the base model  ━━━━━━━━━━─")
+    [line] = drawn(board, 100)
+    assert line.startswith("fetching the base model ━━━━━━━━━━ ")
     assert line.endswith(" 50 B of 200 B, 10 B/s, 15 s left")
 
 
@@ -190,12 +190,12 @@ def test_what_peers_do_a_second_is_measured_between_two_looks_at_the_hub(
     clock[0] += 10.0
     board.look(status(("attic", 14_000, 340_000, 10), ("dana", 22_000, 340_000, 10)))
 
-    header, attic, dana = plain(board.table(100, 10))
+    header, attic, dana = drawn(Group(*board.table(100, 10)), 100)
     assert header.split() == ["PEER", "GPU", "STATE", "TOK/S", "UP/S", "DOWN/S", "RTT", "SHARE", "LAST"]
     assert " ".join(attic.split()) == "attic < RTX 3090 training 1.4k 34.0k 1 31 ms 50% 1 s"
     assert dana.split()[:4] == ["dana", "RTX", "3090", "training"]
     assert board.evals == {20: 1.9}
-    assert "3.6k tok/s" in plain(board.figures())
+    assert "3.6k tok/s" in figures(board)
     clock[0] += 3.0
     board.look(status(("dana", 5, 40, 10)))  # it has joined again: its sums begin at zero
     assert list(board.peers) == ["dana"]
@@ -213,23 +213,25 @@ def test_a_step_is_compute_and_wait_and_the_rest_and_bytes_are_saved() -> None:
     down, fetched = {"a": 514_000, "b": 14_000, "joiner": 9}, {"a": 500_000, "joiner": 9}
     board = board_of(replace(STEP, down_bytes=down, fetched_bytes=fetched))
 
-    assert board.times() == [
+    assert figures(board)[2:] == [
         "step 0.5 s = compute 0.2 + wait 0.1 + sync 0.2",
         "50.0 kB exchanged, 6.8 MB saved, 138x below FP16",
     ]
 
 
 def test_a_step_is_no_shorter_than_what_it_consists_of() -> None:
-    assert board_of(replace(STEP, step_s=0.25)).times()[0] == "step 0.3 s = compute 0.2 + wait 0.1 + sync 0.0"
+    assert (
+        figures(board_of(replace(STEP, step_s=0.25)))[2] == "step 0.3 s = compute 0.2 + wait 0.1 + sync 0.0"
+    )
 
 
 def test_in_a_slim_terminal_names_are_whole_and_nothing_is_cut_off() -> None:
     board = board_of(STEP)
     board.peers = {"local-1": board.peers["a"]}
 
-    lines = plain(board.screen(39, 24))
+    lines = drawn(board, 39, 24)
 
-    assert lines[0] == "step 12/80 · 15 % · ETA 34 s"
+    assert lines[0] == "step 12/80 · 15 % · ETA 34 s · amber… ─"
     assert lines[2:6] == [
         "step 0.5 s = compute 0.2 + wait 0.1 +",
         "sync 0.2",
@@ -237,13 +239,6 @@ def test_in_a_slim_terminal_names_are_whole_and_nothing_is_cut_off() -> None:
         "below FP16",
     ]
     assert any(line.split()[:2] == ["local-1", "training"] for line in lines)
-    assert board.one_line(39).text == "step 12/80 loss 1.842 · ETA 34 s"
-
-
-def test_a_sparkline_falls_where_the_loss_does() -> None:
-    assert sparkline([3.0, 2.0, 1.0]) == "█▄▁"
-    assert sparkline([]) == ""
-    assert len(sparkline([float(n) for n in range(100)])) == 24
 
 
 def test_bytes_are_told_in_decimal_units() -> None:

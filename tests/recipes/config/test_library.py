@@ -15,7 +15,7 @@ from real_configs import COUNTS, REAL
 from tiny_models import SIZES
 
 from cocktail_cli.machine.gpu_catalogue import RUNTIME
-from cocktail_cli.ui.board import megabytes
+from cocktail_cli.ui import megabytes
 from cocktail_cli.volunteer.limits import NOMINAL
 from recipes.config.loader import list_recipes, load_recipe, recipe_path
 from recipes.config.schema import Recipe

@@ -25,7 +25,7 @@ from .metrics_lines import step_numbers
 from .text_chart import LEAST_ROWS, MARK, text_chart
 from .wording import counted, megabytes, progress_text, rate_text, sentence, short, time_left_text
 
-OF_LATE = 60.0  # seconds over which rates are averaged
+OF_LATE = 20  # answers of the hub over which rates are averaged, a minute or less
 GONE = ("left", "lost", "removed")
 WAITING, UNANSWERED = "waiting for peers", "waiting for the hub to answer"  # states of a run
 AWAY = ("deciding", *GONE)  # states of people who are not in the run
@@ -78,15 +78,13 @@ class PeerRow:
     rtt: float | None = None  # ms
     seen: float = 0.0  # monotonic seconds; 0: never
     # (monotonic seconds, tokens, bytes up, bytes down), sums since it joined
-    sums: deque[tuple[float, float, float, float]] = field(default_factory=deque)
+    sums: deque[tuple[float, float, float, float]] = field(default_factory=lambda: deque(maxlen=OF_LATE))
 
     def add(self, now: float, tokens: float, up: float, down: float) -> None:
         earlier = self.sums[-1][1:] if self.sums else ()
         if any(new < old for new, old in zip((tokens, up, down), earlier, strict=False)):
             self.sums.clear()  # it has joined again, or the hub was restarted: the sums begin at zero
         self.sums.append((now, tokens, up, down))
-        while len(self.sums) > 2 and self.sums[1][0] < now - OF_LATE:
-            self.sums.popleft()
 
     def rates(self) -> tuple[float, ...] | None:
         """Compute tokens, bytes up and bytes down per second of late; None before two samples."""
@@ -121,9 +119,7 @@ class Board:
     losses: list[tuple[float, float]] = field(default_factory=list)  # (step, loss), by step
     evals: dict[int, float] = field(default_factory=dict)  # step -> held-out loss
     numbers: dict[str, Any] = field(default_factory=dict)  # of step_numbers, the newest of each
-    # (seconds left, monotonic time of that estimate): the hub's, or by the run's steps before it is asked
-    eta: tuple[float, float] | None = None
-    asked: bool = False  # the hub has answered
+    ends: float = 0.0  # monotonic time by the hub's newest estimate; 0: unknown
     moved: float = 0.0  # bytes exchanged so far, both ways, all members; downloads of joiners excluded
     full: float = 0.0  # bytes that FP16 would have taken
     over: bool = False  # nothing more will come: there are no keys to press
@@ -195,8 +191,6 @@ class Board:
         for name in members:  # not those that are still joining, whose bytes are counted too
             row = self.peers.setdefault(name, PeerRow())
             row.state, row.seen = "training" if name in event.accepted else "late", now
-        if not self.asked:
-            self.eta = None if event.eta_s is None else (event.eta_s, now)
 
     def look(self, status: Mapping[str, Any]) -> None:
         """Apply a hub's answer to `cocktail status`: the peers as they are now, with their sums."""
@@ -216,8 +210,7 @@ class Board:
             row.add(now, peer.get("tokens", 0), peer["up_bytes"], peer["down_bytes"])
         self.tokens = status.get("tokens") or self.tokens
         self.tokens_per_s = status.get("tokens_per_s") or 0.0
-        left, self.asked = status.get("eta_s"), True
-        self.eta = None if left is None else (left, now)
+        self.ends = now + left if (left := status.get("eta_s")) else 0.0
         earlier = status.get("losses", ())
         if self.losses and status.get("state") == "waiting":
             self.state = WAITING
@@ -233,7 +226,7 @@ class Board:
     def miss(self) -> None:
         """Note that the hub did not answer; the last figures stay, with their age."""
         if not self.over:
-            self.state, self.eta = UNANSWERED, None
+            self.state, self.ends = UNANSWERED, 0.0
         if (me := self.peers.get(self.me)) is not None:
             me.state = "waiting"
 
@@ -270,16 +263,10 @@ class Board:
 
     def title(self) -> Rule:
         share = f" · {100 * self.step // self.steps} %" if self.steps else ""
-        left = f"ETA {self.time_left()}" if self.time_left() else ""
-        parts = (f"step {self.step}/{self.steps}{share}", left, self.run, self.recipe)
+        left = self.ends - time.monotonic()
+        eta = f"ETA {time_left_text(left)}" if left > 0 and self.step < self.steps else ""
+        parts = (f"step {self.step}/{self.steps}{share}", eta, self.run, self.recipe)
         return Rule(Text(" · ".join(filter(None, parts)), "bold"), align="left", style="dim")
-
-    def time_left(self) -> str:
-        """Format the time left in the run; "" where it is not known. A machine's own steps do not tell it."""
-        if self.eta is None:
-            return ""
-        left = self.eta[0] - (time.monotonic() - self.eta[1])
-        return time_left_text(left) if left > 0 and self.step < self.steps else ""
 
     def figures(self) -> list[Text]:
         """Tell state, losses, learning rate, gradient norm, speed, sums, the time of a step by phase, and the

@@ -66,10 +66,8 @@ class LiveView(RenderHook):
                 self.say(sentence(event))
             elif isinstance(event, events.Progressed) and self.board.progress is None and not self.board.run:
                 self.say(event.state)
-            elif isinstance(event, DRAWN):
-                self.draw()
             else:
-                self.say(sentence(event))
+                self.say(None if isinstance(event, DRAWN) else sentence(event))
 
     def say(self, text: str | None) -> None:
         """Print a line above the board."""

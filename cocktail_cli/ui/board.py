@@ -23,7 +23,7 @@ from cocktail_cli.foreign_text import readable
 from . import events
 from .metrics_lines import step_numbers
 from .text_chart import LEAST_ROWS, MARK, text_chart
-from .wording import counted, megabytes, progress_text, rate_text, sentence, short, time_left_text
+from .wording import counted, megabytes, progress_text, sentence, short, time_left_text
 
 OF_LATE = 20  # answers of the hub over which rates are averaged, a minute or less
 GONE = ("left", "lost", "removed")
@@ -304,7 +304,7 @@ class Board:
             return
         bar = ProgressBar(event.total, event.done) if event.total else ""
         line = Table.grid(Column(no_wrap=True), Column(max_width=40), Column(no_wrap=True), padding=(0, 1))
-        line.add_row(cut(event.state), bar, cut(progress_text(event) + rate_text(event)))
+        line.add_row(cut(event.state), bar, cut(progress_text(event)))
         yield line
 
     def table(self, width: int, most: int) -> Iterable[RenderableType]:

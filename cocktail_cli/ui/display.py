@@ -19,7 +19,7 @@ from cocktail_cli.errors import disk_is_full
 
 from . import events
 from .output import put, put_own
-from .wording import farewell, invitation, progress_text, rate_text, sentence, step_line
+from .wording import farewell, invitation, progress_text, sentence, step_line
 
 if TYPE_CHECKING:
     from .live_view import LiveView
@@ -179,7 +179,7 @@ class PlainView:
         if event.state == self.state and now - self.told < 10:
             return
         self.state, self.told = event.state, now
-        self.line(event.state + progress_text(event) + rate_text(event))
+        self.line(event.state + progress_text(event))
 
     def line(self, text: str) -> None:
         put(f"{events.timestamp()} {text}", self.err)

@@ -41,19 +41,16 @@ def amount(count: float, unit: str) -> str:
 
 
 def progress_text(event: events.Progressed) -> str:
-    """Format progress as ` 3.1 MB of 12.1 GB`, or ` 3.1 MB` where the total is unknown."""
-    if not event.total:
-        return f" {amount(event.done, event.unit)}" if event.rate else ""
+    """Format progress as ` 3.1 MB of 12.1 GB, 11.8 MB/s, 3 min left`, as far as it is known."""
     done = megabytes(event.done) if event.unit == "bytes" else f"{event.done:,}"
-    return f" {done} of {amount(event.total, event.unit)}"
-
-
-def rate_text(event: events.Progressed) -> str:
-    """Format the rate and the time left, as far as they are known: `, 11.8 MB/s, 3 min left`."""
-    if not event.rate or (event.total and event.done >= event.total):
-        return ""
-    left = "" if event.eta is None else f", {duration_text(event.eta)} left"
-    return f", {amount(event.rate, event.unit)}/s{left}"
+    if event.total:
+        said = f" {done} of {amount(event.total, event.unit)}"
+    else:
+        said = f" {amount(event.done, event.unit)}" if event.rate else ""
+    if event.rate and not event.done >= event.total > 0:
+        said += f", {amount(event.rate, event.unit)}/s"
+        said += "" if event.eta is None else f", {duration_text(event.eta)} left"
+    return said
 
 
 def duration_text(seconds: float) -> str:

@@ -22,15 +22,15 @@ from recipes.config import Dataset, Recipe
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 34_130,
-    "lines with code, extensions": 11_297,
+    "lines with code, heart": 33_724,
+    "lines with code, extensions": 11_166,
     "lines with code, scripts": 9797,
-    "lines with code, tests": 43_030,
-    "modules": 413,
+    "lines with code, tests": 42_994,
+    "modules": 411,
     "recipe keys": 110,
     "options": 195,
     "messages": 45,
-    "words of documents": 67_784,
+    "words of documents": 67_748,
     "functions without a docstring, %": 23,
 }
 

@@ -23,7 +23,7 @@ from cocktail_cli.ui import ProgressMeter, View, events, poll_status, timestamp,
 from . import run_folder as in_folder
 from .dashboard_process import DashboardProcess
 from .detached import DetachedView, start_detached
-from .local_peers import LEAVE_WITHIN, EndedPeer, LifeLine, LocalPeers, LocalSettings
+from .local_peers import LEAVE_WITHIN, LifeLine, LocalPeers, LocalSettings
 from .resume_run import (
     arguments_of,
     as_begun,
@@ -574,7 +574,8 @@ class HostSession:
                 self.show(events.Progressed(said))
                 hub.stop(now=False)
             for peer in children.newly_ended():
-                self.on_peer_exit(peer)
+                if not self.stop_reason:
+                    self.show(events.Warning(f"{peer.name} {peer.how}"))
             if not self.stop_reason:
                 children.check(narrator.present, narrator.met, narrator.rounds)
             for news in (*snapshots.events(), *(self.page.news() if self.page else ())):
@@ -593,11 +594,6 @@ class HostSession:
                 return event
         hints = ("report it with cocktail.log; `cocktail resume` goes on",)
         raise Failure("unexpected", "the hub ended without saying why", hints=hints)
-
-    def on_peer_exit(self, ended: EndedPeer) -> None:
-        """Warn of a local peer that ended during the run."""
-        if not self.stop_reason:
-            self.show(events.Warning(f"{ended.name} {ended.how}"))
 
     # ---- after ---------------------------------------------------------------------------------------------
 

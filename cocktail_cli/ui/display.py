@@ -13,14 +13,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 from cocktail_cli.errors import disk_is_full
 
 from . import events
-from .board import progress_text, rate_text
 from .output import put, put_own
-from .wording import farewell, invitation, sentence, step_line
+from .wording import farewell, invitation, progress_text, sentence, step_line
+
+if TYPE_CHECKING:
+    from .live_view import LiveView
 
 Progress = Literal["auto", "rich", "plain", "none"]
 
@@ -101,10 +103,15 @@ def choose_view(display: Display) -> View:
     if display.quiet:
         return QuietView(sys.stdout, sys.stderr)
     if display.live(sys.stderr):
-        from .live_view import LiveView
-
-        return LiveView(sys.stdout, sys.stderr, display.color)
+        return open_board(sys.stdout, sys.stderr, display.color)
     return PlainView(sys.stdout, sys.stderr, steps=display.progress != "none", verbose=display.verbose)
+
+
+def open_board(out: TextIO, err: TextIO, color: bool) -> LiveView:
+    """Open the board at the foot of a terminal; rich is imported here, as `cocktail --help` must be fast."""
+    from .live_view import LiveView
+
+    return LiveView(out, err, color)
 
 
 # ---- for programs ------------------------------------------------------------------------------------------
@@ -172,7 +179,7 @@ class PlainView:
         if event.state == self.state and now - self.told < 10:
             return
         self.state, self.told = event.state, now
-        self.line(event.state + progress_text(event) + rate_text(event))
+        self.line(event.state + progress_text(event))
 
     def line(self, text: str) -> None:
         put(f"{events.timestamp()} {text}", self.err)

@@ -37,7 +37,8 @@ def print_findings(
     for finding in findings:
         told.append(finding)
         if not as_json and not (quiet and finding.level == "ok"):
-            say(line(finding))
+            hint = f"   hint: {finding.hint}" if finding.hint else ""
+            say(f"{finding.level:<5} {finding.about:<9} {' '.join(finding.text.split())}{hint}")
     if as_json:
         rows = [{"level": f.level, "about": f.about, "text": f.text, "hint": f.hint} for f in told]
         say_json({**beside, "findings": rows})
@@ -45,13 +46,6 @@ def print_findings(
     for finding in told:
         if finding.level in counts:
             raise typer.Exit(explain(finding.error).exit if finding.error else EXIT[failure])
-
-
-def line(finding: Finding) -> str:
-    """Format a finding: `warn  disk      31 GB free ...   hint: ...`."""
-    text = " ".join(finding.text.split())
-    hint = f"   hint: {finding.hint}" if finding.hint else ""
-    return f"{finding.level:<5} {finding.about:<9} {text}{hint}"
 
 
 def found(level: Literal["ok", "warn", "fail"], about: str, text: str, hint: str = "") -> Finding:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
@@ -21,13 +21,17 @@ Style = dict[str, Any]  # arguments of typer.style
 
 
 class GuardedStream:
-    """A text stream that writes no control characters of others; line feeds alone move its cursor."""
+    """A text stream that writes no control characters of others; line feeds alone move its cursor.
 
-    def __init__(self, stream: TextIO) -> None:
-        self.unguarded = stream
+    Args:
+        made: what is written of a text.
+    """
+
+    def __init__(self, stream: TextIO, made: Callable[[str], str] = paragraphs) -> None:
+        self.unguarded, self.made = stream, made
 
     def write(self, text: str) -> int:
-        self.unguarded.write(paragraphs(text))
+        self.unguarded.write(self.made(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -75,6 +79,27 @@ def say(*lines: str, err: bool = False) -> None:
 def say_text(text: str) -> None:
     """Write a text of several lines, such as a file or a model's words."""
     print(paragraphs(text), flush=True)
+
+
+def table(
+    columns: Mapping[str, str], rows: Iterable[Sequence[str]], width: int | None = None
+) -> Iterator[str]:
+    """Yield titles and rows, unless there is no row. `columns`: title -> `<` or `>`, its alignment.
+
+    The last ones are left out where `width` is too small, but for the first three.
+    """
+    from rich.cells import cell_len  # here, as `cocktail --help` must be fast
+
+    lines = [list(columns), *rows]
+    if len(lines) == 1:
+        return
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    while width is not None and sum(widths) + len(widths) > width and len(widths) > 3:
+        widths.pop()
+    for line in lines:
+        cells = zip(line, columns.values(), widths, strict=False)
+        filled = (f"{cell:{align}{wide - cell_len(cell) + len(cell)}}" for cell, align, wide in cells)
+        yield " ".join(filled).rstrip()
 
 
 def say_own(text: str) -> None:

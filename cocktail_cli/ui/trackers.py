@@ -6,10 +6,12 @@ the run goes on, and metrics.jsonl has all numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.installation import command_to_add
@@ -31,12 +33,6 @@ GROUPS = {  # groups of curves
 }
 
 
-class Tracker(Protocol):
-    def start(self, event: RunStarted) -> None: ...
-    def log(self, line: Line) -> None: ...
-    def close(self) -> None: ...
-
-
 def metric_names(line: Line) -> dict[str, float]:
     """Rename a line's numbers as trackers expect them: train/loss, eval/loss, time/step_s, ..."""
     found = {}
@@ -47,84 +43,63 @@ def metric_names(line: Line) -> dict[str, float]:
     return found
 
 
-class Tensorboard:
-    """Write scalars into the run's folder: `tensorboard --logdir outputs/NAME/tracking`."""
+class Tracker:
+    """A tracker, opened when the run starts. One that fails is reported once and called no more.
 
-    def __init__(self, recipe: Recipe, folder: Path) -> None:
-        self.folder = folder / FOLDER
-        self.writer: Any = None
+    Args:
+        told: receives the failure.
+    """
+
+    def __init__(self, name: str, recipe: Recipe, folder: Path, told: Callable[[str], None]) -> None:
+        self.name, self.recipe, self.folder, self.told = name, recipe, folder / FOLDER, told
+        self.run: Any = None  # of the tracking library
 
     def start(self, event: RunStarted) -> None:
+        with self.tolerated():
+            self.run = self.tensorboard() if self.name == "tensorboard" else self.hosted(event)
+
+    def tensorboard(self) -> Any:
+        """Write scalars into the run's folder: `tensorboard --logdir outputs/NAME/tracking`."""
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self.writer = SummaryWriter(str(self.folder))
+        return SummaryWriter(str(self.folder))
 
-    def log(self, line: Line) -> None:
-        for name, value in metric_names(line).items():
-            self.writer.add_scalar(name, value, line["step"])
-        self.writer.flush()
-
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
-
-
-class Hosted:
-    """Log to wandb or trackio, which share an interface. A resumed run continues under its name."""
-
-    def __init__(self, module: str, recipe: Recipe, folder: Path) -> None:
-        self.module, self.recipe, self.folder = module, recipe, folder / FOLDER
-        self.run: Any = None
-
-    def start(self, event: RunStarted) -> None:
-        from importlib import import_module
-
+    def hosted(self, event: RunStarted) -> Any:
+        """Log to wandb or trackio, which share an interface. A resumed run continues under its name."""
         self.folder.mkdir(exist_ok=True)
-        self.run = import_module(self.module).init(
+        return import_module(self.name).init(
             project=self.recipe.logging.project,
             name=event.run,
             config=self.recipe.model_dump(mode="json") | {"recipe_hash": self.recipe.recipe_hash},
             resume="allow",
-            **({"id": event.run, "dir": str(self.folder)} if self.module == "wandb" else {}),
+            **({"id": event.run, "dir": str(self.folder)} if self.name == "wandb" else {}),
         )
 
     def log(self, line: Line) -> None:
-        if not (numbers := metric_names(line)):
+        if self.run is None or not (numbers := metric_names(line)):
             return
-        numbers["round"] = line["round"]
-        if self.module == "trackio":  # `step` is a reserved name there
-            self.run.log(numbers, step=line["step"])
-        else:  # by `step=` wandb drops what a resumed run repeats
-            self.run.log(numbers | {"step": line["step"]})
+        step = line["step"]
+        with self.tolerated():
+            if self.name == "tensorboard":
+                for name, value in numbers.items():
+                    self.run.add_scalar(name, value, step)
+                self.run.flush()
+            elif self.name == "trackio":  # `step` is a reserved name there
+                self.run.log(numbers | {"round": line["round"]}, step=step)
+            else:  # by `step=` wandb drops what a resumed run repeats
+                self.run.log(numbers | {"round": line["round"], "step": step})
 
     def close(self) -> None:
         if self.run is not None:
-            self.run.finish()
+            with self.tolerated():
+                self.run.close() if self.name == "tensorboard" else self.run.finish()
 
-
-class FaultTolerantTracker:
-    """Wrap a tracker that may fail: `told` receives the first failure, and it is called no more."""
-
-    def __init__(self, name: str, tracker: Tracker, told: Callable[[str], None]) -> None:
-        self.name, self.tracker, self.told = name, tracker, told
-        self.failed = False
-
-    def start(self, event: RunStarted) -> None:
-        self.trying(lambda: self.tracker.start(event))
-
-    def log(self, line: Line) -> None:
-        self.trying(lambda: self.tracker.log(line))
-
-    def close(self) -> None:
-        self.trying(self.tracker.close)
-
-    def trying(self, do: Callable[[], None]) -> None:
-        if self.failed:
-            return
+    @contextmanager
+    def tolerated(self) -> Iterator[None]:
         try:
-            do()
+            yield
         except Exception as error:  # no failure of a tracking library may end the run
-            self.failed = True
+            self.run = None
             said = " ".join(str(error).split())[:300]
             self.told(f"{self.name} does not take the run's numbers ({said}): metrics.jsonl has them")
 
@@ -135,11 +110,8 @@ def trackers_of(recipe: Recipe, folder: Path, told: Callable[[str], None]) -> Se
     Raises:
         Failure: (preflight) a package is not installed.
     """
-    found: list[Tracker] = []
     for name in recipe.logging.report_to:
         if find_spec(name) is None:
             hints = (command_to_add(name), "or logging.report_to=none")
             raise Failure("preflight", f"logging.report_to: {name} is not installed", hints=hints)
-        tracker = Tensorboard(recipe, folder) if name == "tensorboard" else Hosted(name, recipe, folder)
-        found.append(FaultTolerantTracker(name, tracker, told))
-    return found
+    return [Tracker(name, recipe, folder, told) for name in recipe.logging.report_to]

@@ -1,4 +1,4 @@
-"""Events in words, for terminals and logs."""
+"""Figures and events in words, for terminals and logs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,72 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from . import events
-from .board import counted, departed, duration_text, megabytes
 from .metrics_lines import step_numbers
 from .output import put, put_own
 
 INSTALL = "uv tool install .    # in a copy of your folder of cocktail: no public address of it is known"
+
+
+def megabytes(count: float) -> str:
+    """Format bytes in decimal units, as links are sold: `812 B`, `34.1 kB`, `2.1 GB`."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def short(count: float) -> str:
+    """Format a count in three digits: `812`, `34k`, `2.1M`."""
+    for unit in ("", "k", "M", "G"):
+        if count < 999.5 or unit == "G":
+            break
+        count /= 1000
+    return f"{count:.0f}{unit}" if count >= 99.5 or unit == "" else f"{count:.1f}{unit}"
+
+
+def counted(count: int, what: str) -> str:
+    """Format a count with its noun: `1 peer`, `2 peers`."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def amount(count: float, unit: str) -> str:
+    return megabytes(count) if unit == "bytes" else f"{count:,.0f} {unit}".rstrip()
+
+
+def progress_text(event: events.Progressed) -> str:
+    """Format progress as ` 3.1 MB of 12.1 GB, 11.8 MB/s, 3 min left`, as far as it is known."""
+    done = megabytes(event.done) if event.unit == "bytes" else f"{event.done:,}"
+    if event.total:
+        said = f" {done} of {amount(event.total, event.unit)}"
+    else:
+        said = f" {amount(event.done, event.unit)}" if event.rate else ""
+    if event.rate and not event.done >= event.total > 0:
+        said += f", {amount(event.rate, event.unit)}/s"
+        said += "" if event.eta is None else f", {duration_text(event.eta)} left"
+    return said
+
+
+def duration_text(seconds: float) -> str:
+    """Format a duration: `40 s`, `12 min`, `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def time_left_text(seconds: float) -> str:
+    """Format the time left, to the second below an hour: `34 s`, `12 min 05 s`, `3 h 20 min`."""
+    minutes, left = divmod(round(seconds), 60)
+    if minutes < 1:
+        return f"{left} s"
+    return f"{minutes} min {left:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def departed(how: str, reason: str) -> str:
+    """Say how a peer went, once: `left: preempted`, `is lost: silent for 30 s`."""
+    why = reason.removeprefix("left: ")
+    why = "" if why in ("left on request", "asked to leave") else why
+    return {"lost": "is lost", "removed": "was removed"}.get(how, "left") + (f": {why}" if why else "")
 
 
 def invitation(event: events.RunStarted, out: TextIO, err: TextIO) -> None:
@@ -133,25 +194,23 @@ def thanks(event: events.Left) -> str:
 
 def step_line(event: events.Step, verbose: int) -> str:
     """Format a step as `step=131/452 round=131 loss=1.8420 peers=2 ...`, for `cut` and `awk`."""
+    numbers, members = step_numbers(event), max(len(event.up_bytes), 1)
+    left = event.eta_s if event.step < event.steps else None
+    figures = [
+        ("loss", event.loss, ".4f"),
+        ("lr", event.lr, ".1e"),
+        ("grad_norm", event.grad_norm, ".2f"),
+        ("peers", event.peers, ""),
+        ("tok_s", numbers["tokens_per_s"] or None, ".0f"),
+        ("step_s", numbers["step_s"] or None, ".2f"),
+        ("sync_s", numbers["sync_s"] or None, ".2f"),
+        ("up_kb", sum(event.up_bytes.values()) / members / 1e3, ".1f"),
+        ("down_kb", sum(event.down_bytes.values()) / max(len(event.down_bytes), 1) / 1e3, ".1f"),
+        ("ratio_fp16", event.ratio_fp16 or None, ".1f"),
+        ("eta_s", left, ".0f"),
+    ]
     fields = [f"step={event.step}/{event.steps}", f"round={event.round}"]
-    if event.loss is not None:
-        fields.append(f"loss={event.loss:.4f}")
-    if event.lr is not None:
-        fields.append(f"lr={event.lr:.1e}")
-    if event.grad_norm is not None:
-        fields.append(f"grad_norm={event.grad_norm:.2f}")
-    fields.append(f"peers={event.peers}")
-    numbers = step_numbers(event)
-    for key, name, digits in (("tokens_per_s", "tok_s", 0), ("step_s", "step_s", 2), ("sync_s", "sync_s", 2)):
-        if numbers[key]:
-            fields.append(f"{name}={numbers[key]:.{digits}f}")
-    members = max(len(event.up_bytes), 1)
-    fields.append(f"up_kb={sum(event.up_bytes.values()) / members / 1e3:.1f}")
-    fields.append(f"down_kb={sum(event.down_bytes.values()) / max(len(event.down_bytes), 1) / 1e3:.1f}")
-    if event.ratio_fp16:
-        fields.append(f"ratio_fp16={event.ratio_fp16:.1f}")
-    if event.eta_s is not None and event.step < event.steps:
-        fields.append(f"eta_s={event.eta_s:.0f}")
+    fields += [f"{name}={value:{digits}}" for name, value, digits in figures if value is not None]
     if verbose:
         fields.append(f"fingerprint={event.fingerprint}")
         fields += [f"{peer}={up}/{event.down_bytes.get(peer, 0)}" for peer, up in event.up_bytes.items()]

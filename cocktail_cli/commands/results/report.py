@@ -15,7 +15,7 @@ import typer
 from cocktail_cli.completion import run_names
 from cocktail_cli.machine import load_run
 from cocktail_cli.options import Json, Quiet, RunArgument
-from cocktail_cli.ui import say, say_json, say_own
+from cocktail_cli.ui import MARK, megabytes, say, say_json, say_own, showable, text_chart
 
 if TYPE_CHECKING:
     from cocktail_cli.dashboard import Page, RunHistory
@@ -71,7 +71,8 @@ def report(
     told = RunFolderReader(record).look()
     runs = [told, *(RunFolderReader(other).look() for other in others)]
     if text:
-        say(*(comparison_as_text(runs) if others else as_text(told)))
+        lines = comparison_as_text(runs) if others else as_text(told)
+        say(*(showable(line, sys.stdout.encoding) for line in lines))
         return
     path = (output or Path(record.output_dir) / (COMPARISON if others else FILE)).absolute()
     path.write_text(comparison_as_html(runs) if others else as_html(told), encoding="utf-8")
@@ -149,14 +150,12 @@ def versions(c: RunHistory) -> Iterator[Element]:
 def as_text(c: RunHistory) -> Iterator[str]:
     """Format the report for a terminal: words, the loss curve, samples, contributors."""
     from cocktail_cli.dashboard import evaluations, participants, words
-    from cocktail_cli.ui import glyphs_for, megabytes, text_chart
 
     yield from words(c)
-    glyphs = glyphs_for(sys.stdout.encoding)
-    if chart := text_chart(c.losses, evaluations(c), 78, 14, glyphs):
+    if chart := text_chart(c.losses, evaluations(c), 78, 14):
         yield ""
-        yield f"Loss by step; {glyphs.mark} on held-out data:"
-        yield from (line.text for line in chart)
+        yield f"Loss by step; {MARK} on held-out data:"
+        yield from chart
     newest = {one.prompt: one for one in c.samples}
     for said in newest.values():
         yield ""
@@ -185,14 +184,12 @@ def as_text(c: RunHistory) -> Iterator[str]:
 def comparison_as_text(runs: Sequence[RunHistory]) -> Iterator[str]:
     """Format a comparison for a terminal: the curves of each pair, figures, keys that differ."""
     from cocktail_cli.dashboard import downsample, figure_table, recipe_differences
-    from cocktail_cli.ui import glyphs_for, text_chart
 
     first, *others = runs
-    glyphs = glyphs_for(sys.stdout.encoding)
     for other in others:
-        chart = text_chart(first.losses, downsample(other.losses, MARKS), 78, 14, glyphs)
-        yield f"Loss by step: the line is {first.about.run}, {glyphs.mark} is {other.about.run}"
-        yield from (line.text for line in chart)
+        chart = text_chart(first.losses, downsample(other.losses, MARKS), 78, 14)
+        yield f"Loss by step: the line is {first.about.run}, {MARK} is {other.about.run}"
+        yield from chart
         yield ""
     head, rows = figure_table(runs)
     yield from aligned([head, *rows])

@@ -101,18 +101,12 @@ def event_words(line: str) -> str | None:
     from recipes.foreign_json import parse_json
 
     try:
-        return words_of(parse_json(line))
+        told: Any = parse_json(line)
+        if "error" in told:
+            return f"error: {told['error']['message']}"
+        event = from_json(told)
+        said = event.state if isinstance(event, Progressed) else sentence(event)
+        said = step_line(event, 0) if isinstance(event, events.Step) else said
+        return f"{told['t']} {said}" if said else None
     except (ValueError, TypeError, LookupError, AttributeError) as error:  # cut by a kill, or damaged
         return f"a line that is no event: {error}"
-
-
-def words_of(told: dict[str, Any]) -> str | None:
-    """Format an event, or an error, as `event_words` does."""
-    if "error" in told:
-        return f"error: {told['error']['message']}"
-    event = from_json(told)
-    if isinstance(event, events.Step):
-        said: str | None = step_line(event, 0)
-    else:
-        said = event.state if isinstance(event, Progressed) else sentence(event)
-    return f"{told['t']} {said}" if said else None

@@ -12,9 +12,9 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.foreign_text import one_line, readable
 from cocktail_cli.machine import RunRecord, load_run, save_run
 from cocktail_cli.options import Json, Quiet, RunArgument
-from cocktail_cli.ui import duration_text, megabytes, say, say_json
+from cocktail_cli.ui import duration_text, megabytes, say, say_json, table
 
-from .status import table, unreachable, words_of
+from .status import unreachable, words_of
 
 if TYPE_CHECKING:
     from transport import RunURL

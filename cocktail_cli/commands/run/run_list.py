@@ -13,9 +13,7 @@ from cocktail_cli.foreign_text import one_line
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import RunRecord, known_runs
 from cocktail_cli.options import Json, Quiet
-from cocktail_cli.ui import duration_text, say, say_json
-
-from .status import table
+from cocktail_cli.ui import duration_text, say, say_json, table
 
 COLUMNS = {"RUN": "<", "STATE": "<", "STEP": ">", "MODEL": "<", "AGE": ">", "FOLDER": "<"}
 SECRETS = ("url", "keys")

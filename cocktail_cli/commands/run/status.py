@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any
@@ -21,13 +21,13 @@ from cocktail_cli.options import Json, NoColor, Quiet
 from cocktail_cli.ui import (
     Display,
     accusation,
-    columns_of,
     duration_text,
     megabytes,
-    padded,
+    open_board,
     say,
     short,
     stage_lines,
+    table,
     timestamp,
 )
 
@@ -123,9 +123,7 @@ def after(found: dict[str, Any]) -> str:
 def watched(run: str, line: Callable[[dict[str, Any]], str], display: Display | None) -> None:
     """Show the status until the run is over: on a terminal's board, or without one a line for each change."""
     if display is not None:
-        from cocktail_cli.ui import LiveView
-
-        view = LiveView(sys.stdout, sys.stdout, display.color)
+        view = open_board(sys.stdout, sys.stdout, display.color)
         try:
             for found in answers_of(run):
                 view.watch(found)
@@ -270,19 +268,3 @@ def all_of(peer: dict[str, Any]) -> list[str]:
 
 def words_of(peer: dict[str, Any], *keys: str) -> list[str]:
     return [one_line(str(peer.get(key) or ""), 20) for key in keys]
-
-
-def table(columns: dict[str, str], rows: Iterable[list[str]], width: int | None = None) -> Iterator[str]:
-    """Yield titles and rows, unless there is no row. `columns`: title -> `<` or `>`, its alignment.
-
-    The last ones are left out where `width` is too small, but for a peer's name, GPU and state.
-    """
-    lines = [list(columns), *rows]
-    if len(lines) == 1:
-        return
-    widths = [max(map(columns_of, column)) for column in zip(*lines, strict=True)]
-    while width is not None and sum(widths) + len(widths) > width and len(widths) > len(WHO):
-        widths.pop()
-    for line in lines:
-        cells = zip(line, columns.values(), widths, strict=False)
-        yield " ".join(padded(cell, wide, right=align == ">") for cell, align, wide in cells).rstrip()

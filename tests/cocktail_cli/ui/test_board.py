@@ -1,14 +1,30 @@
-"""The board shows a run as lines that fit their terminal, with the loss curve in the room that is left."""
+"""The board says how things are: figures, who is in the run and who is not, and the loss curve in the
+room that its terminal leaves."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from drawn_board import drawn
+from rich.cells import cell_len
+from rich.console import Console, Group
 
-from cocktail_cli.ui import Line, Progressed, RunStarted, columns_of, megabytes, time_left_text
-from cocktail_cli.ui.board import Board, sparkline, state_style
-from cocktail_cli.ui.events import Eval, PeerJoined, PeerLeft, Step
+from cocktail_cli.ui import Progressed, RunStarted, megabytes, sentence, time_left_text
+from cocktail_cli.ui.board import Board, state_of
+from cocktail_cli.ui.events import (
+    Eval,
+    Joined,
+    Left,
+    PeerDeciding,
+    PeerDeclined,
+    PeerJoined,
+    PeerLeft,
+    RunFinished,
+    Step,
+)
 
 STARTED = RunStarted("amber-otter-42", "cocktail://x", "smoke", "9f2c41ab" * 8, 860_160, 80, "outputs/smoke")
 STEP = Step(
@@ -27,6 +43,7 @@ STEP = Step(
     wait_s={"a": 0.1, "b": 0.1},
     eta_s=34.0,
 )
+JOINED = Joined("amber-otter-42", "vm", "smoke", "9f" * 32, 0)
 CURVE = [replace(STEP, step=step, loss=6.0 - step / 10) for step in range(1, 41)]
 SIZES = [(79, 24), (59, 20), (139, 40), (39, 10), (199, 60), (19, 5), (9, 3), (79, 100)]
 
@@ -42,12 +59,12 @@ def board_of(*events: object, peers: int = 0) -> Board:
     return board
 
 
-def plain(lines: list[Line]) -> list[str]:
-    return [line.text for line in lines]
+def figures(board: Board) -> list[str]:
+    return [part.plain for part in board.figures()]
 
 
-def chart_rows(lines: list[Line]) -> int:
-    return sum("│" in line.text or "┤" in line.text for line in lines)
+def chart_rows(lines: list[str]) -> int:
+    return sum("│" in line or "┤" in line for line in lines)
 
 
 @pytest.mark.parametrize("peers", [0, 2, 30])
@@ -58,71 +75,68 @@ def test_the_screen_fits_its_terminal(width: int, height: int, peers: int) -> No
         Eval(0, 0, 6.0), *CURVE, Eval(40, 40, 2.0), PeerLeft("peer-00", "left: Ctrl-C"), peers=peers
     )
 
-    lines = board.screen(width, height)
+    lines = drawn(board, width, height)
 
     assert 1 <= len(lines) < max(height, 2)
-    assert all(columns_of(line.text) <= width for line in lines if width >= 19), plain(lines)
+    assert all(cell_len(line) <= width for line in lines), lines
 
 
 def test_the_loss_curve_grows_with_the_window() -> None:
     board = board_of(*CURVE, peers=2)
 
-    rows = {height: chart_rows(board.screen(139, height)) for height in (16, 24, 40, 60)}
+    rows = {height: chart_rows(drawn(board, 139, height)) for height in (16, 24, 40, 60)}
 
     assert 0 < rows[16] < rows[24] < rows[40] < rows[60]
     assert rows[40] >= 20
-    assert max(len(line) for line in board.screen(139, 40)) == 139
+    assert max(map(len, drawn(board, 139, 40))) == 139
 
 
 def test_a_crowd_leaves_room_for_the_curve_and_is_counted() -> None:
-    lines = plain(board_of(*CURVE, peers=30).screen(79, 24))
+    lines = drawn(board_of(*CURVE, peers=30), 79, 24)
 
     shown = sum(line.startswith("peer-") for line in lines)
-    assert chart_rows(board_of(*CURVE, peers=30).screen(79, 24)) >= 3
+    assert chart_rows(lines) >= 3
     assert f"and {30 + 2 - shown - sum(line.startswith(('a ', 'b ')) for line in lines)} more" in lines
 
 
 def test_peers_are_shown_as_far_as_there_are_lines() -> None:
     board = board_of(peers=17)
 
-    assert len(board.table(100, 40)) == 1 + 17
-    assert board.table(100, 5)[-1].text == "and 14 more"
-    assert board.table(100, 2) == board.table(100, 1) == [Line("17 peers")]
-    assert board.table(100, 0) == []
+    tables = {most: drawn(Group(*board.table(100, most)), 100) for most in (1, 2, 5, 40)}
+
+    assert [len(lines) for lines in tables.values()] == [0, 2, 5, 1 + 17]
+    assert (tables[2][-1], tables[5][-1]) == ("and 17 more", "and 14 more")
 
 
 def test_a_state_has_its_word_and_a_colour() -> None:
-    words = {
-        "training": "good",
-        "deciding": "busy",
-        "waiting": "busy",
-        "lost": "bad",
+    colours = {
+        "training": "green",
+        "deciding": "yellow",
+        "waiting": "yellow",
+        "lost": "bold red",
         "done": "dim",
         "odd": "",
     }
 
-    assert {word: state_style(word) for word in words} == words
-    board = board_of(peers=1)
-    board.peers["peer-00"].state = "lost"
-    (row,) = board.table(79, 5)[1:]
-    assert [(row.text[s.start : s.stop].strip(), s.style) for s in row.spans] == [("lost", "bad")]
+    assert {word: state_of(word).style for word in colours} == colours
+    assert all(state_of(word).plain == word for word in colours)
+    coloured = [segment.text for segment in Console().render(board_of(STEP)) if "green" in str(segment.style)]
+    assert coloured == ["training"] * 3, "of the run and of two peers, and nothing beside them"
 
 
 def test_the_best_evaluation_is_named_with_its_step() -> None:
     board = board_of(Eval(0, 0, 6.0), Eval(20, 20, 2.5), Eval(40, 40, 2.75))
-    assert "◆ eval 2.750 (best 2.500 at step 20)" in plain(board.figures())
+    assert "◆ eval 2.750 (best 2.500 at step 20)" in figures(board)
 
     board.take(Eval(60, 60, 2.25))
-    assert "◆ eval 2.250 (best now)" in plain(board.figures())
+    assert "◆ eval 2.250 (best now)" in figures(board)
 
 
 def test_figures_name_rate_norm_and_speed() -> None:
     board = board_of(replace(STEP, lr=1.7e-4, grad_norm=0.714, tokens=2_600_000, samples=5184))
     board.tokens_per_s = 1900.0
 
-    said = plain(board.figures())
-
-    assert said == [
+    assert figures(board)[:7] == [
         "training",
         "loss 1.842",
         "lr 1.7e-04",
@@ -141,43 +155,27 @@ def test_time_left_is_told_to_the_second_below_an_hour(seconds: float, text: str
     assert time_left_text(seconds) == text
 
 
-def test_the_hubs_estimate_goes_before_the_one_by_the_runs_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [100.0]
-    monkeypatch.setattr("cocktail_cli.ui.board.time.monotonic", lambda: clock[0])
-    board = board_of(STEP)
-    assert "ETA 34 s" in board.title(79).text
-
-    board.look(status(("a", 0, 0, 0)) | {"eta_s": 95})
-    clock[0] += 10.0
-    assert "ETA 1 min 25 s" in board.title(79).text
-
-
 def test_the_board_knows_what_it_waits_for() -> None:
     board = Board()
     board.take(Progressed("fetching the base model", 50, 200, "bytes", 10.0, 15.0))
 
-    [line] = [line for line in plain(board.screen(100, 24)) if "━" in line]
-    assert line.startswith("fetching the base model  ━━━━━━━━━━─")
+    [line] = drawn(board, 100)
+    assert line.startswith("fetching the base model ━━━━━━━━━━ ")
     assert line.endswith(" 50 B of 200 B, 10 B/s, 15 s left")
 
 
-def status(*peers: tuple[str, int, int, int]) -> dict[str, object]:
-    """Build a hub's answer from (name, tokens, bytes up, bytes down)."""
-    shown = [
-        {
-            "name": name,
-            "gpu": "RTX 3090",
-            "state": "training",
-            "share": 0.5,
-            "tokens": tokens,
-            "up_bytes": up,
-            "down_bytes": down,
-            "rtt_ms": 31.0,
-            "last_seen_s": 1.0,
-        }
-        for name, tokens, up, down in peers
-    ]
-    return {"peers": shown, "tokens": 1000, "eval_loss": 1.9, "eval_losses": [[20, 1.9]]}
+def peer(name: str, state: str = "training", **changes: Any) -> dict[str, Any]:
+    figures = {"gpu": "CPU", "share": 0.5, "rtt_ms": None, "last_seen_s": 0.0, "tokens": 1000}
+    return {"name": name, "state": state, **figures, "up_bytes": 1000, "down_bytes": 1000, **changes}
+
+
+def status(*peers: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {"state": "running", "step": 25, "max_steps": 100, "peers": list(peers), **changes}
+
+
+def row(board: Board, name: str) -> list[str]:
+    (line,) = [line for line in drawn(board, 120) if line.split()[:1] == [name] and ":" not in line]
+    return line.split()
 
 
 def test_what_peers_do_a_second_is_measured_between_two_looks_at_the_hub(
@@ -186,50 +184,55 @@ def test_what_peers_do_a_second_is_measured_between_two_looks_at_the_hub(
     clock = [100.0]
     monkeypatch.setattr("cocktail_cli.ui.board.time.monotonic", lambda: clock[0])
     board = Board(me="attic")
-    board.look(status(("attic", 0, 0, 0), ("dana", 0, 0, 0)))
+    board.look(status(*(peer(name, tokens=0, up_bytes=0, down_bytes=0) for name in ("attic", "dana"))))
     clock[0] += 10.0
-    board.look(status(("attic", 14_000, 340_000, 10), ("dana", 22_000, 340_000, 10)))
+    moved = {"gpu": "RTX 3090", "rtt_ms": 31.0, "last_seen_s": 1.0, "up_bytes": 340_000, "down_bytes": 10}
+    board.look(status(peer("attic", tokens=14_000, **moved), peer("dana", tokens=22_000, **moved)))
 
-    header, attic, dana = plain(board.table(100, 10))
+    header, attic, dana = drawn(Group(*board.table(100, 10)), 100)
     assert header.split() == ["PEER", "GPU", "STATE", "TOK/S", "UP/S", "DOWN/S", "RTT", "SHARE", "LAST"]
     assert " ".join(attic.split()) == "attic < RTX 3090 training 1.4k 34.0k 1 31 ms 50% 1 s"
     assert dana.split()[:4] == ["dana", "RTX", "3090", "training"]
-    assert board.evals == {20: 1.9}
-    assert "3.6k tok/s" in plain(board.figures())
+    assert "3.6k tok/s" in figures(board)
     clock[0] += 3.0
-    board.look(status(("dana", 5, 40, 10)))  # it has joined again: its sums begin at zero
+    board.look(
+        status(peer("dana", tokens=5, up_bytes=40, down_bytes=10))
+    )  # it has joined again: its sums begin at zero
     assert list(board.peers) == ["dana"]
     assert board.peers["dana"].rates() is None
 
 
 def test_a_joiner_sees_the_curve_of_before_it_came() -> None:
     board = board_of(replace(STEP, step=12, loss=1.8))
-    board.look(status() | {"losses": [[1, 4.0], [6, 3.0], [12, 2.0]]})
+    board.look(status(losses=[[1, 4.0], [6, 3.0], [12, 2.0]], eval_losses=[[20, 1.9]]))
 
     assert board.losses == [[1, 4.0], [6, 3.0], (12, 1.8)]
+    assert board.evals == {20: 1.9}
 
 
 def test_a_step_is_compute_and_wait_and_the_rest_and_bytes_are_saved() -> None:
     down, fetched = {"a": 514_000, "b": 14_000, "joiner": 9}, {"a": 500_000, "joiner": 9}
     board = board_of(replace(STEP, down_bytes=down, fetched_bytes=fetched))
 
-    assert board.times() == [
+    assert figures(board)[2:] == [
         "step 0.5 s = compute 0.2 + wait 0.1 + sync 0.2",
         "50.0 kB exchanged, 6.8 MB saved, 138x below FP16",
     ]
 
 
 def test_a_step_is_no_shorter_than_what_it_consists_of() -> None:
-    assert board_of(replace(STEP, step_s=0.25)).times()[0] == "step 0.3 s = compute 0.2 + wait 0.1 + sync 0.0"
+    assert (
+        figures(board_of(replace(STEP, step_s=0.25)))[2] == "step 0.3 s = compute 0.2 + wait 0.1 + sync 0.0"
+    )
 
 
 def test_in_a_slim_terminal_names_are_whole_and_nothing_is_cut_off() -> None:
     board = board_of(STEP)
     board.peers = {"local-1": board.peers["a"]}
 
-    lines = plain(board.screen(39, 24))
+    lines = drawn(board, 39, 24)
 
-    assert lines[0] == "step 12/80 · 15 % · ETA 34 s"
+    assert lines[0] == "step 12/80 · 15 % · amber-otter-42 ·… ─"
     assert lines[2:6] == [
         "step 0.5 s = compute 0.2 + wait 0.1 +",
         "sync 0.2",
@@ -237,14 +240,118 @@ def test_in_a_slim_terminal_names_are_whole_and_nothing_is_cut_off() -> None:
         "below FP16",
     ]
     assert any(line.split()[:2] == ["local-1", "training"] for line in lines)
-    assert board.one_line(39).text == "step 12/80 loss 1.842 · ETA 34 s"
-
-
-def test_a_sparkline_falls_where_the_loss_does() -> None:
-    assert sparkline([3.0, 2.0, 1.0]) == "█▄▁"
-    assert sparkline([]) == ""
-    assert len(sparkline([float(n) for n in range(100)])) == 24
 
 
 def test_bytes_are_told_in_decimal_units() -> None:
     assert [megabytes(n) for n in (812, 34_100, 2_100_000_000)] == ["812 B", "34.1 kB", "2.1 GB"]
+
+
+def test_rates_are_never_negative_after_a_restart_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    board = board_of()
+    for tokens, moved in ((9000, 900_000), (10_000, 1_000_000), (100, 10_000), (200, 20_000)):
+        board.look(status(peer("attic", tokens=tokens, up_bytes=moved, down_bytes=moved)))
+        now[0] += 10.0
+        assert "-" not in "".join(cell for cell in row(board, "attic")[1:] if re.search(r"\d", cell))
+
+    assert row(board, "attic")[3:6] == ["10", "1.0k", "1.0k"]
+
+
+def test_the_time_left_is_the_hubs_estimate_less_what_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    alone = Step(25, 100, 25, 2.0, 2, step_s=40.0, eta_s=3000.0)  # a slow machine, whose leases span rounds
+    board = board_of(JOINED, alone)
+    board.look(status(peer("vm"), eta_s=540))
+    board.take(alone)
+    now[0] += 10.0
+
+    assert "ETA 8 min 50 s" in drawn(board, 120)[0]
+
+
+def test_somebody_who_decides_is_no_peer_and_is_never_late() -> None:
+    board = board_of(PeerDeciding("vm", "CPU, 2 cores"))
+    board.take(Step(1, 100, 1, 2.0, 1, accepted=["a"], up_bytes={"a": 9, "vm": 9}, ratio_up={"a": 2.0}))
+
+    assert "deciding" in row(board, "vm")
+    board.take(PeerDeclined("vm"))
+    assert not any(line.startswith("vm") for line in drawn(board, 120))
+
+
+def test_a_peer_that_joins_is_not_called_late() -> None:
+    board = board_of(PeerJoined("vm", "CPU"))
+    board.take(Step(1, 100, 1, 2.0, 1, accepted=["a"], up_bytes={"a": 9, "vm": 9}, ratio_up={"a": 2.0}))
+
+    assert "syncing" in row(board, "vm")
+
+
+def test_the_last_frame_of_a_run_shows_its_peers_done_and_those_that_went_before_as_they_went() -> None:
+    board = board_of(PeerJoined("a"), PeerJoined("b"), PeerJoined("c"))
+    board.take(PeerLeft("b", "connection lost", how="lost"))
+    board.take(PeerLeft("c", "left: Ctrl-C", how="left"))
+    board.take(RunFinished("amber-otter-42", "outputs/smoke", 100, None, "all steps are done"))
+
+    assert {name: row(board, name)[1] for name in "abc"} == {"a": "done", "b": "lost", "c": "left"}
+
+
+def test_a_run_that_waits_says_so_and_gives_no_time_left() -> None:
+    board = board_of(PeerJoined("a"), Step(3, 100, 3, 2.0, 1))
+    board.look(status(peer("a"), eta_s=90))
+    assert "ETA 1 min" in drawn(board, 120)[0]
+    board.look(status(peer("a", "lost")) | {"state": "waiting", "eta_s": None})
+
+    assert "ETA" not in drawn(board, 120)[0]
+    assert drawn(board, 120)[1].startswith("waiting for peers")
+    board.take(Step(4, 100, 4, 2.0, 1))
+    assert drawn(board, 120)[1].startswith("training")
+
+
+def test_a_hub_that_does_not_answer_is_no_training() -> None:
+    board = board_of(JOINED, PeerJoined("vm"))
+    board.take(Step(3, 100, 3, 2.0, 1, accepted=["vm"], ratio_up={"vm": 2.0}, up_bytes={"vm": 9}))
+    board.look(status(peer("vm"), eta_s=90))
+    board.miss()
+
+    assert "ETA" not in drawn(board, 120)[0]
+    assert drawn(board, 120)[1].startswith("waiting for the hub to answer")
+    assert "waiting" in row(board, "vm")
+
+
+def test_this_machine_is_not_lost_to_a_hub_that_was_started_again() -> None:
+    board = board_of(JOINED)
+    board.look(status(peer("vm", "lost"), peer("b", "lost")))
+
+    assert "waiting" in row(board, "vm")
+    assert "lost" in row(board, "b")
+
+
+def test_a_table_that_is_left_on_the_screen_names_no_keys() -> None:
+    board = board_of(PeerJoined("a"), Step(3, 100, 3, 2.0, 1))
+    assert any("Ctrl-C" in line for line in drawn(board, 120))
+    board.over = True
+
+    assert not any("Ctrl-C" in line for line in drawn(board, 120))
+
+
+def test_the_others_of_a_status_stay_on_the_board_below_the_peers() -> None:
+    board = board_of()
+    board.look(status(peer("z"), others=[peer("a", "left"), {"name": "b", "gpu": "", "state": "deciding"}]))
+
+    names = [line.split()[0] for line in drawn(board, 120) if line[:2] in ("z ", "a ", "b ")]
+    assert names == ["b", "z", "a"]
+
+
+def test_leaving_says_what_was_given_and_how_to_return() -> None:
+    left = Left("amber-otter-42", "vm", "left (Ctrl-C)", False, 40, 2_000_000, 3_000_000, 0.34, 720.0, True)
+    said = (
+        "left amber-otter-42 (Ctrl-C). You gave 40 steps, 34% of all that was trained, in 12 min "
+        "(sent 2.0 MB, received 3.0 MB). Thank you! The same command returns."
+    )
+
+    assert sentence(left) == said
+    over = Left("amber-otter-42", "vm", "all steps are done", True, 60, 1000, 2000, 0.52, 34.0)
+    assert sentence(over) == (
+        "amber-otter-42 is over: all steps are done. You gave 60 steps, 52% of all that was trained, in 34 s "
+        "(sent 1.0 kB, received 2.0 kB). Thank you!"
+    )

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from cocktail_cli.ui import Display, LiveView, RunStarted, View, Warning, step_line
+from cocktail_cli.ui import Display, RunStarted, View, Warning, step_line
 from cocktail_cli.ui.display import JsonView, PlainView, QuietView
 from cocktail_cli.ui.events import Eval, Joined, Left, PeerJoined, PeerLeft, RunFinished, Step
+from cocktail_cli.ui.live_view import LiveView
 
 URL = "cocktail://" + "k" * 43 + "." + "t" * 24 + "@203.0.113.7:29400/amber-otter-42"
 STARTED = RunStarted("amber-otter-42", URL, "smoke", "9f2c41ab" * 8, 860_160, 80, "outputs/smoke")
@@ -185,7 +186,7 @@ def test_nothing_is_left_of_the_table_when_its_terminal_is_made_narrower(termina
 
     shown = "\n".join(terminal.rows[top:])
     assert "DOWN/S" not in shown
-    assert shown.count("── amber-otter-42") == 1
+    assert shown.count("· amber-otter-42") == 1
     assert shown.count("Ctrl-C") == 1
     view.close()
 
@@ -199,7 +200,7 @@ def test_what_others_write_goes_above_the_table(terminal: Terminal) -> None:
     view.close()
 
     rows = [row for row in terminal.rows if row]
-    assert rows.index("a library has something to say") < rows.index(next(r for r in rows if "── amber" in r))
+    assert rows.index("a library has something to say") < rows.index(next(r for r in rows if "· amber" in r))
     assert sys.stderr is before
 
 
@@ -213,10 +214,10 @@ def test_what_a_volunteer_gave_is_said_below_the_table_and_the_table_comes_again
 
     rows = [row for row in terminal.rows if row]
     assert rows[-1].startswith("left amber-otter-42 (Ctrl-C). You gave 12 steps")
-    assert sum(row.startswith("── amber") for row in rows) == 1
+    assert sum("· amber-otter-42 · smoke ──" in row for row in rows) == 1
     assert not any("Ctrl-C: leave" in row for row in rows)
     view.show(joined)
-    assert sum(row.startswith("── amber") for row in terminal.rows) == 2
+    assert sum("· amber-otter-42 · smoke ──" in row for row in terminal.rows) == 2
     view.close()
 
 

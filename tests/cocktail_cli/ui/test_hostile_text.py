@@ -27,8 +27,9 @@ import recipes
 import transport
 from cocktail_cli.errors import Failure, Problem, explain
 from cocktail_cli.host import log_to, run_folder
-from cocktail_cli.ui import LiveView, View, events, guarded_output, say
+from cocktail_cli.ui import View, events, guarded_output, say
 from cocktail_cli.ui.display import JsonView, PlainView, QuietView
+from cocktail_cli.ui.live_view import LiveView
 from cocktail_cli.ui.output import GuardedStream
 
 LIES = ("error: ", "hint: ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ import pytest
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import run_folder
-from cocktail_cli.ui import Line, Metrics, RunStarted, Tracker, read_written, trackers_of
+from cocktail_cli.ui import Metrics, RunStarted, Tracker, read_written, trackers_of
 from cocktail_cli.ui.events import Eval, PeerJoined, PeerLeft, PeerReady, Step
 from cocktail_cli.ui.metrics_lines import Written, line
-from cocktail_cli.ui.trackers import FaultTolerantTracker, Hosted, Tensorboard, metric_names
+from cocktail_cli.ui.trackers import metric_names
 from recipes.config import load_recipe
 from transport import Ledger
 from transport.ledger import Counted, RoundRow
@@ -152,27 +153,28 @@ def test_trackers_get_numbers_under_names_that_group_curves() -> None:
     assert metric_names(joined) == {}
 
 
-def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", ["init", "log"])
+def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Broken:
-        def start(self, event: RunStarted) -> None:
-            raise OSError("no\nnetwork")
+        def __getattr__(self, name: str) -> Callable[..., Broken]:
+            assert name != "finish", "it is let go"
+            return lambda *_, **__: refused() if name == at else self
 
-        def log(self, found: Line) -> None:
-            raise AssertionError("it is let go")
+    def refused() -> Broken:
+        raise OSError("no\nnetwork")
 
-        def close(self) -> None:
-            raise AssertionError("it is let go")
-
+    monkeypatch.setattr("cocktail_cli.ui.trackers.import_module", lambda name: Broken())
     said: list[str] = []
-    recorder = run_folder.Recorder(
-        tmp_path, pytest.fail, trackers=[FaultTolerantTracker("wandb", Broken(), said.append)]
-    )
-    for event in (STARTED, STEP):
+    tracker = Tracker("wandb", load_recipe("smoke"), tmp_path, said.append)
+    recorder = run_folder.Recorder(tmp_path, pytest.fail, trackers=[tracker])
+    for event in (STARTED, STEP, STEP):
         recorder.show(event)
     recorder.close()
 
     assert said == ["wandb does not take the run's numbers (no network): metrics.jsonl has them"]
-    assert len(written(tmp_path)) == 1
+    assert len(written(tmp_path)) == 2
 
 
 def test_a_tracker_that_is_not_installed_is_told_before_anything_is_done(
@@ -199,7 +201,7 @@ def told(tracker: Tracker) -> None:
 def test_tensorboard_reads_what_it_was_given(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    tracker = Tensorboard(load_recipe("smoke"), tmp_path)
+    tracker = Tracker("tensorboard", load_recipe("smoke"), tmp_path, pytest.fail)
     told(tracker)
     tracker.close()
 
@@ -211,7 +213,7 @@ def test_tensorboard_reads_what_it_was_given(tmp_path: Path) -> None:
 def test_wandb_takes_a_run_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     recipe = load_recipe("smoke", ["logging.project=mine"])
-    tracker = Hosted("wandb", recipe, tmp_path)
+    tracker = Tracker("wandb", recipe, tmp_path, pytest.fail)
     told(tracker)
 
     assert (tracker.run.project, tracker.run.name, tracker.run.id) == ("mine", STARTED.run, STARTED.run)
@@ -224,7 +226,7 @@ def test_wandb_takes_a_run_without_a_network(tmp_path: Path, monkeypatch: pytest
 
 def test_trackio_takes_a_run_on_this_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when trackio is imported
-    tracker = Hosted("trackio", load_recipe("smoke", ["logging.project=mine"]), tmp_path)
+    tracker = Tracker("trackio", load_recipe("smoke", ["logging.project=mine"]), tmp_path, pytest.fail)
     told(tracker)
     tracker.close()
 

@@ -19,9 +19,9 @@ from transport import PeerLink
 from transport.peer import PeerIdentity
 from transport.protocol import CurveKeys, as_z85, to_bytes
 from transport.relay import HubTunnel, Relay
-from transport.tunnel import SocketStream, Stream, accept_websocket, splice
+from transport.tunnel import SocketStream, Stream, accept_websocket, client_context, splice
 from transport.tunnel.streams import CHUNK, dial
-from transport.tunnel.websocket_stream import client_context, open_websocket
+from transport.tunnel.websocket_stream import open_websocket
 
 SHUT = 1
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tls_only import CERTIFICATE, MemoryStream, memory_pair, server_context
 from websockets.frames import Frame, Opcode
 
-from transport.tunnel import accept_websocket, websocket_stream
+from transport.tunnel import accept_websocket, client_context, websocket_stream
 from transport.tunnel.streams import CHUNK
-from transport.tunnel.websocket_stream import TlsStream, WebSocketStream, client_context, open_websocket
+from transport.tunnel.websocket_stream import TlsStream, WebSocketStream, open_websocket
 
 UPGRADE = (
     b"GET / HTTP/1.1\r\nHost: relay\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

@@ -46,14 +46,8 @@ SHELLS = {
     "wire": "connection_guard rate_limit tcp_probe zeromq_sockets",
 }
 
-STAGES = (
-    "pipeline",
-    "staged_peer",
-    "stages",
-    "stage_machines",
-    "rings",
-    "lending",
-)  # packages of pipeline stages
+# packages of pipeline stages
+STAGES = ("pipeline", "staged_peer", "stages", "stage_machines", "rings", "lending")
 MODULES_IN_A_PACKAGE = 14
 PARAMETERS = 6
 # Functions that may take more parameters: a command has one for each of its options, a kernel one for each

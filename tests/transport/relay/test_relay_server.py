@@ -337,9 +337,8 @@ def test_each_address_behind_a_relay_has_limits_of_its_own_at_the_hub(
     there = relayed()
     (peer,) = peers_of(there.url, "ann")
     peer.link.connect(PATIENCE_S)
-    until(
-        lambda: any(isinstance(event, PeerJoined) for event in there.running.events)
-    )  # told after the welcome
+    # told after the welcome
+    until(lambda: any(isinstance(event, PeerJoined) for event in there.running.events))
     joined = next(event for event in there.running.events if isinstance(event, PeerJoined))
     peer.link.leave("done")
 

@@ -7,15 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-from transport.protocol import (
-    LinkLost,
-    RefusedByHub,
-    RunURL,
-    Unreachable,
-    decode_to_peer,
-    encode,
-    messages,
-)
+from transport.protocol import LinkLost, RefusedByHub, RunURL, Unreachable, decode_to_peer, encode, messages
 from transport.wire import Connected, DealerWire, Disconnected
 
 from .hub_status import AdminDone, PeersPage, answer_of, status_of

@@ -13,15 +13,7 @@ from typing import Any
 
 import msgspec
 
-from transport.protocol import (
-    LinkLost,
-    ProtocolError,
-    RunURL,
-    Unreachable,
-    decode_to_peer,
-    encode,
-    messages,
-)
+from transport.protocol import LinkLost, ProtocolError, RunURL, Unreachable, decode_to_peer, encode, messages
 from transport.wire import DealerWire, Disconnected, Received
 
 from .admin_client import answer_on

@@ -78,12 +78,8 @@ app.command("generate", rich_help_panel=RESULTS)(generate.generate)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=TOOLS)
 
 
-SHOWING = (
-    "launch",
-    "resume",
-    "join",
-    "standby",
-)  # commands that declare these options themselves; others leave them to `main`
+# commands that declare these options themselves; others leave them to `main`
+SHOWING = ("launch", "resume", "join", "standby")
 OUTPUT_CLOSED = 141  # exit status where a pipe's reader is gone, as of programs that SIGPIPE ends
 EVERYWHERE = ("--no-color", "-v", "-vv", "--verbose")
 

@@ -46,14 +46,8 @@ SHELLS = {
     "wire": "connection_guard rate_limit tcp_probe zeromq_sockets",
 }
 
-STAGES = (
-    "pipeline",
-    "staged_peer",
-    "stages",
-    "stage_machines",
-    "rings",
-    "lending",
-)  # packages of pipeline stages
+# packages of pipeline stages
+STAGES = ("pipeline", "staged_peer", "stages", "stage_machines", "rings", "lending")
 # Files of tests that import modules past the front of a package that is not their own. The list only shrinks.
 TESTS_PAST_A_FRONT = {
     "cocktail_cli/aggregation/test_durable_aggregator.py": "cocktail_cli.host.contribution_probe",

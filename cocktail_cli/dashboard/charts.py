@@ -27,9 +27,8 @@ ROWS = 24  # peers with a row; the others are counted
 LEFT_OUT = "late or refused"
 
 Point = tuple[float, float]
-Look = Literal[
-    "a", "b", "c", "d"
-]  # CSS class: "a" solid, "b" dashed with marks, "c" dotted, "d" dash and dot
+# CSS class: "a" solid, "b" dashed with marks, "c" dotted, "d" dash and dot
+Look = Literal["a", "b", "c", "d"]
 LOOKS: tuple[Look, ...] = get_args(Look)
 IN_A_ROW = 2  # names of a legend
 CHARACTER = 9.0  # pixels of a label's character, on a phone

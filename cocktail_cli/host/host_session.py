@@ -56,12 +56,8 @@ TICK = 0.2  # seconds between two looks at local peers and signals
 PATIENCE = 3  # rounds in a row whose loss is above loss_watchdog_threshold
 HUB_ENDS_WITHIN = 15.0  # seconds for the hub to finish downloads under way, and close
 STOPS_WITHIN = 24.0  # seconds from the first signal until hub and local peers are gone
-FAILURES = {
-    0: "no_result",
-    6: "rejected",
-    7: "no_result",
-    8: "out_of_memory",
-}  # exit code of a run -> code of the failure
+# exit code of a run -> code of the failure
+FAILURES = {0: "no_result", 6: "rejected", 7: "no_result", 8: "out_of_memory"}
 
 
 @dataclass(frozen=True)

@@ -80,9 +80,8 @@ class RunDelegate:
         machine = Machine(wants.vram or 0 if wants else 0, gpu=wants is not None)
         try:
             return plan_memory(recipe, self.base.folder, 1 if asked == "auto" else asked, machine)
-        except (
-            Exception
-        ):  # code of the model may raise anything on tensors without data, and train all the same
+        # code of the model may raise anything on tensors without data, and train all the same
+        except Exception:
             log.debug("no estimate for joiners", exc_info=True)
             return None
 

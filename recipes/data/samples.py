@@ -153,10 +153,8 @@ def unpack_samples(data: bytes, vocabulary: int | None = None, longest: int | No
             raise ForeignSamples("the first token of a document cannot be trained: nothing predicts it")
     trained[firsts] = False
     starts = np.cumsum(counts) - counts if flags & DOCUMENTS else np.arange(count)
-    owns, cuts = (
-        np.split(lengths, starts[1:]),
-        firsts[starts[1:]],
-    )  # lengths, then first token, of each sample
+    # lengths, then first token, of each sample
+    owns, cuts = np.split(lengths, starts[1:]), firsts[starts[1:]]
     most = int(np.diff(np.append(cuts, total), prepend=0).max())
     if longest is not None and most > longest:
         raise ForeignSamples(f"a sample of {most:,} tokens, this run has at most {longest:,}")

@@ -149,9 +149,8 @@ class DataSurvey:
     """Estimates of the data from their first rows."""
 
     rows: int | None  # None: their number is unknown
-    lengths: tuple[
-        int, ...
-    ]  # tokens of each of the first rows, before truncation; of pairs, the longer one's
+    # tokens of each of the first rows, before truncation; of pairs, the longer one's
+    lengths: tuple[int, ...]
     kinds: tuple[str, ...] = ()  # type of the rows of each data set
 
     def tokens(self, recipe: Recipe) -> float:

@@ -99,9 +99,8 @@ def restore(peer: Peer, path: Path) -> None:
         stay, _ = header_of(file)
         check(peer, file)
         global_model = peer.worker.global_model
-        global_model.vector.copy_(
-            file.get_tensor(GLOBAL_MODEL)
-        )  # first: x_i may be kept as what it is more than that
+        # first: x_i may be kept as what it is more than that
+        global_model.vector.copy_(file.get_tensor(GLOBAL_MODEL))
         peer.trainer.load(own(file))
         global_model.round, global_model.fingerprint = stay.round, stay.fingerprint
 

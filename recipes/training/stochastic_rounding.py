@@ -60,9 +60,8 @@ class RoundedLocalModel:
         self.residual = torch.zeros_like(self.copy)  # d_i   (P,) bfloat16
         self.noise = torch.Generator(self.copy.device).manual_seed(seed)
         empty = torch.zeros((), device=self.copy.device)
-        self._nothing = [
-            empty.expand(shape) for shape in self.layout.shapes
-        ]  # of a shape, and without memory
+        # of a shape, and without memory
+        self._nothing = [empty.expand(shape) for shape in self.layout.shapes]
         self.masters: list[Tensor] = [nn.Parameter(nothing) for nothing in self._nothing]
 
     def bring_global_model(self) -> None:

@@ -86,9 +86,8 @@ class SingleDeviceTrainer:
             apart = None if recipe.compression.state_device == "accelerator" else torch.device("cpu")
             self.flat = RoundedLocalModel(model, seed, device, apart)
         self.optimizer = build_optimizer(self.flat.masters, recipe.training, embeddings_of(model))
-        self.half = autocast_dtype(
-            recipe.training, model, half_precision(self.device)
-        )  # None: as the weights are
+        # None: as the weights are
+        self.half = autocast_dtype(recipe.training, model, half_precision(self.device))
         self.scale = LossScale(2.0**16) if self.half == torch.float16 else LossScale()
         self.noise = GradientNoise(positions_of(self.layout), recipe.training.adam_beta2, self.device)
         self.linear = recipe.training.optim in LINEAR

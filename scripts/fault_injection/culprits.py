@@ -61,13 +61,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 GROUP = "cocktail-culprit"
 SEEN_CGROUPS = Path("/run/cgroup")  # as members see them: `ip netns exec` hides /sys
 CODE = ("libtorch_cpu.so", "libtorch_python.so")
-SPARES = (
-    4 << 20,
-    3 << 20,
-    2 << 20,
-    1 << 20,
-    1 << 19,
-)  # bytes for the pages of files; 10 MiB slow nothing down
+# bytes for the pages of files; 10 MiB slow nothing down
+SPARES = (4 << 20, 3 << 20, 2 << 20, 1 << 20, 1 << 19)
 LOOK, STALLED = 1.0, 0.3  # seconds, and what share of them a task stands still
 COCKTAIL = [sys.executable, "-m", "cocktail_cli"]
 GUEST = [sys.executable, "-m", "scripts.fault_injection.guest", "--jump", "1", "--"]

@@ -441,9 +441,8 @@ class Chaos:
         if any(is_rolled_back(one) and one["came"] >= record.began for one in warnings):
             swarm.lost.setdefault(first, record.ended)
         lost = [round for round, at in swarm.lost.items() if record.began <= at <= record.ended]
-        with Ledger(
-            swarm.out / "ledger", write=False
-        ) as ledger:  # when it was told is later on a busy machine
+        # when it was told is later on a busy machine
+        with Ledger(swarm.out / "ledger", write=False) as ledger:
             gap = next((row.committed - at for row in ledger.rounds(first)), None)
         record.gap_s, record.lost = None if gap is None else round(gap, 2), len(lost)
         record.said += f" took over before round {first}, {len(lost)} lost, gap {gap or 0:.1f} s"

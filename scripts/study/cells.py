@@ -51,9 +51,8 @@ def read(path: Path, size: Size) -> dict[Cell, Outcome]:
     found = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         one = json.loads(line)
-        if (
-            one["size"] == size.name and one["setting"].keys() <= NAMES
-        ):  # older lines have settings that are gone
+        # older lines have settings that are gone
+        if one["size"] == size.name and one["setting"].keys() <= NAMES:
             cell = Cell(Setting(**one["setting"]), one["rate"], one["seed"])
             listed = {name: tuple(value) for name, value in one["outcome"].items() if isinstance(value, list)}
             found[cell] = Outcome(**one["outcome"] | listed)

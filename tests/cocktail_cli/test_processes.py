@@ -173,12 +173,8 @@ def test_through_a_relay_one_peer_is_killed_one_leaves_and_the_rest_die_with_the
     relay = forked.start(tmp_path / "relay", "relay", "--bind", "127.0.0.1", "--port", "0", *tls, "--json")
     port = int(next(relay.follow())["address"].rpartition(":")[2])
     with closing(Firewall(port)) as firewall:
-        reach = [
-            "--relay",
-            f"127.0.0.1:{firewall.port}",
-            "--advertise",
-            "127.0.0.1:1",
-        ]  # nobody listens there
+        # nobody listens there
+        reach = ["--relay", f"127.0.0.1:{firewall.port}", "--advertise", "127.0.0.1:1"]
         peers_come_and_go(forked, tmp_path, [*LAUNCH, *reach, "max_steps=5000", "--peers", "1"])
     relay.send(signal.SIGTERM)
 

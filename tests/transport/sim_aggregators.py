@@ -135,9 +135,8 @@ class ShardedSim(SimSwarm):
         waits = {"step_timeout": 20.0, "start_timeout": 300.0, "peer_timeout": 90.0}
         owned = {"owners": "peers", "shards": SHARDS}
         super().__init__(staleness, toy_settings(samples=13, global_batch=4, **waits, **owned))
-        self.passed: dict[
-            tuple[str, str], str
-        ] = {}  # (aggregator's session, peer) -> digest of what is here for it
+        # (aggregator's session, peer) -> digest of what is here for it
+        self.passed: dict[tuple[str, str], str] = {}
         self.asked: do.Commit | None = None  # the aggregators are
         self.lost: set[str] = set()
         self.attempt = self.handoffs = 0

@@ -127,11 +127,7 @@ class ShardedWork(ToyWork):
         self.half.inherit(peer, packet, share)
 
     def joined(
-        self,
-        round: int,
-        hubs: Sequence[int],
-        own: bytes,
-        parts: Sequence[tuple[str, Sequence[int], bytes]],
+        self, round: int, hubs: Sequence[int], own: bytes, parts: Sequence[tuple[str, Sequence[int], bytes]]
     ) -> bytes:
         moved, entries = list[int](), []
         for aggregator, shards, packet in [("", hubs, own), *parts] if hubs else parts:

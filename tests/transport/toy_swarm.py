@@ -100,11 +100,7 @@ class ToyWork:
         return False
 
     def joined(
-        self,
-        round: int,
-        hubs: Sequence[int],
-        own: bytes,
-        parts: Sequence[tuple[str, Sequence[int], bytes]],
+        self, round: int, hubs: Sequence[int], own: bytes, parts: Sequence[tuple[str, Sequence[int], bytes]]
     ) -> bytes:
         assert not parts, "no peer owns anything in this toy: toy_aggregators.py has one where they do"
         return own

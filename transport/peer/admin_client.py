@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
-from transport.protocol import (
-    LinkLost,
-    RefusedByHub,
-    RunURL,
-    Unreachable,
-    decode_to_peer,
-    encode,
-    messages,
-)
-from transport.wire import Connected, DealerWire, Disconnected, Received
+from transport.protocol import LinkLost, RefusedByHub, RunURL, Unreachable, decode_to_peer, encode, messages
+from transport.wire import Connected, DealerWire, Disconnected
 
 from .hub_status import AdminDone, PeersPage, answer_of, status_of
 
@@ -62,22 +55,27 @@ def peer_pages(url: RunURL, secret: str) -> Iterator[dict[str, Any]]:
 
 def ask(url: RunURL, question: messages.Message, timeout: float) -> messages.Message:
     """Send one message on a connection of its own and return the answer."""
-    wire, until = DealerWire(url.routes, url.key), time.monotonic() + timeout
-    try:
-        wire.dial(0)
-        while (left := until - time.monotonic()) > 0:
-            for event in wire.poll(left):
-                if isinstance(event, Connected):
-                    wire.send(0, [encode(question)])
-                elif isinstance(event, Disconnected):
-                    raise event.error or LinkLost("the hub hung up without an answer")
-                elif isinstance(event, Received):
-                    answer = decode_to_peer(event.frames[0])
-                    if isinstance(answer, messages.Refused):
-                        raise RefusedByHub(answer.code, answer.reason)
-                    return answer
-        raise Unreachable(
-            url.host, url.port, "tcp", f"no answer from {url.host}:{url.port} within {timeout:.0f} s"
-        )
-    finally:
-        wire.close()
+    with closing(DealerWire(url.routes, url.key)) as wire:
+        answer = answer_on(wire, question, timeout)
+    if answer is None:
+        why = f"no answer from {url.host}:{url.port} within {timeout:.0f} s"
+        raise Unreachable(url.host, url.port, "tcp", why)
+    if isinstance(answer, messages.Refused):
+        raise RefusedByHub(answer.code, answer.reason)
+    return answer
+
+
+def answer_on(wire: DealerWire, question: messages.Message, timeout: float) -> messages.Message | None:
+    """Connect, send one message and return the answer; None where none comes in time. Raises Unreachable,
+    LinkLost, ProtocolError."""
+    until = time.monotonic() + timeout
+    wire.dial(0)
+    while (left := until - time.monotonic()) > 0:
+        for event in wire.poll(left):
+            if isinstance(event, Connected):
+                wire.send(0, [encode(question)])
+            elif isinstance(event, Disconnected):
+                raise event.error or LinkLost("the hub hung up without an answer")
+            else:
+                return decode_to_peer(event.frames[0])
+    return None

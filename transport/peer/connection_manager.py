@@ -94,7 +94,7 @@ class ConnectionManager:
         self.bytes_up = self.bytes_down = 0  # on the wire, ZMTP and CURVE framing included
         self._up_bucket, self._down_bucket = rate_limits.up, rate_limits.down
         self._wire, self._patience = wire, limits.patience
-        self._url = self._target = url  # the hub; where it is dialled now: there, or at its standby
+        self.url = self._target = url  # the hub, or the standby that took over; where it is dialled now
         self._flows = range(1, limits.flows + 1)
         self._up: set[int] = set()
         # what the hub sends of a packet just committed; None: all of it. Called in this thread.
@@ -128,11 +128,6 @@ class ConnectionManager:
     @property
     def alive(self) -> bool:
         return self._thread.is_alive()
-
-    @property
-    def url(self) -> RunURL:
-        """Return where the hub is: the run URL, or the place of the standby that has taken over."""
-        return self._url
 
     @property
     def way(self) -> str:
@@ -250,15 +245,15 @@ class ConnectionManager:
         sessions = self.state.sessions
         self._outbox.extend(self.state.receive(message, now))
         if isinstance(message, messages.Wait):
-            self._waits_there = self._target is not self._url
+            self._waits_there = self._target is not self.url
         if self.state.link is SessionState.OFFLINE:  # it was a hub of an older term, or a standby
             elsewhere = self._look_elsewhere()
             self._hang_up(CONTROL, now + (FIRST_RETRY if elsewhere else LAST_RETRY))
             return
         if isinstance(message, messages.Welcome):
             self._give_up_at = None
-            if self._target is not self._url:  # the standby has taken over: it is the hub now
-                self._url, self.state.standby = self._target, None
+            if self._target is not self.url:  # the standby has taken over: it is the hub now
+                self.url, self.state.standby = self._target, None
                 self._waits_there, self._stays_until = False, 0.0
             if self.state.sessions != sessions:
                 self._new_session(now)
@@ -333,9 +328,9 @@ class ConnectionManager:
     def _look_elsewhere(self) -> bool:
         """Dial the standby next, if the hub was dialled; the hub, if it was not. False: there is no other."""
         self._waits_there, self._stays_until = False, 0.0
-        standby, target = self.state.standby, self._url
-        if self._target is self._url and standby is not None:
-            target = self._url.at(standby.place, standby.key)
+        standby, target = self.state.standby, self.url
+        if self._target is self.url and standby is not None:
+            target = self.url.at(standby.place, standby.key)
             self.state.vote()
         if target is self._target:
             return False
@@ -404,7 +399,7 @@ class ConnectionManager:
         if self.state.welcome is None and self._error is not None:
             return self._error
         why = f": {self.state.replaced or self._error}" if self.state.replaced or self._error else ""
-        return LinkLost(f"the hub at {self._url.address} has not answered for {self._patience:.0f} s{why}")
+        return LinkLost(f"the hub at {self.url.address} has not answered for {self._patience:.0f} s{why}")
 
     def _deadline(self) -> float:
         now = time.monotonic()

@@ -315,13 +315,13 @@ class PeerLink:
     def finish_spooled(self, download: Download, tick: Callable[[], None] = lambda: None) -> BinaryIO:
         """Wait for a download of `begin_spooled`, calling `tick` now and then; return its file, which is
         there until `forget`. Raises as `fetch`, NoRoom and OSError (a full disk); may be repeated."""
-        self._finished(download, tick)
+        self.complete(download, tick)
         assert isinstance(download.sink, ChunkSpool)
         return download.sink.finish()
 
     def finish(self, download: Download, tick: Callable[[], None] = lambda: None) -> bytes:
         """Wait for a download of `begin`, calling `tick` now and then. Raises as `fetch`; may be repeated."""
-        self._finished(download, tick)
+        self.complete(download, tick)
         assert isinstance(download.sink, ChunkBuffer)
         self.forget(download)
         return download.sink.finish()
@@ -336,7 +336,8 @@ class PeerLink:
         sink = ChunkFile(to, size, hashes, CHUNK)
         try:
             sink.verify(self.raise_if_leaving)
-            return self._begin(name, lambda: self._transfers.fill(name, sink), prefetched_will_do=False)
+            begin = partial(self._transfers.fetch_chunks, name, sink, sink.map.missing)
+            return self._begin(name, begin, prefetched_will_do=False)
         except BaseException:
             sink.close()
             raise
@@ -344,7 +345,7 @@ class PeerLink:
     def finish_file(self, download: Download, tick: Callable[[], None] = lambda: None) -> Path:
         """Wait for a download of `begin_file`, calling `tick` now and then. Raises as `fetch`, and OSError (a
         full disk); may be called again after SessionRenewed."""
-        self._finished(download, tick)
+        self.complete(download, tick)
         assert isinstance(download.sink, ChunkFile)
         self.forget(download)
         return download.sink.finish()
@@ -432,10 +433,6 @@ class PeerLink:
             download.todo.extend(i for i in chunks if i not in asked and i not in download.sink.map)
             self._connections.say()
 
-    def complete(self, download: Download, tick: Callable[[], None]) -> None:
-        """Wait until all chunks are here, from wherever; raises as `fetch`, but checks no hash."""
-        self._finished(download, tick)
-
     def report_failed(self, failed: messages.SourceFailed) -> None:
         """Tell the hub that a source has failed this peer."""
         with self._changed:
@@ -455,8 +452,8 @@ class PeerLink:
         if self.leave_requested.is_set():
             raise Leaving("asked to leave")
 
-    def _finished(self, download: Download, tick: Callable[[], None]) -> None:
-        """Wait until a download is done; raise if it cannot be."""
+    def complete(self, download: Download, tick: Callable[[], None]) -> None:
+        """Wait until all chunks are here, from wherever; raises as `fetch`, but checks no hash."""
         while not download.done:
             self._wait(f"the object {download.name}", lambda: download.done, 0.25, give_up=False)
             tick()

@@ -13,17 +13,10 @@ from typing import Any
 
 import msgspec
 
-from transport.protocol import (
-    LinkLost,
-    ProtocolError,
-    RunURL,
-    Unreachable,
-    decode_to_peer,
-    encode,
-    messages,
-)
-from transport.wire import Connected, DealerWire, Disconnected, Received
+from transport.protocol import LinkLost, ProtocolError, RunURL, Unreachable, decode_to_peer, encode, messages
+from transport.wire import DealerWire, Disconnected, Received
 
+from .admin_client import answer_on
 from .hub_status import status_of
 from .peer_link import PeerIdentity
 
@@ -81,18 +74,11 @@ class RunVisit:
             self._thread.join(2 * GOODBYE_S)
 
     def _ask(self) -> dict[str, Any]:
-        until = time.monotonic() + ANSWER_S
-        self._wire.dial(0)
-        while (left := until - time.monotonic()) > 0:
-            for event in self._wire.poll(min(left, 0.1)):
-                if isinstance(event, Connected):
-                    question = messages.AskStatus(messages.PROTOCOL, self.url.token, self.url.run, True)
-                    self._wire.send(0, [encode(question)])
-                elif isinstance(event, Disconnected):
-                    raise event.error or LinkLost("the hub hung up without an answer")
-                elif isinstance(event, Received):
-                    return status_of(decode_to_peer(event.frames[0]))
-        raise LinkLost(f"waited {ANSWER_S:.0f} s for the hub's answer")
+        question = messages.AskStatus(messages.PROTOCOL, self.url.token, self.url.run, True)
+        answer = answer_on(self._wire, question, ANSWER_S)
+        if answer is None:
+            raise LinkLost(f"waited {ANSWER_S:.0f} s for the hub's answer")
+        return status_of(answer)
 
     def _stay(self) -> None:
         """Answer the hub's pings until the visit ends."""

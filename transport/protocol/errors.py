@@ -16,10 +16,6 @@ class TransportError(Exception):
 class UrlError(TransportError):
     """The run URL cannot be used, or an address or a ring URL."""
 
-    def __init__(self, said: str, hint: str = "") -> None:
-        super().__init__(said)
-        self.hint = hint  # a remedy, where it is not to copy the URL again
-
 
 class AddressInUse(TransportError):
     """The address the hub should listen on cannot be had."""

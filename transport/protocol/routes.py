@@ -15,12 +15,8 @@ from .errors import UrlError
 
 RUN = "run"  # a relay's name for what a peer wants: <run name>.run
 NAME = re.compile(r"[0-9a-f]{32}")  # of a run, or of a machine, at relays
-PROXY_PORTS = {
-    "http": 80,
-    "https": 443,
-    "socks5": 1080,
-    "socks5h": 1080,
-}  # by scheme: where a URL names none; 1080 else
+# by scheme: where a URL names none; 1080 else
+PROXY_PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 
 
 def join_address(host: str, port: int | str) -> str:
@@ -84,9 +80,8 @@ class Proxies:
 
     https: Proxy | None = None  # takes TLS, and the rest where there is no other way
     every: Proxy | None = None  # takes everything: nothing is dialled without it
-    exempt: tuple[
-        str, ...
-    ] = ()  # "*", a name and all below it, an address, or a network; with ":port" or not
+    # "*", a name and all below it, an address, or a network; with ":port" or not
+    exempt: tuple[str, ...] = ()
 
     def of(self, host: str, port: int) -> tuple[Proxy | None, Proxy | None]:
         """Return the proxies for plain TCP and for TLS to this address."""

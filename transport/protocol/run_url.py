@@ -18,16 +18,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from .errors import UrlError
-from .routes import (
-    RUN,
-    Proxies,
-    Route,
-    join_address,
-    parse_address,
-    plain_routes,
-    relay_routes,
-    run_name,
-)
+from .routes import RUN, Proxies, Route, join_address, parse_address, plain_routes, relay_routes, run_name
 
 SCHEME = "cocktail://"
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")

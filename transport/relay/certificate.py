@@ -35,9 +35,8 @@ class Certificate:
         try:
             for path in (self._cert, self._key):
                 path.read_bytes()  # an error of this one has the file's name
-            self.context.load_cert_chain(
-                self._cert, self._key, password=""
-            )  # else it would ask at the terminal
+            # else it would ask at the terminal
+            self.context.load_cert_chain(self._cert, self._key, password="")
         except ssl.SSLError as error:
             why = error.reason or str(error)
             raise CertificateError(f"not a certificate (PEM) and its private key ({why})") from None

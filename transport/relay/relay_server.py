@@ -39,15 +39,7 @@ from transport.tunnel import (
     relay_socks,
     splice,
 )
-from transport.wire import (
-    RouterWire,
-    TokenBucket,
-    TokenBuckets,
-    key_of,
-    origin,
-    origin_of,
-    raise_file_limit,
-)
+from transport.wire import RouterWire, TokenBucket, TokenBuckets, key_of, origin, origin_of, raise_file_limit
 
 FETCH_S = 10.0  # for a hub to fetch a peer
 PING_S, LOST_S = 5.0, 15.0  # between a hub's pings; after such a silence its claim is over
@@ -106,11 +98,7 @@ class Relay:
     """
 
     def __init__(
-        self,
-        host: str,
-        port: int,
-        limits: RelayLimits = RelayLimits(),
-        tls: ssl.SSLContext | None = None,
+        self, host: str, port: int, limits: RelayLimits = RelayLimits(), tls: ssl.SSLContext | None = None
     ) -> None:
         self.limits, self._tls = limits, tls
         self.refused = 0  # connections closed at once by a limit

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from transport.protocol import ProtocolError, TooLong, TransportError, messages
 
-from .chunks import ChunkFile, ChunkMap
+from .chunks import ChunkMap
 from .congestion_window import MIN_FRAGMENT, CongestionWindow, Sent
 
 CHUNK = 256 * 1024  # bytes; measured: 64 KiB .. 1 MiB reach line rate, larger ones block the I/O thread
@@ -219,12 +219,6 @@ class PeerTransfers:
     def _renegotiate(self, upload: Upload) -> None:
         """Ask the hub what it has of an upload before more is sent."""
         upload.agreed, upload.eager, upload.put_on = False, False, None
-
-    def fill(self, name: str, sink: ChunkFile) -> Download:
-        """Begin to download the chunks that `sink` lacks."""
-        missing = deque(sink.map.missing)
-        size = sink.map.size
-        return self._begin(Download(name, lambda *_: sink, size, sink, missing, size))
 
     def fetch(
         self, name: str, open_sink: OpenSink, most: int, size: int = 0, *, prefetched: bool = False

@@ -78,9 +78,8 @@ def sized(weights: int, snapshot: int | None) -> Any:
 @pytest.mark.parametrize(
     ("made", "weights", "snapshot"),
     [
-        *[
-            (MADE, weights, None) for weights in (500, 2000, 4000, 8000)
-        ],  # of 4 bits, bfloat16, float32, twice
+        # of 4 bits, bfloat16, float32, twice
+        *[(MADE, weights, None) for weights in (500, 2000, 4000, 8000)],
         *[(MADE, 2000, size) for size in (4000, 4000 + 2000 + 100_000)],  # with buffers and a long header
         (LENT, 2 * 10**6, 4200),
     ],

@@ -13,9 +13,8 @@ from compress.quantization.quantizer import bf16
 
 RNG = np.random.default_rng(0)
 LARGE = float(np.finfo(np.float32).max)
-sent = st.floats(2.0**-99, LARGE, width=32) | st.floats(
-    -LARGE, -(2.0**-99), width=32
-)  # what top-K lets through
+# what top-K lets through
+sent = st.floats(2.0**-99, LARGE, width=32) | st.floats(-LARGE, -(2.0**-99), width=32)
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -64,9 +63,8 @@ def test_all_equal_values_come_back_nearly_equal(bits: int, size: float) -> None
 
     back = dequantize(quantize(v, bits, 128))
 
-    assert back == pytest.approx(
-        v, rel=0.008
-    )  # half a step of the scale's 8 bits, one where it must not overflow
+    # half a step of the scale's 8 bits, one where it must not overflow
+    assert back == pytest.approx(v, rel=0.008)
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -13,9 +13,8 @@ from recipes.algorithm import HELD, Aggregator, GlobalModel, RejectedUpdate, Wor
 from recipes.algorithm.robust_mean import MEAN, OPEN, REFUSED, Rule
 
 N, SEED, ROOM = 600, 3, 10**9
-EXACT = Cocktail(
-    random_ratio=0.5, topk_ratio=0.4, quant_bits=32, block_size=16
-)  # sends a part, and that as it is
+# sends a part, and that as it is
+EXACT = Cocktail(random_ratio=0.5, topk_ratio=0.4, quant_bits=32, block_size=16)
 WEIGHTS = {"ann": 1.0, "bob": 2.0, "cat": 3.0}
 
 
@@ -60,9 +59,8 @@ class Swarm:
 def swarm_after(rounds: int, mix: Cocktail = EXACT, rule: Rule = OPEN) -> Swarm:
     x0 = torch.randn(N, generator=torch.Generator().manual_seed(1))
     workers = {name: Worker(x0.clone(), GlobalModel(x0.clone(), mix, SEED)) for name in WEIGHTS}
-    swarm = Swarm(
-        workers, Aggregator(N, mix, SEED, rule)
-    )  # open: who has drained is no measure of who has not
+    # open: who has drained is no measure of who has not
+    swarm = Swarm(workers, Aggregator(N, mix, SEED, rule))
     generator = torch.Generator().manual_seed(2)
     for _ in range(rounds):
         swarm.round({name: 0.01 * torch.randn(N, generator=generator) for name in WEIGHTS})

@@ -184,9 +184,8 @@ def test_weights_that_are_codes_are_refused_by_their_kind(folders, tmp_path) -> 
         check_fit(recipe, folder, load_tokenizer(recipe.model, BUILTIN))
 
     (folder / "config.json").write_text(json.dumps(config))
-    tensors = {
-        n: t.clone() for n, t in load_file(folder / "model.safetensors").items()
-    }  # the file is replaced
+    # the file is replaced
+    tensors = {n: t.clone() for n, t in load_file(folder / "model.safetensors").items()}
     for kind, called in ((torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")):
         save_file({n: t.to(kind) for n, t in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
         for opened in (load_model, open_vector):

@@ -97,9 +97,8 @@ def test_a_class_trains_in_full_and_its_snapshot_is_a_model_of_transformers(
     assert tied == (name in TIED)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in CLASSES if name not in CONFIGS]
-)  # test_lora.py has the others
+# test_lora.py has the others
+@pytest.mark.parametrize("name", [name for name in CLASSES if name not in CONFIGS])
 def test_a_class_trains_adapters_and_merged_they_are_a_model_of_transformers(
     name: str, bases: Any, tmp_path: Path
 ) -> None:

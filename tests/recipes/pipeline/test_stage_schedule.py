@@ -21,9 +21,8 @@ def simulate(
     schedules = [StageSchedule(count, in_flight, number == 0) for number in range(stages)]
     done: list[list[tuple]] = [[] for _ in schedules]
     free = [0.0] * stages
-    events = [
-        (0.0, number, -1, -1) for number in range(stages)
-    ]  # when, stage, work that arrives, micro-batch
+    # when, stage, work that arrives, micro-batch
+    events = [(0.0, number, -1, -1) for number in range(stages)]
     now = 0.0
     while events:
         now, number, work, micro_batch = heapq.heappop(events)

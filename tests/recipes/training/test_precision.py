@@ -111,9 +111,8 @@ def test_masters_keep_steps_that_bfloat16_would_round_away(base) -> None:
 
     assert (local.flat.vector != before).all()
     assert local.flat.copy is not None
-    assert (
-        local.flat.copy == before.to(torch.bfloat16)
-    ).float().mean() > 0.9  # a copy moves when there is enough
+    # a copy moves when there is enough
+    assert (local.flat.copy == before.to(torch.bfloat16)).float().mean() > 0.9
 
 
 def test_a_step_in_parts_is_the_step_of_all_parameters_at_once(base, monkeypatch) -> None:

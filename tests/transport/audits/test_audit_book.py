@@ -51,9 +51,8 @@ class Swarm:
     own: Collection[str] = ()  # peers of the host
     found: dict[str, int] = field(default_factory=dict)  # peer -> round
     round: int = 0
-    computed: dict[str, tuple[DeliveredLease, bytes, int]] = field(
-        default_factory=dict
-    )  # reported in the next round
+    # reported in the next round
+    computed: dict[str, tuple[DeliveredLease, bytes, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)

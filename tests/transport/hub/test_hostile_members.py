@@ -104,12 +104,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingRun]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "does"),
-    [
-        ("begin-updates", "Put"),
-        ("ask-for-names", "Get"),
-        ("lie-in-reports", "Report"),
-    ],
+    ("kind", "does"), [("begin-updates", "Put"), ("ask-for-names", "Get"), ("lie-in-reports", "Report")]
 )
 def test_honest_rounds_keep_their_pace_and_the_hub_its_memory(
     training: TrainingRun, kind: str, does: str

@@ -343,9 +343,8 @@ def test_bytes_are_counted_as_they_are_on_the_wire(start: Callable[..., Running]
     running = start(work=ToyWork(objects={"base/weights": blob}), samples=80)
     proxy = Link(running.hub.port)
     url = running.keys.url("127.0.0.1", proxy.port, "toy-run")
-    peer = ToyPeer(
-        PeerLink(url, PeerIdentity("ann"), LinkLimits(flows=1))
-    )  # more may be in the middle of a handshake at the end
+    # more may be in the middle of a handshake at the end
+    peer = ToyPeer(PeerLink(url, PeerIdentity("ann"), LinkLimits(flows=1)))
     peer.link.connect()
     assert peer.link.fetch("base/weights", len(blob)) == blob
     wire = peer.link._connections._wire

@@ -196,9 +196,8 @@ def test_of_a_damaged_snapshot_on_the_disk_only_the_wrong_mib_comes_over_the_lin
         down = link.bytes_down - before
 
     assert (tmp_path / "w").read_bytes() == WEIGHTS
-    assert (
-        HASH_BLOCK <= supply.received < HASH_BLOCK + CHUNK
-    )  # part of a chunk may come twice while fragments are fitted
+    # part of a chunk may come twice while fragments are fitted
+    assert HASH_BLOCK <= supply.received < HASH_BLOCK + CHUNK
     assert down < 1.02 * (HASH_BLOCK + CHUNK)
 
 

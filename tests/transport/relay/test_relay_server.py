@@ -336,9 +336,8 @@ def test_each_address_behind_a_relay_has_limits_of_its_own_at_the_hub(
     there = relayed()
     (peer,) = peers_of(there.url, "ann")
     peer.link.connect(PATIENCE_S)
-    until(
-        lambda: any(isinstance(event, told.PeerJoined) for event in there.running.events)
-    )  # told after the welcome
+    # told after the welcome
+    until(lambda: any(isinstance(event, told.PeerJoined) for event in there.running.events))
     joined = next(event for event in there.running.events if isinstance(event, told.PeerJoined))
     peer.link.leave("done")
 

@@ -18,7 +18,7 @@ ROOMS = tuple(ROOT + room + os.sep for room in ("compress", "transport", "recipe
 entered: set[CodeType] = set()
 
 
-def trace(frame: FrameType, event: str, _: object) -> None:
+def trace(frame: FrameType, event: str, _: object) -> None:  # so that lines are not traced
     if event == "call":
         entered.add(frame.f_code)
 
@@ -44,5 +44,5 @@ def write(*_: object) -> None:
 if "WALK_TO" in os.environ:
     signal.signal(signal.SIGUSR1, forget)
     signal.signal(signal.SIGUSR2, write)
-    threading.setprofile(trace)
-    sys.setprofile(trace)
+    threading.settrace(trace)
+    sys.settrace(trace)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from memory_swarm import MemorySwarm
 from test_hub_and_peer import Running
 from toy_aggregators import SHARDS, AggregatingPeer, ShardedWork, ToyHalf, links, sharded_settings
 from toy_swarm import trained
+from waiting import until
 
 from transport.actions import Abandoned, CommitDone, Outbox
 from transport.aggregators import ShardAggregation, digest_of
@@ -244,13 +244,6 @@ def test_an_aggregator_whose_bytes_move_is_awaited_beyond_the_patience_with_a_si
 
 
 # ---- runs --------------------------------------------------------------------------------------------------
-
-
-def until(there: Callable[[], object]) -> None:
-    end = time.monotonic() + 5
-    while not there():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def ended(work: ShardedWork, peers: list[AggregatingPeer], swarm: MemorySwarm | Running) -> None:

@@ -6,13 +6,13 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from memory_sockets import MemoryPeerWire
 from memory_swarm import MemorySwarm
 from toy_swarm import ToyPeer, ToyWork, toy_fingerprint, toy_settings
+from waiting import until
 
 from transport import Bandwidth, PeerLink
 from transport.peer import LinkLimits, PeerIdentity
@@ -58,13 +58,6 @@ class Leaver:
         taken = self.link.hand_over(len(self.toy.packets), packet)
         self.link.leave(reason)
         return taken
-
-
-def until(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20.0
-    while not what() and time.monotonic() < deadline:
-        time.sleep(0.002)
-    assert what()
 
 
 def warnings(swarm: MemorySwarm) -> list[tuple[str | None, str]]:

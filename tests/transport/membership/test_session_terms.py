@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from memory_sockets import MemoryPeerWire
 from memory_swarm import MemorySwarm
 from test_peer_state import joined
 from toy_swarm import ToyPeer, ToyWork, toy_settings
+from waiting import until
 
 from transport import Ledger, PeerLink
 from transport.actions import Send
@@ -96,13 +96,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transport.peer.peer_link.LOST_S", 0.05)
 
 
-def until(there: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + 20.0
-    while not there():
-        assert time.monotonic() < end, what
-        time.sleep(0.005)
-
-
 def test_of_two_hubs_on_copies_of_one_ledger_the_older_is_ignored_and_told_so(
     tmp_path: Path, quick: None
 ) -> None:
@@ -122,15 +115,15 @@ def test_of_two_hubs_on_copies_of_one_ledger_the_older_is_ignored_and_told_so(
         link = PeerLink(new.url, PeerIdentity("ann"), LinkLimits(flows=1), wire=wire, notify=said.append)
         toy = ToyPeer(link, before_exchange=lambda _: time.sleep(0.01))
         thread = toy.start()
-        until(lambda: any(isinstance(e, RoundCommitted) for e in new.events), "a first round")
+        until(lambda: any(isinstance(e, RoundCommitted) for e in new.events))
         wire.hub = old.wire  # a name that points to the wrong machine, say
         wire.cut(0)
         wire.cut(1)
-        until(lambda: any("is ignored" in line for line in said), "that the old hub is ignored")
+        until(lambda: any("is ignored" in line for line in said))
         wire.hub = new.wire
-        until(lambda: "connected to" in said[-1], "that the new one is found")
+        until(lambda: "connected to" in said[-1])
         before = sum(isinstance(e, RoundCommitted) for e in new.events)
-        until(lambda: sum(isinstance(e, RoundCommitted) for e in new.events) > before, "that it goes on")
+        until(lambda: sum(isinstance(e, RoundCommitted) for e in new.events) > before)
         link.leave_requested.set()
         thread.join(10.0)
 

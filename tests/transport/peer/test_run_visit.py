@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from toy_swarm import ToyWork, toy_settings
+from waiting import until
 
 from transport import Hub, Ledger, PeerLink, RunKeys, RunURL, ask_status
 from transport.peer import PeerIdentity, RunVisit
@@ -24,13 +24,6 @@ def url(tmp_path: Path) -> Iterator[RunURL]:
         yield keys.url("127.0.0.1", hub.port, settings.run)
         hub.stop(now=True)
         hub.join(10.0)
-
-
-def until(there: Callable[[], object]) -> None:
-    end = time.monotonic() + 10.0
-    while not there():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def states(url: RunURL) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from test_hub_and_peer import FAST, Running
 from toy_swarm import ToyPeer, toy_settings, trained
+from waiting import until
 
 from transport import PeerLink
 from transport.peer import PeerIdentity
@@ -45,13 +45,6 @@ def serving(serve: Callable[[socket.socket], None]) -> Iterator[int]:
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
     thread.join(5.0)
-
-
-def until(there: Callable[[], object], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not there():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize(

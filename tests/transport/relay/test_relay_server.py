@@ -16,6 +16,7 @@ import pytest
 from test_hub_and_peer import FAST, Running
 from tls_only import Firewall, server_context
 from toy_swarm import ToyPeer, toy_settings, trained
+from waiting import until
 
 from transport import PeerLink, RunURL, ask_status
 from transport.peer import LinkLimits, PeerIdentity
@@ -32,13 +33,6 @@ UNKNOWN_TICKET = relay_socks.reply(4, "nobody waits with this ticket")
 UNKNOWN_RUN = relay_socks.reply(4, "the run's hub is not connected to it")
 SHUT = 1  # a port of the loopback at which nothing listens
 PATIENCE_S = 20.0  # on a busy machine; not what is measured
-
-
-def until(there: Callable[[], object], seconds: float = PATIENCE_S) -> None:
-    end = time.monotonic() + seconds
-    while not there():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 class Relayed:

@@ -16,6 +16,7 @@ import pytest
 from test_hub_and_peer import FAST, Running
 from tls_only import CERTIFICATE, Firewall, TlsFront, server_context
 from toy_swarm import ToyPeer, toy_settings, trained
+from waiting import until
 
 from scripts.swarms.tcp_link import free_port
 from transport import PeerLink, RunURL, ask_status
@@ -139,10 +140,7 @@ def test_a_run_trains_through_a_proxy_directly_and_by_tls_through_a_relay(
         here = "127.0.0.1", running.hub.port
         proxied = AsGiven(every=for_relay)
         with closing(HubTunnel(place, running.keys.pair, here, proxies=proxied)) as tunnel:
-            end = time.monotonic() + 20.0
-            while not tunnel.claims:
-                assert time.monotonic() < end
-                time.sleep(0.01)
+            until(lambda: tunnel.claims)
             urls = [
                 through(running.url, direct),
                 replace(running.url, port=SHUT, relay=place, proxies=proxied),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -14,6 +13,7 @@ import pytest
 from test_hub_and_peer import FAST, Running
 from tls_only import Firewall, server_context
 from toy_swarm import ToyPeer, toy_settings, trained
+from waiting import until
 
 from transport import PeerLink
 from transport.peer import PeerIdentity
@@ -76,10 +76,7 @@ def test_who_inspects_tls_reads_nothing_of_a_run_and_cannot_alter_it(
             HubTunnel(f"127.0.0.1:{relay.port}", running.keys.pair, ("127.0.0.1", running.hub.port))
         ) as hub,
     ):
-        end = time.monotonic() + 20.0
-        while not hub.claims:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        until(lambda: hub.claims)
         url = replace(running.url, port=SHUT, relay=f"127.0.0.1:{inspector.port}")
         peer = ToyPeer(PeerLink(url, PeerIdentity("ann", keys=me)))
         thread = peer.start()

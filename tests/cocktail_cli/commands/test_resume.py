@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
@@ -20,7 +21,7 @@ from test_processes import LAUNCH
 
 from cocktail_cli import __version__
 from cocktail_cli.errors import Failure, explain
-from cocktail_cli.host.host_session import HostSession, LaunchSettings, check_launch
+from cocktail_cli.host.host_session import HostSession, LaunchSettings, launch_run
 from cocktail_cli.host.local_peers import LocalSettings
 from cocktail_cli.host.resume_run import (
     arguments_of,
@@ -37,6 +38,7 @@ from cocktail_cli.host.run_delegate import settings_of
 from cocktail_cli.host.run_folder import appended, as_yaml, claim, unused_folder
 from cocktail_cli.machine.network_address import ListenAddress
 from cocktail_cli.machine.run_registry import FILE, RunRecord, load_run, save_run, text_of
+from cocktail_cli.ui.display import QuietView
 from recipes.config.loader import load_recipe, recipe_from_json
 from recipes.models.base_model import prepare_base
 from transport import Ledger, RunKeys
@@ -304,7 +306,8 @@ def test_a_run_of_another_version_is_refused_in_one_sentence_that_names_both(
     expected = f"the run amber-otter-42 in {tmp_path} was written by {named}: cocktail {__version__} goes on"
     wanted = LaunchSettings("smoke", [], None, None, tmp_path, ListenAddress(), LocalSettings(), 0, run=old)
 
-    for act in (partial(check_launch, wanted), partial(check_unfinished, old)):
+    quiet = QuietView(sys.stdout, sys.stderr)
+    for act in (partial(launch_run, wanted, quiet), partial(check_unfinished, old)):
         with pytest.raises(Failure, match=re.escape(expected)) as refused:
             act()
         assert refused.value.exit == 4

@@ -54,7 +54,7 @@ TESTS_PAST_A_FRONT = {
     "cocktail_cli/commands/test_dashboard_command.py": "cocktail_cli.dashboard.remote_reader "
     "cocktail_cli.host.dashboard_process",
     "cocktail_cli/commands/test_status_command.py": "cocktail_cli.ui.board",
-    "cocktail_cli/host/test_resume.py": "cocktail_cli.machine.run_registry",
+    "cocktail_cli/host/test_resume.py": "cocktail_cli.machine.run_registry cocktail_cli.ui.display",
     "cocktail_cli/volunteer/test_run_link_budget.py": "transport.transfer.bandwidth_budget",
     "end_to_end/in_process.py": "cocktail_cli.volunteer.run_link "
     "cocktail_cli.volunteer.shard_aggregator_link",

@@ -51,17 +51,10 @@ def start_detached(arguments: list[str], folder: Path, view: View) -> None:
 
 def detached_command(arguments: list[str], folder: Path) -> list[str]:
     """Return the other process's arguments: the same words and folder, with events as JSON."""
-    first, *rest = in_this_folder(arguments, str(folder))
-    end = rest.index("--") if "--" in rest else len(rest)
-    same = [one for one in rest[:end] if one != "--detach"]
-    return [first, "--json", "--detached", *same, *rest[end:]]
-
-
-def in_this_folder(arguments: list[str], folder: str) -> list[str]:
-    """Return a launch's arguments with the folder that --fresh has found for it named."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    options = [one for one in arguments[:end] if one != "--fresh"]
-    return [*options, *(["-o", folder] if len(options) < end else []), *arguments[end:]]
+    first, *options = [one for one in arguments[:end] if one not in ("--fresh", "--detach")]
+    named = ["-o", str(folder)] if "--fresh" in arguments[:end] else []  # the folder that was found for it
+    return [first, "--json", "--detached", *options, *named, *arguments[end:]]
 
 
 class DetachedView:

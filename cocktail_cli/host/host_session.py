@@ -84,49 +84,12 @@ class LaunchSettings:
     verbose: int = 0
 
 
-@dataclass(frozen=True)
-class Start:
-    """A launch before anything is prepared: recipe, folder, address."""
-
-    request: RecipeRequest | None  # None: `cocktail resume`
-    recipe: Resolved
-    asked_hash: str  # of the recipe as it was asked for
-    folder: Path
-    listen: machine.ListenAddress
-    resumed: machine.RunRecord | None
-    mended: tuple[str, ...] = ()  # a sentence for each file that was made anew
-
-
-def check_launch(wanted: LaunchSettings) -> Start:
-    """Resolve the recipe and find the output folder; nothing is made.
-
-    Raises: Failure and the errors of recipes, for a recipe or a folder that cannot be used.
-    """
-    request, mended = None, tuple[str, ...]()
-    if wanted.run is None:
-        request = RecipeRequest.of(wanted.recipe, wanted.overrides, wanted.data, wanted.model)
-        recipe = request.load()
-    else:
-        check_goes_on(wanted.run)
-        mended = mended_files(wanted.run)
-        recipe = as_begun(wanted.run)
-    asked_hash = recipe.recipe_hash
-    machine.check_trust(recipe, wanted.local.trust_remote_code)
-    folder = (wanted.output_dir or Path(recipe.output_dir)).resolve()
-    folder = in_folder.unused_folder(folder) if wanted.fresh else folder
-    if wanted.run is None:
-        in_folder.check_unused(folder, asked_hash)
-    else:
-        check_unfinished(wanted.run)
-    return Start(request, recipe, asked_hash, folder, wanted.listen, wanted.run, mended)
-
-
-def check_machine(wanted: LaunchSettings, listen: machine.ListenAddress) -> None:
+def check_machine(wanted: LaunchSettings) -> None:
     """Raise Failure or OSError where this machine lacks an address or a device of the launch: now, and not
     once model and data are prepared."""
     machine.check_home()
-    machine.free_address(listen)
-    if relay := machine.relay_of(listen.relay):
+    machine.free_address(wanted.listen)
+    if relay := machine.relay_of(wanted.listen.relay):
         from transport.relay import check_relay
 
         check_relay(relay, machine.proxies_of(os.environ))
@@ -136,21 +99,38 @@ def check_machine(wanted: LaunchSettings, listen: machine.ListenAddress) -> None
 
 
 def launch_run(wanted: LaunchSettings, view: View) -> None:
-    """Resolve the recipe, claim the output folder and host the run; or start a process that does."""
+    """Resolve the recipe, claim the output folder and host the run; or start a process that does.
+
+    Raises: Failure and the errors of recipes; nothing is made for a recipe or a folder that cannot be used.
+    """
     life_line = LifeLine(grace=0.0) if wanted.life_line else None  # until the hub opens, nothing needs time
-    start = check_launch(wanted)
+    request, mended, old = None, tuple[str, ...](), wanted.run
+    if old is None:
+        request = RecipeRequest.of(wanted.recipe, wanted.overrides, wanted.data, wanted.model)
+        recipe = request.load()
+    else:
+        check_goes_on(old)
+        mended = mended_files(old)
+        recipe = as_begun(old)
+    asked_hash, notes = recipe.recipe_hash, list[events.Event](map(events.Warning, mended))
+    machine.check_trust(recipe, wanted.local.trust_remote_code)
+    folder = (wanted.output_dir or Path(recipe.output_dir)).resolve()
+    folder = in_folder.unused_folder(folder) if wanted.fresh else folder
+    if old is None:
+        in_folder.check_unused(folder, asked_hash)
+    else:
+        check_unfinished(old)
     if not wanted.detach:  # else the process in the background does so
         view.show(events.Progressed("starting"))  # the imports below take seconds
-        check_machine(wanted, start.listen)
-    recipe, folder, notes = start.recipe, start.folder, list[events.Event](map(events.Warning, start.mended))
-    if start.resumed is None:
-        in_folder.claim(folder, start.asked_hash)
+        check_machine(wanted)
+    if old is None:
+        in_folder.claim(folder, asked_hash)
     if wanted.detach:
         start_detached(sys.argv[1:], folder, view)
         return
     in_folder.log_to(folder / in_folder.LOG, wanted.verbose)
-    if start.resumed is None and start.request is not None:
-        recipe, notes = settled(start.request, wanted)
+    if request is not None:
+        recipe, notes = settled(request, wanted)
 
     def warn(what: str) -> None:
         view.show(events.Warning(what))
@@ -162,13 +142,13 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
         if page is not None:
             stack.enter_context(closing(page))
         views = [DetachedView(view) if wanted.detached else view, recorder]
-        session = HostSession(recipe, folder, views, start.resumed, page)
-        session.asked_hash = start.asked_hash
+        session = HostSession(recipe, folder, views, old, page)
+        session.asked_hash = asked_hash
         for note in notes:
             session.show(note)
         session.life_line, session.share_gated_base = life_line, wanted.share_gated_base
         session.drop_error_feedback = wanted.drop_error_feedback
-        session.run(start.listen, wanted.local, wanted.peers, wanted.guests)
+        session.run(wanted.listen, wanted.local, wanted.peers, wanted.guests)
 
 
 def settled(request: RecipeRequest, wanted: LaunchSettings) -> tuple[Resolved, list[events.Event]]:

@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -30,14 +30,6 @@ VERSION = 1
 REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins")
 
 Line = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Written:
-    """The newest rounds that a metrics file already covers."""
-
-    round: int = -1  # newest round in the file; -1: none
-    evaluated: int = -1  # the newest round whose model was evaluated
 
 
 class Metrics:
@@ -120,17 +112,18 @@ def median_or_none(values: Iterable[float]) -> float | None:
     return round(median(there), 3) if there else None
 
 
-def missing_lines(ledger: Path, known: Written, batch: int, steps: int) -> Iterator[Line]:
+def missing_lines(ledger: Path, known: tuple[int, int], batch: int, steps: int) -> Iterator[Line]:
     """Yield the lines that a file lacks and the ledger has, in order.
 
     Args:
+        known: as of read_written.
         batch: samples per step.
         steps: steps of the run.
     """
     from transport import Ledger
 
     with Ledger(ledger, write=False) as opened:
-        evaluated = {row.round: row for row in opened.evaluations() if row.round > known.evaluated}
+        evaluated = {row.round: row for row in opened.evaluations() if row.round > known[1]}
         counted = tokens = 0
         for row in opened.rounds():
             if found := evaluated.get(row.round):
@@ -138,7 +131,7 @@ def missing_lines(ledger: Path, known: Written, batch: int, steps: int) -> Itera
                 about |= held_out(named_rewards(found.rewards))
                 yield line("eval", step=found.step, round=found.round, **about)
             counted, tokens = counted + row.counted, tokens + row.tokens
-            if row.round > known.round:
+            if row.round > known[0]:
                 yield line_of_round(row, min(steps, counted // batch), tokens)
 
 
@@ -150,20 +143,23 @@ def line_of_round(row: RoundRow, step: int, tokens: int) -> Line:
     return line("step", when, **(unknown | known | {"late": late, "packet_bytes": row.length}))
 
 
-def read_written(path: Path) -> Written:
-    """Read how far a file goes; an unfinished last line of a killed process is cut off. A damaged line
-    counts for nothing: the file is for people."""
+def read_written(path: Path) -> tuple[int, int]:
+    """Read the newest round in a file, and the newest one whose model was evaluated; -1: none.
+
+    An unfinished last line of a killed process is cut off. A damaged line counts for nothing: the file is
+    for people.
+    """
     if not path.exists():
-        return Written()
+        return -1, -1
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
     if whole < len(data):
         os.truncate(path, whole)
-    newest = Written()
+    newest, last = -1, -1
     for text in data[:whole].splitlines():
         with suppress(ValueError, TypeError, LookupError, AttributeError):
             each = json.loads(text)
             step = each["round"] if "loss" in each else -1
             evaluated = each["round"] if "eval_loss" in each else -1
-            newest = Written(max(newest.round, step), max(newest.evaluated, evaluated))
-    return newest
+            newest, last = max(newest, step), max(last, evaluated)
+    return newest, last

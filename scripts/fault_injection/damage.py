@@ -203,18 +203,18 @@ class Resumed:
     """The session of a resumed run and its ledger, as `cocktail resume` opens them, to be closed."""
 
     def __init__(self, folder: Path) -> None:
-        from cocktail_cli.host import LaunchSettings, hosted_before
-        from cocktail_cli.host.host_session import HostSession, check_launch
-        from cocktail_cli.machine import ListenAddress, load_run
+        from cocktail_cli.host import HostSession, hosted_before
+        from cocktail_cli.host.resume_run import as_begun, check_goes_on, check_unfinished, mended_files
+        from cocktail_cli.machine import load_run
 
         record = load_run(str(folder))
-        local, _ = hosted_before(record)
-        listen, place = ListenAddress("127.0.0.1", 0), Path(record.output_dir)
-        wanted = LaunchSettings(record.recipe, [], None, None, place, listen, local, peers=0, run=record)
-        start = check_launch(wanted)
+        hosted_before(record)
+        check_goes_on(record)
         self.heard = Heard()
-        self.heard.warnings += start.mended
-        self.session = HostSession(start.recipe, start.folder, [self.heard], start.resumed)
+        self.heard.warnings += mended_files(record)
+        recipe = as_begun(record)
+        check_unfinished(record)
+        self.session = HostSession(recipe, Path(record.output_dir).resolve(), [self.heard], record)
         self.ledger = self.session.reopen()
 
     def close(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +19,8 @@ from cocktail_cli.options import Json, RunArgument
 from cocktail_cli.ui import Progressed, events, from_json, say, sentence, step_line
 
 EVERY = 0.5  # seconds between two looks of --follow
+# files of words, or of events, and what formats a line of each; None leaves it out
+Sources = list[tuple[in_folder.GrowingFile, Callable[[str], str | None]]]
 PEERS = "peers"  # folder of the local peers' files
 
 
@@ -51,44 +52,37 @@ def logs(
     """
     record = load_run(run)
     logs_of = sources(record, peer, as_json)
-    shown = [line for log in logs_of for line in log.new_lines()]
+    shown = [*new_lines(logs_of)]
     for line in shown[max(0, len(shown) - count) :]:
         say(line)
     with suppress(KeyboardInterrupt):
         while follow:
             over = reread_run(record).state_now() != "running"
-            for line in (line for log in logs_of for line in log.new_lines()):
+            for line in new_lines(logs_of):
                 say(line)
             if over:  # asked before the files were read, so nothing is missed
                 return
             time.sleep(EVERY)
 
 
-@dataclass(frozen=True)
-class Log:
-    """A file of words, or of events. `words` formats a line; None leaves it out."""
-
-    file: in_folder.GrowingFile
-    words: Callable[[str], str | None] = str
-
-    def new_lines(self) -> Iterator[str]:
-        said = map(self.words, self.file.new_lines())
-        return (line for line in said if line is not None)
+def new_lines(logs_of: Sources) -> Iterator[str]:
+    for file, words in logs_of:
+        yield from (said for said in map(words, file.new_lines()) if said is not None)
 
 
-def sources(record: RunRecord, peer: str | None, as_json: bool) -> list[Log]:
+def sources(record: RunRecord, peer: str | None, as_json: bool) -> Sources:
     """Return the files of the hub or of a local peer. Raises Failure (usage) for a peer that has none."""
     folder, growing = Path(record.output_dir), in_folder.GrowingFile
     if peer is None:
         events_log, words_log = folder / in_folder.EVENTS, folder / in_folder.LOG
-        return [Log(growing(events_log)) if as_json else Log(growing(words_log), log_words)]
+        return [(growing(events_log), str) if as_json else (growing(words_log), log_words)]
     names = sorted(path.stem for path in (folder / PEERS).glob("*.jsonl"))
     if peer not in names:
         near = get_close_matches(peer, names, n=1)
         hint = f"did you mean {near[0]}?" if near else f"local peers: {', '.join(names) or 'none'}"
         raise Failure("usage", f"{record.run} has no log of a peer {peer}", hints=(hint,))
     told, said = growing(folder / PEERS / f"{peer}.jsonl"), growing(folder / PEERS / f"{peer}.log")
-    return [Log(told)] if as_json else [Log(told, event_words), Log(said)]
+    return [(told, str)] if as_json else [(told, event_words), (said, str)]
 
 
 def log_words(line: str) -> str:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
@@ -20,16 +21,7 @@ from test_processes import LAUNCH
 
 from cocktail_cli import __version__
 from cocktail_cli.errors import Failure, explain
-from cocktail_cli.host import (
-    HostSession,
-    LaunchSettings,
-    LocalSettings,
-    as_yaml,
-    hosted_before,
-    run_folder,
-    settings_of,
-)
-from cocktail_cli.host.host_session import check_launch
+from cocktail_cli.host import HostSession, LaunchSettings, LocalSettings, as_yaml, launch_run
 from cocktail_cli.host.resume_run import (
     arguments_of,
     as_begun,
@@ -40,8 +32,10 @@ from cocktail_cli.host.resume_run import (
     same_base,
     url_at,
 )
+from cocktail_cli.host.run_delegate import settings_of
 from cocktail_cli.machine import FILE, ListenAddress, RunRecord, load_run, save_run
 from cocktail_cli.machine.run_registry import text_of
+from cocktail_cli.ui.display import QuietView
 from recipes.config import load_recipe, recipe_from_json
 from recipes.models import prepare_base
 from transport import Ledger, RunKeys
@@ -308,7 +302,8 @@ def test_a_run_of_another_version_is_refused_in_one_sentence_that_names_both(
     expected = f"the run amber-otter-42 in {tmp_path} was written by {named}: cocktail {__version__} goes on"
     wanted = LaunchSettings("smoke", [], None, None, tmp_path, ListenAddress(), LocalSettings(), 0, run=old)
 
-    for act in (partial(check_launch, wanted), partial(check_unfinished, old)):
+    quiet = QuietView(sys.stdout, sys.stderr)
+    for act in (partial(launch_run, wanted, quiet), partial(check_unfinished, old)):
         with pytest.raises(Failure, match=re.escape(expected)) as refused:
             act()
         assert refused.value.exit == 4

@@ -15,7 +15,7 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.host import run_folder
 from cocktail_cli.ui import Metrics, RunStarted, Tracker, read_written, trackers_of
 from cocktail_cli.ui.events import Eval, PeerJoined, PeerLeft, PeerReady, Step
-from cocktail_cli.ui.metrics_lines import Written, line
+from cocktail_cli.ui.metrics_lines import line
 from cocktail_cli.ui.trackers import metric_names
 from recipes.config import load_recipe
 from transport import Ledger
@@ -97,9 +97,9 @@ def test_what_a_killed_process_left_unfinished_is_cut_off(tmp_path: Path) -> Non
     whole = '{"step": 1, "round": 4, "loss": 1.0}\n{"v":1,"kind":"eval","round":3,"eval_loss":2.0}\n'
     path.write_text(whole + '{"v":')
 
-    assert read_written(path) == Written(4, 3)
+    assert read_written(path) == (4, 3)
     assert path.read_text() == whole
-    assert read_written(tmp_path / "none.jsonl") == Written()
+    assert read_written(tmp_path / "none.jsonl") == (-1, -1)
 
 
 @pytest.mark.parametrize("junk", [b"\xff\x00{", b"[1, 2]", b"{}", b'{"round": "x", "loss": 1}', b"", b"3"])
@@ -109,7 +109,7 @@ def test_a_damaged_line_is_in_nobodys_way(tmp_path: Path, junk: bytes) -> None:
     good = b'{"round": 4, "loss": 1.5}\n{"round": 3, "eval_loss": 2.5}\n'
     path.write_bytes(good + junk + b"\n" + good)
 
-    assert read_written(path) == Written(4, 3)
+    assert read_written(path) == (4, 3)
 
 
 def test_rounds_that_a_killed_hub_could_not_write_down_are_filled_in_from_the_ledger(tmp_path: Path) -> None:

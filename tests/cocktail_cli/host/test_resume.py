@@ -21,7 +21,15 @@ from test_processes import LAUNCH
 
 from cocktail_cli import __version__
 from cocktail_cli.errors import Failure, explain
-from cocktail_cli.host import HostSession, LaunchSettings, LocalSettings, as_yaml, launch_run
+from cocktail_cli.host import (
+    HostSession,
+    LaunchSettings,
+    LocalSettings,
+    as_yaml,
+    hosted_before,
+    launch_run,
+    run_folder,
+)
 from cocktail_cli.host.resume_run import (
     arguments_of,
     as_begun,

@@ -94,6 +94,7 @@ DILOCO = Setting(sample=1.0, keep=1.0, bits=16, staleness=0, local_steps=50, out
 TIMED_AT = ("1000", "500", "100", "20")
 # the timed runs of cocktail with as many rounds in flight
 IN_FLIGHT = {1: ("cocktail",), 2: ("cocktail, staleness 2", "cocktail-thin")}
+SAME = 2e-3  # half of all-reduce's best rate
 ENOUGH = 0.9  # of a cell's bytes that went over a timed line: then its step takes no longer there
 
 
@@ -111,10 +112,12 @@ def loss(folder: Path) -> str:
         tables.optimizers(cells.read(folder / "optimizers.jsonl", size)) for size in (Size(), plan.MILLION)
     )
     study = [*(tables.markdown(found, one) for one in plan.TABLES), longer]
+    same = [tables.same_rate(quality(folder, one.size), one) for one in plan.SAME_RATE]
     head = ["rival", "less than FP16", "learning rate", "held-out loss, by seed", "over all-reduce"]
     return section(
         "loss",
         study="\n".join(part for part in study if part),
+        same="\n".join(part for part in same if part),
         optimizers=f"**optimizers**{BY_HALF}{compared}\n{MILLION}{larger}" if compared else "",
         rivals=f"**rivals**\n\n{table(head, rivals)}" if rivals else "",
         steps=Size().steps,
@@ -157,9 +160,10 @@ def powersgd(folder: Path) -> dict[str, list[Row]]:
     return ways
 
 
-def quality(folder: Path) -> Found:
-    """Read all cells, those of rivals too."""
-    return cells.read(QUALITY, Size()) | cells.read(folder / "quality.jsonl", Size())
+def quality(folder: Path, size: Size | None = None) -> Found:
+    """Read all cells of a size, those of rivals too."""
+    size = size or Size()
+    return cells.read(QUALITY, size) | cells.read(folder / "quality.jsonl", size)
 
 
 @dataclass(frozen=True)
@@ -313,8 +317,9 @@ def newcomer(folder: Path) -> str:
             by_speed("", steps, speeds, lambda times: percent(1 / times)),
             "**What if one of four drops out?** (`scripts/rivals faults`; seconds lost, peers apart after)\n",
             table(["", *(FAULTS[fault] for fault in kinds)], ruined),
-            "**What does the model lose?** (`scripts/bench_quality`; 1,600 steps, four peers, small model)\n",
-            table(["", "less than FP16", "held-out loss over all-reduce"], losses_in_short(folder, found)),
+            "**What does the model lose?** (`scripts/bench_quality`; 1,600 steps, four peers, small model; "
+            f"held-out loss over all-reduce's: at the same learning rate of {SAME:g}, and each at its best rate)\n",
+            table(["", "less than FP16", "at the same rate", "at its best"], losses_in_short(folder, found)),
         ]
     )
 
@@ -326,11 +331,14 @@ def losses_in_short(folder: Path, found: Found) -> list[list[str]]:
     for row in (*four_peers.rows, *(row for row in plan.THIN_LINES if "(`" in row.name)):
         ends = tables.at_best_rate(found, row, four_peers.seeds)
         over = tables.above(tables.losses_of(ends), dense)
-        if row.setting.peers and "`" in row.name and over:
-            rows.append([row.name, f"{ends[plan.SEEDS[0]].ratio:.0f}x", over])
+        if row.setting.own_noise == (row.setting == plan.COCKTAIL) and over:
+            same = tables.over_at(found, row.setting, plan.REFERENCE.setting, SAME)
+            rows.append([row.name, f"{ends[plan.SEEDS[0]].ratio:.0f}x", same, over])
     rivals = rival_losses(folder, found)
     return rows + [
-        [name, ratio, over] for name, ratio, _, each, over in rivals if each.count(",") + 1 == len(plan.SEEDS)
+        [name, ratio, "", over]
+        for name, ratio, _, each, over in rivals
+        if each.count(",") + 1 == len(plan.SEEDS)
     ]
 
 

@@ -64,6 +64,10 @@ MASKING = (
     Row("p=1 K=.0053, 16 bits, the mean, fresh, momentum masked", replace(TOP_K, masked=1)),
     Row("p=1 K=.0053, 16 bits, the mean, fresh", TOP_K),
 )
+BEFORE_AMORTISED = Row(
+    "p=.129 K=.2, 1 bit, `packets`, beta1 .5, fresh, H=8, error decay .8, each by its own noise",
+    replace(THINNEST, beta1=0.5, own_noise=1),
+)
 AMORTISED = Row("p=.129 K=.2, 1 bit, `packets`, fresh, H=8, error decay .8", THINNEST)
 
 
@@ -93,6 +97,8 @@ METHODS = (
     AMORTISED,
     Row("p=.38 K=.047, 1 bit, `packets` (`cocktail-wide`)", WIDE),
     Row("p=.113 K=.2, 2 bits, `packets`, beta1 .5, each by its own noise", OWN_NOISE),
+    Row("p=.04 K=.2, 2 bits, `packets`, beta1 .5, each by its own noise", replace(OWN_NOISE, sample=0.04)),
+    BEFORE_AMORTISED,
     Row("p=.38 K=.047, 1 bit, `packets`, beta1 0, each by its own noise", OWN_WIDE),
 )
 
@@ -272,7 +278,7 @@ SAME_RATE = (
     ),
 )
 
-LONGER = Table("four peers, 3,200 steps", (AMORTISED,), SEEDS)
+LONGER = Table("four peers, 3,200 steps", (BEFORE_AMORTISED,), SEEDS)
 
 
 def losses(found: Found, setting: Setting, seed: int = SEEDS[0]) -> dict[float, float]:

@@ -3,6 +3,7 @@ learning rate tuned for each way.
 
     scripts/bench_quality --workers 2          # all cells that are not in the file yet, then the tables
     scripts/bench_quality --show               # the tables of what is in the file
+    scripts/bench_quality --same-rate          # the tables at the rates of all-reduce, likewise
     scripts/bench_quality --cell keep=0.05,bits=2 --rates 1e-3 2e-3 --seeds 1      # cells of one's own
 
 On a GPU (not run yet: none was at hand) models, optimizers and the global model are on it, the aggregator is
@@ -28,8 +29,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from scripts.study.cells import Cell, cells, changed, read, setting_of, write
-from scripts.study.plan import COCKTAIL, REFERENCE, TABLES, missing
-from scripts.study.tables import markdown, spread
+from scripts.study.plan import COCKTAIL, REFERENCE, SAME_RATE, TABLES, missing
+from scripts.study.tables import markdown, same_rate, spread
 from scripts.study.train import Outcome, Size, base, train
 from scripts.swarms.lab import parser
 
@@ -66,6 +67,8 @@ def show(size: Size, results: Path) -> None:
     for table in TABLES:
         if text := markdown(found, table):
             print(text)
+    for table in SAME_RATE:
+        print(same_rate(read(results, table.size), table))
     wide = spread(found)
     if wide is not None:
         print(f"all-reduce, the largest loss less the smallest of the seeds that are there: {wide:.2%}")
@@ -76,6 +79,9 @@ def options() -> argparse.ArgumentParser:
     asked.add_argument("--workers", type=int, default=1, help="processes, of one thread each")
     asked.add_argument("--quick", action="store_true")
     asked.add_argument("--show", action="store_true", help="compute nothing")
+    asked.add_argument(
+        "--same-rate", action="store_true", help="ways at the rates of all-reduce, --seeds each"
+    )
     asked.add_argument("--cell", type=setting_of, action="append", help="NAME=VALUE,... of train.Setting")
     asked.add_argument("--rates", type=float, nargs="+", default=[2e-3])
     asked.add_argument("--seeds", type=int, nargs="+", default=[1])
@@ -95,6 +101,10 @@ def main() -> None:
         run(size, cells([REFERENCE.setting, COCKTAIL], [2e-3], [1]), *where)
     elif given.cell:
         run(size, cells(given.cell, given.rates, given.seeds), *where)
+    elif given.same_rate:
+        for table in SAME_RATE:
+            ways = [table.reference, *(row.setting for row in table.rows)]
+            run(table.size, cells(ways, table.rates, given.seeds), *where)
     elif not given.show:
         while wanted := missing(read(given.results, size)):
             run(size, wanted, *where)

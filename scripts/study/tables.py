@@ -109,12 +109,18 @@ def same_rate(found: Found, table: SameRate) -> str:
 
 def at_rate(found: Found, setting: Setting, reference: Setting, rate: float) -> str:
     """Average over the seeds how much more one way loses than the other at one rate, with their number."""
-    own, dense = (
-        {c.seed: o.loss for c, o in found.items() if c.setting == one and c.rate == rate}
-        for one in (setting, reference)
-    )
-    both = len(own.keys() & dense.keys())
-    return f"{above(own, dense)} ({both})" if both else ""
+    both = len(losses_at(found, setting, rate).keys() & losses_at(found, reference, rate).keys())
+    return f"{over_at(found, setting, reference, rate)} ({both})" if both else ""
+
+
+def over_at(found: Found, setting: Setting, reference: Setting, rate: float) -> str:
+    """Average over the seeds how much more one way loses than the other at one rate."""
+    return above(losses_at(found, setting, rate), losses_at(found, reference, rate))
+
+
+def losses_at(found: Found, setting: Setting, rate: float) -> dict[int, float]:
+    """Find seed -> loss."""
+    return {c.seed: o.loss for c, o in found.items() if c.setting == setting and c.rate == rate}
 
 
 def losses_of_best(found: Found, setting: Setting, rates: Sequence[float]) -> dict[int, float]:
@@ -124,7 +130,7 @@ def losses_of_best(found: Found, setting: Setting, rates: Sequence[float]) -> di
     if not tried:
         return {}
     best = min(tried, key=tried.__getitem__)
-    return {c.seed: o.loss for c, o in found.items() if c.setting == setting and c.rate == best}
+    return losses_at(found, setting, best)
 
 
 def reported(found: Found, setting: Setting) -> dict[int, float]:

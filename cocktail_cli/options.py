@@ -29,6 +29,13 @@ def parsed(name: str, metavar: str, parser: Callable[[str], object], help: str, 
     return typer.Option(name, metavar=metavar, parser=parser, help=help, show_default=False, **panel)
 
 
+def seconds(text: str) -> float:
+    """Parse a duration: 10m. Raises ValueError."""
+    from recipes.config import parse_duration
+
+    return float(parse_duration(text))
+
+
 def port(help: str, **more: Any) -> Any:
     """Declare --port, of a TCP server."""
     return typer.Option("--port", metavar="PORT", max=65535, help=help, **{"min": 0} | more)

@@ -149,8 +149,13 @@ def plan(
         float | None, typer.Option("--price", metavar="PRICE", min=0, help="Price of one GPU hour.")
     ] = None,
     step_time: Annotated[
-        str | None,
-        typer.Option("--step-time", metavar="TIME", help="Measured compute time of one step on a peer: 8s."),
+        float | None,
+        typer.Option(
+            "--step-time",
+            metavar="TIME",
+            parser=options.seconds,
+            help="Measured seconds of a peer's step: 8s.",
+        ),
     ] = None,
     data: options.DataPath = None,
     model: options.ModelName = None,
@@ -176,14 +181,9 @@ def plan(
     (with the hub on such a line)}, "stages": {"machines", "sent" (bytes to neighbours in a step)},
     "bottleneck", "hint"}
     """
-    from recipes.config import parse_duration
     from recipes.planning import Machine
 
     wanted = gpu_of(gpu) if gpu else this_machine(pick_device(device))
-    try:
-        measured = float(parse_duration(step_time)) if step_time else None
-    except ValueError as error:
-        raise Failure("usage", f"--step-time: {error}") from error
     line, hub, listening = lines_of(speeds or [])
     request = RecipeRequest.of(recipe, overrides, data, model)
     check_trust(request.load(), trust_remote_code)
@@ -198,7 +198,7 @@ def plan(
         check_staged(request.load())
     request, said = request.choose(room)
     asked = Asked(
-        request, wanted, gpus, peers, line, hub, micro_batch_size, measured, price, listening, stages
+        request, wanted, gpus, peers, line, hub, micro_batch_size, step_time, price, listening, stages
     )
     print_plan(make(asked), said, as_json, quiet)
 

@@ -6,7 +6,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,10 +14,7 @@ from cocktail_cli import machine, options, volunteer
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.host import LifeLine, log_to
 from cocktail_cli.signals import StopAsked, leave_on_signal
-from cocktail_cli.ui import Display, Progressed, View, Warning, open_view
-
-if TYPE_CHECKING:
-    from transport import RunURL
+from cocktail_cli.ui import Display, Progressed, Warning, open_view
 
 RETURN_WITHIN = 600.0  # seconds to reach the hub after a pause: nobody may be there to try again
 
@@ -38,9 +35,14 @@ def join(
         typer.Option("--name", metavar="NAME", help="Name to show (default: this machine's)."),
     ] = None,
     wait: Annotated[
-        str,
-        typer.Option("--wait", metavar="TIME", help="Keep trying while the run is unreachable: 10m."),
-    ] = "0s",
+        float,
+        typer.Option(
+            "--wait",
+            metavar="TIME",
+            parser=options.seconds,
+            help="Keep trying while the run is unreachable: 10m.",
+        ),
+    ] = 0.0,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before joining.")] = False,
     device: options.Device = "auto",
     gpus: options.Gpus = 1,
@@ -84,9 +86,9 @@ def join(
         stop = stack.enter_context(leave_on_signal(lambda why: None))  # until a session has its own
         try:
             stack.enter_context(stop.raising())
-            url = dialled(volunteer.read_url(run_url), view)
+            url = machine.url_to_dial(volunteer.read_url(run_url))
+            view.show(Progressed(f"dialling {url.address}"))
             line = LifeLine() if life_line else None
-            patience = seconds_of(wait)
             limits = volunteer.VolunteerLimits(
                 name=name or machine.default_peer_name(),
                 devices=[],
@@ -108,7 +110,7 @@ def join(
                 # before torch is imported, which takes seconds: a person waits
                 offer = volunteer.Offer(limits, machine.glance(device, gpus), rules.lines())
                 question = stack.enter_context(volunteer.JoinQuestion(url, offer))
-                if not question.ask(patience):
+                if not question.ask(wait):
                     return
             view.show(Progressed("loading the libraries"))
             machine.isolate_model_code(trust_remote_code)
@@ -127,7 +129,7 @@ def join(
                         limits.ring.check()
                     one = volunteer.VolunteerSession(url, limits, view, monitor)
                     try:
-                        one.take_part(max(patience, RETURN_WITHIN) if again else patience, line, welcomed)
+                        one.take_part(max(wait, RETURN_WITHIN) if again else wait, line, welcomed)
                     finally:
                         url = one.url  # of the standby, where one has taken over
                     return one
@@ -143,7 +145,7 @@ def join(
                 apart = replace(limits, listen=None, advertise=None)  # the port is of the ring's lines
                 status = LentMachine(url, limits, view).run(
                     lambda ring: take_part(replace(apart, ring=ring, name=f"{limits.name}-ring")),
-                    patience,
+                    wait,
                     welcomed,
                 )
         except StopAsked:
@@ -155,16 +157,10 @@ def join(
 
 def check_lending(layers: str | None, gpus: int, rules: volunteer.Availability) -> None:
     """Raise Failure (usage) where a machine that lends memory for layers is asked for something else too."""
-    if layers is None:
-        return
-    others = {
-        "--gpus": gpus > 1,
-        "--hours, --until and the like": bool(rules.lines()),
-    }
-    for what, asked in others.items():
-        if asked:
-            said = f"--layers and {what}: the hub places a machine with one device, at any hour"
-            raise Failure("usage", said, hints=("give one of them",))
+    other = "--gpus" if gpus > 1 else "--hours, --until and the like" if rules.lines() else ""
+    if layers is not None and other:
+        said = f"--layers and {other}: the hub places a machine with one device, at any hour"
+        raise Failure("usage", said, hints=("give one of them",))
 
 
 def lent_bytes(layers: str, limits: volunteer.VolunteerLimits) -> int:
@@ -179,20 +175,3 @@ def lent_bytes(layers: str, limits: volunteer.VolunteerLimits) -> int:
         return min(int(parse_size(layers)), here)
     except ValueError as error:
         raise Failure("usage", f"--layers: {error}") from error
-
-
-def dialled(text: str, view: View) -> RunURL:
-    """Parse the run URL, and say at once what happens. Raises UrlError, Failure."""
-    url = machine.url_to_dial(text)
-    view.show(Progressed(f"dialling {url.address}"))
-    return url
-
-
-def seconds_of(wait: str) -> float:
-    """Parse --wait. Raises Failure (usage)."""
-    from recipes.config import parse_duration
-
-    try:
-        return float(parse_duration(wait))
-    except ValueError as error:
-        raise Failure("usage", f"--wait: {error}") from error

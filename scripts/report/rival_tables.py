@@ -318,7 +318,7 @@ def newcomer(folder: Path) -> str:
             "**What if one of four drops out?** (`scripts/rivals faults`; seconds lost, peers apart after)\n",
             table(["", *(FAULTS[fault] for fault in kinds)], ruined),
             "**What does the model lose?** (`scripts/bench_quality`; 1,600 steps, four peers, small model; "
-            f"held-out loss over all-reduce's: at the same learning rate of {SAME:g}, and each at its best rate)\n",
+            f"held-out loss over all-reduce: at one learning rate, {SAME:g}, and each at its best rate)\n",
             table(["", "less than FP16", "at the same rate", "at its best"], losses_in_short(folder, found)),
         ]
     )

@@ -504,9 +504,8 @@ def with_recipe(known: About, text: str) -> About:
     """Add what a recipe's JSON text says; a recipe of another version of the program adds nothing."""
     import yaml
 
-    from recipes.config import public_name, recipe_from_json
+    from recipes.config import method_of, public_name, published_recipe, recipe_from_json
     from recipes.errors import InputError
-    from recipes.models import method_of, published_recipe
 
     try:
         recipe = recipe_from_json(text)

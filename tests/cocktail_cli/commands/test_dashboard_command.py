@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -87,6 +89,26 @@ def test_the_dashboards_join_line_is_the_newest_and_empty_after_the_run(tmp_path
 
         assert rotated == f"cocktail join {new.url}" != f"cocktail join {run.record.url}"
         assert line() == ""
+
+
+@pytest.mark.slow
+def test_the_process_of_a_page_never_imports_torch(tmp_path: Path) -> None:
+    """It would take seconds and gigabytes beside the run."""
+    code = """if True:
+        import sys
+        from cocktail_cli.commands.run.dashboard import page_source
+        from cocktail_cli.dashboard import application, server
+
+        look, line = page_source(sys.argv[1:])
+        page = look()
+        server(application(look, "key", line))
+        print(page["title"], {"torch", "transformers", "numpy"} & sys.modules.keys() or "light")
+    """
+    with a_run(tmp_path / "out") as run:
+        run.commit("ann")
+        said = subprocess.run([sys.executable, "-c", code, str(run.folder)], capture_output=True, text=True)
+
+    assert said.stdout == "amber-otter-42 light\n", said.stderr
 
 
 def test_dashboard_without_a_running_run_asks_which(cocktail: Run, tmp_path: Path) -> None:

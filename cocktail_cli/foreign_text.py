@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
@@ -61,15 +61,15 @@ def paragraphs(text: str) -> str:
     return "\n".join("\t".join(one_line(cell, None) for cell in row) for row in rows)
 
 
-def readable(value: T, limit: int = LONGEST) -> T:
-    """Make every text in a value of JSON safe to show on one line, keys included."""
+def readable(value: T, safe: Callable[[str], str] = one_line) -> T:
+    """Make every text in a value of JSON safe to show, keys included: by `one_line` or `paragraphs`."""
     made: Any = value
     if isinstance(value, str):
-        made = one_line(value, limit)
+        made = safe(value)
     elif isinstance(value, Mapping):
-        made = {readable(key, limit): readable(inner, limit) for key, inner in value.items()}
+        made = {readable(key, safe): readable(inner, safe) for key, inner in value.items()}
     elif isinstance(value, list | tuple):
-        made = type(value)(readable(inner, limit) for inner in value)
+        made = type(value)(readable(inner, safe) for inner in value)
     return cast("T", made)
 
 

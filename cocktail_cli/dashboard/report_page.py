@@ -1,25 +1,33 @@
-"""The content of dashboard and report: sentences, charts with their tables, the recipe.
+"""The content of dashboard and report as a document of JSON, which page/page.js draws.
 
-A pure function of a `RunHistory`: two renderings of an unchanged run are equal to the byte.
+A pure function of a `RunHistory`: two documents of an unchanged run are equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from statistics import median
-from xml.etree.ElementTree import Element
+from itertools import accumulate
+from math import isfinite
+from statistics import fmean, median
+from typing import Any, Literal
 
+from cocktail_cli.errors import Failure
+from cocktail_cli.foreign_text import paragraphs, readable
 from cocktail_cli.ui import accusation, counted, duration_text, megabytes, short, time_left_text, timestamp
 
-from .charts import Bar, Look, Plot, Point, Row, Series, downsample, line_chart, row_chart
-from .markup import Child, el, html
-from .run_history import Contribution, Generation, Presence, Round, RunHistory
+from .run_history import Contribution, Evaluation, Presence, Round, RunHistory
 
 PEERS = 200  # peers in a table by name
 SLOWEST = 50  # rows of the table of slow peers
 CROSSES = 200  # crosses for one peer: rounds without it
+ROWS = 24  # peers with a row of bars; the others are counted
+RUNS = 4  # on one page; page.js has as many looks of a curve
+MOST = 120  # points of a curve; more are averaged
+WIDE = 10  # an axis is logarithmic where a value is this many times the median
+UNSET = "-"
+GOES_ON = "The model goes on from texts that it was not trained on; it takes the likeliest token each time."
 
 STATES = {
     "running": "is running",
@@ -32,67 +40,56 @@ STATES = {
     "died": "has stopped: its hub is gone, and may be started again",
 }
 
-
-@dataclass(frozen=True)
-class Page:
-    """The content of a page: of one run, or of several that are compared."""
-
-    title: str  # heading
-    headline: str  # one line; the title of the window
-    sub: str  # under the heading
-    sections: list[Element]
+Point = tuple[float, float]
+Kind = Literal["p", "ending", "code", "figures", "table", "sample", "bars", "chart"]  # see DRAW of page.js
+Block = tuple[Kind, Any]  # "p" is a sentence with `code`
+Document = dict[str, Any]
 
 
-def page_of(c: RunHistory) -> Page:
-    """Render the page of one run."""
+def page_of_one(c: RunHistory) -> Document:
+    """Describe one run: figures, curves, and what is said in words behind them."""
+
+    def over(x: str, title: str, curves: Mapping[str, Callable[[Round], float | None]]) -> list[Block]:
+        seen = {name: [(getattr(r, x), of(r)) for r in c.rounds] for name, of in curves.items()}
+        points = {name: [(at, y) for at, y in values if y is not None] for name, values in seen.items()}
+        return chart(title, points, x)
+
+    def ratio(r: Round) -> float | None:
+        return r.ratio(c.about.parameters)
+
     sub = f"cocktail · recipe {c.about.recipe}" if c.about.recipe else "cocktail"
-    return Page(c.about.run, headline(c), sub, sections(c))
+    versions = ", ".join(f"{name} {found}" for name, found in c.about.versions.items())
+    up_down = {
+        "bytes sent by a peer": lambda r: r.up / len(r.members) if r.up else None,
+        "bytes received": lambda r: r.down / len(r.members) if r.down else None,
+    }
+
+    sections: dict[str, list[Block]] = {
+        "Summary": [*ending(c), ("figures", figures(c))],
+        "Loss": chart("Loss", {"training": c.losses, "held-out": evaluations(c)}, zero=False),
+        "Rewards": rewards(c),
+        "Speed": chart("Tokens a second", {"trained tokens a second": c.speeds}),
+        "Learning rate": over("step", "Learning rate", {"learning rate": lambda r: r.lr}),
+        "Gradient norm": over("step", "Gradient norm", {"before clipping": lambda r: r.grad_norm}),
+        "Samples": samples(c),
+        "Bytes": over("round", "Bytes of a peer", up_down),
+        "Below FP16": over("round", "Times fewer bytes than FP16", {"times fewer bytes": ratio}),
+        "Waiting": over("round", "Share of a step spent waiting", {"share of a step": lambda r: r.idle}),
+        "Slow rounds": slow_rounds(c),
+        "Peers": timeline(c),
+        "In words": [("p", line) for line in words(c)],
+        "Contributors": contributors(c),
+        "Recipe": recipe(c),
+        "How to do it again": [("p", step) for step in steps(c)],
+        "Versions": [("p", versions)] if versions else [],
+    }
+    return document(c.about.run, headline(c), sub, sections)
 
 
-def sections(c: RunHistory) -> list[Element]:
-    """Render all sections, top to bottom: figures, curves, and what is said in words behind them."""
-    made = [section("summary", "Summary", ending(c), figures(c))]
-    if c.losses:
-        made.append(section("loss", "Loss", loss(c)))
-    if rewarded := [(r.step, r.rewards) for r in c.rounds if r.rewards]:
-        made.append(section("rewards", "Rewards", *rewards(c, rewarded)))
-    if c.speeds:
-        made.append(section("speed", "Speed", speed(c)))
-    if points := [(float(r.step), r.lr) for r in c.rounds if r.lr is not None]:
-        made.append(section("rate", "Learning rate", rate(points)))
-    if points := [(float(r.step), r.grad_norm) for r in c.rounds if r.grad_norm is not None]:
-        made.append(section("norm", "Gradient norm", norm(points)))
-    if c.samples:
-        made.append(section("samples", "Samples", *samples(c)))
-    if c.rounds:
-        titles = (("bytes", "Bytes"), ("ratio", "Below FP16"))
-        made += [section(*title, one) for title, one in zip(titles, traffic(c), strict=False)]
-        made.append(section("waiting", "Waiting", idle(c)))
-    if c.slow:
-        made.append(section("slow", "Slow rounds", scrollable(slow_rounds(c), "slow rounds")))
-    if c.stays:
-        made.append(section("peers", "Peers", timeline(c)))
-    if participants(c):
-        made.append(section("contributions", "Contributions", shares(c)))
-    made.append(section("words", "In words", *(el("p", line) for line in words(c))))
-    if participants(c):
-        made.append(section("contributors", "Contributors", *contributors(c)))
-    if c.about.recipe_text:
-        made.append(section("recipe", "Recipe", *recipe(c)))
-    return made
-
-
-def document(page: Page, head: Sequence[Element], top: Sequence[Element], *body: Element) -> str:
-    """Render a whole page; `head` and `top` are added to its head and to its header."""
-    charset, title = el("meta", charset="utf-8"), el("title", page.headline)
-    viewport = el("meta", name="viewport", content="width=device-width, initial-scale=1")
-    header = el("header", el("h1", page.title), el("p", page.sub, class_="sub"), *top)
-    whole = el("html", el("head", charset, title, viewport, *head), el("body", header, *body), lang="en")
-    return "<!doctype html>\n" + html(whole)
-
-
-def section(name: str, title: str, *children: Child) -> Element:
-    return el("section", el("h2", title, id=f"{name}-h"), *children, id=name, aria_labelledby=f"{name}-h")
+def document(title: str, headline: str, sub: str, sections: Mapping[str, Sequence[Block]]) -> Document:
+    """Describe a page: its heading, the window's title, a line under the heading, sections."""
+    found = [{"title": name, "blocks": blocks} for name, blocks in sections.items() if blocks]
+    return readable({"title": title, "headline": headline, "sub": sub, "sections": found}, paragraphs)
 
 
 # ---- in words ----------------------------------------------------------------------------------------------
@@ -115,17 +112,17 @@ def words(c: RunHistory) -> Iterator[str]:
     rounds = counted(c.rounds[-1].round + 1 if c.rounds else 0, "round")
     yield f"{headline(c)}: {rounds}{took}{ended}."
     if losses:
-        held = f"; on held-out data {trend([e.loss for e in c.evaluations])}" if c.evaluations else ""
+        held = f"; on held-out data {trend(evaluations(c), '.4f')}" if c.evaluations else ""
         best = (
             f", best {c.best.loss:.4f} at step {c.best.step:,}" if c.best and len(c.evaluations) > 1 else ""
         )
         unit = "nats a pair" if any(r.rewards for r in c.rounds) else "nats a token"
-        yield f"The loss in training {trend([losses[0][1], losses[-1][1]])}{held}{best} ({unit})."
+        yield f"The loss in training {trend(losses, '.4f')}{held}{best} ({unit})."
     if up := sum(r.up for r in c.rounds):
         down, times = sum(r.down for r in c.rounds), ratio_of(c)
         below = f", {times:,.0f} times less than all parameters in FP16" if times else ""
         yield f"In the rounds the peers sent {megabytes(up)} and received {megabytes(down)}{below}."
-    if fetched := sum(one.fetched for one in c.contributions):
+    if fetched := sum(one.fetched_bytes for one in c.contributions):
         yield f"To join they fetched another {megabytes(fetched)}: the model, and the packets they lacked."
     if (share := idle_of(c.rounds)) is not None:
         yield f"Their devices waited {share:.1%} of their time for an exchange."
@@ -146,12 +143,27 @@ def words(c: RunHistory) -> Iterator[str]:
         yield f"Newest entry: {utc(c.seen)}."
 
 
-def ending(c: RunHistory) -> Element | None:
+def steps(c: RunHistory) -> list[str]:
+    """List the commands that repeat a run of this machine, and what makes it the same."""
+    about, peers = c.about, max((len(r.members) for r in c.rounds), default=1)
+    save = f"Save the recipe above as {about.recipe}.yaml; the host's data files are in it by their names."
+    found = [
+        *([save] if about.recipe_text else []),
+        f"`cocktail launch {about.recipe}.yaml --peers {peers}` (or fewer, and others join)",
+        f"It is the same base model if the sha256 of its files is `{about.base_sha256}`",
+        f"They are the same data if their sha256, tokenized, is `{about.data_sha256}`",
+        "The same model to the bit is the base plus the packets in the run's ledger, at its host: "
+        f"`cocktail export {about.run} -o DIR`. A second run differs by who takes part in which round, which "
+        "machines and lines decide.",
+    ]
+    return [f"{number}. {step}" for number, step in enumerate(found, 1)] if about.base_sha256 else []
+
+
+def ending(c: RunHistory) -> list[Block]:
     """Say above all figures why a run does not go on, unless it is finished."""
-    if c.state in ("running", "waiting", "finished"):
-        return None
     why = f": {c.reason}" if c.reason else ""
-    return el("p", f"{headline(c)}{why}.", class_="ending")
+    goes_on = c.state in ("running", "waiting", "finished")
+    return [] if goes_on else [("ending", f"{headline(c)}{why}.")]
 
 
 def participants(c: RunHistory) -> list[Contribution]:
@@ -159,47 +171,56 @@ def participants(c: RunHistory) -> list[Contribution]:
     return [one for one in c.contributions if one.rounds or one.left_out]
 
 
-def trend(values: Sequence[float]) -> str:
+def trend(points: Sequence[Point], form: str) -> str:
     """Describe first and last value: `fell from 4.70 to 2.61`."""
-    if len(values) == 1 or values[0] == values[-1]:
-        return f"is {values[-1]:.4f}"
-    return f"{'fell' if values[-1] < values[0] else 'rose'} from {values[0]:.4f} to {values[-1]:.4f}"
+    first, last = points[0][1], points[-1][1]
+    if first == last:
+        return f"is {last:{form}}"
+    return f"{'fell' if last < first else 'rose'} from {first:{form}} to {last:{form}}"
 
 
-def figures(c: RunHistory) -> Element:
-    """Render the key figures."""
-    losses = [loss for _, loss in c.losses]
-    share, times = idle_of(c.rounds), ratio_of(c)
-    running = c.state == "running"
-    rates, norms = (
-        [r.lr for r in c.rounds if r.lr is not None],
-        [r.grad_norm for r in c.rounds if r.grad_norm],
-    )
-    shown = [
-        ("state", "no answer" if c.state == "unreachable" else c.state),
-        ("step", f"{c.step:,} / {c.steps:,}"),
-        ("loss", f"{losses[-1]:.4f}" if losses else "-"),
-        ("held-out", f"{c.evaluations[-1].loss:.4f}" if c.evaluations else "-"),
-        ("best", f"{c.best.loss:.4f} at {c.best.step:,}" if c.best else "-"),
-        ("tokens/s", short(c.recent_speed) if c.speeds else "-"),
-        ("learning rate", f"{rates[-1]:.2g}" if rates else "-"),
-        ("gradient norm", f"{norms[-1]:.2f}" if norms else "-"),
-        ("peers now", f"{len(c.present)}"),
-        ("below FP16", f"{times:,.0f}x" if times else "-"),
-        ("idle", f"{share:.1%}" if share is not None else "-"),
-        ("bottleneck", c.bottleneck or "-"),
-        ("left" if running else "took", time_left(c) if running else duration_text(duration(c))),
-    ]
-    return el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in shown), class_="figures")
+def utc(seconds: float) -> str:
+    return timestamp(datetime.fromtimestamp(seconds, UTC)).replace("T", " ").replace("Z", " UTC")
 
 
-def time_left(c: RunHistory) -> str:
-    """Estimate the time left from the pace of the last twenty steps."""
+# ---- figures -----------------------------------------------------------------------------------------------
+
+
+def figures(c: RunHistory) -> dict[str, str]:
+    """Format the key figures by name."""
+    best, left = c.best, time_left(c) if c.state == "running" else None
+    tokens, sent = sum(r.tokens for r in c.rounds), sum(r.up for r in c.rounds)
+    return {
+        "state": "no answer" if c.state == "unreachable" else c.state,
+        "step": f"{c.step:,} / {c.steps:,}",
+        "loss": last("{:.4f}", [loss for _, loss in c.losses]),
+        "held-out": last("{:.4f}", [loss for _, loss in evaluations(c)]),
+        "best": f"{best.loss:.4f} at {best.step:,}" if best else UNSET,
+        "tokens/s": short(c.recent_speed) if c.speeds else UNSET,
+        "tokens": short(tokens) if tokens else UNSET,
+        "learning rate": last("{:.2g}", [r.lr for r in c.rounds]),
+        "gradient norm": last("{:.2f}", [r.grad_norm for r in c.rounds]),
+        "peers now": f"{len(c.present)}",
+        "peers in all": f"{len(participants(c)):,}",
+        "sent by peers": megabytes(sent) if sent else UNSET,
+        "below FP16": last("{:,.0f}x", [ratio_of(c)]),
+        "idle": last("{:.1%}", [idle_of(c.rounds)]),
+        "bottleneck": c.bottleneck or UNSET,
+        "took": duration_text(duration(c)),
+        "left": UNSET if left is None else time_left_text(left),
+    }
+
+
+def last(form: str, values: Sequence[float | None]) -> str:
+    """Format the last value that is known."""
+    return next((form.format(value) for value in reversed(values) if value is not None), UNSET)
+
+
+def time_left(c: RunHistory) -> float | None:
+    """Estimate the seconds left from the pace of the last twenty steps."""
     recent = c.rounds[-21:]
     steps = recent[-1].step - recent[0].step if recent else 0
-    if not steps:
-        return "-"
-    return time_left_text((recent[-1].at - recent[0].at) / steps * (c.steps - c.step))
+    return (recent[-1].at - recent[0].at) / steps * (c.steps - c.step) if steps else None
 
 
 def duration(c: RunHistory) -> float:
@@ -218,229 +239,225 @@ def idle_of(rounds: Sequence[Round] | Sequence[Contribution]) -> float | None:
     return wait / (wait + compute) if wait + compute else None
 
 
-def utc(seconds: float) -> str:
-    return timestamp(datetime.fromtimestamp(seconds, UTC)).replace("T", " ").replace("Z", " UTC")
+# ---- curves ------------------------------------------------------------------------------------------------
 
 
-# ---- charts ------------------------------------------------------------------------------------------------
+def chart(
+    title: str, curves: Mapping[str, Sequence[Point]], x: str = "step", zero: bool = True
+) -> list[Block]:
+    """Describe the curves that have finite points: a column of x, then one for each of them.
+
+    The y axis begins at 0 with `zero`, but is logarithmic where values lie far apart.
+    """
+    finite = {name: [one for one in points if isfinite(one[1])] for name, points in curves.items()}
+    shown = {name: points for name, points in finite.items() if points}
+    columns = [dict(downsample(points)) for points in shown.values()]
+    xs = sorted({x for column in columns for x in column})
+    ys = [y for column in columns for y in column.values()]
+    made = {
+        "title": f"{title} by {x}"
+        + " (neighbours averaged)" * any(len(one) > MOST for one in shown.values()),
+        "said": "; ".join(f"{name} {trend(points, '.4g')}" for name, points in shown.items()),
+        "names": [x, *shown],
+        "columns": [xs, *([column.get(x) for x in xs] for column in columns)],
+        "zero": zero,
+        "log": bool(ys) and min(ys) > 0 and max(ys) > WIDE * median(ys),
+    }
+    return [("chart", made)] if shown else []
 
 
-def loss(c: RunHistory) -> Element:
-    held = [(float(e.step), e.loss) for e in c.evaluations]
-    series = [Series("training", c.losses, "a"), Series("held-out", held, "b")]
-    said = f"Loss in training {trend([y for _, y in c.losses])}."
-    return curves(Plot("curve", "Loss by step", said, series, "step", "{:.4g}".format))
+def downsample(points: Sequence[Point], most: int = MOST) -> list[Point]:
+    """Reduce to `most` points: neighbours are averaged at the x of their last, and the last point is kept."""
+    if len(points) <= most:
+        return list(points)
+    many, last = len(points) - 1, most - 1
+    groups = [points[many * i // last : many * (i + 1) // last] for i in range(last)]
+    return [(group[-1][0], float(f"{fmean(y for _, y in group):.6g}")) for group in groups] + [points[-1]]
 
 
-def rewards(c: RunHistory, points: Sequence[tuple[int, Mapping[str, float]]]) -> Iterator[Element]:
-    """Render the rewards of chosen and rejected answers, and how often the chosen one has more."""
-    held = [(e.step, e.rewards) for e in c.evaluations if e.rewards]
-
-    def series(label: str, of: Sequence[tuple[int, Mapping[str, float]]], name: str, look: Look) -> Series:
-        return Series(label, [(float(step), values[f"rewards/{name}"]) for step, values in of], look)
-
-    newest = (held or points)[-1][1]
-    said = f"Of late the chosen answer has {newest['rewards/margins']:.3g} more than the rejected one."
-    both = [series("chosen", points, "chosen", "a"), series("rejected", points, "rejected", "b")]
-    yield curves(Plot("reward", "Rewards in training by step", said, both, "step", "{:.3g}".format))
-    said = f"Of late the chosen answer has more in {newest['rewards/accuracies']:.0%} of the pairs."
-    right = [series("training", points, "accuracies", "a"), series("held-out", held, "accuracies", "b")]
-    title = "Pairs whose chosen answer has the higher reward"
-    yield curves(Plot("accuracy", title, said, right, "step", "{:.0%}".format, zero=True))
+def evaluations(c: RunHistory) -> list[Point]:
+    return [(e.step, e.loss) for e in c.evaluations]
 
 
-def speed(c: RunHistory) -> Element:
-    said = f"Of late {c.recent_speed:,.0f} tokens a second, all peers together."
-    series = [Series("trained tokens a second", c.speeds, "a")]
-    return curves(Plot("speeds", "Tokens a second by step", said, series, "step", short_count, zero=True))
+def rewards(c: RunHistory) -> list[Block]:
+    """Describe the rewards of chosen and rejected answers, and how often the chosen one has more."""
+
+    def of(key: str, seen: Sequence[Round] | Sequence[Evaluation]) -> list[Point]:
+        return [(one.step, one.rewards[f"rewards/{key}"]) for one in seen if one.rewards]
+
+    both = {"chosen": of("chosen", c.rounds), "rejected": of("rejected", c.rounds)}
+    right = {"share of pairs": of("accuracies", c.rounds), "held-out": of("accuracies", c.evaluations)}
+    title = "Share of pairs whose chosen answer has the higher reward"
+    return [*chart("Rewards in training", both, zero=False), *chart(title, right)]
 
 
-def rate(points: Sequence[Point]) -> Element:
-    said = f"At the newest step {points[-1][1]:.2g}."
-    series = [Series("learning rate", points, "a")]
-    return curves(Plot("rates", "Learning rate by step", said, series, "step", "{:.2g}".format, zero=True))
+# ---- samples, peers, recipe --------------------------------------------------------------------------------
 
 
-def norm(points: Sequence[Point]) -> Element:
-    said = f"At the newest step {points[-1][1]:.3g}, before clipping; the median over the peers."
-    series = [Series("gradient norm before clipping", points, "a")]
-    log = min(value for _, value in points) > 0 and max(value for _, value in points) > 50 * points[-1][1]
-    title = "Gradient norm by step"
-    return curves(Plot("norms", title, said, series, "step", "{:.3g}".format, log=log, zero=not log))
+def samples(c: RunHistory) -> list[Block]:
+    """Describe how the model continues held-out texts, the newest words first."""
+    by_prompt: dict[str, list[Any]] = {}
+    for one in reversed(c.samples):
+        by_prompt.setdefault(one.prompt, []).append(asdict(one))
+    return [("p", GOES_ON), *(("sample", made) for made in by_prompt.values())] if by_prompt else []
 
 
-def samples(c: RunHistory) -> Iterator[Element]:
-    """Render how the model continues held-out texts: the newest words first, earlier ones behind them."""
-    by_prompt: dict[str, list[Generation]] = {}
-    for one in c.samples:
-        by_prompt.setdefault(one.prompt, []).append(one)
-    yield el(
-        "p",
-        "The model goes on from texts that it was not trained on; it takes the likeliest token each time.",
-    )
-    for number, (prompt, made) in enumerate(by_prompt.items()):
-        newest = made[-1]
-        quoted = [el("p", el("span", prompt, class_="prompt"), newest.text, class_="said")]
-        if newest.reference:
-            quoted.append(el("p", f"The held-out text goes on: {newest.reference}", class_="sub"))
-        numbers = table(
-            "The same at earlier steps", ["step", "text"], [[f"{o.step:,}", o.text] for o in made[::-1]]
-        )
-        earlier = el(
-            "details", el("summary", "Earlier"), scrollable(numbers, "earlier"), id=f"sample-{number}"
-        )
-        title = el("figcaption", f"step {newest.step:,}")
-        yield el("figure", title, *quoted, earlier if len(made) > 1 else None, class_="sample")
+def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Block]:
+    """Describe a table that has rows; its first column holds row headers."""
+    return [("table", {"title": title, "head": head, "rows": rows})] if rows else []
 
 
-def short_count(value: float) -> str:
-    return short(value).replace(".0", "")
-
-
-def traffic(c: RunHistory) -> Iterator[Element]:
-    """Render bytes per peer and round, and the ratio against FP16."""
-    known = [r for r in c.rounds if r.up + r.down]
-    if not known:
-        yield el("p", "How many bytes went over the lines is not known.")
-        return
-    up = [(float(r.round), r.up / len(r.members)) for r in known]
-    down = [(float(r.round), r.down / len(r.members)) for r in known]
-    said = f"In the newest round a peer sent {megabytes(up[-1][1])} and received {megabytes(down[-1][1])}."
-    series = [Series("sent by a peer", up, "a"), Series("received by a peer", down, "c")]
-    wide = [value for _, value in (*up, *down) if value > 0]
-    log = max(wide) > 20 * min(wide) and len(wide) == 2 * len(known)
-    title = "Bytes of a peer by round"
-    yield curves(Plot("moved", title, said, series, "round", short_bytes, log=log, zero=not log))
-    ratios = [(float(r.round), ratio) for r in known if (ratio := r.ratio(c.about.parameters))]
-    if ratios:
-        title, said = "Times fewer bytes than FP16", f"In the newest round {ratios[-1][1]:,.0f} times fewer."
-        series, times = [Series("times fewer bytes than FP16", ratios, "a")], [ratio for _, ratio in ratios]
-        log = max(times) > 5 * median(times)  # the first round has almost nothing to send
-        yield curves(Plot("times", title, said, series, "round", "{:,.0f}x".format, log=log, zero=not log))
-
-
-def idle(c: RunHistory) -> Element:
-    points = [(float(r.round), 100 * share) for r in c.rounds if (share := r.idle) is not None]
-    if not points:
-        return el("p", "How long devices waited is not known.")
-    said = f"All rounds together: {idle_of(c.rounds) or 0:.1%}. The mean over the peers of each round."
-    series = [Series("share of a step spent waiting", points, "a")]
-    return curves(Plot("idle", "Idle share by round", said, series, "round", "{:.3g} %".format, zero=True))
-
-
-def slow_rounds(c: RunHistory) -> Element:
-    """Render who has lengthened rounds, why, and what helps; newest first."""
+def slow_rounds(c: RunHistory) -> list[Block]:
+    """Describe who has lengthened rounds, why, and what helps; newest first."""
     head = ["peer", "cause", "evidence", "remedy", "longer", "round"]
-    body = [
+    rows = [
         [one.peer, one.cause, one.evidence, one.remedy, f"{one.lengthened:.0%}", f"{one.round:,}"]
         for one in c.slow[: -SLOWEST - 1 : -1]
     ]
-    return table("Who has made rounds longer, newest first", head, body)
+    return table("Who has made rounds longer, newest first", head, rows)
 
 
-def short_bytes(value: float) -> str:
-    return megabytes(value).replace(".0 ", " ")
+@dataclass(frozen=True)
+class Bar:
+    """A time of a peer in the run, or a round without it."""
+
+    start: float  # seconds since the start
+    wide: float
+    title: str
+    look: Literal["", "pale", "cross"] = ""  # CSS class
 
 
-def curves(plot: Plot) -> Element:
-    """Render a chart and the table with its numbers."""
-    shown = [one for one in plot.series if one.points]
-    columns = [dict(downsample(one.points)) for one in shown]
-    xs = sorted({x for column in columns for x in column})
-    body = [[f"{x:,.0f}", *(plot.text(column[x]) if x in column else "" for column in columns)] for x in xs]
-    many = max(len(one.points) for one in shown)
-    averaged = f" ({many:,} points, neighbours averaged)" if many > len(xs) else ""
-    numbers = table(plot.title + averaged, [plot.x_name, *(one.name for one in shown)], body)
-    return el("figure", line_chart(plot), collapsible(f"{plot.name}-table", numbers))
-
-
-def timeline(c: RunHistory) -> Element:
-    """Render when each peer was present, with the rounds that went on without it."""
-    start, end = c.started or 0.0, c.seen or 0.0
-    bars: dict[str, list[Bar]] = {}
+def timeline(c: RunHistory) -> list[Block]:
+    """Describe when each peer was present, with the rounds that went on without it."""
+    start, bars = c.started or 0.0, dict[str, list[Bar]]()
     for stay in c.stays:
-        bars.setdefault(stay.peer, []).extend(bars_of(stay, start, end))
-    missed: dict[str, list[Bar]] = {}
-    for r in c.rounds:
-        for peer in r.left_out:
-            mark = Bar(r.at - start, r.at - start, f"{peer}: round {r.round} without it")
-            missed.setdefault(peer, []).append(mark)
-    drawn = [Row(peer, parts, missed.get(peer, [])[-CROSSES:]) for peer, parts in bars.items()]
-    said = f"{len(bars)} peers came, {len(c.present)} are there. Time runs from the start of the run."
-    body = [
-        [s.peer, utc(s.joined), utc(s.left) if s.left else "", s.reason] for s in reversed(c.stays[-PEERS:])
-    ]
-    stays = table("Who came and went, newest first", ["peer", "joined", "left", "why"], body)
-    chart = row_chart("timeline", "Peers over time", said, drawn, timed=True)
-    return el("figure", chart, collapsible("timeline-table", stays))
+        bars.setdefault(stay.peer, []).extend(bars_of(stay, start, c.seen or 0.0))
+    stop = max((bar.start + bar.wide for row in bars.values() for bar in row), default=0.0) or 1.0
+    missed = [(peer, r) for r in c.rounds for peer in r.left_out if peer in bars]
+    for peer, r in missed[-CROSSES:]:
+        bars[peer].append(Bar(r.at - start, 0.0, f"round {r.round} without it", "cross"))
+    made = {
+        "title": "Peers over time; pale while they fetch the model, a cross where one was late or refused",
+        "said": f"{len(bars)} peers came, {len(c.present)} are there",
+        "rows": {peer: [asdict(bar) for bar in row] for peer, row in [*bars.items()][:ROWS]},
+        "left": max(0, len(bars) - ROWS),
+        "stop": stop,
+        "ticks": [time_left_text(stop * n / 4) for n in range(5)],
+        "stays": [
+            [one.peer, utc(one.joined), utc(one.left) if one.left else "", one.reason]
+            for one in c.stays[: -PEERS - 1 : -1]
+        ],
+    }
+    return [("bars", made)] if bars else []
 
 
 def bars_of(stay: Presence, start: float, end: float) -> Iterator[Bar]:
     """Yield bars from joining to leaving; the bar is pale while the peer fetches the model."""
     gone = f"left {utc(stay.left)}: {stay.reason}" if stay.left else "still there"
-    title = f"{stay.peer}: joined {utc(stay.joined)}, {gone}"
     joined, ready, left = (max(0.0, (at or end) - start) for at in (stay.joined, stay.ready, stay.left))
     if stay.ready is not None:
-        yield Bar(joined, ready, f"{stay.peer}: fetched the model until {utc(stay.ready)}", pale=True)
+        yield Bar(joined, ready - joined, f"fetched the model until {utc(stay.ready)}", "pale")
         joined = ready
-    yield Bar(joined, max(joined, left), title)
+    yield Bar(joined, max(0.0, left - joined), f"joined {utc(stay.joined)}, {gone}")
 
 
-def shares(c: RunHistory) -> Element:
-    """Render each peer's share of the work."""
-    first = c.contributions[0]
-    drawn = [
-        Row(one.peer, [Bar(0, one.part, f"{one.peer}: {one.part:.1%}")], text=f"{one.part:.0%}")
-        for one in participants(c)
-    ]
-    said = f"{first.peer} did most: {first.part:.0%}."
-    return el("figure", row_chart("shares", "Share of the work", said, drawn))
-
-
-def contributors(c: RunHistory) -> Iterator[Element]:
-    """Render the table of contributions; a run whose ledger lies elsewhere has fewer columns."""
+def contributors(c: RunHistory) -> list[Block]:
+    """Describe what each peer gave; a run whose ledger lies elsewhere has fewer columns."""
     columns: dict[str, Callable[[Contribution], str]] = {
+        "peer": lambda one: one.peer,
         "hardware": lambda one: one.hardware,
         "share": lambda one: f"{one.part:.1%}",
         "samples": lambda one: f"{one.samples:,}",
         "rounds": lambda one: f"{one.rounds:,}",
         "left out": lambda one: f"{one.left_out:,}",
-        "idle": lambda one: "-" if (idle := idle_of([one])) is None else f"{idle:.1%}",
-        "sent": lambda one: megabytes(one.up),
-        "received": lambda one: megabytes(one.down),
+        "idle": lambda one: last("{:.1%}", [idle_of([one])]),
+        "sent": lambda one: megabytes(one.up_bytes),
+        "received": lambda one: megabytes(one.down_bytes),
     }
     did = participants(c)
     if not any(one.samples for one in did):
         del columns["samples"]
-    body = [[one.peer, *(of(one) for of in columns.values())] for one in did[:PEERS]]
-    yield scrollable(table("What each gave", ["peer", *columns], body), "what each gave")
-    if len(did) > PEERS:
-        yield el("p", f"and {len(did) - PEERS:,} more.")
+    rows = [[of(one) for of in columns.values()] for one in did[:PEERS]]
+    more: list[Block] = [("p", f"and {len(did) - PEERS:,} more.")] if len(did) > PEERS else []
+    return [*table("What each gave", [*columns], rows), *more]
 
 
-def recipe(c: RunHistory) -> Iterator[Element]:
-    yield el("p", "sha256 of the recipe in full: ", el("code", c.about.recipe_hash))
-    code = el("pre", el("code", c.about.recipe_text), tabindex="0", aria_label="the recipe")
-    yield el("details", el("summary", f"{c.about.recipe}.yaml"), code, id="recipe-text")
+def recipe(c: RunHistory) -> list[Block]:
+    named = f"{c.about.recipe}.yaml; sha256 of the recipe in full: `{c.about.recipe_hash}`"
+    return [("p", named), ("code", c.about.recipe_text)] if c.about.recipe_text else []
 
 
-# ---- tables ------------------------------------------------------------------------------------------------
+# ---- several runs ------------------------------------------------------------------------------------------
 
 
-def table(caption: str, head: Sequence[str], body: Iterable[Sequence[str]]) -> Element:
-    """Render a table whose first column holds row headers."""
-    top = el("tr", *(el("th", name, scope="col") for name in head))
-    under = (
-        el("tr", el("th", first, scope="row"), *(el("td", cell) for cell in cells)) for first, *cells in body
-    )
-    return el("table", el("caption", caption), el("thead", top), el("tbody", *under))
+def check_comparable(names: Sequence[str]) -> None:
+    """Raises Failure (usage): too many runs, or one of them twice."""
+    if len(names) > RUNS:
+        raise Failure("usage", f"{len(names)} runs, where at most {RUNS} can be compared")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise Failure("usage", f"{twice} cannot be compared with itself", hints=("cocktail runs lists all",))
 
 
-def collapsible(name: str, numbers: Element) -> Element:
-    """Wrap a table in <details>, closed at first."""
-    return el("details", el("summary", "The numbers"), scrollable(numbers, name), id=name)
+def page_of(runs: Sequence[RunHistory]) -> Document:
+    """Describe one run, or two to RUNS beside each other."""
+    if len(runs) == 1:
+        return page_of_one(runs[0])
+    names = [c.about.run for c in runs]
+
+    def curves(of: Callable[[RunHistory], list[Point]]) -> dict[str, list[Point]]:
+        return dict(zip(names, map(of, runs), strict=True))
+
+    columns = [figures(c) for c in runs]
+    rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
+    sections = {
+        "Loss": chart("Loss", curves(lambda c: c.losses), zero=False),
+        "Held-out loss": chart("Held-out loss", curves(evaluations), zero=False),
+        "Loss by bytes": chart("Loss", curves(losses_by_bytes), "bytes of all peers", zero=False),
+        "Tokens a second": chart("Tokens a second", curves(lambda c: c.speeds)),
+        "Figures": table("How they ended, or are now", ["", *names], rows),
+        "Recipes": recipe_differences(runs),
+    }
+    title = " and ".join(names)
+    return document(title, f"{title}, compared", "cocktail · compared", sections)
 
 
-def scrollable(numbers: Element, name: str) -> Element:
-    """Wrap a table in a box that the keyboard can scroll."""
-    return el("div", numbers, class_="scroll", tabindex="0", role="region", aria_label=name.replace("-", " "))
+def losses_by_bytes(c: RunHistory) -> list[Point]:
+    """Return the loss in training over the bytes exchanged until then."""
+    exchanged = accumulate(r.up + r.down for r in c.rounds)
+    return [(at, r.loss) for at, r in zip(exchanged, c.rounds, strict=True) if at and r.loss is not None]
+
+
+def recipe_differences(runs: Sequence[RunHistory]) -> list[Block]:
+    """Describe the recipe keys that differ, with their values; base and data by their hashes."""
+    if not all(c.about.recipe_text for c in runs):
+        return [("p", "Not every recipe is known here.")]
+    of_runs = [keys_of(c) for c in runs]
+    names = dict.fromkeys(name for keys in of_runs for name in keys)
+    rows = [[name, *(keys.get(name, UNSET) for keys in of_runs)] for name in names]
+    different = [row for row in rows if len(set(row[1:])) > 1]
+    head = ["key", *(c.about.run for c in runs)]
+    found = table("Keys that differ; all others are the same", head, different)
+    return found or [("p", "The recipes, the base models and the data are the same.")]
+
+
+def keys_of(c: RunHistory) -> dict[str, str]:
+    """Flatten a recipe to dotted keys."""
+    import yaml
+
+    keys = dict(flattened("", yaml.safe_load(c.about.recipe_text) or {}))
+    hashes = {
+        "sha256 of the base model": c.about.base_sha256,
+        "sha256 of the data, and how much is trained": c.about.data_sha256,
+    }
+    return keys | {name: value[:16] for name, value in hashes.items() if value}
+
+
+def flattened(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from flattened(f"{path}.{name}" if path else str(name), inner)
+    elif isinstance(value, list) and any(isinstance(one, dict) for one in value):
+        for number, inner in enumerate(value):
+            yield from flattened(f"{path}.{number}", inner)
+    else:
+        yield path, str(value)

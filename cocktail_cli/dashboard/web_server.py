@@ -1,6 +1,6 @@
 """The dashboard over HTTP, served by Starlette and uvicorn.
 
-- The page is read-only: it answers GET and HEAD.
+- The page is static, draws the document of `/run.json`, and is read-only: it answers GET and HEAD.
 - Anyone who reaches it sees the run; the join line needs the page's key, from this machine.
 - Other sites cannot read it: the Host must be an address or localhost (DNS rebinding), nothing is shared
   across origins, and it loads nothing from elsewhere.
@@ -13,22 +13,20 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import json
 import logging
 import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, cast
-from xml.etree.ElementTree import Element
 
 from cocktail_cli.errors import Failure
 
-from .markup import el, html
 from .page_connections import CONNECTION, PATIENCE, Room
-from .report_page import Page, document
+from .report_page import Document
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -54,70 +52,28 @@ HEADERS = {
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Rendering:
-    """One rendering of the page, with its ETag."""
-
-    tag: str  # ETag of the content
-    page: str  # HTML
-
-
 class Screen:
-    """A cache of the newest rendering, shared by all clients."""
+    """A cache of the newest document, shared by all clients."""
 
-    def __init__(self, look: Callable[[], Page], again: float) -> None:
+    def __init__(self, look: Callable[[], Document], again: float) -> None:
         self.newest, self.again = look, again
         self.lock = threading.Lock()
-        self.at = 0.0
-        self.drawn: Rendering | None = None
+        self.at, self.drawn = 0.0, ""
 
-    def look(self) -> Rendering:
+    def look(self) -> str:
+        """Return the document as JSON."""
         with self.lock:
-            if self.drawn is None or time.monotonic() - self.at >= self.again:
-                self.drawn = render(self.newest())
+            if not self.drawn or time.monotonic() - self.at >= self.again:
+                self.drawn = json.dumps(self.newest())
                 self.at = time.monotonic()
             return self.drawn
-
-
-def render(shown: Page) -> Rendering:
-    """Render the whole page, readable without JavaScript."""
-    tag = hashlib.sha256("".join(map(html, shown.sections)).encode()).hexdigest()[:32]
-    head = [
-        el("link", rel="stylesheet", href="style.css"),
-        el("link", rel="icon", href="icon.svg"),
-        el("script", src="page.js", defer=True),
-    ]
-    top = [
-        el("p", id="notice", role="alert", hidden=True),
-        el("p", id="said", class_="unseen", role="status"),
-        el("noscript", el("p", "Without JavaScript this page does not renew itself: reload it.")),
-        invitation(),
-    ]
-    main = el("main", *shown.sections, data_tag=f'"{tag}"', data_headline=shown.headline)
-    return Rendering(f'"{tag}"', document(shown, head, top, main))
-
-
-def invitation() -> Element:
-    """Render the section in which page.js shows the join line, if it receives one."""
-    return el(
-        "section",
-        el("h2", "Invite peers", id="join-h"),
-        el("p", "Anyone with this line can join until the run is over. Treat it like a password."),
-        el("code", id="join-line", tabindex="0"),
-        el("button", "Copy", id="copy", type="button"),
-        " ",
-        el("span", id="copied", role="status"),
-        id="join",
-        aria_labelledby="join-h",
-        hidden=True,
-    )
 
 
 # ---- HTTP --------------------------------------------------------------------------------------------------
 
 
 def application(
-    look: Callable[[], Page], key: str, join_line: Callable[[], str], again: float = AGAIN
+    look: Callable[[], Document], key: str, join_line: Callable[[], str], again: float = AGAIN
 ) -> Starlette:
     """Build the application of one page.
 
@@ -136,15 +92,16 @@ def application(
 
     screen = Screen(look, again)
 
-    def page(request: Request) -> Response:
+    def run(request: Request) -> Response:
         try:
-            drawn = screen.look()
+            drawn = screen.look().encode()
         except (TransportError, OSError) as error:
             logger.warning("the run cannot be read: %s", error)
             return PlainTextResponse("The run cannot be read at the moment.", 503)
-        if request.headers.get("If-None-Match") == drawn.tag:
+        tag = f'"{hashlib.sha256(drawn).hexdigest()[:32]}"'
+        if request.headers.get("If-None-Match") == tag:
             return Response(status_code=304)
-        return Response(drawn.page, media_type="text/html", headers={"ETag": drawn.tag})
+        return Response(drawn, media_type="application/json", headers={"ETag": tag})
 
     def join(request: Request) -> Response:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -156,8 +113,8 @@ def application(
 
     return Starlette(
         routes=[
-            Route("/", page),
-            Route("/live", page),
+            Route("/", part("page.html", "text/html")),
+            Route("/run.json", run),
             Route("/join", join),
             *(Route(f"/{name}", part(name, kind)) for name, kind in PARTS.items()),
         ],
@@ -165,7 +122,13 @@ def application(
     )
 
 
-PARTS = {"style.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
+PARTS = {
+    "vendor/uPlot.iife.min.js": "text/javascript",
+    "page.js": "text/javascript",
+    "vendor/uPlot.min.css": "text/css",
+    "style.css": "text/css",
+    "icon.svg": "image/svg+xml",
+}
 
 
 def part(name: str, kind: str) -> Callable[[Request], Response]:

@@ -13,9 +13,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar, dataclass_transform, get_args
 
-from cocktail_cli.foreign_text import LONGEST, paragraphs, readable
+from cocktail_cli.foreign_text import one_line, paragraphs, readable
 
 VERSION = 1
 OWN = ("url", "output_dir", "model", "install")  # fields that this machine's programs need to the letter
@@ -32,9 +33,9 @@ def event(kind: type[T]) -> type[T]:
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
             if each.name not in OWN and not isinstance(value, bool | int | float | None):
-                limit = LONGEST_NAME if each.name in NAMES else LONGEST
-                of_lines = each.name in OF_THE_MODEL
-                object.__setattr__(self, each.name, paragraphs(value) if of_lines else readable(value, limit))
+                line = partial(one_line, limit=LONGEST_NAME) if each.name in NAMES else one_line
+                safe = paragraphs if each.name in OF_THE_MODEL else line
+                object.__setattr__(self, each.name, readable(value, safe))
 
     kind.__post_init__ = make_readable  # type: ignore[attr-defined]
     return dataclass(frozen=True)(kind)

@@ -1,9 +1,11 @@
-"""The neutral recipe, `finetune`, with a model and data of the user's own: its name and description."""
+"""Names of recipes and of what they train on: the neutral recipe, `finetune`, and what is told to others."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+from .schema import Recipe
 
 NEUTRAL = "finetune"
 LONGEST_NAME = 64  # letters of a recipe's name
@@ -32,3 +34,28 @@ def run_name(model: str, data: str) -> str:
 def describe(model: str, data: str) -> str:
     """Describe a run by its model and data, without local paths."""
     return f"{public_name(model)} fine-tuned on {public_name(data)}."
+
+
+def method_of(recipe: Recipe) -> str:
+    """Name the training method."""
+    if recipe.lora is None:
+        return "Full fine-tune"
+    return "LoRA adapters, by direct preference optimization," if recipe.dpo else "LoRA adapters"
+
+
+def published_recipe(recipe: Recipe) -> dict[str, object]:
+    """Dump the keys that the recipe sets, local files by their names alone."""
+    values: dict[str, object] = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"checkpoint"})
+    values["version"] = recipe.version
+    model = recipe.model.model_dump(mode="json", exclude_defaults=True)
+    for key in ("model_name_or_path", "tokenizer_name_or_path"):
+        if model.get(key):
+            model[key] = public_name(model[key])
+    values["model"] = model
+    for key, datasets in (("datasets", recipe.datasets), ("eval_datasets", recipe.eval_datasets)):
+        kept = [dataset.model_dump(mode="json", exclude_defaults=True) for dataset in datasets]
+        if kept:
+            values[key] = [
+                one | {"path": public_name(dataset.path)} for one, dataset in zip(kept, datasets, strict=True)
+            ]
+    return values

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from recipes.config import Recipe, is_repository_id, public_name
+from recipes.config import Recipe, is_repository_id, method_of, public_name, published_recipe
 from recipes.downloads import Licence
 
 if TYPE_CHECKING:
@@ -143,13 +143,6 @@ def evaluations(recipe: Recipe, made: RunSummary) -> list[EvalResult]:
     ]
 
 
-def method_of(recipe: Recipe) -> str:
-    """Name the training method."""
-    if recipe.lora is None:
-        return "Full fine-tune"
-    return "LoRA adapters, by direct preference optimization," if recipe.dpo else "LoRA adapters"
-
-
 def trained_how(recipe: Recipe, made: RunSummary) -> str:
     """Name the method, and whether adapters are merged."""
     return method_of(recipe) + (", merged into their base," if made.merged else "")
@@ -199,24 +192,6 @@ def ranked(samples: Mapping[str, int]) -> list[tuple[str, int]]:
     return ranks[:MAX_CONTRIBUTORS] + (
         [(f"and {len(rest)} more", sum(count for _, count in rest))] if rest else []
     )
-
-
-def published_recipe(recipe: Recipe) -> dict[str, object]:
-    """Dump the keys that the recipe sets, local files by their names alone."""
-    values: dict[str, object] = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"checkpoint"})
-    values["version"] = recipe.version
-    model = recipe.model.model_dump(mode="json", exclude_defaults=True)
-    for key in ("model_name_or_path", "tokenizer_name_or_path"):
-        if model.get(key):
-            model[key] = public_name(model[key])
-    values["model"] = model
-    for key, datasets in (("datasets", recipe.datasets), ("eval_datasets", recipe.eval_datasets)):
-        kept = [dataset.model_dump(mode="json", exclude_defaults=True) for dataset in datasets]
-        if kept:
-            values[key] = [
-                one | {"path": public_name(dataset.path)} for one, dataset in zip(kept, datasets, strict=True)
-            ]
-    return values
 
 
 def plain(name: str) -> str:

@@ -292,7 +292,7 @@ UNMEASURED = {
     "cocktail_cli/host/dashboard_process.py": "output of our own process",
     "cocktail_cli/volunteer/gpu_process.py": "a pipe of our own process",
     "cocktail_cli/volunteer/gpu_processes.py": "a pipe of our own process",
-    "cocktail_cli/dashboard/comparison.py": "YAML that this program has written just now",
+    "cocktail_cli/dashboard/report_page.py": "YAML that this program has written just now",
 }
 
 

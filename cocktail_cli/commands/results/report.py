@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-from xml.etree.ElementTree import Element
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cocktail_cli.completion import run_names
 from cocktail_cli.machine import load_run
 from cocktail_cli.options import Json, Quiet, RunArgument
-from cocktail_cli.ui import MARK, megabytes, say, say_json, say_own, showable, text_chart
+from cocktail_cli.ui import MARK, say, say_json, say_own, showable, text_chart
 
 if TYPE_CHECKING:
-    from cocktail_cli.dashboard import Page, RunHistory
+    from cocktail_cli.dashboard import Document
 
 FILE, COMPARISON = "report.html", "comparison.html"
-MARKS = 24  # points of the other run's curve in a text chart
 
 
 def report(
@@ -63,19 +63,16 @@ def report(
 
     With --json one object: report, bytes.
     """
-    from cocktail_cli.dashboard import RunFolderReader, check_comparable
+    from cocktail_cli.dashboard import RunFolderReader, check_comparable, page_of
 
-    record, others = load_run(run), [load_run(name) for name in with_ or ()]
-    if others:
-        check_comparable([record.run, *(other.run for other in others)])
-    told = RunFolderReader(record).look()
-    runs = [told, *(RunFolderReader(other).look() for other in others)]
+    records = [load_run(name) for name in (run, *(with_ or ()))]
+    check_comparable([record.run for record in records])
+    page = page_of([RunFolderReader(record).look() for record in records])
     if text:
-        lines = comparison_as_text(runs) if others else as_text(told)
-        say(*(showable(line, sys.stdout.encoding) for line in lines))
+        say(*(showable(line, sys.stdout.encoding) for line in as_text(page)))
         return
-    path = (output or Path(record.output_dir) / (COMPARISON if others else FILE)).absolute()
-    path.write_text(comparison_as_html(runs) if others else as_html(told), encoding="utf-8")
+    path = (output or Path(records[0].output_dir) / (COMPARISON if with_ else FILE)).absolute()
+    path.write_text(as_html(page), encoding="utf-8")
     size = path.stat().st_size
     if as_json:
         say_json({"report": str(path), "bytes": size})
@@ -89,116 +86,58 @@ def report(
         webbrowser.open(path.as_uri())
 
 
-def as_html(c: RunHistory) -> str:
-    from cocktail_cli.dashboard import el, page_of, section, utc
+def as_html(page: Document) -> str:
+    """Put the page, all that it loads, and its run into one file that loads nothing."""
+    from cocktail_cli.dashboard import PARTS, read_part
 
-    page = page_of(c)
-    again = section("again", "How to do it again", el("ol", *(el("li", *step) for step in steps(c))))
-    main = el("main", *page.sections, again, *versions(c))
-    for details in main.iterfind("section[@id='recipe']/details"):
-        details.set("open", "")
-    foot = el("footer", f"Written from the run's ledger and diary, as of {utc(c.seen or 0.0)}.")
-    return self_contained(page, main, foot)
-
-
-def comparison_as_html(runs: Sequence[RunHistory]) -> str:
-    from cocktail_cli.dashboard import compared, el, utc
-
-    page = compared(runs)
-    foot = el("footer", f"Written from the runs' ledgers, as of {utc(max(c.seen or 0.0 for c in runs))}.")
-    return self_contained(page, el("main", *page.sections), foot)
-
-
-def self_contained(page: Page, main: Element, foot: Element) -> str:
-    """Render one file that loads nothing from elsewhere."""
-    from cocktail_cli.dashboard import document, el, read_part
-
-    style = read_part("style.css")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    # forbids the browser to load or run anything, whatever the file contains
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'"
-    head = [el("meta", http_equiv="Content-Security-Policy", content=policy), el("style", style)]
-    return document(page, head, [], main, foot)
-
-
-def steps(c: RunHistory) -> Iterator[list[Element | str]]:
-    """Render the commands that repeat the run, and what makes it the same."""
-    from cocktail_cli.dashboard import el
-
-    about, peers = c.about, max((len(r.members) for r in c.rounds), default=1)
-    file = f"{about.recipe}.yaml"
-    if about.recipe_text:
-        yield [f"Save the recipe above as {file}; the host's data files are in it by their names."]
-    yield [el("code", f"cocktail launch {file} --peers {peers}"), " (or fewer, and others join)"]
-    yield ["It is the same base model if the sha256 of its files is ", el("code", about.base_sha256)]
-    yield ["They are the same data if their sha256, tokenized, is ", el("code", about.data_sha256)]
-    yield [
-        "The same model to the bit is the base plus the packets in the run's ledger, at its host: ",
-        el("code", f"cocktail export {about.run} -o DIR"),
-        ". A second run differs by who takes part in which round, which machines and lines decide.",
-    ]
-
-
-def versions(c: RunHistory) -> Iterator[Element]:
-    from cocktail_cli.dashboard import el, section
-
-    if c.about.versions:
-        listed = el("ul", *(el("li", f"{name} {found}") for name, found in c.about.versions.items()))
-        yield section("versions", "Versions on the host's machine", listed)
-
-
-def as_text(c: RunHistory) -> Iterator[str]:
-    """Format the report for a terminal: words, the loss curve, samples, contributors."""
-    from cocktail_cli.dashboard import evaluations, participants, words
-
-    yield from words(c)
-    if chart := text_chart(c.losses, evaluations(c), 78, 14):
-        yield ""
-        yield f"Loss by step; {MARK} on held-out data:"
-        yield from chart
-    newest = {one.prompt: one for one in c.samples}
-    for said in newest.values():
-        yield ""
-        yield f"Sample of step {said.step}: {said.prompt!r}"
-        yield f"  the model:     {said.text!r}"
-        yield f"  held-out text: {said.reference!r}"
-    if participants(c):
-        yield ""
-        head = f"{'PEER':<24} {'SAMPLES':>9} {'ROUNDS':>7} {'LEFT OUT':>8}"
-        yield f"{head} {'SENT':>9} {'RECEIVED':>9}  HARDWARE"
-    for one in participants(c):
-        did = f"{one.peer[:24]:<24} {one.samples:>9,} {one.rounds:>7,} {one.left_out:>8,}"
-        yield f"{did} {megabytes(one.up):>9} {megabytes(one.down):>9}  {one.hardware}"
-    yield ""
-    yield "To do it again:"
-    for number, step in enumerate(steps(c), 1):
-        yield f"{number}. " + "".join(part if isinstance(part, str) else part.text or "" for part in step)
-    if c.about.versions:
-        yield ""
-        yield "Versions: " + ", ".join(f"{name} {found}" for name, found in c.about.versions.items())
-    yield ""
-    yield f"Recipe (sha256 of it in full: {c.about.recipe_hash}):"
-    yield from c.about.recipe_text.rstrip().split("\n")
-
-
-def comparison_as_text(runs: Sequence[RunHistory]) -> Iterator[str]:
-    """Format a comparison for a terminal: the curves of each pair, figures, keys that differ."""
-    from cocktail_cli.dashboard import downsample, figure_table, recipe_differences
-
-    first, *others = runs
-    for other in others:
-        chart = text_chart(first.losses, downsample(other.losses, MARKS), 78, 14)
-        yield f"Loss by step: the line is {first.about.run}, {MARK} is {other.about.run}"
-        yield from chart
-        yield ""
-    head, rows = figure_table(runs)
-    yield from aligned([head, *rows])
-    yield ""
-    different = recipe_differences(runs)
-    yield (
-        "Recipe keys that differ:" if different else "The recipes, the base models and the data are the same."
+    style, script = (
+        "\n".join(read_part(name) for name, found in PARTS.items() if found == kind)
+        for kind in ("text/css", "text/javascript")
     )
-    yield from aligned(different)
+    policy = f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}"
+    run = json.dumps(page).replace("<", "\\u003c")  # no text in it can end the element
+    html = re.sub(r"<(link|script) .*\n", "", read_part("page.html"))
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}"><style>{style}</style>'
+    end = f'<script id="run" type="application/json">{run}</script><script>{script}</script>'
+    return html.replace("</head>", f"{head}</head>").replace("</body>", f"{end}</body>")
+
+
+def digest(text: str) -> str:
+    """Name an inline style or script in a Content-Security-Policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def as_text(page: Document) -> Iterator[str]:
+    """Format a page for a terminal: all that it has but bars, and charts other than those of losses."""
+    for section in page["sections"]:
+        lines = [line for kind, given in section["blocks"] for line in block_lines(kind, given)]
+        if lines:
+            yield from ("", section["title"].upper(), *lines)
+
+
+def block_lines(kind: str, given: Any) -> Iterator[str]:
+    """Format a block of a page."""
+    if kind in ("p", "ending", "code"):
+        yield from given.rstrip().split("\n")
+    elif kind == "figures":
+        yield from aligned([*given.items()])
+    elif kind == "table":
+        yield f"{given['title']}:"
+        yield from aligned([given["head"], *given["rows"]])
+    elif kind == "sample":
+        newest = given[0]
+        yield f"After {newest['prompt']!r}, at step {newest['step']}:"
+        yield f"  the model:     {newest['text']!r}"
+        yield f"  held-out text: {newest['reference']!r}"
+    elif kind == "chart" and "loss" in given["title"].lower():
+        first, *others = given["names"][1:]
+        curves = [
+            [(x, y) for x, y in zip(given["columns"][0], column, strict=True) if y is not None]
+            for column in given["columns"][1:]
+        ]
+        for name, marks in zip(others or [""], curves[1:] or [[]], strict=True):
+            yield given["title"] + f": the line is {first}, {MARK} is {name}" * bool(name)
+            yield from text_chart(curves[0], marks, 78, 14)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from cocktail_cli.ui import say, say_json
 from cocktail_cli.volunteer import read_url
 
 if TYPE_CHECKING:
-    from cocktail_cli.dashboard import Page, RunHistory
+    from cocktail_cli.dashboard import Document, RunHistory
 
 LAST_LOOK = 5.0  # seconds that the page of a launch outlives it, so that viewers see how it ended
 
@@ -80,19 +80,18 @@ def dashboard(
             server(app).run(sockets=[sock])
 
 
-def page_source(runs: list[str]) -> tuple[Callable[[], Page], Callable[[], str]]:
+def page_source(runs: list[str]) -> tuple[Callable[[], Document], Callable[[], str]]:
     """Return functions for the page of a run, or of several compared, and for the join line of one."""
-    from cocktail_cli.dashboard import check_comparable, compared, page_of
+    from cocktail_cli.dashboard import check_comparable, page_of
 
-    if len(runs) < 2:
-        look, join_line = source_of(runs[0] if runs else None)
-        return lambda: page_of(look()), join_line
     if sum(run.startswith("cocktail:") or run == "-" for run in runs) > 1:
         hint = "the others as @FILE: what is typed can be read by every user of this machine"
         raise Failure("usage", "more than one run URL on the command line", hints=(hint,))
-    looks = [source_of(run)[0] for run in runs]
+    names: list[str | None] = [*runs]
+    sources = [source_of(run) for run in names or [None]]
+    looks, (join_line, *others) = [look for look, _ in sources], [line for _, line in sources]
     check_comparable([look().about.run for look in looks])
-    return lambda: compared([look() for look in looks]), lambda: ""
+    return lambda: page_of([look() for look in looks]), (lambda: "") if others else join_line
 
 
 def source_of(run: str | None) -> tuple[Callable[[], RunHistory], Callable[[], str]]:

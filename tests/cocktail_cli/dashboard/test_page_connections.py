@@ -12,17 +12,18 @@ from http.client import HTTPConnection
 
 import pytest
 
-from cocktail_cli.dashboard import Page, application, el, listen, server
+from cocktail_cli.dashboard import Document, application, listen, server
+from cocktail_cli.dashboard.report_page import document
 from cocktail_cli.dashboard.web_server import WATCHERS
 
 PATIENCE = 0.3
 HALF = b"GET / HTTP/1.1\r\nHost: 127"
-WHOLE = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+WHOLE = b"GET /run.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 LARGE = 2 << 20  # bytes of a page: more than the system holds for a client that reads nothing
 
 
 @contextmanager
-def served(patience: float, look: Callable[[], Page]) -> Iterator[int]:
+def served(patience: float, look: Callable[[], Document]) -> Iterator[int]:
     made = server(application(look, "key", lambda: ""), patience)
     with listen("127.0.0.1", 0) as sock:
         thread = threading.Thread(target=made.run, kwargs={"sockets": [sock]}, daemon=True)
@@ -32,8 +33,8 @@ def served(patience: float, look: Callable[[], Page]) -> Iterator[int]:
         thread.join(10.0)
 
 
-def small() -> Page:
-    return Page("otter", "otter is running", "cocktail", [el("p", "here")])
+def small() -> Document:
+    return document("otter", "otter is running", "cocktail", {"Summary": [("p", "here")]})
 
 
 @pytest.fixture(scope="module")
@@ -153,8 +154,8 @@ def test_a_request_that_drips_in_ends_as_one_that_stands_still(hasty: int) -> No
     assert status(hasty) == 200
 
 
-def large_page() -> Page:
-    return Page("otter", "otter", "", [el("p", "x" * LARGE)])
+def large_page() -> Document:
+    return document("otter", "otter", "", {"Summary": [("p", "x" * LARGE)]})
 
 
 def test_a_client_that_reads_nothing_is_left_and_a_slow_one_gets_everything() -> None:

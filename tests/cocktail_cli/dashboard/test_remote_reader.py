@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from cocktail_cli.commands.results.report import as_html
-from cocktail_cli.dashboard import RemoteReader
+from cocktail_cli.dashboard import RemoteReader, page_of
 from recipes.config import load_recipe
 from transport import RunKeys
 from transport.protocol import LinkLost, Unreachable
@@ -61,7 +60,7 @@ def test_rounds_between_two_answers_have_their_bytes(remote: RemoteReader) -> No
     remote.hear(answer(4, ("ann", 1000), ("bob", 1000)), 101.0)
     remote.hear(answer(6, ("ann", 3000), ("bob", 5000)), 111.0)
 
-    (one,) = remote.told("running").rounds
+    (one,) = remote.known.rounds
 
     assert (one.round, one.step, one.loss, one.members) == (5, 6, 3.5, ("ann", "bob"))
     assert (one.up, one.down, one.seconds) == (3000, 6000, 5.0)  # two rounds: half of it each
@@ -71,10 +70,10 @@ def test_rounds_between_two_answers_have_their_bytes(remote: RemoteReader) -> No
 
 def test_an_answer_that_says_the_same_adds_nothing(remote: RemoteReader) -> None:
     remote.hear(answer(4, ("ann", 1000)), 101.0)
-    before = remote.told("running")
+    before = remote.known
     remote.hear(answer(4, ("ann", 1000)), 103.0)
 
-    assert remote.told("running") == before
+    assert remote.known == before
     assert before.rounds == ()
 
 
@@ -83,10 +82,10 @@ def test_who_comes_and_goes_is_seen_from_one_answer_to_the_next(remote: RemoteRe
     remote.hear(answer(4, ("bob", 0)), 103.0)
     remote.hear(answer(4, ("ann", 0), ("bob", 0)), 105.0)
 
-    stays = [(stay.peer, stay.joined, stay.left) for stay in remote.told("running").stays]
+    stays = [(stay.peer, stay.joined, stay.left) for stay in remote.known.stays]
 
     assert stays == [("ann", 61.0, 103.0), ("bob", 63.0, None), ("ann", 65.0, None)]
-    assert [one.peer for one in remote.told("running").contributions] == ["ann", "bob"], "gone or not"
+    assert [one.peer for one in remote.known.contributions] == ["ann", "bob"], "gone or not"
 
 
 def test_who_was_late_and_what_each_gave_is_known(remote: RemoteReader) -> None:
@@ -95,7 +94,7 @@ def test_who_was_late_and_what_each_gave_is_known(remote: RemoteReader) -> None:
     late["peers"][1] |= {"rounds": 4, "left_out": 1}
     remote.hear(late, 103.0)
 
-    told = remote.told("running")
+    told = remote.known
 
     assert (told.rounds[0].members, told.rounds[0].left_out) == (("ann", "bob"), ("bob",))
     assert [(one.peer, one.part, one.rounds, one.left_out) for one in told.contributions] == [
@@ -110,8 +109,8 @@ def test_who_slows_the_rounds_is_on_the_page_once_with_cause_and_remedy(remote: 
     remote.hear(answer(5, ("ann", 1000), culprits=[slow | {"round": 5}]), 101.0)
     remote.hear(answer(6, ("ann", 2000), culprits=[slow | {"round": 6}]), 103.0)
 
-    history = remote.told("running")
-    page = as_html(history)
+    history = remote.known
+    page = str(page_of([history]))
 
     assert [(one.peer, one.round) for one in history.slow] == [("ann", 6)]
     assert page.count("its update took 3.0 s") == 2, "in the table, and in words"
@@ -123,7 +122,7 @@ def test_the_recipe_is_asked_for_once_and_shown(remote: RemoteReader) -> None:
     remote.hear(answer(4, ("ann", 0), recipe=recipe.to_json()), 101.0)
     remote.hear(answer(5, ("ann", 9)), 103.0)
 
-    about = remote.told("running").about
+    about = remote.known.about
 
     assert (about.recipe, about.model, about.parameters) == ("smoke", "builtin:tiny-gpt-neox", 1_000_000)
     assert "max_length: 128" in about.recipe_text
@@ -133,7 +132,7 @@ def test_the_loss_is_known_from_the_start(remote: RemoteReader) -> None:
     remote.hear(answer(2, ("ann", 0)), 101.0)
     remote.hear(answer(3, ("ann", 0)), 103.0)
 
-    told = remote.told("running")
+    told = remote.known
     assert told.losses == [(1, 4.75), (2, 4.5), (3, 4.25)]
     assert [(one.step, one.loss) for one in told.evaluations] == [(0, 6.0)]
 
@@ -156,7 +155,7 @@ def test_it_is_listened_to_whether_anybody_looks_or_not(
     remote: RemoteReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = iter(range(4, 100))
-    monkeypatch.setattr("cocktail_cli.dashboard.remote_reader.EVERY", 0.01)
+    monkeypatch.setattr("cocktail_cli.dashboard.run_history.EVERY", 0.01)
 
     def ask(url: object, *_: object, **__: object) -> dict[str, Any]:
         if url is not remote.url:  # of a reader that an earlier test has left watching
@@ -167,16 +166,14 @@ def test_it_is_listened_to_whether_anybody_looks_or_not(
 
     remote.watch()
     end = time.monotonic() + 10
-    while len(remote.rounds) < 3 and time.monotonic() < end:
+    while len(remote.known.rounds) < 3 and time.monotonic() < end:
         time.sleep(0.01)
 
-    assert [one.round for one in remote.rounds[:3]] == [4, 5, 6]
+    assert [one.round for one in remote.known.rounds[:3]] == [4, 5, 6]
 
 
 def test_a_page_of_it_says_what_it_cannot_know(remote: RemoteReader) -> None:
-    remote.hear(answer(4, ("<b>ann", 1000)), 101.0)
-    remote.hear(answer(5, ("<b>ann", 2000)), 103.0)
-    text = as_html(remote.told("running"))
+    remote.hear(answer(4, ("ann", 1000)), 101.0)
+    remote.hear(answer(5, ("ann", 2000)), 103.0)
 
-    assert "before this page was opened" in text
-    assert "&lt;b&gt;ann" in text
+    assert "before this page was opened" in str(page_of([remote.known]))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from a_run import BEGAN, PARAMETERS, ARun, a_run
 
-from cocktail_cli.dashboard import RunFolderReader, RunHistory
-from cocktail_cli.dashboard.markup import html
-from cocktail_cli.dashboard.report_page import bars_of, sections
+from cocktail_cli.dashboard import RunFolderReader, RunHistory, page_of
+from cocktail_cli.dashboard.report_page import bars_of
 from cocktail_cli.dashboard.run_history import About, Contribution, Round
 from cocktail_cli.machine import save_run
 from cocktail_cli.ui import events
@@ -26,6 +26,11 @@ def run(tmp_path: Path):
 
 def look(run: ARun) -> RunHistory:
     return run.reader().look()
+
+
+def blocks(c: RunHistory, title: str) -> list[Any]:
+    """What the page has in this section."""
+    return [block for one in page_of([c])["sections"] if one["title"] == title for block in one["blocks"]]
 
 
 def part_of(c: RunHistory, peer: str) -> Contribution:
@@ -68,19 +73,22 @@ def test_the_models_own_words_are_in_the_history_and_on_the_page(run: ARun) -> N
         run.tell(events.Sample(step, step, "The import", text, " statement"), 10.0 + step)
 
     told = look(run)
-    page = "".join(html(one) for one in sections(told) if one.get("id") == "samples")
+    _, (kind, shown) = blocks(told, "Samples")
 
     assert [(one.step, one.text) for one in told.samples] == [
         (0, " xx<b>xx"),
         (10, " a??\n function"),
     ]
-    assert "step 10" in page
-    assert page.index("\n function") < page.index(" statement") < page.index(" xx&lt;b&gt;xx")
+    assert kind == "sample"
+    assert [(one["step"], one["text"], one["reference"]) for one in shown] == [
+        (10, " a??\n function", " statement"),
+        (0, " xx<b>xx", " statement"),
+    ], "the newest first"
 
 
 def test_rewards_of_preference_pairs_are_on_the_page_and_only_there(run: ARun) -> None:
     run.commit("ann")
-    assert "rewards" not in [one.get("id") for one in sections(look(run))]
+    assert blocks(look(run), "Rewards") == []
     means = {
         "rewards/chosen": 0.5,
         "rewards/rejected": -0.25,
@@ -91,12 +99,15 @@ def test_rewards_of_preference_pairs_are_on_the_page_and_only_there(run: ARun) -
     run.ledger.evaluated(EvaluationRow(2, 2, 0.6, 8, False, (0.5, 0.0, 0.625)))
 
     told = look(run)
-    page = "".join(html(one) for one in sections(told) if one.get("id") == "rewards")
+    means_chart, pairs_chart = (given for _, given in blocks(told, "Rewards"))
 
     assert told.rounds[1].rewards == means
     assert told.evaluations[0].rewards["rewards/margins"] == 0.5
-    assert "has 0.5 more than the rejected one" in page
-    assert "has more in 62% of the pairs" in page
+    assert (means_chart["names"], means_chart["columns"]) == (
+        ["step", "chosen", "rejected"],
+        [[2], [0.5], [-0.25]],
+    )
+    assert pairs_chart["columns"] == [[2], [0.75], [0.625]]
 
 
 def test_the_best_evaluation_is_the_first_of_the_lowest_loss(run: ARun) -> None:
@@ -186,9 +197,9 @@ def test_a_peer_takes_part_once_it_is_ready(run: ARun) -> None:
     (stay,) = look(run).stays
 
     assert (stay.joined, stay.ready) == (BEGAN + 5, BEGAN + 12)
-    assert [(bar.start, bar.stop, bar.pale) for bar in bars_of(stay, BEGAN, BEGAN + 30)] == [
-        (5.0, 12.0, True),
-        (12.0, 30.0, False),
+    assert [(bar.start, bar.wide, bar.look) for bar in bars_of(stay, BEGAN, BEGAN + 30)] == [
+        (5.0, 7.0, "pale"),
+        (12.0, 18.0, ""),
     ]
 
 
@@ -214,10 +225,10 @@ def test_nobody_is_in_a_run_that_is_over(run: ARun) -> None:
 def test_a_run_that_failed_says_so_and_why_above_its_figures(run: ARun) -> None:
     save_run(run.record.ended("failed", 0, None, "stopped by its host"))
 
-    summary = html(sections(look(run))[0])
+    (kind, said), (behind, _) = blocks(look(run), "Summary")
 
-    assert "ended without a result, step 0 of 20: stopped by its host." in summary
-    assert summary.index("stopped by its host") < summary.index("<dl")
+    assert (kind, behind) == ("ending", "figures")
+    assert said.endswith("ended without a result, step 0 of 20: stopped by its host.")
 
 
 def test_nobody_is_in_a_run_whose_hub_was_killed(run: ARun) -> None:
@@ -231,13 +242,13 @@ def test_nobody_is_in_a_run_whose_hub_was_killed(run: ARun) -> None:
 def test_whether_a_hub_is_there_is_asked_seldom_and_only_where_nothing_is_heard(run: ARun) -> None:
     asked: list[str] = []
     reader = RunFolderReader(run.record, lambda record: bool(asked.append(record.run)))
-    reader.seen = 1000.0
+    reader.know(seen=1000.0)
 
     states = [reader.state(now) for now in (1010.0, 1031.0, 1040.0, 1062.0)]
 
     assert states == ["running", "died", "died", "died"]
     assert len(asked) == 2
-    reader.seen = 1070.0  # it was started again
+    reader.know(seen=1070.0)  # it was started again
     assert reader.state(1071.0) == "running"
 
 

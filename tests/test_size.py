@@ -22,16 +22,16 @@ from recipes.config import Dataset, Recipe
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 33_651,
-    "lines with code, extensions": 11_148,
-    "lines with code, scripts": 9787,
-    "lines with code, tests": 42_941,
-    "modules": 411,
+    "lines with code, heart": 33_569,
+    "lines with code, extensions": 10_814,
+    "lines with code, scripts": 9810,
+    "lines with code, tests": 42_888,
+    "modules": 406,
     "recipe keys": 110,
     "options": 195,
     "messages": 45,
-    "words of documents": 67_748,
-    "functions without a docstring, %": 23,
+    "words of documents": 67_916,
+    "functions without a docstring, %": 22,
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from exported import export
-from memory_swarm import MemorySwarm
+from hub_swarm import HubSwarm
 from torch import Tensor, nn
 from toy_swarm import toy_spool
 from transformers import (
@@ -175,7 +175,7 @@ class Swarm:
         self.corpus = build_corpus(recipe, self.tokenizer)
         self.work = RunDelegate(recipe, self.base, self.corpus, folder / "ledger")
         settings = replace(settings_of(self.work, "test-run"), min_peers=min_peers, linger_s=0.5)
-        self.memory = MemorySwarm(settings, self.work, folder / "ledger")
+        self.memory = HubSwarm(settings, self.work, folder / "ledger")
         self.work.recover(self.memory.ledger)
         self.members: dict[str, Member] = {}
 

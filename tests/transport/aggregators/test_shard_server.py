@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from hub_swarm import until
 
 from scripts.swarms.tcp_link import Link
 from transport import PeerLink, RunURL
@@ -104,13 +105,6 @@ def line(house: House) -> Iterator[Link]:
     line = Link(house.port)
     yield line
     line.close()
-
-
-def until(there: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not there():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_link_whose_connections_ended_goes_on_where_it_was(house: House, line: Link) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from memory_swarm import MemorySwarm
+from hub_swarm import HubSwarm, until
 from test_peer_state import joined
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 
@@ -96,13 +95,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transport.peer.peer_link.LOST_S", 0.05)
 
 
-def until(there: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + 20.0
-    while not there():
-        assert time.monotonic() < end, what
-        time.sleep(0.005)
-
-
 def test_of_two_hubs_on_copies_of_one_ledger_the_older_is_ignored_and_told_so(
     tmp_path: Path, quick: None
 ) -> None:
@@ -112,8 +104,8 @@ def test_of_two_hubs_on_copies_of_one_ledger_the_older_is_ignored_and_told_so(
     shutil.copytree(tmp_path / "old", tmp_path / "new")
     Ledger(tmp_path / "new", run=settings.run, samples=settings.samples).close()  # one term more
     with (
-        MemorySwarm(settings, ToyWork(), tmp_path / "old") as old,
-        MemorySwarm(settings, ToyWork(), tmp_path / "new") as new,
+        HubSwarm(settings, ToyWork(), tmp_path / "old") as old,
+        HubSwarm(settings, ToyWork(), tmp_path / "new") as new,
     ):
         said: list[str] = []
         old.hub._state.admission.token = new.hub._state.admission.token  # the keys of one run
@@ -122,15 +114,15 @@ def test_of_two_hubs_on_copies_of_one_ledger_the_older_is_ignored_and_told_so(
         link = PeerLink(new.url, PeerIdentity("ann"), LinkLimits(flows=1), wire=wire, notify=said.append)
         toy = ToyPeer(link, before_exchange=lambda _: time.sleep(0.01))
         thread = toy.start()
-        until(lambda: any(isinstance(e, RoundCommitted) for e in new.events), "a first round")
+        until(lambda: any(isinstance(e, RoundCommitted) for e in new.events))
         wire.hub = old.wire  # a name that points to the wrong machine, say
         wire.cut(0)
         wire.cut(1)
-        until(lambda: any("is ignored" in line for line in said), "that the old hub is ignored")
+        until(lambda: any("is ignored" in line for line in said))
         wire.hub = new.wire
-        until(lambda: "connected to" in said[-1], "that the new one is found")
+        until(lambda: "connected to" in said[-1])
         before = sum(isinstance(e, RoundCommitted) for e in new.events)
-        until(lambda: sum(isinstance(e, RoundCommitted) for e in new.events) > before, "that it goes on")
+        until(lambda: sum(isinstance(e, RoundCommitted) for e in new.events) > before)
         link.leave_requested.set()
         thread.join(10.0)
 
@@ -144,7 +136,7 @@ def test_of_two_hubs_on_copies_of_one_ledger_the_older_is_ignored_and_told_so(
 
 def test_a_peer_that_only_finds_the_old_hub_gives_up_with_the_reason(tmp_path: Path, quick: None) -> None:
     settings = toy_settings(linger_s=0.1)
-    with MemorySwarm(settings, ToyWork(), tmp_path) as swarm:
+    with HubSwarm(settings, ToyWork(), tmp_path) as swarm:
         wire = MemoryPeerWire(swarm.wire)
         link = PeerLink(swarm.url, PeerIdentity("ann"), LinkLimits(flows=1, patience=0.5), wire=wire)
         link.connect(10.0)

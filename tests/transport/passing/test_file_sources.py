@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from memory_swarm import MemorySwarm
+from hub_swarm import HubSwarm
 from toy_passing import passing_settings
 from toy_swarm import ToyPeer, ToyWork
 
@@ -32,7 +32,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Base(MemorySwarm):
+class Base(HubSwarm):
     """A hub that serves a file, slowly, and a member of its run that has the file, or another one."""
 
     def __init__(self, folder: Path, file: Path, settings: RunSettings) -> None:
@@ -49,7 +49,7 @@ class Base(MemorySwarm):
 
     def member(self, file: Path) -> ToyPeer:
         """Let a reachable peer train, and serve the file once it is ready."""
-        peer = ToyPeer(self.link("ann", owns=True, address="ann:1"))
+        peer = ToyPeer(self.link("ann", owns=True, reachable="ann:1"))
         wire = self.wire.servers["ann:1"] = MemoryHubWire()
         server = ShardServer(wire, self.settings.run)
         server.start()

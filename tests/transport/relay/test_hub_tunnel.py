@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from test_hub_and_peer import FAST, Running
-from toy_swarm import ToyPeer, toy_settings, trained
+from hub_swarm import FAST, HubSwarm, until
+from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 
 from transport import PeerLink
 from transport.peer import PeerIdentity
@@ -45,13 +44,6 @@ def serving(serve: Callable[[socket.socket], None]) -> Iterator[int]:
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
     thread.join(5.0)
-
-
-def until(there: Callable[[], object], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not there():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +124,7 @@ def test_connections_that_a_relay_announces_in_a_flood_are_limited() -> None:
 def test_bytes_that_a_relay_alters_end_the_connection_and_never_enter_the_run(
     tmp_path: Path, tamper: Callable[[bytes], bytes]
 ) -> None:
-    running = Running(tmp_path, toy_settings(**FAST, samples=80))
+    running = HubSwarm(toy_settings(**FAST, samples=80), ToyWork(), tmp_path, 0).start()
     relay = Relay("127.0.0.1", 0)
     tunnel = HubTunnel(f"127.0.0.1:{relay.port}", running.keys.pair, ("127.0.0.1", running.hub.port))
     altered = threading.Event()
@@ -161,9 +153,8 @@ def test_bytes_that_a_relay_alters_end_the_connection_and_never_enter_the_run(
         peer = ToyPeer(
             PeerLink(running.keys.url("127.0.0.1", 1, "toy-run", f"127.0.0.1:{port}"), PeerIdentity("ann"))
         )
-        thread = peer.start()
+        running.train(peer)
         ended = running.ended()
-        thread.join(5.0)
     running.close()
     tunnel.close()
     relay.close()

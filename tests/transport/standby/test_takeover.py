@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 
+from hub_swarm import until
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 
 from transport.hub import Hub
@@ -41,13 +41,6 @@ class FollowedWork(ToyWork):
             files = [{"path": "tokenizer/t.json", "size": len(FILE), "stamp": 10**18}]
             return json.dumps({"files": files, "saved": 0, "own_key": "", "record": {}}).encode()
         return FILE
-
-
-def until(there: Callable[[], object], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not there():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
 
 
 def hub_of(

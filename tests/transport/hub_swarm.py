@@ -19,7 +19,7 @@ from toy_swarm import BOUNDS, ToyPeer
 from transport.hub import Hub
 from transport.ledger import Ledger
 from transport.peer import LinkLimits, PeerIdentity, PeerLink
-from transport.protocol import Event, HubDelegate, RoundCommitted, RunEnded, RunKeys, RunSettings
+from transport.protocol import Event, HubDelegate, RoundCommitted, RunEnded, RunKeys, RunSettings, events
 from transport.wire import MemoryHubWire, MemoryPeerWire
 
 FAST = {"ping_s": 0.1, "grace_s": 0.3, "recover_s": 5.0, "linger_s": 2.0}
@@ -76,7 +76,7 @@ class HubSwarm:
     def link(self, name: str, limits: LinkLimits | None = None, **identity: Any) -> PeerLink:
         """Create a peer's link, not connected yet."""
         wire = MemoryPeerWire(self.wire, f"key-of-{name}") if self.in_memory else None
-        limits = limits or LinkLimits(patience=10.0, flows=1 if self.in_memory else 4)
+        limits = limits or (LinkLimits(patience=10.0, flows=1) if self.in_memory else LinkLimits())
         link = PeerLink(self.url, PeerIdentity(name, "memory", **identity), limits, wire=wire)
         link.bounds = BOUNDS
         self.links.append(link)
@@ -114,6 +114,10 @@ class HubSwarm:
             return found
 
         until(there_or_over, seconds)
+
+    def left(self, name: str) -> list[str]:
+        """Why the peer of this name went, each time it did."""
+        return [e.reason for e in self.events if isinstance(e, events.PeerLeft) and e.peer == name]
 
     def committed(self) -> int:
         return sum(isinstance(event, RoundCommitted) for event in self.events)

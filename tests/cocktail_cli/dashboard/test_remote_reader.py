@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-import time
 from typing import Any
 
 import pytest
+from hub_swarm import until
 
 from cocktail_cli.commands.results.report import as_html
 from cocktail_cli.dashboard import RemoteReader
@@ -166,9 +166,7 @@ def test_it_is_listened_to_whether_anybody_looks_or_not(
     monkeypatch.setattr("transport.ask_status", ask)
 
     remote.watch()
-    end = time.monotonic() + 10
-    while len(remote.rounds) < 3 and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: len(remote.rounds) >= 3)
 
     assert [one.round for one in remote.rounds[:3]] == [4, 5, 6]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_swarm import HubSwarm
+from hub_swarm import HubSwarm, until
 from toy_passing import passing_settings
 from toy_swarm import ToyPeer, ToyWork
 
@@ -56,8 +56,7 @@ class Base(HubSwarm):
         server.files, server.busy = {NAME: file}, lambda: self.busy
         peer.part = server.close  # type: ignore[method-assign]
         peer.start()
-        while not peer.rounds:
-            time.sleep(0.01)
+        until(lambda: peer.rounds)
         peer.link.admit_newcomers(server.admit)
         return peer
 

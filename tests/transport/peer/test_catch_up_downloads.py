@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hub_swarm import HubSwarm
+from hub_swarm import HubSwarm, until
 from toy_swarm import ToyPeer, ToyWork, toy_fingerprint, toy_settings, toy_spool
 
 from transport import Bandwidth, CatchUp, CatchUpDownloads, Ledger, PeerLink, WantedFile
@@ -307,9 +307,7 @@ def test_a_joiner_is_there_when_its_bytes_are_and_nobody_waits_for_it(tmp_path: 
         joiner = Joiner(link, tmp_path)
         machine = joiner.catch_up()
         link.ready(machine.applied, toy_fingerprint(work.packets[: machine.applied]))
-        while not any(isinstance(e, told.PeerReady) and e.peer == "ann" for e in events):
-            assert time.monotonic() < started + 60, events[-3:]
-            time.sleep(0.005)
+        until(lambda: any(isinstance(e, told.PeerReady) and e.peer == "ann" for e in events), 60)
         took, down = time.monotonic() - started, link.bytes_down
         opened = [e for e in events if isinstance(e, RoundCommitted)]
         assert link.next_round().round >= machine.applied  # type: ignore[union-attr]

@@ -164,8 +164,7 @@ def test_a_packet_that_cannot_be_used_puts_its_sender_out(tmp_path: Path) -> Non
     assert bob.error.code == "kicked"
     assert str(bob.error) == "3 unusable packets, the last: not a packet"
     assert bob.refused == ["not a packet"] * 2
-    (reason,) = [e.reason for e in swarm.events if isinstance(e, events.PeerLeft) and e.peer == "bob"]
-    assert reason == str(bob.error), "its own words are the hub's"
+    assert swarm.left("bob") == [str(bob.error)], "its own words are the hub's"
     assert trained(work) == list(range(80))
 
 

@@ -58,8 +58,6 @@ TESTS_PAST_A_FRONT = {
     "end_to_end/in_process.py": "cocktail_cli.volunteer.run_link "
     "cocktail_cli.volunteer.shard_aggregator_link",
     "end_to_end/test_damage.py": "cocktail_cli.host.snapshot_thread",
-    "end_to_end/test_direct.py": "cocktail_cli.volunteer.run_link "
-    "cocktail_cli.volunteer.shard_aggregator_link",
     "end_to_end/test_joining.py": "cocktail_cli.volunteer.run_link",
     "end_to_end/test_spread_peer.py": "cocktail_cli.volunteer.gpu_processes recipes.multi_gpu.fsdp_peer "
     "recipes.training.lease_gradient recipes.training.micro_batch",

@@ -25,7 +25,7 @@ CEILINGS = {
     "lines with code, heart": 33_569,
     "lines with code, extensions": 10_814,
     "lines with code, scripts": 9810,
-    "lines with code, tests": 42_888,
+    "lines with code, tests": 42_597,
     "modules": 406,
     "recipe keys": 110,
     "options": 195,

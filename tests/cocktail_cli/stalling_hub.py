@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from hub_swarm import HubSwarm
 
 from cocktail_cli.host import RunDelegate, settings_of
 from recipes.algorithm import compressor_of
 from recipes.config import Recipe, load_recipe
 from recipes.data import Corpus, build_corpus
 from recipes.models import Base, load_tokenizer, prepare_base
-from transport import Hub, Ledger, RunKeys, RunURL
+from transport import Ledger
 from transport.ledger import RoundRow
 from transport.protocol import WeightedPacket
-from transport.protocol import events as told
 
 SMALL = ["data.max_length=32", "data.val_set_size=8", "global_batch_size=16", "max_steps=1000"]
 
@@ -51,51 +51,24 @@ class HeldWork(RunDelegate):
         return super().aggregate(round, updates)
 
 
-@dataclass
-class Running:
-    """The hub, and what it told."""
-
-    hub: Hub
-    url: RunURL
-    work: HeldWork
-    keys: RunKeys
-    events: list[told.Event] = field(default_factory=list)
-
-    def left(self, name: str) -> list[str]:
-        """Why the peer of this name went, each time it did."""
-        return [e.reason for e in self.events if isinstance(e, told.PeerLeft) and e.peer == name]
-
-    def listen(self) -> None:
-        for event in self.hub.events():
-            self.events.append(event)
-
-
 @contextmanager
 def stalling_hub(
     material: Material, folder: Path, *, rounds: int = 0, commits: bool = False, **settings: Any
-) -> Iterator[Running]:
+) -> Iterator[HubSwarm]:
     """A hub on the loopback. `rounds`: so many are committed already; `commits`: it commits more."""
     work = HeldWork(material, folder)
     wanted = replace(settings_of(work, "test-run"), **settings)
     with Ledger(folder, run=wanted.run, samples=wanted.samples) as ledger:
         work.durable.recover(ledger)
         write_rounds(ledger, work, rounds)
-        keys = RunKeys.generate()
-        hub = Hub(("127.0.0.1", 0), keys, ledger, wanted, work)
-        running = Running(hub, keys.url("127.0.0.1", hub.port, wanted.run), work, keys)
-        if commits:
-            work.go.set()
-        hub.start()
-        listener = threading.Thread(target=running.listen, daemon=True)
-        listener.start()
+    if commits:
+        work.go.set()
+    with closing(work.durable), HubSwarm(wanted, work, folder, 0) as running:
         try:
             yield running
         finally:
-            hub.stop(now=True)
+            running.hub.stop(now=True)
             work.go.set()
-            hub.join(10)
-            listener.join(10)
-            work.durable.close()
 
 
 def write_rounds(ledger: Ledger, work: HeldWork, rounds: int) -> None:

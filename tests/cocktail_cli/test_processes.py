@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from forked import Forked, needs_fork
 from in_this_process import Run
 from tls_only import CERTIFICATE, KEY, Firewall
+from waiting import until
 
 from cocktail_cli.machine import home, load_run, own_keys
 
@@ -199,10 +199,7 @@ def peers_come_and_go(forked: Forked, tmp_path: Path, command: list[str]) -> Non
     launch.next("step", peers=1)
 
     launch.send(signal.SIGKILL)
-    deadline = time.monotonic() + PATIENCE
-    while alive(pid_of(launch.folder, "local-1")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not alive(pid_of(launch.folder, "local-1"))
+    until(lambda: not alive(pid_of(launch.folder, "local-1")), PATIENCE)
 
 
 def pid_of(folder: Path, peer: str) -> int:

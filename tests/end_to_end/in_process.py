@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from exported import export
-from memory_swarm import MemorySwarm
+from hub_swarm import HubSwarm
 from torch import Tensor, nn
 from toy_swarm import toy_spool
 from transformers import (
@@ -33,13 +33,19 @@ from transformers import (
 
 from cocktail_cli.host import CommittedModel, RunDelegate, settings_of
 from cocktail_cli.volunteer.run_link import RunBounds, RunLink
-from cocktail_cli.volunteer.shard_aggregator_link import exchange_by_shard, shard_backend
+from cocktail_cli.volunteer.shard_aggregator_link import (
+    connect_aggregators,
+    exchange_by_shard,
+    open_shard_server,
+    shard_backend,
+)
 from recipes.config import Model, Recipe
 from recipes.data import build_corpus
 from recipes.models import BUILTIN_MODELS, Base, load_model, load_tokenizer, load_trained, prepare_base
 from recipes.training import Event, Peer, StepDone, build_peer, finetune
-from transport import Ledger, PeerLink
+from transport import Ledger
 from transport.aggregators import AggregatorThread
+from transport.protocol import CurveKeys
 from transport.protocol import events as hub
 
 BUILTIN = "builtin:tiny-gpt-neox"
@@ -154,37 +160,33 @@ class Member:
             raise self.error
 
 
-def bounds_of(work: RunDelegate) -> RunBounds:
-    return RunBounds(work.recipe, work.parameters, None)
-
-
-def run_link_of(link: PeerLink, work: RunDelegate, folder: Path) -> RunLink:
-    run = RunLink(link, toy_spool(folder), work.recipe.compression.staleness)
-    run.knows(bounds_of(work))
-    return run
-
-
 class Swarm:
-    """A run and its peers. As a context it ends with everything closed."""
+    """A run and its peers; with a `port`, on the loopback, where aggregators reach each other.
 
-    def __init__(self, recipe: Recipe, folder: Path, min_peers: int = 1) -> None:
+    As a context it ends with everything closed.
+    """
+
+    def __init__(self, recipe: Recipe, folder: Path, port: int | None = None, **settings: Any) -> None:
         torch.set_num_threads(1)
         self.recipe, self.folder = recipe, folder
         self.base: Base = prepare_base(recipe, folder / "base")
         self.tokenizer = load_tokenizer(recipe.model, self.base.folder)
         self.corpus = build_corpus(recipe, self.tokenizer)
         self.work = RunDelegate(recipe, self.base, self.corpus, folder / "ledger")
-        settings = replace(settings_of(self.work, "test-run"), min_peers=min_peers, linger_s=0.5)
-        self.memory = MemorySwarm(settings, self.work, folder / "ledger")
+        wanted = replace(settings_of(self.work, "test-run"), **{"min_peers": 1, "linger_s": 0.5} | settings)
+        self.memory = HubSwarm(wanted, self.work, folder / "ledger", port)
         self.work.recover(self.memory.ledger)
         self.members: dict[str, Member] = {}
 
     def __enter__(self) -> Swarm:
-        self.memory.__enter__()
+        self.memory.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.memory.__exit__()
+        for member in self.members.values():
+            if member.link.sharded is not None and not self.memory.in_memory:
+                member.link.sharded.leave(hand_over=False)
+        self.memory.close()
         self.work.close()
 
     def model(self) -> PreTrainedModel:
@@ -203,22 +205,30 @@ class Swarm:
     def prepare(self, name: str) -> Member:
         """A peer at the base weights, that is welcome and does nothing yet; where peers own, it can."""
         owns = self.recipe.swarm.owners != "hub"
-        link = self.memory.link(name, owns=owns)
-        link.connect(10)
-        run = self.run_link(link)
+        keys, door, identity = CurveKeys.generate(), None, dict[str, Any](owns=owns)
+        if owns and not self.memory.in_memory:
+            door, port = open_shard_server("127.0.0.1", 0, keys, self.memory.url)
+            identity |= {"keys": keys, "reachable": f"127.0.0.1:{port}"}
+        peer = build_peer(self.trained(), self.recipe, micro_batch=2, name=name)
+        member = self.enrol(name, peer, **identity)
         if owns:
-            kept = self.folder / "kept" / name
+            link, kept = member.link.link, self.folder / "kept" / name
             half = shard_backend(self.recipe, self.work.parameters, kept, pytest.fail)
-            aggregator = AggregatorThread(link, half)
+            aggregator = AggregatorThread(link, half, door)
             aggregator.start()
-            run.sharded = exchange_by_shard(link, self.recipe.compression.shard_count, None, aggregator)
-        member = Member(name, run, build_peer(self.trained(), self.recipe, micro_batch=2, name=name))
-        self.members[name] = member
+            clients = door and connect_aggregators(link, keys)
+            shards = self.recipe.compression.shard_count
+            member.link.sharded = exchange_by_shard(link, shards, clients, aggregator)
         return member
 
-    def run_link(self, link: PeerLink) -> RunLink:
-        """A peer's link as its loop uses it: it knows what the run's objects take at most."""
-        return run_link_of(link, self.work, self.folder)
+    def enrol(self, name: str, peer: Peer, **identity: Any) -> Member:
+        """Make a member whose link is connected, and knows what the run's objects take at most."""
+        link = self.memory.link(name, **identity)
+        link.connect(10)
+        run = RunLink(link, toy_spool(self.folder), self.recipe.compression.staleness)
+        run.knows(RunBounds(self.recipe, self.work.parameters, None))
+        self.members[name] = Member(name, run, peer)
+        return self.members[name]
 
     def go(self, member: Member, watch: Callable[[Member, Event], None] | None = None) -> Member:
         """Let it take part, in a thread."""

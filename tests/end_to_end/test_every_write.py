@@ -13,7 +13,7 @@ from zlib import crc32
 import pytest
 import torch
 from crash_points import Crashes, State, recorded
-from memory_swarm import MemorySwarm
+from hub_swarm import HubSwarm
 from torch import Tensor
 from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 
@@ -107,7 +107,7 @@ def error_of(kept: DurableAggregator) -> Tensor:
 def run(folder: Path, names: Sequence[str], leaver: str = "", crashes: Crashes | None = None) -> KeptWork:
     """A run in `folder`, begun or gone on with, to its end; `leaver` goes in its fourth round."""
     work = KeptWork(durable=kept_owner(folder))
-    with MemorySwarm(SETTINGS, work, folder) as swarm:
+    with HubSwarm(SETTINGS, work, folder) as swarm:
         if crashes is not None:
             crashes.announced = lambda: swarm.hub._state.rounds.round
         work.durable.recover(swarm.ledger)

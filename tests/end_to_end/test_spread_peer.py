@@ -345,13 +345,7 @@ def test_memory_that_runs_out_in_one_rank_halves_the_micro_batch_and_the_step_is
 
 def spread_member(swarm: Swarm, ranks: GpuProcesses, name: str) -> Member:
     """A peer of the run that is spread over the ranks."""
-    link = swarm.memory.link(name)
-    link.connect(10)
-    member = Member(
-        name, swarm.run_link(link), build_fsdp_peer(ranks, swarm.base.folder, None, swarm.recipe, 2)
-    )
-    swarm.members[name] = member
-    return member
+    return swarm.enrol(name, build_fsdp_peer(ranks, swarm.base.folder, None, swarm.recipe, 2))
 
 
 def test_beside_a_peer_of_one_process_it_holds_the_same_model_and_the_loss_falls(

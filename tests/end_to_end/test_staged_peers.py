@@ -142,7 +142,7 @@ class StagedSwarm(Swarm):
     """A run whose peers are replicas of several machines."""
 
     def __init__(self, recipe: Recipe, folder: Path, min_peers: int = 1, stages: int = 2) -> None:
-        super().__init__(recipe, folder, min_peers)
+        super().__init__(recipe, folder, min_peers=min_peers)
         self.stages, self.replicas = stages, dict[str, Replica]()
         self.closing: list[Callable[[], object]] = []
 
@@ -151,16 +151,11 @@ class StagedSwarm(Swarm):
             close()
         super().__exit__()
 
-    def prepare(self, name: str, link: Any = None) -> Member:
-        link = self.memory.link(name)
-        link.connect(10)
+    def prepare(self, name: str) -> Member:
         replica = Replica(self.base.folder, self.recipe, self.stages, name)
         self.replicas[name] = replica
         self.closing.append(replica.close)
-        peer = build_staged_peer(replica.head, micro_batch=2)
-        member = Member(name, self.run_link(link), peer)
-        self.members[name] = member
-        return member
+        return self.enrol(name, build_staged_peer(replica.head, micro_batch=2))
 
 
 @pytest.fixture(autouse=True)
@@ -359,10 +354,7 @@ def test_a_machine_that_is_lost_costs_the_lease_and_nothing_else(
         bob.link.link.leave("a machine of this replica is lost")
         replica.start_again(victim)
         mend(bob.peer)
-        again = swarm.memory.link("bob")
-        again.connect(10)
-        back = Member("bob", swarm.run_link(again), bob.peer)
-        swarm.members["bob"] = back
+        back = swarm.enrol("bob", bob.peer)
         swarm.go(back)
         swarm.finish()
         swarm.audit()
@@ -395,12 +387,8 @@ def test_a_lost_head_is_replaced_and_the_others_keep_what_they_have(tmp_path: Pa
         others[0].use_global_model(b"")
         rounds = [part.worker.global_model.round for part in others]
         replica.replace_head("dan")
-        link = swarm.memory.link("dan")
-        link.connect(10)
-        peer = build_staged_peer(replica.head, micro_batch=2)
-        dan = Member("dan", swarm.run_link(link), peer)
         del swarm.members["bob"]
-        swarm.members["dan"] = dan
+        dan = swarm.enrol("dan", build_staged_peer(replica.head, micro_batch=2))
         swarm.go(dan)
         swarm.finish()
         swarm.audit()

@@ -141,13 +141,8 @@ class ShardedSim(SimSwarm):
         self.lost: set[str] = set()
         self.attempt = self.handoffs = 0
 
-    def join(self, name: str = "", key: str = "") -> SimPeer:
-        number = len(self.peers)
-        peer = SimAggregator(self, name or f"p{number}", self.staleness, KINDS[number % len(KINDS)])
-        peer.key = key or peer.key
-        self.peers.append(peer)
-        peer.dial()
-        return peer
+    def new_peer(self, name: str) -> SimPeer:
+        return SimAggregator(self, name, self.staleness, KINDS[len(self.peers) % len(KINDS)])
 
     def tell(self, change: Callable[[ShardCoordinator], None]) -> None:
         shards = self.hub.shards

@@ -206,8 +206,11 @@ class SimSwarm:
 
     # ---- decisions -----------------------------------------------------------------------------------------
 
+    def new_peer(self, name: str) -> SimPeer:
+        return SimPeer(self, name, self.staleness)
+
     def join(self, name: str = "", key: str = "") -> SimPeer:
-        peer = SimPeer(self, name or f"p{len(self.peers)}", self.staleness)
+        peer = self.new_peer(name or f"p{len(self.peers)}")
         peer.key = key or peer.key
         self.peers.append(peer)
         peer.dial()

@@ -7,8 +7,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from hub_swarm import HubSwarm
 from memory_sockets import MemoryHubWire, MemoryPeerWire
-from memory_swarm import MemorySwarm
 from toy_swarm import PLENTY, ToyPeer, ToyWork, toy_settings
 
 from transport import PeerLink, RunSettings
@@ -62,10 +62,10 @@ class PassingPeer(ToyPeer):
 
 
 def passing_peer(
-    swarm: MemorySwarm, name: str, *, reachable: bool = False, server: type[ShardServer] = ShardServer
+    swarm: HubSwarm, name: str, *, reachable: bool = False, server: type[ShardServer] = ShardServer
 ) -> PassingPeer:
     """Make a peer of a swarm in memory; a `reachable` one passes packets on."""
-    link = swarm.link(name, owns=reachable, address=f"{name}:1" if reachable else "")
+    link = swarm.link(name, owns=reachable, reachable=f"{name}:1" if reachable else "")
     peer = PassingPeer(link)
     if reachable:
         wire = swarm.wire.servers[f"{name}:1"] = MemoryHubWire()

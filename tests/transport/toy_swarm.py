@@ -147,6 +147,7 @@ class ToyPeer:
     error: BaseException | None = None
     renewed: int = 0
     refused: list[str] = field(default_factory=list)  # why packets of its own could not be used
+    thread: threading.Thread | None = None
 
     def run(self) -> None:
         try:
@@ -233,9 +234,9 @@ class ToyPeer:
             assert len(self.pending[opened.round]) == opened.samples
 
     def start(self) -> threading.Thread:
-        thread = threading.Thread(target=self.run, name=f"toy-{id(self)}", daemon=True)
-        thread.start()
-        return thread
+        self.thread = threading.Thread(target=self.run, name=f"toy-{id(self)}", daemon=True)
+        self.thread.start()
+        return self.thread
 
 
 def trained(work: ToyWork) -> list[int]:

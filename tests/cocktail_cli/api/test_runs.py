@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from forked import Forked, needs_fork
+from waiting import until
 
 import cocktail_cli
 from cocktail_cli.api.runs import TERMINAL, Feed, as_yaml_value, command_words, options_of
@@ -196,10 +196,6 @@ def test_a_run_ends_in_good_order_when_its_program_is_killed(
     )
     assert program.process.wait(200) == -signal.SIGKILL, program.said
     assert (tmp_path / "told").read_text().startswith("cocktail://")
-    deadline = time.monotonic() + 60
-    while load_run("out").state == "running" and time.monotonic() < deadline:
-        time.sleep(0.1)
-
-    assert load_run("out").state == "stopped"
+    until(lambda: load_run("out").state == "stopped", 60)
     log = (tmp_path / "out" / "events.jsonl").read_text()
     assert "stopping (its launching process ended): finishing the exchange in flight" in log

@@ -4,39 +4,36 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from hub_swarm import HubSwarm
 from in_this_process import Run
 from toy_swarm import ToyPeer, ToyWork, toy_settings
+from waiting import until
 
 from cocktail_cli.machine import RunRecord, load_run, own_keys, save_run
 from recipes.config import load_recipe
 from recipes.errors import RecipeError
-from transport import Hub, Ledger, PeerLink, RunKeys, ask_admin, parse_url
+from transport import Ledger, PeerLink, ask_admin, parse_url
 from transport.ledger import KnownPeer
 from transport.peer import PeerIdentity
 from transport.protocol import CurveKeys, RefusedByHub, short_key
-from transport.protocol import events as told
 
 
-class Running:
+class Running(HubSwarm):
     """A hub with a toy of a run, and the record by which commands find it."""
 
     def __init__(self, folder: Path, **changes: object) -> None:
         settings = toy_settings(**({"samples": 10**6, "linger_s": 0.5} | changes))
-        keys = RunKeys.generate()
-        self.ledger = Ledger(folder / "ledger", run=settings.run, samples=settings.samples)
-        self.hub = Hub(("127.0.0.1", 0), keys, self.ledger, settings, ToyWork())
-        self.url = keys.url("127.0.0.1", self.hub.port, settings.run)
-        self.events: list[told.Event] = []
+        super().__init__(settings, ToyWork(), folder / "ledger", 0)
         self.record = RunRecord(
             run=settings.run,
             url=str(self.url),
-            keys=asdict(keys),
+            keys=asdict(self.keys),
             pid=1,
             port=self.hub.port,
             bind="127.0.0.1",
@@ -47,48 +44,38 @@ class Running:
             started="",
         )
         save_run(self.record)
-        self.hub.start()
-        threading.Thread(target=lambda: self.events.extend(self.hub.events()), daemon=True).start()
+        self.start()
 
     def when_asked(self, order: str, word: str, reason: str) -> threading.Thread:
         """Have the host decide about a newcomer as soon as there is one."""
 
         def decide() -> None:
             secret = self.record.keys["stop"]
-            while not ask_admin(self.url, secret, "list")["peers"]:
-                time.sleep(0.02)
+            until(lambda: ask_admin(self.url, secret, "list")["peers"])
             ask_admin(self.url, secret, order, peer=word, reason=reason)  # type: ignore[arg-type]
 
         thread = threading.Thread(target=decide, daemon=True)
         thread.start()
         return thread
 
-    def close(self) -> None:
-        self.hub.stop(now=True)
-        self.hub.join(10.0)
-        self.ledger.close()
-
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
-    run = Running(tmp_path)
-    yield run
-    run.close()
+    with closing(Running(tmp_path)) as run:
+        yield run
 
 
 @pytest.fixture
 def approving(tmp_path: Path) -> Iterator[Running]:
-    run = Running(tmp_path, join="approve")
-    yield run
-    run.close()
+    with closing(Running(tmp_path, join="approve")) as run:
+        yield run
 
 
 def test_the_host_lists_the_peers_and_kicks_one_in_training(cocktail: Run, running: Running) -> None:
     keys = CurveKeys.generate()
     peer = ToyPeer(PeerLink(running.url, PeerIdentity("ann", "RTX 3090", keys=keys)))
     thread = peer.start()
-    while not peer.rounds:
-        time.sleep(0.01)
+    until(lambda: peer.rounds)
     (row,) = json.loads(cocktail("peers", "toy-run", "--json").out)["peers"]
     assert (row["name"], row["key"], row["gpu"]) == ("ann", short_key(keys.public), "RTX 3090")
     assert row["up_bytes"] > 0
@@ -134,8 +121,7 @@ def test_an_approved_peer_joins(cocktail: Run, approving: Running) -> None:
     link = PeerLink(approving.url, PeerIdentity("attic"))
     thread = threading.Thread(target=link.connect, daemon=True)
     thread.start()
-    while json.loads(cocktail("peers", "toy-run", "--json").out)["peers"] == []:
-        time.sleep(0.02)
+    until(lambda: json.loads(cocktail("peers", "toy-run", "--json").out)["peers"])
     assert "wants in" in cocktail("peers", "toy-run").out
     assert cocktail("peers", "toy-run", "--approve", "attic").exit == 0
     thread.join(10.0)

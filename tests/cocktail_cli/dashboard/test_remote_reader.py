@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-import time
 from typing import Any
 
 import pytest
+from waiting import until
 
 from cocktail_cli.dashboard import RemoteReader, page_of
 from recipes.config import load_recipe
@@ -165,9 +165,7 @@ def test_it_is_listened_to_whether_anybody_looks_or_not(
     monkeypatch.setattr("transport.ask_status", ask)
 
     remote.watch()
-    end = time.monotonic() + 10
-    while len(remote.known.rounds) < 3 and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: len(remote.known.rounds) >= 3)
 
     assert [one.round for one in remote.known.rounds[:3]] == [4, 5, 6]
 

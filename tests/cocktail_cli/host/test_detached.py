@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -13,6 +12,7 @@ from typing import Any, get_args
 import pytest
 from in_this_process import Run
 from test_run_registry import record
+from waiting import until
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import detached
@@ -137,8 +137,5 @@ def test_a_detached_run_outlives_its_launch_is_reached_and_paused(cocktail: Run,
     assert json.loads(cocktail("status", run.run, "--json").out)["state"] == "waiting"
     assert cocktail("stop", run.run, "--pause").exit == 0
     log, last = tmp_path / "out" / "cocktail.log", "is paused after 0 of"  # written after run.json's state
-    deadline = time.monotonic() + 60
-    while last not in log.read_text() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert last in log.read_text()
+    until(lambda: last in log.read_text(), 60)
     assert load_run("out").state == "paused"

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from cocktail_cli.measures import GpuReading, LoadMeter, machine_load
 from cocktail_cli.measures.machine_load import STOOD_S, Counters, MachineLoad, counters, load_between
@@ -113,9 +114,7 @@ def test_gpu_readings_are_summed_over_the_time_between_them(monkeypatch: pytest.
 
     with closing(LoadMeter(reading)) as meter:
         meter.start()
-        deadline = time.monotonic() + 10
-        while len(read) < 4 and time.monotonic() < deadline:
-            time.sleep(0.005)
+        until(lambda: len(read) >= 4)
         load = meter.since()
 
     assert load.throttled > 0

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 from forked import Command, Forked, needs_fork
-from stalling_hub import SMALL, Material, Running, stalling_hub
+from hub_swarm import HubSwarm
+from stalling_hub import SMALL, Material, stalling_hub
+from waiting import until
 
 from cocktail_cli.volunteer import base_folder, fetch_base
 from scripts.swarms.tcp_link import Link
@@ -48,7 +50,7 @@ class Phase:
     """A phase in which a signal arrives, and how a peer is held in it."""
 
     name: str
-    reached: Callable[[Command, Running], object]  # true once it is there
+    reached: Callable[[Command, HubSwarm], object]  # true once it is there
     settings: dict[str, Any]  # of the hub
     arguments: tuple[str, ...] = ("-y",)
     before: str = ""
@@ -56,19 +58,19 @@ class Phase:
     left: bool = True  # the hub hears of it
 
 
-def told(state: str) -> Callable[[Command, Running], object]:
+def told(state: str) -> Callable[[Command, HubSwarm], object]:
     return lambda peer, _: any(str(event.get("state", "")).startswith(state) for event in peer.told)
 
 
-def ready(peer: Command, hub: Running) -> object:
+def ready(peer: Command, hub: HubSwarm) -> object:
     return any(type(event).__name__ == "PeerReady" for event in hub.events)
 
 
-def in_a_round(peer: Command, hub: Running) -> object:
+def in_a_round(peer: Command, hub: HubSwarm) -> object:
     return any(type(event).__name__ == "RoundOpened" for event in hub.events)
 
 
-def sent(peer: Command, hub: Running) -> object:
+def sent(peer: Command, hub: HubSwarm) -> object:
     """Its packet is at the hub, which does not commit it."""
     return hub.hub._state.rounds.phase.name == "CLOSED"
 
@@ -102,7 +104,7 @@ class Stay:
 
     phase: Phase
     signal: str
-    hub: Running
+    hub: HubSwarm
     peer: Command
     proxy: Link
     asked: float = 0.0
@@ -134,9 +136,7 @@ class Stay:
         assert status == SIGNALS[self.signal], (name, self.peer.told, self.peer.said)
         assert "Traceback" not in self.peer.said, name
         if self.phase.left:
-            end = time.monotonic() + 5.0
-            while not self.hub.left("ann") and time.monotonic() < end:
-                time.sleep(0.02)
+            until(lambda: self.hub.left("ann"), 5.0)
             assert self.hub.left("ann")[0].startswith("left"), name
 
 
@@ -212,20 +212,13 @@ def test_the_second_signal_ends_a_peer_at_once(
     with stalling_hub(material, tmp_path / "ledger", **ALONE) as hub:
         (tmp_path / "url").write_text(f"{hub.url}\n")
         peer = forked.start(tmp_path, "join", "@url", "-y", "--json", "--device", "cpu")
-        until(lambda: sent(peer, hub))
+        until(lambda: sent(peer, hub), WITHIN * 2)
         peer.send(signal.SIGINT)
         time.sleep(1.0)
         assert peer.poll() is None, "it minds the exchange in flight"
         peer.send(second)
 
         assert peer.wait(5.0) == status
-
-
-def until(there: Callable[[], object]) -> None:
-    end = time.monotonic() + WITHIN * 2
-    while not there():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 LAUNCH = (
@@ -276,7 +269,7 @@ def test_the_second_signal_ends_a_launch_at_once_and_it_can_be_resumed(
         "--json",
         before=slow("recipes.objectives.next_tokens.loss_sum", 60),
     )
-    until(lambda: told("caught up")(peer, None))  # type: ignore[arg-type]
+    until(lambda: told("caught up")(peer, None), WITHIN * 2)  # type: ignore[arg-type]
     time.sleep(1.0)
     launch.send(signal.SIGINT)
     launch.until("progressed", state="stopping (Ctrl-C): finishing the exchange in flight")

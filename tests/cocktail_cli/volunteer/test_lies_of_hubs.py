@@ -21,6 +21,7 @@ from lying_host import offered, serving, sha256
 from lying_hub import WELCOME, LyingHub, Serve, endless
 from msgspec.structs import replace
 from stalling_hub import Material
+from waiting import until
 
 from cocktail_cli.errors import EXIT
 from recipes.models import BUILTIN_MODELS
@@ -245,19 +246,12 @@ def usual(forked: Forked, honest: Honest, tmp_path_factory: pytest.TempPathFacto
     """The memory of a volunteer in an honest round, in bytes."""
     with Lie("", says=opens()).hub(honest) as hub:
         volunteer = Watched(forked, tmp_path_factory.mktemp("honest"), hub)
-        until(lambda: hub.heard[messages.Put] > 0 or volunteer.command.poll() is not None)
+        until(lambda: hub.heard[messages.Put] > 0 or volunteer.command.poll() is not None, PATIENCE)
         hub.floods = lambda hub: hub.say(ENOUGH)
         volunteer.end()
     assert volunteer.command.status == 0, volunteer.command.told
     assert hub.asked["lease/0"]
     return volunteer.peak
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < end, "it takes too long"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("name", LIES)
@@ -295,9 +289,9 @@ def test_a_volunteer_that_is_flooded_keeps_its_memory(
 ) -> None:
     with Lie("", says=opens(samples=0)).hub(honest) as hub:
         volunteer = Watched(forked, tmp_path, hub)
-        until(lambda: hub.heard[messages.Ready] > 0)
+        until(lambda: hub.heard[messages.Ready] > 0, PATIENCE)
         hub.floods = FLOODS[name]
-        until(lambda: hub.flooded >= FLOODED)
+        until(lambda: hub.flooded >= FLOODED, PATIENCE)
         hub.floods = lambda hub: hub.say(ENOUGH)
         told = volunteer.end()
 

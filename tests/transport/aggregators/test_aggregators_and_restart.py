@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_hub_and_peer import FAST, Running, kill
+from hub_swarm import FAST, HubSwarm
 from test_sharded_aggregators import ended
 from toy_aggregators import SHARDS, AggregatingPeer, ShardedWork, reachable, sharded_settings
 
@@ -16,15 +16,15 @@ from transport import Ledger, PeerLink
 from transport.actions import Abandoned, Commit
 from transport.ledger import PendingHandoff
 from transport.peer import PeerIdentity
-from transport.protocol import RoundCommitted, WeightedPacket
+from transport.protocol import WeightedPacket
 
 # Nobody is lost by a machine that is busy: what is in the packets is compared with what was trained.
 SETTINGS = sharded_settings(samples=160, first_peers=2, min_peers=2, peer_timeout=30.0, **FAST)
 
 
-def killed_after(folder: Path, *, doors: bool) -> tuple[Running, list[AggregatingPeer]]:
+def killed_after(folder: Path, *, doors: bool) -> tuple[HubSwarm, list[AggregatingPeer]]:
     """Kill a hub after a few rounds; return it and its peers, which dial it."""
-    first = Running(folder, SETTINGS, work=ShardedWork())
+    first = HubSwarm(SETTINGS, ShardedWork(), folder, 0).start()
     names = ("ann", "bob")
     if doors:
         peers = [reachable(first.url, name) for name in names]
@@ -32,18 +32,18 @@ def killed_after(folder: Path, *, doors: bool) -> tuple[Running, list[Aggregatin
         peers = [AggregatingPeer(PeerLink(first.url, PeerIdentity(name, owns=True))) for name in names]
     for peer in peers:
         peer.start()
-    first.until(lambda events: sum(isinstance(e, RoundCommitted) for e in events) >= 4)
-    kill(first)
+    first.until(lambda: first.committed() >= 4)
+    first.kill()
     return first, peers
 
 
-def go_on(folder: Path, first: Running, peers: list[AggregatingPeer]) -> None:
+def go_on(folder: Path, first: HubSwarm, peers: list[AggregatingPeer]) -> None:
     """Restart the hub, let the run end, and assert that each sample is in it once."""
     work = ShardedWork()
-    again = Running(folder, SETTINGS, first.keys, first.hub.port, work)
+    again = HubSwarm(SETTINGS, work, folder, first.hub.port, first.keys)
     work.packets[:] = [packet for _, packet in again.ledger.packets()]
     work.moved = [json.loads(packet)[2] for packet in work.packets]
-    again.ended(30)
+    again.start().ended(30)
     for peer in peers:
         peer.link.close()
         peer.shut()
@@ -74,7 +74,7 @@ def test_an_aggregator_that_is_unreachable_after_the_restart_gets_no_shards(tmp_
 
 def test_a_handoff_in_transit_outlives_the_hub(tmp_path: Path) -> None:
     """The hub is killed when it has stored a leaver's handoff that no other aggregator has merged."""
-    first = Running(tmp_path, replace(SETTINGS, first_peers=3), work=ShardedWork())
+    first = HubSwarm(replace(SETTINGS, first_peers=3), ShardedWork(), tmp_path, 0).start()
     peers = [
         AggregatingPeer(PeerLink(first.url, PeerIdentity(name, owns=True))) for name in ("ann", "bob", "cat")
     ]
@@ -97,13 +97,13 @@ def test_a_handoff_in_transit_outlives_the_hub(tmp_path: Path) -> None:
 
     shards._store, shards.aggregate = note_bob, until_bob_has_left  # type: ignore[method-assign]
     threads = [peer.start() for peer in peers]
-    first.until(lambda events: first.committed() >= 4)
+    first.until(lambda: first.committed() >= 4)
     peers[1].link.leave_requested.set()
     threads[1].join(15)
     assert peers[1].handed_over
-    first.until(lambda events: stored and stored[0] in first.hub._state.shards.handoffs)
+    first.until(lambda: stored and stored[0] in first.hub._state.shards.handoffs)
     handoffs = dict(first.hub._state.shards.handoffs)
-    kill(first)
+    first.kill()
     go_on(tmp_path, first, peers)
 
     with Ledger(tmp_path, write=False) as ledger:

@@ -13,8 +13,7 @@ from os import strerror
 from pathlib import Path
 
 import pytest
-from memory_swarm import MemorySwarm
-from test_hub_and_peer import Running
+from hub_swarm import HubSwarm
 from toy_aggregators import SHARDS, AggregatingPeer, ShardedWork, ToyHalf, links, sharded_settings
 from toy_swarm import trained
 from waiting import until
@@ -246,7 +245,7 @@ def test_an_aggregator_whose_bytes_move_is_awaited_beyond_the_patience_with_a_si
 # ---- runs --------------------------------------------------------------------------------------------------
 
 
-def ended(work: ShardedWork, peers: list[AggregatingPeer], swarm: MemorySwarm | Running) -> None:
+def ended(work: ShardedWork, peers: list[AggregatingPeer], swarm: HubSwarm) -> None:
     """Assert that each sample is in the run once, each round of a shard in one error feedback or handoff."""
     assert trained(work) == list(range(swarm.settings.samples))
     where: dict[int, Counter[int]] = {shard: Counter() for shard in range(SHARDS)}
@@ -265,12 +264,9 @@ def ended(work: ShardedWork, peers: list[AggregatingPeer], swarm: MemorySwarm | 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_every_update_goes_through_the_aggregators_once(count: int, tmp_path: Path) -> None:
     work = ShardedWork()
-    with MemorySwarm(sharded_settings(first_peers=count), work, tmp_path) as swarm:
+    with HubSwarm(sharded_settings(first_peers=count), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob", "cat")[:count]]
-        threads = [peer.start() for peer in peers]
-        swarm.wait(30)
-        for thread in threads:
-            thread.join(10)
+        swarm.train(*peers)
 
         assert [peer.error for peer in peers] == [None] * count
         assert all(len(moved) == SHARDS for moved in work.moved)
@@ -281,12 +277,9 @@ def test_every_update_goes_through_the_aggregators_once(count: int, tmp_path: Pa
 
 def test_a_peer_that_cannot_aggregate_sends_its_parts(tmp_path: Path) -> None:
     work = ShardedWork()
-    with MemorySwarm(sharded_settings(first_peers=2), work, tmp_path) as swarm:
+    with HubSwarm(sharded_settings(first_peers=2), work, tmp_path) as swarm:
         aggregator, other = AggregatingPeer(swarm.link("ann", owns=True)), AggregatingPeer(swarm.link("bob"))
-        threads = [peer.start() for peer in (aggregator, other)]
-        swarm.wait(30)
-        for thread in threads:
-            thread.join(10)
+        swarm.train(aggregator, other)
 
         assert aggregator.error is other.error is None
         assert aggregator.owned[-1] == list(range(SHARDS))
@@ -296,7 +289,7 @@ def test_a_peer_that_cannot_aggregate_sends_its_parts(tmp_path: Path) -> None:
 
 def test_an_aggregator_that_leaves_hands_over_its_error_feedback_and_costs_no_round(tmp_path: Path) -> None:
     work = ShardedWork()
-    with MemorySwarm(sharded_settings(first_peers=3, samples=120), work, tmp_path) as swarm:
+    with HubSwarm(sharded_settings(first_peers=3, samples=120), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob", "cat")]
 
         def leave(opened: object) -> None:
@@ -306,10 +299,7 @@ def test_an_aggregator_that_leaves_hands_over_its_error_feedback_and_costs_no_ro
 
         members = swarm.hub._state.members.sessions.values
         peers[1].before_exchange = leave
-        threads = [peer.start() for peer in peers]
-        swarm.wait(30)
-        for thread in threads:
-            thread.join(10)
+        swarm.train(*peers)
 
         assert [peer.error for peer in peers] == [None] * 3
         assert peers[1].handed_over
@@ -321,7 +311,7 @@ def test_an_aggregator_that_leaves_hands_over_its_error_feedback_and_costs_no_ro
 
 def test_a_killed_aggregator_costs_one_round_of_its_shards_and_their_error_feedback(tmp_path: Path) -> None:
     work = ShardedWork()
-    with MemorySwarm(sharded_settings(first_peers=3, samples=120), work, tmp_path) as swarm:
+    with HubSwarm(sharded_settings(first_peers=3, samples=120), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob", "cat")]
 
         def die(opened: object) -> None:
@@ -329,10 +319,7 @@ def test_a_killed_aggregator_costs_one_round_of_its_shards_and_their_error_feedb
                 peers[1].link.close()
 
         peers[1].before_exchange = die
-        threads = [peer.start() for peer in peers]
-        swarm.wait(30)
-        for thread in threads:
-            thread.join(10)
+        swarm.train(*peers)
 
         assert peers[0].error is peers[2].error is None
         short = [round for round, moved in enumerate(work.moved) if len(moved) < SHARDS]
@@ -343,7 +330,7 @@ def test_a_killed_aggregator_costs_one_round_of_its_shards_and_their_error_feedb
 
 def test_a_killed_aggregator_that_is_back_has_its_error_feedback(tmp_path: Path) -> None:
     work = ShardedWork()
-    with MemorySwarm(sharded_settings(first_peers=3, samples=120, grace_s=0.1), work, tmp_path) as swarm:
+    with HubSwarm(sharded_settings(first_peers=3, samples=120, grace_s=0.1), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob", "cat")]
         back: list[AggregatingPeer] = []
 
@@ -356,10 +343,7 @@ def test_a_killed_aggregator_that_is_back_has_its_error_feedback(tmp_path: Path)
                 back[0].start()
 
         peers[1].before_exchange = die
-        threads = [peer.start() for peer in peers]
-        swarm.wait(30)
-        for thread in threads:
-            thread.join(10)
+        swarm.train(*peers)
 
         assert peers[0].error is peers[2].error is back[0].error is None
         assert back[0].owned[-1]
@@ -369,7 +353,7 @@ def test_a_killed_aggregator_that_is_back_has_its_error_feedback(tmp_path: Path)
 
 def test_a_round_whose_aggregators_are_all_lost_counts_nothing_and_is_opened_again(tmp_path: Path) -> None:
     work = ShardedWork()
-    with MemorySwarm(sharded_settings(first_peers=2), work, tmp_path) as swarm:
+    with HubSwarm(sharded_settings(first_peers=2), work, tmp_path) as swarm:
         aggregator, other = AggregatingPeer(swarm.link("ann", owns=True)), AggregatingPeer(swarm.link("bob"))
         swarm.hub._shards.barrier.patience = 0.3
         put = aggregator.link.put
@@ -378,10 +362,7 @@ def test_a_round_whose_aggregators_are_all_lost_counts_nothing_and_is_opened_aga
             return None if name.startswith("shard/2/") else put(name, data)
 
         aggregator.link.put = drop  # type: ignore[method-assign, assignment]
-        threads = [peer.start() for peer in (aggregator, other)]
-        swarm.wait(30)
-        for thread in threads:
-            thread.join(10)
+        swarm.train(aggregator, other)
 
         assert aggregator.error is other.error is None
         assert all(len(moved) == SHARDS for moved in work.moved)
@@ -394,17 +375,14 @@ def test_a_round_whose_aggregators_are_all_lost_counts_nothing_and_is_opened_aga
 
 def test_an_aggregator_with_a_full_disk_hands_over_and_aggregates_no_more(tmp_path: Path) -> None:
     work = ShardedWork()
-    with MemorySwarm(sharded_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
+    with HubSwarm(sharded_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob")]
 
         def fill(opened: object) -> None:
             peers[1].half.full = len(peers[1].rounds) > 3
 
         peers[1].before_exchange = fill
-        threads = [peer.start() for peer in peers]
-        swarm.wait(30)
-        for thread in threads:
-            thread.join(10)
+        swarm.train(*peers)
 
         assert [peer.error for peer in peers] == [None, None]
         assert peers[1].told == [f"this peer aggregates no shards any more: [Errno 28] {strerror(ENOSPC)}"]
@@ -418,13 +396,10 @@ def test_a_part_that_an_aggregator_refuses_is_in_no_shard(tmp_path: Path) -> Non
     """The round is closed again without this peer. One peer's word stands against the other's, so there is no
     strike, and for a while the hub aggregates those shards."""
     work = ShardedWork()
-    with MemorySwarm(sharded_settings(first_peers=3), work, tmp_path) as swarm:
+    with HubSwarm(sharded_settings(first_peers=3), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob", "cat")]
         peers[0].half = ToyHalf(refuses={2: "cat"})
-        threads = [peer.start() for peer in peers]
-        swarm.wait(30)
-        for thread in threads:
-            thread.join(10)
+        swarm.train(*peers)
 
         assert [peer.error for peer in peers] == [None] * 3
         assert peers[2].refused == ["not a part"]
@@ -438,11 +413,9 @@ def test_a_part_that_an_aggregator_refuses_is_in_no_shard(tmp_path: Path) -> Non
 def test_a_round_that_all_aggregators_refuse_is_cut_anew_for_others(tmp_path: Path) -> None:
     """The only update is refused by the only aggregator: the hub aggregates the reopened round."""
     work = ShardedWork()
-    with MemorySwarm(sharded_settings(), work, tmp_path) as swarm:
+    with HubSwarm(sharded_settings(), work, tmp_path) as swarm:
         peer = AggregatingPeer(swarm.link("ann", owns=True), half=ToyHalf(refuses={2: "ann"}))
-        thread = peer.start()
-        swarm.wait(30)
-        thread.join(10)
+        swarm.train(peer)
 
         assert peer.error is None
         assert [bool(mine) for mine in peer.owned[:5]] == [True, True, True, False, False]
@@ -453,7 +426,7 @@ def test_a_round_that_all_aggregators_refuse_is_cut_anew_for_others(tmp_path: Pa
 @pytest.mark.parametrize("lost", [False, True])
 def test_an_aggregator_that_missed_the_end_of_a_round_fetches_it(lost: bool, tmp_path: Path) -> None:
     work = ShardedWork()
-    with MemorySwarm(sharded_settings(first_peers=2), work, tmp_path) as swarm:
+    with HubSwarm(sharded_settings(first_peers=2), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob")]
         orders = peers[0].link.orders
         hear, put = orders.next, peers[0].link.put
@@ -470,10 +443,7 @@ def test_an_aggregator_that_missed_the_end_of_a_round_fetches_it(lost: bool, tmp
         orders.next = deaf  # type: ignore[method-assign]
         if lost:
             peers[0].link.put = drop  # type: ignore[method-assign, assignment]
-        threads = [peer.start() for peer in peers]
-        swarm.wait(30)
-        for thread in threads:
-            thread.join(10)
+        swarm.train(*peers)
 
         assert [peer.error for peer in peers] == [None] * 2
         assert (len(work.moved[2]) < SHARDS) == lost
@@ -493,7 +463,7 @@ class Greedy(ToyHalf):
 
 def test_an_aggregator_hands_over_error_feedback_of_its_own_shards_only(tmp_path: Path) -> None:
     work = ShardedWork()
-    with MemorySwarm(sharded_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
+    with HubSwarm(sharded_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob")]
         peers[1].half = Greedy()
 
@@ -502,10 +472,7 @@ def test_an_aggregator_hands_over_error_feedback_of_its_own_shards_only(tmp_path
                 peers[1].link.leave_requested.set()
 
         peers[1].before_exchange = leave
-        threads = [peer.start() for peer in peers]
-        swarm.wait(30)
-        for thread in threads:
-            thread.join(10)
+        swarm.train(*peers)
 
         assert peers[1].handed_over
         bent = {shard for half in (work.half, peers[0].half) for shard, e in half.errors.items() if 99 in e}
@@ -516,7 +483,7 @@ def test_an_aggregator_hands_over_error_feedback_of_its_own_shards_only(tmp_path
 def test_a_peer_that_hands_over_its_error_feedback_aggregates_no_more(tmp_path: Path) -> None:
     """Else it would have another error to hand over each round."""
     work = ShardedWork()
-    with MemorySwarm(sharded_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
+    with HubSwarm(sharded_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob")]
         told: list[bool | None] = []
 
@@ -526,10 +493,7 @@ def test_a_peer_that_hands_over_its_error_feedback_aggregates_no_more(tmp_path: 
                 told.extend(peers[1].link.put(f"error/{n}", errors) for n in range(2))
 
         peers[1].before_exchange = hand_over
-        threads = [peer.start() for peer in peers]
-        swarm.wait(30)
-        for thread in threads:
-            thread.join(10)
+        swarm.train(*peers)
 
         assert told == [True, False]
         assert not any(peers[1].owned[3:])

@@ -64,12 +64,8 @@ class AuditedPeer(SimPeer):
 
 
 class AuditedSwarm(SimSwarm):
-    def join(self, name: str = "", key: str = "") -> SimPeer:
-        peer = AuditedPeer(self, name or f"p{len(self.peers)}", self.staleness)
-        peer.key = key or peer.key
-        self.peers.append(peer)
-        peer.dial()
-        return peer
+    def new_peer(self, name: str) -> SimPeer:
+        return AuditedPeer(self, name, self.staleness)
 
 
 def audited_settings(**changes: object) -> RunSettings:

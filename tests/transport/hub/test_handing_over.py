@@ -9,13 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from memory_sockets import MemoryPeerWire
-from memory_swarm import MemorySwarm
+from hub_swarm import HubSwarm
 from toy_swarm import ToyPeer, ToyWork, toy_fingerprint, toy_settings
 from waiting import until
 
 from transport import Bandwidth, PeerLink
-from transport.peer import LinkLimits, PeerIdentity
+from transport.peer import LinkLimits
 from transport.protocol import RefusedByHub, RunOver, Warned, events, messages
 
 START = toy_fingerprint([])
@@ -60,7 +59,7 @@ class Leaver:
         return taken
 
 
-def warnings(swarm: MemorySwarm) -> list[tuple[str | None, str]]:
+def warnings(swarm: HubSwarm) -> list[tuple[str | None, str]]:
     return [(e.peer, e.message) for e in swarm.events if isinstance(e, Warned)]
 
 
@@ -68,11 +67,11 @@ def test_a_handoff_is_merged_before_the_next_round_with_the_share_the_peer_had(t
     """Two peers share seven samples: their weights differ and follow the hub's count, not their reports."""
     work = Watched()
     settings = toy_settings(min_peers=2, samples=40, global_batch=7)
-    with MemorySwarm(settings, work, tmp_path) as swarm:
+    with HubSwarm(settings, work, tmp_path) as swarm:
         bob = ToyPeer(swarm.link("bob"))
         going = threading.Event()
         bob.before_exchange = lambda opened: opened.round < 3 or going.wait(20.0)  # type: ignore[arg-type,return-value]
-        thread = bob.start()
+        bob.start()
         ann = Leaver(swarm.link("ann"))
         for _ in range(3):
             ann.turn()
@@ -80,11 +79,7 @@ def test_a_handoff_is_merged_before_the_next_round_with_the_share_the_peer_had(t
         assert ann.leave(b"residual") is True
         until(lambda: work.inherited)
         going.set()
-        link = swarm.link("cat")
-        other = ToyPeer(link)
-        other.start()
-        swarm.wait(30.0)
-        thread.join(5.0)
+        swarm.train(bob, ToyPeer(swarm.link("cat")))
 
     assert work.inherited == [("ann", b"residual", weights["ann"] / sum(weights.values()))]
     assert work.order.index("inherit ann") == 3, work.order
@@ -94,7 +89,7 @@ def test_a_handoff_is_merged_before_the_next_round_with_the_share_the_peer_had(t
 
 def test_a_session_hands_over_once_and_not_before_a_packet_was_accepted(tmp_path: Path) -> None:
     work = Watched()
-    with MemorySwarm(toy_settings(), work, tmp_path) as swarm:
+    with HubSwarm(toy_settings(), work, tmp_path) as swarm:
         ann = Leaver(swarm.link("ann"))
         assert ann.link.hand_over(0, b"too early") is False
         for _ in range(2):
@@ -108,7 +103,7 @@ def test_a_session_hands_over_once_and_not_before_a_packet_was_accepted(tmp_path
 
 def test_a_handoff_beyond_the_limit_of_an_update_ends_its_session(tmp_path: Path) -> None:
     work = Watched()
-    with MemorySwarm(toy_settings(max_update=1000), work, tmp_path) as swarm:
+    with HubSwarm(toy_settings(max_update=1000), work, tmp_path) as swarm:
         ann = Leaver(swarm.link("ann"))
         for _ in range(2):
             ann.turn()
@@ -122,7 +117,7 @@ def test_a_handoff_beyond_the_limit_of_an_update_ends_its_session(tmp_path: Path
 
 def test_a_malformed_handoff_is_reported_with_the_name_of_its_sender(tmp_path: Path) -> None:
     work = ToyWork()
-    with MemorySwarm(toy_settings(), work, tmp_path) as swarm:
+    with HubSwarm(toy_settings(), work, tmp_path) as swarm:
         mallory = Leaver(swarm.link("mallory"))
         for _ in range(2):
             mallory.turn()
@@ -137,7 +132,7 @@ def test_a_malformed_handoff_is_reported_with_the_name_of_its_sender(tmp_path: P
 
 def test_a_run_that_is_ending_refuses_handoffs(tmp_path: Path) -> None:
     work = ToyWork()
-    with MemorySwarm(toy_settings(), work, tmp_path) as swarm:
+    with HubSwarm(toy_settings(), work, tmp_path) as swarm:
         ann = Leaver(swarm.link("ann"))
         for _ in range(2):
             ann.turn()
@@ -153,15 +148,9 @@ def test_a_run_that_is_ending_refuses_handoffs(tmp_path: Path) -> None:
 def test_a_handoff_in_transit_outlives_the_opening_of_a_round(tmp_path: Path) -> None:
     """The hub drops updates of closed rounds then; a handoff belongs to none."""
     work = Watched()
-    with MemorySwarm(toy_settings(samples=400), work, tmp_path) as swarm:
-        wire = MemoryPeerWire(swarm.wire)
-        link = PeerLink(
-            swarm.url,
-            PeerIdentity("ann"),
-            LinkLimits(patience=10.0, flows=1, bandwidth=Bandwidth(up=1_500_000.0)),
-            wire=wire,
-        )
-        ann = Leaver(link)
+    with HubSwarm(toy_settings(samples=400), work, tmp_path) as swarm:
+        limits = LinkLimits(patience=10.0, flows=1, bandwidth=Bandwidth(up=1_500_000.0))
+        ann = Leaver(swarm.link("ann", limits))
         for _ in range(2):
             ann.turn()
         bob = ToyPeer(swarm.link("bob"))
@@ -172,7 +161,6 @@ def test_a_handoff_in_transit_outlives_the_opening_of_a_round(tmp_path: Path) ->
         until(lambda: work.inherited)
         swarm.hub.stop(now=True)
         swarm.wait(10.0)
-        link.close()
 
     assert rounds < work.order.index("inherit ann"), "rounds went by meanwhile"
 
@@ -181,14 +169,8 @@ def test_leaving_ends_in_time_whatever_the_uplink(tmp_path: Path, monkeypatch: p
     """2 MB at 20 kB/s would take 100 s: by the measured rate the peer gives up the upload."""
     monkeypatch.setattr("transport.peer.peer_link.HANDOFF_S", 0.6)
     work = ToyWork()
-    with MemorySwarm(toy_settings(max_update=1 << 23), work, tmp_path) as swarm:
-        wire = MemoryPeerWire(swarm.wire)
-        link = PeerLink(
-            swarm.url,
-            PeerIdentity("ann"),
-            LinkLimits(patience=10.0, flows=1, bandwidth=Bandwidth(up=20_000.0)),
-            wire=wire,
-        )
+    with HubSwarm(toy_settings(max_update=1 << 23), work, tmp_path) as swarm:
+        link = swarm.link("ann", LinkLimits(patience=10.0, flows=1, bandwidth=Bandwidth(up=20_000.0)))
         link.connect(10.0)
         link.ready(0, START)
         assert isinstance(link.next_round(), messages.Round)

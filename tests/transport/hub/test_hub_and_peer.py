@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hub_swarm import FAST, HubSwarm
 from toy_swarm import PLENTY, ToyPeer, ToyWork, toy_settings, trained
 
 from scripts.swarms.tcp_link import Link
-from transport import Hub, Ledger, PeerLink, RunKeys, RunSettings, RunURL, ask_status, ask_stop
+from transport import PeerLink, RunKeys, RunURL, ask_status, ask_stop
 from transport.peer import LinkLimits, PeerIdentity
 from transport.protocol import (
     AddressInUse,
     CurveKeys,
-    Event,
     Leaving,
     LinkLost,
     ProtocolError,
@@ -36,78 +34,15 @@ from transport.protocol import (
 from transport.transfer import CHUNK, block_hashes
 from transport.wire import Connected, DealerWire, Received
 
-FAST = {"ping_s": 0.1, "grace_s": 0.3, "recover_s": 5.0, "linger_s": 2.0}
-
-
-class Running:
-    """A hub on the loopback, with its events."""
-
-    def __init__(self, folder: Path, settings: RunSettings, keys: RunKeys | None = None, port: int = 0,
-                 work: ToyWork | None = None) -> None:  # fmt: skip
-        self.keys, self.settings, self.work = keys or RunKeys.generate(), settings, work or ToyWork()
-        self.ledger = Ledger(folder, run=settings.run, samples=settings.samples)
-        try:
-            self.hub = Hub(("127.0.0.1", port), self.keys, self.ledger, settings, self.work)
-        except BaseException:
-            self.ledger.close()
-            raise
-        self.url = self.keys.url("127.0.0.1", self.hub.port, settings.run)
-        self.events: list[Event] = []
-        self.hub.start()
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
-
-    def _listen(self) -> None:
-        self.events.extend(self._each())
-
-    def _each(self) -> Iterator[Event]:
-        for event in self.hub.events():
-            self.events.append(event)
-        return iter(())
-
-    def until(self, there: Callable[[list[Event]], object], timeout: float = 10.0) -> None:
-        end = time.monotonic() + timeout
-        while True:
-            last = self.events[-1:]
-            if there(self.events):
-                return
-            assert not (last and isinstance(last[0], RunEnded)), last
-            assert time.monotonic() < end, self.events[-5:]
-            time.sleep(0.005)
-
-    def committed(self) -> int:
-        return sum(isinstance(e, RoundCommitted) for e in self.events)
-
-    def close(self) -> None:
-        self.hub.stop(now=True)
-        self._listener.join(10.0)
-        self.ledger.close()
-
-    def ended(self, timeout: float = 20.0) -> RunEnded:
-        self._listener.join(timeout)
-        assert not self._listener.is_alive(), self.events[-3:]
-        return next(e for e in self.events if isinstance(e, RunEnded))
-
-    @contextmanager
-    def training(self) -> Iterator[Running]:
-        """While one honest peer trains; the hub is closed after it, and the peer must have met no error."""
-        peer = ToyPeer(PeerLink(self.url, PeerIdentity("ann")))
-        thread = peer.start()
-        self.until(lambda _: self.committed() > 3)
-        yield self
-        self.close()
-        thread.join(5.0)
-        assert peer.error is None
-
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    hubs: list[Running] = []
+def start(tmp_path: Path) -> Iterator[Callable[..., HubSwarm]]:
+    hubs: list[HubSwarm] = []
 
-    def begin(folder: str = "run", **changes: object) -> Running:
-        keys, port, work = (changes.pop(k, d) for k, d in (("keys", None), ("port", 0), ("work", None)))
+    def begin(folder: str = "run", *, work: ToyWork | None = None, port: int = 0, keys: RunKeys | None = None,
+              **changes: object) -> HubSwarm:  # fmt: skip
         settings = toy_settings(**(FAST | changes))
-        hubs.append(Running(tmp_path / folder, settings, keys, port, work))  # type: ignore[arg-type]
+        hubs.append(HubSwarm(settings, work or ToyWork(), tmp_path / folder, port, keys).start())
         return hubs[-1]
 
     yield begin
@@ -115,13 +50,11 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         hub.close()
 
 
-def test_three_peers_finish_a_run_over_tcp(start: Callable[..., Running]) -> None:
+def test_three_peers_finish_a_run_over_tcp(start: Callable[..., HubSwarm]) -> None:
     running = start(min_peers=3, eval=True)
-    peers = [ToyPeer(PeerLink(running.url, PeerIdentity(name))) for name in ("ann", "bob", "cem")]
-    threads = [peer.start() for peer in peers]
+    peers = [ToyPeer(running.link(name)) for name in ("ann", "bob", "cem")]
+    running.train(*peers)
     ended = running.ended()
-    for thread in threads:
-        thread.join(5.0)
 
     assert (ended.finished, ended.exit_code, ended.counted) == (True, 0, 40)
     assert trained(running.work) == list(range(40))
@@ -132,7 +65,7 @@ def test_three_peers_finish_a_run_over_tcp(start: Callable[..., Running]) -> Non
     assert seconds[len(seconds) // 2] < 0.2, "a round costs tens of milliseconds"
 
 
-def test_a_name_without_address_is_reported(start: Callable[..., Running]) -> None:
+def test_a_name_without_address_is_reported(start: Callable[..., HubSwarm]) -> None:
     running = start()
     url = running.keys.url("no-such-host.invalid", 1, running.url.run)
 
@@ -141,7 +74,7 @@ def test_a_name_without_address_is_reported(start: Callable[..., Running]) -> No
     assert told.value.layer == "dns"
 
 
-def test_a_port_without_listener_is_reported(start: Callable[..., Running]) -> None:
+def test_a_port_without_listener_is_reported(start: Callable[..., HubSwarm]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url = start().keys.url("127.0.0.1", port, "toy-run")
@@ -151,7 +84,7 @@ def test_a_port_without_listener_is_reported(start: Callable[..., Running]) -> N
     assert told.value.layer == "tcp"
 
 
-def test_a_hub_with_another_key_is_reported(start: Callable[..., Running]) -> None:
+def test_a_hub_with_another_key_is_reported(start: Callable[..., HubSwarm]) -> None:
     running = start()
     url = RunURL(CurveKeys.generate().public, running.url.token, "127.0.0.1", running.hub.port, "toy-run")
 
@@ -168,7 +101,7 @@ def test_a_hub_with_another_key_is_reported(start: Callable[..., Running]) -> No
     ],
 )
 def test_a_wrong_token_or_run_is_reported(
-    start: Callable[..., Running], change: dict[str, str], code: str, told: str
+    start: Callable[..., HubSwarm], change: dict[str, str], code: str, told: str
 ) -> None:
     running = start()
 
@@ -177,7 +110,7 @@ def test_a_wrong_token_or_run_is_reported(
     assert refused.value.code == code
 
 
-def test_other_protocol_versions_are_told_which_are_supported(start: Callable[..., Running]) -> None:
+def test_other_protocol_versions_are_told_which_are_supported(start: Callable[..., HubSwarm]) -> None:
     running = start(versions={"codec": "2"})
     answer = say(running.url, [encode(messages.Hello(7, running.url.token, "toy-run", "ann"))])
 
@@ -209,21 +142,23 @@ def say(url: RunURL, frames: list[bytes]) -> object:
     [[b""], [b"\xff" * 100], [b"x", b"y", b"z"], [b"\x81" * 70000], [b"{}" * 30000, b"x" * 1000000]],
     ids=["empty", "garbage", "three frames", "too long", "large"],
 )
-def test_whatever_a_stranger_says_the_hub_goes_on(start: Callable[..., Running], frames: list[bytes]) -> None:
+def test_whatever_a_stranger_says_the_hub_goes_on(
+    start: Callable[..., HubSwarm], frames: list[bytes]
+) -> None:
     running = start()
 
     assert say(running.url, frames) is None
     assert ask_status(running.url)["state"] == "waiting"
 
 
-def test_a_port_in_use_is_reported(start: Callable[..., Running]) -> None:
+def test_a_port_in_use_is_reported(start: Callable[..., HubSwarm]) -> None:
     running = start()
 
     with pytest.raises(AddressInUse, match=f"cannot listen on 127.0.0.1:{running.hub.port}: another program"):
         start("other", port=running.hub.port)
 
 
-def test_status_and_stop(start: Callable[..., Running]) -> None:
+def test_status_and_stop(start: Callable[..., HubSwarm]) -> None:
     running = start()
     link = PeerLink(running.url, PeerIdentity("ann", "CPU"))
     link.connect()
@@ -239,26 +174,25 @@ def test_status_and_stop(start: Callable[..., Running]) -> None:
     assert running.ended() == RunEnded(running.ended().at, False, "stopped by its host", 0, 0, 0)
 
 
-def test_a_peer_that_vanishes_is_noticed_and_the_others_go_on(start: Callable[..., Running]) -> None:
+def test_a_peer_that_vanishes_is_noticed_and_the_others_go_on(start: Callable[..., HubSwarm]) -> None:
     running = start(min_peers=1, samples=400)
-    staying, going = (ToyPeer(PeerLink(running.url, PeerIdentity(name))) for name in ("ann", "bob"))
-    threads = [staying.start(), going.start()]
-    running.until(lambda _: going.rounds and running.committed() > 5)
+    staying, going = (ToyPeer(running.link(name)) for name in ("ann", "bob"))
+    staying.start()
+    going.start()
+    running.until(lambda: going.rounds and running.committed() > 5)
     going.link.close()
     closed = time.time()
-    ended = running.ended()
-    for thread in threads:
-        thread.join(5.0)
+    running.train(staying, going)
 
     left = next(e for e in running.events if isinstance(e, events.PeerLeft))
     assert (left.peer, left.reason) == ("bob", "connection lost")
     assert left.at - closed < 3.0
-    assert ended.finished
+    assert running.ended().finished
     assert trained(running.work) == list(range(400))
 
 
 def test_a_peer_that_is_back_before_its_loss_was_noticed_keeps_its_name(
-    start: Callable[..., Running],
+    start: Callable[..., HubSwarm],
 ) -> None:
     running, keys = start(ping_s=5.0, grace_s=60.0), CurveKeys.generate()
     first = PeerLink(running.url, PeerIdentity("ann", keys=keys))
@@ -275,52 +209,49 @@ def test_a_peer_that_is_back_before_its_loss_was_noticed_keeps_its_name(
     third.leave("done")
 
 
-def test_a_leaving_peers_samples_are_leased_again(start: Callable[..., Running]) -> None:
+def test_a_leaving_peers_samples_are_leased_again(start: Callable[..., HubSwarm]) -> None:
     running = start(samples=400)
-    staying, going = (ToyPeer(PeerLink(running.url, PeerIdentity(name))) for name in ("ann", "bob"))
-    threads = [staying.start(), going.start()]
-    running.until(lambda _: going.rounds and running.committed() > 5)
+    staying, going = (ToyPeer(running.link(name)) for name in ("ann", "bob"))
+    staying.start()
+    going.start()
+    running.until(lambda: going.rounds and running.committed() > 5)
     going.link.leave_requested.set()
-    threads[1].join(5.0)
-    ended = running.ended()
-    threads[0].join(5.0)
+    running.train(staying, going)
 
     assert going.over == messages.Over("asked to leave", False) or isinstance(going.error, Leaving)
-    assert ended.finished
+    assert running.ended().finished
     assert trained(running.work) == list(range(400))
 
 
-def test_a_session_survives_its_connections(start: Callable[..., Running]) -> None:
+def test_a_session_survives_its_connections(start: Callable[..., HubSwarm]) -> None:
     running = start(samples=400, grace_s=5.0)
     proxy = Link(running.hub.port)
     peer = ToyPeer(PeerLink(running.keys.url("127.0.0.1", proxy.port, "toy-run"), PeerIdentity("ann")))
-    thread = peer.start()
+    peer.start()
     for cut in range(3):
-        running.until(lambda _, n=5 * (cut + 1): running.committed() >= n)  # type: ignore[misc]
+        running.until(lambda n=5 * (cut + 1): running.committed() >= n)  # type: ignore[misc]
         proxy.cut()
-    ended = running.ended()
-    thread.join(5.0)
+    running.train(peer)
     proxy.close()
 
-    assert (ended.finished, peer.renewed, peer.error) == (True, 0, None)
+    assert (running.ended().finished, peer.renewed, peer.error) == (True, 0, None)
     assert sum(isinstance(e, events.PeerJoined) for e in running.events) == 1
     assert trained(running.work) == list(range(400))
 
 
-def test_a_hub_that_is_started_again_goes_on_where_it_was(start: Callable[..., Running]) -> None:
+def test_a_hub_that_is_started_again_goes_on_where_it_was(start: Callable[..., HubSwarm]) -> None:
     """Also with the local steps that it had chosen."""
     run = {"samples": 400, "min_peers": 2, "local_steps": (1, 2, 4)}
     running = start(**run)
-    peers = [ToyPeer(PeerLink(running.url, PeerIdentity(name)), needs=2.0) for name in ("ann", "bob")]
-    threads = [peer.start() for peer in peers]
-    running.until(lambda _: running.committed() >= 10)
-    kill(running)
+    peers = [ToyPeer(running.link(name), needs=2.0) for name in ("ann", "bob")]
+    for peer in peers:
+        peer.start()
+    running.until(lambda: running.committed() >= 10)
+    running.kill()
     again = start(**run, keys=running.keys, port=running.hub.port, work=ToyWork(running.work.packets))
-    ended = again.ended()
-    for thread in threads:
-        thread.join(5.0)
+    again.train(*peers)
 
-    assert ended.finished, [repr(peer.error) for peer in peers]
+    assert again.ended().finished, [repr(peer.error) for peer in peers]
     assert trained(again.work) == list(range(400))
     assert again.ledger.verify(complete=True).counted == 400
     assert [peer.error for peer in peers] == [None, None]
@@ -329,16 +260,7 @@ def test_a_hub_that_is_started_again_goes_on_where_it_was(start: Callable[..., R
     assert (steps[0], {e.local_steps for e in again.events if isinstance(e, RoundCommitted)}) == (1, {2})
 
 
-def kill(running: Running) -> None:
-    """Stop a hub as kill -9 does: sockets closed, no messages, the ledger as it was."""
-    hub = running.hub
-    hub._end_at = 0.0
-    hub._wire.wake()
-    assert hub.join(5.0)
-    running.ledger.close()
-
-
-def test_bytes_are_counted_as_they_are_on_the_wire(start: Callable[..., Running]) -> None:
+def test_bytes_are_counted_as_they_are_on_the_wire(start: Callable[..., HubSwarm]) -> None:
     blob = bytes(range(256)) * 4096
     running = start(work=ToyWork(objects={"base/weights": blob}), samples=80)
     proxy = Link(running.hub.port)
@@ -358,13 +280,11 @@ def test_bytes_are_counted_as_they_are_on_the_wire(start: Callable[..., Running]
     proxy.close()
 
 
-def test_the_hub_counts_the_same_bytes_per_round(start: Callable[..., Running]) -> None:
+def test_the_hub_counts_the_same_bytes_per_round(start: Callable[..., HubSwarm]) -> None:
     running = start(samples=400)
     proxy = Link(running.hub.port)
     peer = ToyPeer(PeerLink(running.keys.url("127.0.0.1", proxy.port, "toy-run"), PeerIdentity("ann")))
-    thread = peer.start()
-    running.ended()
-    thread.join(5.0)
+    running.train(peer)
     rounds = [e for e in running.events if isinstance(e, RoundCommitted)]
     up, down = (sum(getattr(e, way)["ann"] for e in rounds) for way in ("up", "down"))
     proxy.close()
@@ -377,7 +297,7 @@ def test_the_hub_counts_the_same_bytes_per_round(start: Callable[..., Running]) 
 
 
 def test_large_objects_go_to_disk_and_are_checked(
-    start: Callable[..., Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., HubSwarm], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transport.peer.peer_link.RENEWAL_S", 0.1)  # of a session that has not ended
     blob = bytes(range(256)) * 8192

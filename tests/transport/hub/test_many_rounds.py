@@ -13,8 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hub_swarm import HubSwarm
 from memory_sockets import MemoryPeerWire
-from memory_swarm import MemorySwarm
 from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 
 from transport.protocol import decode_to_peer, encode, messages
@@ -39,7 +39,7 @@ class Forgetful(ToyWork):
 class Bare:
     """Peer that sends the messages of a round and stores nothing."""
 
-    def __init__(self, swarm: MemorySwarm, name: str) -> None:
+    def __init__(self, swarm: HubSwarm, name: str) -> None:
         self.wire = MemoryPeerWire(swarm.wire, f"key-of-{name}")
         self.came: list[messages.Message] = []
         for flow in (0, 1):
@@ -81,7 +81,7 @@ class Bare:
 @contextmanager
 def swarm_that_forgets(folder: Path) -> Iterator[list[Bare]]:
     """Run a hub whose events are dropped, and two peers."""
-    with MemorySwarm(toy_settings(samples=10**6, min_peers=2), Forgetful(), folder) as swarm:
+    with HubSwarm(toy_settings(samples=10**6, min_peers=2), Forgetful(), folder) as swarm:
         swarm.events = deque(maxlen=1)  # type: ignore[assignment]
         yield [Bare(swarm, name) for name in ("ann", "bob")]
 
@@ -124,13 +124,10 @@ def test_the_delegate_sees_packets_while_others_are_still_in_transit(tmp_path: P
             return super().aggregate(round, updates)
 
     work = Watching()
-    with MemorySwarm(toy_settings(samples=16, min_peers=2, first_peers=2), work, tmp_path) as swarm:
+    with HubSwarm(toy_settings(samples=16, min_peers=2, first_peers=2), work, tmp_path) as swarm:
         ann, bob = (ToyPeer(swarm.link(name), 0) for name in ("ann", "bob"))
         bob.before_exchange = lambda _: first_is_seen.wait(5.0) or pytest.fail("the round is open")
-        threads = [peer.start() for peer in (ann, bob)]
-        swarm.wait(20.0)
-        for thread in threads:
-            thread.join(5.0)
+        swarm.train(ann, bob)
 
     assert trained(work) == list(range(16))
     assert {id(packet) for _, _, packet in work.came} >= {id(packet) for packet in given}
@@ -141,9 +138,7 @@ def test_an_error_while_packets_are_decoded_ends_the_run_with_its_reason(tmp_pat
         def arrived(self, round: int, peer: str, packet: bytes) -> None:
             raise MemoryError
 
-    with MemorySwarm(toy_settings(), Broken(), tmp_path) as swarm:
-        thread = ToyPeer(swarm.link("ann")).start()
-        swarm.wait(20.0)
-        thread.join(5.0)
+    with HubSwarm(toy_settings(), Broken(), tmp_path) as swarm:
+        swarm.train(ToyPeer(swarm.link("ann")))
 
     assert (swarm.events[-1].exit_code, swarm.events[-1].reason) == (8, "the hub's memory is full")  # type: ignore[attr-defined]

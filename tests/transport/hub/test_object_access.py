@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from test_hub_and_peer import Running
+from hub_swarm import HubSwarm
 from test_ring_table import Units
 from test_takeover import FILE, FollowedWork
 from toy_swarm import ToyPeer, toy_settings
@@ -61,7 +61,7 @@ EMPTY |= {"snapshot/<round>/model.safetensors", "lease/<round>"}
 class Caller:
     """A connection to a hub, with a key of its own."""
 
-    def __init__(self, running: Running, keys: CurveKeys | None = None) -> None:
+    def __init__(self, running: HubSwarm, keys: CurveKeys | None = None) -> None:
         url = parse_url(running.url) if isinstance(running.url, str) else running.url
         self._wire = DealerWire(url.routes, url.key, keys)
         self._wire.dial(0)
@@ -105,7 +105,7 @@ class Caller:
         self._wire.close()
 
 
-def hello(running: Running, name: str, **changes: str) -> messages.Hello:
+def hello(running: HubSwarm, name: str, **changes: str) -> messages.Hello:
     fields = {"token": running.keys.token, "run": running.settings.run} | changes
     return messages.Hello(messages.PROTOCOL, name=name, **fields)
 
@@ -114,7 +114,7 @@ def hello(running: Running, name: str, **changes: str) -> messages.Hello:
 class Visited:
     """A hub that has committed rounds, and callers by who they are."""
 
-    running: Running
+    running: HubSwarm
     stack: ExitStack
     callers: dict[str, Caller] = field(default_factory=dict)
 
@@ -137,11 +137,10 @@ def visited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     work.objects["hashes/base/config.json"] = b"hashes"
     settings = toy_settings(**(QUIET | HUBS[request.param] | {"samples": 10**6}))
     with ExitStack() as stack:
-        running = Running(folder / "run", settings, work=work)
-        stack.callback(running.close)
+        running = stack.enter_context(HubSwarm(settings, work, folder / "run", 0))
         peer = ToyPeer(PeerLink(running.url, PeerIdentity("ann")))
         thread = peer.start()
-        running.until(lambda _: running.committed() > 0)
+        running.until(lambda: running.committed() > 0)
         found = Visited(running, stack)
         meet(found)
         yield found

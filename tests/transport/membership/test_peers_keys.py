@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hub_swarm import HubSwarm
 from sim_swarm import SimSwarm
 from toy_swarm import ToyWork, toy_settings
 
-from transport import Hub, Ledger, PeerLink, RunKeys, RunURL
+from transport import PeerLink, RunURL
 from transport.actions import Outbox
 from transport.membership import Roster
 from transport.peer import PeerIdentity
@@ -20,13 +21,8 @@ from transport.wire import Connected, DealerWire, Received
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[RunURL]:
-    settings, keys = toy_settings(), RunKeys.generate()
-    with Ledger(tmp_path, run=settings.run, samples=settings.samples) as ledger:
-        hub = Hub(("127.0.0.1", 0), keys, ledger, settings, ToyWork())
-        hub.start()
-        yield keys.url("127.0.0.1", hub.port, settings.run)
-        hub.stop(now=True)
-        hub.join(10.0)
+    with HubSwarm(toy_settings(), ToyWork(), tmp_path, 0) as swarm:
+        yield swarm.url
 
 
 def answer_to(url: RunURL, message: messages.Message, keys: CurveKeys) -> messages.ToPeer:

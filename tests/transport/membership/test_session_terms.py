@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
+from hub_swarm import HubSwarm
 from memory_sockets import MemoryPeerWire
-from memory_swarm import MemorySwarm
 from test_peer_state import joined
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 from waiting import until
@@ -105,8 +105,8 @@ def test_of_two_hubs_on_copies_of_one_ledger_the_older_is_ignored_and_told_so(
     shutil.copytree(tmp_path / "old", tmp_path / "new")
     Ledger(tmp_path / "new", run=settings.run, samples=settings.samples).close()  # one term more
     with (
-        MemorySwarm(settings, ToyWork(), tmp_path / "old") as old,
-        MemorySwarm(settings, ToyWork(), tmp_path / "new") as new,
+        HubSwarm(settings, ToyWork(), tmp_path / "old") as old,
+        HubSwarm(settings, ToyWork(), tmp_path / "new") as new,
     ):
         said: list[str] = []
         old.hub._state.admission.token = new.hub._state.admission.token  # the keys of one run
@@ -137,7 +137,7 @@ def test_of_two_hubs_on_copies_of_one_ledger_the_older_is_ignored_and_told_so(
 
 def test_a_peer_that_only_finds_the_old_hub_gives_up_with_the_reason(tmp_path: Path, quick: None) -> None:
     settings = toy_settings(linger_s=0.1)
-    with MemorySwarm(settings, ToyWork(), tmp_path) as swarm:
+    with HubSwarm(settings, ToyWork(), tmp_path) as swarm:
         wire = MemoryPeerWire(swarm.wire)
         link = PeerLink(swarm.url, PeerIdentity("ann"), LinkLimits(flows=1, patience=0.5), wire=wire)
         link.connect(10.0)

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hub_swarm import HubSwarm
 from memory_sockets import MemoryHubWire, MemoryPeerWire
-from memory_swarm import MemorySwarm
 from toy_passing import passing_settings
 from toy_swarm import ToyPeer, ToyWork
+from waiting import until
 
 from transport import PeerLink
 from transport.aggregators import ShardServer
@@ -32,7 +33,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Base(MemorySwarm):
+class Base(HubSwarm):
     """A hub that serves a file, slowly, and a member of its run that has the file, or another one."""
 
     def __init__(self, folder: Path, file: Path, settings: RunSettings) -> None:
@@ -49,15 +50,14 @@ class Base(MemorySwarm):
 
     def member(self, file: Path) -> ToyPeer:
         """Let a reachable peer train, and serve the file once it is ready."""
-        peer = ToyPeer(self.link("ann", owns=True, address="ann:1"))
+        peer = ToyPeer(self.link("ann", owns=True, reachable="ann:1"))
         wire = self.wire.servers["ann:1"] = MemoryHubWire()
         server = ShardServer(wire, self.settings.run)
         server.start()
         server.files, server.busy = {NAME: file}, lambda: self.busy
         peer.part = server.close  # type: ignore[method-assign]
         peer.start()
-        while not peer.rounds:
-            time.sleep(0.01)
+        until(lambda: peer.rounds)
         peer.link.admit_newcomers(server.admit)
         return peer
 

@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from memory_swarm import MemorySwarm
-from test_hub_and_peer import Running
+from hub_swarm import HubSwarm
 from toy_passing import SIZE, LargeWork, PassingPeer, passing_peer, passing_settings
 from toy_swarm import trained
 
@@ -31,13 +30,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packet_sources, "STALL_S", 20.0)
 
 
-def finish(swarm: MemorySwarm, peers: list[PassingPeer]) -> None:
+def finish(swarm: HubSwarm, peers: list[PassingPeer]) -> None:
     """Run to the end; every peer has the hub's packets, to the bit, and every sample is counted once."""
-    threads = [peer.start() for peer in peers]
-    swarm.wait()
-    for thread in threads:
-        thread.join(20.0)
-        assert not thread.is_alive()
+    swarm.train(*peers, seconds=60.0)
     work = swarm.work
     assert isinstance(work, LargeWork)
     assert [peer.error for peer in peers] == [None] * len(peers)
@@ -45,18 +40,18 @@ def finish(swarm: MemorySwarm, peers: list[PassingPeer]) -> None:
     assert trained(work) == list(range(swarm.settings.samples))
 
 
-def down(swarm: MemorySwarm) -> float:
+def down(swarm: HubSwarm) -> float:
     """Packets that went over the hub's line in a round, messages and leases included."""
     return sum(link.bytes_down for link in swarm.links) / (SIZE * len(swarm.work.packets))  # type: ignore[attr-defined]
 
 
-def warnings(swarm: MemorySwarm) -> list[str]:
+def warnings(swarm: HubSwarm) -> list[str]:
     return [e.message for e in swarm.events if isinstance(e, events.Warned)]
 
 
 def test_with_one_helper_a_packet_leaves_the_hub_less_than_twice_for_eight_peers(tmp_path: Path) -> None:
     """Both counters agree: those of the peers' links, and the hub's own (protocol/traffic.py)."""
-    with MemorySwarm(passing_settings(min_peers=8, first_peers=8), LargeWork(), tmp_path) as swarm:
+    with HubSwarm(passing_settings(min_peers=8, first_peers=8), LargeWork(), tmp_path) as swarm:
         peers = [passing_peer(swarm, f"p{i}", reachable=i == 3) for i in range(8)]
         finish(swarm, peers)
         commits = [e for e in swarm.events if isinstance(e, events.RoundCommitted)]
@@ -69,7 +64,7 @@ def test_with_one_helper_a_packet_leaves_the_hub_less_than_twice_for_eight_peers
 
 def test_where_all_peers_help_a_packet_leaves_the_hub_once(tmp_path: Path) -> None:
     """Each of the four sends three quarters of it."""
-    with MemorySwarm(passing_settings(min_peers=4, first_peers=4), LargeWork(), tmp_path) as swarm:
+    with HubSwarm(passing_settings(min_peers=4, first_peers=4), LargeWork(), tmp_path) as swarm:
         peers = [passing_peer(swarm, f"p{i}", reachable=True) for i in range(4)]
         finish(swarm, peers)
         sent = [peer.server.bytes_up / (SIZE * len(peer.packets)) for peer in peers if peer.server]
@@ -125,7 +120,7 @@ def test_a_helper_that_fails_costs_no_round_and_no_fork(
     monkeypatch.setattr(packet_sources, "FIRST_S", 1.0)
     monkeypatch.setattr(packet_sources, "FINISH_S", 1.0)
     monkeypatch.setattr(packet_sources, "STALL_S", 1.0)
-    with MemorySwarm(passing_settings(min_peers=3, first_peers=3), LargeWork(), tmp_path) as swarm:
+    with HubSwarm(passing_settings(min_peers=3, first_peers=3), LargeWork(), tmp_path) as swarm:
         peers = [
             passing_peer(swarm, "bad", reachable=True, server=bad),
             passing_peer(swarm, "good", reachable=True),
@@ -144,7 +139,7 @@ def test_a_helper_that_fails_costs_no_round_and_no_fork(
 
 def test_a_run_without_helpers_says_what_it_said_before(tmp_path: Path) -> None:
     """No peer can be reached, so no source is named, and nothing of this package is loaded at the hub."""
-    with MemorySwarm(passing_settings(min_peers=2, first_peers=2), LargeWork(), tmp_path) as swarm:
+    with HubSwarm(passing_settings(min_peers=2, first_peers=2), LargeWork(), tmp_path) as swarm:
         peers = [passing_peer(swarm, name) for name in ("ann", "bob")]
         finish(swarm, peers)
 
@@ -155,7 +150,7 @@ def test_a_run_without_helpers_says_what_it_said_before(tmp_path: Path) -> None:
 
 def test_packets_are_passed_on_over_sockets_to_members_alone(tmp_path: Path) -> None:
     """The port of a peer admits the keys that the hub names, and a stranger not even to its greeting."""
-    running = Running(tmp_path, passing_settings(min_peers=2, first_peers=2), work=LargeWork())
+    running = HubSwarm(passing_settings(min_peers=2, first_peers=2), LargeWork(), tmp_path, 0).start()
     peers, reached = [], []
     for name in ("ann", "bob"):
         keys = CurveKeys.generate()
@@ -169,7 +164,7 @@ def test_packets_are_passed_on_over_sockets_to_members_alone(tmp_path: Path) -> 
         )
         reached.append((identity.reachable, keys.public))
     threads = [peer.start() for peer in peers]
-    running.until(lambda _: peers[1].passed)
+    running.until(lambda: peers[1].passed)
     assert not is_reachable(*reached[0], CurveKeys.generate(), 0.3)
     for thread in threads:
         thread.join(20.0)

@@ -10,26 +10,25 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread
 
 import pytest
-from memory_swarm import MemorySwarm
+from hub_swarm import HubSwarm
 from toy_swarm import ToyPeer, ToyWork, toy_fingerprint, toy_settings, toy_spool
+from waiting import until
 
-from transport import Bandwidth, CatchUp, CatchUpDownloads, Hub, Ledger, PeerLink, RunKeys, WantedFile
+from transport import Bandwidth, CatchUp, CatchUpDownloads, Ledger, PeerLink, WantedFile
 from transport.ledger import RoundRow, pack_header
-from transport.peer import CatchUpSource, LinkLimits, PeerIdentity, Progress
-from transport.protocol import Event, Leaving, NotServed, RefusedByHub, RoundCommitted, messages
+from transport.peer import CatchUpSource, LinkLimits, Progress
+from transport.protocol import Leaving, NotServed, RefusedByHub, RoundCommitted, messages
 from transport.protocol import events as told
 from transport.transfer import CHUNK, HASH_BLOCK, block_hashes
 
 SIZE = 2 * HASH_BLOCK + 999  # of a snapshot
 WEIGHTS = random.Random(1).randbytes(SIZE)
 MANY = 100_000  # samples of a run that does not end
+LONG = toy_settings(linger_s=0.1, samples=MANY, max_update=1 << 20)
 RATE = 2e6  # bytes a second: 16 Mbit/s
 
 
@@ -92,10 +91,10 @@ class Joiner:
         return machine
 
 
-def grown(folder: Path, rounds: int, size: int) -> tuple[MemorySwarm, ToyWork]:
+def grown(folder: Path, rounds: int, size: int) -> tuple[HubSwarm, ToyWork]:
     packets = grow(folder / "run", rounds, size)
     work = ToyWork(packets=packets)
-    return MemorySwarm(toy_settings(linger_s=0.1), work, folder / "run"), work
+    return HubSwarm(toy_settings(linger_s=0.1), work, folder / "run"), work
 
 
 def test_thousands_of_packets_come_in_few_objects_and_in_order(tmp_path: Path) -> None:
@@ -165,7 +164,7 @@ def test_a_connection_that_is_lost_while_files_and_packets_come_costs_nothing_tw
     offer = snapshot(tmp_path, work, 20, 20 * 20_056)
     with swarm:
         swarm.hub.offer([offer])
-        link = swarm.link("ann", flows=2)
+        link = swarm.link("ann", LinkLimits(patience=10.0, flows=2))
         link.connect(10.0)
         cuts = iter([0, 1, 2, 1])
 
@@ -222,10 +221,9 @@ def test_a_download_goes_on_where_a_peer_was_killed(tmp_path: Path) -> None:
     packets = grow(tmp_path / "run", 2, 100, MANY)
     work = ToyWork(packets=packets)
     offer = snapshot(tmp_path, work, 1, 156)
-    with hub_on_the_loopback(tmp_path / "run", work) as (hub, keys, _):
-        hub.offer([offer])
-        url = keys.url("127.0.0.1", hub.port, "toy-run")
-        arguments = [str(url), str(tmp_path / "w"), str(SIZE), offer.sha256]
+    with HubSwarm(LONG, work, tmp_path / "run", 0) as swarm:
+        swarm.hub.offer([offer])
+        arguments = [str(swarm.url), str(tmp_path / "w"), str(SIZE), offer.sha256]
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
         child = subprocess.Popen(
             [sys.executable, "-c", FETCHER, *arguments], stdout=subprocess.PIPE, text=True, env=environment
@@ -237,7 +235,7 @@ def test_a_download_goes_on_where_a_peer_was_killed(tmp_path: Path) -> None:
         child.kill()  # -9 where there are signals
         child.wait(10.0)
         child.stdout.close()
-        link = PeerLink(url, PeerIdentity("bob"))
+        link = swarm.link("bob")
         link.connect(10.0)
         supply = CatchUpDownloads(link, CatchUp(link.welcome, 0), toy_spool(tmp_path))
         supply.files(wanted(offer, tmp_path))
@@ -274,7 +272,7 @@ def test_what_a_peer_was_made_from_is_compared_and_the_difference_told(
     tmp_path: Path, holds: dict[str, str], told: str
 ) -> None:
     ours = {"base": "34cd", "tokenizer": "56ef", "recipe": "78"}
-    with MemorySwarm(toy_settings(holds=ours, linger_s=0.1), ToyWork(), tmp_path) as swarm:
+    with HubSwarm(toy_settings(holds=ours, linger_s=0.1), ToyWork(), tmp_path) as swarm:
         good, bad = swarm.link("ann"), swarm.link("bob")
         good.connect(10.0)
         bad.connect(10.0)
@@ -290,28 +288,6 @@ def test_what_a_peer_was_made_from_is_compared_and_the_difference_told(
 # ---- time to join ------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def hub_on_the_loopback(folder: Path, work: ToyWork) -> Iterator[tuple[Hub, RunKeys, list[Event]]]:
-    settings = toy_settings(linger_s=0.1, samples=MANY, max_update=1 << 20)
-    keys, ledger = RunKeys.generate(), Ledger(folder, run=settings.run, samples=settings.samples)
-    hub = Hub(("127.0.0.1", 0), keys, ledger, settings, work)
-    events: list[Event] = []
-    Thread(target=lambda: events.extend(iter_into(hub, events)), daemon=True).start()
-    hub.start()
-    try:
-        yield hub, keys, events
-    finally:
-        hub.stop(now=True)
-        hub.join(10.0)
-        ledger.close()
-
-
-def iter_into(hub: Hub, events: list[Event]) -> Iterator[Event]:
-    for event in hub.events():
-        events.append(event)
-    yield from ()
-
-
 @pytest.mark.slow
 def test_a_joiner_is_there_when_its_bytes_are_and_nobody_waits_for_it(tmp_path: Path) -> None:
     """Time to join <= 1.15 x bytes / bandwidth + 2 s, while another peer trains on."""
@@ -319,22 +295,19 @@ def test_a_joiner_is_there_when_its_bytes_are_and_nobody_waits_for_it(tmp_path: 
     work = ToyWork(packets=list(packets))
     log = sum(len(packet) + 56 for packet in packets)
     offer = snapshot(tmp_path, work, 500, log // 3)
-    with hub_on_the_loopback(tmp_path / "run", work) as (hub, keys, events):
-        hub.offer([offer])
-        url = keys.url("127.0.0.1", hub.port, "toy-run")
-        other = ToyPeer(PeerLink(url, PeerIdentity("bob")), packets=list(packets))
+    with HubSwarm(LONG, work, tmp_path / "run", 0) as swarm:
+        swarm.hub.offer([offer])
+        events, other = swarm.events, ToyPeer(swarm.link("bob"), packets=list(packets))
         other.before_exchange = lambda _: time.sleep(0.1)  # its compute: x' need not move a thousand times
         thread = other.start()
-        link = PeerLink(url, PeerIdentity("ann"), LinkLimits(bandwidth=Bandwidth(down=RATE)))
+        link = swarm.link("ann", LinkLimits(bandwidth=Bandwidth(down=RATE)))
         started = time.monotonic()
         rounds = sum(isinstance(e, RoundCommitted) for e in events)
         link.connect(10.0)
         joiner = Joiner(link, tmp_path)
         machine = joiner.catch_up()
         link.ready(machine.applied, toy_fingerprint(work.packets[: machine.applied]))
-        while not any(isinstance(e, told.PeerReady) and e.peer == "ann" for e in events):
-            assert time.monotonic() < started + 60, events[-3:]
-            time.sleep(0.005)
+        until(lambda: any(isinstance(e, told.PeerReady) and e.peer == "ann" for e in events), 60)
         took, down = time.monotonic() - started, link.bytes_down
         opened = [e for e in events if isinstance(e, RoundCommitted)]
         assert link.next_round().round >= machine.applied  # type: ignore[union-attr]

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hub_swarm import HubSwarm
 from toy_swarm import ToyWork, toy_settings
 from waiting import until
 
-from transport import Hub, Ledger, PeerLink, RunKeys, RunURL, ask_status
+from transport import PeerLink, RunKeys, RunURL, ask_status
 from transport.peer import PeerIdentity, RunVisit
 from transport.peer.run_visit import preview_of
 from transport.protocol import CurveKeys, ProtocolError, RefusedByHub, Unreachable
@@ -17,13 +18,8 @@ from transport.protocol import CurveKeys, ProtocolError, RefusedByHub, Unreachab
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[RunURL]:
-    settings, keys = toy_settings(min_peers=9), RunKeys.generate()
-    with Ledger(tmp_path, run=settings.run, samples=settings.samples) as ledger:
-        hub = Hub(("127.0.0.1", 0), keys, ledger, settings, ToyWork())
-        hub.start()
-        yield keys.url("127.0.0.1", hub.port, settings.run)
-        hub.stop(now=True)
-        hub.join(10.0)
+    with HubSwarm(toy_settings(min_peers=9), ToyWork(), tmp_path, 0) as swarm:
+        yield swarm.url
 
 
 def states(url: RunURL) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from memory_swarm import MemorySwarm
+from hub_swarm import HubSwarm
 from sim_swarm import STOP, TOKEN
 from toy_swarm import ToyWork, toy_settings
 
@@ -264,7 +264,7 @@ def test_the_kernel_is_asked_what_a_connection_holds_only_where_that_may_be_much
 
 def test_a_newcomer_may_try_its_line_a_few_times_and_nothing_is_made_of_it(tmp_path: Path) -> None:
     work = ToyWork()
-    with MemorySwarm(toy_settings(max_update=1000), work, tmp_path) as swarm:
+    with HubSwarm(toy_settings(max_update=1000), work, tmp_path) as swarm:
         link = swarm.link("ann")
         link.connect(10.0)
         taken = [link.put(f"trial/{n}", bytes(size)) for n, size in enumerate((LONGEST + 1, *[2000] * 5))]

@@ -4,10 +4,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from hub_swarm import HubSwarm
 from msgspec import structs
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 
-from transport import Hub, Ledger, PeerLink, RunKeys, RunURL
+from transport import Ledger, PeerLink, RunKeys, RunURL
 from transport.peer import PeerIdentity
 from transport.protocol import CurveKeys, NotGenuine, encode, messages
 from transport.receipts import SignedDocument, receipt_document, signer_of
@@ -41,20 +42,11 @@ class Told:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """A run of two peers over real sockets."""
-    folder, settings, keys = tmp_path_factory.mktemp("run"), toy_settings(min_peers=2), RunKeys.generate()
-    peers = {name: CurveKeys.generate() for name in ("ann", "bob")}
-    with Ledger(folder, run=settings.run, samples=settings.samples) as ledger:
-        hub = Hub(("127.0.0.1", 0), keys, ledger, settings, ToyWork())
-        url = keys.url("127.0.0.1", hub.port, settings.run)
-        links = {name: KeepingLink(url, PeerIdentity(name, keys=own)) for name, own in peers.items()}
-        hub.start()
-        threads = [ToyPeer(link).start() for link in links.values()]
-        for _ in hub.events():
-            pass
-        for thread in threads:
-            thread.join(5.0)
-        hub.join()
-    return Told(folder, url, keys, peers, {name: link.committed for name, link in links.items()})
+    folder, peers = tmp_path_factory.mktemp("run"), {name: CurveKeys.generate() for name in ("ann", "bob")}
+    with HubSwarm(toy_settings(min_peers=2), ToyWork(), folder, 0) as swarm:
+        links = {name: KeepingLink(swarm.url, PeerIdentity(name, keys=own)) for name, own in peers.items()}
+        swarm.train(*map(ToyPeer, links.values()))
+    return Told(folder, swarm.url, swarm.keys, peers, {name: link.committed for name, link in links.items()})
 
 
 def test_each_round_that_counts_a_peer_brings_it_a_receipt_that_agrees_with_the_ledger(run: Told) -> None:

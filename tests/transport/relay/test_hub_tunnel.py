@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from test_hub_and_peer import FAST, Running
-from toy_swarm import ToyPeer, toy_settings, trained
+from hub_swarm import FAST, HubSwarm
+from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 from waiting import until
 
 from transport import PeerLink
@@ -125,7 +125,7 @@ def test_connections_that_a_relay_announces_in_a_flood_are_limited() -> None:
 def test_bytes_that_a_relay_alters_end_the_connection_and_never_enter_the_run(
     tmp_path: Path, tamper: Callable[[bytes], bytes]
 ) -> None:
-    running = Running(tmp_path, toy_settings(**FAST, samples=80))
+    running = HubSwarm(toy_settings(**FAST, samples=80), ToyWork(), tmp_path, 0).start()
     relay = Relay("127.0.0.1", 0)
     tunnel = HubTunnel(f"127.0.0.1:{relay.port}", running.keys.pair, ("127.0.0.1", running.hub.port))
     altered = threading.Event()
@@ -154,9 +154,8 @@ def test_bytes_that_a_relay_alters_end_the_connection_and_never_enter_the_run(
         peer = ToyPeer(
             PeerLink(running.keys.url("127.0.0.1", 1, "toy-run", f"127.0.0.1:{port}"), PeerIdentity("ann"))
         )
-        thread = peer.start()
+        running.train(peer)
         ended = running.ended()
-        thread.join(5.0)
     running.close()
     tunnel.close()
     relay.close()

@@ -13,15 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_hub_and_peer import FAST, Running
+from hub_swarm import FAST, HubSwarm
 from tls_only import Firewall, server_context
-from toy_swarm import ToyPeer, toy_settings, trained
+from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 from waiting import until
 
 from transport import PeerLink, RunURL, ask_status
 from transport.peer import LinkLimits, PeerIdentity
 from transport.protocol import CurveKeys, Route, Unreachable, run_name
-from transport.protocol import events as told
+from transport.protocol import events as hub_events
 from transport.relay import HubTunnel, Relay, RelayLimits
 from transport.relay.relay_server import FETCH_S
 from transport.tunnel import Bridge, ask, client_context, relay_socks
@@ -45,7 +45,7 @@ class Relayed:
         self.relay = Relay("127.0.0.1", 0, limits, server_context())
         self.firewall = Firewall(self.relay.port)
         self.place = f"127.0.0.1:{self.firewall.port if only_tls else self.relay.port}"
-        self.running = Running(folder, toy_settings(**(FAST | changes)))
+        self.running = HubSwarm(toy_settings(**(FAST | changes)), ToyWork(), folder, 0).start()
         here = "127.0.0.1", self.running.hub.port
         self.tunnel = HubTunnel(self.place, self.running.keys.pair, here, self.said.append)
         until(lambda: self.tunnel.claims)
@@ -103,12 +103,9 @@ def test_a_run_whose_hub_nobody_can_dial_trains_through_a_relay(
 ) -> None:
     there = relayed(only_tls=only_tls, min_peers=2)
     peers = peers_of(there.url, "ann", "bob")
-    threads = [peer.start() for peer in peers]
-    ended = there.running.ended()
-    for thread in threads:
-        thread.join(5.0)
+    there.running.train(*peers)
 
-    assert ended.finished
+    assert there.running.ended().finished
     assert [peer.error for peer in peers] == [None, None]
     assert trained(there.running.work) == list(range(40))
     assert {peer.link.way for peer in peers} == {f"the relay {there.place}{' by TLS' * only_tls}"}
@@ -162,17 +159,16 @@ def test_a_relay_that_is_killed_and_restarted_costs_one_reconnect(
         ToyPeer(PeerLink(there.url, PeerIdentity(name), wire=wire, notify=told.append))
         for name, wire in zip(("ann", "bob"), wires, strict=True)
     ]
-    threads = [peer.start() for peer in peers]
-    running.until(lambda _: running.committed() >= 10)
+    for peer in peers:
+        peer.start()
+    running.until(lambda: running.committed() >= 10)
     there.restart()
-    ended = running.ended(30.0)
-    for thread in threads:
-        thread.join(5.0)
+    running.train(*peers)
 
-    assert ended.finished
+    assert running.ended().finished
     assert trained(running.work) == list(range(240)), "every sample once, no committed round lost"
     assert [(peer.error, peer.renewed) for peer in peers] == [(None, 0)] * 2
-    assert sum(isinstance(event, told.PeerJoined) for event in running.events) == 2
+    assert sum(isinstance(event, hub_events.PeerJoined) for event in running.events) == 2
     assert [wire.ups for wire in wires] == [2, 2], "each reconnected once"
     assert f"connected to the relay {there.place} again" in told, "the way is named, not the closed address"
     assert there.tunnel.claims == 2
@@ -233,13 +229,13 @@ def test_floods_and_silent_connections_end_at_the_relay(relayed: Callable[..., R
     there = relayed(RelayLimits(of_one_origin=40, hello_s=0.5), samples=10**5)
     (peer,) = peers_of(there.url, "ann")
     thread = peer.start()
-    there.running.until(lambda _: there.running.committed() >= 3)
+    there.running.until(lambda: there.running.committed() >= 3)
     flood = [
         socket.create_connection(("127.0.0.1", there.relay.port), 5.0, ("127.0.0.9", 0)) for _ in range(120)
     ]
     until(lambda: there.relay.refused >= 80)
     before = there.running.committed()
-    there.running.until(lambda _: there.running.committed() >= before + 3)
+    there.running.until(lambda: there.running.committed() >= before + 3)
     started = time.monotonic()
     assert all(heard(sock) == b"" for sock in flood), "closed without a word"
     assert time.monotonic() - started < 5.0
@@ -330,9 +326,10 @@ def test_each_address_behind_a_relay_has_limits_of_its_own_at_the_hub(
     there = relayed()
     (peer,) = peers_of(there.url, "ann")
     peer.link.connect(PATIENCE_S)
-    # told after the welcome
-    until(lambda: any(isinstance(event, told.PeerJoined) for event in there.running.events))
-    joined = next(event for event in there.running.events if isinstance(event, told.PeerJoined))
+    until(
+        lambda: any(isinstance(event, hub_events.PeerJoined) for event in there.running.events)
+    )  # told after the welcome
+    joined = next(event for event in there.running.events if isinstance(event, hub_events.PeerJoined))
     peer.link.leave("done")
 
     assert joined.origin.startswith("127."), "of this machine, so no address of the internet is claimed"

@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_hub_and_peer import FAST, Running
+from hub_swarm import FAST, HubSwarm
 from tls_only import CERTIFICATE, Firewall, TlsFront, server_context
-from toy_swarm import ToyPeer, toy_settings, trained
+from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 from waiting import until
 
 from scripts.swarms.tcp_link import free_port
@@ -130,7 +130,7 @@ def test_a_run_trains_through_a_proxy_directly_and_by_tls_through_a_relay(
     name: str, started: Callable[[str, int, Path], Proxy], tmp_path: Path
 ) -> None:
     with (
-        closing(Running(tmp_path / "run", toy_settings(**FAST, min_peers=2))) as running,
+        HubSwarm(toy_settings(**FAST, min_peers=2), ToyWork(), tmp_path / "run", 0) as running,
         closing(Relay("127.0.0.1", 0, tls=server_context())) as relay,
         closing(Firewall(relay.port)) as firewall,
     ):
@@ -146,12 +146,9 @@ def test_a_run_trains_through_a_proxy_directly_and_by_tls_through_a_relay(
                 replace(running.url, port=SHUT, relay=place, proxies=proxied),
             ]
             peers = [ToyPeer(PeerLink(url, PeerIdentity(f"p{n}"))) for n, url in enumerate(urls)]
-            threads = [peer.start() for peer in peers]
-            ended = running.ended(30.0)
-            for thread in threads:
-                thread.join(5.0)
+            running.train(*peers)
 
-    assert ended.finished
+    assert running.ended().finished
     assert [peer.error for peer in peers] == [None, None]
     assert trained(running.work) == list(range(40))
     assert peers[0].link.way == f"127.0.0.1:{running.hub.port} through the proxy {direct}"
@@ -163,7 +160,7 @@ def test_a_run_trains_through_a_proxy_directly_and_by_tls_through_a_relay(
 def test_a_port_that_a_proxy_does_not_let_through_is_told_with_its_status(
     name: str, told: str, started: Callable[[str, int, Path], Proxy], tmp_path: Path
 ) -> None:
-    with closing(Running(tmp_path / "run", toy_settings(**FAST))) as running:
+    with HubSwarm(toy_settings(**FAST), ToyWork(), tmp_path / "run", 0) as running:
         proxy = started(name, SHUT, tmp_path)
         with pytest.raises(Unreachable, match=f"no way through the proxy .* {told} ") as refused:
             ask_status(through(running.url, proxy))
@@ -176,7 +173,7 @@ def test_a_port_that_a_proxy_does_not_let_through_is_told_with_its_status(
 def test_a_login_that_is_lacking_is_told(
     name: str, told: str, started: Callable[[str, int, Path], Proxy], tmp_path: Path
 ) -> None:
-    with closing(Running(tmp_path / "run", toy_settings(**FAST))) as running:
+    with HubSwarm(toy_settings(**FAST), ToyWork(), tmp_path / "run", 0) as running:
         proxy = started(name, running.hub.port, tmp_path)
         with pytest.raises(Unreachable, match=told):
             ask_status(through(running.url, replace(proxy, user="", password="")))
@@ -186,7 +183,7 @@ def test_a_login_that_is_lacking_is_told(
 def test_a_proxy_over_tls_gets_a_login_only_behind_a_certificate_that_is_trusted(
     started: Callable[[str, int, Path], Proxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with closing(Running(tmp_path / "run", toy_settings(**FAST))) as running:
+    with HubSwarm(toy_settings(**FAST), ToyWork(), tmp_path / "run", 0) as running:
         plain = started("tinyproxy", running.hub.port, tmp_path)
         with closing(TlsFront(plain.port)) as front:
             url = through(running.url, replace(plain, scheme="https", port=front.port))

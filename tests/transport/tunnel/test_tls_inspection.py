@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_hub_and_peer import FAST, Running
+from hub_swarm import FAST, HubSwarm
 from tls_only import Firewall, server_context
-from toy_swarm import ToyPeer, toy_settings, trained
+from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 from waiting import until
 
 from transport import PeerLink
@@ -68,8 +68,9 @@ class Tapped:
 def test_who_inspects_tls_reads_nothing_of_a_run_and_cannot_alter_it(
     tmp_path: Path, alter: Callable[[bytes], bytes]
 ) -> None:
-    running, me = Running(tmp_path, toy_settings(**FAST, samples=80)), CurveKeys.generate()
+    me = CurveKeys.generate()
     with (
+        HubSwarm(toy_settings(**FAST, samples=80), ToyWork(), tmp_path, 0) as running,
         closing(Relay("127.0.0.1", 0, tls=server_context())) as relay,
         closing(Inspector(relay.port, alter)) as inspector,
         closing(
@@ -79,12 +80,9 @@ def test_who_inspects_tls_reads_nothing_of_a_run_and_cannot_alter_it(
         until(lambda: hub.claims)
         url = replace(running.url, port=SHUT, relay=f"127.0.0.1:{inspector.port}")
         peer = ToyPeer(PeerLink(url, PeerIdentity("ann", keys=me)))
-        thread = peer.start()
-        ended = running.ended(30.0)
-        thread.join(5.0)
-    running.close()
+        running.train(peer)
 
-    assert (ended.finished, peer.error) == (True, None)
+    assert (running.ended().finished, peer.error) == (True, None)
     assert trained(running.work) == list(range(80))
     assert peer.packets == running.work.packets
     assert inspector.altered.is_set()

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 import attacks
 import pytest
 from attacks import BLOB
-from test_hub_and_peer import FAST, Running
+from hub_swarm import FAST, HubSwarm
 from test_strangers import MORE, PATIENCE_S, goes_on, resident
 from toy_swarm import ToyWork, toy_settings
 
@@ -29,15 +29,14 @@ RATE = 50e6  # bytes a second of the attacker's line
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubSwarm]:
     """A hub whose one honest peer trains for as long as it takes."""
     work = ToyWork(objects={BLOB: bytes(8 << 20)})
     settings = toy_settings(
         **FAST, samples=10**6, peer_timeout=30.0, step_timeout=60.0, start_timeout=PATIENCE_S
     )
-    hub = Running(tmp_path_factory.mktemp("floods"), settings, work=work)
-    with hub.training():
-        yield hub
+    with HubSwarm(settings, work, tmp_path_factory.mktemp("floods"), 0).start().training() as running:
+        yield running
 
 
 @contextmanager
@@ -53,7 +52,9 @@ def attacked(url: RunURL, *names: str, seconds: float) -> Iterator[None]:
         yield
 
 
-def test_endless_messages_and_answers_that_nobody_reads_do_not_fill_the_hubs_memory(running: Running) -> None:
+def test_endless_messages_and_answers_that_nobody_reads_do_not_fill_the_hubs_memory(
+    running: HubSwarm,
+) -> None:
     line, before = Link(running.hub.port, RATE, "127.0.0.3"), resident()
     url = running.keys.url("127.0.0.1", line.port, running.settings.run)
     refused, most = ask_status(running.url)["refused"], before
@@ -70,7 +71,7 @@ def test_endless_messages_and_answers_that_nobody_reads_do_not_fill_the_hubs_mem
     assert ask_status(running.url)["refused"] > refused + 2
 
 
-def test_crowds_and_talkers_keep_no_honest_peer_out(running: Running) -> None:
+def test_crowds_and_talkers_keep_no_honest_peer_out(running: HubSwarm) -> None:
     refused, before = ask_status(running.url)["refused"], resident()
     with attacked(running.url, "idle", "newcomers", "talk", seconds=60.0):
         while ask_status(running.url)["refused"] < refused + 500:

@@ -7,11 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
-from memory_swarm import MemorySwarm
+from hub_swarm import HubSwarm
 from toy_swarm import PLENTY, ToyPeer, ToyWork, toy_fingerprint, toy_settings, trained
+from waiting import until
 
 from transport import Ledger, PeerLink
 from transport.ledger import read_packets
+from transport.peer import LinkLimits
 from transport.protocol import (
     Leaving,
     LinkLost,
@@ -25,14 +27,7 @@ from transport.protocol import (
 QUICK = {"ping_s": 0.02, "grace_s": 0.1}
 
 
-def run(swarm: MemorySwarm, *peers: ToyPeer) -> None:
-    threads = [peer.start() for peer in peers]
-    swarm.wait(20.0)
-    for thread in threads:
-        thread.join(5.0)
-
-
-def away_for_too_long(swarm: MemorySwarm, link: PeerLink) -> None:
+def away_for_too_long(swarm: HubSwarm, link: PeerLink) -> None:
     """The link's connections end, and it cannot dial before the hub has given its session up."""
     wire = swarm.wires[link]
     dial, away = wire.dial, threading.Event()
@@ -40,8 +35,7 @@ def away_for_too_long(swarm: MemorySwarm, link: PeerLink) -> None:
     away.set()
     for flow in (0, 1):
         wire.cut(flow)
-    while not any(isinstance(e, events.PeerLeft) for e in swarm.events):
-        time.sleep(0.01)
+    until(lambda: any(isinstance(e, events.PeerLeft) for e in swarm.events))
     away.clear()
 
 
@@ -49,9 +43,9 @@ def away_for_too_long(swarm: MemorySwarm, link: PeerLink) -> None:
 @pytest.mark.parametrize("peers", [1, 3])
 def test_a_run_counts_every_sample_once(tmp_path: Path, staleness: int, peers: int) -> None:
     work = ToyWork()
-    with MemorySwarm(toy_settings(min_peers=peers, eval=True, eval_every=2), work, tmp_path) as swarm:
+    with HubSwarm(toy_settings(min_peers=peers, eval=True, eval_every=2), work, tmp_path) as swarm:
         all_of_them = [ToyPeer(swarm.link(f"p{i}"), staleness) for i in range(peers)]
-        run(swarm, *all_of_them)
+        swarm.train(*all_of_them)
 
     assert trained(work) == list(range(40))
     assert all(peer.packets == work.packets for peer in all_of_them)
@@ -65,8 +59,8 @@ def test_a_run_counts_every_sample_once(tmp_path: Path, staleness: int, peers: i
 
 def test_the_weights_are_the_tokens_of_what_is_delivered(tmp_path: Path) -> None:
     work = ToyWork()
-    with MemorySwarm(toy_settings(min_peers=2), work, tmp_path) as swarm:
-        run(swarm, *(ToyPeer(swarm.link(name), 1) for name in ("ann", "bob")))
+    with HubSwarm(toy_settings(min_peers=2), work, tmp_path) as swarm:
+        swarm.train(*(ToyPeer(swarm.link(name), 1) for name in ("ann", "bob")))
     rounds = [[w for _, _, w in json.loads(p)[1]] for p in work.packets]
 
     assert rounds[0] == [1.0, 1.0], "nothing trained yet: equal"
@@ -75,12 +69,11 @@ def test_the_weights_are_the_tokens_of_what_is_delivered(tmp_path: Path) -> None
 
 def test_a_late_joiner_catches_up_from_the_log_and_takes_part(tmp_path: Path) -> None:
     work = ToyWork()
-    with MemorySwarm(toy_settings(samples=400), work, tmp_path) as swarm:
+    with HubSwarm(toy_settings(samples=400), work, tmp_path) as swarm:
         first = ToyPeer(swarm.link("ann"))
         first.before_exchange = lambda _: time.sleep(0.001)
-        threads = [first.start()]
-        while len(work.packets) < 8:
-            time.sleep(0.001)
+        first.start()
+        until(lambda: len(work.packets) >= 8)
         late = ToyPeer(swarm.link("bob"))
         log = swarm.link("reader")
         log.connect()
@@ -90,10 +83,7 @@ def test_a_late_joiner_catches_up_from_the_log_and_takes_part(tmp_path: Path) ->
         with pytest.raises(KeyError, match="rounds 0-999 are not committed"):
             log.fetch("packets/0-999", PLENTY)
         log.leave("read enough")
-        threads.append(late.start())
-        swarm.wait(20.0)
-        for thread in threads:
-            thread.join(5.0)
+        swarm.train(first, late)
 
     assert late.rounds[0] >= 8
     assert late.packets == first.packets == work.packets
@@ -102,15 +92,14 @@ def test_a_late_joiner_catches_up_from_the_log_and_takes_part(tmp_path: Path) ->
 
 def test_connections_that_are_cut_at_any_time_cost_nothing(tmp_path: Path) -> None:
     work = ToyWork()
-    with MemorySwarm(toy_settings(samples=400, **(QUICK | {"grace_s": 5.0})), work, tmp_path) as swarm:
-        peers = [ToyPeer(swarm.link(name, flows=2)) for name in ("ann", "bob")]
-        threads = [peer.start() for peer in peers]
+    with HubSwarm(toy_settings(samples=400, **(QUICK | {"grace_s": 5.0})), work, tmp_path) as swarm:
+        peers = [ToyPeer(swarm.link(name, LinkLimits(patience=10.0, flows=2))) for name in ("ann", "bob")]
+        for peer in peers:
+            peer.start()
         for i in range(40):
             time.sleep(0.003)
             swarm.wires[peers[i % 2].link].cut(i % 3)
-        swarm.wait(20.0)
-        for thread in threads:
-            thread.join(5.0)
+        swarm.train(*peers)
 
     assert [(peer.error, peer.renewed) for peer in peers] == [(None, 0)] * 2
     assert trained(work) == list(range(400))
@@ -118,21 +107,19 @@ def test_connections_that_are_cut_at_any_time_cost_nothing(tmp_path: Path) -> No
 
 def test_a_peer_dropped_while_away_goes_on_in_a_new_session(tmp_path: Path) -> None:
     work = ToyWork()
-    with MemorySwarm(toy_settings(samples=160, **QUICK), work, tmp_path) as swarm:
+    with HubSwarm(toy_settings(samples=160, **QUICK), work, tmp_path) as swarm:
         peer = ToyPeer(swarm.link("ann"))
-        thread = peer.start()
-        while len(work.packets) < 3:
-            time.sleep(0.001)
+        peer.start()
+        until(lambda: len(work.packets) >= 3)
         away_for_too_long(swarm, peer.link)
-        swarm.wait(20.0)
-        thread.join(5.0)
+        swarm.train(peer)
 
     assert (peer.error, peer.renewed) == (None, 1)
     assert trained(work) == list(range(160))
 
 
 def test_a_leave_ends_a_wait_at_once(tmp_path: Path) -> None:
-    with MemorySwarm(toy_settings(), ToyWork(), tmp_path) as swarm:
+    with HubSwarm(toy_settings(), ToyWork(), tmp_path) as swarm:
         link = swarm.link("ann")
         link.connect()
         timer = threading.Timer(0.05, link.leave_requested.set)
@@ -147,8 +134,8 @@ def test_a_leave_ends_a_wait_at_once(tmp_path: Path) -> None:
 
 
 def test_a_hub_that_never_comes_back_is_given_up_after_the_patience(tmp_path: Path) -> None:
-    with MemorySwarm(toy_settings(linger_s=0.0), ToyWork(), tmp_path) as swarm:
-        link = swarm.link("ann", patience=0.2)
+    with HubSwarm(toy_settings(linger_s=0.0), ToyWork(), tmp_path) as swarm:
+        link = swarm.link("ann", LinkLimits(patience=0.2, flows=1))
         link.connect()
         swarm.wire.close()
 
@@ -158,7 +145,7 @@ def test_a_hub_that_never_comes_back_is_given_up_after_the_patience(tmp_path: Pa
 
 def test_an_update_that_is_too_large_puts_its_sender_out(tmp_path: Path) -> None:
     work = ToyWork()
-    with MemorySwarm(toy_settings(max_update=1000), work, tmp_path) as swarm:
+    with HubSwarm(toy_settings(max_update=1000), work, tmp_path) as swarm:
         link = swarm.link("ann")
         link.connect()
         link.ready(0, work.fingerprint(0))
@@ -170,16 +157,15 @@ def test_an_update_that_is_too_large_puts_its_sender_out(tmp_path: Path) -> None
 
 def test_a_packet_that_cannot_be_used_puts_its_sender_out(tmp_path: Path) -> None:
     work = ToyWork(reject="bob")
-    with MemorySwarm(toy_settings(min_peers=1, first_peers=2, samples=80), work, tmp_path) as swarm:
+    with HubSwarm(toy_settings(min_peers=1, first_peers=2, samples=80), work, tmp_path) as swarm:
         ann, bob = ToyPeer(swarm.link("ann")), ToyPeer(swarm.link("bob"))
-        run(swarm, ann, bob)
+        swarm.train(ann, bob)
 
     assert isinstance(bob.error, RefusedByHub)
     assert bob.error.code == "kicked"
     assert str(bob.error) == "3 unusable packets, the last: not a packet"
     assert bob.refused == ["not a packet"] * 2
-    (reason,) = [e.reason for e in swarm.events if isinstance(e, events.PeerLeft) and e.peer == "bob"]
-    assert reason == str(bob.error), "its own words are the hub's"
+    assert swarm.left("bob") == [str(bob.error)], "its own words are the hub's"
     assert trained(work) == list(range(80))
 
 
@@ -193,9 +179,9 @@ def test_what_goes_wrong_in_the_owners_work_ends_the_run_with_its_reason(tmp_pat
             raise OSError(28, "No space left on device")
 
     for work, code, reason in ((Broken(), 1, "ZeroDivisionError"), (Full(), 8, "the hub's disk is full")):
-        with MemorySwarm(toy_settings(), work, tmp_path / str(code)) as swarm:
+        with HubSwarm(toy_settings(), work, tmp_path / str(code)) as swarm:
             peer = ToyPeer(swarm.link("ann"))
-            run(swarm, peer)
+            swarm.train(peer)
             ended = swarm.events[-1]
 
         assert ended.exit_code == code  # type: ignore[attr-defined]
@@ -205,8 +191,8 @@ def test_what_goes_wrong_in_the_owners_work_ends_the_run_with_its_reason(tmp_pat
 
 
 def test_a_round_costs_a_few_milliseconds(tmp_path: Path) -> None:
-    with MemorySwarm(toy_settings(samples=400), ToyWork(), tmp_path) as swarm:
-        run(swarm, ToyPeer(swarm.link("ann")))
+    with HubSwarm(toy_settings(samples=400), ToyWork(), tmp_path) as swarm:
+        swarm.train(ToyPeer(swarm.link("ann")))
     seconds = sorted(e.seconds for e in swarm.events if isinstance(e, RoundCommitted))
 
     assert seconds[len(seconds) // 2] < 0.1
@@ -214,7 +200,7 @@ def test_a_round_costs_a_few_milliseconds(tmp_path: Path) -> None:
 
 def test_several_threads_may_use_one_link(tmp_path: Path) -> None:
     work = ToyWork(objects={f"base/{i}": bytes([i]) * 300_000 for i in range(4)})
-    with MemorySwarm(toy_settings(), work, tmp_path) as swarm:
+    with HubSwarm(toy_settings(), work, tmp_path) as swarm:
         link: PeerLink = swarm.link("ann")
         link.connect()
         got: list[object] = []
@@ -235,9 +221,9 @@ def test_several_threads_may_use_one_link(tmp_path: Path) -> None:
 def test_a_packet_that_delivers_no_work_is_left_with_its_sender(tmp_path: Path) -> None:
     """Its weight would be 0, and what is in it lost: it is not accepted, and its sender offers it again."""
     work = ToyWork()
-    with MemorySwarm(toy_settings(min_peers=2, samples=8, global_batch=1), work, tmp_path) as swarm:
+    with HubSwarm(toy_settings(min_peers=2, samples=8, global_batch=1), work, tmp_path) as swarm:
         peers = [ToyPeer(swarm.link(name), 0) for name in ("ann", "bob")]
-        run(swarm, *peers)
+        swarm.train(*peers)
     commits = [e for e in swarm.events if isinstance(e, RoundCommitted)]
 
     assert len(commits) == 8
@@ -247,15 +233,12 @@ def test_a_packet_that_delivers_no_work_is_left_with_its_sender(tmp_path: Path) 
 
 def test_the_first_round_waits_for_those_who_start_with_the_run(tmp_path: Path) -> None:
     work = ToyWork()
-    with MemorySwarm(toy_settings(first_peers=2), work, tmp_path) as swarm:
+    with HubSwarm(toy_settings(first_peers=2), work, tmp_path) as swarm:
         ann, bob = (ToyPeer(swarm.link(name)) for name in ("ann", "bob"))
-        threads = [ann.start()]
+        ann.start()
         time.sleep(0.1)
         assert not [e for e in swarm.events if isinstance(e, RoundCommitted)]
-        threads.append(bob.start())
-        swarm.wait(20.0)
-        for thread in threads:
-            thread.join(5.0)
+        swarm.train(ann, bob)
     commits = [e for e in swarm.events if isinstance(e, RoundCommitted)]
 
     assert all(commit.members == ("ann", "bob") for commit in commits)
@@ -263,8 +246,8 @@ def test_the_first_round_waits_for_those_who_start_with_the_run(tmp_path: Path) 
 
 def test_the_first_round_waits_no_longer_than_it_should(tmp_path: Path) -> None:
     work = ToyWork()
-    with MemorySwarm(toy_settings(first_peers=9, first_s=0.2), work, tmp_path) as swarm:
-        run(swarm, ToyPeer(swarm.link("ann")))
+    with HubSwarm(toy_settings(first_peers=9, first_s=0.2), work, tmp_path) as swarm:
+        swarm.train(ToyPeer(swarm.link("ann")))
 
     assert trained(work) == list(range(40))
 
@@ -272,7 +255,7 @@ def test_the_first_round_waits_no_longer_than_it_should(tmp_path: Path) -> None:
 def test_a_new_session_ends_every_call_that_waits_in_the_old_one(tmp_path: Path) -> None:
     """Also a second one, in another thread: nothing waits for what the old session was promised."""
     work = ToyWork()
-    with MemorySwarm(toy_settings(min_peers=9, **QUICK), work, tmp_path) as swarm:
+    with HubSwarm(toy_settings(min_peers=9, **QUICK), work, tmp_path) as swarm:
         link = swarm.link("ann")
         link.connect(5.0)
         ends: list[type[BaseException]] = []
@@ -308,7 +291,7 @@ def test_a_lease_refused_before_the_end_of_its_session_is_told_ends_with_the_new
     tmp_path: Path,
 ) -> None:
     """The hub ends the session; its answer about the lease overtakes that, on another connection."""
-    with MemorySwarm(toy_settings(min_peers=9, **QUICK), ToyWork(), tmp_path) as swarm:
+    with HubSwarm(toy_settings(min_peers=9, **QUICK), ToyWork(), tmp_path) as swarm:
         link = swarm.link("ann")
         link.connect(5.0)
         away = threading.Timer(0.05, away_for_too_long, (swarm, link))
@@ -323,7 +306,7 @@ def test_a_lost_connection_is_told_and_not_waited_for_when_asked_to_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transport.peer.peer_link.LOST_S", 0.05)
-    with MemorySwarm(toy_settings(), ToyWork(), tmp_path) as swarm:
+    with HubSwarm(toy_settings(), ToyWork(), tmp_path) as swarm:
         told: list[str] = []
         link = swarm.link("ann")
         link._notify = told.append
@@ -341,8 +324,7 @@ def test_a_lost_connection_is_told_and_not_waited_for_when_asked_to_leave(
 
         thread = threading.Thread(target=exchange, daemon=True)
         thread.start()
-        while not told:
-            time.sleep(0.01)
+        until(lambda: told)
         link.leave_requested.set()
         thread.join(1.0)
 

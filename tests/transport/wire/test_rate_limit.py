@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hub_swarm import HubSwarm
 from hypothesis import given
 from hypothesis import strategies as st
 from toy_swarm import PLENTY, ToyWork, toy_settings
 
-from transport import Bandwidth, Hub, Ledger, PeerLink, RunKeys
-from transport.peer import LinkLimits, PeerIdentity
+from transport import Bandwidth, Hub, PeerLink
+from transport.peer import LinkLimits
 from transport.protocol import messages
 from transport.transfer import CHUNK, ChunkBuffer, PeerTransfers
 from transport.wire import TokenBucket
@@ -107,20 +108,10 @@ def test_a_chunk_asked_for_is_expected_once() -> None:
 @contextmanager
 def hub_and_peer(folder: Path, work: ToyWork, bandwidth: Bandwidth) -> Iterator[tuple[Hub, PeerLink]]:
     settings = toy_settings(ping_s=0.05, max_update=1 << 22, linger_s=0.1)
-    keys, ledger = RunKeys.generate(), Ledger(folder / "run", run=settings.run, samples=settings.samples)
-    hub = Hub(("127.0.0.1", 0), keys, ledger, settings, work)
-    hub.start()
-    link = PeerLink(
-        keys.url("127.0.0.1", hub.port, settings.run), PeerIdentity("ann"), LinkLimits(bandwidth=bandwidth)
-    )
-    try:
+    with HubSwarm(settings, work, folder / "run", 0) as swarm:
+        link = swarm.link("ann", LinkLimits(bandwidth=bandwidth))
         link.connect(10.0)
-        yield hub, link
-    finally:
-        link.close()
-        hub.stop(now=True)
-        hub.join(10.0)
-        ledger.close()
+        yield swarm.hub, link
 
 
 class SlowestPing:

@@ -6,14 +6,15 @@ import contextlib
 import os
 import socket
 import ssl
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import zmq
-from test_hub_and_peer import FAST, Running, say
-from toy_swarm import toy_settings
+from hub_swarm import FAST, HubSwarm
+from test_hub_and_peer import say
+from toy_swarm import ToyWork, toy_settings
+from waiting import until
 
 from transport import ask_status
 from transport.protocol import CurveKeys, Route, Unreachable, as_z85, encode, messages
@@ -27,15 +28,14 @@ CURVE = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") +
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubSwarm]:
     """A hub whose one honest peer trains for as long as it takes."""
-    folder: Path = tmp_path_factory.mktemp("strangers")
-    hub = Running(folder, toy_settings(**FAST, samples=10**6, start_timeout=PATIENCE_S))
-    with hub.training():
-        yield hub
+    settings = toy_settings(**FAST, samples=10**6, start_timeout=PATIENCE_S)
+    with HubSwarm(settings, ToyWork(), tmp_path_factory.mktemp("strangers"), 0).start().training() as running:
+        yield running
 
 
-def dialled(running: Running) -> socket.socket:
+def dialled(running: HubSwarm) -> socket.socket:
     return socket.create_connection(("127.0.0.1", running.hub.port), timeout=10.0)
 
 
@@ -51,12 +51,12 @@ def closed_by_hub(sock: socket.socket) -> bool:
     return True
 
 
-def silence(running: Running) -> None:
+def silence(running: HubSwarm) -> None:
     dialled(running).close()
 
 
-def spoken(data: bytes) -> Callable[[Running], None]:
-    def speak(running: Running) -> None:
+def spoken(data: bytes) -> Callable[[HubSwarm], None]:
+    def speak(running: HubSwarm) -> None:
         with dialled(running) as sock:
             sock.sendall(data)
             assert closed_by_hub(sock), "the hub still listens to it"
@@ -64,14 +64,14 @@ def spoken(data: bytes) -> Callable[[Running], None]:
     return speak
 
 
-def tls(running: Running) -> None:
+def tls(running: HubSwarm) -> None:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with dialled(running) as sock, pytest.raises((OSError, ssl.SSLError)):
         context.wrap_socket(sock)
 
 
-def endless_command(running: Running) -> None:
+def endless_command(running: HubSwarm) -> None:
     """A handshake command of a gigabyte, of which as much is sent as is taken."""
     with dialled(running) as sock:
         sock.sendall(CURVE + b"\x06" + (1 << 30).to_bytes(8, "big"))
@@ -81,7 +81,7 @@ def endless_command(running: Running) -> None:
         assert closed_by_hub(sock)
 
 
-def no_curve(running: Running) -> None:
+def no_curve(running: HubSwarm) -> None:
     """A ZeroMQ program that knows nothing of keys: what it says arrives nowhere."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as sock:
         sock.linger = 0
@@ -90,7 +90,7 @@ def no_curve(running: Running) -> None:
         assert not sock.poll(300)
 
 
-def wrong_key(running: Running) -> None:
+def wrong_key(running: HubSwarm) -> None:
     wire = DealerWire((Route("127.0.0.1", running.hub.port),), CurveKeys.generate().public)
     try:
         wire.dial(0)
@@ -103,7 +103,7 @@ def wrong_key(running: Running) -> None:
         wire.close()
 
 
-def long_frame(running: Running) -> None:
+def long_frame(running: HubSwarm) -> None:
     """A client with the right key whose frame is beyond the limit: its connection ends."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as sock:
         sock.linger = 0
@@ -117,7 +117,7 @@ def long_frame(running: Running) -> None:
         sock.disable_monitor()
 
 
-def crowd(running: Running) -> None:
+def crowd(running: HubSwarm) -> None:
     """Hundreds that connect and say nothing, or half a handshake, and stay."""
     with contextlib.ExitStack() as stack:
         for number in range(MANY):
@@ -127,7 +127,7 @@ def crowd(running: Running) -> None:
         goes_on(running)
 
 
-ATTACKS: list[Callable[[Running], None]] = [
+ATTACKS: list[Callable[[HubSwarm], None]] = [
     silence,
     tls,
     endless_command,
@@ -146,9 +146,9 @@ SPOKEN = {
 }
 
 
-def goes_on(running: Running, rounds: int = 3) -> None:
+def goes_on(running: HubSwarm, rounds: int = 3) -> None:
     before = running.committed()
-    running.until(lambda _: running.committed() >= before + rounds, PATIENCE_S)
+    running.until(lambda: running.committed() >= before + rounds, PATIENCE_S)
 
 
 def resident() -> int:
@@ -160,7 +160,7 @@ def resident() -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: a.__name__.replace("_", "-"))
 def test_rounds_go_on_and_memory_stays_whatever_a_stranger_does(
-    running: Running, attack: Callable[[Running], None]
+    running: HubSwarm, attack: Callable[[HubSwarm], None]
 ) -> None:
     before = resident()
     attack(running)
@@ -171,23 +171,19 @@ def test_rounds_go_on_and_memory_stays_whatever_a_stranger_does(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("said", SPOKEN.values(), ids=SPOKEN.keys())
-def test_who_speaks_another_language_is_hung_up_on(running: Running, said: bytes) -> None:
+def test_who_speaks_another_language_is_hung_up_on(running: HubSwarm, said: bytes) -> None:
     spoken(said)(running)
     goes_on(running)
 
 
 @pytest.mark.slow
 def test_who_speaks_another_language_or_has_no_token_and_what_is_no_message_is_counted(
-    running: Running,
+    running: HubSwarm,
 ) -> None:
     before, expected = ask_status(running.url)["refused"], len(SPOKEN) + 2
     for said in SPOKEN.values():
         spoken(said)(running)
     say(running.url, [encode(messages.Hello(1, "guess", "toy-run", "eve"))])
     say(running.url, [b"\x81\xa1a" * 20_000])
-    deadline = time.monotonic() + PATIENCE_S
-    while ask_status(running.url)["refused"] < before + expected and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-    assert ask_status(running.url)["refused"] >= before + expected
+    until(lambda: ask_status(running.url)["refused"] >= before + expected, PATIENCE_S)
     goes_on(running)

@@ -200,8 +200,9 @@ class Handshake:
         """Begin to feed a standby."""
         from transport.standby import Replication  # a run without a standby never loads that package
 
-        who = self._out, self._members, self._rounds
-        self.replication = Replication(self.settings, *who, self._standby, self.term)
+        self.replication = Replication(
+            self.settings, self._out, self._members, self._rounds, self._standby, self.term
+        )
         self._out.add(do.FeedStandby())
         return self.replication
 

@@ -78,8 +78,7 @@ class HubState:
 
             rounds.audits = AuditCoordinator(settings, out, stop_secret)
         self.uploads = UploadPolicy(settings, out, members, rounds)
-        who = settings, out, members, admission
-        self.handshake = Handshake(*who, rounds, recovered)
+        self.handshake = Handshake(settings, out, members, admission, rounds, recovered)
         self.handshake.secret = stop_secret
         self.admin = AdminCommands(out, members, admission, rounds, self.handshake, stop_secret)
         self._of_requests: dict[type[Request], RequestHandler] = {

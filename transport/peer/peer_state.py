@@ -161,10 +161,21 @@ class PeerState:
         self._said_hello = self.welcome is None
         if self.welcome is None:
             return [self.hello]
-        w, waiting = self.welcome, -1 if self._report is None else self._report.round
-        holds = sorted(self._holds)
-        said = waiting, self._was_ready, holds, self.term, self.hello.owns, self.hello.address
-        return [messages.Resume(messages.PROTOCOL, w.run, w.name, w.session, *said)]
+        w = self.welcome
+        return [
+            messages.Resume(
+                messages.PROTOCOL,
+                w.run,
+                w.name,
+                w.session,
+                waiting=-1 if self._report is None else self._report.round,
+                ready=self._was_ready,
+                holds=sorted(self._holds),
+                term=self.term,
+                owns=self.hello.owns,
+                address=self.hello.address,
+            )
+        ]
 
     def ask_anew(self, now: float) -> list[messages.Message]:
         """Resume on the connection that is up, to get a new Welcome with the hub's current offers."""

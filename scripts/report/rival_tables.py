@@ -95,6 +95,7 @@ TIMED_AT = ("1000", "500", "100", "20")
 # the timed runs of cocktail with as many rounds in flight
 IN_FLIGHT = {1: ("cocktail",), 2: ("cocktail, staleness 2", "cocktail-thin")}
 SAME = 2e-3  # half of all-reduce's best rate
+HELD_OUT = (f"held-out loss over all-reduce, at the same rate, {SAME:g}", "each at its best rate")
 ENOUGH = 0.9  # of a cell's bytes that went over a timed line: then its step takes no longer there
 
 
@@ -317,9 +318,8 @@ def newcomer(folder: Path) -> str:
             by_speed("", steps, speeds, lambda times: percent(1 / times)),
             "**What if one of four drops out?** (`scripts/rivals faults`; seconds lost, peers apart after)\n",
             table(["", *(FAULTS[fault] for fault in kinds)], ruined),
-            "**What does the model lose?** (`scripts/bench_quality`; 1,600 steps, four peers, small model; "
-            f"held-out loss over all-reduce: at one learning rate, {SAME:g}, and each at its best rate)\n",
-            table(["", "less than FP16", "at the same rate", "at its best"], losses_in_short(folder, found)),
+            "**What does the model lose?** (`scripts/bench_quality`; 1,600 steps, four peers, small model)\n",
+            table(["", "less than FP16", *HELD_OUT], losses_in_short(folder, found)),
         ]
     )
 

@@ -10,7 +10,8 @@ import threading
 import pytest
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine import FILE, home, own_keys, registered_as
+from cocktail_cli.machine import home, own_keys, registered_as
+from cocktail_cli.machine.identity import FILE
 from transport.protocol import CurveKeys
 
 

@@ -12,8 +12,8 @@ from tunnel_targets import Bytes
 
 from transport import RunKeys
 from transport.protocol import run_name
-from transport.tunnel import Stream, request
-from transport.tunnel.relay_socks import FORBIDDEN, read_reply, read_request, reply
+from transport.tunnel import Stream
+from transport.tunnel.relay_socks import FORBIDDEN, read_reply, read_request, reply, request
 
 names = st.text("abcdefghijklmnopqrstuvwxyz0123456789.-", min_size=1, max_size=255)
 

@@ -9,15 +9,12 @@ from compress.fingerprint import fingerprint, fingerprint_change
 from compress.packet import VERSION as PACKET_VERSION
 from compress.packet import PackedUpdate, decode, decode_packed, decode_windows
 from compress.pinned_copy import Arriving, brought
-from compress.reference import (
-    entropy,
-    entropy_bound,
-    heavy_tailed_models,
-    heavy_tailed_packet,
-    reference_packet,
-    reference_values,
-)
 from compress.sampling import Sample, one_range
 from compress.selection import topk
 from compress.sharding import Shard, join, joined_size, split, within
 from compress.sparse_update import Update
+from compress.yardsticks import (
+    entropy,
+    heavy_tailed_models,
+    heavy_tailed_packet,
+)

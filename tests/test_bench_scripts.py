@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from compress import Cocktail, entropy, entropy_bound, heavy_tailed_models, reference_packet, reference_values
+from compress import Cocktail, entropy, heavy_tailed_models
 from scripts.bench.compress import GRID, SETTINGS, bench, energy_lost, table
+from scripts.bench.packet_bounds import entropy_bound, reference_packet, reference_values
 
 ROOT = Path(__file__).resolve().parent.parent
 KEYS = ["data", "p", "K", "bits", "bits_per_param", "bound", "ratio_fp16", "encode_ms", "decode_ms"]

@@ -22,15 +22,15 @@ from recipes.config import Dataset, Recipe
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 33_569,
+    "lines with code, heart": 33_541,
     "lines with code, extensions": 10_814,
-    "lines with code, scripts": 9810,
-    "lines with code, tests": 42_597,
+    "lines with code, scripts": 9848,
+    "lines with code, tests": 42_599,
     "modules": 406,
     "recipe keys": 110,
     "options": 195,
     "messages": 45,
-    "words of documents": 67_916,
+    "words of documents": 68_252,
     "functions without a docstring, %": 22,
 }
 

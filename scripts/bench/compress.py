@@ -26,11 +26,9 @@ from compress import (
     Cocktail,
     Sample,
     decode,
-    entropy_bound,
     heavy_tailed_models,
-    reference_packet,
-    reference_values,
 )
+from scripts.bench.packet_bounds import entropy_bound, reference_packet, reference_values
 from scripts.swarms.lab import parser
 
 SETTINGS = ((0.2, 4), (0.08, 4), (0.05, 2))  # topk_ratio, quant_bits; the first are the reference's defaults

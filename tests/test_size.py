@@ -30,7 +30,7 @@ CEILINGS = {
     "recipe keys": 110,
     "options": 195,
     "messages": 45,
-    "words of documents": 68_252,
+    "words of documents": 68_324,
     "functions without a docstring, %": 22,
 }
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 NAMES = ("eve", "ann", "bob", "cat", "dan")
 
 
-def audited_recipe(folder: Path, steps: int, rate: float = 5e-4, share: float = 0.1) -> Recipe:
+def audited_recipe(folder: Path, steps: int, rate: float = 3e-4, share: float = 0.1) -> Recipe:
     data = folder / "rows.jsonl"
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows(206)))
     return recipe_of(
@@ -71,7 +71,7 @@ def test_honest_peers_are_audited_within_the_budget_and_never_accused(tmp_path: 
     assert 0.05 < figures["share"] <= 0.1
     assert figures["usual_bits"] <= 20
     assert (figures["disagreements"], figures["undecided"], figures["suspects"]) == (0, 0, [])
-    assert not any("audit" in message for _, message in warnings(events))
+    assert [said for said in warnings(events) if "audit" in said[1]] == []
     for member in swarm.members.values():
         member.join()
         assert all(step.accepted for step in member.steps)

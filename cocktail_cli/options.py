@@ -29,8 +29,13 @@ def parsed(name: str, metavar: str, parser: Callable[[str], object], help: str, 
     return typer.Option(name, metavar=metavar, parser=parser, help=help, show_default=False, **panel)
 
 
-def seconds(text: str) -> float:
-    """Parse a duration: 10m. Raises ValueError."""
+def duration(name: str, help: str) -> Any:
+    """Declare an option of seconds, given as a duration: 10m."""
+    return parsed(name, "TIME", seconds_of, help, rich_help_panel=None)
+
+
+def seconds_of(text: str) -> float:
+    """Parse a duration. Raises ValueError."""
     from recipes.config import parse_duration
 
     return float(parse_duration(text))

@@ -13,8 +13,4 @@ from compress.sampling import Sample, one_range
 from compress.selection import topk
 from compress.sharding import Shard, join, joined_size, split, within
 from compress.sparse_update import Update
-from compress.yardsticks import (
-    entropy,
-    heavy_tailed_models,
-    heavy_tailed_packet,
-)
+from compress.yardsticks import entropy, heavy_tailed_models, heavy_tailed_packet

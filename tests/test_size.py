@@ -22,9 +22,9 @@ from recipes.config import Dataset, Recipe
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 33_541,
+    "lines with code, heart": 33_526,
     "lines with code, extensions": 10_814,
-    "lines with code, scripts": 9848,
+    "lines with code, scripts": 9844,
     "lines with code, tests": 42_599,
     "modules": 406,
     "recipe keys": 110,

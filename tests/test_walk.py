@@ -1,5 +1,5 @@
-"""How much a stranger has to read: the functions and files that a round enters, and a join until its third
-step, and what such a run loads. Ceilings that only fall.
+"""Ceilings of the code that runs: functions and files that a round enters, and a join until its third step,
+and the packages that such a run loads. They only fall.
 
 Real processes are traced, all their threads: the hub, two peers, and a third one that joins
 (walk/sitecustomize.py). Two rounds in a row, of a run that has been going for a while, are "a round".

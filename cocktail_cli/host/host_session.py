@@ -26,11 +26,9 @@ from .detached import DetachedView, start_detached
 from .local_peers import LEAVE_WITHIN, LifeLine, LocalPeers, LocalSettings
 from .resume_run import (
     arguments_of,
-    as_begun,
     check_corpus,
-    check_goes_on,
     check_unfinished,
-    mended_files,
+    recipe_to_resume,
     reopened_ledger,
     same_base,
     url_at,
@@ -109,9 +107,7 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
         request = RecipeRequest.of(wanted.recipe, wanted.overrides, wanted.data, wanted.model)
         recipe = request.load()
     else:
-        check_goes_on(old)
-        mended = mended_files(old)
-        recipe = as_begun(old)
+        recipe, mended = recipe_to_resume(old)
     asked_hash, notes = recipe.recipe_hash, list[events.Event](map(events.Warning, mended))
     machine.check_trust(recipe, wanted.local.trust_remote_code)
     folder = (wanted.output_dir or Path(recipe.output_dir)).resolve()

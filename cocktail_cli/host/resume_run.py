@@ -80,6 +80,16 @@ def mended_files(record: RunRecord) -> tuple[str, ...]:
     return (said,) if said else ()
 
 
+def recipe_to_resume(record: RunRecord) -> tuple[Recipe, tuple[str, ...]]:
+    """Return the recipe of a run that is to go on, and a sentence for each file that was made anew.
+
+    Raises Failure: output_in_use, altered.
+    """
+    check_goes_on(record)
+    mended = mended_files(record)  # the recipe's file may be one of them
+    return as_begun(record), mended
+
+
 def arguments_of(local: LocalSettings, peers: int) -> dict[str, Any]:
     """Return what run.json remembers of how the run is hosted; its address is there already."""
     return {"peers": peers, **{name: getattr(local, name) for name in REMEMBERED}}

@@ -22,12 +22,7 @@ from typing import Any
 
 import torch
 
-from compress import (
-    Cocktail,
-    Sample,
-    decode,
-    heavy_tailed_models,
-)
+from compress import Cocktail, Sample, decode, heavy_tailed_models
 from scripts.bench.packet_bounds import entropy_bound, reference_packet, reference_values
 from scripts.swarms.lab import parser
 

@@ -1,4 +1,4 @@
-"""What a packet is measured against: the entropy of its contents, and the reference's packet.
+"""Bounds of a packet: the entropy of its contents, and the packet of the reference implementation.
 
 The reference is DS3Lab/CocktailSGD: every 10th element, torch.topk, a bitmask, a grid scaled by the largest.
 """

@@ -204,15 +204,14 @@ class Resumed:
 
     def __init__(self, folder: Path) -> None:
         from cocktail_cli.host import HostSession, hosted_before
-        from cocktail_cli.host.resume_run import as_begun, check_goes_on, check_unfinished, mended_files
+        from cocktail_cli.host.resume_run import check_unfinished, recipe_to_resume
         from cocktail_cli.machine import load_run
 
         record = load_run(str(folder))
         hosted_before(record)
-        check_goes_on(record)
+        recipe, mended = recipe_to_resume(record)
         self.heard = Heard()
-        self.heard.warnings += mended_files(record)
-        recipe = as_begun(record)
+        self.heard.warnings += mended
         check_unfinished(record)
         self.session = HostSession(recipe, Path(record.output_dir).resolve(), [self.heard], record)
         self.ledger = self.session.reopen()

@@ -331,7 +331,8 @@ def losses_in_short(folder: Path, found: Found) -> list[list[str]]:
     for row in (*four_peers.rows, *(row for row in plan.THIN_LINES if "(`" in row.name)):
         ends = tables.at_best_rate(found, row, four_peers.seeds)
         over = tables.above(tables.losses_of(ends), dense)
-        if row.setting.own_noise == (row.setting == plan.COCKTAIL) and over:
+        as_now = not row.setting.own_noise or row.setting == plan.COCKTAIL  # which is the paper's
+        if as_now and over:
             same = tables.over_at(found, row.setting, plan.REFERENCE.setting, SAME)
             rows.append([row.name, f"{ends[plan.SEEDS[0]].ratio:.0f}x", same, over])
     rivals = rival_losses(folder, found)

@@ -67,8 +67,9 @@ def show(size: Size, results: Path) -> None:
     for table in TABLES:
         if text := markdown(found, table):
             print(text)
-    for table in SAME_RATE:
-        print(same_rate(read(results, table.size), table))
+    for one in SAME_RATE:
+        if text := same_rate(read(results, one.size), one):
+            print(text)
     wide = spread(found)
     if wide is not None:
         print(f"all-reduce, the largest loss less the smallest of the seeds that are there: {wide:.2%}")

@@ -83,7 +83,7 @@ class ObjectStore:
         self._chunks: OrderedDict[messages.Get, SharedPayload] = OrderedDict()
         self._rows: dict[str, list[tuple[ObjectKind, Find]]] = {}  # by the first part of the name
         self.serve(LEASE, lambda session, _, of: self.packed(session, "lease", int(of[0]), leased))
-        self.serve(PACKET, lambda session, _, of: self.packet(int(of[0])))
+        self.serve(PACKET, lambda session, _, of: self._range(int(of[0]), int(of[0]) + 1, payload=True))
         self.serve(RANGE, lambda session, _, of: self._range(int(of[0]), int(of[1])))
         for kind in (BASE, SNAPSHOT, HASHES, EVAL):
             self.serve(kind, lambda session, name, _: self._ask(name))
@@ -166,12 +166,11 @@ class ObjectStore:
                 self._packed_size -= self._packed.popitem(last=False)[1].size
         return source
 
-    def packet(self, round: int) -> ObjectSource:
-        """Locate the packet of a round in the log. Raises KeyError."""
-        return self._range(round, round + 1, payload=True)
-
     def _range(self, start: int, stop: int, *, payload: bool = False) -> ObjectSource:
-        """Locate the packets of these rounds in the log, whose end the system caches."""
+        """Locate the records of these rounds in the log, whose end the system caches. Raises KeyError.
+
+        payload: the packet of the first round alone.
+        """
         key = (start, stop, payload)
         if key not in self._ranges:
             ledger = self._reader()

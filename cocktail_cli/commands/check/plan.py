@@ -149,13 +149,7 @@ def plan(
         float | None, typer.Option("--price", metavar="PRICE", min=0, help="Price of one GPU hour.")
     ] = None,
     step_time: Annotated[
-        float | None,
-        typer.Option(
-            "--step-time",
-            metavar="TIME",
-            parser=options.seconds,
-            help="Measured seconds of a peer's step: 8s.",
-        ),
+        float | None, options.duration("--step-time", "Measured seconds of a peer's step: 8s.")
     ] = None,
     data: options.DataPath = None,
     model: options.ModelName = None,

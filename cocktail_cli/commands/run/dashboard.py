@@ -90,7 +90,8 @@ def page_source(runs: list[str]) -> tuple[Callable[[], Document], Callable[[], s
     names: list[str | None] = [*runs]
     sources = [source_of(run) for run in names or [None]]
     looks, (join_line, *others) = [look for look, _ in sources], [line for _, line in sources]
-    check_comparable([look().about.run for look in looks])
+    if others:
+        check_comparable([look().about.run for look in looks])
     return lambda: page_of([look() for look in looks]), (lambda: "") if others else join_line
 
 

@@ -35,13 +35,7 @@ def join(
         typer.Option("--name", metavar="NAME", help="Name to show (default: this machine's)."),
     ] = None,
     wait: Annotated[
-        float,
-        typer.Option(
-            "--wait",
-            metavar="TIME",
-            parser=options.seconds,
-            help="Keep trying while the run is unreachable: 10m.",
-        ),
+        float, options.duration("--wait", "Keep trying while the run is unreachable: 10m.")
     ] = 0.0,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before joining.")] = False,
     device: options.Device = "auto",

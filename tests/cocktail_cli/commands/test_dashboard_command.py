@@ -93,7 +93,7 @@ def test_the_dashboards_join_line_is_the_newest_and_empty_after_the_run(tmp_path
 
 @pytest.mark.slow
 def test_the_process_of_a_page_never_imports_torch(tmp_path: Path) -> None:
-    """It would take seconds and gigabytes beside the run."""
+    """Importing torch would take seconds and gigabytes beside the run."""
     code = """if True:
         import sys
         from cocktail_cli.commands.run.dashboard import page_source

@@ -29,7 +29,7 @@ def look(run: ARun) -> RunHistory:
 
 
 def blocks(c: RunHistory, title: str) -> list[Any]:
-    """What the page has in this section."""
+    """Return the blocks of a section of the page."""
     return [block for one in page_of([c])["sections"] if one["title"] == title for block in one["blocks"]]
 
 

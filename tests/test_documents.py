@@ -12,7 +12,7 @@ from house import ROOMS, ROOT
 RECORDS = ("LOG.md", "RESULTS.md")  # dated figures, written once
 DOCUMENTS = sorted(
     path
-    for pattern in ("*.md", "*/*.md", "*/*/*.md")
+    for pattern in ("*.md", "*/*.md", "*/*/*.md", "*/*/*/*.md")
     for path in ROOT.glob(pattern)
     if path.relative_to(ROOT).parts[0] in (*ROOMS, "scripts", "README.md")
 )
@@ -65,9 +65,13 @@ def test_links_lead_to_files_of_the_project(path: Path) -> None:
 @pytest.mark.parametrize("room", ROOMS)
 def test_the_map_of_a_room_names_each_of_its_modules(room: str) -> None:
     named = set(re.findall(r"[a-z_0-9]+", section(room, "Map")))
-    modules = {path.stem for path in (ROOT / room).rglob("*.py") if not path.stem.startswith("__")}
+    paths = [path for path in (ROOT / room).rglob("*.py") if not path.stem.startswith("__")]
+    of_extensions = {path for path in paths if path.parent.parent.name == "extensions"}
 
-    assert sorted(modules - named) == []
+    assert sorted({path.stem for path in paths if path not in of_extensions} - named) == []
+    for path in of_extensions:
+        page = section(path.parent.relative_to(ROOT).as_posix(), "Map")
+        assert re.search(rf"\b{path.stem}\b", page), path
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "recipes": "compress torch numpy transformers datasets peft trl pydantic pydantic_core yaml "
     "safetensors huggingface_hub jinja2 psutil",
     "cocktail_cli": "compress transport recipes typer rich platformdirs starlette uvicorn torch "
-    "transformers yaml pynvml psutil",
+    "transformers yaml pynvml psutil msgspec numpy",
 }
 
 # Modules of transport that may wait, read a clock or open a socket. All others are told the time and are
@@ -53,6 +53,8 @@ TESTS_PAST_A_FRONT = {
     "cocktail_cli/aggregation/test_durable_aggregator.py": "cocktail_cli.host.contribution_probe",
     "cocktail_cli/commands/test_dashboard_command.py": "cocktail_cli.host.dashboard_process",
     "cocktail_cli/commands/test_status_command.py": "cocktail_cli.ui.board",
+    "cocktail_cli/host/test_run_verification.py": "cocktail_cli.extensions.proofs.hub "
+    "cocktail_cli.extensions.proofs.receipts",
     "cocktail_cli/host/test_resume.py": "cocktail_cli.machine.run_registry cocktail_cli.ui.display",
     "cocktail_cli/volunteer/test_run_link_budget.py": "transport.transfer.bandwidth_budget",
     "end_to_end/in_process.py": "cocktail_cli.volunteer.run_link "
@@ -101,7 +103,7 @@ PARAMETERS = 6
 # Functions that may take more parameters: a command has one for each of its options, a kernel one for each
 # of its pointers and strides.
 MANY_PARAMETERS = ("cocktail_cli/commands/", "compress/backends/")
-SAME_BASENAME = {"__init__", "__main__", "errors", "events"}
+SAME_BASENAME = {"__init__", "__main__", "errors", "events", "hub", "model", "peer"}
 # A docstring is a sentence with a verb. These words open a clause that lacks its subject.
 OPENERS = re.compile(
     r"(Of|What|As|It|That|Those|Who|Whose|Where|How|Whether|Is|In|So|By|No|Nobody|Nothing)\b"
@@ -263,6 +265,7 @@ def past_a_front_in_tests() -> dict[str, str]:
     found: dict[str, set[str]] = defaultdict(set)
     for path in files("tests", ".py"):
         own = ".".join(path.relative_to(ROOT / "tests").parent.parts)
+        own = f"cocktail_cli.{own}" if own.startswith("extensions") else own
         for base, _ in imports_from_house(ast.parse(path.read_text(encoding="utf-8")), own):
             inside = package_of(base)
             if base == inside or inside in ROOMS or f"{own}.".startswith(f"{inside}."):
@@ -375,6 +378,7 @@ def test_no_file_of_the_command_imports_torch_at_its_top() -> None:
         for module in at_the_top(ast.parse(path.read_text(encoding="utf-8")))
         if module.split(".")[0] in (*HEAVY, "rich")
         and path.name not in RICH  # imported where a board is shown
+        and "extensions" not in path.parts  # imported by runs that use them
     ]
 
     assert found == []

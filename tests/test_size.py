@@ -22,15 +22,15 @@ from recipes.config import Dataset, Recipe
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 33_526,
-    "lines with code, extensions": 10_814,
+    "lines with code, heart": 33_588,
+    "lines with code, extensions": 10_972,
     "lines with code, scripts": 9844,
-    "lines with code, tests": 42_599,
-    "modules": 406,
+    "lines with code, tests": 42_762,
+    "modules": 413,
     "recipe keys": 110,
     "options": 195,
     "messages": 45,
-    "words of documents": 68_324,
+    "words of documents": 68_536,
     "functions without a docstring, %": 22,
 }
 

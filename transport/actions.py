@@ -224,7 +224,7 @@ class CommitDone:
     lost: dict[str, str] = field(default_factory=dict)  # aggregator's session -> why its shards did not move
     denied: dict[str, str] = field(default_factory=dict)  # peer -> session of the aggregator that refused it
     moved: dict[str, str] = field(default_factory=dict)  # aggregator's session -> digest of its packet
-    receipts: dict[str, messages.Receipt] = field(default_factory=dict)  # session -> what it has contributed
+    extra: dict[str, dict[str, bytes]] = field(default_factory=dict)  # session -> bodies of extensions
     aggregate_s: float = 0.0  # seconds of the sum
     disk_s: float = 0.0  # seconds until the round was durable
 

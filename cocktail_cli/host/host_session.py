@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli import __version__, machine
+from cocktail_cli.assembly import HostParts, hub_extensions
 from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
 from cocktail_cli.installation import command_elsewhere
 from cocktail_cli.proofs import check_begun_files, hashes_of
@@ -440,7 +441,8 @@ class HostSession:
         keep_freed_memory()
         if self.free_port:
             self.free_port()
-        hub = Hub((listen.bind, listen.port), keys, ledger, settings, work)
+        extensions = hub_extensions(HostParts(self.recipe, keys, ledger))
+        hub = Hub((listen.bind, listen.port), keys, ledger, settings, work, extensions)
         work.tell = hub.warn
         hub.start()
         relay = machine.relay_of(listen.relay) or (parse_url(old.url).relay if old else "")

@@ -314,7 +314,6 @@ def settings_of(
         owners=swarm.owners,
         passing=swarm.passing if swarm.owners == "hub" else "off",
         durability=swarm.durability,
-        audit_share=swarm.audit_share,
         division=work.division,
         longest_lease=LONGEST_LEASE if recipe.compression.staleness else 1,
         loss_bounds=work.loss_bounds,

@@ -1,7 +1,6 @@
 """Files that prove something: a peer's receipts, the seals of folders, the hashes a run began with."""
 
 from .begun_files import altered_base_files, begun_files, check_begun_files, hashes_of
-from .receipt_file import ReceiptFile, open_receipt
 from .sealed_folder import (
     COPY_AGAIN,
     SEAL,

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cocktail_cli.assembly import model_extensions
 from cocktail_cli.errors import hubs_fault
 from cocktail_cli.machine import own_keys, weaknesses
 from cocktail_cli.ui import Event, Progressed, ProgressMeter, Warning, counted, megabytes
@@ -267,6 +268,7 @@ class Bootstrap:
                 peer = build_peer(model, recipe, batch, name, round, device)
             if self.micro_batch is None and not measured:
                 peer.micro_batch = micro_batch_for(peer.trainer, recipe, self.link.raise_if_leaving)
+        peer.trainer.extensions = model_extensions(recipe)
         self.restore_checkpoint(peer)
         recipe_hash = hashlib.sha256(self.link.welcome.recipe.encode()).hexdigest()
         return Prepared(peer, {**base_digests(read), "recipe": recipe_hash}, bounds)

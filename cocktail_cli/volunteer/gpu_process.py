@@ -67,12 +67,13 @@ class Process:
         raise AssertionError("it serves until it is ended")
 
     def serve(self) -> NoReturn:
+        from cocktail_cli.assembly import model_extensions
         from recipes.multi_gpu import FsdpWorker
 
         asked, _ = self.questions.get()
         assert asked.pop("do") == "start"
         limit_memory([asked["device"]], asked.pop("vram_limit"))
-        self.rank = FsdpWorker(**asked)
+        self.rank = FsdpWorker(**asked, extend=model_extensions)
         answer: dict[str, Any] = {}
         while True:
             self.say(answer)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, BinaryIO
 
 from cocktail_cli.measures import RoundTimer
 from transport.ledger import HEADER_SIZE, read_packets
+from transport.peer import OF_SAMPLES
 from transport.protocol import Leaving, LedgerError, NotServed, ProtocolError, RunOver, messages
 from transport.transfer import BandwidthBudget, Spool
 
 if TYPE_CHECKING:
-    from cocktail_cli.proofs import ReceiptFile
+    from cocktail_cli.assembly import PeerExtension
     from recipes.config import Recipe
     from recipes.objectives import Measured
     from recipes.training import Delivery
@@ -51,8 +52,8 @@ class RunBounds:
             raise ProtocolError(f"{said} in {max(1, opened.local_steps):,} local steps: by the recipe {most}")
         return self._samples.packed(opened.samples)
 
-    def audit(self, opened: messages.Round) -> int:
-        return self._samples.packed(len(opened.audits))
+    def samples(self, count: int) -> int:
+        return self._samples.packed(count)
 
     def packet(self, round: int) -> int:
         return self._packets.packet(round)
@@ -70,7 +71,13 @@ class RunLink:
 
     bounds: RunBounds
 
-    def __init__(self, link: PeerLink, spool: Spool, staleness: int = 1) -> None:
+    def __init__(
+        self,
+        link: PeerLink,
+        spool: Spool,
+        staleness: int = 1,
+        extensions: Sequence[PeerExtension] = (),
+    ) -> None:
         self.link, self.spool = link, spool
         self.timer = RoundTimer(staleness)
         self.name = link.name  # known once the hub has welcomed this peer
@@ -84,7 +91,7 @@ class RunLink:
         self.sharded: ShardedExchange | None = None  # where peers aggregate shards
         self.passing: PacketSources | None = None  # where the hub does, and peers may pass packets on
         self.beside = 0, 0  # bytes up and down of files that came from other peers
-        self.receipts: ReceiptFile | None = None  # where what the run has counted of this peer is kept
+        self.extensions = tuple(extensions)
         self.measuring = threading.Lock()  # of the next three: one round goes up while another comes down
         self.budget = BandwidthBudget.of(staleness)  # what the line carries beside the compute
         self.opened_at: dict[int, float] = {}  # of the rounds in flight
@@ -151,12 +158,17 @@ class RunLink:
                 self.budget = self.budget.received(len(packet), now - started).ended(took, committed)
         return packet
 
+    def fetch_samples(self, name: str, count: int) -> bytes:
+        self.link.bounds_of_extensions[f"{name.partition('/')[0]}/"] = OF_SAMPLES
+        with self.waiting(), self._served():
+            return self.link.fetch(name, self.bounds.samples(count))
+
     def _most(self, kind: str, round: int) -> int:
         """Return the most bytes that an object of a round has."""
         if kind == "packet":
             return self.bounds.packet(round)
         assert self.round is not None, "a round is announced before its lease is fetched"
-        return self.bounds.lease(self.round) if kind == "lease" else self.bounds.audit(self.round)
+        return self.bounds.lease(self.round)
 
     def fetched(self, name: str) -> AbstractContextManager[BinaryIO]:
         """Fetch the evaluation set into a file, which is there until the block ends."""
@@ -229,6 +241,7 @@ class RunLink:
 
     def exchange(self, packet: bytes, delivery: Delivery) -> messages.Committed:
         opened, said = self.opened_at.get(delivery.round), asdict(delivery)
+        said["extra"] |= {one.name: body for one in self.extensions if (body := one.report())}
         sparsest = said.pop("sparsest")
         with self.measuring:
             self.budget = self.budget.computed(delivery.compute_s / self.steps)
@@ -253,9 +266,9 @@ class RunLink:
                 opened += committed.waited
                 self.opened_at[delivery.round], self.committed_s[delivery.round] = opened, now - opened
             self.budget = self.budget.sent(len(packet), upload_s)
-        if self.receipts is not None:
-            self.receipts.keep(committed)
-            self.timer.stored(time.monotonic() - now)
+        for one in self.extensions:
+            one.committed(committed)
+        self.timer.stored(time.monotonic() - now)
         return committed
 
     def evaluated(self, round: int, part: int, found: Measured) -> None:

@@ -11,11 +11,11 @@ from math import inf
 from typing import TYPE_CHECKING, cast
 
 from cocktail_cli import signals
+from cocktail_cli.assembly import PeerParts, peer_extensions
 from cocktail_cli.errors import EXIT, Failure, explain, is_fault
 from cocktail_cli.host import LifeLine
 from cocktail_cli.machine import cache, check_trust, own_keys, parse_listen, registered_as
 from cocktail_cli.measures import LoadMeter, nvidia_gpus
-from cocktail_cli.proofs import ReceiptFile
 from cocktail_cli.ui import View, counted, events, megabytes, poll_status
 
 from . import checkpoint_store
@@ -137,10 +137,9 @@ class VolunteerSession:
             code = explain(error).code  # the others read why: "out of memory"
             link.leave("an error" if code == "unexpected" else code.replace("_", " "))
             raise
-        receipts = self.run.receipts if self.run is not None else None
-        if receipts is not None and receipts.path is not None:
-            said = f"the run's receipt for {counted(receipts.samples, 'sample')} of this machine"
-            self.view.show(events.Progressed(f"{said}: {receipts.path}"))
+        for one in self.run.extensions if self.run is not None else ():
+            if said := one.farewell():
+                self.view.show(events.Progressed(said))
         self.view.show(self._left(link))
 
     def leave(self, link: PeerLink, why: str) -> None:
@@ -197,8 +196,9 @@ class VolunteerSession:
 
                 check_fsdp(bootstrap.recipe)
             self._show_joined(welcome, bootstrap)
-        self.run = RunLink(link, bootstrap.spool, bootstrap.recipe.compression.staleness)
-        self.run.receipts = ReceiptFile(self.url, own_keys().public, self.warn)
+        parts = PeerParts(bootstrap.recipe, self.url, own_keys().public, self.warn)
+        staleness, extensions = bootstrap.recipe.compression.staleness, peer_extensions(parts)
+        self.run = RunLink(link, bootstrap.spool, staleness, extensions)
         bootstrap.passes_on = self.server is not None
         with ExitStack() as stack:
             stack.enter_context(bootstrap.kept)

@@ -26,7 +26,7 @@ from recipes.data import Sample, batches, pack_samples
 from recipes.errors import ModelError
 from recipes.models import open_trained
 from recipes.objectives import Measured, Objective, objective_of
-from recipes.training import LOCAL, NOISE, NOISE_VALUES, OPTIMIZER, RANK, Lazy, Peer, parsed
+from recipes.training import LOCAL, NOISE, NOISE_VALUES, OPTIMIZER, RANK, Lazy, ModelExtension, Peer, parsed
 from recipes.weight_files import Layout
 
 from .shared_memory import WINDOW, Request, SharedMemory, windows
@@ -97,6 +97,7 @@ class FsdpTrainer:
     """
 
     from_global_model = False
+    extensions: Sequence[ModelExtension] = ()
 
     def __init__(
         self,
@@ -144,8 +145,8 @@ class FsdpTrainer:
         answers = self._deal("attempt", [part] * self.at_once, terms=terms, aside=aside)
         return max(float(answer["share"]) for answer in answers)
 
-    def backward(self, parts: Sequence[Sequence[Sample]], terms: int, key: str = "") -> Measured:
-        answers = self._deal("backward", parts, terms=terms, key=key)
+    def backward(self, parts: Sequence[Sequence[Sample]], terms: int, lease: int | None = None) -> Measured:
+        answers = self._deal("backward", parts, terms=terms, lease=lease)
         return sum((Measured(**answer) for answer in answers[: len(parts)]), Measured())  # others were idle
 
     def partly(self, done: float) -> None:

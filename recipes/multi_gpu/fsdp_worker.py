@@ -8,7 +8,7 @@ from fsdp_peer.py, in the peer's own process; all ranks get the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from itertools import chain
@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from recipes.algorithm import SideStream
-from recipes.config import Training, recipe_from_json
+from recipes.config import Recipe, Training, recipe_from_json
 from recipes.data import Sample, unpack_samples
 from recipes.hardware import half_precision
 from recipes.models import ParameterFiller, autocast_dtype, build_on_meta, open_vector, trained_dtype
@@ -38,12 +38,14 @@ from recipes.training import (
     RANK,
     GradientNoise,
     LossScale,
+    ModelExtension,
     backward,
     build_optimizer,
     first_line,
     is_full,
     load_state,
     load_states,
+    observed,
     packed,
     parameters_of,
     parameters_of_places,
@@ -52,13 +54,13 @@ from recipes.training import (
     set_learning_rate,
     share_taken,
     sizes_of,
-    sketching,
     states_of,
 )
 from recipes.weight_files import layout_of, write_safetensors
 
 from .shared_memory import REQUESTS, SharedMemory, windows
 
+Extend = Callable[[Recipe], Sequence[ModelExtension]]
 TIMEOUT = timedelta(minutes=5)  # for the other ranks: one may still be at a long batch
 
 
@@ -84,9 +86,12 @@ class FsdpWorker:
     Args:
         file: the descriptor of the memory it shares with the peer's process.
         store: a file in which the ranks find each other.
+        extend: makes the extensions of a recipe's training.
     """
 
-    def __init__(self, number: int, count: int, device: str, file: int, store: str) -> None:
+    def __init__(
+        self, number: int, count: int, device: str, file: int, store: str, extend: Extend = lambda recipe: ()
+    ) -> None:
         self.number, self.count, self.device, self.file = number, count, torch.device(device), file
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -98,6 +103,7 @@ class FsdpWorker:
             timeout=TIMEOUT,
         )
         self.mesh = init_device_mesh(self.device.type, (count,))
+        self.extend, self.extensions = extend, tuple[ModelExtension, ...]()
         self.own: list[Range] = []  # x_i, parameter by parameter
         self.aside: list[Range] | None = None  # x_i, while the model computes with x'
         self.brought: dict[int, list[list[tuple[Tensor, Tensor, Tensor]]]] = {}  # x, where, values; by window
@@ -134,6 +140,7 @@ class FsdpWorker:
     def load(self, base: str, recipe: str) -> dict[str, Any]:
         """Load the model of the recipe, with x_i = x'; what is not trained comes from the folder `base`."""
         settings = recipe_from_json(recipe)
+        self.extensions = tuple(self.extend(settings))
         self.objective = objective_of(settings)
         self.model = build_on_meta(Path(base), settings, self.device)
         self.layout = layout_of(self.model)
@@ -232,14 +239,12 @@ class FsdpWorker:
         self.zero()
         return {"share": share}
 
-    def backward(self, part: Sequence[Sample], terms: int, key: str = "") -> dict[str, Any]:
-        sketched: AbstractContextManager[list[str]]
-        sketched = sketching(self.model, part, key) if key else nullcontext([])
-        with sketched as sketches:
+    def backward(self, part: Sequence[Sample], terms: int, lease: int | None = None) -> dict[str, Any]:
+        with observed(self.extensions, self.model, part, lease) as notes:
             with self.precision():
                 loss = self.objective.loss(self.model, part, self.device)
-            found = asdict(backward(loss, terms, self.scale.value))
-        return found | {"sketches": "".join(sketches)}
+            found = backward(loss, terms, self.scale.value)
+        return {"loss_sum": found.loss_sum, "terms": found.terms, "rewards": found.rewards, "notes": notes}
 
     def clip(self, limit: float) -> dict[str, Any]:
         grads = [local(p.grad) for p in self.trained() if p.grad is not None]

@@ -5,8 +5,8 @@ f(x) = sum of losses / terms        terms: trained tokens, or preference pairs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Protocol
 
@@ -32,7 +32,7 @@ class Measured:
     loss_sum: float = 0.0
     terms: int = 0
     rewards: tuple[float, ...] = ()  # of the chosen and of the rejected answers; pairs whose chosen has more
-    sketches: str = ""  # in hex, of the gradient of each sample, where peers audit each other
+    notes: Mapping[str, str] = field(default_factory=dict)  # of extensions on each sample, in hex
 
     @property
     def mean(self) -> float:
@@ -42,7 +42,8 @@ class Measured:
     def __add__(self, other: Measured) -> Measured:
         rewards = (a + b for a, b in zip_longest(self.rewards, other.rewards, fillvalue=0.0))
         sums = self.loss_sum + other.loss_sum, self.terms + other.terms, tuple(rewards)
-        return Measured(*sums, self.sketches + other.sketches)
+        names = self.notes.keys() | other.notes.keys()
+        return Measured(*sums, {name: self.notes.get(name, "") + other.notes.get(name, "") for name in names})
 
 
 class Objective(Protocol):

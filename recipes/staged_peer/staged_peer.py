@@ -18,7 +18,7 @@ from recipes.data import Sample, batches
 from recipes.errors import ModelError, StageFailed, StageFull
 from recipes.objectives import Measured
 from recipes.pipeline import PER_STAGE, BadMessage, StageWorker
-from recipes.training import NoiseSums, Peer, share_taken
+from recipes.training import ModelExtension, NoiseSums, Peer, share_taken
 from recipes.weight_files import Layout
 
 from .ring_head import RingHead
@@ -56,6 +56,7 @@ def mend(peer: Peer) -> None:
 class StagedTrainer:
     """The loop's `Trainer`: x_i in ranges, on the machines of a ring."""
 
+    extensions: Sequence[ModelExtension] = ()  # none: no machine has the whole gradient of a sample
     in_memory = PER_STAGE  # each machine has the activations of `in_flight`, in 1 / stages of the layers
 
     def __init__(self, ring: RingHead) -> None:
@@ -98,8 +99,7 @@ class StagedTrainer:
         self.share = share
         self.ring.ask("zero", share=share)
 
-    def backward(self, parts: Sequence[Sequence[Sample]], terms: int, key: str = "") -> Measured:
-        assert not key, "no machine has the whole gradient of a sample"
+    def backward(self, parts: Sequence[Sequence[Sample]], terms: int, lease: int | None = None) -> Measured:
         compute = self.part.compute
         compute.begin(self.ring.begin(), parts, max(terms, 1), self.in_flight)
         try:

@@ -11,10 +11,20 @@ from .gradient_noise import (
     positions_of,
     positions_within,
 )
-from .gradient_sketch import sketching
+from .lease_gradient import in_order, leased
 from .loop import build_peer, finetune, foreign_packet
 from .matrix_optimizers import embeddings_of, step_flops
-from .micro_batch import LEAVE, MOST, ON_CPU, first_line, is_full, micro_batch_for, share_taken, sizes_of
+from .micro_batch import (
+    LEAVE,
+    MOST,
+    ON_CPU,
+    first_line,
+    is_full,
+    micro_batch_for,
+    share_taken,
+    shrink_to_fit,
+    sizes_of,
+)
 from .momentum_masking import mask_momentum
 from .optimizers import (
     LINEAR,
@@ -38,6 +48,7 @@ from .trainer import (
     backward,
     load_state,
     load_states,
+    observed,
     packed,
     parameters_of,
     parsed,
@@ -50,10 +61,13 @@ from .types import (
     Event,
     HandedOver,
     Interrupted,
+    Lease,
     Link,
     Lowered,
+    ModelExtension,
     NotHandedOver,
     Peer,
+    Round,
     StepDone,
     Trainer,
 )

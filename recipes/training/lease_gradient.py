@@ -15,13 +15,11 @@ from functools import partial
 from itertools import groupby
 
 from recipes.algorithm import one_machine, outer_optimizer_of
-from recipes.config import Recipe
 from recipes.data import Sample, SampleLimits, batches, unpack_samples
 from recipes.errors import ForeignSamples
 from recipes.objectives import Measured, objective_of
 
 from .gradient_noise import compared_in
-from .gradient_sketch import sketch_key
 from .micro_batch import shrink_to_fit
 from .optimizers import learning_rate
 from .types import Event, Lease, Link, Peer, Round
@@ -51,9 +49,10 @@ def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gra
     goodbye.
     """
     lease = leased(peer, link.fetch(f"lease/{round.round}"), round.samples)
-    audits = b""
-    if round.audits:
-        audits = yield from shrink_to_fit(peer, partial(audited, link, peer, round))
+    beside: dict[str, bytes] = {}
+    for extension in peer.trainer.extensions:
+        if found := (yield from extension.beside(link, peer, round)):
+            beside[extension.name] = found
     steps = min(local_steps(peer, round), max(1, round.steps - round.step))
     done: Gradient | None = None
     for number, part in parts_of(lease, steps):
@@ -66,36 +65,17 @@ def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gra
         if new is None:
             return None
         done = new if done is None else done.then(new)
-    return done and replace(done, lease=replace(done.lease, audits=audits))
-
-
-def audited(link: Link, peer: Peer, round: Round) -> bytes:
-    """Sketch the gradients of samples that other peers had, one by one; no step is taken with them."""
-    sketches = ""
-    samples = leased(peer, link.fetch(f"audit/{round.round}"), len(round.audits))
-    for sample, lease in zip(samples, round.audits, strict=True):
-        terms, held = objective_of(peer.recipe).terms([sample]), None
-        while held is None:  # float16 may not hold it at the first try
-            peer.trainer.zero()
-            found = peer.trainer.backward([[sample]], terms, key_of(peer.recipe, lease))
-            held = peer.trainer.clip(0.0)
-        sketches += found.sketches
-    return bytes.fromhex(sketches)
+    return done and replace(done, lease=replace(done.lease, beside=beside))
 
 
 def leased(peer: Peer, packed: bytes, count: int) -> list[Sample]:
-    """Unpack the samples of a lease, or of those to audit. Raises ForeignSamples where they are not so many,
-    or of other lengths than the run's."""
+    """Unpack samples that the hub has sent. Raises ForeignSamples where they are not so many, or of other
+    lengths than the run's."""
     limits = SampleLimits.of(peer.recipe, peer.vocabulary)
     samples = unpack_samples(packed, peer.vocabulary, limits.tokens)
     if len(samples) != count:
         raise ForeignSamples(f"{len(samples):,} samples came, {count:,} were announced")
     return samples
-
-
-def key_of(recipe: Recipe, round: int) -> str:
-    """Return the key of the sketches of a round's leases; empty where peers are not audited."""
-    return sketch_key(recipe.training.seed, round) if recipe.swarm.audit_share else ""
 
 
 def local_steps(peer: Peer, round: Round) -> int:
@@ -136,7 +116,7 @@ def compute(
     """Compute the gradient of the mean loss over the terms of a step, micro-batch by micro-batch."""
     started, norm = time.monotonic(), None
     terms = objective_of(peer.recipe).terms(lease)
-    halves, key = halves_of(peer, lease, share), key_of(peer.recipe, round)
+    halves = halves_of(peer, lease, share)
     while norm is None:
         found = Measured()
         peer.trainer.zero(share)
@@ -144,23 +124,24 @@ def compute(
             for group in groups_of(peer, half):
                 if link.leaving.is_set():
                     return None
-                found += peer.trainer.backward(group, terms, key)
+                found += peer.trainer.backward(group, terms, round)
             if half is not halves[-1]:
                 peer.trainer.partly(found.terms / max(terms, 1))
         norm = peer.trainer.clip(peer.recipe.training.max_grad_norm)
     tokens = sum(sample.count for sample in lease)
-    if key:
+    if found.notes:
         parts = [part for half in halves for group in groups_of(peer, half) for part in group]
-        found = replace(found, sketches=in_order(lease, parts, found.sketches))
+        notes = {name: in_order(lease, parts, of) for name, of in found.notes.items()}
+        found = replace(found, notes=notes)
     return Gradient(Lease(round, found, tokens), norm, number, started, time.monotonic())
 
 
-def in_order(lease: Sequence[Sample], parts: Sequence[Sequence[Sample]], sketches: str) -> str:
-    """Bring the sketches of micro-batches into the order of their lease."""
-    size = len(sketches) // len(lease)
+def in_order(lease: Sequence[Sample], parts: Sequence[Sequence[Sample]], notes: str) -> str:
+    """Bring the notes on micro-batches into the order of their lease."""
+    size = len(notes) // len(lease)
     computed = (id(sample) for part in parts for sample in part)
     at = {sample: number * size for number, sample in enumerate(computed)}
-    return "".join(sketches[at[id(sample)] :][:size] for sample in lease)
+    return "".join(notes[at[id(sample)] :][:size] for sample in lease)
 
 
 def apply(peer: Peer, round: Round, gradient: Gradient | None) -> None:

@@ -288,7 +288,7 @@ def exchange(
                 grad_norm=peer.grad_norm,
                 behind=behind,
                 sparsest=peer.worker.sparsest,
-                **sketches_of(peer, flight.delivered),
+                extra=bodies_of(peer, flight.delivered),
             ),
         )
     except Interrupted as interrupted:
@@ -298,12 +298,10 @@ def exchange(
     flight.decided = time.monotonic()
 
 
-def sketches_of(peer: Peer, delivered: Sequence[Lease]) -> dict[str, dict[int, bytes]]:
-    """Return the sketches of leases for their delivery, where peers audit each other."""
-    if not peer.recipe.swarm.audit_share:
-        return {}
-    own = {lease.round: bytes.fromhex(lease.measured.sketches) for lease in delivered}
-    return {"sketches": own, "audits": {lease.round: lease.audits for lease in delivered if lease.audits}}
+def bodies_of(peer: Peer, delivered: Sequence[Lease]) -> dict[str, bytes]:
+    """Return what extensions say of leases with their delivery."""
+    bodies = {extension.name: extension.report(delivered) for extension in peer.trainer.extensions}
+    return {name: body for name, body in bodies.items() if body}
 
 
 def receive(link: Link, peer: Peer, flight: Flight, committed: Future[None]) -> None:

@@ -7,7 +7,7 @@ What the loop asks for is `types.Trainer`; the other one is spread over several 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite, prod
 
@@ -23,11 +23,11 @@ from recipes.objectives import BatchLoss, Measured, evaluate, measured, objectiv
 from recipes.weight_files import FlatParameters, Layout
 
 from .gradient_noise import NOISE_VALUES, GradientNoise, positions_of
-from .gradient_sketch import sketching
 from .matrix_optimizers import embeddings_of
 from .micro_batch import share_taken, sizes_of
 from .optimizers import LINEAR, build_optimizer, set_learning_rate
 from .stochastic_rounding import RoundedLocalModel
+from .types import ModelExtension
 
 LOCAL, OPTIMIZER = "x", "optimizer"  # names of what is kept: x, and optimizer.<parameter's number>.<what>
 NOISE = "noise"  # and what was measured of the gradient's
@@ -74,6 +74,7 @@ class SingleDeviceTrainer:
     """A trainer whose state is all on one device: `device`, or that of the model."""
 
     at_once = in_memory = 1
+    extensions: Sequence[ModelExtension] = ()
 
     def __init__(
         self, model: nn.Module, recipe: Recipe, seed: int = 0, device: torch.device | None = None
@@ -139,16 +140,14 @@ class SingleDeviceTrainer:
         """Take the sample of g_i that its noise is measured on."""
         return self.flat.grad[self.noise.positions].float()
 
-    def backward(self, parts: Sequence[Sequence[Sample]], terms: int, key: str = "") -> Measured:
+    def backward(self, parts: Sequence[Sequence[Sample]], terms: int, lease: int | None = None) -> Measured:
         found = Measured()
         for part in parts:
-            sketched: AbstractContextManager[list[str]]
-            sketched = sketching(self.model, part, key) if key else nullcontext([])
-            with sketched as sketches:
+            with observed(self.extensions, self.model, part, lease) as notes:
                 with self.precision():
                     loss = self.objective.loss(self.model, part, self.device)
                 one = backward(loss, terms, self.scale.value)
-            found += replace(one, sketches="".join(sketches)) if key else one
+            found += replace(one, notes=notes)
         return found
 
     def partly(self, done: float) -> None:
@@ -190,6 +189,20 @@ class SingleDeviceTrainer:
         load_states(self.optimizer, tensors)
         if NOISE in tensors:
             self.noise.load(tensors[NOISE])
+
+
+@contextmanager
+def observed(
+    extensions: Sequence[ModelExtension], model: nn.Module, part: Sequence[Sample], lease: int | None
+) -> Iterator[dict[str, str]]:
+    """Let extensions observe a micro-batch of the lease of a round; None: none of them does. Yields a mapping
+    that has their notes afterwards."""
+    notes: dict[str, str] = {}
+    with ExitStack() as stack:
+        watching = [] if lease is None else [(one, lease) for one in extensions]
+        lists = {one.name: stack.enter_context(one.observe(model, part, of)) for one, of in watching}
+        yield notes
+    notes.update({name: "".join(of) for name, of in lists.items() if of})
 
 
 def backward(loss: BatchLoss, terms: int, scale: float = 1.0) -> Measured:

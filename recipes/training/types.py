@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recipes.algorithm import DecodedPacket, LocalModel, SideStream
 from recipes.config import Recipe
@@ -34,7 +34,7 @@ class Round(Protocol):
     eval_parts: int  # 0: no evaluation
     spans: int  # rounds that the lease is to last; above 1 this peer is no member before it says `ready`
     local_steps: int  # of this round, where the run chooses them; 0: as the recipe says
-    audits: Sequence[int]  # of each sample to audit beside the lease: the round whose lease had it
+    extra: Mapping[str, bytes]  # bodies of extensions
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,7 @@ class Delivery:
     rewards: tuple[float, ...] = ()  # of preference pairs, as in `Measured`
     behind: int = 0  # rounds in flight, whose aggregates x' lacks
     sparsest: int = 0  # bytes of the sparsest packet that the recipe lets this peer send; 0: not known
-    sketches: dict[int, bytes] = field(default_factory=dict)  # of the samples of each lease, where asked for
-    audits: dict[int, bytes] = field(default_factory=dict)  # of the samples audited beside each lease
+    extra: dict[str, bytes] = field(default_factory=dict)  # bodies of extensions
 
 
 class Committed(Protocol):
@@ -80,6 +79,9 @@ class Link(Protocol):
     fits: int  # bytes of a packet that go up beside the compute; 0: not known
 
     def fetch(self, name: str) -> bytes: ...
+    def fetch_samples(self, name: str, count: int) -> bytes:
+        """Fetch so many packed samples that an extension of the hub has given this name."""
+
     def fetched(self, name: str) -> AbstractContextManager[BinaryIO]:
         """Fetch an object that memory is not to hold; it is a file until the block ends."""
 
@@ -188,6 +190,7 @@ class Trainer(Protocol):
     """The local model x_i in training: its gradient and its optimizer, on one device (`SingleDeviceTrainer`)
     or spread over several (`recipes.multi_gpu.FsdpTrainer`)."""
 
+    extensions: Sequence[ModelExtension]  # of this peer
     at_once: int  # micro-batches that are computed at the same time
     in_memory: int  # micro-batches whose activations in all layers this machine has memory for at once
 
@@ -218,9 +221,9 @@ class Trainer(Protocol):
     def zero(self, share: float = 1.0) -> None:
         """g_i <- 0. share: of the samples of a step, which g_i will have (gradient_noise.py)."""
 
-    def backward(self, parts: Sequence[Sequence[Sample]], terms: int, key: str = "") -> Measured:
-        """g_i += the gradient of (summed losses / terms) of up to `at_once` micro-batches. With a key their
-        samples are sketched, in their order (gradient_sketch.py)."""
+    def backward(self, parts: Sequence[Sequence[Sample]], terms: int, lease: int | None = None) -> Measured:
+        """g_i += the gradient of (summed losses / terms) of up to `at_once` micro-batches. Extensions observe
+        their samples, in their order, as those of the lease of a round; None: nothing observes them."""
 
     def partly(self, done: float) -> None:
         """Note g_i as it is after this share of its terms: the gradient of a half of the lease."""
@@ -287,7 +290,7 @@ class Lease:
     round: int
     measured: Measured
     tokens: int  # trained
-    audits: bytes = b""  # sketches of the samples that were audited beside it
+    beside: Mapping[str, bytes] = field(default_factory=dict)  # what extensions have computed beside it
 
 
 @dataclass
@@ -327,3 +330,28 @@ class Peer:
     compute_s: float = 0.0  # of the last step
     grad_norm: float = 0.0  # of the last step, before clipping
     wait_s: float = 0.0  # how long the last step waited for its exchange
+
+
+# ---- extensions --------------------------------------------------------------------------------------------
+
+
+class ModelExtension:
+    """An optional capability of a peer's training. Every method does nothing unless it is overridden."""
+
+    name = ""  # of its notes, and of its bodies: `extra` in Round and Report
+
+    def observe(
+        self, model: nn.Module, part: Sequence[Sample], lease: int
+    ) -> AbstractContextManager[list[str]]:
+        """Watch the forward and backward pass of a micro-batch, of the lease of this round. Afterwards the
+        list has one note in hex for each sample, all of one length; or none."""
+        return nullcontext([])
+
+    def beside(self, link: Link, peer: Peer, round: Round) -> Generator[Event, None, bytes]:
+        """Compute something before the lease of a round; what it returns is in `Lease.beside`."""
+        yield from ()
+        return b""
+
+    def report(self, delivered: Sequence[Lease]) -> bytes:
+        """Return the body for the Report that delivers these leases; empty: none."""
+        return b""

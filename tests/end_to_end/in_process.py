@@ -31,6 +31,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from cocktail_cli.assembly import HostParts, hub_extensions, model_extensions
 from cocktail_cli.host import CommittedModel, RunDelegate, settings_of
 from cocktail_cli.volunteer.run_link import RunBounds, RunLink
 from cocktail_cli.volunteer.shard_aggregator_link import (
@@ -174,7 +175,13 @@ class Swarm:
         self.corpus = build_corpus(recipe, self.tokenizer)
         self.work = RunDelegate(recipe, self.base, self.corpus, folder / "ledger")
         wanted = replace(settings_of(self.work, "test-run"), **{"min_peers": 1, "linger_s": 0.5} | settings)
-        self.memory = HubSwarm(wanted, self.work, folder / "ledger", port)
+        self.memory = HubSwarm(
+            wanted,
+            self.work,
+            folder / "ledger",
+            port,
+            extend=lambda keys, ledger: hub_extensions(HostParts(recipe, keys, ledger)),
+        )
         self.work.recover(self.memory.ledger)
         self.members: dict[str, Member] = {}
 
@@ -210,6 +217,7 @@ class Swarm:
             door, port = open_shard_server("127.0.0.1", 0, keys, self.memory.url)
             identity |= {"keys": keys, "reachable": f"127.0.0.1:{port}"}
         peer = build_peer(self.trained(), self.recipe, micro_batch=2, name=name)
+        peer.trainer.extensions = model_extensions(self.recipe)
         member = self.enrol(name, peer, **identity)
         if owns:
             link, kept = member.link.link, self.folder / "kept" / name

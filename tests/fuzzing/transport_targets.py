@@ -85,7 +85,7 @@ TO_PEER: list[m.Message] = [
     ),
     m.Close(3, 1, [0, 2], {"ann": 1.0}, {"ann": "00ff"}, [m.HandoffOffer(1, "bob", 0.5)]),
     m.Committed(3, 100, SHA, ["ann"]),
-    m.Committed(3, 100, SHA, ["ann"], receipt=m.Receipt(1, 8, b"h" * 32, b"k" * 32, b"s" * 64)),
+    m.Committed(3, 100, SHA, ["ann"], extra={"receipt": b"r" * 64}),
     m.Over("done", True),
     m.Ping(1.0),
     m.Pong(1.0),
@@ -222,7 +222,7 @@ SETTINGS = RunSettings(
 
 def open_hub() -> Hub:
     """Make a hub in the middle of a round: ann and bob are members, each has a bulk connection."""
-    hub = Hub(("", 0), keys(), Books(ledger_folder()), SETTINGS, HubWork(), wire=HubEnd())  # type: ignore[arg-type]
+    hub = Hub(HubEnd(), keys(), Books(ledger_folder()), SETTINGS, HubWork())  # type: ignore[arg-type]
     hub._commits._thread = hub._reader = AtOnce()  # type: ignore[assignment]
     for number, name in enumerate(("ann", "bob")):
         resume = m.Resume(1, "toy-run", name, f"s-{name}", -1, True)

@@ -8,7 +8,7 @@ with HubSwarm(settings, work, folder) as swarm:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from memory_sockets import MemoryHubWire, MemoryPeerWire
 from toy_swarm import BOUNDS, ToyPeer
 from waiting import until
 
-from transport.hub import Hub
+from transport.hub import Extend, Hub
 from transport.ledger import Ledger
 from transport.peer import LinkLimits, PeerIdentity, PeerLink
 from transport.protocol import Event, HubDelegate, RoundCommitted, RunEnded, RunKeys, RunSettings, events
@@ -38,15 +38,17 @@ class HubSwarm:
         folder: Path,
         port: int | None = None,
         keys: RunKeys | None = None,
+        extend: Callable[[RunKeys, Ledger], Sequence[Extend]] = lambda keys, ledger: (),
     ) -> None:
         self.settings, self.folder, self.keys = settings, folder, keys or RunKeys.generate()
         self.work: Any = work
         self.ledger = Ledger(folder, run=settings.run, samples=settings.samples)
         self.wire = MemoryHubWire()
         self.in_memory = port is None
-        wire = self.wire if self.in_memory else None
+        at = self.wire if port is None else ("127.0.0.1", port)
         try:
-            self.hub = Hub(("127.0.0.1", port or 0), self.keys, self.ledger, settings, work, wire=wire)
+            extensions = extend(self.keys, self.ledger)
+            self.hub = Hub(at, self.keys, self.ledger, settings, work, extensions)
         except BaseException:
             self.ledger.close()
             raise

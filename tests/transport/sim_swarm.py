@@ -8,7 +8,7 @@ After any history `settle` lets honest peers finish the run; the laws are checke
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as dc_replace
 
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from toy_swarm import toy_settings
 
 from transport import actions as do
-from transport.hub import HubState
+from transport.hub import Extend, HubState
 from transport.ledger import RECENT, VOTING_ROUNDS, EvaluationRow, KnownPeer, OpenSession, Recovered, RoundRow
 from transport.peer import PeerState, SessionState
 from transport.protocol import (
@@ -175,7 +175,11 @@ class SimSwarm:
     """Hub, peers, cables, ledger, clock."""
 
     def __init__(
-        self, staleness: int = 1, settings: RunSettings | None = None, members: int | None = None
+        self,
+        staleness: int = 1,
+        settings: RunSettings | None = None,
+        members: int | None = None,
+        extensions: Sequence[Extend] = (),
     ) -> None:
         self.settings = settings or toy_settings(
             samples=13,
@@ -188,10 +192,10 @@ class SimSwarm:
             peer_timeout=90.0,
             members_per_round=members,
         )
-        self.staleness = staleness
+        self.staleness, self.extensions = staleness, extensions
         self.now = 100.0
         self.books = Books()
-        self.hub = HubState(self.settings, TOKEN, STOP, self.now)
+        self.hub = HubState(self.settings, TOKEN, STOP, self.now, None, self.extensions)
         self.peers: list[SimPeer] = []
         self.cables: dict[bytes, tuple[Cable, SimPeer]] = {}
         self.jobs: deque[do.Action] = deque()  # of the commit thread
@@ -362,7 +366,7 @@ class SimSwarm:
         self.jobs.clear()
         self.packets.clear()
         self._told = len(self.events)
-        self.hub = HubState(self.settings, TOKEN, STOP, self.now, self.books.recovered())
+        self.hub = HubState(self.settings, TOKEN, STOP, self.now, self.books.recovered(), self.extensions)
 
     # ---- between -------------------------------------------------------------------------------------------
 

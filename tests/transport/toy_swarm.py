@@ -27,9 +27,6 @@ class ToyBounds:
     def lease(self, opened: messages.Round) -> int:
         return 2 + 22 * opened.samples
 
-    def audit(self, opened: messages.Round) -> int:
-        return 2 + 22 * len(opened.audits)
-
     def packet(self, round: int) -> int:
         return PLENTY
 

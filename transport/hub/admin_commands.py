@@ -99,8 +99,7 @@ class AdminCommands:
         key = key_of_one("banned peer", word, self._with_standing(Standing.BANNED))
         name = self._admission.known[key].name
         self._admission.move(key, KeyEvent.UNBANNED)
-        if self._rounds.audits is not None:
-            self._rounds.audits.forget(key)
+        self._rounds.forget_key(key)
         return done("unbanned", key, [name])
 
     def _approve(self, word: str, now: float) -> Answer:

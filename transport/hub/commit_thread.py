@@ -19,13 +19,12 @@ from transport.transfer import ChunkBuffer, ObjectStore
 
 if TYPE_CHECKING:
     from transport.aggregators import ShardAggregation
-    from transport.receipts import ReceiptWriter
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CommitThread:
-    """Commit thread of one hub. `shards` is None in star mode, `receipts` where the run does not sign any."""
+    """Commit thread of one hub. `shards` is None in star mode."""
 
     def __init__(
         self,
@@ -40,7 +39,6 @@ class CommitThread:
         self._rounds, self._shell, self._shards = rounds, shell, shards
         self._bounds = rounds.settings.loss_bounds
         self.opened: dict[int, float] = {}  # round -> wall clock
-        self.receipts: ReceiptWriter | None = None
         self.announce: Callable[[CommitDone, float], object] = rounds.committed  # of a durable round
         self.wrote: Callable[[int], object] | None = None  # told of the ledger's rounds when it has changed
         self._written = 0  # changes of the ledger that were told
@@ -114,6 +112,14 @@ class CommitThread:
         counted = {peer: int(terms[peer]) for peer in of}
         return round_figures(of, counted, self._bounds, action.last_loss)
 
+    def _bodies(self, round: int, counted: Sequence[Counted]) -> dict[str, dict[str, bytes]]:
+        """Return what extensions add to the Committed of each session."""
+        found: dict[str, dict[str, bytes]] = {}
+        for one in self._rounds.extensions:
+            for session, body in one.counted(round, counted).items():
+                found.setdefault(session, {})[one.name] = body
+        return found
+
     def commit(self, action: do.Commit, opened: dict[str, Future[bytes]]) -> None:
         """Aggregate, make durable, tell the I/O thread, in this order. `opened`: packets by session."""
         started = time.monotonic()
@@ -177,7 +183,7 @@ class CommitThread:
             weights={peer: weights[peer] for peer in claims},
             lost=dict(lost),
             moved=moved,
-            receipts=self.receipts.issue(action.round, counted) if self.receipts else {},
+            extra=self._bodies(action.round, counted),
             aggregate_s=summed - started,
             disk_s=durable_at - summed,
         )

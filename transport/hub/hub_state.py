@@ -13,7 +13,8 @@ HubState routes each input to the part whose state it changes, then returns all 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from transport import actions as do
@@ -21,7 +22,7 @@ from transport.actions import Outbox
 from transport.ledger import Recovered
 from transport.membership import Admission, Roster, Session, Standing, same, wrong_run, wrong_token
 from transport.protocol import RunSettings, messages
-from transport.scheduling import Phase, Rounds
+from transport.scheduling import HubExtension, Phase, Rounds
 from transport.wire import key_of
 
 from .admin_commands import AdminCommands
@@ -49,6 +50,20 @@ Request = (
 )
 
 
+@dataclass(frozen=True)
+class HubParts:
+    """The parts of a hub that an extension may use."""
+
+    settings: RunSettings
+    out: Outbox
+    members: Roster
+    rounds: Rounds
+    secret: str  # the host's: nobody else knows what it seeds
+
+
+Extend = Callable[[HubParts], HubExtension]
+
+
 class HubState:
     """State machine of one run."""
 
@@ -59,6 +74,7 @@ class HubState:
         stop_secret: str,
         now: float,
         recovered: Recovered | None = None,
+        extensions: Sequence[Extend] = (),
     ) -> None:
         recovered = recovered or Recovered()
         self.settings = settings
@@ -73,10 +89,8 @@ class HubState:
             self.shards = rounds.sharding = ShardCoordinator(
                 settings, out, members, rounds, recovered.handoffs
             )
-        if settings.audit_share:
-            from transport.audits import AuditCoordinator  # a run without audits never loads that package
-
-            rounds.audits = AuditCoordinator(settings, out, stop_secret)
+        parts = HubParts(settings, out, members, rounds, stop_secret)
+        rounds.extensions += [extend(parts) for extend in extensions]
         self.uploads = UploadPolicy(settings, out, members, rounds)
         self.handshake = Handshake(settings, out, members, admission, rounds, recovered)
         self.handshake.secret = stop_secret

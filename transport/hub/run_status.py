@@ -59,8 +59,7 @@ def run_status(rounds: Rounds, now: float) -> dict[str, Any]:
         "eta_s": None if eta is None else round(eta),
         "bottleneck": None if rounds.slowest is None else slowest_status(rounds.slowest),
         "culprits": [culprit_status(one) for one in rounds.slow.culprits],
-        "audits": None if rounds.audits is None else rounds.audits.status(),
-    }
+    } | {one.name: figures for one in rounds.extensions if (figures := one.status()) is not None}
 
 
 def slowest_status(one: SlowestLine) -> dict[str, Any]:

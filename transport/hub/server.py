@@ -69,7 +69,7 @@ from transport.wire import (
 )
 
 from .commit_thread import CommitThread
-from .hub_state import HubState
+from .hub_state import Extend, HubState
 from .newcomer_queue import NewcomerQueue, Waiting
 from .reader_thread import ReaderThread, Reading
 
@@ -87,23 +87,24 @@ log = logging.getLogger(__name__)
 class Hub:
     """One run's hub. `start`, iterate `events` until it ends, `stop` from any thread.
 
-    Listens on `address` (host, port); port 0 takes a free one, and `port` says which. Raises AddressInUse.
+    Listens at (host, port), or on a wire of the caller's; port 0 takes a free one, and `port` says which.
+    Raises AddressInUse.
     """
 
     def __init__(
         self,
-        address: tuple[str, int],
+        at: tuple[str, int] | HubWire,
         keys: RunKeys,
         ledger: Ledger,
         settings: RunSettings,
         delegate: HubDelegate,
-        *,
-        wire: HubWire | None = None,
+        extensions: Sequence[Extend] = (),
     ) -> None:
         self.settings, self.ledger, self._delegate = settings, ledger, delegate
-        self._wire = wire or RouterWire(*address, keys.pair)
+        self._wire = RouterWire(*at, keys.pair) if isinstance(at, tuple) else at
         self.port = self._wire.port
-        self._state = HubState(settings, keys.token, keys.stop, time.monotonic(), ledger.recover())
+        now, recovered = time.monotonic(), ledger.recover()
+        self._state = HubState(settings, keys.token, keys.stop, now, recovered, extensions)
         self._members, self._rounds = self._state.members, self._state.rounds
         self._rounds.sees = self._sight
         pool = max(POOL, NEWCOMERS_UPLOADS * settings.update_limit)
@@ -117,13 +118,8 @@ class Hub:
         self._objects = ObjectStore(ledger, delegate, self._leased)
         if self._shards is not None:
             self._shards.serve(self._objects)
-        if self._rounds.audits is not None:
-            from transport.audits import AUDITED
-
-            self._objects.serve(
-                AUDITED,
-                lambda session, _, of: self._objects.packed(session, "audit", int(of[0]), self._audited),
-            )
+        for one in self._rounds.extensions:
+            one.serve(self._objects)
         self._connections = ConnectionRegistry()
         self._guard_at = 0.0
         self._packets: dict[tuple[str, int], Future[bytes]] = {}  # (session, round) -> its update, opened
@@ -139,10 +135,6 @@ class Hub:
         self._commits = CommitThread(ledger, delegate, self._objects, self._rounds, self, self._shards)
         self._commits.announce = self._state.committed
         self._keys = keys
-        if keys.signing:
-            from transport.receipts import ReceiptWriter  # a run without its key never loads that package
-
-            self._commits.receipts = ReceiptWriter(keys, ledger)
         self._reader = ReaderThread(lambda: self._rounds.busy)
         self._thread = threading.Thread(target=self._run, name="cocktail-hub", daemon=True)
         self._end_at: float | None = None  # when to stop serving, once the run is over
@@ -502,13 +494,9 @@ class Hub:
             self._calls.append(lambda: self._act(self._state.lost(conn, time.monotonic())))
 
     def _leased(self, session: str, round: int) -> list[int] | None:
-        """Return the sample ids of a session's lease; called by the reader thread, as is `_audited`."""
+        """Return the sample ids of a session's lease; called by the reader thread."""
         ids = self._rounds.leases.ids(session, round)
         return None if ids is None else sample_ids(ids)
-
-    def _audited(self, session: str, round: int) -> list[int] | None:
-        peer, audits = self._members.get(session), self._rounds.audits
-        return (audits.samples(peer.name, round) or None) if peer is not None and audits is not None else None
 
     def _sight(self, session: Session, round: int, now: float) -> Sight:
         """See what crosses the connections of a peer that this round has closed without."""

@@ -7,4 +7,4 @@ from .connection_manager import HubPart, LinkLimits
 from .peer_link import HANDOFF_S, LEAVE_S, POLL_S, PeerIdentity, PeerLink, StopRequest
 from .peer_state import HEARD, PeerState, SessionState
 from .run_visit import RunPreview, RunVisit
-from .size_bounds import BOUNDS, SizeBounds, hashes_size
+from .size_bounds import BOUNDS, OF_SAMPLES, SizeBounds, hashes_size

@@ -188,6 +188,7 @@ class PeerLink:
         self.rate_limits = rate_limits or RateLimits(limits.bandwidth)
         self._connections = ConnectionManager(wire, self._state, url, limits, self.rate_limits)
         self._changed, self._transfers = self._connections.changed, self._connections.transfers
+        self.bounds_of_extensions: dict[str, str] = {}  # rows as in size_bounds.BOUNDS
         self._session = 1  # how many sessions the caller knows of
         self._ready_in = 0  # the session in which `ready` was last said
         self.orders = AggregatorOrders(
@@ -464,14 +465,14 @@ class PeerLink:
                 self._check()
             raise KeyError(f"{download.name}: {download.refused}")
         if isinstance(download.error, TooLong):
-            raise TooLong(f"{download.error}: {bound_of(download.name)}")
+            raise TooLong(f"{download.error}: {bound_of(download.name, self.bounds_of_extensions)}")
         if download.error is not None:
             raise download.error
 
     def _begin(self, name: str, begin: Callable[[], Download], *, prefetched_will_do: bool) -> Download:
         """Return the download of `name`: the one prefetched, or a new one once no other thread fetches it."""
 
-        bound_of(name)  # nothing is fetched that the table of bounds does not have
+        bound_of(name, self.bounds_of_extensions)  # nothing is fetched that the tables do not have
 
         def free() -> bool:
             other = self._transfers.downloads.get(name)

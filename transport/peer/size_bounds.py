@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import chain
+from types import MappingProxyType
 from typing import Protocol
 
 from transport.protocol import messages
 from transport.transfer import DIGEST, count_blocks
 
-# Beginnings of the names of all objects that may be fetched, each with the reason of its bound. A name
-# without a row cannot be fetched.
+OF_SAMPLES = "so many samples, of at most the recipe's max_length"
+# Beginnings of the names of all objects that may be fetched, each with the reason of its bound; extensions
+# have rows of their own. A name without a row cannot be fetched.
 BOUNDS = {
-    "lease/": "so many samples, of at most the recipe's max_length",
-    "audit/": "so many samples, of at most the recipe's max_length",
+    "lease/": OF_SAMPLES,
     "packet/": "the recipe's compression of a round's sample",
     "packets/": "the recipe's compression of these rounds' samples",
     "shard/": "the size of the committed packet",
@@ -27,9 +30,9 @@ BOUNDS = {
 }
 
 
-def bound_of(name: str) -> str:
+def bound_of(name: str, of_extensions: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return why an object cannot be longer than it may be. Raises KeyError for a name without a row."""
-    for prefix, reason in BOUNDS.items():
+    for prefix, reason in chain(BOUNDS.items(), of_extensions.items()):
         if name == prefix or (prefix.endswith("/") and name.startswith(prefix)):
             return reason
     raise KeyError(f"{name} is no object that a peer fetches")
@@ -45,9 +48,6 @@ class SizeBounds(Protocol):
 
     def lease(self, opened: messages.Round) -> int:
         """Bound the lease of a round. Raises ProtocolError where the round is none that this run can have."""
-
-    def audit(self, opened: messages.Round) -> int:
-        """Bound the samples to audit in a round."""
 
     def packet(self, round: int) -> int:
         """Bound the aggregate of a round."""

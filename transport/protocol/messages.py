@@ -41,6 +41,8 @@ Digest = Annotated[bytes, Meta(max_length=32)]  # SHA-256, or empty if not known
 Names = Annotated[list[Word], Meta(max_length=4096)]
 ByName = Annotated[dict[Word, Word], Meta(max_length=4096)]
 Shards = Annotated[list[Count], Meta(max_length=1024)]
+# Bodies of extensions by name: only the two halves of an extension read them
+Extra = Annotated[dict[Word, bytes], Meta(max_length=16)]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -223,10 +225,7 @@ class Report(Message, frozen=True, omit_defaults=True):
     # chooses them (step_ladder.py); 0: not known
     needs: Annotated[float, Meta(ge=0, le=1e30)] = 0.0
     spent: Spent | None = None  # None: a peer that does not measure it
-    # In a run with audits, by the round of a lease in `delivers`: the gradient sketch of each of its samples,
-    # one after the other, and those of the samples that were to be audited beside it (transport.audits)
-    sketches: Annotated[dict[Count, bytes], Meta(max_length=4096)] = {}
-    audits: Annotated[dict[Count, bytes], Meta(max_length=4096)] = {}
+    extra: Extra = {}
 
 
 class Evaluated(Message, frozen=True):
@@ -417,9 +416,7 @@ class Round(Message, frozen=True, omit_defaults=True):
     local_steps: Count = 0  # of this round, where the run chooses them; 0: as the recipe says
     count: Count = 0  # members, where not all are named
     names: Word = ""  # `hash_of_names` of the members then
-    # For each sample of the object "audit/<round>", whose gradient is to be sketched beside the lease: the
-    # round whose lease had it, which seeds the sketch
-    audits: Annotated[list[Count], Meta(max_length=64)] = []
+    extra: Extra = {}
 
     @property
     def peers(self) -> int:
@@ -447,17 +444,6 @@ class Close(Message, frozen=True):
     estates: Annotated[list[HandoffOffer], Meta(max_length=4096)] = []
 
 
-class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Samples of one peer that its run has counted, signed (receipts/contribution_receipt.py)."""
-
-    rounds: Count  # that counted them
-    samples: Count
-    head: Digest  # of the ledger's chain, after this round
-    signer: Annotated[bytes, Meta(max_length=32)]  # public Ed25519 key of the run
-    signature: Annotated[bytes, Meta(max_length=64)]
-    hub: Annotated[str, Meta(max_length=16)] = ""  # digits of the first hub's key, where it is another's now
-
-
 class Committed(Message, frozen=True, omit_defaults=True):
     """Round `round` is durable. Its aggregated packet is the object "packet/<round>"."""
 
@@ -473,11 +459,11 @@ class Committed(Message, frozen=True, omit_defaults=True):
     # none, neither here nor in `moved`: the packet says which shards it has
     lost: Names = []
     moved: ByName = {}  # the other aggregators -> digest of the packet of its shards
-    receipt: Receipt | None = None  # for a peer whose work this round has counted
     count: Count = 0  # packets in it, where not all senders are named
     names: Word = ""  # `hash_of_names` of their senders then
     # seconds that the receiver's update has waited at the hub for the last one of the round
     waited: Annotated[float, Meta(ge=0, le=1e30)] = 0.0
+    extra: Extra = {}
 
 
 class PacketSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

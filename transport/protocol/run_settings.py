@@ -55,7 +55,6 @@ class RunSettings:
     owners: str = "hub"  # "peers": reachable peers aggregate the shards
     passing: str = "off"  # "auto", "always": reachable peers pass packets on; only where the hub aggregates
     durability: str = "asynchronous"  # "replicated": a round is committed once its standby has it
-    audit_share: float = 0.0  # of the compute, for audits by other peers; 0: none
     division: LayerDivision | None = None  # of the model among lent machines; None: it cannot be divided
     longest_lease: int = 1  # maximum rounds of the lease of a slow peer
     loss_bounds: tuple[float, float] = (-1e30, 1e30)  # of a term of the loss, as the run's objective states

@@ -15,11 +15,11 @@ every step that needs no further input.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Sequence, Set
+from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict, replace
 from enum import Enum
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import structs
 
@@ -42,6 +42,7 @@ from .disputes import Disputes
 from .evaluation import Evaluation, Evaluations
 from .exchange import Exchange, fitting
 from .figures import possible_report, possible_rewards, why_impossible
+from .hub_extension import HubExtension
 from .leases import Leases
 from .load_balancer import LoadBalancer
 from .round_history import RoundHistory
@@ -110,20 +111,6 @@ class Passing(Protocol):
     def newcomer(self, session: Session) -> None: ...
 
 
-class Auditing(Protocol):
-    """Hooks of a run whose peers audit each other, see audits.AuditCoordinator."""
-
-    def opens(self, ex: Exchange, granted: dict[str, SampleRanges]) -> None: ...
-    def announcement(self, ex: Exchange, session: Session, message: messages.Round) -> messages.Round: ...
-    def samples(self, name: str, round: int) -> list[int]: ...
-    def arrived(self, name: str, report: messages.Report, claims: dict[int, SampleRanges]) -> None: ...
-    def refusals(self, ex: Exchange) -> dict[str, str]: ...
-    def committed(self, accepted: Set[str]) -> None: ...
-    def gone(self, name: str) -> None: ...
-    def forget(self, key: str) -> None: ...
-    def status(self) -> dict[str, Any]: ...
-
-
 class Rounds:
     """State of a run's rounds. `members.on_end` must call `session_ended`."""
 
@@ -150,7 +137,7 @@ class Rounds:
         self.evaluations = Evaluations(settings.eval, settings.eval_every, recovered.evaluation)
         self.sharding: Sharding | None = None
         self.passing: Passing | None = None
-        self.audits: Auditing | None = None
+        self.extensions: list[HubExtension] = []
         self.turns: Turns | None = None
         if settings.members_per_round is not None:
             from .turns import Turns  # a run whose peers are all members never loads that module
@@ -242,9 +229,10 @@ class Rounds:
             count, cost = self._counted(self.leases.claimed(session.id, claims[-1]))
             ex.timed[session.id] = count, cost
             self._balancer.note(session.id, cost, report.compute_s)
-        if self.audits is not None:
+        if self.extensions:
             mine = {lease: self.leases.claimed(session.id, lease) for lease in claims}
-            self.audits.arrived(session.name, report, mine)
+            for one in self.extensions:
+                one.reported(session, report.extra.get(one.name, b""), mine)
         if void := sorted(set(report.delivers) - set(claims)):
             self._out.warn(f"claims to deliver leases it does not hold: {void[:SHOWN]}", session.name)
         self._members.move(session, SessionEvent.ARRIVED)
@@ -337,8 +325,8 @@ class Rounds:
             self.turns.forget(session.id)
         self.slow.forget(session.id)
         self.disputes.gone(session.id)
-        if self.audits is not None:
-            self.audits.gone(session.name)
+        for one in self.extensions:
+            one.session_ended(session)
         return self.leases.revoke(session.id)
 
     def revoke_unheard(self, session: Session, holds: list[int]) -> None:
@@ -390,8 +378,8 @@ class Rounds:
         if self.phase is not Phase.CLOSED or ex is None or ex.round != done.round:
             return
         accepted = [s for s in ex.by_name if ex.members[s] in done.packets]
-        if self.audits is not None:
-            self.audits.committed(done.packets.keys())
+        for one in self.extensions:
+            one.committed(done.packets.keys())
         self.leases.settle(ex.claims, accepted, self._members)
         proven = {name: why for name, why in done.rejected.items() if name not in done.denied}
         self._strike(proven, ex.keys, at_once=not accepted)
@@ -486,7 +474,7 @@ class Rounds:
     # ---- opening -------------------------------------------------------------------------------------------
 
     def _open_or_wait(self, now: float) -> None:
-        ready, s = [p for p in self._members.ready() if not self.disputes.waits(p.id)], self.settings
+        ready, s = [p for p in self._members.ready() if self._may_lease(p)], self.settings
         if self.leases.done:
             self.evaluations.finish()  # one of an older x' is void: the final one counts now
             self._enter(Phase.FINAL)
@@ -518,6 +506,10 @@ class Rounds:
             elif self.leases.free or holding:
                 self._open(ready, now)
             # else the holders of the last samples are behind: they deliver, or lose them
+
+    def _may_lease(self, session: Session) -> bool:
+        waits = self.disputes.waits(session.id)
+        return not waits and all(one.may_lease(session) for one in self.extensions)
 
     def _with_few_newcomers(self, ready: list[Session]) -> list[Session]:
         """Choose whom a round may have of those that are ready, by name. Beside those that the run knows
@@ -579,8 +571,8 @@ class Rounds:
             self.turns.spans(spans)
         if self.sharding is not None:
             self.sharding.opens(ex, here)
-        if self.audits is not None:
-            self.audits.opens(ex, granted)
+        for one in self.extensions:
+            one.opens(ex, granted)
         for p in ready:
             self._members.move(p, SessionEvent.OPENED)
             p.owes_since = now if p.owes_since is None else p.owes_since
@@ -650,8 +642,8 @@ class Rounds:
             message = structs.replace(message, local_steps=ex.local_steps)
         if self.sharding is not None:
             message = self.sharding.announcement(ex, session, message)
-        if self.audits is not None:
-            message = self.audits.announcement(ex, session, message)
+        if extra := {one.name: body for one in self.extensions if (body := one.announce(ex, session))}:
+            message = structs.replace(message, extra=extra)
         self._out.send(session.conn, message)
 
     # ---- closing -------------------------------------------------------------------------------------------
@@ -730,7 +722,7 @@ class Rounds:
                 self.disputes.agree(round, said[here[0]], len({ex.keys[ex.members[s]] for s in here}))
                 if self.disputes.known(round) is not None:
                     agreed[round] = said[here[0]]
-        refused = self.audits.refusals(ex) if self.audits is not None else {}
+        refused = {name: why for one in self.extensions for name, why in one.refusals(ex).items()}
         self._out.add(replace(ex.commit(self.leases, refused, agreed), last_loss=self.history.loss))
 
     def _work(self, session: Session) -> int:
@@ -758,14 +750,19 @@ class Rounds:
         for name, reason in sorted(rejected.items()):
             self._out.warn(f"its packet cannot be used: {reason}", name)
             banned = self._admission.strike(keys[name], name, reason)
-            if banned and self.audits is not None:
-                self.audits.forget(keys[name])
+            if banned:
+                self.forget_key(keys[name])
             why = (
                 self._admission.known[keys[name]].reason if banned else f"its packet cannot be used: {reason}"
             )
             for session in self._members.with_key(keys[name]):
                 if banned or (at_once and session.name == name):
                     self._members.kick(session, "kicked", why)
+
+    def forget_key(self, key: str) -> None:
+        """Have extensions forget the evidence on a key."""
+        for one in self.extensions:
+            one.forget_key(key)
 
     def _finish_round(self, ex: Exchange, accepted: list[str], done: do.CommitDone, now: float) -> None:
         commit = self.history.add(ex, accepted, done)
@@ -777,9 +774,9 @@ class Rounds:
         if self.passing is not None:
             self.passing.committed(ex, done.size)
         for session in self._members:
-            message, receipt = commit.to(session.name), done.receipts.get(session.id)
+            message, extra = commit.to(session.name), done.extra.get(session.id, {})
             waited = ex.waited(session.id)
-            own = structs.replace(message, receipt=receipt, waited=waited) if receipt or waited else message
+            own = structs.replace(message, extra=extra, waited=waited) if extra or waited else message
             self._out.send(session.conn, own)
             if session.ready_claim is not None and session.ready_claim[0] <= ex.round:
                 self.disputes.claims(session.id, *session.ready_claim)

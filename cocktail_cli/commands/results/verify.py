@@ -113,8 +113,8 @@ def check_model(folder: Path, run: str | None, trust: bool, meter: ProgressMeter
 
 
 def check_receipt(path: Path, run: str | None) -> dict[str, Any]:
+    from cocktail_cli.extensions.proofs import open_receipt
     from cocktail_cli.host import RunVerification
-    from cocktail_cli.proofs import open_receipt
 
     receipt = open_receipt(path)
     if run is not None:

@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 from test_snapshot_thread import RECIPE, Story, minding, told
 
 from cocktail_cli.errors import Failure, explain
+from cocktail_cli.extensions.proofs.hub import ReceiptWriter
+from cocktail_cli.extensions.proofs.receipts import Receipt, receipt_document
 from cocktail_cli.host import CommittedModel, RunVerification
 from cocktail_cli.machine import RunRecord, save_run
 from cocktail_cli.proofs import check_sealed_model, hashes_of
@@ -25,7 +28,7 @@ from recipes.models import open_tokenizer, open_trained, prepare_base
 from recipes.snapshots import write_chunk_hashes
 from transport.ledger import UPDATES, Counted, EvaluationRow, Ledger, RoundRow, UpdateLog
 from transport.protocol import CurveKeys, NotGenuine, RunKeys, WeightedPacket, short_key
-from transport.receipts import ReceiptWriter, SignedDocument, receipt_document, signer_of
+from transport.receipts import SignedDocument, signer_of
 
 NAME, ROUNDS, SNAPSHOT = "amber-otter-42", 6, 3
 KEYS, PEER = RunKeys.generate(), CurveKeys.generate().public
@@ -65,7 +68,7 @@ def commit(story: Story, says: Callable[[int], int] = lambda number: number) -> 
     updates.close()
     story.ledger.commit(row, packet, counted)
     x.apply(packet)
-    receipt = writer.issue(round, counted)["s"]
+    receipt = msgspec.msgpack.decode(writer.counted(round, counted)["s"], type=Receipt)
     return receipt_document(NAME, KEYS.public, PEER, round, receipt).text()
 
 

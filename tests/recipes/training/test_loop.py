@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -66,7 +66,7 @@ class OneRound:
     spans: int = 1
     local_steps: int = 0
     peers: int = 1
-    audits: Sequence[int] = ()
+    extra: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass

@@ -15,11 +15,11 @@ import pytest
 from hub_swarm import HubSwarm
 from test_ring_table import Units
 from test_takeover import FILE, FollowedWork
+from toy_extension import Health
 from toy_swarm import ToyPeer, toy_settings
 
 from transport import PeerLink, ask_admin, parse_url
 from transport.aggregators import shard_aggregation
-from transport.audits import AUDITED
 from transport.peer import BOUNDS, PeerIdentity
 from transport.peer.size_bounds import bound_of
 from transport.protocol import CurveKeys, ObjectKind, RunKeys, decode_to_peer, encode, messages
@@ -28,10 +28,11 @@ from transport.transfer import NO_ROW, object_store
 from transport.wire import Connected, DealerWire, Received
 
 QUIET = {"ping_s": 1000.0, "peer_timeout": 3000.0, "grace_s": 100.0, "linger_s": 0.1, "start_timeout": 1e4}
+WITH_AN_EXTENSION = "with an extension"
 HUBS: dict[str, dict[str, object]] = {
     "to which machines are lent": {"eval": True, "division": Units(), "shards": 4},
     "whose peers aggregate": {"shards": 6, "owners": "peers"},
-    "whose peers audit each other": {"audit_share": 0.2},
+    WITH_AN_EXTENSION: {},
 }
 NAMED = {  # what stands for a part of a name -> an example
     "<round>": "0",
@@ -52,9 +53,10 @@ SAID = {  # what a fetched object is, where this toy knows it
     "eval": b"texts to evaluate",
     "hashes/<object>": b"hashes",
     "replica/<stamp>/<path>": FILE,
+    "note/<round>": b"a note 0",
 }
-# nothing of these is there in this toy: no round is sharded, audited, evaluated or handed over
-EMPTY = {"audit/<round>", "part/<round>/<peer>", "shard/<round>", "shard/<round>/<owner>", "estate/<number>"}
+# nothing of these is there in this toy: no round is sharded, evaluated or handed over
+EMPTY = {"part/<round>/<peer>", "shard/<round>", "shard/<round>/<owner>", "estate/<number>"}
 EMPTY |= {"snapshot/<round>/model.safetensors", "lease/<round>"}
 
 
@@ -137,7 +139,9 @@ def visited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     work.objects["hashes/base/config.json"] = b"hashes"
     settings = toy_settings(**(QUIET | HUBS[request.param] | {"samples": 10**6}))
     with ExitStack() as stack:
-        running = stack.enter_context(HubSwarm(settings, work, folder / "run", 0))
+        extensions = [Health] if request.param == WITH_AN_EXTENSION else []
+        running = HubSwarm(settings, work, folder / "run", 0, extend=lambda keys, ledger: extensions)
+        stack.enter_context(running)
         peer = ToyPeer(PeerLink(running.url, PeerIdentity("ann")))
         thread = peer.start()
         running.until(lambda: running.committed() > 0)
@@ -244,8 +248,7 @@ def test_names_without_an_object_leave_nothing_behind_and_those_without_a_row_en
 def all_kinds() -> set[ObjectKind]:
     """The rows of all hubs."""
     modules = (object_store, replica_source, shard_aggregation)
-    kinds = {kind for module in modules for kind in vars(module).values() if isinstance(kind, ObjectKind)}
-    return kinds | {AUDITED}
+    return {kind for module in modules for kind in vars(module).values() if isinstance(kind, ObjectKind)}
 
 
 def test_who_fetches_an_object_knows_how_long_it_may_be() -> None:

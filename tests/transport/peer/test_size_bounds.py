@@ -26,7 +26,7 @@ from transport.transfer import HASH_BLOCK, Spool
 LIE = 1 << 36  # bytes: 64 GB
 KEPT = 3 << 20  # bytes of memory: some chunks on their way
 PACKET = 1 << 10  # bytes of a packet at most
-ROUND = messages.Round(0, 0, 9, ["ann"], 4, True, audits=[0])
+ROUND = messages.Round(0, 0, 9, ["ann"], 4, True)
 
 
 class ShortPackets(ToyBounds):
@@ -136,10 +136,18 @@ def replica(link: PeerLink, folder: Path) -> None:
         one._look(link)
 
 
+OF_AN_EXTENSION = "note/"
+
+
+def of_an_extension(link: PeerLink, _: Path) -> object:
+    link.bounds_of_extensions[OF_AN_EXTENSION] = "so many samples"
+    return link.fetch("note/0", 24)
+
+
 # beginning of a name -> the peer's own call that fetches it, and what it then says
 LIES: dict[str, tuple[Callable[[PeerLink, Path], object], str]] = {
     "lease/": (lambda link, _: link.fetch("lease/0", BOUNDS.lease(ROUND)), "90 at most: so many samples"),
-    "audit/": (lambda link, _: link.fetch("audit/0", BOUNDS.audit(ROUND)), "24 at most: so many samples"),
+    OF_AN_EXTENSION: (of_an_extension, "24 at most: so many samples"),
     "packet/": (lambda link, _: link.fetch("packet/0", PACKET), "1,024 at most: the recipe's compression"),
     "packets/": (packets, "1,080 at most: the recipe's compression"),
     "shard/": (shard, "1,024 at most: the size of the committed packet"),
@@ -162,7 +170,7 @@ def hub() -> Iterator[LyingHub]:
 
 
 def test_of_each_object_that_can_be_fetched_there_is_a_lie_here() -> None:
-    assert LIES.keys() == NAMES.keys()
+    assert LIES.keys() == {*NAMES, OF_AN_EXTENSION}
 
 
 @pytest.mark.parametrize("name", LIES)

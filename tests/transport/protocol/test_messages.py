@@ -62,7 +62,7 @@ EXAMPLES_TO_PEER: list[m.Message] = [
     m.Close(1, 2, [0, 3], {"ann": 1.5}, {"ann": "00ff"}, [m.HandoffOffer(7, "bob", 0.25)]),
     m.Sources(1, 4096, [m.PacketSource("ann", "key", "host:1", 0, 3)], {"bob": "key"}),
     m.Committed(1, 100, "00", ["ann"], {"bob": "why"}, ["cat"]),
-    m.Committed(1, 100, "00", ["ann"], receipt=m.Receipt(3, 24, b"h" * 32, b"k" * 32, b"s" * 64)),
+    m.Committed(1, 100, "00", ["ann"], extra={"receipt": b"r" * 64}),
     m.Over("done", True),
     m.Grown(7, 3),
     m.FileSources([m.FileSource("ann", "key", "host:1")]),

@@ -10,8 +10,8 @@ from typing import Literal
 
 import pytest
 
-from transport.audits.audit_book import THRESHOLD, AuditBook, DeliveredLease
-from transport.audits.audit_case import BITS, SKETCH, Case, differing
+from cocktail_cli.extensions.audits.audit_book import THRESHOLD, AuditBook, DeliveredLease
+from cocktail_cli.extensions.audits.audit_case import BITS, SKETCH, Case, differing
 
 SHARE = 0.02
 NOISE_DIGITS = 10  # binary digits of a probability: .001

@@ -1,7 +1,7 @@
 """The hub's audits: hands them out with the leases of a round, and judges reports as their round closes.
 
-opens      who audits which samples, besides its lease        Round.audits, the object audit/<round>
-arrived    a report must have a sketch of every sample of the leases it delivers, and of its audits
+opens      who audits which samples, besides its lease        the body of Round, the object audit/<round>
+reported   a report must have a sketch of every sample of the leases it delivers, and of its audits
 refusals   those that have not, and those that are found: their updates are refused, each a strike
 committed  accepted reports are audited next; answers decide cases
 """
@@ -13,17 +13,19 @@ from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from msgspec.structs import replace
+import msgspec
 
-from transport.actions import Outbox
+from transport.hub import HubParts
 from transport.membership import Session
-from transport.protocol import Cost, ObjectKind, RunSettings, SampleRanges, messages, sample_ids
-from transport.scheduling import Exchange
+from transport.protocol import Cost, ObjectKind, ProtocolError, SampleRanges, read_msgpack, sample_ids
+from transport.scheduling import Exchange, HubExtension
+from transport.transfer import ObjectStore
 
 from .audit_book import AuditBook, DeliveredLease
 from .audit_case import BITS, SKETCH
+from .bodies import AUDITED, NAME, Answers, Tasks
 
-AUDITED = ObjectKind("audit/<round>", ("peer",), "`Round.audits` x the longest sample", Cost.ROUND)
+SAMPLES = ObjectKind(f"{AUDITED}<round>", ("peer",), "`Tasks.leases` x the longest sample", Cost.ROUND)
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,15 @@ class Arrived:
     lacks: str  # why its update is refused; "": it is complete
 
 
-class AuditCoordinator:
+class AuditCoordinator(HubExtension):
     """Audits of a run, by session and by name; its book knows machines, by their keys."""
 
-    def __init__(self, settings: RunSettings, out: Outbox, secret: str) -> None:
-        self._out, self._own_key = out, settings.own_key
-        self._cost = settings.cost or (lambda sample: 1.0)
-        self.book = AuditBook(settings.audit_share, secret)
+    name = NAME
+
+    def __init__(self, hub: HubParts, share: float) -> None:
+        self._out, self._members, self._own_key = hub.out, hub.members, hub.settings.own_key
+        self._cost = hub.settings.cost or (lambda sample: 1.0)
+        self.book = AuditBook(share, hub.secret)
         self._arrived: dict[str, Arrived] = {}  # by name, in the open round
         self._told = False  # the host knows that audits are not clear
 
@@ -54,21 +58,30 @@ class AuditCoordinator:
         self.book.own = {name for name in names if self._is_own(ex, name)}
         self.book.opens(ex.round, {name: self._machine(ex, name) for name in names}, leased, self._cost)
 
-    def announcement(self, ex: Exchange, session: Session, message: messages.Round) -> messages.Round:
-        """Add a member's audits to the announcement of its round."""
+    def announce(self, ex: Exchange, session: Session) -> bytes:
         tasks = self.book.tasks(ex.round, session.name)
-        return replace(message, audits=[task.lease for task in tasks]) if tasks else message
+        return msgspec.msgpack.encode(Tasks([task.lease for task in tasks])) if tasks else b""
 
-    def samples(self, name: str, round: int) -> list[int]:
-        """Return the samples that a peer audits in a round: the object audit/<round>."""
-        return [task.sample for task in self.book.tasks(round, name)]
+    def serve(self, objects: ObjectStore) -> None:
+        objects.serve(
+            SAMPLES, lambda session, _, of: objects.packed(session, "audit", int(of[0]), self.samples)
+        )
 
-    def arrived(self, name: str, report: messages.Report, claims: Mapping[int, SampleRanges]) -> None:
-        """Take the sketches of a report; `claims`: the samples of each lease that it delivers."""
-        works, answers, lacks = list[DeliveredLease](), dict[int, bytes](), ""
+    def samples(self, session: str, round: int) -> list[int] | None:
+        """Return the samples that a session audits in a round; None: it has none."""
+        peer = self._members.get(session)
+        tasks = self.book.tasks(round, peer.name) if peer is not None else ()
+        return [task.sample for task in tasks] or None
+
+    def reported(self, session: Session, body: bytes, claims: Mapping[int, SampleRanges]) -> None:
+        works, answers, lacks, name = list[DeliveredLease](), dict[int, bytes](), "", session.name
+        try:
+            said = read_msgpack(body, Answers, "its sketches") if body else Answers()
+        except ProtocolError:
+            said = Answers()
         for round, ranges in claims.items():
-            samples, sketches = sample_ids(ranges), report.sketches.get(round, b"")
-            audits, answer = len(self.book.tasks(round, name)), report.audits.get(round, b"")
+            samples, sketches = sample_ids(ranges), said.sketches.get(round, b"")
+            audits, answer = len(self.book.tasks(round, name)), said.audits.get(round, b"")
             if len(sketches) != SKETCH * len(samples):
                 lacks = f"no gradient sketch of each of the {len(samples)} samples of its lease"
             elif audits and len(answer) != SKETCH * audits:  # none: those of a hub before this one
@@ -81,8 +94,7 @@ class AuditCoordinator:
         self._arrived[name] = Arrived(works, answers, lacks)
 
     def refusals(self, ex: Exchange) -> dict[str, str]:
-        """Return the senders of this round whose updates are refused, and why; of the host's own peers it is
-        told only."""
+        """Refuse who is found, or lacks sketches; of the host's own peers it is told only."""
         others = {name: one for name, one in self._arrived.items() if not self._is_own(ex, name)}
         found = {name: self.book.convicted.get(self._machine(ex, name), "") for name in others}
         return {name: why for name, one in others.items() if (why := found[name] or one.lacks)}
@@ -106,16 +118,14 @@ class AuditCoordinator:
             for name in sorted(name for name, one in self.book.machines.items() if one == machine):
                 self._out.warn(f"found by audits: {self.book.convicted[machine]}", name)
 
-    def gone(self, name: str) -> None:
+    def session_ended(self, session: Session) -> None:
         """Ask others what this peer was asked."""
-        self.book.gone(name)
+        self.book.gone(session.name)
 
-    def forget(self, key: str) -> None:
-        """Drop the evidence on a key that is struck out, or whose ban the host lifts."""
+    def forget_key(self, key: str) -> None:
         self.book.forget(key)
 
     def status(self) -> dict[str, Any]:
-        """Return the figures of `cocktail status --json`."""
         figures = asdict(self.book.figures)
         work, cost = figures.pop("work"), figures.pop("cost")
         suspects = sorted(name for name, of in self.book.machines.items() if of in self.book.records)

@@ -3,15 +3,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from hub_swarm import HubSwarm
-from msgspec import structs
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 
+from cocktail_cli.extensions.proofs.hub import ReceiptWriter
+from cocktail_cli.extensions.proofs.receipts import NAME, Receipt, receipt_document
 from transport import Ledger, PeerLink, RunKeys, RunURL
 from transport.peer import PeerIdentity
 from transport.protocol import CurveKeys, NotGenuine, encode, messages
-from transport.receipts import SignedDocument, receipt_document, signer_of
+from transport.receipts import SignedDocument, signer_of
 
 MOST = 200  # bytes that a receipt adds to a message: transport/PROTOCOL.md says so
 
@@ -35,15 +37,22 @@ class Told:
     peers: dict[str, CurveKeys]
     commits: dict[str, list[messages.Committed]]  # as each peer heard of them
 
-    def first(self, peer: str) -> tuple[int, messages.Receipt]:
-        return next((done.round, done.receipt) for done in self.commits[peer] if done.receipt)
+    def receipts(self, peer: str) -> list[tuple[int, Receipt]]:
+        """The rounds that brought a peer a receipt, and these."""
+        came = [(done.round, done.extra[NAME]) for done in self.commits[peer] if NAME in done.extra]
+        return [(round, msgspec.msgpack.decode(body, type=Receipt)) for round, body in came]
+
+    def first(self, peer: str) -> tuple[int, Receipt]:
+        return self.receipts(peer)[0]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """A run of two peers over real sockets."""
     folder, peers = tmp_path_factory.mktemp("run"), {name: CurveKeys.generate() for name in ("ann", "bob")}
-    with HubSwarm(toy_settings(min_peers=2), ToyWork(), folder, 0) as swarm:
+    settings = toy_settings(min_peers=2)
+    extend = lambda keys, ledger: [lambda _: ReceiptWriter(keys, ledger)]  # noqa: E731
+    with HubSwarm(settings, ToyWork(), folder, 0, extend=extend) as swarm:
         links = {name: KeepingLink(swarm.url, PeerIdentity(name, keys=own)) for name, own in peers.items()}
         swarm.train(*map(ToyPeer, links.values()))
     return Told(folder, swarm.url, swarm.keys, peers, {name: link.committed for name, link in links.items()})
@@ -55,7 +64,7 @@ def test_each_round_that_counts_a_peer_brings_it_a_receipt_that_agrees_with_the_
         whole = ledger.contributions()
         assert {sum(samples for samples, _ in whole.values())} == {40}
         for name, key in run.peers.items():
-            receipts = [(done.round, done.receipt) for done in run.commits[name] if done.receipt]
+            receipts = run.receipts(name)
             assert len(receipts) == whole[key.public][1], "one for each round that counted its samples"
             for round, receipt in receipts:
                 document = receipt_document(url.run, url.key, key.public, round, receipt)
@@ -70,7 +79,7 @@ def test_each_round_that_counts_a_peer_brings_it_a_receipt_that_agrees_with_the_
 
 def test_a_receipt_costs_a_bounded_number_of_bytes(run: Told) -> None:
     for done in run.commits["ann"]:
-        bare = structs.replace(done, receipt=None)
+        bare = msgspec.structs.replace(done, extra={})
         assert len(encode(done)) - len(encode(bare)) < MOST
 
 
@@ -80,10 +89,10 @@ def test_a_receipt_that_the_run_did_not_sign_is_refused(run: Told, field: str) -
     was = getattr(receipt, field)
     altered = was + 1 if isinstance(was, int) else bytes([was[0] ^ 1]) + was[1:]
 
+    other = msgspec.structs.replace(receipt, **{field: altered})
+
     with pytest.raises(NotGenuine):
-        receipt_document(
-            url.run, url.key, run.peers["ann"].public, round, structs.replace(receipt, **{field: altered})
-        )
+        receipt_document(url.run, url.key, run.peers["ann"].public, round, other)
 
 
 def test_a_receipt_of_one_peer_is_none_for_another_or_another_run(run: Told) -> None:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
 
+import msgspec
+import pytest
 from msgspec.structs import replace
 from sim_swarm import STOP, SimPeer, SimSwarm
 from test_run_ledger import begin
 from toy_swarm import ToyWork, toy_settings
 
-from transport import RunSettings
-from transport.audits import AUDITED
-from transport.audits.audit_case import SKETCH
-from transport.hub import Hub
+from cocktail_cli.extensions.audits.audit_case import SKETCH
+from cocktail_cli.extensions.audits.bodies import NAME, Answers, Tasks
+from cocktail_cli.extensions.audits.hub import AuditCoordinator
 from transport.protocol import events, messages
 from transport.transfer import ObjectStore
 
@@ -29,9 +28,10 @@ def sketch(sample: int, lease: int) -> bytes:
 
 
 class AuditedPeer(SimPeer):
-    """A peer that sketches what it computes; `lies`: another gradient than it was given; `silent`: none."""
+    """A peer that sketches what it computes; `lies`: another gradient than it was given."""
 
-    lies = silent = False
+    lies = False
+    says: bytes | None = None  # in place of sketches
 
     def __init__(self, swarm: SimSwarm, name: str, staleness: int) -> None:
         super().__init__(swarm, name, staleness)
@@ -39,21 +39,18 @@ class AuditedPeer(SimPeer):
 
     def begin(self) -> None:
         super().begin()
-        if self.round is not None and self.round.audits:
-            audits, name = self.swarm.hub.rounds.audits, self.state.welcome.name if self.state.welcome else ""
-            assert audits is not None
-            samples = audits.samples(name, self.round.round)
-            if len(samples) == len(self.round.audits):  # else another hub has asked
-                self.audited[self.round.round] = list(zip(samples, self.round.audits, strict=True))
+        if self.round is not None and NAME in self.round.extra and self.state.welcome is not None:
+            leases = msgspec.msgpack.decode(self.round.extra[NAME], type=Tasks).leases
+            samples = audits_of(self.swarm).samples(self.state.welcome.session, self.round.round) or ()
+            if len(samples) == len(leases):  # else another hub has asked
+                self.audited[self.round.round] = list(zip(samples, leases, strict=True))
 
     def report(self, opened: messages.Round) -> messages.Report:
         of = {lease: b"".join(self.found(i, lease) for i in self.pending[lease]) for lease in self.sent}
         beside = {lease: self.audited.get(lease, []) for lease in self.sent}
         audits = {lease: b"".join(self.found(*one) for one in asked) for lease, asked in beside.items()}
-        said = super().report(opened)
-        return (
-            said if self.silent else replace(said, sketches=of, audits={r: a for r, a in audits.items() if a})
-        )
+        body = msgspec.msgpack.encode(Answers(of, {r: a for r, a in audits.items() if a}))
+        return replace(super().report(opened), extra={NAME: self.says if self.says is not None else body})
 
     def found(self, sample: int, lease: int) -> bytes:
         return (
@@ -63,18 +60,21 @@ class AuditedPeer(SimPeer):
         )
 
 
+def audits_of(swarm: SimSwarm) -> AuditCoordinator:
+    (audits,) = swarm.hub.rounds.extensions
+    assert isinstance(audits, AuditCoordinator)
+    return audits
+
+
 class AuditedSwarm(SimSwarm):
     def new_peer(self, name: str) -> SimPeer:
         return AuditedPeer(self, name, self.staleness)
 
 
-def audited_settings(**changes: object) -> RunSettings:
-    usual = {"samples": 400, "global_batch": 16, "step_timeout": 20.0, "peer_timeout": 90.0}
-    return toy_settings(**(usual | {"start_timeout": 300.0, "audit_share": 0.2} | changes))
-
-
 def swarm_of(peers: int, **changes: object) -> AuditedSwarm:
-    swarm = AuditedSwarm(1, audited_settings(**changes))
+    usual = {"samples": 400, "global_batch": 16, "step_timeout": 20.0, "peer_timeout": 90.0}
+    settings = toy_settings(**(usual | {"start_timeout": 300.0} | changes))
+    swarm = AuditedSwarm(1, settings, extensions=[partial(AuditCoordinator, share=0.2)])
     for _ in range(peers):
         swarm.join()
     return swarm
@@ -116,7 +116,7 @@ def test_a_ban_by_hand_that_is_lifted_leaves_no_evidence() -> None:
     liar = swarm.peers[2]
     assert isinstance(liar, AuditedPeer)
     liar.lies = True
-    audits: Any = swarm.hub.rounds.audits
+    audits = audits_of(swarm)
     while not audits.book.convicted:
         swarm.step()
     assert list(audits.book.convicted) == [liar.key]
@@ -133,17 +133,15 @@ def test_a_peer_that_audits_nothing_in_a_round_is_served_no_audit(tmp_path: Path
     """Else it could have any number of empty objects in the memory where leases are, and an empty one before
     the round has its own."""
     swarm = swarm_of(3)
-    while swarm.hub.rounds.audits is None or swarm.peers[0].round is None:
+    while swarm.peers[0].round is None:
         swarm.step()
-    server: Any = Hub.__new__(Hub)
-    server._members, server._rounds = swarm.hub.members, swarm.hub.rounds
+    audits = audits_of(swarm)
     [session, *_] = [one.id for one in swarm.hub.members]
 
-    assert server._leased(session, 0) is not None
-    assert server._audited(session, 10**6) is None
+    assert audits.samples(session, 10**6) is None
     with begin(tmp_path) as ledger:
-        objects = ObjectStore(ledger, ToyWork(), server._leased)
-        objects.serve(AUDITED, lambda asks, _, of: objects.packed(asks, "audit", int(of[0]), server._audited))
+        objects = ObjectStore(ledger, ToyWork(), lambda session, round: None)
+        audits.serve(objects)
         found, data = objects.answer(session, messages.Get("audit/1000000", 0, 1024))
         assert (found, data) == (
             messages.NoObject("audit/1000000", "this session holds no audit of round 1000000"),
@@ -152,11 +150,12 @@ def test_a_peer_that_audits_nothing_in_a_round_is_served_no_audit(tmp_path: Path
         objects.close()
 
 
-def test_an_update_whose_report_has_no_sketches_is_refused_with_the_reason() -> None:
+@pytest.mark.parametrize("body", [b"", b"no msgpack", msgspec.msgpack.encode({"sketches": {0: "text"}})])
+def test_an_update_whose_report_has_no_sketches_is_refused_with_the_reason(body: bytes) -> None:
     swarm = swarm_of(3)
     silent = swarm.peers[0]
     assert isinstance(silent, AuditedPeer)
-    silent.silent = True
+    silent.says = body
 
     assert swarm.settle(20_000).finished
     refusals = [one.refused["p0"] for one in silent.state.commits.values() if "p0" in one.refused]
@@ -194,11 +193,3 @@ def test_whatever_happens_to_them_honest_peers_are_never_refused() -> None:
         assert not any("cannot be used" in message or "audit" in message for _, message in warned(swarm)), (
             seed
         )
-
-
-def test_a_run_without_audits_loads_none_of_this() -> None:
-    hub = "from transport import RunSettings; from transport.hub.hub_state import HubState"
-    made = "HubState(RunSettings('run', '{}', '00', 8, 4), 't', 's', 0.0)"
-    code = f"import sys; {hub}; {made}; assert not any('audits' in name for name in sys.modules)"
-
-    subprocess.run([sys.executable, "-c", code], check=True)

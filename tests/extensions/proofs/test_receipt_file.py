@@ -3,14 +3,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
-from msgspec import structs
 
+from cocktail_cli.extensions.proofs.hub import ReceiptWriter
+from cocktail_cli.extensions.proofs.peer import ReceiptFile
+from cocktail_cli.extensions.proofs.receipts import NAME, Receipt
 from cocktail_cli.machine import home
-from cocktail_cli.proofs import ReceiptFile
 from transport.ledger import Counted, Ledger, RoundRow
 from transport.protocol import CurveKeys, RunKeys, messages, short_key
-from transport.receipts import ReceiptWriter, SignedDocument
+from transport.receipts import SignedDocument
 
 PEER = CurveKeys.generate().public
 
@@ -26,7 +28,7 @@ class Rounds:
         r = len(self.ledger.rounds())
         counted = (Counted(r, "ann", "s", ((4 * r, 4 * r + 4),), PEER),)
         self.ledger.commit(RoundRow(r, r, 1.0, 2.0, 7, ("ann",), ("ann",), 1.0, 9), b"packet", counted)
-        return messages.Committed(r, 6, "00", ["ann"], receipt=self.writer.issue(r, counted)["s"])
+        return messages.Committed(r, 6, "00", ["ann"], extra={NAME: self.writer.counted(r, counted)["s"]})
 
 
 @pytest.fixture
@@ -45,8 +47,8 @@ def test_the_newest_receipt_is_on_the_disk(rounds: Rounds) -> None:
     warnings: list[str] = []
     file = ReceiptFile(URL, PEER, warnings.append)
     for _ in range(3):
-        file.keep(rounds.commit())
-    file.keep(messages.Committed(3, 6, "00", []))  # a round without this peer's samples
+        file.committed(rounds.commit())
+    file.committed(messages.Committed(3, 6, "00", []))  # a round without this peer's samples
 
     assert file.path is not None
     assert list((home() / "receipts").iterdir()) == [file.path]
@@ -66,14 +68,16 @@ def test_a_receipt_that_is_not_genuine_is_told_once_and_the_one_before_stays(
     warnings: list[str] = []
     file = ReceiptFile(URL, PEER, warnings.append)
     first = rounds.commit()
-    file.keep(first)
-    assert first.receipt is not None
+    file.committed(first)
     assert file.path is not None
     before = file.path.read_text()
     other = Rounds(tmp_path / "other", RunKeys.generate())
 
-    file.keep(other.commit())
-    file.keep(structs.replace(first, receipt=structs.replace(first.receipt, samples=5)))
+    file.committed(other.commit())
+    receipt = msgspec.msgpack.decode(first.extra[NAME], type=Receipt)
+    fewer = msgspec.msgpack.encode(msgspec.structs.replace(receipt, samples=5))
+    for body in (fewer, b"no receipt"):
+        file.committed(msgspec.structs.replace(first, extra={NAME: body}))
     other.ledger.close()
 
     assert "does not belong" in warnings[0], "its hub has another key"
@@ -86,7 +90,7 @@ def test_a_full_disk_costs_the_receipt_and_not_the_training(rounds: Rounds) -> N
     home().mkdir()
     (home() / "receipts").write_text("a file where the folder should be")
 
-    file.keep(rounds.commit())
-    file.keep(rounds.commit())
+    file.committed(rounds.commit())
+    file.committed(rounds.commit())
 
     assert (len(warnings), file.path) == (1, None)

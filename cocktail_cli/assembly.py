@@ -1,0 +1,103 @@
+"""The extensions of this program, what each may bring, and which of them a run uses.
+
+`EXTENSIONS` is the one list of them: a row names a folder of `cocktail_cli.extensions`, whose `extension` is
+imported where a run uses it. All that an extension brings does nothing unless it is overridden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from recipes.config import Recipe
+    from recipes.training import ModelExtension
+    from transport import Ledger, RunURL
+    from transport.hub import Extend
+    from transport.protocol import RunKeys, messages
+
+
+@dataclass(frozen=True)
+class HostParts:
+    """Parts of a host from which an extension may make its own, beside `transport.hub.HubParts`."""
+
+    recipe: Recipe
+    keys: RunKeys
+    ledger: Ledger
+
+
+@dataclass(frozen=True)
+class PeerParts:
+    """Parts of a peer from which an extension may make its own."""
+
+    recipe: Recipe
+    url: RunURL
+    key: str  # of this machine, public
+    warn: Callable[[str], None]
+
+
+class PeerExtension:
+    """An optional capability of a peer, beside its training. Called by the thread that exchanges."""
+
+    name = ""  # of its bodies: `extra` in Report and Committed
+
+    def report(self) -> bytes:
+        """Return the body for a Report; empty: none."""
+        return b""
+
+    def committed(self, message: messages.Committed) -> None:
+        """Take the Committed of a round, whose `extra` may have a body for it."""
+
+    def farewell(self) -> str:
+        """Return a sentence for the user when this peer leaves; empty: none."""
+        return ""
+
+
+class Extension:
+    """One folder of `cocktail_cli.extensions`."""
+
+    def hub(self, host: HostParts) -> Extend | None:
+        """Return what makes its part at the hub; None: it has none."""
+
+    def peer(self, peer: PeerParts) -> PeerExtension | None:
+        """Make its part at a peer; None: it has none."""
+
+    def model(self, recipe: Recipe) -> ModelExtension | None:
+        """Make its part in a peer's training; None: it has none."""
+
+
+class Row(NamedTuple):
+    """An extension."""
+
+    folder: str
+    used: Callable[[Recipe], bool]  # by a run of this recipe
+
+
+EXTENSIONS = (
+    Row("audits", lambda recipe: recipe.swarm.audit_share > 0),
+    Row("proofs", lambda recipe: True),
+)
+
+
+def used(recipe: Recipe) -> Iterator[Extension]:
+    """Import the extensions that a run uses, in the order of the rows."""
+    for row in EXTENSIONS:
+        if row.used(recipe):
+            yield import_module(f"cocktail_cli.extensions.{row.folder}").extension
+
+
+def hub_extensions(host: HostParts) -> list[Extend]:
+    """Return what makes the extensions of a run's hub."""
+    return [part for one in used(host.recipe) if (part := one.hub(host)) is not None]
+
+
+def peer_extensions(peer: PeerParts) -> list[PeerExtension]:
+    """Make the extensions of a peer."""
+    return [part for one in used(peer.recipe) if (part := one.peer(peer)) is not None]
+
+
+def model_extensions(recipe: Recipe) -> list[ModelExtension]:
+    """Make the extensions of a peer's training."""
+    return [part for one in used(recipe) if (part := one.model(recipe)) is not None]

@@ -1,0 +1,1 @@
+"""Optional capabilities, a folder each, as `cocktail_cli.assembly` lists them."""

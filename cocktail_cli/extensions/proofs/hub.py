@@ -1,0 +1,51 @@
+"""Issues receipts with the rounds that count."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from transport.ledger import Counted, Ledger
+from transport.protocol import RunKeys, count_samples, short_key
+from transport.receipts import SignedDocument, signer_of
+from transport.scheduling import HubExtension
+
+from .receipts import KIND, NAME, Receipt, statement_of
+
+
+class ReceiptWriter(HubExtension):
+    """Issues the receipts of one hub."""
+
+    name = NAME
+
+    def __init__(self, keys: RunKeys, ledger: Ledger) -> None:
+        self._keys, self._ledger = keys, ledger
+        first = ledger.origin.get("hub", "")
+        self._hub = "" if first == short_key(keys.public) else first
+        known = ledger.contributions()
+        self._samples = Counter({key: samples for key, (samples, _) in known.items()})
+        self._rounds = Counter({key: rounds for key, (_, rounds) in known.items()})
+
+    def counted(self, round: int, counted: Sequence[Counted]) -> dict[str, bytes]:
+        sessions = defaultdict[str, set[str]](set)  # by key: a machine may have several
+        for c in counted:
+            self._samples[c.key] += count_samples(c.ids)
+            sessions[c.key].add(c.session)
+        self._rounds.update(sessions.keys())
+        head, bodies = self._ledger.head(), dict[str, bytes]()
+        for key in sessions.keys() - {""}:
+            receipt = Receipt(
+                rounds=self._rounds[key],
+                samples=self._samples[key],
+                head=bytes.fromhex(head),
+                signer=bytes.fromhex(signer_of(self._keys.signing)),
+                signature=b"",
+                hub=self._hub,
+            )
+            statement = statement_of(self._ledger.run, self._keys.public, key, round, receipt)
+            signed = SignedDocument.sign(KIND, statement, self._keys.signing)
+            receipt = msgspec.structs.replace(receipt, signature=bytes.fromhex(signed.signature))
+            bodies |= dict.fromkeys(sessions[key], msgspec.msgpack.encode(receipt))
+        return bodies

@@ -1,0 +1,96 @@
+"""What an extension may do at a hub, and that a peer's body reaches nobody else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from msgspec.structs import replace
+from sim_swarm import SimPeer, SimSwarm
+from toy_extension import WELL, Health
+from toy_swarm import toy_settings
+
+from transport.protocol import events, messages
+from transport.scheduling import HubExtension
+
+
+class Speaker(SimPeer):
+    says = WELL
+
+    def report(self, opened: messages.Round) -> messages.Report:
+        return replace(super().report(opened), extra={"health": self.says, "unknown": b"x"})
+
+
+class Speakers(SimSwarm):
+    def new_peer(self, name: str) -> SimPeer:
+        return Speaker(self, name, self.staleness)
+
+
+@pytest.fixture
+def swarm() -> Speakers:
+    usual = {"samples": 200, "global_batch": 4, "step_timeout": 20.0, "peer_timeout": 90.0}
+    made = Speakers(1, toy_settings(**usual, start_timeout=300.0), extensions=[Health])
+    for _ in range(3):
+        made.join()
+    return made
+
+
+def health(swarm: SimSwarm) -> Health:
+    (found,) = swarm.hub.rounds.extensions
+    assert isinstance(found, Health)
+    return found
+
+
+def test_what_a_peer_reports_comes_back_to_it_with_its_next_round_and_is_in_the_status(
+    swarm: Speakers,
+) -> None:
+    liar = swarm.peers[1]
+    assert isinstance(liar, Speaker)
+    liar.says = b"so so"
+    while len(health(swarm).accepted) < 4:
+        swarm.step()
+
+    assert json.loads(swarm.hub.status(swarm.now))["health"] == {"p0": "well", "p1": "so so", "p2": "well"}
+    ex = swarm.hub.rounds.exchange
+    assert ex is not None
+    bodies = {session.name: health(swarm).announce(ex, session) for session in swarm.hub.members}
+    assert bodies == {"p0": WELL, "p1": b"so so", "p2": WELL}
+    assert swarm.settle(20_000).finished
+
+
+def test_whom_an_extension_lets_have_no_lease_is_in_no_round_until_it_does(swarm: Speakers) -> None:
+    found = health(swarm)
+    found.unwell = {"p1"}
+    while len(found.accepted) < 5:
+        swarm.step()
+    assert set().union(*found.leased[2:]) == {"p0", "p2"}
+    found.unwell.clear()
+
+    assert swarm.settle(20_000).finished
+    assert "p1" in set().union(*found.leased)
+    assert sorted(swarm.trained) == list(range(200))
+
+
+def test_whose_update_an_extension_refuses_reads_why_and_is_struck_out(swarm: Speakers) -> None:
+    liar = swarm.peers[2]
+    assert isinstance(liar, Speaker)
+    liar.says = b"I lie"
+
+    assert swarm.settle(20_000).finished
+    refusals = [one.refused["p2"] for one in liar.state.commits.values() if "p2" in one.refused]
+    assert set(refusals) == {"it says that it lies"}
+    assert {e.peer for e in swarm.events if isinstance(e, events.PeerLeft) and e.how == "removed"} == {"p2"}
+    assert all("p2" not in accepted for accepted in health(swarm).accepted)
+
+
+def test_an_extension_that_overrides_nothing_changes_nothing() -> None:
+    """No message of its run has a body, and its status has no figures."""
+    ended = []
+    for extensions in ([], [lambda hub: HubExtension()]):
+        swarm = SimSwarm(1, extensions=extensions)
+        for _ in range(2):
+            swarm.join()
+        swarm.settle(20_000)
+        ended.append((swarm.events, json.loads(swarm.hub.status(swarm.now))))
+
+    assert ended[0] == ended[1]

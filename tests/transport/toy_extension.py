@@ -1,0 +1,57 @@
+"""An extension for tests: peers say how they are, the hub repeats it, and who is unwell gets no lease."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from transport.hub import HubParts
+from transport.ledger import Counted
+from transport.membership import Session
+from transport.protocol import Cost, ObjectKind, SampleRanges
+from transport.scheduling import Exchange, HubExtension
+from transport.transfer import ObjectStore, memory_source
+
+NOTE = ObjectKind("note/<round>", ("peer",), "9 bytes", Cost.READ)
+WELL = b"well"
+
+
+class Health(HubExtension):
+    name = "health"
+
+    def __init__(self, hub: HubParts) -> None:
+        self.said: dict[str, bytes] = {}  # by name of a peer
+        self.unwell: set[str] = set()
+        self.accepted: list[set[str]] = []
+        self.leased: list[dict[str, int]] = []
+
+    def serve(self, objects: ObjectStore) -> None:
+        objects.serve(NOTE, lambda session, name, of: memory_source(b"a note " + of[0].encode()))
+
+    def may_lease(self, session: Session) -> bool:
+        return session.name not in self.unwell
+
+    def opens(self, ex: Exchange, granted: Mapping[str, SampleRanges]) -> None:
+        self.leased.append({ex.members[session]: len(ranges) for session, ranges in granted.items()})
+
+    def announce(self, ex: Exchange, session: Session) -> bytes:
+        return self.said.get(session.name, b"")
+
+    def reported(self, session: Session, body: bytes, claims: Mapping[int, SampleRanges]) -> None:
+        self.said[session.name] = body
+
+    def refusals(self, ex: Exchange) -> dict[str, str]:
+        return {name: "it says that it lies" for name, said in self.said.items() if said == b"I lie"}
+
+    def counted(self, round: int, counted: Sequence[Counted]) -> dict[str, bytes]:
+        return {one.session: b"thanks" for one in counted}
+
+    def committed(self, accepted: AbstractSet[str]) -> None:
+        self.accepted.append(set(accepted))
+
+    def session_ended(self, session: Session) -> None:
+        self.said.pop(session.name, None)
+
+    def status(self) -> Any:
+        return {name: said.decode() for name, said in self.said.items()}

@@ -78,6 +78,7 @@ class Row(NamedTuple):
 EXTENSIONS = (
     Row("audits", lambda recipe: recipe.swarm.audit_share > 0),
     Row("proofs", lambda recipe: True),
+    Row("turns", lambda recipe: recipe.swarm.members_per_round is not None),
 )
 
 

@@ -22,15 +22,15 @@ from recipes.config import Dataset, Recipe
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 33_588,
-    "lines with code, extensions": 10_972,
-    "lines with code, scripts": 9844,
-    "lines with code, tests": 42_762,
-    "modules": 413,
+    "lines with code, heart": 33_451,
+    "lines with code, extensions": 11_134,
+    "lines with code, scripts": 9846,
+    "lines with code, tests": 42_781,
+    "modules": 414,
     "recipe keys": 110,
     "options": 195,
     "messages": 45,
-    "words of documents": 68_536,
+    "words of documents": 68_548,
     "functions without a docstring, %": 22,
 }
 

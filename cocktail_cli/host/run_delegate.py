@@ -326,7 +326,6 @@ def settings_of(
         first_peers=local_peers + guests,
         guests=guests,
         max_peers=swarm.max_peers,
-        members_per_round=swarm.members_per_round,
         start_timeout=swarm.start_timeout,
         step_timeout=swarm.step_timeout,
         peer_timeout=swarm.peer_timeout,

@@ -17,10 +17,12 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import zmq
 
+from cocktail_cli.extensions.turns.hub import Turns
 from scripts.bench.hub import CHUNK, RUN, SAME, Peer, Wires
 from scripts.swarms.idle_delegate import IdleDelegate
 from scripts.swarms.lab import parser
@@ -35,11 +37,11 @@ def run_hub(asked: Line) -> None:
     peers, members = asked["peers"], asked["members"]
     samples = asked["rounds"] * members
     everybody = {"global_batch": members, "min_peers": members, "first_peers": peers}
-    turns = {} if members == peers else {"members_per_round": members}
+    turns = [] if members == peers else [partial(Turns, places=members)]
     most = 2 * asked["size"] + (1 << 20)
-    settings = RunSettings(RUN, "{}", "00", samples, **everybody, **turns, max_update=most, linger_s=1.0)
+    settings = RunSettings(RUN, "{}", "00", samples, **everybody, max_update=most, linger_s=1.0)
     ledger = Ledger(Path(asked["folder"]), run=RUN, samples=samples)
-    hub = Hub(("127.0.0.1", 0), RunKeys(**asked["keys"]), ledger, settings, IdleDelegate())
+    hub = Hub(("127.0.0.1", 0), RunKeys(**asked["keys"]), ledger, settings, IdleDelegate(), turns)
     signal.signal(signal.SIGTERM, lambda *_: hub.stop(now=True))
     hub.start()
     say("listening", port=hub.port)

@@ -178,7 +178,6 @@ class SimSwarm:
         self,
         staleness: int = 1,
         settings: RunSettings | None = None,
-        members: int | None = None,
         extensions: Sequence[Extend] = (),
     ) -> None:
         self.settings = settings or toy_settings(
@@ -190,7 +189,6 @@ class SimSwarm:
             step_timeout=20.0,
             start_timeout=300.0,
             peer_timeout=90.0,
-            members_per_round=members,
         )
         self.staleness, self.extensions = staleness, extensions
         self.now = 100.0

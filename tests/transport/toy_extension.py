@@ -29,7 +29,7 @@ class Health(HubExtension):
     def serve(self, objects: ObjectStore) -> None:
         objects.serve(NOTE, lambda session, name, of: memory_source(b"a note " + of[0].encode()))
 
-    def may_lease(self, session: Session) -> bool:
+    def may_lease(self, session: Session, round: int) -> bool:
         return session.name not in self.unwell
 
     def opens(self, ex: Exchange, granted: Mapping[str, SampleRanges]) -> None:

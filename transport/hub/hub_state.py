@@ -59,6 +59,7 @@ class HubParts:
     members: Roster
     rounds: Rounds
     secret: str  # the host's: nobody else knows what it seeds
+    recovered: Recovered  # what an earlier hub of the run has left
 
 
 Extend = Callable[[HubParts], HubExtension]
@@ -89,7 +90,7 @@ class HubState:
             self.shards = rounds.sharding = ShardCoordinator(
                 settings, out, members, rounds, recovered.handoffs
             )
-        parts = HubParts(settings, out, members, rounds, stop_secret)
+        parts = HubParts(settings, out, members, rounds, stop_secret, recovered)
         rounds.extensions += [extend(parts) for extend in extensions]
         self.uploads = UploadPolicy(settings, out, members, rounds)
         self.handshake = Handshake(settings, out, members, admission, rounds, recovered)
@@ -196,10 +197,8 @@ class HubState:
 
     def status(self, now: float, recipe: bool = False) -> str:
         """Return the JSON text of `cocktail status --json`; `recipe` adds what a joiner wants to know."""
-        turns = self.rounds.turns
-        line = turns.line() if turns is not None else {}
-        people = people_status(self.members, self.admission.visitors, line, now)
-        status = run_status(self.rounds, now) | people
+        status = run_status(self.rounds, now)
+        status |= people_status(self.members, self.admission.visitors, self.rounds.extensions, now)
         status["term"] = self.handshake.term
         status["stages"] = None if self.rings is None else self.rings.status()
         return json.dumps(status | (joiners_status(self.rounds) if recipe else {}))

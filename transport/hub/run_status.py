@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from transport.diagnosis import Culprit, SlowestLine
-from transport.membership import Roster, Session, State, Visitors
+from transport.membership import Roster, Session, Visitors
 from transport.protocol import Traffic
-from transport.scheduling import Rounds
+from transport.scheduling import HubExtension, Rounds
 
 WORDS = {
     "joining": "syncing",
@@ -22,7 +22,6 @@ WORDS = {
     "behind": "behind",
 }
 PEERS_BYTES = 128 << 10  # JSON of the peers in a status: half of a message, as the recipe is in it too
-IN_LINE = "in line"  # it waits for its turn: the run's rounds take fewer members than there are peers
 
 
 def session_word(session: Session, over: bool) -> str:
@@ -93,21 +92,19 @@ def joiners_status(rounds: Rounds) -> dict[str, Any]:
     }
 
 
-def people_status(members: Roster, visitors: Visitors, line: Mapping[str, int], now: float) -> dict[str, Any]:
-    """Return the peers in the run, and the others: those that are deciding, have left, or were lost.
-
-    Args:
-        line: places in the line of those that wait for their turn, by session.
-    """
+def people_status(
+    members: Roster, visitors: Visitors, extensions: Sequence[HubExtension], now: float
+) -> dict[str, Any]:
+    """Return the peers in the run, and the others: those that are deciding, have left, or were lost."""
     here = members.by_name()
     total = sum(p.tokens for p, _ in here) + sum(d.session.tokens for d in members.gone.values()) or 1
 
     def rows() -> Iterator[dict[str, Any]]:
         for p, t in here:
-            turn = line.get(p.id) if p.state is State.READY else None
-            word = session_word(p, members.quiet)
-            word = IN_LINE if turn is not None and word == WORDS["ready"] else word
-            yield peer_status(p, t, word, total, now) | {"turn": turn}
+            row = peer_status(p, t, session_word(p, members.quiet), total, now)
+            for one in extensions if p.conn and not members.quiet else ():
+                row |= one.peer_status(p)
+            yield row
 
     peers = fitting(rows(), PEERS_BYTES)
     gone = members.gone.values()

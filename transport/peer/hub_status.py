@@ -25,7 +25,6 @@ class PeerRow(msgspec.Struct):
     gpu: str
     state: str
     reason: str = ""
-    turn: Count | None = None
     share: Finite = 0.0
     tokens: Count = 0
     up_bytes: Count = 0
@@ -155,7 +154,7 @@ class AdminDone(msgspec.Struct):
 FIGURES: dict[str, Any] = msgspec.to_builtins(HubStatus("", ""))
 FIGURES = {name: FIGURES[name] for name in FIGURES.keys() - {"recipe", "licence", "needs"}}
 FIGURES_OF_PEER: dict[str, Any] = msgspec.to_builtins(PeerRow("", "", ""))
-FIGURES_OF_PEER = {name: FIGURES_OF_PEER[name] for name in FIGURES_OF_PEER.keys() - {"reason", "turn"}}
+FIGURES_OF_PEER = {name: FIGURES_OF_PEER[name] for name in FIGURES_OF_PEER.keys() - {"reason"}}
 
 
 def status_of(answer: messages.Message) -> dict[str, Any]:

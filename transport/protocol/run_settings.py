@@ -73,7 +73,6 @@ class RunSettings:
     first_s: float = 60.0
     guests: int = 0  # of first_peers: those that the host waits for, as long as for min_peers
     max_peers: int | None = None
-    members_per_round: int | None = None  # of more peers that are ready, which take turns; None: all
     start_timeout: float = 1800.0  # wait for min_peers, then end with exit code 7
     # the longest a round waits, times its local steps; StragglerDeadline is as a rule earlier
     step_timeout: float = 600.0

@@ -7,7 +7,7 @@ of the hub.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -31,9 +31,37 @@ class HubExtension:
     def serve(self, objects: ObjectStore) -> None:
         """Add rows of objects that peers may fetch."""
 
-    def may_lease(self, session: Session) -> bool:
-        """Tell whether a ready peer may be a member of the round that opens."""
+    def may_lease(self, session: Session, round: int) -> bool:
+        """Tell whether a ready peer may have a lease of the round that opens. Without, it is a member only to
+        deliver the leases that it has."""
         return True
+
+    def choose(
+        self, round: int, ready: Sequence[Session], holding: Collection[str], newcomers: int
+    ) -> list[Session] | None:
+        """Choose the members of the round that opens, by name; None: the hub does. One extension may.
+
+        Args:
+            ready: those that could be members.
+            holding: sessions of those with a lease that they have not delivered.
+            newcomers: at most so many members without an update in the run.
+        """
+        return None
+
+    def may_close(self, arrived: int, missing: int) -> bool:
+        """Tell whether a round may close with so many updates, before the longest wait, without those that it
+        would wait for."""
+        return True
+
+    def may_evaluate(self, session: Session, round: int) -> bool:
+        """Tell whether a ready peer may compute a part of the final evaluation. If none may, all do."""
+        return True
+
+    def caught_up(self, session: Session) -> None:
+        """Note a peer that says that it is ready, at the round `session.at`."""
+
+    def resumed(self, session: Session) -> None:
+        """Say again what a peer on a new connection may have missed."""
 
     def opens(self, ex: Exchange, granted: Mapping[str, SampleRanges]) -> None:
         """Note a round that opens, and the samples of each session's lease."""
@@ -66,6 +94,10 @@ class HubExtension:
 
     def forget_key(self, key: str) -> None:
         """Forget the evidence on a key that was banned for it, or whose ban the host has lifted."""
+
+    def peer_status(self, session: Session) -> Mapping[str, Any]:
+        """Return its figures of a peer for `cocktail status --json`; they replace those of the same name."""
+        return {}
 
     def status(self) -> Any:
         """Return its figures for `cocktail status --json`; None: it has none."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict, replace
 from enum import Enum
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from msgspec import structs
 
@@ -48,9 +48,6 @@ from .load_balancer import LoadBalancer
 from .round_history import RoundHistory
 from .step_ladder import StepLadder
 from .straggler_deadline import StragglerDeadline
-
-if TYPE_CHECKING:
-    from .turns import Turns
 
 SHOWN = 8  # rounds, or names, in a warning
 OWN_WORK = 2**40  # more updates than any run has
@@ -138,11 +135,6 @@ class Rounds:
         self.sharding: Sharding | None = None
         self.passing: Passing | None = None
         self.extensions: list[HubExtension] = []
-        self.turns: Turns | None = None
-        if settings.members_per_round is not None:
-            from .turns import Turns  # a run whose peers are all members never loads that module
-
-            self.turns = Turns(settings)
         self.over = messages.Over("", False)  # how the run ended
         self.slow, self._lines = SlowRounds(), LineWatch()
         self.slowest: SlowestLine | None = None  # what bounds the last rounds
@@ -165,9 +157,6 @@ class Rounds:
             for lease_round, ids in old.leases.items():
                 self.leases.grant(lease_round, {old.session: ids})
             self._deadline.recover(old.session, old.name, recovered.recent)
-            if self.turns is not None and recovered.last and old.name in recovered.last.members:
-                members.sessions[old.session].at = recovered.round
-                self.turns.recover(old.session, recovered.round)
 
     # ---- messages of sessions ------------------------------------------------------------------------------
 
@@ -198,8 +187,8 @@ class Rounds:
     def caught_up(self, session: Session, round: int) -> None:
         """Note the round whose x' a peer has."""
         session.at = max(session.at, round)
-        if self.turns is not None:
-            self.turns.caught_up(session)
+        for one in self.extensions:
+            one.caught_up(session)
 
     def open_to(self, session: str, round: int) -> Exchange | None:
         """Return the exchange if this round is open with this session as a member."""
@@ -321,8 +310,6 @@ class Rounds:
         self._finish_evaluation()
         self._deadline.forget(session.id)
         self._balancer.forget(session.id)
-        if self.turns is not None:
-            self.turns.forget(session.id)
         self.slow.forget(session.id)
         self.disputes.gone(session.id)
         for one in self.extensions:
@@ -357,8 +344,8 @@ class Rounds:
             self._out.send(session.conn, ex.closes[session.id])
         elif self.phase is Phase.FINAL:
             self._announce_part(session)
-        if self.turns is not None and (called := self.turns.called(session)) is not None:
-            self._call(session, called)
+        for one in self.extensions:
+            one.resumed(session)
 
     # ---- answers of the shell ------------------------------------------------------------------------------
 
@@ -474,7 +461,8 @@ class Rounds:
     # ---- opening -------------------------------------------------------------------------------------------
 
     def _open_or_wait(self, now: float) -> None:
-        ready, s = [p for p in self._members.ready() if self._may_lease(p)], self.settings
+        s, waits, held = self.settings, self.disputes.waits, self.leases.held
+        ready = [p for p in self._members.ready() if not waits(p.id) and (held(p.id) or self._may_lease(p))]
         if self.leases.done:
             self.evaluations.finish()  # one of an older x' is void: the final one counts now
             self._enter(Phase.FINAL)
@@ -494,30 +482,33 @@ class Rounds:
             if not self.leases.free:
                 self._take_back_last(now)
                 ready = self._members.present([p.id for p in ready])
-            ready = self._with_few_newcomers(ready)
-            holding = {p.id for p in ready if self.leases.held(p.id)}
-            if self.turns is not None and (self.leases.free or holding):
-                known = any(p.proven for p in ready)
-                most = self._most_newcomers if known else len(ready)
-                members = self.turns.members(self.round, ready, holding, most)
-                for called in self.turns.to_call(self.round, ready):
-                    self._call(called, self.round)
+            if members := self._chosen(ready):
                 self._open(members, now)
-            elif self.leases.free or holding:
-                self._open(ready, now)
             # else the holders of the last samples are behind: they deliver, or lose them
 
     def _may_lease(self, session: Session) -> bool:
-        waits = self.disputes.waits(session.id)
-        return not waits and all(one.may_lease(session) for one in self.extensions)
+        return all(one.may_lease(session, self.round) for one in self.extensions)
 
-    def _with_few_newcomers(self, ready: list[Session]) -> list[Session]:
-        """Choose whom a round may have of those that are ready, by name. Beside those that the run knows
-        these are a few newcomers, in turn, and none that is to wait as it has delivered nothing."""
+    def _chosen(self, ready: list[Session]) -> list[Session]:
+        """Choose the members of a round, by name; none where nothing is left that they could do. Beside those
+        that the run knows these are a few newcomers, in turn, and none that is to wait as it has delivered
+        nothing."""
         new = [p for p in ready if not p.proven and p.waits_until <= self.round]
-        if self.turns is None:
-            most = self._most_newcomers
-            new = in_turn(new, self.round * most)[:most]
+        most = self._most_newcomers
+        able, few = self._with(new, ready), most if any(p.proven for p in ready) else len(ready)
+        holding = self._holding(able)
+        for one in self.extensions if self.leases.free or holding else ():
+            if (members := one.choose(self.round, able, holding, few)) is not None:
+                return members
+        chosen = self._with(in_turn(new, self.round * most)[:most], ready)
+        return chosen if self.leases.free or self._holding(chosen) else []
+
+    def _holding(self, sessions: Sequence[Session]) -> set[str]:
+        """Return those with a lease that they have not delivered."""
+        return {p.id for p in sessions if self.leases.held(p.id)}
+
+    def _with(self, new: Sequence[Session], ready: list[Session]) -> list[Session]:
+        """Return those that are ready without other newcomers than these, unless they are too few then."""
         chosen = {p.id for p in new}
         able = [p for p in ready if p.proven or p.id in chosen]
         enough = len(able) + self._members.apart >= self.settings.min_peers
@@ -567,8 +558,6 @@ class Rounds:
         self._deadline.cap = self._longest
         recent = {r: at for r, at in self._opened_at.items() if r > self.round - LATE}
         self._opened_at = recent | {self.round: now}
-        if self.turns is not None:
-            self.turns.spans(spans)
         if self.sharding is not None:
             self.sharding.opens(ex, here)
         for one in self.extensions:
@@ -587,7 +576,7 @@ class Rounds:
         """Lease a global batch a local step. Returns samples by session, and rounds of longer leases."""
         s, round, free = self.settings, self.round, self.leases.free
         granted = self.leases.of(round, [p.id for p in ready])
-        out = self.turns.last if self.turns is not None else frozenset()
+        out = {p.id for p in ready if not self._may_lease(p)}
         held = {p.id for p in ready if not p.proven and len(self.leases.held(p.id)) >= IN_FLIGHT}
         takers = [p.id for p in ready if p.id not in held | granted.keys() | out]
         if not takers:
@@ -630,8 +619,8 @@ class Rounds:
         known = ", ".join(self._members.not_ready(now)) or "none has come yet"
         self._out.warn(f"waiting for {lacking} {'peer' if lacking == 1 else 'peers'}: {known}")
 
-    def _call(self, session: Session, round: int) -> None:
-        """Tell a peer that its turn is near: it catches up, and says that it is ready."""
+    def call(self, session: Session, round: int) -> None:
+        """Tell a peer that is no member to catch up, and to say that it is ready."""
         call = messages.Round(round, self.step, self.settings.steps, [], 0, False)
         self._out.send(session.conn, call)
 
@@ -664,7 +653,7 @@ class Rounds:
         elif not ex.claims and self._others_would_deliver(missing):
             patience = self._deadline.patience(waited)
             ex.deadline = ex.opened + (self._longest if patience is None else patience)
-        lacks = self.turns is not None and not self.turns.enough(len(ex.claims), self._awaited(missing))
+        lacks = not all(one.may_close(len(ex.claims), self._awaited(missing)) for one in self.extensions)
         if lacks:  # until they come, or are dropped
             ex.deadline = ex.opened + self._longest
         if not ex.claims and (not missing or (now >= ex.deadline and self._others_would_deliver(missing))):
@@ -864,8 +853,8 @@ class Rounds:
             self.end(DONE, 0, finished=True)
             return
         ready = self._members.ready()
-        if self.turns is not None:
-            ready = self.turns.near(self.round, ready) or ready
+        able = [p for p in ready if all(one.may_evaluate(p, self.round) for one in self.extensions)]
+        ready = able or ready
         self._hurry_evaluation(now)
         fresh = self._evaluation(self.settings.steps, now, final=True)
         given = self.evaluations.assign(fresh, self._judges(ready))

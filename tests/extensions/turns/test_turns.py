@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import json
 from collections import Counter
+from functools import partial
 from math import ceil
 from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sim_swarm import SimSwarm
+from sim_swarm import STOP, TOKEN, SimSwarm
+from test_hub_state import drawn_history, lives_through
 from toy_swarm import toy_settings
 
+from cocktail_cli.extensions.turns.hub import AHEAD, FEWEST, NEAR, SHORTEST, Turns
+from transport.hub import HubState
 from transport.membership import Session, State
 from transport.protocol import events
-from transport.scheduling.turns import AHEAD, FEWEST, NEAR, SHORTEST, Turns
 
 
 class Line:
@@ -20,9 +24,10 @@ class Line:
 
     def __init__(self, peers: int, places: int, rounds: int, shuffle: int = 0, min_peers: int = 1) -> None:
         self.random, self.places, self.run = Random(shuffle), places, rounds
-        self.turns = Turns(
-            toy_settings(samples=8 * rounds, global_batch=8, members_per_round=places, min_peers=min_peers)
-        )
+        usual = toy_settings(samples=8 * rounds, global_batch=8, min_peers=min_peers)
+        (turns,) = HubState(usual, TOKEN, STOP, 0.0, None, [partial(Turns, places=places)]).rounds.extensions
+        assert isinstance(turns, Turns)
+        self.turns = turns
         self.sessions = [self.session(f"p{number:03}") for number in range(peers)]
         self.holding = set[str]()  # sessions that have computed a lease of the last round
         self.called = list[Session]()
@@ -147,8 +152,9 @@ def test_with_fewer_peers_than_places_all_are_members_of_every_round() -> None:
     assert all(len(line.round()) == 5 for _ in range(50))
 
 
-def swarm_of(peers: int, **changes: object) -> SimSwarm:
-    swarm = SimSwarm(1, toy_settings(**({"samples": 240, "peer_timeout": 90.0} | changes)))
+def swarm_of(peers: int, places: int, **changes: object) -> SimSwarm:
+    settings = toy_settings(**({"samples": 240, "peer_timeout": 90.0} | changes))
+    swarm = SimSwarm(1, settings, extensions=[partial(Turns, places=places)])
     for _ in range(peers):
         swarm.join()
     return swarm
@@ -156,7 +162,7 @@ def swarm_of(peers: int, **changes: object) -> SimSwarm:
 
 def test_a_run_of_which_each_round_samples_some_counts_every_sample_once_and_all_take_part() -> None:
     """Real hub and peers' state machines, each message encoded, one update in flight."""
-    swarm = swarm_of(9, members_per_round=3, eval=True, eval_every=5)
+    swarm = swarm_of(9, 3, eval=True, eval_every=5)
     ended = swarm.settle()
     opened = [event for event in swarm.events if isinstance(event, events.RoundOpened)]
 
@@ -168,7 +174,7 @@ def test_a_run_of_which_each_round_samples_some_counts_every_sample_once_and_all
 
 
 def test_a_restarted_hub_goes_on_with_the_members_of_the_last_round() -> None:
-    swarm = swarm_of(9, members_per_round=3)
+    swarm = swarm_of(9, 3)
     while len(swarm.books.rounds) < 6:
         swarm.step()
     before = set(swarm.books.rounds[-1].members)
@@ -182,7 +188,7 @@ def test_a_restarted_hub_goes_on_with_the_members_of_the_last_round() -> None:
 
 
 def test_a_round_is_not_closed_by_less_than_half_of_those_sampled_before_the_longest_wait_is_over() -> None:
-    swarm = swarm_of(8, members_per_round=4, min_peers=2, step_timeout=60.0, ping_s=200.0)
+    swarm = swarm_of(8, 4, min_peers=2, step_timeout=60.0, ping_s=200.0)
     while len(swarm.books.rounds) < 5:
         swarm.step()
     members = set(swarm.hub.rounds.exchange.members.values()) if swarm.hub.rounds.exchange else set()
@@ -202,3 +208,23 @@ def test_a_round_is_not_closed_by_less_than_half_of_those_sampled_before_the_lon
     assert len(silent) == 3
     assert waited <= 1
     assert len(swarm.books.rounds) > rounds + 1, "the longest wait is over"
+
+
+def test_whatever_happens_each_sample_is_counted_once_where_one_or_two_are_members() -> None:
+    for seed in range(300):
+        random = Random(seed)
+        taking_turns = partial(Turns, places=random.choice([1, 2]))
+        swarm = SimSwarm(random.choice([0, 1, 3]), extensions=[taking_turns])
+        lives_through(swarm, random.randint(1, 4), drawn_history(random), f"seed {seed}")
+
+
+def test_a_peer_that_waits_is_in_line_in_the_status() -> None:
+    swarm = swarm_of(5, 2)
+    while len(swarm.books.rounds) < 5:
+        swarm.step()
+    peers = json.loads(swarm.hub.status(swarm.now))["peers"]
+    waiting = [peer for peer in peers if peer["state"] == "in line"]
+
+    assert sorted(peer["turn"] for peer in waiting) == list(range(1, 1 + len(waiting)))
+    assert len(waiting) >= 2
+    assert {peer["turn"] for peer in peers if peer not in waiting} == {None}

@@ -26,10 +26,14 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, log
+from typing import Any
 
-from transport.membership import Session
-from transport.protocol import RunSettings
+from transport.hub import HubParts
+from transport.membership import Session, State
+from transport.protocol import SampleRanges
+from transport.scheduling import Exchange, HubExtension
 
+IN_LINE = "in line"  # the state of a peer that waits for its turn
 AHEAD, FEWEST = 1 / 8, 2  # of the places, and at least: peers that are called before a place is free
 NEAR = 2  # packets that a peer may lack as it takes a place
 SHORTEST = 8  # rounds of a turn, as the last one brings no new work
@@ -47,18 +51,59 @@ class Turn:
     called: int | None = None  # the round that it is called for; None: it has answered
 
 
-class Turns:
+class Turns(HubExtension):
     """The line and the turns of peers, by session. A round opened again keeps its number and its members."""
 
-    def __init__(self, settings: RunSettings) -> None:
-        assert settings.members_per_round is not None
-        self.places = settings.members_per_round
-        self._settings = settings
+    def __init__(self, hub: HubParts, places: int) -> None:
+        self.places = places
+        self._settings, self._rounds = hub.settings, hub.rounds
         self._turns: dict[str, Turn] = {}
         self._due = 0.0  # places that are to change hands
         self._round = -1  # the newest that members were chosen for
         self._free = 0  # places that nobody took
         self.last: frozenset[str] = frozenset()  # members whose turn is over: they get no new lease
+        last = hub.recovered.last  # after a restart of the hub its members go on with their turns
+        for old in hub.recovered.sessions if last is not None else ():
+            if last is not None and old.name in last.members:
+                hub.members.sessions[old.session].at = hub.recovered.round
+                self._turns[old.session] = Turn(since=hub.recovered.round, until=hub.recovered.round)
+
+    # ---- what the hub asks -------------------------------------------------------------------------------
+
+    def choose(
+        self, round: int, ready: Sequence[Session], holding: Collection[str], newcomers: int
+    ) -> list[Session] | None:
+        chosen = self.members(round, ready, holding, newcomers)
+        for session in self.to_call(round, ready):
+            self._rounds.call(session, round)
+        return chosen
+
+    def may_lease(self, session: Session, round: int) -> bool:
+        return round != self._round or session.id not in self.last
+
+    def opens(self, ex: Exchange, granted: Mapping[str, SampleRanges]) -> None:
+        for session, rounds in ex.spans.items():
+            self._turns[session].until += rounds - 1
+
+    def may_close(self, arrived: int, missing: int) -> bool:
+        """Let a round close without the missing ones: half of those sampled are a quorum."""
+        return arrived >= missing
+
+    def may_evaluate(self, session: Session, round: int) -> bool:
+        return round - session.at <= NEAR
+
+    def resumed(self, session: Session) -> None:
+        """Call a peer again that was called and has not answered."""
+        turn = self._turns.get(session.id)
+        if turn is not None and turn.called is not None:
+            self._rounds.call(session, turn.called)
+
+    def session_ended(self, session: Session) -> None:
+        self._turns.pop(session.id, None)
+
+    def peer_status(self, session: Session) -> dict[str, Any]:
+        place = self.line().get(session.id) if session.state is State.READY else None
+        return {"turn": place} if place is None else {"turn": place, "state": IN_LINE}
 
     # ---- who ---------------------------------------------------------------------------------------------
 
@@ -76,7 +121,8 @@ class Turns:
         here = [s for s in ready if self._turns[s.id].since is not None or s.id in holding]
         here.sort(key=lambda s: self._age(round, s), reverse=True)
         line = self._line(ready, here)
-        near = with_few_new(self.near(round, line), newcomers - sum(not s.proven for s in here))
+        near = [s for s in line if self.may_evaluate(s, round)]
+        near = with_few_new(near, newcomers - sum(not s.proven for s in here))
         kept = self.places - self._late(round, here)
         change = min(self._places_due(round, bool(line)), max(0, len(near) - max(0, kept - len(here))))
         over = here[: max(change, len(here) - kept)]
@@ -94,15 +140,6 @@ class Turns:
             turn.since = round if turn.since is None and s.id not in holding else turn.since
             turn.until, turn.called, s.at = round, None, max(s.at, round)
         return sorted(members, key=lambda s: s.name)
-
-    def near(self, round: int, sessions: Sequence[Session]) -> list[Session]:
-        """Return those that lack few packets, in their order."""
-        return [s for s in sessions if round - s.at <= NEAR]
-
-    def spans(self, spans: Mapping[str, int]) -> None:
-        """Note members whose leases last for so many rounds."""
-        for session, rounds in spans.items():
-            self._turns[session].until += rounds - 1
 
     def to_call(self, round: int, ready: Sequence[Session]) -> list[Session]:
         """Return those that are to catch up now, as their turn is near."""
@@ -122,22 +159,6 @@ class Turns:
         turn = self._turns.get(session.id)
         if turn is not None and turn.called is not None and session.at >= turn.called:
             turn.called = None
-
-    def called(self, session: Session) -> int | None:
-        """Return the round that a peer was called for and has not answered."""
-        turn = self._turns.get(session.id)
-        return None if turn is None else turn.called
-
-    def enough(self, arrived: int, missing: int) -> bool:
-        """Tell whether a round may close without the missing ones: half of those sampled are a quorum."""
-        return arrived >= missing
-
-    def forget(self, session: str) -> None:
-        self._turns.pop(session, None)
-
-    def recover(self, session: str, round: int) -> None:
-        """Go on with the turn of a member of the newest round, after a restart of the hub."""
-        self._turns[session] = Turn(since=round, until=round)
 
     # ---- the line ----------------------------------------------------------------------------------------
 

@@ -6,10 +6,11 @@ imported where a run uses it. All that an extension brings does nothing unless i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
@@ -72,20 +73,42 @@ class Row(NamedTuple):
     """An extension."""
 
     folder: str
-    used: Callable[[Recipe], bool]  # by a run of this recipe
+    keys: bool = True  # a section of this name in a recipe turns it on; else every run uses it
 
 
 EXTENSIONS = (
-    Row("audits", lambda recipe: recipe.swarm.audit_share > 0),
-    Row("proofs", lambda recipe: True),
-    Row("turns", lambda recipe: recipe.swarm.members_per_round is not None),
+    Row("audits"),
+    Row("proofs", keys=False),
+    Row("turns"),
 )
+
+
+def recipe_type(names: Iterable[str] | None = None) -> type[Recipe]:
+    """Return the schema of recipes with the sections of the extensions among these names; None: of all.
+
+    The name of a section is that of its extension's folder, whose `keys.py` has it.
+    """
+    folders = {row.folder for row in EXTENSIONS if row.keys}
+    return _recipe_type(tuple(sorted(folders if names is None else folders & {*names})))
+
+
+@cache
+def _recipe_type(folders: tuple[str, ...]) -> type[Recipe]:
+    from pydantic import create_model
+
+    from recipes.config import Recipe
+
+    if not folders:
+        return Recipe
+    sections = {name: import_module(f"cocktail_cli.extensions.{name}.keys").Keys for name in folders}
+    fields: dict[str, Any] = {name: (section | None, None) for name, section in sections.items()}
+    return create_model("Recipe", __base__=Recipe, **fields)
 
 
 def used(recipe: Recipe) -> Iterator[Extension]:
     """Import the extensions that a run uses, in the order of the rows."""
     for row in EXTENSIONS:
-        if row.used(recipe):
+        if not row.keys or row.folder in recipe.extensions:
             yield import_module(f"cocktail_cli.extensions.{row.folder}").extension
 
 

@@ -56,10 +56,10 @@ def local_peers(ctx: typer.Context, incomplete: str) -> Offers:
 
 def overrides(incomplete: str) -> Offers:
     """Offer `training.learning_rate=` and `learning_rate=`; after the = the choices, if there are any."""
-    from recipes.config import Recipe
+    from cocktail_cli.assembly import recipe_type
 
     found: Offers = []
-    for key, annotation in leaves(Recipe):
+    for key, annotation in leaves(recipe_type()):
         for name in {key, key.rpartition(".")[2]}:
             values = choices(annotation)
             if "=" not in incomplete:

@@ -9,6 +9,7 @@ import difflib
 from dataclasses import dataclass, field
 from typing import Any
 
+from .assembly import recipe_type
 from .errors import Failure
 
 OPTIONS = {"datasets": "--data", "model.model_name_or_path": "--model"}  # keys that have an option as well
@@ -60,11 +61,12 @@ class KeyOptions:
         from recipes.config import is_switch, known_key
 
         key = name[2:].replace("-", "_")
-        if known_key(key):
+        of = recipe_type(() if known_key(key) or is_switch(key.removeprefix("no_")) else None)
+        if known_key(key, of):
             if not equals:
-                value = switch_value(left) if is_switch(key) else value_of(name, left)
+                value = switch_value(left) if is_switch(key, of) else value_of(name, left)
             self.rewritten.append(f"{key}={value}")
-        elif key.startswith("no_") and is_switch(key[3:]):
+        elif key.startswith("no_") and is_switch(key[3:], of):
             self.rewritten.append(f"{key[3:]}=false")
         else:
             raise self._unknown(name, key)
@@ -77,7 +79,7 @@ class KeyOptions:
                 "usage", f"no such option: {name}", hints=(f"cocktail calls this {OPTIONS.get(ours, ours)}",)
             )
         known = [option for option in self.own if option.startswith("--")]
-        known += [f"--{each.replace('_', '-')}" for each in key_names()]
+        known += [f"--{each.replace('_', '-')}" for each in key_names(recipe_type())]
         near = difflib.get_close_matches(name.replace("_", "-"), known, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]}?" if near else "the keys of a recipe: cocktail recipes schema"
         return Failure("usage", f"no such option: {name}", hints=(hint,))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cocktail_cli.machine import RUNTIME, memory_of, pick_device
 
+from .assembly import recipe_type
 from .errors import Failure
 
 if TYPE_CHECKING:
@@ -102,7 +103,9 @@ class RecipeRequest:
         overrides = [*self.overrides, *more]
         if self.is_own and quantizes(overrides):
             overrides.insert(0, "lora.lora_r=16")  # only a base beside adapters is quantized
-        return load_resolved(self.recipe or NEUTRAL, overrides, self.data, self.model, self.chosen)
+        return load_resolved(
+            self.recipe or NEUTRAL, overrides, self.data, self.model, self.chosen, recipe_type
+        )
 
     def load(self, *more: str) -> Recipe:
         """Load the recipe alone, as `resolve` does."""

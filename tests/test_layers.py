@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "recipes": "compress torch numpy transformers datasets peft trl pydantic pydantic_core yaml "
     "safetensors huggingface_hub jinja2 psutil",
     "cocktail_cli": "compress transport recipes typer rich platformdirs starlette uvicorn torch "
-    "transformers yaml pynvml psutil msgspec numpy",
+    "transformers yaml pynvml psutil msgspec numpy pydantic",
 }
 
 # Modules of transport that may wait, read a clock or open a socket. All others are told the time and are
@@ -103,7 +103,7 @@ PARAMETERS = 6
 # Functions that may take more parameters: a command has one for each of its options, a kernel one for each
 # of its pointers and strides.
 MANY_PARAMETERS = ("cocktail_cli/commands/", "compress/backends/")
-SAME_BASENAME = {"__init__", "__main__", "errors", "events", "hub", "model", "peer"}
+SAME_BASENAME = {"__init__", "__main__", "errors", "events", "hub", "keys", "model", "peer"}
 # A docstring is a sentence with a verb. These words open a clause that lacks its subject.
 OPENERS = re.compile(
     r"(Of|What|As|It|That|Those|Who|Whose|Where|How|Whether|Is|In|So|By|No|Nobody|Nothing)\b"

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from cocktail_cli.assembly import recipe_type
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.ui import events, held_out, step_numbers
 
@@ -108,7 +109,7 @@ def run_arguments(event: events.RunStarted, folder: Path) -> SimpleNamespace:
     """Return the recipe's keys by their bare names, and keys of TrainingArguments that follow from them."""
     from recipes.config import recipe_from_json
 
-    recipe = recipe_from_json((folder / in_folder.RESOLVED).read_text(encoding="utf-8"))
+    recipe = recipe_from_json((folder / in_folder.RESOLVED).read_text(encoding="utf-8"), recipe_type)
     sections = (recipe.training, recipe.checkpoint, recipe.logging)
     keys = {key: value for section in sections for key, value in section}
     named = {

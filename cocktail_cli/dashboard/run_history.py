@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from cocktail_cli.assembly import recipe_type
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import RunRecord, reread_run, url_to_dial
 from cocktail_cli.ui import events, named_rewards, stage_lines
@@ -508,7 +509,7 @@ def with_recipe(known: About, text: str) -> About:
     from recipes.errors import InputError
 
     try:
-        recipe = recipe_from_json(text)
+        recipe = recipe_from_json(text, recipe_type)
     except InputError:
         return known
     return replace(

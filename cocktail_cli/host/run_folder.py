@@ -16,9 +16,10 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
+from cocktail_cli.assembly import recipe_type
 from cocktail_cli.errors import Failure, damaged
 from cocktail_cli.foreign_text import one_line, paragraphs
-from cocktail_cli.machine import FILE, RunRecord, check_record, read_run
+from cocktail_cli.machine import FILE, FORMAT, RunRecord, check_record, read_run
 from cocktail_cli.ui import FOLDER as TRACKING
 from cocktail_cli.ui import (
     Line,
@@ -189,7 +190,9 @@ def recipe_in(folder: Path, expected: str = "") -> Recipe:
     try:
         text = path.read_bytes()
         if not expected or hashlib.sha256(text).hexdigest() == expected:
-            return recipe_from_json(text.decode())
+            record = read_run(folder)
+            former = record is not None and record.format != FORMAT
+            return recipe_from_json(text.decode(), recipe_type, former)
         fault = f"its sha256 is not {expected}, the hash of the run's recipe"
     except (FileNotFoundError, ValueError, RecipeError) as error:
         fault = fault if isinstance(error, FileNotFoundError) else str(error).splitlines()[0]
@@ -210,7 +213,7 @@ def mend_recipe(folder: Path, expected: str) -> str:
         return ""
     try:
         values = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
-        text = recipe_from_json(json.dumps(values)).to_json()
+        text = recipe_from_json(json.dumps(values), recipe_type).to_json()
     except (OSError, ValueError, TypeError, yaml.YAMLError, RecipeError):
         return ""
     if hashlib.sha256(text.encode()).hexdigest() != expected:
@@ -225,7 +228,7 @@ def as_yaml(recipe_json: str) -> str:
 
     from recipes.config import recipe_from_json
 
-    keys = recipe_from_json(recipe_json).model_dump(mode="json")
+    keys = recipe_from_json(recipe_json, recipe_type).model_dump(mode="json")
     return str(yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, width=100))
 
 

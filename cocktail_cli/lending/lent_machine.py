@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+from cocktail_cli.assembly import recipe_type
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.host import versions
 from cocktail_cli.machine import open_tunnel, own_keys, parse_listen, registered_as
@@ -175,7 +176,7 @@ class LentMachine:
                 continue
         with (
             tempfile.TemporaryDirectory() as folder,
-            Imports(recipe_from_json(link.welcome.recipe)) as imports,
+            Imports(recipe_from_json(link.welcome.recipe, recipe_type)) as imports,
         ):
             (Path(folder) / CONFIG).write_bytes(config)
             imports.read(Path(folder))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cocktail_cli.assembly import recipe_type
+
 from .base_weights import base_folder, bytes_to_fetch, check_files, free_bytes, is_weights, snapshot_files
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ class DownloadPlan:
         from transport import CatchUp
         from transport.peer import LocalCopy
 
-        self.recipe = recipe_from_json(welcome.recipe)
+        self.recipe = recipe_from_json(welcome.recipe, recipe_type)
         check_files(welcome.base, self.recipe.model.trust_remote_code)
         self.files, self.folder = welcome.base, base_folder(welcome.base)
         self.frozen = self.recipe.lora is not None  # the base is then needed whatever way the model comes

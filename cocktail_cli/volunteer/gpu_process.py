@@ -20,7 +20,9 @@ from cocktail_cli.machine import limit_memory
 from cocktail_cli.ui import guarded_output
 
 if TYPE_CHECKING:
+    from recipes.config import Recipe
     from recipes.multi_gpu import FsdpWorker
+    from recipes.training import ModelExtension
 
 BESIDE = ("save", "difference", "bring")
 
@@ -67,13 +69,12 @@ class Process:
         raise AssertionError("it serves until it is ended")
 
     def serve(self) -> NoReturn:
-        from cocktail_cli.assembly import model_extensions
         from recipes.multi_gpu import FsdpWorker
 
         asked, _ = self.questions.get()
         assert asked.pop("do") == "start"
         limit_memory([asked["device"]], asked.pop("vram_limit"))
-        self.rank = FsdpWorker(**asked, extend=model_extensions)
+        self.rank = FsdpWorker(**asked, read_recipe=recipe_and_extensions)
         answer: dict[str, Any] = {}
         while True:
             self.say(answer)
@@ -93,6 +94,15 @@ class Process:
             failure = explain(error)
             self.say(json.loads(failure.as_json()))
             os._exit(failure.exit)  # at once: other ranks may wait in vain, and so would libraries
+
+
+def recipe_and_extensions(text: str) -> tuple[Recipe, list[ModelExtension]]:
+    """Read a recipe, and make the extensions of its training."""
+    from cocktail_cli.assembly import model_extensions, recipe_type
+    from recipes.config import recipe_from_json
+
+    recipe = recipe_from_json(text, recipe_type)
+    return recipe, model_extensions(recipe)
 
 
 if __name__ == "__main__":

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from recipes.errors import Problem, RecipeError
 
-from .document import Document, Key, bare_keys, sections
-from .schema import Compression, Dataset, Recipe, Requires
+from .document import Document, Extend, Key, bare_keys, heart_alone, sections
+from .schema import Compression, Conflict, Dataset, Recipe, Requires
 
 # lr_scheduler_type -> (one of these is needed, these are allowed)
 _SCHEDULE_KEYS: dict[str, tuple[set[str], set[str]]] = {
@@ -121,26 +120,16 @@ _FOREIGN_NAMES: dict[str, str] = {  # ours -> theirs
 FOREIGN_KEYS = {theirs: ours for ours, names in _FOREIGN_NAMES.items() for theirs in names.split()}
 
 MASKED = ("adamw_torch_fused", "adamw_torch")  # optimizers that momentum_masking knows
-MOST_SKETCHED = 1024  # samples of a round: a report has room for sketches of three such leases
 
 
-@dataclass(frozen=True)
-class Conflict:
-    """A key whose value contradicts other keys."""
-
-    key: str  # dotted
-    message: str
-    hint: str = ""
-
-
-def check(document: Document, problems: list[Problem]) -> Recipe:
+def check(document: Document, problems: list[Problem], extend: Extend = heart_alone) -> Recipe:
     """Build the frozen recipe. Errors: RecipeError with `problems` and everything found here."""
     recipe = None
     try:
-        recipe = Recipe.model_validate(document.values)
+        recipe = extend(document.values).model_validate(document.values)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        problems = [*problems, *(_explain(document, detail) for detail in found if _is_new(detail))]
+        problems = [*problems, *(_explain(document, detail, extend) for detail in found if _is_new(detail))]
     if recipe is not None:
         for conflict in _conflicts(recipe):
             key = tuple(int(part) if part.isdecimal() else part for part in conflict.key.split("."))
@@ -161,12 +150,6 @@ def _conflicts(recipe: Recipe) -> Iterator[Conflict]:
         yield Conflict("training.global_batch_size", text)
     if swarm.max_peers is not None and swarm.max_peers < fewest:
         yield Conflict("swarm.max_peers", f"{swarm.max_peers} is below swarm.min_peers={fewest}")
-    if (members := swarm.members_per_round) is not None:
-        if members < fewest:
-            yield Conflict("swarm.members_per_round", f"{members} is below swarm.min_peers={fewest}")
-        if swarm.owners != "hub":
-            text = "peers that aggregate shards are members of every round"
-            yield Conflict("swarm.members_per_round", text, "null, or `swarm.owners: hub`")
     if swarm.owners != "hub" and swarm.durability == "replicated":
         text = "replicated: a standby cannot follow peers that aggregate shards"
         yield Conflict("swarm.durability", text, "`asynchronous`, or `swarm.owners: hub`")
@@ -198,8 +181,8 @@ def _conflicts(recipe: Recipe) -> Iterator[Conflict]:
     if checkpoint.push_to_hub and not checkpoint.hub_model_id:
         yield Conflict("checkpoint.push_to_hub", "where to?", "hub_model_id: me/my-model")
     yield from _compression_conflicts(recipe)
-    if swarm.audit_share:
-        yield from _audit_conflicts(recipe)
+    for section in recipe.extensions.values():
+        yield from section.conflicts(recipe)
     if recipe.lora is not None and recipe.lora.target_parameters:
         if recipe.lora.use_dora:
             yield Conflict("lora.use_dora", "excluded by target_parameters, as in PEFT")
@@ -290,19 +273,6 @@ def _streaming_conflicts(recipe: Recipe) -> Iterator[Conflict]:
         yield Conflict("swarm.probe_batch_size", text)
 
 
-def _audit_conflicts(recipe: Recipe) -> Iterator[Conflict]:
-    """Yield what audits cannot do: their sketches go with a report, and their samples are leased again."""
-    most = recipe.training.global_batch_size * recipe.compression.step_rungs[-1]
-    if most > MOST_SKETCHED:
-        text = f"a round has {most:,} samples; audits take {MOST_SKETCHED:,} at most"
-        yield Conflict("swarm.audit_share", text, "audit_share=0, or a smaller batch")
-    if recipe.training.torch_compile:
-        yield Conflict("swarm.audit_share", "excluded by training.torch_compile", "torch_compile=false")
-    if recipe.data.streaming:
-        text = "must be 0 where data.streaming is on: an audited row was read before"
-        yield Conflict("swarm.audit_share", text)
-
-
 def _dtype_conflicts(recipe: Recipe) -> Iterator[Conflict]:
     model, training = recipe.model, recipe.training
     if model.load_in_8bit and model.load_in_4bit:
@@ -343,7 +313,7 @@ def _is_new(detail: Any) -> bool:
     return not (detail["type"] == "too_short" and detail.get("input"))
 
 
-def _explain(document: Document, detail: Any) -> Problem:
+def _explain(document: Document, detail: Any, extend: Extend) -> Problem:
     """Turn a pydantic error into a problem in our words."""
     key: Key = tuple(detail["loc"])
     kind, context, given = detail["type"], detail.get("ctx", {}), detail.get("input")
@@ -351,7 +321,7 @@ def _explain(document: Document, detail: Any) -> Problem:
         key = key[:-1]  # pydantic adds the branch of a union: ("data_files", "str")
     key = key or tuple(detail["loc"])
     if kind == "extra_forbidden":
-        return unknown_key(document, tuple(detail["loc"]))
+        return unknown_key(document, tuple(detail["loc"]), extend(None))
     if kind == "missing":
         return document.problem(key, "is required")
     messages = {
@@ -384,11 +354,11 @@ def _explain(document: Document, detail: Any) -> Problem:
     return document.problem(key, message, hint)
 
 
-def unknown_key(document: Document, key: Key) -> Problem:
-    """Describe an unknown key, with the key that was probably meant."""
+def unknown_key(document: Document, key: Key, of: type[Recipe] = Recipe) -> Problem:
+    """Describe an unknown key, with the key of this schema that was probably meant."""
     name = str(key[-1])
-    inside = sections()
-    where = inside.get(str(key[0])) if len(key) > 1 else Recipe
+    inside, bare = sections(of), bare_keys(of)
+    where = inside.get(str(key[0])) if len(key) > 1 else of
     if key[0] in ("datasets", "eval_datasets") and len(key) > 1:
         where = Dataset
     if key[:2] == ("swarm", "requires") and len(key) > 2:
@@ -399,19 +369,19 @@ def unknown_key(document: Document, key: Key) -> Problem:
     if name in FOREIGN_KEYS:
         hint = "it means the opposite" if name.startswith("train_on_input") else ""
         return document.problem(key, f"cocktail calls this {FOREIGN_KEYS[name]}", hint)
-    right = bare_keys().get(name)
+    right = bare.get(name)
     if right is not None and right != key:
         place = f"under `{right[0]}:`" if len(right) > 1 else "at the top level"
         return document.problem(key, f"it belongs {place}")
-    if len(key) > 1 and name in Recipe.model_fields:
+    if len(key) > 1 and name in of.model_fields:
         return document.problem(key, "it belongs at the top level")
     if len(key) == 1 and name in Dataset.model_fields:
         return document.problem(key, "it belongs under `datasets:`")
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     if near:
         return document.problem(key, f"did you mean `{near[0]}`?")
-    elsewhere = difflib.get_close_matches(name, list(bare_keys()), n=1, cutoff=0.8)
+    elsewhere = difflib.get_close_matches(name, list(bare), n=1, cutoff=0.8)
     if elsewhere:
-        full = ".".join(str(part) for part in bare_keys()[elsewhere[0]])
+        full = ".".join(str(part) for part in bare[elsewhere[0]])
         return document.problem(key, f"did you mean `{full}`?")
     return document.problem(key, "unknown key", f"known here: {', '.join(known)}" if known else "")

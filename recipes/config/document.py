@@ -7,7 +7,7 @@ no recipe needs them, and nested ones grow without bound.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -168,10 +168,19 @@ def _index(node: yaml.Node, key: Key, document: Document) -> list[Problem]:
     return twice
 
 
-def sections() -> dict[str, type[Section]]:
+# returns the schema with the sections of the extensions among these names; of all of them: None
+Extend = Callable[[Iterable[str] | None], type[Recipe]]
+
+
+def heart_alone(names: Iterable[str] | None) -> type[Recipe]:
+    """Return the schema without extensions."""
+    return Recipe
+
+
+def sections(of: type[Recipe] = Recipe) -> dict[str, type[Section]]:
     """The schema's sections by name, without `datasets` and `eval_datasets` (lists)."""
     found: dict[str, type[Section]] = {}
-    for name, info in Recipe.model_fields.items():
+    for name, info in of.model_fields.items():
         union = isinstance(info.annotation, UnionType)
         for kind in get_args(info.annotation) if union else (info.annotation,):
             if isinstance(kind, type) and issubclass(kind, Section):
@@ -179,16 +188,16 @@ def sections() -> dict[str, type[Section]]:
     return found
 
 
-def bare_keys() -> dict[str, Key]:
+def bare_keys(of: type[Recipe] = Recipe) -> dict[str, Key]:
     """Bare name -> full key, for every key that has a bare name: leaf names are unique (a test checks it)."""
-    inside = sections()
-    found: dict[str, Key] = {name: (name,) for name in Recipe.model_fields if name not in inside}
+    inside = sections(of)
+    found: dict[str, Key] = {name: (name,) for name in of.model_fields if name not in inside}
     for section, model in inside.items():
         found.update({leaf: (section, leaf) for leaf in model.model_fields})
     return found
 
 
-def override(document: Document, texts: Sequence[str]) -> list[Problem]:
+def override(document: Document, texts: Sequence[str], extend: Extend = heart_alone) -> list[Problem]:
     """Apply `key=value` arguments of the command line to `document`; returns those that do not apply.
 
     The key is a dotted path or a bare leaf name; lists take an index (`datasets.0.path=x`); the value is
@@ -205,7 +214,7 @@ def override(document: Document, texts: Sequence[str]) -> list[Problem]:
             continue
         try:
             value = parse_value(value_text)
-            key = resolve(name.strip(), len(datasets) if isinstance(datasets, list) else 0)
+            key = resolve(name.strip(), len(datasets) if isinstance(datasets, list) else 0, extend)
             set_value(document.values, key, value)
         except ValueError as error:
             problems.append(Problem("override", None, name, str(error)))
@@ -252,7 +261,7 @@ def parse_value(text: str) -> Any:
         raise ValueError(error.problems[0].message) from None
 
 
-def resolve(name: str, datasets: int = 0) -> Key:
+def resolve(name: str, datasets: int = 0, extend: Extend = heart_alone) -> Key:
     """Resolve `learning_rate` or `training.learning_rate` to ("training", "learning_rate").
 
     A key of data sets is that of the only one. A typo passes: the check of the whole recipe suggests what was
@@ -264,6 +273,8 @@ def resolve(name: str, datasets: int = 0) -> Key:
             if datasets == 1:
                 return ("datasets", 0, name)
             raise ValueError(f"which data set? write datasets.0.{name}=...")
+        if name not in found and name not in Recipe.model_fields:
+            found = bare_keys(extend(None))
         return found.get(name, (name,))
     return tuple(int(part) if part.isdecimal() else part for part in name.split("."))
 

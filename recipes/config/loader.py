@@ -7,6 +7,7 @@ Nothing here imports torch or transformers: the CLI checks recipes while it comp
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,21 @@ from pydantic import ValidationError
 
 from recipes.downloads import DownloadError, fetch_text
 from recipes.errors import Problem, RecipeError
+from recipes.foreign_json import parse_json
 
 from .checks import check
-from .document import MAX_BYTES, Document, decoded, override, parse, read, resolve, set_value
+from .document import (
+    MAX_BYTES,
+    Document,
+    Extend,
+    decoded,
+    heart_alone,
+    override,
+    parse,
+    read,
+    resolve,
+    set_value,
+)
 from .locations import local_paths
 from .own_model import NEUTRAL, describe, run_name
 from .schema import Recipe
@@ -61,11 +74,13 @@ def load_resolved(
     data: str | None = None,
     model: str | None = None,
     chosen: Mapping[str, Any] = MappingProxyType({}),
+    extend: Extend = heart_alone,
 ) -> Resolved:
     """Load a recipe as `load_recipe` does, and keep its document.
 
     Args:
         chosen: values of dotted keys that win over the recipe, and that overrides win over.
+        extend: the schema with sections of extensions.
     """
     source = source_of(name_or_path)
     document = parse(source.text, source.file)
@@ -88,21 +103,36 @@ def load_resolved(
             rows = data or document.values["datasets"][0]["path"]
             document.values["name"] = run_name(model, rows)
             document.values["description"] = describe(model, rows)
-    recipe = check(document, override(document, overrides))
+    recipe = check(document, override(document, overrides, extend), extend)
     if _is_address(source.file) and (problems := local_paths(document, recipe)):
         raise RecipeError(problems, source.file)
     return Resolved(recipe, document)
 
 
-def recipe_from_json(text: str) -> Recipe:
-    """Parse the resolved recipe that a peer receives (`Recipe.to_json`). Errors: RecipeError."""
+def recipe_from_json(text: str, extend: Extend | None = heart_alone, former: bool = False) -> Recipe:
+    """Parse the resolved recipe that a peer receives (`Recipe.to_json`). Errors: RecipeError.
+
+    Args:
+        extend: the schema with sections of extensions; None: these sections are left out.
+        former: it is of an earlier version: keys that are gone since then are left out.
+    """
     try:
-        return Recipe.model_validate_json(text)
-    except ValidationError as error:
+        values = parse_json(text)
+        given: dict[str, Any] = values if isinstance(values, dict) else {}
+        if extend is None:
+            ours = {name: value for name, value in given.items() if name in Recipe.model_fields}
+            return Recipe.model_validate_json(json.dumps(ours))
+        return extend(given).model_validate_json(text)
+    except ValueError as error:
+        found = error.errors(include_url=False) if isinstance(error, ValidationError) else []
+        gone = [one["loc"] for one in found if one["type"] == "extra_forbidden"]
+        if former and gone:
+            for key in gone:
+                set_value(given, key, None)
+            return recipe_from_json(json.dumps(given), extend)
         problems = [
-            Problem("the run's recipe", None, ".".join(map(str, e["loc"])), e["msg"])
-            for e in error.errors(include_url=False)
-        ]
+            Problem("the run's recipe", None, ".".join(map(str, e["loc"])), e["msg"]) for e in found
+        ] or [Problem("the run's recipe", None, "", str(error))]
         raise RecipeError(problems, "the run's recipe (is it from another version?)") from None
 
 

@@ -11,8 +11,10 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
@@ -107,6 +109,25 @@ class Section(BaseModel):
     """A frozen, strict section: unknown keys are errors, a boolean is no number, text is no boolean."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A key whose value contradicts other keys."""
+
+    key: str  # dotted
+    message: str
+    hint: str = ""
+
+
+class ExtensionSection(Section):
+    """The section of an extension: a run that has it uses the extension."""
+
+    whole_gradients: ClassVar[bool] = False  # it needs a sample's whole gradient on one machine
+
+    def conflicts(self, recipe: Recipe) -> Iterator[Conflict]:
+        """Yield contradictions between its keys and others."""
+        yield from ()
 
 
 class Model(Section):
@@ -389,9 +410,6 @@ class Swarm(Section):
     join: Literal["token", "approve"] = key("token", "approve: the host also approves each newcomer")
     min_peers: Whole = key(1, "no step starts with fewer")
     max_peers: Whole | None = key(None, "more are refused; null: no limit")
-    members_per_round: Whole | None = key(
-        None, "of more peers a round takes so many, in long turns; the others wait; null: all"
-    )
     owners: Literal["hub", "peers"] = key(
         "hub", "who aggregates the shards; peers: those that accept connections"
     )
@@ -409,18 +427,12 @@ class Swarm(Section):
     probe_batch_size: Annotated[int, Field(ge=0)] = key(
         0, "samples on which the hub scores each peer's contribution; 0: no scores"
     )
-    audit_share: Annotated[Real, Field(ge=0, le=0.5)] = key(
-        0.0,
-        "at most so much of the compute for audits: another peer computes a sample's gradient too; 0: none",
-    )
     requires: Requires | None = key(None, "what a machine needs to take part; null: nothing")
 
     @model_validator(mode="after")
     def _check_owners(self) -> Swarm:
         if self.probe_batch_size and self.owners != "hub":
             raise ValueError("a probe (probe_batch_size) needs the packets at the hub: owners: hub")
-        if self.audit_share and self.owners != "hub":
-            raise ValueError("audits (audit_share) need the packets at the hub: owners: hub")
         return self
 
 
@@ -499,6 +511,12 @@ class Recipe(Section):
                     for one in given[name]
                 ]
         return {**given, **typed}
+
+    @property
+    def extensions(self) -> dict[str, ExtensionSection]:
+        """The sections of the extensions that the run uses, by name."""
+        sections = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: one for name, one in sections.items() if isinstance(one, ExtensionSection)}
 
     @property
     def output_dir(self) -> str:

@@ -43,32 +43,32 @@ class Place:
     field: str | None = None
 
 
-def describe_keys(name: str = "") -> list[KeyDescription]:
+def describe_keys(name: str = "", of: type[Recipe] = Recipe) -> list[KeyDescription]:
     """Describe the keys of section `name`, the key `name`, or all keys. Errors: RecipeError."""
-    place = find(name)
+    place = find(name, of)
     found = _walk(place.section, f"{place.above}." if place.above else "", set())
     wanted = f"{place.above}.{place.field}".lstrip(".") if place.field else None
     return [row for row in found if wanted in (None, row.key)]
 
 
-def json_schema(name: str = "") -> dict[str, Any]:
+def json_schema(name: str = "", of: type[Recipe] = Recipe) -> dict[str, Any]:
     """JSON schema of the same. Errors: RecipeError."""
-    place = find(name)
+    place = find(name, of)
     schema = place.section.model_json_schema()
     return dict(schema["properties"][place.field]) if place.field else schema
 
 
-def find(name: str) -> Place:
+def find(name: str, of: type[Recipe] = Recipe) -> Place:
     """Find a section, or a field by its dotted or bare name. Errors: RecipeError with a suggestion."""
-    place, parts = Place("", Recipe), tuple(part for part in name.split(".") if part and not part.isdecimal())
-    if len(parts) == 1 and parts[0] in Dataset.model_fields and parts[0] not in bare_keys():
+    place, parts = Place("", of), tuple(part for part in name.split(".") if part and not part.isdecimal())
+    if len(parts) == 1 and parts[0] in Dataset.model_fields and parts[0] not in bare_keys(of):
         parts = ("datasets", *parts)
     elif len(parts) == 1:
-        parts = tuple(map(str, bare_keys().get(parts[0], parts)))
+        parts = tuple(map(str, bare_keys(of).get(parts[0], parts)))
     for part in parts:
         field = place.section.model_fields.get(part) if place.field is None else None
         if field is None:
-            raise RecipeError([unknown_key(Document("schema.py", {}, overridden={parts: name}), parts)])
+            raise RecipeError([unknown_key(Document("schema.py", {}, overridden={parts: name}), parts, of)])
         inner, many = _section_in(field.annotation)
         above = f"{place.above}.{part}".lstrip(".") + (".0" if many else "")
         place = Place(above, inner) if inner else Place(place.above, place.section, part)

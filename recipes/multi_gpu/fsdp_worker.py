@@ -60,7 +60,8 @@ from recipes.weight_files import layout_of, write_safetensors
 
 from .shared_memory import REQUESTS, SharedMemory, windows
 
-Extend = Callable[[Recipe], Sequence[ModelExtension]]
+# a recipe in JSON -> the recipe, and the extensions of its training
+ReadRecipe = Callable[[str], tuple[Recipe, Sequence[ModelExtension]]]
 TIMEOUT = timedelta(minutes=5)  # for the other ranks: one may still be at a long batch
 
 
@@ -80,17 +81,28 @@ class Range:
         return slice(first - start, last - start), self.values[first - self.start : last - self.start]
 
 
+def heart_alone(recipe: str) -> tuple[Recipe, Sequence[ModelExtension]]:
+    """Read a recipe without its extensions."""
+    return recipe_from_json(recipe, None), ()
+
+
 class FsdpWorker:
     """A rank, from its start on.
 
     Args:
         file: the descriptor of the memory it shares with the peer's process.
         store: a file in which the ranks find each other.
-        extend: makes the extensions of a recipe's training.
+        read_recipe: reads a recipe, with its extensions.
     """
 
     def __init__(
-        self, number: int, count: int, device: str, file: int, store: str, extend: Extend = lambda recipe: ()
+        self,
+        number: int,
+        count: int,
+        device: str,
+        file: int,
+        store: str,
+        read_recipe: ReadRecipe = heart_alone,
     ) -> None:
         self.number, self.count, self.device, self.file = number, count, torch.device(device), file
         if self.device.type == "cuda":
@@ -103,7 +115,7 @@ class FsdpWorker:
             timeout=TIMEOUT,
         )
         self.mesh = init_device_mesh(self.device.type, (count,))
-        self.extend, self.extensions = extend, tuple[ModelExtension, ...]()
+        self.read_recipe, self.extensions = read_recipe, tuple[ModelExtension, ...]()
         self.own: list[Range] = []  # x_i, parameter by parameter
         self.aside: list[Range] | None = None  # x_i, while the model computes with x'
         self.brought: dict[int, list[list[tuple[Tensor, Tensor, Tensor]]]] = {}  # x, where, values; by window
@@ -139,8 +151,8 @@ class FsdpWorker:
 
     def load(self, base: str, recipe: str) -> dict[str, Any]:
         """Load the model of the recipe, with x_i = x'; what is not trained comes from the folder `base`."""
-        settings = recipe_from_json(recipe)
-        self.extensions = tuple(self.extend(settings))
+        settings, extensions = self.read_recipe(recipe)
+        self.extensions = tuple(extensions)
         self.objective = objective_of(settings)
         self.model = build_on_meta(Path(base), settings, self.device)
         self.layout = layout_of(self.model)

@@ -108,7 +108,9 @@ class StageMachine:
             return Answer({"parameters": []})
         self._part = self._loading = None
         here = range(*mine)
-        self._loading = LoadingStage(recipe_from_json(recipe), config, here, self.number == 0, self.device)
+        self._loading = LoadingStage(
+            recipe_from_json(recipe, None), config, here, self.number == 0, self.device
+        )
         if self._base is not None and self._base.name == source["base"]:
             self._loading.read(self._base, trained=not source["from_snapshot"])
         return Answer({"parameters": self.loading.wanted})

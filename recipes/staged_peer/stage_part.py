@@ -51,8 +51,8 @@ def check_staged(recipe: Recipe) -> None:
         "model.trust_remote_code": model.trust_remote_code,  # a stage's machine gets no files of code
         "dpo": recipe.dpo is not None,  # its reference is a second pass, around the ring
         "training.fp16": training.fp16,
-        "swarm.audit_share": bool(recipe.swarm.audit_share),  # no machine has a sample's whole gradient
     }
+    cannot |= {name: section.whole_gradients for name, section in recipe.extensions.items()}
     for what, asked in cannot.items():
         if asked:
             raise ModelError(f"{what}: a replica of several machines cannot do that", OTHERWISE)

@@ -1,4 +1,4 @@
-"""The bytes of a hub whose rounds take some of its peers (`swarm.members_per_round`), beside rounds of all.
+"""The bytes of a hub whose rounds take some of its peers (`turns.members_per_round`), beside rounds of all.
 
     scripts/start scripts.bench.turns --peers 256 --members 32 --rounds 240
 

@@ -25,9 +25,11 @@ def distances(rate: float, rounds: int, keys: Sequence[str]) -> None:
     from in_process import Swarm
     from numpy.typing import NDArray
 
-    from recipes.config import load_recipe
+    from cocktail_cli.assembly import recipe_type
+    from cocktail_cli.extensions.audits.gradient_sketch import sketching
+    from recipes.config import load_resolved
     from recipes.data import Sample, batches
-    from recipes.training import StepDone, sketching
+    from recipes.training import StepDone
 
     usual = (f"learning_rate={rate}", f"max_steps={rounds}", "global_batch_size=32", "eval_steps=null")
     states: dict[tuple[str, int], torch.Tensor] = {}
@@ -38,7 +40,8 @@ def distances(rate: float, rounds: int, keys: Sequence[str]) -> None:
 
     names = [f"peer-{number}" for number in range(PEERS)]
     folder = Path(tempfile.mkdtemp())
-    with Swarm(load_recipe("smoke", [*usual, *keys]), folder, min_peers=PEERS) as swarm:
+    recipe = load_resolved("smoke", [*usual, *keys], extend=recipe_type).recipe
+    with Swarm(recipe, folder, min_peers=PEERS) as swarm:
         for member in [swarm.prepare(name) for name in names]:
             swarm.go(member, watch)
         swarm.finish()

@@ -31,7 +31,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from cocktail_cli.assembly import HostParts, hub_extensions, model_extensions
+from cocktail_cli.assembly import HostParts, hub_extensions, model_extensions, recipe_type
 from cocktail_cli.host import CommittedModel, RunDelegate, settings_of
 from cocktail_cli.volunteer.run_link import RunBounds, RunLink
 from cocktail_cli.volunteer.shard_aggregator_link import (
@@ -120,7 +120,7 @@ def recipe_of(model: Path, data: Path, **sections: dict[str, Any]) -> Recipe:
         "checkpoint": {"eval_steps": 4},
     }
     merged = {name: {**defaults.get(name, {}), **sections.get(name, {})} for name in {*defaults, *sections}}
-    return Recipe.model_validate(
+    return recipe_type(sections).model_validate(
         {
             "version": 1,
             "name": "test",

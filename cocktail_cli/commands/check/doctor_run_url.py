@@ -14,6 +14,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from cocktail_cli.assembly import recipe_type
 from cocktail_cli.errors import explain
 from cocktail_cli.machine import own_keys, url_to_dial
 from cocktail_cli.ui import counted, found, megabytes
@@ -168,7 +169,7 @@ def base_access(link: PeerLink) -> Finding:
     from recipes.config import recipe_from_json
     from recipes.downloads import gated_models, licence_hint
 
-    name = recipe_from_json(link.welcome.recipe).model.model_name_or_path
+    name = recipe_from_json(link.welcome.recipe, recipe_type).model.model_name_or_path
     if [*gated_models([name])]:
         return found("fail", "licence", f"the run trains {name}, which is gated {licence_hint(name)}")
     return found("ok", "licence", f"the run trains {name}, which is gated and not refused to this account")
@@ -220,7 +221,7 @@ def pace(status: dict[str, Any], recipe_text: str, up: float, down: float) -> Fi
     from recipes.config import recipe_from_json
     from recipes.planning import LinkSpeed, cost_of_step, packet_bytes
 
-    recipe, steps = recipe_from_json(recipe_text), status.get("local_steps") or 1
+    recipe, steps = recipe_from_json(recipe_text, recipe_type), status.get("local_steps") or 1
     took = [peer["compute_s"] / peer["rounds"] for peer in status["peers"] if peer.get("rounds")]
     packet = packet_bytes(recipe, status["parameters"])
     if not took or not median(took):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cocktail_cli.assembly import recipe_type
 from cocktail_cli.errors import Failure
 from cocktail_cli.help_pages import CommandTable
 from cocktail_cli.host import as_yaml
@@ -116,11 +117,11 @@ def show(
 
     Example: cocktail recipes show smoke --resolved
     """
-    from recipes.config import load_recipe, source_of
+    from recipes.config import load_resolved, source_of
 
     if as_json or resolved:
-        loaded = load_recipe(recipe)
-        values = loaded.model_dump(mode="json")  # `to_json` leaves out newer keys at their default
+        loaded = load_resolved(recipe, extend=recipe_type).recipe
+        values = loaded.model_dump(mode="json")
         if as_json:
             say_json({"hash": loaded.recipe_hash, "recipe": values})
         else:
@@ -179,9 +180,9 @@ def schema(
     from recipes.config import describe_keys, json_schema
 
     if as_json:
-        say(json.dumps(json_schema(field or "")))
+        say(json.dumps(json_schema(field or "", recipe_type())))
         return
-    found = describe_keys(field or "")
+    found = describe_keys(field or "", recipe_type())
     keys, defaults = max(len(row.key) for row in found), max(len(row.default) for row in found)
     for row in found:
         meaning = f"  # {row.meaning}" if row.meaning else ""

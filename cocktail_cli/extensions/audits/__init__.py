@@ -15,8 +15,11 @@ class Audits(Extension):
 
     def hub(self, host: HostParts) -> Extend:
         from .hub import AuditCoordinator
+        from .keys import Keys
 
-        return partial(AuditCoordinator, share=host.recipe.swarm.audit_share)
+        section = host.recipe.extensions["audits"]
+        assert isinstance(section, Keys)
+        return partial(AuditCoordinator, share=section.audit_share)
 
     def model(self, recipe: Recipe) -> ModelExtension:
         from .model import Auditor

@@ -73,7 +73,7 @@ class Record:
     def why(self) -> str:
         return (
             f"in {self.wrong} of its last {self.ruled} audits two other peers agree on another gradient of "
-            "the sample (swarm.audit_share)"
+            "the sample (audits)"
         )
 
 

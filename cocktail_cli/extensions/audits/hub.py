@@ -87,7 +87,7 @@ class AuditCoordinator(HubExtension):
             elif audits and len(answer) != SKETCH * audits:  # none: those of a hub before this one
                 lacks = f"no gradient sketch of each of the {audits} samples that it audits"
             if lacks:
-                lacks = f"its report has {lacks} of round {round} (swarm.audit_share)"
+                lacks = f"its report has {lacks} of round {round} (audits)"
                 break
             works.append(DeliveredLease(round, samples, sketches))
             answers[round] = answer

@@ -13,8 +13,11 @@ class TakingTurns(Extension):
 
     def hub(self, host: HostParts) -> Extend:
         from .hub import Turns
+        from .keys import Keys
 
-        return partial(Turns, places=host.recipe.swarm.members_per_round or 1)
+        section = host.recipe.extensions["turns"]
+        assert isinstance(section, Keys)
+        return partial(Turns, places=section.members_per_round)
 
 
 extension = TakingTurns()

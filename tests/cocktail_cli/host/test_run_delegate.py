@@ -49,7 +49,7 @@ def test_who_is_ready_traces_no_model_and_reads_no_data_when_the_hub_is_opened(
         work.close()
 
 
-@pytest.mark.parametrize("refused", ["swarm.audit_share=0.1", "compression.shards=1"])
+@pytest.mark.parametrize("refused", ["fp16=true", "compression.shards=1"])
 def test_a_run_that_stages_cannot_train_divides_no_model_so_its_hub_refuses_lent_machines(
     tmp_path: Path, refused: str
 ) -> None:

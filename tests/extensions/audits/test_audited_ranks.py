@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 def test_two_ranks_sketch_what_one_sketches(ranks: Any, tmp_path: Path, data: Path) -> None:
     """A rank without a micro-batch adds nothing."""
-    audited = {"swarm": {"audit_share": 0.1}}
+    audited = {"audits": {"audit_share": 0.1}}
     recipe = recipe_of(save_tiny("gpt_neox", tmp_path / "model"), data, **audited)
     alone = build_peer(load_model(tmp_path / "model"), recipe, 2)
     alone.trainer.extensions = model_extensions(recipe)

@@ -25,7 +25,7 @@ def audited_recipe(folder: Path, steps: int, rate: float = 3e-4, share: float = 
         save_tiny("gpt_neox", folder / "neox"),
         data,
         training={"max_steps": steps, "global_batch_size": 20, "learning_rate": rate},
-        swarm={"audit_share": share},
+        audits={"audit_share": share},
         checkpoint={"eval_steps": None},
     )
 
@@ -98,7 +98,7 @@ def test_a_lazy_peer_is_found_and_put_out_with_the_reason(tmp_path: Path) -> Non
     assert "two other peers agree on another gradient" in found[0][1]
     refusals = [step.refused for step in swarm.members["eve"].steps if step.refused]
     assert refusals
-    assert all("swarm.audit_share" in why for why in refusals)
+    assert all("(audits)" in why for why in refusals)
     left = {event.peer: event.reason for event in events if isinstance(event, hub.PeerLeft)}
     assert "3 unusable packets" in left["eve"]
     for name in NAMES[1:]:

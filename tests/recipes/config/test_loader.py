@@ -195,17 +195,6 @@ def test_a_probe_wants_the_packets_at_the_hub(write) -> None:
     assert "a probe (probe_batch_size) needs the packets at the hub: owners: hub" in problem.message
 
 
-def test_audits_want_the_packets_at_the_hub_and_are_in_no_hash_at_their_default(write) -> None:
-    [problem] = problems(write(SMALL + "swarm: {owners: peers, audit_share: 0.02}\n"))
-    plain, off, on = (
-        load_recipe(write(SMALL + text)).recipe_hash
-        for text in ("", "swarm: {audit_share: 0.0}\n", "swarm: {audit_share: 0.02}\n")
-    )
-
-    assert "audits (audit_share) need the packets at the hub: owners: hub" in problem.message
-    assert plain == off != on
-
-
 def test_off_is_a_word_though_yaml_reads_it_as_false(write) -> None:
     quoted = load_recipe(write(SMALL + "swarm: {passing: 'off'}\n"))
 
@@ -305,16 +294,6 @@ def test_durations_are_seconds(text: str | int, seconds: float) -> None:
             "data: {streaming: true}\ntraining: {max_steps: 9}\nswarm: {probe_batch_size: 4}",
             "swarm.probe_batch_size",
         ),
-        (
-            "data: {streaming: true}\ntraining: {max_steps: 9}\nswarm: {audit_share: 0.02}",
-            "swarm.audit_share",
-        ),
-        ("training: {global_batch_size: 1025}\nswarm: {audit_share: 0.02}", "swarm.audit_share"),
-        (
-            "compression: {local_steps: auto}\ntraining: {global_batch_size: 129}\nswarm: {audit_share: 0.1}",
-            "swarm.audit_share",
-        ),
-        ("training: {torch_compile: true}\nswarm: {audit_share: 0.02}", "swarm.audit_share"),
         ("eval_datasets: [{path: x.jsonl, weight: 2}]", "eval_datasets.0.weight"),
         ("data: {val_set_size: 1}\neval_datasets: [{path: x.jsonl}]", "data.val_set_size"),
         ("checkpoint: {eval_steps: 10}", "checkpoint.eval_steps"),

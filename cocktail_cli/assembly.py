@@ -6,13 +6,15 @@ imported where a run uses it. All that an extension brings does nothing unless i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from recipes.config import Recipe
     from recipes.training import ModelExtension
     from transport import Ledger, RunURL
@@ -56,8 +58,41 @@ class PeerExtension:
         return ""
 
 
+class WrittenModel(Protocol):
+    """A run whose model is written (`cocktail_cli.host.CommittedModel`)."""
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of the run."""
+
+    def card(self, rounds: int, merged: bool = False, more: Sequence[str] = ()) -> str:
+        """Render the model card, with `more` lines."""
+
+
+class Command(NamedTuple):
+    """A command of an extension."""
+
+    name: str
+    group: str  # of the help page
+    function: Callable[..., None]
+
+
 class Extension:
     """One folder of `cocktail_cli.extensions`."""
+
+    @property
+    def commands(self) -> Sequence[Command]:
+        return ()
+
+    def origin(self, keys: RunKeys) -> Mapping[str, str]:
+        """Return words for the origin of a new run's ledger: they are under every head of its chain."""
+        return {}
+
+    def wrote_model(self, model: WrittenModel, folder: Path, rounds: int, merged: bool) -> None:
+        """Add to a model's folder, once all else is written there."""
+
+    def wrote_run(self, model: WrittenModel, rounds: int) -> None:
+        """Add to a run's folder, once nothing else is written there any more."""
 
     def hub(self, host: HostParts) -> Extend | None:
         """Return what makes its part at the hub; None: it has none."""
@@ -74,11 +109,12 @@ class Row(NamedTuple):
 
     folder: str
     keys: bool = True  # a section of this name in a recipe turns it on; else every run uses it
+    commands: bool = False
 
 
 EXTENSIONS = (
     Row("audits"),
-    Row("proofs", keys=False),
+    Row("proofs", keys=False, commands=True),
     Row("turns"),
 )
 
@@ -105,11 +141,24 @@ def _recipe_type(folders: tuple[str, ...]) -> type[Recipe]:
     return create_model("Recipe", __base__=Recipe, **fields)
 
 
+def extension(row: Row) -> Extension:
+    """Import an extension."""
+    found: Extension = import_module(f"cocktail_cli.extensions.{row.folder}").extension
+    return found
+
+
+def commands() -> Iterator[Command]:
+    """Import the extensions that have commands, and yield these."""
+    for row in EXTENSIONS:
+        if row.commands:
+            yield from extension(row).commands
+
+
 def used(recipe: Recipe) -> Iterator[Extension]:
     """Import the extensions that a run uses, in the order of the rows."""
     for row in EXTENSIONS:
         if not row.keys or row.folder in recipe.extensions:
-            yield import_module(f"cocktail_cli.extensions.{row.folder}").extension
+            yield extension(row)
 
 
 def hub_extensions(host: HostParts) -> list[Extend]:

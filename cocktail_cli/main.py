@@ -21,8 +21,9 @@ import typer
 from typer.main import get_command
 
 import cocktail_cli
+from cocktail_cli.assembly import commands as extensions_commands
 from cocktail_cli.commands.check import doctor, plan, preview, validate
-from cocktail_cli.commands.results import export, generate, report, verify
+from cocktail_cli.commands.results import export, generate, report
 from cocktail_cli.commands.run import (
     dashboard,
     join,
@@ -72,7 +73,6 @@ app.command("preview", rich_help_panel=CHECK)(preview.preview)
 app.command("plan", rich_help_panel=CHECK)(plan.plan)
 app.command("doctor", rich_help_panel=CHECK)(doctor.doctor)
 app.command("export", rich_help_panel=RESULTS)(export.export)
-app.command("verify", rich_help_panel=RESULTS)(verify.verify)
 app.command("report", rich_help_panel=RESULTS)(report.report)
 app.command("generate", rich_help_panel=RESULTS)(generate.generate)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=TOOLS)
@@ -123,7 +123,7 @@ def run(as_json: bool, loud: bool) -> NoReturn:
         check_rooms()
         typed = sys.argv[1:]
         check_removed(typed, os.environ)
-        commands = get_command(app)
+        commands = command_table(typed)
         given, defaults = rewritten(command_line(typed), commands), settings(typed)
         with interruption.handled():
             # Not standalone: Typer would print usage errors itself, in a form of its own.
@@ -150,6 +150,18 @@ def run(as_json: bool, loud: bool) -> NoReturn:
         if loud:
             traceback.print_exc()
         fail(failure, as_json)
+
+
+def command_table(typed: list[str]) -> typer.core.TyperGroup:
+    """Make the table of commands; with those of extensions, where none of the others is typed."""
+    table = get_command(app)
+    assert isinstance(table, typer.core.TyperGroup)
+    if not typed or typed[0] not in table.commands:
+        for one in extensions_commands():
+            app.command(one.name, rich_help_panel=one.group)(one.function)
+        table = get_command(app)
+        assert isinstance(table, typer.core.TyperGroup)
+    return table
 
 
 def command_line(arguments: list[str]) -> list[str]:

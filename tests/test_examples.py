@@ -16,12 +16,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-import typer.main
 import yaml
 from forked import Forked, needs_fork
 
 from cocktail_cli.errors import EXIT
-from cocktail_cli.main import app
+from cocktail_cli.main import command_table
 from cocktail_cli.signals import LEAVE_WITHIN, PAUSE_WITHIN
 
 HERE = Path(__file__).resolve().parent.parent / "scripts" / "examples"
@@ -115,7 +114,7 @@ EXAMPLES = sorted(path for path in HERE.iterdir() if path.is_file() and path.suf
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
 def test_every_option_of_an_example_is_one_of_its_command(path: Path) -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = command_table([]).commands
     lines = [
         line
         for line in path.read_text(encoding="utf-8").splitlines()

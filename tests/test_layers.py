@@ -53,8 +53,6 @@ TESTS_PAST_A_FRONT = {
     "cocktail_cli/aggregation/test_durable_aggregator.py": "cocktail_cli.host.contribution_probe",
     "cocktail_cli/commands/test_dashboard_command.py": "cocktail_cli.host.dashboard_process",
     "cocktail_cli/commands/test_status_command.py": "cocktail_cli.ui.board",
-    "cocktail_cli/host/test_run_verification.py": "cocktail_cli.extensions.proofs.hub "
-    "cocktail_cli.extensions.proofs.receipts",
     "cocktail_cli/host/test_resume.py": "cocktail_cli.machine.run_registry cocktail_cli.ui.display",
     "cocktail_cli/volunteer/test_run_link_budget.py": "transport.transfer.bandwidth_budget",
     "end_to_end/in_process.py": "cocktail_cli.volunteer.run_link "
@@ -103,7 +101,7 @@ PARAMETERS = 6
 # Functions that may take more parameters: a command has one for each of its options, a kernel one for each
 # of its pointers and strides.
 MANY_PARAMETERS = ("cocktail_cli/commands/", "compress/backends/")
-SAME_BASENAME = {"__init__", "__main__", "errors", "events", "hub", "keys", "model", "peer"}
+SAME_BASENAME = {"__init__", "__main__", "errors", "events", "command", "hub", "keys", "model", "peer"}
 # A docstring is a sentence with a verb. These words open a clause that lacks its subject.
 OPENERS = re.compile(
     r"(Of|What|As|It|That|Those|Who|Whose|Where|How|Whether|Is|In|So|By|No|Nobody|Nothing)\b"

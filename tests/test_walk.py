@@ -28,11 +28,9 @@ MOST = {"a round": (825, 124), "a join": (870, 127)}  # functions, files; on a q
 LOADED = {  # packages of one capability that a run without it loads all the same
     "cocktail_cli/aggregation",
     "cocktail_cli/extensions",  # proofs: each run signs receipts
-    "cocktail_cli/proofs",
     "recipes/planning",
     "transport/diagnosis",
     "transport/passing",
-    "transport/receipts",
 }
 
 pytestmark = [

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import run_folder
+from .begun_files import COPY_AGAIN, altered_base_files, begun_files, check_begun_files, hashes_of, sha256_of
 from .command_process import read_events, start_command
 from .host_session import HostSession, LaunchSettings, launch_run
 from .local_peers import LifeLine, LocalPeers, LocalSettings
@@ -12,15 +13,17 @@ from .run_folder import as_yaml, log_to
 
 if TYPE_CHECKING:
     from .run_delegate import RunDelegate, settings_of, versions
-    from .run_verification import RunVerification
-    from .snapshot_thread import CommittedModel
+    from .snapshot_thread import CARD, WEIGHTS, CommittedModel, ProgressHook, replayed
 
 _LAZY = {
     "versions": ".run_delegate",
     "RunDelegate": ".run_delegate",
     "settings_of": ".run_delegate",
     "CommittedModel": ".snapshot_thread",
-    "RunVerification": ".run_verification",
+    "CARD": ".snapshot_thread",
+    "WEIGHTS": ".snapshot_thread",
+    "ProgressHook": ".snapshot_thread",
+    "replayed": ".snapshot_thread",
 }
 
 if not TYPE_CHECKING:  # a type checker must not accept any name

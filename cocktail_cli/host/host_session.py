@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli import __version__, machine
-from cocktail_cli.assembly import HostParts, hub_extensions
+from cocktail_cli.assembly import HostParts, hub_extensions, used
 from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
 from cocktail_cli.installation import command_elsewhere
-from cocktail_cli.proofs import check_begun_files, hashes_of
 from cocktail_cli.recipe_request import RecipeRequest, room_for
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import ProgressMeter, View, events, poll_status, timestamp, trackers_of
 
 from . import run_folder as in_folder
+from .begun_files import check_begun_files, hashes_of
 from .dashboard_process import DashboardProcess
 from .detached import DetachedView, start_detached
 from .local_peers import LEAVE_WITHIN, LifeLine, LocalPeers, LocalSettings
@@ -486,10 +486,11 @@ class HostSession:
         """Begin the ledger of a new run, on what the run begins with."""
         from transport import Ledger
         from transport.protocol import short_key
-        from transport.receipts import signer_of
 
         origin = {"recipe": self.recipe.recipe_hash, "base": work.base.digest, "data": work.data_digest}
-        origin |= {"hub": short_key(keys.public), "signer": signer_of(keys.signing) if keys.signing else ""}
+        origin["hub"] = short_key(keys.public)
+        for one in used(self.recipe):
+            origin |= one.origin(keys)
         origin |= hashes_of(self.folder, (in_folder.RECIPE, in_folder.TOKENIZER), work.base.files)
         place, wal = self.folder / in_folder.LEDGER, self._on_this_machine()
         return Ledger(place, run=settings.run, samples=settings.samples, wal=wal, origin=origin)
@@ -597,7 +598,7 @@ class HostSession:
             raise out_of_disk(self.folder, (again,))
         if state in ("finished", "stopped") and narrator.rounds:
             work.durable.forget()
-            self.seal(work, narrator.rounds)
+            self.wrote_run(work, narrator.rounds)
         if state == "paused":
             self.show(events.RunPaused(self.record.run, narrator.step, self.record.planned, ended.reason))
             self.say_how_to_go_on()
@@ -645,13 +646,13 @@ class HostSession:
         record = machine.reread_run(self.record)
         machine.save_run(record.ended(state, narrator.step, narrator.eval_loss, reason))
 
-    def seal(self, work: RunDelegate, rounds: int) -> None:
-        """Sign the hashes of the folder's files; the model is on the disk even if this fails."""
+    def wrote_run(self, work: RunDelegate, rounds: int) -> None:
+        """Let extensions add to the folder; the model is on the disk even if this fails."""
         self.show(events.Progressed("hashing the run's files"))
         try:
-            work.model.seal_run(rounds)
+            work.model.wrote_run(rounds)
         except Exception as error:
-            self.show(events.Warning(f"the run's folder is not sealed: {explain(error).message}"))
+            self.show(events.Warning(f"the run's folder is not complete: {explain(error).message}"))
 
     def push(self, rounds: int) -> None:
         """Push the model, which is on the disk even if this fails."""

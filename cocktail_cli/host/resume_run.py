@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from cocktail_cli import __version__
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import FORMAT, RunRecord, check_record
-from cocktail_cli.proofs import altered_base_files, check_begun_files
 
 from . import run_folder as in_folder
+from .begun_files import altered_base_files, check_begun_files
 from .local_peers import LocalSettings
 
 if TYPE_CHECKING:

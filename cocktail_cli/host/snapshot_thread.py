@@ -17,28 +17,25 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
+from cocktail_cli.assembly import used
 from cocktail_cli.errors import explain
 from cocktail_cli.foreign_text import paragraphs
 from cocktail_cli.machine import read_run
-from cocktail_cli.proofs import read_seal, sha256_of, write_seal
 from cocktail_cli.ui import Checkpoint, Event, ProgressMeter, Warning
 from transport import Ledger
-from transport.ledger import merge_wal
 from transport.protocol import count_samples, messages
-from transport.receipts import signer_of
 
 from . import run_folder as in_folder
 
 if TYPE_CHECKING:
     from recipes.algorithm import GlobalModel
     from recipes.config import Recipe
-    from recipes.models import Proof
     from recipes.snapshots import Fold, Snapshot
     from recipes.weight_files import Layout
 
@@ -163,7 +160,7 @@ class CommittedModel:
             fold.write(part)
             if dtype != "float32":
                 convert_dtype(part, dtype)
-            self.seal_model(part, fold.round)
+            self.wrote_model(part, fold.round)
         return fold.round
 
     def write_merged(self, folder: Path, dtype: Dtype = "float32", round: int | None = None) -> int:
@@ -177,44 +174,19 @@ class CommittedModel:
             trained = AdapterVector(loaded.layout, model.vector)
             write_merged(part, self.recipe, self.base, trained, tokenizer, dtype)
             (part / CARD).write_text(self.card(model.round, merged=True), encoding="utf-8")
-            self.seal_model(part, model.round, merged=True)
+            self.wrote_model(part, model.round, merged=True)
         return model.round
 
-    def seal_model(self, folder: Path, rounds: int, merged: bool = False) -> None:
-        """Name ledger and weights in the model's card, and sign the hashes of all its files.
+    def wrote_model(self, folder: Path, rounds: int, merged: bool = False) -> None:
+        """Let extensions add to a model's folder, once all else is written there."""
+        for one in used(self.recipe):
+            one.wrote_model(self, folder, rounds, merged)
 
-        A run that began without a signing key signs nothing.
-        """
-        from recipes.models import Proof
-        from recipes.weight_files import weights_file_in
-
-        statement, secret = self.statement(rounds)
-        if secret:
-            weights = weights_file_in(folder)
-            sha256 = sha256_of(weights)
-            proof = Proof(statement["head"], (weights.name, sha256), signer_of(secret))
-            (folder / CARD).write_text(self.card(rounds, merged, proof), encoding="utf-8")
-            write_seal(folder, statement, secret, {weights.name: sha256})
-
-    def seal_run(self, rounds: int) -> None:
-        """Sign the hashes of all files of the run's folder, once nothing is written there any more.
-
-        Raises LedgerError where a reader of the ledger is in the way.
-        """
-        statement, secret = self.statement(rounds)
-        if secret:
-            merge_wal(self.folder / in_folder.LEDGER)
-            model = read_seal(self.folder)  # `write_model` has hashed its files
-            write_seal(self.folder, statement, secret, model.statement["files"] if model else {})
-
-    def statement(self, rounds: int) -> tuple[dict[str, Any], str]:
-        """Describe the model after so many rounds for a seal; return the key to sign it with, or ""."""
-        record = read_run(self.folder)
-        with Ledger(self.folder / in_folder.LEDGER, write=False) as ledger:
-            origin = {name: ledger.origin.get(name, "") for name in ("recipe", "base")}
-            statement = {"run": ledger.run, "rounds": rounds, "head": ledger.head(rounds), **origin}
-            secret = record.keys.get("signing", "") if record and ledger.origin.get("signer") else ""
-            return statement, secret
+    def wrote_run(self, rounds: int) -> None:
+        """Let extensions add to the run's folder, once nothing else is written there any more. Raises
+        LedgerError where a reader of the ledger is in the way."""
+        for one in used(self.recipe):
+            one.wrote_run(self, rounds)
 
     def write_beside(self, folder: Path, fold: Fold) -> None:
         """Write config, tokenizer and model card beside the weights."""
@@ -225,8 +197,8 @@ class CommittedModel:
         texts = configs_with_eos(fold.source.config_files, self.recipe.model, tokenizer)
         write_model_files(folder, {**texts, CARD: self.card(fold.round)}, tokenizer)
 
-    def card(self, rounds: int, merged: bool = False, proof: Proof | None = None) -> str:
-        """Render the model card: who trained it, on what."""
+    def card(self, rounds: int, merged: bool = False, more: Sequence[str] = ()) -> str:
+        """Render the model card: who trained it, on what, and `more` lines of an extension."""
         from recipes.downloads import Licence
         from recipes.models import RunSummary, cached_commit, render_card
 
@@ -238,7 +210,7 @@ class CommittedModel:
             for row in ledger.evaluations():
                 loss = row.loss if row.round <= rounds else loss
             made = RunSummary(
-                ledger.run, rounds, cached_commit(self.base), samples, loss, merged, licence, proof
+                ledger.run, rounds, cached_commit(self.base), samples, loss, merged, licence, more
             )
         return paragraphs(render_card(self.recipe, made))
 

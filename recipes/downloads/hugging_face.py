@@ -32,7 +32,6 @@ NO_ANSWER = {
 # files of a folder that are pushed; a run's folder has its ledger and its base below it
 PUSHED_FILES = (
     "README.md",
-    "seal.json",
     "model.safetensors",
     "adapter_model.safetensors",
     "config.json",

@@ -19,7 +19,7 @@ from .base_model import (
 from .causal_lm import TextGenerator, load_model, open_vector
 from .lora import add_adapters, base_parameter_name
 from .meta_init import ParameterFiller, build_on_meta, frozen_name
-from .model_card import Proof, RunSummary, package_versions, render_card
+from .model_card import RunSummary, package_versions, render_card
 from .packing_isolation import check_packing_isolation
 from .revision_pinning import pin_revisions
 from .sliced_loss import causal_model, decoder_inputs, loss_sum, replaced_forward, token_losses

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
@@ -23,15 +23,6 @@ MAX_CONTRIBUTORS = 100  # listed by name
 
 
 @dataclass(frozen=True)
-class Proof:
-    """Hashes by which a model folder can be checked."""
-
-    head: str  # of the run's ledger after the model's rounds
-    weights: tuple[str, str]  # name and SHA-256 of the weights' file
-    signer: str  # public key of the run
-
-
-@dataclass(frozen=True)
 class RunSummary:
     """Results of a run that the card reports."""
 
@@ -42,7 +33,7 @@ class RunSummary:
     loss: float | None = None  # on held-out data
     merged: bool = False  # adapters are merged into the base
     licence: Licence = field(default_factory=Licence)  # of the base
-    proof: Proof | None = None  # None: a snapshot, or a run without a key to sign with
+    more: Sequence[str] = ()  # lines of an extension
 
 
 def render_card(recipe: Recipe, made: RunSummary) -> str:
@@ -101,7 +92,7 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
             "|---|---|",
             *(f"| {plain(name)} | {count:,} |" for name, count in ranked(made.samples)),
             "",
-            *verification_lines(made),
+            *made.more,
             "## Recipe",
             "",
             "```yaml",
@@ -171,19 +162,6 @@ def training_lines(recipe: Recipe, samples: int) -> Iterator[str]:
     schedule = training.lr_scheduler_type.replace("_", " ")
     yield f"learning rate {training.learning_rate:g}, {schedule}; {training.optim}"
     yield f"updates exchanged with the preset `{recipe.compression.preset}`"
-
-
-def verification_lines(made: RunSummary) -> Iterator[str]:
-    """Name the hashes of ledger and weights, and the command that checks them."""
-    if made.proof is None:
-        return
-    name, sha256 = made.proof.weights
-    yield from ("## Verification", "")
-    yield f"- ledger of {made.run} after {made.rounds:,} rounds: head `{made.proof.head}`"
-    yield f"- `{name}`: sha256 `{sha256}`"
-    yield f"- signed by the run's key `{made.proof.signer}` in `seal.json`, with every file here"
-    yield "- `cocktail verify FOLDER` checks this folder; with `--run RUN` it replays the run"
-    yield ""
 
 
 def ranked(samples: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import median
 
 from cocktail_cli.errors import EXIT
-from cocktail_cli.extensions.proofs import open_receipt
-from cocktail_cli.host import RunVerification
+from cocktail_cli.extensions.proofs.receipts import open_receipt
+from cocktail_cli.extensions.proofs.run_verification import RunVerification
 from recipes.algorithm import GlobalModel, compressor_of
 from recipes.config.loader import recipe_from_json
 from recipes.models.causal_lm import load_model

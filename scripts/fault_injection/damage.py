@@ -283,7 +283,7 @@ def resume(folder: Path, prepared: Any = None) -> Found:
 
 def verify(folder: Path, replayed: bool = True) -> Found:
     """Verify a run as `cocktail verify` does."""
-    from cocktail_cli.host import RunVerification
+    from cocktail_cli.extensions.proofs.run_verification import RunVerification
 
     checked = RunVerification(folder)
     checked.check_hashes()
@@ -416,7 +416,12 @@ def imports() -> None:
     from scripts.swarms.forked import MODULES
 
     torch.set_num_threads(1)
-    for name in (*MODULES, "cocktail_cli.host.run_verification", "recipes.snapshots", "recipes.training"):
+    for name in (
+        *MODULES,
+        "cocktail_cli.extensions.proofs.run_verification",
+        "recipes.snapshots",
+        "recipes.training",
+    ):
         with suppress(ImportError):
             __import__(name)
 

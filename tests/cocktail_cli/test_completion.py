@@ -8,12 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import typer.main
 from processor_time import half_a_second, timed
 
 from cocktail_cli.completion import local_peers, overrides, recipe_names, run_names, unfinished_runs
 from cocktail_cli.machine import RunRecord, save_run
-from cocktail_cli.main import app
+from cocktail_cli.main import command_table
 
 
 def commands(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
@@ -24,7 +23,7 @@ def commands(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{above}{name}", command
 
 
-COMMANDS = dict(commands(typer.main.get_command(app)))
+COMMANDS = dict(commands(command_table([])))
 
 
 @pytest.mark.parametrize("name", COMMANDS)

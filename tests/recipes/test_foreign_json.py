@@ -281,7 +281,7 @@ UNMEASURED = {
     "transport/ledger/decision_chain.py": "the hub's own ledger",
     "transport/ledger/journal.py": "the hub's own ledger",
     "cocktail_cli/host/run_folder.py": "the host's own file",
-    "transport/receipts/signed_documents.py": "NotGenuine, whatever is wrong",
+    "cocktail_cli/extensions/proofs/signed_documents.py": "NotGenuine, whatever is wrong",
     "cocktail_cli/installation.py": "pip's own file",
     "cocktail_cli/machine/identity.py": "this machine's own file",
     "cocktail_cli/standby/standby_session.py": "this machine's own file",

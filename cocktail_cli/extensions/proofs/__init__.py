@@ -1,15 +1,27 @@
-"""Signed proofs: what the run has counted of each peer, as a receipt that its holder can show to anybody."""
+"""Signed proofs: receipts of what a run has counted of each peer, and seals of the files that it has made."""
 
 from __future__ import annotations
 
-from cocktail_cli.assembly import Extension, HostParts, PeerExtension, PeerParts
-from transport.hub import Extend
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .receipts import open_receipt
+from cocktail_cli.assembly import Command, Extension, HostParts, PeerExtension, PeerParts, WrittenModel
+from cocktail_cli.options import RESULTS
+
+if TYPE_CHECKING:
+    from transport.hub import Extend
+    from transport.protocol import RunKeys
 
 
 class Proofs(Extension):
-    """A hub that has a signing key issues receipts, and each peer keeps its newest."""
+    """A hub with a signing key issues receipts, each peer keeps its newest, and what is written is sealed."""
+
+    @property
+    def commands(self) -> Sequence[Command]:
+        from .command import verify
+
+        return (Command("verify", RESULTS, verify),)
 
     def hub(self, host: HostParts) -> Extend | None:
         from .hub import ReceiptWriter
@@ -20,6 +32,21 @@ class Proofs(Extension):
         from .peer import ReceiptFile
 
         return ReceiptFile(peer.url, peer.key, peer.warn)
+
+    def origin(self, keys: RunKeys) -> Mapping[str, str]:
+        from .signed_documents import signer_of
+
+        return {"signer": signer_of(keys.signing) if keys.signing else ""}
+
+    def wrote_model(self, model: WrittenModel, folder: Path, rounds: int, merged: bool) -> None:
+        from .model_folder import seal_model
+
+        seal_model(model, folder, rounds, merged)
+
+    def wrote_run(self, model: WrittenModel, rounds: int) -> None:
+        from .model_folder import seal_run
+
+        seal_run(model, rounds)
 
 
 extension = Proofs()

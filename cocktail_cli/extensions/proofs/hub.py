@@ -9,10 +9,10 @@ import msgspec
 
 from transport.ledger import Counted, Ledger
 from transport.protocol import RunKeys, count_samples, short_key
-from transport.receipts import SignedDocument, signer_of
 from transport.scheduling import HubExtension
 
 from .receipts import KIND, NAME, Receipt, statement_of
+from .signed_documents import SignedDocument, signer_of
 
 
 class ReceiptWriter(HubExtension):

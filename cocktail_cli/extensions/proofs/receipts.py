@@ -15,9 +15,10 @@ import msgspec
 from msgspec import Meta
 
 from transport.protocol import NotGenuine, messages, short_key
-from transport.receipts import SignedDocument
 
-NAME, KIND = "receipt", "receipt"  # of the body, and of the document
+from .signed_documents import SignedDocument
+
+NAME, KIND = "proofs", "receipt"  # of the body, and of the document
 FIELDS = {"run": str, "hub": str, "peer": str, "committed": int, "rounds": int, "samples": int, "head": str}
 
 

@@ -23,8 +23,8 @@ from test_snapshot_thread import RECIPE, Story, minding, told
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import HostSession as Launch
+from cocktail_cli.host import hashes_of
 from cocktail_cli.machine import RunRecord, save_run
-from cocktail_cli.proofs import hashes_of
 from cocktail_cli.ui import Checkpoint
 from recipes.algorithm import GlobalModel, compressor_of
 from recipes.config import Recipe, load_recipe

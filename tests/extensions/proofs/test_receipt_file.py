@@ -9,10 +9,10 @@ import pytest
 from cocktail_cli.extensions.proofs.hub import ReceiptWriter
 from cocktail_cli.extensions.proofs.peer import ReceiptFile
 from cocktail_cli.extensions.proofs.receipts import NAME, Receipt
+from cocktail_cli.extensions.proofs.signed_documents import SignedDocument
 from cocktail_cli.machine import home
 from transport.ledger import Counted, Ledger, RoundRow
 from transport.protocol import CurveKeys, RunKeys, messages, short_key
-from transport.receipts import SignedDocument
 
 PEER = CurveKeys.generate().public
 

@@ -6,15 +6,20 @@ file:base/<name>                           in the folder of the base model, wher
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from cocktail_cli.errors import damaged
 
-from .sealed_folder import COPY_AGAIN, sha256_of
-
+COPY_AGAIN = "copy or download it again, from where it was right"
 KEY, BASE = "file:", "base/"
+
+
+def sha256_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class HashedFile(Protocol):

@@ -19,16 +19,17 @@ from test_snapshot_thread import RECIPE, Story, minding, told
 from cocktail_cli.errors import Failure, explain
 from cocktail_cli.extensions.proofs.hub import ReceiptWriter
 from cocktail_cli.extensions.proofs.receipts import Receipt, receipt_document
-from cocktail_cli.host import CommittedModel, RunVerification
+from cocktail_cli.extensions.proofs.run_verification import RunVerification
+from cocktail_cli.extensions.proofs.sealed_folder import check_sealed_model
+from cocktail_cli.extensions.proofs.signed_documents import SignedDocument, signer_of
+from cocktail_cli.host import CommittedModel, hashes_of
 from cocktail_cli.machine import RunRecord, save_run
-from cocktail_cli.proofs import check_sealed_model, hashes_of
 from recipes.algorithm import GlobalModel, compressor_of
 from recipes.config import Recipe, load_recipe
 from recipes.models import open_tokenizer, open_trained, prepare_base
 from recipes.snapshots import write_chunk_hashes
 from transport.ledger import UPDATES, Counted, EvaluationRow, Ledger, RoundRow, UpdateLog
 from transport.protocol import CurveKeys, NotGenuine, RunKeys, WeightedPacket, short_key
-from transport.receipts import SignedDocument, signer_of
 
 NAME, ROUNDS, SNAPSHOT = "amber-otter-42", 6, 3
 KEYS, PEER = RunKeys.generate(), CurveKeys.generate().public
@@ -80,7 +81,7 @@ def finish(story: Story, recipe: Recipe = RECIPE) -> None:
     model.write_model(story.folder)
     updates = story.folder / "ledger" / UPDATES
     updates.rename(story.folder.with_name(UPDATES))
-    model.seal_run(story.common.round)
+    model.wrote_run(story.common.round)
 
 
 @pytest.fixture(scope="module")

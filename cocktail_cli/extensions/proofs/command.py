@@ -88,7 +88,7 @@ def folder_of(run: str) -> Path:
 
 
 def check_run(folder: Path, trust: bool, meter: ProgressMeter) -> dict[str, Any]:
-    from cocktail_cli.host import RunVerification
+    from .run_verification import RunVerification
 
     checked = RunVerification(folder)
     checked.check_hashes()
@@ -97,8 +97,8 @@ def check_run(folder: Path, trust: bool, meter: ProgressMeter) -> dict[str, Any]
 
 
 def check_model(folder: Path, run: str | None, trust: bool, meter: ProgressMeter) -> dict[str, Any]:
-    from cocktail_cli.host import RunVerification
-    from cocktail_cli.proofs import check_sealed_model, uncovered
+    from .run_verification import RunVerification
+    from .sealed_folder import check_sealed_model, uncovered
 
     seal = check_sealed_model(folder)
     said = seal.statement
@@ -113,8 +113,8 @@ def check_model(folder: Path, run: str | None, trust: bool, meter: ProgressMeter
 
 
 def check_receipt(path: Path, run: str | None) -> dict[str, Any]:
-    from cocktail_cli.extensions.proofs import open_receipt
-    from cocktail_cli.host import RunVerification
+    from .receipts import open_receipt
+    from .run_verification import RunVerification
 
     receipt = open_receipt(path)
     if run is not None:

@@ -8,9 +8,9 @@ import pytest
 from in_this_process import Run
 from test_run_verification import KEYS, NAME, PEER, RECIPE, altered, begin, commit, finish
 
+from cocktail_cli.extensions.proofs.signed_documents import SignedDocument
 from cocktail_cli.host import CommittedModel
 from cocktail_cli.machine import read_run, save_run
-from transport.receipts import SignedDocument
 
 
 @pytest.fixture(scope="module")

@@ -7,19 +7,18 @@ A seal is written last. Files that carry no truth, and files that were added lat
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cocktail_cli.errors import Failure
+from cocktail_cli.host import COPY_AGAIN, sha256_of
+from transport.protocol import NotGenuine
 
-if TYPE_CHECKING:
-    from transport.receipts import SignedDocument
+from .signed_documents import SignedDocument
 
 SEAL = "seal.json"
 CARD = "README.md"
 SNAPSHOTS = "snapshots/"  # which its host may delete
-COPY_AGAIN = "copy or download it again, from where it was right"
 # Of a run's folder: keys and this machine's record, logs, figures, trackers, what local peers say, locks.
 UNSEALED = (
     "run.json",
@@ -53,15 +52,8 @@ def uncovered(folder: Path, seal: SignedDocument | None) -> list[str]:
     return [name for name in files_in(folder) if name not in files]
 
 
-def sha256_of(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def write_seal(folder: Path, statement: dict[str, Any], secret: str, known: dict[str, str]) -> None:
     """Seal every file of the folder with RunKeys.signing; some SHA-256 are `known`, by name."""
-    from transport.receipts import SignedDocument
-
     names = filter(to_seal, files_in(folder))
     files = {name: known.get(name) or sha256_of(folder / name) for name in names}
     document = SignedDocument.sign("seal", statement | {"files": files}, secret)
@@ -70,9 +62,6 @@ def write_seal(folder: Path, statement: dict[str, Any], secret: str, known: dict
 
 def read_seal(folder: Path) -> SignedDocument | None:
     """Read and check the folder's seal; None where it has none. Raises NotGenuine, OSError."""
-    from transport.protocol import NotGenuine
-    from transport.receipts import SignedDocument
-
     path = folder / SEAL
     if not path.exists():
         return None

@@ -17,28 +17,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli.errors import Failure, damaged
-from cocktail_cli.machine import FILE, check_record, check_trust, read_run
-from cocktail_cli.proofs import (
+from cocktail_cli.host import (
     COPY_AGAIN,
-    SEAL,
+    WEIGHTS,
+    CommittedModel,
+    ProgressHook,
     altered_base_files,
     begun_files,
     check_begun_files,
-    check_files,
-    read_seal,
-    uncovered,
+    replayed,
 )
+from cocktail_cli.host import run_folder as in_folder
+from cocktail_cli.machine import FILE, check_record, check_trust, read_run
 from transport import Ledger
 from transport.ledger import DATABASE, JOURNAL, PACKETS
 from transport.protocol import LedgerError
 
-from . import run_folder as in_folder
-from .snapshot_thread import WEIGHTS, CommittedModel, ProgressHook, replayed
+from .sealed_folder import SEAL, check_files, read_seal, uncovered
+from .signed_documents import SignedDocument
 
 if TYPE_CHECKING:
     from recipes.algorithm import GlobalModel
     from recipes.config import Recipe
-    from transport.receipts import SignedDocument
 
 BOOKS = (*(DATABASE + end for end in ("", "-wal", "-shm", ".sha256")), JOURNAL, PACKETS)
 COVERED = (*(f"{in_folder.LEDGER}/{name}" for name in BOOKS), in_folder.RESOLVED, FILE)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.proofs import altered_base_files, begun_files, check_begun_files, hashes_of
+from cocktail_cli.host import altered_base_files, begun_files, check_begun_files, hashes_of
 
 
 @dataclass

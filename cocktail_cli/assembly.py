@@ -80,6 +80,8 @@ class Command(NamedTuple):
 class Extension:
     """One folder of `cocktail_cli.extensions`."""
 
+    files: Sequence[str] = ()  # that it adds to a model's folder, and that are pushed with it
+
     @property
     def commands(self) -> Sequence[Command]:
         return ()
@@ -159,6 +161,11 @@ def used(recipe: Recipe) -> Iterator[Extension]:
     for row in EXTENSIONS:
         if not row.keys or row.folder in recipe.extensions:
             yield extension(row)
+
+
+def files_of(recipe: Recipe) -> list[str]:
+    """Name the files that extensions add to a model's folder."""
+    return [name for one in used(recipe) for name in one.files]
 
 
 def hub_extensions(host: HostParts) -> list[Extend]:

@@ -22,8 +22,8 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 33_261,
-    "lines with code, extensions": 11_486,
+    "lines with code, heart": 33_265,
+    "lines with code, extensions": 11_487,
     "lines with code, scripts": 9854,
     "lines with code, tests": 42_798,
     "modules": 415,

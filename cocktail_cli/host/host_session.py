@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli import __version__, machine
-from cocktail_cli.assembly import HostParts, hub_extensions, used
+from cocktail_cli.assembly import HostParts, files_of, hub_extensions, used
 from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
 from cocktail_cli.installation import command_elsewhere
 from cocktail_cli.recipe_request import RecipeRequest, room_for
@@ -660,7 +660,8 @@ class HostSession:
             return
         self.show(events.Progressed(f"pushing the model to {repository.name}"))
         try:
-            address = repository.push(self.folder, f"{self.record.run}, {rounds} rounds")
+            said = f"{self.record.run}, {rounds} rounds"
+            address = repository.push(self.folder, said, files_of(self.recipe))
         except Exception as error:
             again = f"cocktail export {self.record.run} -o DIR --push {repository.name}"
             self.show(events.Warning(f"the model is not pushed: {explain(error).message}; again: {again}"))

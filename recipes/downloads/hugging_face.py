@@ -232,8 +232,8 @@ class Repository:
             made = HfApi().create_repo(self.name, private=self.private, exist_ok=True)
             return str(made.repo_id)
 
-    def push(self, folder: Path, message: str) -> str:
-        """Push the model files of `folder`; returns the commit's address."""
+    def push(self, folder: Path, message: str, more: Sequence[str] = ()) -> str:
+        """Push the model files of `folder`, and `more` of these names; returns the commit's address."""
         from huggingface_hub import HfApi
 
         with _pushing(self.name):
@@ -241,7 +241,7 @@ class Repository:
                 repo_id=self.name,
                 folder_path=folder,
                 commit_message=message,
-                allow_patterns=[*PUSHED_FILES, *(file.name for file in folder.glob(CODE_FILES))],
+                allow_patterns=[*PUSHED_FILES, *more, *(file.name for file in folder.glob(CODE_FILES))],
             )
             return str(getattr(done, "commit_url", done))
 

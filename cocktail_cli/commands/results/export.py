@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from cocktail_cli.assembly import files_of
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import check_trust, load_run
@@ -81,7 +82,7 @@ def export(
         rounds = merged if merged is not None else place.write_model(output_dir, dtype, meter, round)
     told: dict[str, object] = {"run": record.run, "model": str(output_dir), "rounds": rounds}
     if repository is not None:
-        told["pushed"] = repository.push(output_dir, f"{record.run}, {rounds} rounds")
+        told["pushed"] = repository.push(output_dir, f"{record.run}, {rounds} rounds", files_of(recipe))
     if as_json:
         say_json(told)
         return

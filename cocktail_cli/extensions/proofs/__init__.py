@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class Proofs(Extension):
     """A hub with a signing key issues receipts, each peer keeps its newest, and what is written is sealed."""
 
+    files = ("seal.json",)
+
     @property
     def commands(self) -> Sequence[Command]:
         from .command import verify

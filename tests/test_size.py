@@ -24,13 +24,13 @@ from transport.protocol import messages
 CEILINGS = {
     "lines with code, heart": 33_265,
     "lines with code, extensions": 11_487,
-    "lines with code, scripts": 9854,
-    "lines with code, tests": 42_798,
+    "lines with code, scripts": 9863,
+    "lines with code, tests": 42_861,
     "modules": 415,
     "recipe keys": 110,
     "options": 195,
     "messages": 45,
-    "words of documents": 68_619,
+    "words of documents": 68_787,
     "functions without a docstring, %": 22,
 }
 

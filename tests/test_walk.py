@@ -2,7 +2,8 @@
 and the packages that such a run loads. They only fall.
 
 Real processes are traced, all their threads: the hub, two peers, and a third one that joins
-(walk/sitecustomize.py). Two rounds in a row, of a run that has been going for a while, are "a round".
+(walk_tracer.py). Each is a fork of one that has imported libraries, and nothing of ours. Two rounds in a row,
+of a run that has been going for a while, are "a round".
 """
 
 from __future__ import annotations
@@ -15,15 +16,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
-from house import EXTENSIONS, ROOT
+from forked import needs_fork
+from house import EXTENSIONS
 
+from scripts.swarms.forked import Forker
 from scripts.swarms.processes import Process
 
 COCKTAIL = (sys.executable, "-m", "cocktail_cli")
 LAUNCH = "launch smoke --peers 2 --port 0 --bind 127.0.0.1 --json data.max_length=32 max_steps=4000 -o out"
+SMALL = "global_batch_size=12 data.val_set_size=4"
 MOST = {"a round": (825, 124), "a join": (870, 127)}  # functions, files; on a quiet machine some 30, 3 fewer
 LOADED = {  # packages of one capability that a run without it loads all the same
     "cocktail_cli/aggregation",
@@ -33,10 +38,10 @@ LOADED = {  # packages of one capability that a run without it loads all the sam
     "transport/passing",
 }
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Windows has no SIGUSR1"),
-]
+LIBRARIES = ("datasets", "peft", "zmq", "pydantic", "msgspec", "cryptography.x509", "typer.main")
+LIBRARIES += ("transformers.models.gpt_neox.modeling_gpt_neox",)
+
+pytestmark = [pytest.mark.slow, needs_fork]
 
 
 @dataclass
@@ -52,11 +57,11 @@ class Walk:
 
 
 @contextmanager
-def started(folder: Path, *arguments: str) -> Iterator[Process]:
+def started(forker: Forker, folder: Path, *arguments: str) -> Iterator[Process]:
     """Run a command in a folder, traced."""
-    traced = os.pathsep.join([str(ROOT / "tests" / "walk"), str(ROOT)])
-    environment = {"PYTHONPATH": traced, "WALK_TO": str(folder), "COCKTAIL_HOME": str(folder / "home")}
-    process = Process([*COCKTAIL, *arguments], logs=folder / arguments[0], **environment)
+    environment = {"WALK_TO": str(folder), "COCKTAIL_HOME": str(folder / "home")}
+    fork = partial(forker.start, forks=True)
+    process = Process([*COCKTAIL, *arguments], logs=folder / arguments[0], fork=fork, **environment)
     try:
         yield process
     finally:
@@ -85,9 +90,9 @@ def a_round(folder: Path, launch: Process, processes: list[int]) -> Walk:
     return written(folder, processes)
 
 
-def a_join(folder: Path, url: str) -> Walk:
+def a_join(forker: Forker, folder: Path, url: str) -> Walk:
     """Trace a join until the third step: in its first rounds a peer may have nothing to compress."""
-    with started(folder, "join", url, "--yes", "--json") as join:
+    with started(forker, folder, "join", url, "--yes", "--json") as join:
         join.until("step", 3)
         return written(folder, [join.pid])
 
@@ -112,14 +117,17 @@ def within(walk: str, found: Walk) -> bool:
 def walks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Walk]:
     """A round of a run with two peers, and a join of a third one."""
     folder = tmp_path_factory.mktemp("walk")
-    with started(folder, *LAUNCH.split()) as launch:
+    with (
+        Forker((*LIBRARIES, "tests.walk_tracer")) as forker,
+        started(forker, folder, *LAUNCH.split(), *SMALL.split()) as launch,
+    ):
         url = launch.until("run_started")["url"]
         launch.until("step", 6)  # the bandwidth was measured, deadlines are known
         local = [int(path.read_text().split()[0]) for path in (folder / "out" / "peers").glob("*.pid")]
         assert len(local) == 2
         return {
             "a round": usual("a round", lambda: a_round(folder, launch, [launch.pid, *local])),
-            "a join": usual("a join", lambda: a_join(folder, url)),
+            "a join": usual("a join", lambda: a_join(forker, folder, url)),
         }
 
 

@@ -32,6 +32,7 @@ class Workload:
     steps: int
     seed: int
     batch: int = 48
+    held_out: int = 200
     step_timeout: float = 30.0
     owners: bool = False  # the peers own the shards
     approve: bool = False  # newcomers wait for the host, who says yes
@@ -44,7 +45,8 @@ class Workload:
         """Build the arguments of `cocktail launch`, without a place."""
         return [
             *("launch", "smoke", "--data", str(data), f"max_steps={self.steps}", "warmup_steps=20"),
-            *(f"global_batch_size={self.batch}", "data.max_length=64", "val_set_size=200", "packing=false"),
+            *(f"global_batch_size={self.batch}", "data.max_length=64", "packing=false"),
+            f"val_set_size={self.held_out}",
             *(f"eval_steps={max(25, self.steps // 8)}", f"training.seed={self.seed}", "learning_rate=3e-3"),
             *(f"swarm.step_timeout={self.step_timeout:g}", f"swarm.peer_timeout={PEER_TIMEOUT:g}"),
             "swarm.start_timeout=300",

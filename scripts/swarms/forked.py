@@ -46,6 +46,7 @@ MODULES: tuple[str, ...] = (
     "transport.standby",
 )
 MODULES += ("datasets", "zmq", "transformers.models.gpt_neox.modeling_gpt_neox", "transformers.optimization")
+WARM = "scripts.swarms.warm"  # what each of them would work out first
 ASKING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)  # a process to leave
 LARGEST = 1 << 20  # bytes of a request
 FILES = 8  # of a request, at most
@@ -90,16 +91,20 @@ class ForkedProcess:
 
 
 class Forker:
-    """The process that forks. At its end, or ours, it kills what it has forked."""
+    """The process that forks. At its end, or ours, it kills what it has forked.
 
-    def __init__(self) -> None:
+    Args:
+        modules: what it imports before.
+    """
+
+    def __init__(self, modules: Sequence[str] = (*MODULES, WARM)) -> None:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket, self._lock, self._asked = ours, threading.Lock(), 0
         known = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
         known["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # a fork has no other thread than its own
         with its:
             self._process = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-m", __name__],
+                [sys.executable, "-X", "faulthandler", "-m", __name__, *modules],
                 stdin=its.fileno(),
                 env=os.environ | known | {"PYTHONPATH": str(ROOT)},
                 start_new_session=True,  # Ctrl-C at the terminal is for who uses it
@@ -154,7 +159,7 @@ def serve() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()  # it would look through the libraries again and again: a sixth of this time
-    for name in MODULES:
+    for name in sys.argv[1:]:
         import_module(name)
     gc.enable()
     import torch

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from in_this_process import Run, Said
+from traced_once import traces_are_shared  # noqa: F401
 
 from cocktail_cli.main import main
 

@@ -21,7 +21,7 @@ from transport import Ledger
 from transport.ledger import RoundRow
 from transport.protocol import WeightedPacket
 
-SMALL = ["data.max_length=32", "data.val_set_size=8", "global_batch_size=16", "max_steps=1000"]
+SMALL = ["data.max_length=32", "data.val_set_size=4", "global_batch_size=8", "max_steps=1000"]
 
 
 @dataclass(frozen=True)

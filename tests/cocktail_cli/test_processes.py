@@ -30,6 +30,8 @@ LAUNCH = [
     "127.0.0.1",
     "--json",
     "data.max_length=32",
+    "data.val_set_size=4",
+    "global_batch_size=8",
     "-o",
     "out",
 ]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from in_process import rows, save_tiny
+from traced_once import traces_are_shared  # noqa: F401
 
 from transport.scheduling import LoadBalancer
 

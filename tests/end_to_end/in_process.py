@@ -216,7 +216,7 @@ class Swarm:
         if owns and not self.memory.in_memory:
             door, port = open_shard_server("127.0.0.1", 0, keys, self.memory.url)
             identity |= {"keys": keys, "reachable": f"127.0.0.1:{port}"}
-        peer = build_peer(self.trained(), self.recipe, micro_batch=2, name=name)
+        peer = build_peer(self.trained(), self.recipe, micro_batch=3, name=name)
         peer.trainer.extensions = model_extensions(self.recipe)
         member = self.enrol(name, peer, **identity)
         if owns:

@@ -41,7 +41,7 @@ def test_a_run_under_faults_keeps_every_promise(tmp_path: Path) -> None:
         fault(5, "relay-kill", RELAY),
     ]
     with Forker() as forker:
-        workload = Workload(3, 70, 1, batch=24, forker=forker)
+        workload = Workload(3, 70, 1, batch=12, held_out=8, forker=forker)
         out = under_faults("run", workload, faults, None, math.inf, tmp_path)
 
     assert out.kept, "\n".join(out.lines())

@@ -17,7 +17,7 @@ NAMES = ("ann", "bob", "cat", "dan")
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows(66)))
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows(42)))
     return path
 
 

@@ -26,7 +26,7 @@ from transport.protocol import Event, messages
 
 pytestmark = pytest.mark.slow
 
-P, SEED, SAMPLES = 400, 7, 40
+P, SEED, SAMPLES = 400, 7, 28
 MIX = Cocktail(random_ratio=0.25, topk_ratio=0.2, quant_bits=4, block_size=16)
 KEPT_BYTES = 1000  # of updates.log before e itself is written: about every other round
 SETTINGS = toy_settings(

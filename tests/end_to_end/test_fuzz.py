@@ -14,7 +14,7 @@ from scripts.fuzzing.mutate import Target, message
 from transport.protocol import encode, messages
 from transport.wire import Received, TokenBuckets
 
-CASES = {"messages": 86_000, "bulk": 2_000, "packets": 8_000, "legacy": 500, "files": 3_500, "ways": 900}
+CASES = {"messages": 40_000, "bulk": 1_000, "packets": 3_500, "legacy": 300, "files": 1_500, "ways": 500}
 
 
 @pytest.mark.slow

@@ -14,13 +14,14 @@ from scripts.swarms.tcp_link import free_port
 
 pytestmark = [pytest.mark.slow, needs_fork]
 BASE = 4_000_000  # bytes of the builtin model's weights, about
+SMALL = ("max_steps=4000", "global_batch_size=8", "data.max_length=32", "data.val_set_size=4")
 SHARE = 2 << 20  # bytes that a peer is asked for at a time
 
 
 def test_a_newcomer_has_a_part_of_the_base_from_a_peer(tmp_path: Path, forked: Forked) -> None:
     with ExitStack() as stack:
         machines = LentMachines(tmp_path, stack, fork=forked.forker.start)
-        host, url = machines.launch("max_steps=4000", "global_batch_size=8", "--max-up", "16mbit")
+        host, url = machines.launch(*SMALL, "--max-up", "16mbit")
         machines.join(url, "ann", "--listen", f"127.0.0.1:{free_port()}").until("step")
         assert any(of_a_peer(machines, host, url, name) > SHARE // 2 for name in ("bob", "cem", "dan"))
 

@@ -16,7 +16,7 @@ from scripts.swarms.tcp_link import free_port
 from transport.relay import Relay
 
 pytestmark = [pytest.mark.slow, needs_fork]
-STEPS, BATCH = 16, "global_batch_size=8"
+STEPS, SMALL = 16, ("global_batch_size=8", "data.val_set_size=4")
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_a_lent_machine_killed_with_9_is_replaced_by_one_that_waits(machines: Le
     has told the hub that nobody is there, its session has no grace. Of the four one alone can be dialled, so
     two neighbours meet at the run's relay."""
     relay = machines.stack.enter_context(closing(Relay("127.0.0.1", 0)))
-    host, url = machines.launch(f"max_steps={STEPS}", BATCH, "--relay", f"127.0.0.1:{relay.port}")
+    host, url = machines.launch(f"max_steps={STEPS}", *SMALL, "--relay", f"127.0.0.1:{relay.port}")
     lent: dict[str, Process] = {}
     for name in ("ann", "bob", "cid", "dan"):
         listen = ["--listen", f"127.0.0.1:{free_port()}"] if name == "ann" else []

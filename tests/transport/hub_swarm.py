@@ -8,6 +8,7 @@ with HubSwarm(settings, work, folder) as swarm:
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,9 +118,12 @@ class HubSwarm:
         return sum(isinstance(event, RoundCommitted) for event in self.events)
 
     @contextmanager
-    def training(self) -> Iterator[HubSwarm]:
-        """While one honest peer trains; the hub is closed after it, and the peer must have met no error."""
-        peer = ToyPeer(PeerLink(self.url, PeerIdentity("ann")))
+    def training(self, compute_s: float = 0.02) -> Iterator[HubSwarm]:
+        """While one honest peer trains, so long in each round; the hub is closed after it, and the peer must
+        have met no error."""
+        peer = ToyPeer(
+            PeerLink(self.url, PeerIdentity("ann")), before_exchange=lambda _: time.sleep(compute_s)
+        )
         thread = peer.start()
         self.until(lambda: self.committed() > 3)
         yield self

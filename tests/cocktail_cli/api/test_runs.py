@@ -21,7 +21,8 @@ from cocktail_cli.commands.run import resume as resume_command
 from cocktail_cli.machine import load_run
 from recipes.config import load_recipe
 
-NOBODY: dict[str, Any] = {"no_train": True, "port": 0, "bind": "127.0.0.1", "data.max_length": 32}
+NOBODY: dict[str, Any] = {"no_train": True, "port": 0, "bind": "127.0.0.1"}
+NOBODY |= {"data.max_length": 32, "data.val_set_size": 4}
 
 
 def test_importing_the_package_imports_nothing_else() -> None:

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import pytest
 from in_this_process import Run
+from stalling_hub import SMALL
 from test_run_registry import record
 from waiting import until
 
@@ -129,7 +130,7 @@ def test_a_paused_run_says_how_it_goes_on(cocktail: Run, tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.usefixtures("fast_starts")
 def test_a_detached_run_outlives_its_launch_is_reached_and_paused(cocktail: Run, tmp_path: Path) -> None:
-    options = ["--no-train", "--port", "0", "--bind", "127.0.0.1", "-o", "out", "data.max_length=32"]
+    options = ["--no-train", "--port", "0", "--bind", "127.0.0.1", "-o", "out", *SMALL]
     said = cocktail("launch", "smoke", "--detach", "-q", *options)
     run = load_run("out")
 

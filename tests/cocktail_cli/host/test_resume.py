@@ -364,8 +364,7 @@ def test_a_line_cut_short_by_a_kill_does_not_spoil_the_next(tmp_path: Path, befo
     assert path.read_text().splitlines()[-1] == '{"c": 3}'
 
 
-SMALL = [*LAUNCH, "max_steps=24", "global_batch_size=8", "data.val_set_size=4", "swarm.min_peers=2"]
-SMALL += ["--peers", "1", "save_steps=5"]
+SMALL = [*LAUNCH, "max_steps=24", "swarm.min_peers=2", "--peers", "1", "save_steps=5"]
 
 
 @pytest.mark.slow

@@ -151,7 +151,7 @@ LIES = {
     "a lease of 4 billion samples": Lie(
         "too short for 4294967295", "lease/0", opens(), {"lease/": lambda _: PACKED + b"\xff" * 100}
     ),
-    "a billion samples": Lie("by the recipe a round has 16 samples", says=opens(samples=10**9)),
+    "a billion samples": Lie("by the recipe a round has 8 samples", says=opens(samples=10**9)),
     "a billion steps": Lie("in 1,000,000,000 local steps", says=opens(local_steps=10**9)),
     "a packet of 64 GB": Lie(f"packet/0 {LONG}", "packet/0", commits(20_000), {"packet/": ENDLESS}),
     "a commit of 64 GB": Lie(f"packet/0 {LONG}", "", commits(LIE), {"packet/": ENDLESS}),

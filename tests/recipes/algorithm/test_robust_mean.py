@@ -263,13 +263,13 @@ def test_what_the_median_holds_in_memory_does_not_grow_with_the_peers(
 
 
 def trained(rule: Rule, liars: int) -> float:
-    """The loss of x' after 60 rounds of least squares: 10 peers with noisy gradients, the first of them send
+    """The loss of x' after 30 rounds of least squares: 10 peers with noisy gradients, the first of them send
     ten times the opposite of what they found."""
     mix, n = Cocktail(random_ratio=0.5, topk_ratio=0.4, quant_bits=4, block_size=16), 200
     target, generator = normal(3, 10.0, n), torch.Generator().manual_seed(4)
     workers = [Worker(torch.zeros(n), GlobalModel(torch.zeros(n), mix, 7)) for _ in range(10)]
     aggregator = Aggregator(n, mix, 7, rule)
-    for t in range(60):
+    for t in range(30):
         parts = [worker.start() for worker in workers]
         lies = [mix.encode(-10 * part.shard_updates[0].update.dense()).packet for part in parts[:liars]]
         packets = lies + [part.packet for part in parts[liars:]]

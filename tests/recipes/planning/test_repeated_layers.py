@@ -15,7 +15,9 @@ from recipes.models import add_adapters, causal_model
 from recipes.planning.activations import MicroBatch, move, trace, trace_pass
 from recipes.planning.repeated_layers import repeated_layers, repetition
 
-LAYERS = 8
+# the fewest of which not all are traced: one layer in two has full attention, one in six
+LAYERS = {"gemma2": 8, "gemma3": 24}
+ALIKE, PAIRS = 6, 8  # where all are alike, and where two kinds take turns
 MORE: dict[str, Any] = {
     "gemma2": lambda: transformers.Gemma2Config(**GROUPED, head_dim=16),  # sliding and full attention
     "gemma3": lambda: transformers.Gemma3TextConfig(**GROUPED, head_dim=16, sliding_window=8),
@@ -24,9 +26,9 @@ MORE: dict[str, Any] = {
 KINDS = CLASSES | MORE
 
 
-def model_of(kind: str, layers: int = LAYERS, **more: Any) -> Any:
+def model_of(kind: str, layers: int = 0, **more: Any) -> Any:
     config = KINDS[kind]()
-    config.num_hidden_layers = layers
+    config.num_hidden_layers = layers or LAYERS.get(kind, ALIKE)
     wanted = config.to_dict() | {"layer_types": None, **more}
     with torch.device("meta"):
         return transformers.AutoModelForCausalLM.from_config(type(config)(**wanted))
@@ -52,18 +54,16 @@ def few_layers(model: Any, half: torch.dtype | None = None) -> MicroBatch:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_few_layers_say_what_all_of_a_class_take(kind: str) -> None:
-    layers = 24 if kind == "gemma3" else LAYERS  # one in six has full attention
-
-    assert few_layers(model_of(kind, layers)) == all_layers(model_of(kind, layers))
+    assert few_layers(model_of(kind)) == all_layers(model_of(kind))
 
 
 def test_a_pass_through_experts_in_bfloat16_takes_half_of_one_in_float32() -> None:
     """Fake tensors of torch multiply groups in bfloat16 only."""
-    whole = all_layers(model_of("qwen3_moe"))
-    half = all_layers(model_of("qwen3_moe").to(torch.bfloat16))
+    whole = all_layers(model_of("qwen3_moe", 2))
+    half = all_layers(model_of("qwen3_moe", 2).to(torch.bfloat16))
 
     assert half.flops == whole.flops
-    assert whole.flops > all_layers(model_of("qwen3_moe", moe_intermediate_size=8)).flops
+    assert whole.flops > all_layers(model_of("qwen3_moe", 2, moe_intermediate_size=8)).flops
     assert 0.4 < half.kept / whole.kept < 0.7
 
 
@@ -73,7 +73,7 @@ def test_also_with_adapters_checkpoints_and_autocast(kind: str, every: int, adap
     """`every`: so many layers have one checkpoint, 0: none."""
 
     def made() -> Any:
-        model = model_of(kind)
+        model = model_of(kind, PAIRS if every == 2 else 0)
         if every:
             model.activation_checkpointing_enable(every_n_layers=every)
         return add_adapters(model, Lora(lora_r=4)) if adapters else model
@@ -83,7 +83,7 @@ def test_also_with_adapters_checkpoints_and_autocast(kind: str, every: int, adap
 
 def test_layers_that_repeat_nowhere_are_all_traced() -> None:
     """Each has its own size, so there is nothing to leave out."""
-    model = model_of("llama")
+    model = model_of("llama", 8)
     for place, layer in enumerate(model.model.layers):
         layer.mlp.gate_proj = torch.nn.Linear(32, 64, bias=place in (0, 1, 3, 6), device="meta")
 
@@ -97,7 +97,7 @@ def test_the_model_and_its_config_are_as_before() -> None:
 
     few_layers(model)
 
-    assert model.config.num_hidden_layers == len(model.model.layers) == LAYERS
+    assert model.config.num_hidden_layers == len(model.model.layers) == LAYERS["gemma2"]
     assert model.config.layer_types == kinds
 
 

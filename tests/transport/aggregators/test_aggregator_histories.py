@@ -11,7 +11,7 @@ from sim_aggregators import ShardedSim
 from test_hub_state import DECISIONS, drawn_history, lives_through
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.integers(0, 2), st.integers(1, 4), st.lists(DECISIONS, max_size=60))
 def test_whatever_happens_to_aggregators_the_run_ends(
     staleness: int, peers: int, history: list[tuple[str, int]]
@@ -20,8 +20,8 @@ def test_whatever_happens_to_aggregators_the_run_ends(
 
 
 @pytest.mark.slow
-def test_five_hundred_histories_of_aggregators() -> None:
-    for seed in range(500):
+def test_two_hundred_histories_of_aggregators() -> None:
+    for seed in range(200):
         random = Random(seed)
         history = drawn_history(random)
         lives_through(ShardedSim(random.randint(0, 2)), random.randint(1, 4), history, f"seed {seed}")

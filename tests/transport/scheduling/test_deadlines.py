@@ -329,10 +329,10 @@ def test_a_committed_round_reports_its_straggler_deadline() -> None:
 
 
 @pytest.mark.slow
-def test_three_hundred_long_histories_with_measured_deadlines() -> None:
+def test_a_hundred_long_histories_with_measured_deadlines() -> None:
     """Stalls and jitter of all sizes; every sample is counted once, and rounds do close without somebody."""
     cut = 0
-    for seed in range(300):
+    for seed in range(100):
         random = Random(seed)
         settings = toy_settings(
             samples=60, global_batch=4, eval=True, eval_every=3, step_timeout=60.0, peer_timeout=90.0
@@ -357,4 +357,4 @@ def test_three_hundred_long_histories_with_measured_deadlines() -> None:
         assert ended.finished, f"seed {seed}"
         assert sorted(swarm.trained) == list(range(60)), f"seed {seed}"
         cut += any("goes on without" in said for said in warnings(swarm))
-    assert cut > 30, "deadlines have been met in these histories"
+    assert cut > 10, "deadlines have been met in these histories"

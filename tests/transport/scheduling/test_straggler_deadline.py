@@ -8,7 +8,7 @@ from random import Random
 from statistics import median_low
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transport.scheduling.straggler_deadline import (
@@ -137,6 +137,7 @@ def rounds_with(idle: Callable[[int], list[str]], rounds: int, usual: float) -> 
     return took / (rounds * usual)
 
 
+@settings(max_examples=25)
 @given(st.floats(0.01, 100.0), st.integers(1, 300))
 def test_members_that_never_deliver_take_a_twentieth_of_the_time_however_many_they_are(
     usual: float, many: int

@@ -35,7 +35,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubSwarm]:
     settings = toy_settings(
         **FAST, samples=10**6, peer_timeout=30.0, step_timeout=60.0, start_timeout=PATIENCE_S
     )
-    with HubSwarm(settings, work, tmp_path_factory.mktemp("floods"), 0).start().training() as running:
+    with HubSwarm(settings, work, tmp_path_factory.mktemp("floods"), 0).start().training(0.1) as running:
         yield running
 
 

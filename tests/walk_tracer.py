@@ -1,7 +1,7 @@
 """Note every function of this project that a process enters, in all its threads: for test_walk.py.
 
-Python imports a module of this name when it starts. SIGUSR1: what was entered so far is forgotten; SIGUSR2:
-it is written to $WALK_TO/<process>.json, with the modules that are loaded.
+The process imports this before all of the project, or is a fork of one that did. SIGUSR1: what was entered so
+far is forgotten; SIGUSR2: it is written to $WALK_TO/<process>.json, with the modules that are loaded.
 """
 
 import inspect
@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from types import CodeType, FrameType
 
-ROOT = str(Path(__file__).parents[2]) + os.sep
+ROOT = str(Path(__file__).parents[1]) + os.sep
 ROOMS = tuple(ROOT + room + os.sep for room in ("compress", "transport", "recipes", "cocktail_cli"))
 entered: set[CodeType] = set()
 
@@ -41,8 +41,7 @@ def write(*_: object) -> None:
     part.rename(to)
 
 
-if "WALK_TO" in os.environ:
-    signal.signal(signal.SIGUSR1, forget)
-    signal.signal(signal.SIGUSR2, write)
-    threading.settrace(trace)
-    sys.settrace(trace)
+signal.signal(signal.SIGUSR1, forget)
+signal.signal(signal.SIGUSR2, write)
+threading.settrace(trace)
+sys.settrace(trace)

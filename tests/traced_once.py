@@ -1,0 +1,33 @@
+"""Micro-batches of models just alike are traced once in a process, for tests whose claim is another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from recipes.models import causal_model
+from recipes.planning.activations import MicroBatch, trace
+from recipes.planning.repeated_layers import kind_of
+
+traced: dict[tuple[object, ...], MicroBatch] = {}
+
+
+def trace_once(model: nn.Module, batch: int, length: int, half: torch.dtype | None = None) -> MicroBatch:
+    """Trace as `trace` does. Alike is what has the same classes, settings, shapes and config."""
+    config = causal_model(model).config
+    attention = config._attn_implementation
+    alike = (kind_of(model), config.to_json_string(), attention, batch, length, half)
+    if alike not in traced:
+        traced[alike] = trace(model, batch, length, half)
+    return traced[alike]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def traces_are_shared() -> Iterator[None]:
+    """Plan with `trace_once`, in each test of the folder that imports this."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("recipes.planning.memory_plan.trace", trace_once)
+        yield

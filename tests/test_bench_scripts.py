@@ -120,6 +120,7 @@ def told(script: str, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fast_starts")
 def test_bench_compress_prints_one_json_object() -> None:
     found = told("compress", "--params", "1e5", "--times", "1")
 
@@ -128,6 +129,7 @@ def test_bench_compress_prints_one_json_object() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fast_starts")
 def test_bench_step_measures_a_step_without_a_network() -> None:
     small = ["data.max_length=32", "global_batch_size=4", "compression.local_steps=2"]
     row = told("step", "smoke", *small, "--peers", "2", "--steps", "3", "--device", "cpu")

@@ -128,8 +128,12 @@ def package_of(module: str) -> str:
 
 
 @cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def tree(module: str) -> ast.Module:
-    return ast.parse(modules()[module].read_text(encoding="utf-8"))
+    return parsed(modules()[module])
 
 
 @cache
@@ -264,7 +268,7 @@ def past_a_front_in_tests() -> dict[str, str]:
     for path in files("tests", ".py"):
         own = ".".join(path.relative_to(ROOT / "tests").parent.parts)
         own = f"cocktail_cli.{own}" if own.startswith("extensions") else own
-        for base, _ in imports_from_house(ast.parse(path.read_text(encoding="utf-8")), own):
+        for base, _ in imports_from_house(parsed(path), own):
             inside = package_of(base)
             if base == inside or inside in ROOMS or f"{own}.".startswith(f"{inside}."):
                 continue  # through a front, or a leaf of a room, or a module of the package that is tested
@@ -362,7 +366,7 @@ def test_a_room_imports_only_what_the_table_allows(room: str) -> None:
     strangers = [
         f"{path.relative_to(ROOT)}: {module}"
         for path in files(room, ".py")
-        for module in imported(ast.parse(path.read_text(encoding="utf-8")))
+        for module in imported(parsed(path))
         if module.split(".")[0] not in allowed
     ]
 
@@ -373,7 +377,7 @@ def test_no_file_of_the_command_imports_torch_at_its_top() -> None:
     found = [
         f"{path.relative_to(ROOT)}: {module}"
         for path in files("cocktail_cli", ".py")
-        for module in at_the_top(ast.parse(path.read_text(encoding="utf-8")))
+        for module in at_the_top(parsed(path))
         if module.split(".")[0] in (*HEAVY, "rich")
         and path.name not in RICH  # imported where a board is shown
         and "extensions" not in path.parts  # imported by runs that use them
@@ -390,7 +394,7 @@ def test_a_run_of_one_hub_that_is_dialled_directly_loads_no_stages_relay_proxy_o
         for room in ROOMS
         for path in files(room, ".py")
         if path.parent.name not in ("relay", "tunnel", *STAGES)
-        for module in at_the_top(ast.parse(path.read_text(encoding="utf-8")))
+        for module in at_the_top(parsed(path))
         if module.startswith(("transport.relay", "transport.tunnel", "websockets", "h11", "ssl"))
         or (module.startswith((*ROOMS, ".")) and module.rpartition(".")[2] in STAGES)
     ]
@@ -405,7 +409,7 @@ def test_rich_is_imported_by_the_board_and_for_the_widths_of_tables() -> None:
 
 
 def tops(path: Path) -> set[str]:
-    return {module.split(".")[0] for module in imported(ast.parse(path.read_text(encoding="utf-8")))}
+    return {module.split(".")[0] for module in imported(parsed(path))}
 
 
 def test_click_is_never_imported_because_typer_brings_its_own() -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from recipes import planning
 from recipes.models import causal_model
-from recipes.planning.activations import MicroBatch, trace
-from recipes.planning.repeated_layers import kind_of
 
-traced: dict[tuple[object, ...], MicroBatch] = {}
+trace, kind_of = planning.activations.trace, planning.repeated_layers.kind_of
+traced: dict[tuple[object, ...], Any] = {}
 
 
-def trace_once(model: nn.Module, batch: int, length: int, half: torch.dtype | None = None) -> MicroBatch:
+def trace_once(model: nn.Module, batch: int, length: int, half: torch.dtype | None = None) -> Any:
     """Trace as `trace` does. Alike is what has the same classes, settings, shapes and config."""
     config = causal_model(model).config
     attention = config._attn_implementation

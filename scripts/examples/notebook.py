@@ -43,6 +43,7 @@ run = cocktail_cli.launch(
     max_steps=60,
     max_length=64,
     eval_steps=4,
+    val_set_size=16,
     callbacks=[StopBelow(5.5)],
 )
 print(run.name, "can be joined at", run.url)

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from forked import Command, Forked, needs_fork
+from forked import Command, Forked, needs_fork, paced
 from small_disk import small_disk
 from stalling_hub import SMALL
 
@@ -30,7 +30,7 @@ def test_a_full_disk_stops_the_run_with_its_reason_and_loses_nothing(forked: For
         command = (*LAUNCH, "max_steps=40", "-o", str(out))
         launch = inside("launch", *command)
         url = launch.until("run_started")["url"]
-        guest = forked.join(tmp_path / "guest", url)
+        guest = forked.join(tmp_path / "guest", url, before=paced(0.03))
         launch.until("step", step=3)
         resume = ("resume", str(out), "--json")
         again = [inside(f"second {words[0]}", *words) for words in (command, resume)]

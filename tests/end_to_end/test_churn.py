@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import Command, Forked, needs_fork
+from forked import Command, Forked, needs_fork, paced
 from in_process import rows
 
 from transport import Ledger
@@ -18,12 +18,6 @@ pytestmark = [pytest.mark.slow, needs_fork]
 
 STEPS, BATCH = 48, 8
 Told = dict[str, Any]
-# A pass takes a while, so that who joins is there before the run is over; in C, where it costs nothing.
-PACE = """
-import recipes.objectives.next_tokens as objective, time
-fine = objective.loss_sum
-objective.loss_sum = lambda *a: (time.sleep(0.15), fine(*a))[1]
-"""
 
 
 @dataclass
@@ -53,7 +47,7 @@ class Story:
 
     def join(self, name: str, folder: str = "") -> Command:
         place = self.folder.parent
-        options: dict[str, Any] = {"home": place / "home", "before": PACE}
+        options: dict[str, Any] = {"home": place / "home", "before": paced(0.15)}
         return self.forked.join(place / (folder or name), self.url, "--name", name, **options)
 
     def take(self, event: Told) -> None:

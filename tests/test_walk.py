@@ -27,10 +27,9 @@ LAUNCH = "launch smoke --peers 2 --port 0 --bind 127.0.0.1 --json data.max_lengt
 MOST = {"a round": (825, 124), "a join": (870, 127)}  # functions, files; on a quiet machine some 30, 3 fewer
 LOADED = {  # packages of one capability that a run without it loads all the same
     "cocktail_cli/aggregation",
-    "cocktail_cli/extensions",  # proofs: each run signs receipts
+    "cocktail_cli/extensions",  # diagnosis, and proofs: each run signs receipts
     "cocktail_cli/proofs",
     "recipes/planning",
-    "transport/diagnosis",
     "transport/passing",
     "transport/receipts",
 }

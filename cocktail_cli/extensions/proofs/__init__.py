@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cocktail_cli.assembly import Extension, HostParts, PeerExtension, PeerParts
-from transport.hub import Extend
 
 from .receipts import open_receipt
+
+if TYPE_CHECKING:
+    from transport.hub import Extend
 
 
 class Proofs(Extension):

@@ -7,7 +7,8 @@ imported where a run uses it. All that an extension brings does nothing unless i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -15,8 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from msgspec import Struct
+
     from recipes.config import Recipe
-    from recipes.training import ModelExtension
+    from recipes.training import Delivery, ModelExtension
     from transport import Ledger, RunURL
     from transport.hub import Extend
     from transport.protocol import RunKeys, messages
@@ -39,16 +42,32 @@ class PeerParts:
     url: RunURL
     key: str  # of this machine, public
     warn: Callable[[str], None]
+    devices: Sequence[str]  # that train
 
 
 class PeerExtension:
-    """An optional capability of a peer, beside its training. Called by the thread that exchanges."""
+    """An optional capability of a peer, beside its training. Times are monotonic. `report`, `exchanged` and
+    `committed` are called by the thread that exchanges, the others by that which trains.
+    """
 
     name = ""  # of its bodies: `extra` in Report and Committed
 
-    def report(self) -> bytes:
-        """Return the body for a Report; empty: none."""
+    def beside(self, processes: set[int]) -> AbstractContextManager[None]:
+        """Run beside the training, which these processes do."""
+        return nullcontext()
+
+    def took_round(self, asked: float, now: float) -> None:
+        """Note that a round begins, which was asked for at `asked`."""
+
+    def fetched(self, kind: str, started: float, now: float) -> None:
+        """Note that an object of a round is here: its "lease", or the "packet" with its aggregate."""
+
+    def report(self, delivery: Delivery, now: float) -> bytes:
+        """Return the body for a Report that is sent now; empty: none."""
         return b""
+
+    def exchanged(self, uploaded: float, now: float) -> None:
+        """Note that a round is committed; its update was up at `uploaded`."""
 
     def committed(self, message: messages.Committed) -> None:
         """Take the Committed of a round, whose `extra` may have a body for it."""
@@ -75,6 +94,33 @@ class Command(NamedTuple):
     name: str
     group: str  # of the help page
     function: Callable[..., None]
+
+
+@dataclass(frozen=True)
+class PageBlocks:
+    """Figures, sentences and sections that an extension adds to the page of a run."""
+
+    figures: Mapping[str, str] = field(default_factory=dict)
+    words: Sequence[str] = ()
+    sections: Mapping[str, Sequence[tuple[str, Any]]] = field(default_factory=dict)  # blocks, by their title
+
+
+class PagePart:
+    """An extension's part of a run's page. What is `known` of a run is its own, and never changed; None at
+    first.
+    """
+
+    def heard(self, known: Any, event: Mapping[str, Any]) -> Any:
+        """Return what is known after an event of the run, as `--json` has it."""
+        return known
+
+    def answered(self, known: Any, status: Mapping[str, Any]) -> Any:
+        """Return what is known after a hub's answer."""
+        return known
+
+    def show(self, known: Any) -> PageBlocks:
+        """Return what the page shows of it."""
+        return PageBlocks()
 
 
 class Extension:
@@ -105,6 +151,28 @@ class Extension:
     def model(self, recipe: Recipe) -> ModelExtension | None:
         """Make its part in a peer's training; None: it has none."""
 
+    def events(self) -> tuple[type[Any], ...]:
+        """Return the events that it defines, each a `cocktail_cli.ui.events.OfExtension`."""
+        return ()
+
+    def figures(self) -> type[Struct] | None:
+        """Return the fields that its hubs add to a status, with their types and usual values."""
+
+    def above_peers(self, status: Mapping[str, Any]) -> Iterator[str]:
+        """Yield its lines of `cocktail status`, before the table of peers."""
+        yield from ()
+
+    def below_peers(self, status: Mapping[str, Any]) -> Iterator[str]:
+        """Yield its lines after that table."""
+        yield from ()
+
+    def hubs_line(self, status: Mapping[str, Any]) -> tuple[float, float]:
+        """Return the bytes a second that a hub's line carries for one peer, up and down; 0: not known."""
+        return 0.0, 0.0
+
+    def page(self) -> PagePart | None:
+        """Make its part of a run's page; None: it has none."""
+
 
 class Row(NamedTuple):
     """An extension."""
@@ -118,6 +186,7 @@ EXTENSIONS = (
     Row("audits"),
     Row("proofs", keys=False, commands=True),
     Row("turns"),
+    Row("diagnosis", keys=False),  # the last: it measures how long the others take
 )
 
 
@@ -143,24 +212,28 @@ def _recipe_type(folders: tuple[str, ...]) -> type[Recipe]:
     return create_model("Recipe", __base__=Recipe, **fields)
 
 
-def extension(row: Row) -> Extension:
-    """Import an extension."""
-    found: Extension = import_module(f"cocktail_cli.extensions.{row.folder}").extension
-    return found
+def everyone() -> list[Extension]:
+    """Import all extensions: of an unknown run's events and status each may have some."""
+    return [extension_of(row) for row in EXTENSIONS]
+
+
+def extension_of(row: Row) -> Extension:
+    extension: Extension = import_module(f"cocktail_cli.extensions.{row.folder}").extension
+    return extension
 
 
 def commands() -> Iterator[Command]:
     """Import the extensions that have commands, and yield these."""
     for row in EXTENSIONS:
         if row.commands:
-            yield from extension(row).commands
+            yield from extension_of(row).commands
 
 
 def used(recipe: Recipe) -> Iterator[Extension]:
     """Import the extensions that a run uses, in the order of the rows."""
     for row in EXTENSIONS:
         if not row.keys or row.folder in recipe.extensions:
-            yield extension(row)
+            yield extension_of(row)
 
 
 def files_of(recipe: Recipe) -> list[str]:
@@ -181,3 +254,39 @@ def peer_extensions(peer: PeerParts) -> list[PeerExtension]:
 def model_extensions(recipe: Recipe) -> list[ModelExtension]:
     """Make the extensions of a peer's training."""
     return [part for one in used(recipe) if (part := one.model(recipe)) is not None]
+
+
+def hubs_line(status: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the bytes a second that a hub's line carries for one peer, up and down; 0: not known."""
+    found = [one.hubs_line(status) for one in everyone()]
+    return max(up for up, _ in found), max(down for _, down in found)
+
+
+def page_parts() -> dict[str, PagePart]:
+    """Make the parts of extensions in the page of any run, by their folders."""
+    found = ((row.folder, extension_of(row).page()) for row in EXTENSIONS)
+    return {folder: part for folder, part in found if part is not None}
+
+
+def events_of_extensions() -> dict[str, type[Any]]:
+    """Return the events that extensions define, by the names of their classes."""
+    return {kind.__name__: kind for one in everyone() for kind in one.events()}
+
+
+def ask_status(url: RunURL, timeout: float, recipe: bool = False) -> dict[str, Any]:
+    """Ask a hub for its status, with the figures of all extensions. Raises as `transport.ask_status`."""
+    from transport import ask_status
+
+    return with_figures(ask_status(url, timeout, recipe=recipe))
+
+
+def with_figures(status: dict[str, Any]) -> dict[str, Any]:
+    """Check the fields of extensions in a hub's status, and add those that it lacks. Raises ProtocolError."""
+    from msgspec import to_builtins
+
+    from transport.peer import check_answer
+
+    for kind in filter(None, (one.figures() for one in everyone())):
+        check_answer(status, kind, "status")
+        status = to_builtins(kind()) | status
+    return status

@@ -26,7 +26,6 @@ EXTENSIONS = (  # packages of one capability; all others are the heart
     "recipes/planning",
     "recipes/staged_peer",
     "transport/aggregators",
-    "transport/diagnosis",
     "transport/passing",
     "transport/relay",
     "transport/rings",

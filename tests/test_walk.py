@@ -32,9 +32,8 @@ SMALL = "global_batch_size=12 data.val_set_size=4"
 MOST = {"a round": (825, 124), "a join": (870, 127)}  # functions, files; on a quiet machine some 30, 3 fewer
 LOADED = {  # packages of one capability that a run without it loads all the same
     "cocktail_cli/aggregation",
-    "cocktail_cli/extensions",  # proofs: each run signs receipts
+    "cocktail_cli/extensions",  # diagnosis, and proofs: each run signs receipts
     "recipes/planning",
-    "transport/diagnosis",
     "transport/passing",
 }
 

@@ -225,8 +225,6 @@ class CommitDone:
     denied: dict[str, str] = field(default_factory=dict)  # peer -> session of the aggregator that refused it
     moved: dict[str, str] = field(default_factory=dict)  # aggregator's session -> digest of its packet
     extra: dict[str, dict[str, bytes]] = field(default_factory=dict)  # session -> bodies of extensions
-    aggregate_s: float = 0.0  # seconds of the sum
-    disk_s: float = 0.0  # seconds until the round was durable
 
     def share(self, peer: str) -> float:
         """Return the share of an accepted packet in the mean; shares sum to 1."""

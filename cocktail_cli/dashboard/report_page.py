@@ -13,14 +13,14 @@ from math import isfinite
 from statistics import fmean, median
 from typing import Any, Literal
 
+from cocktail_cli.assembly import PageBlocks, page_parts
 from cocktail_cli.errors import Failure
 from cocktail_cli.foreign_text import paragraphs, readable
-from cocktail_cli.ui import accusation, counted, duration_text, megabytes, short, time_left_text, timestamp
+from cocktail_cli.ui import counted, duration_text, megabytes, short, time_left_text, timestamp
 
 from .run_history import Contribution, Evaluation, Presence, Round, RunHistory
 
 PEERS = 200  # peers in a table by name
-SLOWEST = 50  # rows of the table of slow peers
 CROSSES = 200  # crosses for one peer: rounds without it
 ROWS = 24  # peers with a row of bars; the others are counted
 RUNS = 4  # on one page; page.js has as many looks of a curve
@@ -64,7 +64,7 @@ def page_of_one(c: RunHistory) -> Document:
         "bytes received": lambda r: r.down / len(r.members) if r.down else None,
     }
 
-    sections: dict[str, list[Block]] = {
+    sections: dict[str, Sequence[Any]] = {
         "Summary": [*ending(c), ("figures", figures(c))],
         "Loss": chart("Loss", {"training": c.losses, "held-out": evaluations(c)}, zero=False),
         "Rewards": rewards(c),
@@ -75,7 +75,7 @@ def page_of_one(c: RunHistory) -> Document:
         "Bytes": over("round", "Bytes of a peer", up_down),
         "Below FP16": over("round", "Times fewer bytes than FP16", {"times fewer bytes": ratio}),
         "Waiting": over("round", "Share of a step spent waiting", {"share of a step": lambda r: r.idle}),
-        "Slow rounds": slow_rounds(c),
+        **{title: blocks for part in of_extensions(c) for title, blocks in part.sections.items()},
         "Peers": timeline(c),
         "In words": [("p", line) for line in words(c)],
         "Contributors": contributors(c),
@@ -84,6 +84,11 @@ def page_of_one(c: RunHistory) -> Document:
         "Versions": [("p", versions)] if versions else [],
     }
     return document(c.about.run, headline(c), sub, sections)
+
+
+def of_extensions(c: RunHistory) -> list[PageBlocks]:
+    """Return what extensions add to the page of a run."""
+    return [part.show(c.parts.get(name)) for name, part in page_parts().items()]
 
 
 def document(title: str, headline: str, sub: str, sections: Mapping[str, Sequence[Block]]) -> Document:
@@ -131,12 +136,10 @@ def words(c: RunHistory) -> Iterator[str]:
         late = f"; {missed:,} of {packets:,} packets were late or refused" if missed else ""
         are = "is" if len(c.present) == 1 else "are"
         yield f"{counted(len(did), 'peer')} took part, {len(c.present)} {are} there now{late}."
-    if c.bottleneck:
-        yield f"The bottleneck of the newest rounds is {c.bottleneck}."
+    for part in of_extensions(c):
+        yield from part.words
     for line in c.stages:
         yield f"{line[0].upper()}{line[1:]}."
-    for one in c.slow[-1:]:
-        yield f"Newest of {counted(len(c.slow), 'finding')} on slow rounds: {accusation(asdict(one))}."
     if c.note:
         yield c.note
     if c.seen:
@@ -205,7 +208,7 @@ def figures(c: RunHistory) -> dict[str, str]:
         "sent by peers": megabytes(sent) if sent else UNSET,
         "below FP16": last("{:,.0f}x", [ratio_of(c)]),
         "idle": last("{:.1%}", [idle_of(c.rounds)]),
-        "bottleneck": c.bottleneck or UNSET,
+        **{name: figure for part in of_extensions(c) for name, figure in part.figures.items()},
         "took": duration_text(duration(c)),
         "left": UNSET if left is None else time_left_text(left),
     }
@@ -305,16 +308,6 @@ def samples(c: RunHistory) -> list[Block]:
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Block]:
     """Describe a table that has rows; its first column holds row headers."""
     return [("table", {"title": title, "head": head, "rows": rows})] if rows else []
-
-
-def slow_rounds(c: RunHistory) -> list[Block]:
-    """Describe who has lengthened rounds, why, and what helps; newest first."""
-    head = ["peer", "cause", "evidence", "remedy", "longer", "round"]
-    rows = [
-        [one.peer, one.cause, one.evidence, one.remedy, f"{one.lengthened:.0%}", f"{one.round:,}"]
-        for one in c.slow[: -SLOWEST - 1 : -1]
-    ]
-    return table("Who has made rounds longer, newest first", head, rows)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cocktail_cli.assembly import recipe_type
+from cocktail_cli.assembly import ask_status, page_parts, recipe_type
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import RunRecord, reread_run, url_to_dial
 from cocktail_cli.ui import events, named_rewards, stage_lines
@@ -23,7 +23,6 @@ BYTES_FP16 = 2  # bytes of one parameter
 MEASURED = ("up_bytes", "down_bytes", "fetched_bytes", "compute_s", "wait_s")  # of a peer, by its events
 STAYS = 2000  # presences remembered; the oldest are dropped first
 SAMPLES = 400  # samples remembered, likewise
-SLOW = 400  # culprits, likewise
 WINDOW = 5  # rounds that a point of the curve of speed is averaged over
 LATELY = 20  # rounds of the figure of speed
 QUIET = 30.0  # seconds without news, until a run's hub is looked for
@@ -153,8 +152,7 @@ class RunHistory:
     before: tuple[tuple[int, float], ...] = ()  # (step, loss) of rounds before the first answer
     evaluations: tuple[Evaluation, ...] = ()
     samples: tuple[Generation, ...] = ()  # oldest first
-    bottleneck: str = ""  # the line that bounds the newest rounds, or "the compute"; empty: unknown
-    slow: tuple[events.Culprit, ...] = ()  # oldest first
+    parts: Mapping[str, Any] = field(default_factory=dict)  # what extensions know, by their folders
     stages: tuple[str, ...] = ()  # sentences: which machines have which layers
     stays: tuple[Presence, ...] = ()
     contributions: tuple[Contribution, ...] = ()  # largest share first
@@ -222,7 +220,7 @@ class RunFolderReader:
         self.record, self.folder, self.there = record, Path(record.output_dir), there
         self.asked, self.gone = 0.0, False  # when `there` was last asked, and its answer
         self.events = in_folder.GrowingFile(self.folder / in_folder.EVENTS)
-        self.known = RunHistory(about(record), record.state, steps=record.steps)
+        self.known, self.parts = RunHistory(about(record), record.state, steps=record.steps), page_parts()
         self.rounds: list[Round] = []  # index = round: the ledger has no gaps
         self.told: dict[int, dict[str, Any]] = {}  # Step events of rounds not yet read from the ledger
         self.by_peer: dict[str, Contribution] = {}
@@ -310,6 +308,8 @@ class RunFolderReader:
             return
         kind, at = event["event"], datetime.fromisoformat(event["t"].replace("Z", "+00:00")).timestamp()
         self.saw(at, since=at if kind == "run_started" else None)
+        parts = {name: one.heard(self.known.parts.get(name), event) for name, one in self.parts.items()}
+        self.know(parts=parts)
         if kind == "run_started":
             self.begin(event, at)
         elif kind == "peer_joined":
@@ -322,7 +322,7 @@ class RunFolderReader:
         elif kind == "peer_left":
             self.change(event["peer"], left=at, reason=event["reason"])
         elif kind == "step":
-            self.know(steps=event["steps"], bottleneck=event.get("bottleneck", ""))
+            self.know(steps=event["steps"])
             if event["round"] < len(self.rounds):
                 self.measure(event)
             else:
@@ -332,8 +332,6 @@ class RunFolderReader:
             self.know(samples=(*self.known.samples[-SAMPLES:], Generation(event["step"], *said)))
         elif kind == "stages":
             self.know(stages=tuple(stage_lines(event["rings"], event["waiting"])))
-        elif kind == "culprit":
-            self.know(slow=(*self.known.slow[-SLOW:], culprit_of(event)))
         elif kind == "run_finished":
             self.know(reason=event["reason"])
 
@@ -384,7 +382,7 @@ class RemoteReader:
     def __init__(self, url: str) -> None:
         self.url, self.lock = url_to_dial(url), threading.Lock()
         self.known = RunHistory(About(self.url.run), "", note=NOTE)
-        self.slow: dict[tuple[str, str, int], events.Culprit] = {}  # by peer, cause and first round
+        self.parts = page_parts()
         self.peers: dict[str, Contribution] = {}  # as of the last answer
         self.answer: Mapping[str, Any] = {}
 
@@ -411,7 +409,6 @@ class RemoteReader:
         Raises:
             RefusedByHub, Unreachable: at the first question.
         """
-        from transport import ask_status
         from transport.protocol import LinkLost, Unreachable
 
         with self.lock:
@@ -438,9 +435,6 @@ class RemoteReader:
             name: Contribution(name, peer["gpu"], **{key: peer[key] for key in sums})
             for name, peer in peers.items()
         }
-        for told in answer.get("culprits", ()):  # the newest figures of each
-            self.slow = dict([*self.slow.items()][-SLOW:])
-            self.slow[told["peer"], told["cause"], told["since"]] = culprit_of(told)
         stays = (
             replace(one, left=now) if one.left is None and one.peer not in peers else one
             for one in known.stays[-STAYS:]
@@ -454,8 +448,7 @@ class RemoteReader:
             steps=answer["max_steps"],
             started=min([known.started or now, *(one.joined for one in new)]),
             evaluations=tuple(Evaluation(step, loss) for step, loss in answer["eval_losses"]),
-            bottleneck=(answer.get("bottleneck") or {}).get("line", ""),
-            slow=tuple(self.slow.values()),
+            parts={name: one.answered(known.parts.get(name), answer) for name, one in self.parts.items()},
             stages=tuple(stage_lines(**answer["stages"])) if answer.get("stages") else (),
             stays=(*stays, *new),
             contributions=ranked(self.peers),
@@ -485,12 +478,6 @@ class RemoteReader:
             tokens=max(0, answer.get("tokens", 0) - before.get("tokens", 0)) // many,
         )
         self.known = replace(known, seen=now, rounds=(*known.rounds[-ROUNDS:], told))
-
-
-def culprit_of(told: Mapping[str, Any]) -> events.Culprit:
-    """Read a culprit, of an event or of a hub's answer."""
-    said = {key: str(told[key]) for key in ("peer", "cause", "evidence", "remedy")}
-    return events.Culprit(**said, lengthened=told["lengthened"], round=told["round"])
 
 
 def about(record: RunRecord) -> About:

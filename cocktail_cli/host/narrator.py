@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 
 from cocktail_cli.machine import INTERNET, network_of
 from cocktail_cli.ui import counted, named_rewards
@@ -70,10 +69,8 @@ class Narrator:
                     f"rounds of {counted(event.local_steps, 'step')} from round {event.round} on"
                 )
             yield self.committed(event, before or event.local_steps)
-        elif isinstance(event, theirs.CulpritNamed):
-            fields = asdict(event) | {"lengthened": round(event.lengthened, 3)}
-            del fields["at"]
-            yield ours.Culprit(**fields)
+        elif isinstance(event, theirs.OfExtension):
+            yield event.told
         elif isinstance(event, theirs.EvaluationDone):
             self.eval_loss = event.loss
             rewards = named_rewards(event.rewards)
@@ -117,9 +114,9 @@ class Narrator:
             lr=self.rate_at(max(0, event.step - 1)) if self.rate_at and event.loss is not None else None,
             grad_norm=event.norm,
             samples=event.counted,
-            bottleneck=event.line,
             eta_s=None if event.eta_s is None else round(event.eta_s, 1),
             rewards=named_rewards(event.rewards),
+            extra=event.extra,
         )
 
 

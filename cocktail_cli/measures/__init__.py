@@ -1,5 +1,3 @@
-"""Measurements that a peer makes of itself while it trains: its GPUs, its machine, the phases of a round."""
+"""Measurements that a peer makes of its GPUs while it trains."""
 
 from .gpu_readings import GpuReading, NvidiaGpus, nvidia_gpus
-from .machine_load import LoadMeter
-from .round_timer import RoundTimer

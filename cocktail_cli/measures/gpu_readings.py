@@ -1,4 +1,4 @@
-"""Readings of the GPUs that a peer trains on, through NVML: heat, other programs, lowered clocks."""
+"""Readings of the GPUs that a peer trains on, through NVML: heat, and other programs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from cocktail_cli.machine import handle_of, nvml
 UNKNOWN_PIDS = (
     "this driver does not say which program uses the GPU: --only-idle sees others only while paused"
 )
-# NVML's reasons for lower clocks: SW thermal, HW slowdown, HW thermal, HW power brake. Its power cap is not
-# one of them: a GPU under full load is at it as a rule.
-HOT = 0x20 | 0x08 | 0x40 | 0x80
 
 
 @dataclass(frozen=True)
@@ -22,7 +19,6 @@ class GpuReading:
 
     temperature: int | None = None  # degrees Celsius, of the hottest
     others: float | None = None  # share of the busiest GPU's time that other programs take
-    throttled: bool = False  # one of them is slowed down for its heat or power
 
 
 class NvidiaGpus:
@@ -41,10 +37,13 @@ class NvidiaGpus:
 
     def read(self, ours: set[int] | None) -> GpuReading:
         """Read the hottest and the busiest GPU. `ours`: process ids of this peer; None while it is paused."""
-        temperatures = [self._ask(self.nvml.nvmlDeviceGetTemperature, h, 0) for h in self.handles]
+        temperatures = self.of_each(self.nvml.nvmlDeviceGetTemperature, 0)
         used = [self._others(i, ours) if ours else self._used(h) for i, h in enumerate(self.handles)]
-        slowed = [self._ask(self.nvml.nvmlDeviceGetCurrentClocksThrottleReasons, h) for h in self.handles]
-        return GpuReading(_largest(temperatures), _largest(used), any((why or 0) & HOT for why in slowed))
+        return GpuReading(_largest(temperatures), _largest(used))
+
+    def of_each(self, question: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Ask NVML about each GPU; None where the driver does not tell."""
+        return [self._ask(question, handle, *arguments) for handle in self.handles]
 
     def _used(self, handle: Any) -> float | None:
         rates = self._ask(self.nvml.nvmlDeviceGetUtilizationRates, handle)

@@ -10,7 +10,6 @@ from .progress_meter import ProgressMeter
 from .text_chart import MARK, round_ticks, showable, text_chart
 from .trackers import FOLDER, Tracker, trackers_of
 from .wording import (
-    accusation,
     counted,
     duration_text,
     layers_text,

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar, dataclass_transform, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform, get_args
 
+from cocktail_cli.assembly import events_of_extensions
 from cocktail_cli.foreign_text import one_line, paragraphs, readable
 
 VERSION = 1
@@ -39,6 +40,14 @@ def event(kind: type[T]) -> type[T]:
 
     kind.__post_init__ = make_readable  # type: ignore[attr-defined]
     return dataclass(frozen=True)(kind)
+
+
+@dataclass(frozen=True)
+class OfExtension:
+    """An event that an extension defines."""
+
+    def sentence(self) -> str | None:
+        """Format it as a line for people; None: it has none."""
 
 
 @event
@@ -183,20 +192,17 @@ class Step:
     grad_norm: float | None = None  # before clipping; median over the peers, in `join` this machine's own
     samples: int = 0  # samples counted so far; 0: unknown
     eta_s: float | None = None  # seconds to the end of the run, at the pace of the whole swarm
-    bottleneck: str = ""  # the line that bounds the last rounds, or "the compute"; empty: unknown
     rewards: dict[str, float] = field(default_factory=dict)  # of preference pairs, by TRL's names
+    extra: dict[str, Any] = field(default_factory=dict)  # fields of extensions
 
+    if not TYPE_CHECKING:  # a type checker must not accept any name
 
-@event
-class Culprit:
-    """A peer, or "the hub", lengthens rounds, and it is known why."""
-
-    peer: str
-    cause: str
-    evidence: str  # what was measured
-    remedy: str
-    lengthened: float  # what share longer the round was
-    round: int
+        def __getattr__(self, name: str) -> Any:
+            """Return a field of an extension."""
+            try:
+                return self.__dict__["extra"][name]
+            except KeyError:
+                raise AttributeError(f"no event of a step has {name!r}") from None
 
 
 @event
@@ -290,7 +296,6 @@ Event = (
     | Stages
     | PeerLeft
     | Step
-    | Culprit
     | Eval
     | Sample
     | Checkpoint
@@ -298,6 +303,7 @@ Event = (
     | RunFinished
     | RunPaused
     | Left
+    | OfExtension
 )
 
 
@@ -314,12 +320,28 @@ def timestamp(when: datetime | None = None) -> str:
 def as_json(event: Event, when: datetime | None = None) -> str:
     """Format an event as one line of the NDJSON stream."""
     head = {"v": VERSION, "t": timestamp(when), "event": name_of(type(event))}
-    return json.dumps(head | dataclasses.asdict(event))
+    fields = dataclasses.asdict(event)
+    return json.dumps(head | fields.pop("extra", {}) | fields)
 
 
 def from_json(told: Mapping[str, Any]) -> Event:
     """Rebuild an event from a parsed line of the NDJSON stream."""
-    kind = next(kind for kind in get_args(Event) if name_of(kind) == told["event"])
-    known = {field.name for field in dataclasses.fields(kind)}
-    event: Event = kind(**{key: value for key, value in told.items() if key in known})
+    kinds = {name_of(kind): kind for kind in get_args(Event) if kind is not OfExtension}
+    if (name := told["event"]) not in kinds:
+        kinds = {name_of(kind): kind for kind in events_of_extensions().values()}
+    known = {field.name for field in dataclasses.fields(kinds[name])}
+    fields = {key: value for key, value in told.items() if key in known - {"extra"}}
+    if "extra" in known:
+        others = known | {"v", "t", "event"}
+        fields["extra"] = {key: value for key, value in told.items() if key not in others}
+    event: Event = kinds[name](**fields)
     return event
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Return an event that an extension defines."""
+        if name.startswith("_") or name not in (found := events_of_extensions()):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return found[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, TextIO
 
 from . import events
@@ -145,8 +144,8 @@ def sentence(event: events.Event) -> str | None:
             return f"snapshot of round {event.round} in {event.model}: {megabytes(event.bytes)}"
         case events.RunPaused():
             return f"{event.run} is paused after {event.steps} of {event.planned} steps"
-        case events.Culprit():
-            return accusation(asdict(event))
+        case events.OfExtension():
+            return event.sentence()
         case events.Warning():
             return f"warning: {event.message}"
         case events.Left():
@@ -172,12 +171,6 @@ def layers_text(layers: Sequence[int]) -> str:
     if stop - first < 2:
         return f"layer {first}" if stop > first else "no layer"
     return f"layers {first} to {stop - 1}"
-
-
-def accusation(told: Mapping[str, Any]) -> str:
-    """Say who lengthens rounds, why, and what helps: the fields of a `Culprit`."""
-    longer = f"makes rounds {told['lengthened']:.0%} longer: " if told["lengthened"] else ""
-    return f"{told['peer']} {longer}{told['cause']}, {told['evidence']}. Remedy: {told['remedy']}"
 
 
 def thanks(event: events.Left) -> str:

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, BinaryIO
 
-from cocktail_cli.measures import RoundTimer
 from transport.ledger import HEADER_SIZE, read_packets
 from transport.peer import OF_SAMPLES
 from transport.protocol import Leaving, LedgerError, NotServed, ProtocolError, RunOver, messages
@@ -79,7 +78,6 @@ class RunLink:
         extensions: Sequence[PeerExtension] = (),
     ) -> None:
         self.link, self.spool = link, spool
-        self.timer = RoundTimer(staleness)
         self.name = link.name  # known once the hub has welcomed this peer
         self.leaving: threading.Event = link.leave_requested
         self.holds: dict[str, str] = {}  # what this peer's model was made from
@@ -148,10 +146,9 @@ class RunLink:
             most = self._most(kind, int(number))
             packet = self.link.fetch(name, most) if found is None else found
         now = time.monotonic()
-        if kind == "lease":
-            self.timer.fetched_lease(started, now)
+        for one in self.extensions:
+            one.fetched(kind, started, now)
         if kind == "packet":
-            self.timer.fetched_aggregate(started, now)
             round = int(number)
             with self.measuring:
                 took, committed = now - self.opened_at.pop(round, now), self.committed_s.pop(round, 0.0)
@@ -230,7 +227,8 @@ class RunLink:
         if not message.exchange:
             return message
         now = time.monotonic()
-        self.timer.took_round(asked, now)
+        for one in self.extensions:
+            one.took_round(asked, now)
         self.steps = self.round.spans * max(1, self.round.local_steps) if self.round is not None else 1
         self.round, oldest = message, message.round - messages.MOST_IN_FLIGHT
         with self.measuring:
@@ -241,7 +239,6 @@ class RunLink:
 
     def exchange(self, packet: bytes, delivery: Delivery) -> messages.Committed:
         opened, said = self.opened_at.get(delivery.round), asdict(delivery)
-        said["extra"] |= {one.name: body for one in self.extensions if (body := one.report())}
         sparsest = said.pop("sparsest")
         with self.measuring:
             self.budget = self.budget.computed(delivery.compute_s / self.steps)
@@ -250,8 +247,8 @@ class RunLink:
         chosen = self.round is not None and self.round.local_steps
         needs = self.budget.needs(sparsest) if chosen else 0.0
         sent = time.monotonic()
-        spent = self.timer.report(delivery.compute_s, sent)
-        report = messages.Report(**said, fits=self.budget.down, needs=needs, spent=spent)
+        said["extra"] |= {one.name: body for one in self.extensions if (body := one.report(delivery, sent))}
+        report = messages.Report(**said, fits=self.budget.down, needs=needs)
         with self.waiting():
             if self.sharded is not None and self.round is not None:
                 committed = self.sharded.exchange(self.round, packet, report)
@@ -260,7 +257,8 @@ class RunLink:
                 committed = self.link.exchange(delivery.round, packet, report)
                 upload_s = self.link.upload_s
         now = time.monotonic()
-        self.timer.committed(sent + upload_s, now)
+        for one in self.extensions:
+            one.exchanged(sent + upload_s, now)
         with self.measuring:
             if opened is not None:  # waiting for others would last as long whatever this peer sends
                 opened += committed.waited
@@ -268,7 +266,6 @@ class RunLink:
             self.budget = self.budget.sent(len(packet), upload_s)
         for one in self.extensions:
             one.committed(committed)
-        self.timer.stored(time.monotonic() - now)
         return committed
 
     def evaluated(self, round: int, part: int, found: Measured) -> None:

@@ -15,7 +15,6 @@ from cocktail_cli.assembly import PeerParts, peer_extensions
 from cocktail_cli.errors import EXIT, Failure, explain, is_fault
 from cocktail_cli.host import LifeLine
 from cocktail_cli.machine import cache, check_trust, own_keys, parse_listen, registered_as
-from cocktail_cli.measures import LoadMeter, nvidia_gpus
 from cocktail_cli.ui import View, counted, events, megabytes, poll_status
 
 from . import checkpoint_store
@@ -196,7 +195,7 @@ class VolunteerSession:
 
                 check_fsdp(bootstrap.recipe)
             self._show_joined(welcome, bootstrap)
-        parts = PeerParts(bootstrap.recipe, self.url, own_keys().public, self.warn)
+        parts = PeerParts(bootstrap.recipe, self.url, own_keys().public, self.warn, limits.devices)
         staleness, extensions = bootstrap.recipe.compression.staleness, peer_extensions(parts)
         self.run = RunLink(link, bootstrap.spool, staleness, extensions)
         bootstrap.passes_on = self.server is not None
@@ -208,10 +207,8 @@ class VolunteerSession:
                 bootstrap.ranks = stack.enter_context(closing(ranks))
                 ours |= {process.pid for process in ranks.processes}
             stack.enter_context(self.monitor.watching(ours, partial(self.leave, link)))
-            gpus = nvidia_gpus(limits.devices, lambda why: None) if limits.devices != ["cpu"] else None
-            meter = LoadMeter(None if gpus is None else partial(gpus.read, ours))
-            self.run.timer.meter = stack.enter_context(closing(meter))
-            meter.start()
+            for one in self.run.extensions:
+                stack.enter_context(one.beside(ours))
             self.train_and_store(self.run, welcome, bootstrap)
             if bootstrap.ranks is not None and self.run.ended is None:
                 bootstrap.ranks.check()

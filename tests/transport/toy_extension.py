@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Any
 
+from transport.actions import CommitDone
 from transport.hub import HubParts
 from transport.ledger import Counted
 from transport.membership import Session
-from transport.protocol import Cost, ObjectKind, SampleRanges
-from transport.scheduling import Exchange, HubExtension
+from transport.protocol import Cost, Event, ObjectKind, SampleRanges, events, messages
+from transport.scheduling import CommitSeconds, Exchange, HubExtension, Lines
 from transport.transfer import ObjectStore, memory_source
 
 NOTE = ObjectKind("note/<round>", ("peer",), "9 bytes", Cost.READ)
@@ -25,9 +25,15 @@ class Health(HubExtension):
         self.unwell: set[str] = set()
         self.accepted: list[set[str]] = []
         self.leased: list[dict[str, int]] = []
+        self.reports: list[tuple[str, int, float]] = []  # name, round, when
+        self.took: list[CommitSeconds] = []
+        self.lines: Lines | None = None
 
     def serve(self, objects: ObjectStore) -> None:
         objects.serve(NOTE, lambda session, name, of: memory_source(b"a note " + of[0].encode()))
+
+    def watch(self, lines: Lines) -> None:
+        self.lines = lines
 
     def may_lease(self, session: Session, round: int) -> bool:
         return session.name not in self.unwell
@@ -38,20 +44,28 @@ class Health(HubExtension):
     def announce(self, ex: Exchange, session: Session) -> bytes:
         return self.said.get(session.name, b"")
 
+    def heard(self, session: Session, report: messages.Report, now: float) -> None:
+        self.reports.append((session.name, report.round, now))
+
     def reported(self, session: Session, body: bytes, claims: Mapping[int, SampleRanges]) -> None:
         self.said[session.name] = body
 
     def refusals(self, ex: Exchange) -> dict[str, str]:
         return {name: "it says that it lies" for name, said in self.said.items() if said == b"I lie"}
 
-    def counted(self, round: int, counted: Sequence[Counted]) -> dict[str, bytes]:
+    def counted(self, round: int, counted: Sequence[Counted], took: CommitSeconds) -> dict[str, bytes]:
+        self.took.append(took)
         return {one.session: b"thanks" for one in counted}
 
-    def committed(self, accepted: AbstractSet[str]) -> None:
-        self.accepted.append(set(accepted))
+    def committed(self, ex: Exchange, done: CommitDone, now: float) -> Sequence[Event]:
+        self.accepted.append(set(done.packets))
+        return [events.OfExtension(0.0, f"round {ex.round}")]
+
+    def round_fields(self) -> Mapping[str, Any]:
+        return {"rounds": len(self.accepted)}
 
     def session_ended(self, session: Session) -> None:
         self.said.pop(session.name, None)
 
-    def status(self) -> Any:
-        return {name: said.decode() for name, said in self.said.items()}
+    def status(self) -> Mapping[str, Any]:
+        return {"health": {name: said.decode() for name, said in self.said.items()}}

@@ -14,7 +14,7 @@ from transport import actions as do
 from transport.actions import Abandoned, CommitDone, Shell
 from transport.ledger import Counted, Ledger
 from transport.protocol import HubDelegate, UpdateRejected, WeightedPacket, sample_ids
-from transport.scheduling import RoundFigures, Rounds, round_figures, row_of
+from transport.scheduling import CommitSeconds, RoundFigures, Rounds, round_figures, row_of
 from transport.transfer import ChunkBuffer, ObjectStore
 
 if TYPE_CHECKING:
@@ -112,11 +112,13 @@ class CommitThread:
         counted = {peer: int(terms[peer]) for peer in of}
         return round_figures(of, counted, self._bounds, action.last_loss)
 
-    def _bodies(self, round: int, counted: Sequence[Counted]) -> dict[str, dict[str, bytes]]:
+    def _bodies(
+        self, round: int, counted: Sequence[Counted], took: CommitSeconds
+    ) -> dict[str, dict[str, bytes]]:
         """Return what extensions add to the Committed of each session."""
         found: dict[str, dict[str, bytes]] = {}
         for one in self._rounds.extensions:
-            for session, body in one.counted(round, counted).items():
+            for session, body in one.counted(round, counted, took).items():
                 found.setdefault(session, {})[one.name] = body
         return found
 
@@ -168,7 +170,7 @@ class CommitThread:
         merged = self._shards.merged() if self._shards else {}
         summed = time.monotonic()
         row = self._ledger.commit(row, packet, counted, merged, action.fingerprints)
-        durable_at = time.monotonic()
+        took = CommitSeconds(summed - started, time.monotonic() - summed)
         self._objects.committed(action.round, packet, row.sha256)
         durable = replace(
             done,
@@ -183,9 +185,7 @@ class CommitThread:
             weights={peer: weights[peer] for peer in claims},
             lost=dict(lost),
             moved=moved,
-            extra=self._bodies(action.round, counted),
-            aggregate_s=summed - started,
-            disk_s=durable_at - summed,
+            extra=self._bodies(action.round, counted, took),
         )
         self._tell_written()
         self._shell.apply(lambda now: self.announce(durable, now))

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from transport.diagnosis import Culprit, SlowestLine
 from transport.membership import Roster, Session, Visitors
 from transport.protocol import Traffic
 from transport.scheduling import HubExtension, Rounds
@@ -56,27 +55,7 @@ def run_status(rounds: Rounds, now: float) -> dict[str, Any]:
         "tokens_per_s": round(history.tokens / elapsed, 1),
         "checkpoint": history.snapshots[-1].round if history.snapshots else None,
         "eta_s": None if eta is None else round(eta),
-        "bottleneck": None if rounds.slowest is None else slowest_status(rounds.slowest),
-        "culprits": [culprit_status(one) for one in rounds.slow.culprits],
-    } | {one.name: figures for one in rounds.extensions if (figures := one.status()) is not None}
-
-
-def slowest_status(one: SlowestLine) -> dict[str, Any]:
-    """Describe what bounds the last rounds, and for what share of the time devices wait for it."""
-    return {"line": one.line, "waiting": round(one.waiting, 3), "bytes_per_s": round(one.rate)}
-
-
-def culprit_status(one: Culprit) -> dict[str, Any]:
-    """Describe who has lengthened one of the last rounds, why, and what helps."""
-    return {
-        "peer": one.peer,
-        "cause": one.cause,
-        "evidence": one.evidence,
-        "remedy": one.remedy,
-        "lengthened": round(one.lengthened, 3),
-        "round": one.round,
-        "since": one.since,
-    }
+    } | {key: of for one in rounds.extensions for key, of in one.status().items()}
 
 
 def joiners_status(rounds: Rounds) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from transport import actions as do
-from transport.diagnosis import Moving, Sight
 from transport.ledger import Ledger
 from transport.membership import AWAKE_S, Session, wrong_version
 from transport.protocol import (
@@ -44,6 +43,7 @@ from transport.protocol import (
     round_of,
     sample_ids,
 )
+from transport.scheduling import UnderWay
 from transport.transfer import (
     MAX_UPLOADS,
     NO_ROW,
@@ -60,6 +60,7 @@ from transport.wire import (
     GUARD_S,
     HANDSHAKE_DOWN,
     HANDSHAKE_UP,
+    Crossed,
     Frames,
     HubWire,
     RouterWire,
@@ -106,7 +107,6 @@ class Hub:
         now, recovered = time.monotonic(), ledger.recover()
         self._state = HubState(settings, keys.token, keys.stop, now, recovered, extensions)
         self._members, self._rounds = self._state.members, self._state.rounds
-        self._rounds.sees = self._sight
         pool = max(POOL, NEWCOMERS_UPLOADS * settings.update_limit)
         self._inbox = Inbox(self._state.uploads.refusal, self._members.newcomer_from, pool)
         self._newcomers = NewcomerQueue()  # what they say beside the rounds
@@ -120,6 +120,7 @@ class Hub:
             self._shards.serve(self._objects)
         for one in self._rounds.extensions:
             one.serve(self._objects)
+            one.watch(self)
         self._connections = ConnectionRegistry()
         self._guard_at = 0.0
         self._packets: dict[tuple[str, int], Future[bytes]] = {}  # (session, round) -> its update, opened
@@ -498,13 +499,16 @@ class Hub:
         ids = self._rounds.leases.ids(session, round)
         return None if ids is None else sample_ids(ids)
 
-    def _sight(self, session: Session, round: int, now: float) -> Sight:
-        """See what crosses the connections of a peer that this round has closed without."""
-        found = (self._wire.crossed(conn) for conn in self._connections.of(session.id))
-        name, update = f"{UPDATE}{round}", None
-        if (there := self._inbox.under_way(session.id, name)) is not None:
-            update = Moving(now - self._put_at.get((session.id, name), now), *there)
-        return Sight.of([line for line in found if line is not None], session.seen, update, now)
+    def crossed(self, session: str) -> list[Crossed]:
+        """Return what has crossed each connection of a session, as far as the system tells."""
+        found = (self._wire.crossed(conn) for conn in self._connections.of(session))
+        return [line for line in found if line is not None]
+
+    def under_way(self, session: str, round: int, now: float) -> UnderWay | None:
+        """Return what is here of a session's update for a round; None: none of it, or all."""
+        name = f"{UPDATE}{round}"
+        there = self._inbox.under_way(session, name)
+        return there and UnderWay(now - self._put_at.get((session, name), now), *there)
 
     # ---- the I/O thread: actions ---------------------------------------------------------------------------
 

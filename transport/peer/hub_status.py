@@ -39,34 +39,6 @@ class PeerRow(msgspec.Struct):
     wait_s: Seconds = 0.0
 
 
-class SlowestLineRow(msgspec.Struct):
-    """The line that bounds the last rounds."""
-
-    line: str
-    waiting: Finite
-    bytes_per_s: Finite
-
-
-class CulpritRow(msgspec.Struct):
-    """A peer that lengthens rounds."""
-
-    peer: str
-    cause: str
-    evidence: str
-    remedy: str
-    lengthened: Finite
-    round: Count
-    since: Count
-
-
-class AuditFigures(msgspec.Struct):
-    """Figures of a run's audits."""
-
-    audited: Count
-    disagreements: Count
-    share: Finite
-
-
 class StageMachine(msgspec.Struct):
     """A machine of a ring, and its layers first .. stop-1."""
 
@@ -108,9 +80,6 @@ class HubStatus(msgspec.Struct):
     tokens_per_s: Finite = 0.0
     checkpoint: Count | None = None
     eta_s: Finite | None = None
-    bottleneck: SlowestLineRow | None = None
-    culprits: list[CulpritRow] = []
-    audits: AuditFigures | None = None
     stages: StageRings | None = None
     needs: dict[str, Finite] = {}
     peers: list[PeerRow] = []  # the first ones by name, where they are many
@@ -177,8 +146,13 @@ def answer_of(answer: messages.Message, kind: type[msgspec.Struct], what: str) -
     if not isinstance(answer, messages.Status):
         raise LinkLost(f"the hub answered {type(answer).__name__} to a question for its {what}")
     found = read_json(answer.status, dict[str, Any], f"the hub's {what}")
+    check_answer(found, kind, what)
+    return found
+
+
+def check_answer(found: dict[str, Any], kind: type[msgspec.Struct], what: str) -> None:
+    """Raise ProtocolError where a field of a hub's answer is not of its type in `kind`."""
     try:
         msgspec.convert(found, kind)
     except msgspec.ValidationError as error:
         raise ProtocolError(f"the hub's {what} cannot be read: {error}") from None
-    return found

@@ -115,20 +115,15 @@ class RoundCommitted(Event):
     rewards: tuple[float, ...] = ()  # as in EvaluationDone
     eta_s: float | None = None  # to the end of the run, at the rate of late; None: not known yet
     deadline: float = 0.0  # straggler deadline, seconds after the opening, as the last awaited update left it
-    line: str = ""  # the line that bounds the last rounds, or "the compute"; empty: not known
     local_steps: int = 1  # steps of the round
+    extra: dict[str, Any] = field(default_factory=dict)  # fields of extensions
 
 
 @dataclass(frozen=True)
-class CulpritNamed(Event):
-    """A peer, or the hub, lengthens rounds, and it is known why (transport.diagnosis)."""
+class OfExtension(Event):
+    """An event that an extension has defined for those who show it."""
 
-    peer: str
-    cause: str
-    evidence: str
-    remedy: str
-    lengthened: float  # what share longer the round was
-    round: int
+    told: Any
 
 
 @dataclass(frozen=True)

@@ -175,34 +175,6 @@ class Ready(Message, frozen=True):
     holds: Annotated[dict[Word, Word], Meta(max_length=32)] = {}
 
 
-Millis = Annotated[int, Meta(ge=0, le=2**40)]
-
-
-class Spent(msgspec.Struct, frozen=True, array_like=True):
-    """Milliseconds of a peer between two reports, for transport.diagnosis. Counters of the machine are 0
-    where its system does not tell. An array on the wire: fields are only appended.
-    """
-
-    cycle: Millis = 0  # since the report before; 0: there was none
-    idle: Millis = 0  # it had done its part and waited for others
-    lease: Millis = 0  # fetching the tokens of its lease
-    encode: Millis = 0
-    download: Millis = 0  # of the aggregate
-    apply: Millis = 0  # optimizer and join
-    disk: Millis = 0  # writing what it keeps
-    cpu_wait: Millis = 0  # its busiest thread was ready to run, and other work had the cores
-    gpu_wait: Millis = 0  # other programs used its GPU
-    memory: Millis = 0  # tasks of its machine or container stood still for lack of memory, its own among them
-    io: Millis = 0  # tasks stood still for the disk
-    throttled: Millis = 0  # the GPU or the processor was slowed down for its heat or power
-    stopped: Millis = 0  # this process did not run at all, and not for lack of memory
-    slept: Millis = 0  # the machine was suspended
-    clock: Annotated[int, Meta(ge=-(2**50), le=2**50)] = 0  # the wall clock was set, forward if positive
-    resent: Annotated[int, Meta(ge=0, le=1000)] = 0  # of 1,000 TCP segments of this machine: sent again
-    upload: Millis = 0  # of the update before
-    faults: Count = 0  # major page faults of its process: pages that had to be read from disk
-
-
 class Report(Message, frozen=True, omit_defaults=True):
     """Sent with the packet of a round: the leases it delivers, and measurements of the peer."""
 
@@ -224,7 +196,6 @@ class Report(Message, frozen=True, omit_defaults=True):
     # Local steps whose compute an exchange of its sparsest packets takes on its own line, where the run
     # chooses them (step_ladder.py); 0: not known
     needs: Annotated[float, Meta(ge=0, le=1e30)] = 0.0
-    spent: Spent | None = None  # None: a peer that does not measure it
     extra: Extra = {}
 
 

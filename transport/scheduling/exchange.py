@@ -9,7 +9,6 @@ from functools import cached_property
 from msgspec.structs import replace
 
 from transport import actions as do
-from transport.diagnosis import PeerSample, RoundSample
 from transport.ledger import RoundRow
 from transport.membership import Session
 from transport.protocol import TrafficDelta, events, hash_of_names, messages
@@ -40,8 +39,6 @@ class Exchange:
     uploads: set[str] = field(default_factory=set)  # sessions whose packet is here, whole
     claims: dict[str, list[int]] = field(default_factory=dict)  # session -> rounds its update delivers
     arrived: dict[str, float] = field(default_factory=dict)  # session -> seconds after the opening
-    reported: dict[str, float] = field(default_factory=dict)  # the same of its report
-    timed: dict[str, tuple[int, float]] = field(default_factory=dict)  # session -> samples and their cost
     closed: float = 0.0  # seconds after the opening
     warned: bool = False  # the host was told that the deadline has passed
     counted: tuple[int, int] = (0, 0)  # updates here and missing when the deadline was last computed
@@ -158,27 +155,6 @@ class Exchange:
         """Return the local steps that this round's exchange needed; 0: not known."""
         peers = ((self.reports[s].needs, done.tokens.get(self.members[s], 0)) for s in accepted)
         return need_of_round(peers)
-
-    def sample(self, done: do.CommitDone, fetched: int) -> RoundSample:
-        """Describe the durable round for the diagnosis; `fetched`: bytes of the aggregate before."""
-        peers = {}
-        for session, name in self.members.items():
-            report, at = self.reports.get(session), self.arrived.get(session, self.closed)
-            samples, cost = self.timed.get(session, (0, 0.0))
-            peers[session] = PeerSample(
-                name,
-                self.opened + at,
-                compute_s=report.compute_s if report is not None else 0.0,
-                wait_s=report.wait_s if report is not None else 0.0,
-                samples=samples,
-                cost=cost,
-                upload_s=at - self.reported.get(session, at),
-                up=done.packets.get(name, 0),
-                down=fetched,
-                spent=report.spent if report is not None else None,
-                whole=session in self.arrived,
-            )
-        return RoundSample(self.round, self.opened, peers, aggregate_s=done.aggregate_s, disk_s=done.disk_s)
 
     def event(
         self, accepted: list[str], done: do.CommitDone, moved: Mapping[str, TrafficDelta], now: float

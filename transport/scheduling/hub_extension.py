@@ -8,15 +8,41 @@ of the hub.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
+from transport.actions import CommitDone
 from transport.ledger import Counted
 from transport.membership import Session
-from transport.protocol import SampleRanges
+from transport.protocol import Event, SampleRanges, messages
 from transport.transfer import ObjectStore
+from transport.wire import Crossed
 
 from .exchange import Exchange
+
+
+class UnderWay(NamedTuple):
+    """An update that has come in part."""
+
+    seconds: float  # since its first message
+    came: int  # bytes
+    size: int
+
+
+class Lines(Protocol):
+    """The lines of sessions, as the hub's sockets see them."""
+
+    def crossed(self, session: str) -> list[Crossed]:
+        """Return what has crossed each connection of a session, as far as the system tells."""
+
+    def under_way(self, session: str, round: int, now: float) -> UnderWay | None:
+        """Return what is here of a session's update for a round; None: none of it, or all."""
+
+
+class CommitSeconds(NamedTuple):
+    """Seconds that the parts of a commit took."""
+
+    sum: float
+    disk: float  # until the round was durable
 
 
 class HubExtension:
@@ -26,10 +52,13 @@ class HubExtension:
     thread, and what `serve` adds, which runs in the reader thread.
     """
 
-    name = ""  # of its bodies, and of its figures in the status
+    name = ""  # of its bodies
 
     def serve(self, objects: ObjectStore) -> None:
         """Add rows of objects that peers may fetch."""
+
+    def watch(self, lines: Lines) -> None:
+        """Take the lines of sessions, once the hub has sockets."""
 
     def may_lease(self, session: Session, round: int) -> bool:
         """Tell whether a ready peer may have a lease of the round that opens. Without, it is a member only to
@@ -70,6 +99,9 @@ class HubExtension:
         """Return the body for a member's Round; empty: none."""
         return b""
 
+    def heard(self, session: Session, report: messages.Report, now: float) -> None:
+        """Note a Report as it comes: before its packet is here, or too late for its round."""
+
     def reported(self, session: Session, body: bytes, claims: Mapping[int, SampleRanges]) -> None:
         """Take the body of a member's Report, once its packet is here too.
 
@@ -82,12 +114,18 @@ class HubExtension:
         """Return whose updates are refused as the round closes, by name, and why: each is a strike."""
         return {}
 
-    def counted(self, round: int, counted: Sequence[Counted]) -> Mapping[str, bytes]:
+    def counted(self, round: int, counted: Sequence[Counted], took: CommitSeconds) -> Mapping[str, bytes]:
         """Return the body for the Committed of each session, once a round is in the ledger."""
         return {}
 
-    def committed(self, accepted: AbstractSet[str]) -> None:
-        """Note that a round has ended, with the updates of the peers of these names."""
+    def committed(self, ex: Exchange, done: CommitDone, now: float) -> Sequence[Event]:
+        """Note that a round has ended, with the updates of `done.packets`; of none: it is opened again.
+        Returns what the host is told after the event of the round."""
+        return ()
+
+    def round_fields(self) -> Mapping[str, Any]:
+        """Return the fields that it adds to the event of a committed round."""
+        return {}
 
     def session_ended(self, session: Session) -> None:
         """Forget a session."""
@@ -99,5 +137,6 @@ class HubExtension:
         """Return its figures of a peer for `cocktail status --json`; they replace those of the same name."""
         return {}
 
-    def status(self) -> Any:
-        """Return its figures for `cocktail status --json`; None: it has none."""
+    def status(self) -> Mapping[str, Any]:
+        """Return its fields of `cocktail status --json`."""
+        return {}

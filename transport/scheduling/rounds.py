@@ -15,7 +15,7 @@ every step that needs no further input.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict, replace
 from enum import Enum
 from itertools import zip_longest
@@ -25,7 +25,6 @@ from msgspec import structs
 
 from transport import actions as do
 from transport.actions import Outbox
-from transport.diagnosis import Culprit, LineWatch, PeerSample, RoundSample, Sight, SlowestLine, SlowRounds
 from transport.ledger import EvaluationRow, Recovered
 from transport.membership import Admission, Roster, Session, SessionEvent, State
 from transport.protocol import (
@@ -136,11 +135,6 @@ class Rounds:
         self.passing: Passing | None = None
         self.extensions: list[HubExtension] = []
         self.over = messages.Over("", False)  # how the run ended
-        self.slow, self._lines = SlowRounds(), LineWatch()
-        self.slowest: SlowestLine | None = None  # what bounds the last rounds
-        # What the shell sees of a peer that a round, of this number, has closed without.
-        self.sees: Callable[[Session, int, float], Sight] = lambda session, _, now: Sight(now - session.seen)
-        self._uneven_until = -1  # rounds in which members evaluate, and those after them, take longer
         self._deadline, self._balancer = StragglerDeadline(self._longest), LoadBalancer()
         self._opened_at: dict[int, float] = {}  # of the newest rounds
         self._started = now
@@ -164,11 +158,13 @@ class Rounds:
         m, wrong = possible_report(m, now - session.since + self.settings.lease_s)
         if wrong:
             self._out.warn(f"reports what cannot be: {', '.join(wrong)}", session.name)
+        if m.round <= self.round:
+            for one in self.extensions:
+                one.heard(session, m, now)
         ex = self.open_to(session.id, m.round)
         if ex is not None:
             if session.id not in ex.claims and ex.has_current_parts(m):  # the newest counts
                 ex.reports[session.id], session.fits = m, m.fits
-                ex.reported.setdefault(session.id, now - ex.opened)
             self.check_arrived(session, now)
         elif m.round <= self.round:
             self._members.move(session, SessionEvent.LATE)
@@ -176,9 +172,6 @@ class Rounds:
                 self._deadline.came_late(session.id, now - opened)
             if not self.leases.held(session.id):
                 session.owes_since = None
-            count, cost = self._counted(self.leases.ids(session.id, max(m.delivers, default=-1)) or ())
-            late = PeerSample(session.name, now, m.compute_s, m.wait_s, count, cost, spent=m.spent)
-            self._tell_culprits(self.slow.late(session.id, late))
             if m.round in self.history.commits:
                 self._out.send(session.conn, self.history.commits[m.round].to(session.name))
         else:
@@ -215,8 +208,7 @@ class Rounds:
         claims = ex.claims[session.id] = self.leases.claim(session.id, report.delivers)
         ex.arrived[session.id] = now - ex.opened
         if claims:  # the reported time is that of the newest
-            count, cost = self._counted(self.leases.claimed(session.id, claims[-1]))
-            ex.timed[session.id] = count, cost
+            cost = self.cost_of(self.leases.claimed(session.id, claims[-1]))
             self._balancer.note(session.id, cost, report.compute_s)
         if self.extensions:
             mine = {lease: self.leases.claimed(session.id, lease) for lease in claims}
@@ -310,7 +302,6 @@ class Rounds:
         self._finish_evaluation()
         self._deadline.forget(session.id)
         self._balancer.forget(session.id)
-        self.slow.forget(session.id)
         self.disputes.gone(session.id)
         for one in self.extensions:
             one.session_ended(session)
@@ -365,8 +356,7 @@ class Rounds:
         if self.phase is not Phase.CLOSED or ex is None or ex.round != done.round:
             return
         accepted = [s for s in ex.by_name if ex.members[s] in done.packets]
-        for one in self.extensions:
-            one.committed(done.packets.keys())
+        told = [event for one in self.extensions for event in one.committed(ex, done, now)]
         self.leases.settle(ex.claims, accepted, self._members)
         proven = {name: why for name, why in done.rejected.items() if name not in done.denied}
         self._strike(proven, ex.keys, at_once=not accepted)
@@ -376,6 +366,8 @@ class Rounds:
             self._finish_round(ex, accepted, done, now)
         else:
             self._void(ex, now)
+        for event in told:
+            self._out.tell(event)
 
     def fingerprinted(self, round: int, truth: int | None, why: str, now: float) -> None:
         """Settle a dispute about x' of a round by a replay of the ledger; `truth` is None where that failed.
@@ -560,14 +552,13 @@ class Rounds:
         self._opened_at = recent | {self.round: now}
         if self.sharding is not None:
             self.sharding.opens(ex, here)
-        for one in self.extensions:
-            one.opens(ex, granted)
         for p in ready:
             self._members.move(p, SessionEvent.OPENED)
             p.owes_since = now if p.owes_since is None else p.owes_since
         if self.evaluations.due(step):
             self.evaluations.begin(self._evaluation(step, now, final=False), self._judges(here))
-            self._uneven_until = self.round + 1
+        for one in self.extensions:
+            one.opens(ex, granted)
         self._enter(Phase.OPENING)
         size, new = (ex.fits, ex.local_steps), self._members.to_record(granted)
         self._out.add(do.Lease(self.round, granted, ex.hub_shards, len(ex.aggregators), *size, new))
@@ -595,10 +586,9 @@ class Rounds:
         cost = self.settings.cost
         return [1.0] * len(ids) if cost is None else [cost(i) for i in ids]
 
-    def _counted(self, ids: SampleRanges) -> tuple[int, float]:
-        """Return the number of samples, and their cost."""
-        count = count_samples(ids)
-        return count, count if self.settings.cost is None else sum(self._costs(sample_ids(ids)))
+    def cost_of(self, ids: SampleRanges) -> float:
+        """Return the cost of samples, as shares of a batch count it."""
+        return count_samples(ids) if self.settings.cost is None else sum(self._costs(sample_ids(ids)))
 
     def _others_expected(self, ready: int, now: float) -> bool:
         """Tell whether to wait a little: for peers from before a restart, for those that start with the run,
@@ -777,37 +767,20 @@ class Rounds:
             self._out.warn(f"reports what cannot be: {why}", name)
         steps, counted = self.settings.steps, self.leases.counted
         self._pace.append((now, counted))
-        sample = self._sample(ex, done, now)
-        self.slowest = self._lines.add(sample)
-        line = self.slowest.line if self.slowest is not None else ""
         told = replace(
             event,
             step=self.step,
             steps=steps,
             counted=counted,
             eta_s=self.eta_s(now),
-            line=line,
             loss=done.loss,
             rewards=done.rewards,
             fingerprint=self.disputes.known(ex.round) or 0,
             norm=self.history.grad_norm if event.grad_norm else None,
+            extra={key: of for one in self.extensions for key, of in one.round_fields().items()},
         )
         self._out.tell(told)
-        self._tell_culprits(self.slow.add(sample))
         self._wait_again(now)
-
-    def _sample(self, ex: Exchange, done: do.CommitDone, now: float) -> RoundSample:
-        """Describe a durable round for the diagnosis."""
-        before = self.history.commits.get(ex.round - 1)
-        sample = ex.sample(done, before.message.size if before is not None else 0)
-        sights = {s.id: self.sees(s, ex.round, now) for s in self._members if s.state is State.BEHIND}
-        return replace(sample, sights=sights, uneven=ex.round <= self._uneven_until)
-
-    def _tell_culprits(self, found: list[Culprit]) -> None:
-        for one in found:
-            fields = {**asdict(one), "remedy": one.remedy}
-            del fields["since"]
-            self._out.tell(events.CulpritNamed(0.0, **fields))
 
     def _credit(self, session: Session, ex: Exchange, done: do.CommitDone, now: float) -> None:
         """Book a member's accepted packet; revoke leases that it should have delivered long ago."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from cocktail_cli.assembly import recipe_type
+from cocktail_cli.assembly import ask_status, hubs_line, recipe_type
 from cocktail_cli.errors import explain
 from cocktail_cli.machine import own_keys, url_to_dial
 from cocktail_cli.ui import counted, found, megabytes
@@ -36,7 +36,6 @@ ENOUGH = 0.7  # share of the time that a device computes; below that a line is w
 def run(text: str) -> Iterator[Finding]:
     """Check the layers from the outside in; the first failure ends it."""
     from cocktail_cli.host import versions
-    from transport import ask_status
     from transport.protocol import Unreachable
 
     try:
@@ -249,10 +248,8 @@ def shared_line(status: dict[str, Any], own: LinkSpeed) -> LinkSpeed:
     """
     from recipes.planning import HUBS_DOWN, HUBS_UP
 
-    slowest, count = status.get("bottleneck") or {}, status["peer_count"]
-    share = slowest.get("bytes_per_s", 0) * count / (count + 1)
-    if share and slowest["line"] == HUBS_UP and (status.get("passing") or share < own.down):
-        return replace(own, down=share, down_line=HUBS_UP)
-    if share and slowest["line"] == HUBS_DOWN and share < own.up:
-        return replace(own, up=share, up_line=HUBS_DOWN)
-    return own
+    count = status["peer_count"]
+    up, down = (rate * count / (count + 1) for rate in hubs_line(status))
+    if up and (status.get("passing") or up < own.down):
+        return replace(own, down=up, down_line=HUBS_UP)
+    return replace(own, up=down, up_line=HUBS_DOWN) if 0 < down < own.up else own

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cocktail_cli.assembly import ask_status, everyone
 from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.foreign_text import one_line, readable
@@ -20,7 +21,6 @@ from cocktail_cli.machine import RunRecord, load_run, the_run_going_on, url_to_d
 from cocktail_cli.options import Json, NoColor, Quiet
 from cocktail_cli.ui import (
     Display,
-    accusation,
     duration_text,
     megabytes,
     open_board,
@@ -176,7 +176,7 @@ def line_of(found: dict[str, Any]) -> str:
 
 def ask(run: str) -> dict[str, Any]:
     """Ask the hub for the status; read run.json after its end. Raises Failure (run_unknown, unreachable)."""
-    from transport import ask_status, parse_url
+    from transport import parse_url
     from transport.protocol import Unreachable
 
     if run.startswith("cocktail:"):
@@ -229,12 +229,8 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
     yield " · ".join(parts)
     if found.get("reason"):
         yield str(found["reason"])
-    if slowest := found.get("bottleneck"):
-        waiting = f"devices wait {slowest['waiting']:.0%} of the time for their exchange"
-        yield f"bottleneck: {slowest['line']} ({waiting})"
-    if audits := found.get("audits"):
-        wrong = f"{audits['audited']:,} samples, {audits['disagreements']:,} wrong answers"
-        yield f"audits: {wrong}, {audits['share']:.1%} of the compute"
+    for one in everyone():
+        yield from one.above_peers(found)
     if stages := found.get("stages"):
         yield from stage_lines(stages["rings"], stages["waiting"])
     if found.get("reach"):
@@ -245,7 +241,8 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
         yield from table(BRIEF, map(brief, [*found["peers"], *found.get("others", ())]))
     if (more := peers_of(found) - len(found["peers"])) > 0:
         yield f"and {more:,} more peers"
-    yield from map(accusation, found.get("culprits", ()))
+    for one in everyone():
+        yield from one.below_peers(found)
 
 
 def brief(peer: dict[str, Any]) -> list[str]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from cocktail_cli.assembly import Extension, HostParts
-from recipes.config import Recipe
-from recipes.training import ModelExtension
-from transport.hub import Extend
+
+if TYPE_CHECKING:
+    from recipes.config import Recipe
+    from recipes.training import ModelExtension
+    from transport.hub import Extend
+
+    from .bodies import AuditStatus
 
 
 class Audits(Extension):
@@ -25,6 +31,16 @@ class Audits(Extension):
         from .model import Auditor
 
         return Auditor(recipe)
+
+    def figures(self) -> type[AuditStatus]:
+        from .bodies import AuditStatus
+
+        return AuditStatus
+
+    def above_peers(self, status: Mapping[str, Any]) -> Iterator[str]:
+        if audits := status.get("audits"):
+            wrong = f"{audits['audited']:,} samples, {audits['disagreements']:,} wrong answers"
+            yield f"audits: {wrong}, {audits['share']:.1%} of the compute"
 
 
 extension = Audits()

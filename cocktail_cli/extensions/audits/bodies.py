@@ -1,4 +1,4 @@
-"""Words between the two halves of audits: bodies of Round and Report, and the name of an object."""
+"""Words between the two halves of audits: bodies of Round and Report, the name of an object; figures."""
 
 from __future__ import annotations
 
@@ -27,3 +27,17 @@ class Answers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     sketches: Sketches = {}
     audits: Sketches = {}
+
+
+class AuditFigures(msgspec.Struct):
+    """Figures of a run's audits that are shown."""
+
+    audited: messages.Count
+    disagreements: messages.Count
+    share: messages.Finite
+
+
+class AuditStatus(msgspec.Struct):
+    """Fields of a hub's status."""
+
+    audits: AuditFigures | None = None

@@ -9,15 +9,23 @@ committed  accepted reports are audited next; answers decide cases
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
 
+from transport.actions import CommitDone
 from transport.hub import HubParts
 from transport.membership import Session
-from transport.protocol import Cost, ObjectKind, ProtocolError, SampleRanges, read_msgpack, sample_ids
+from transport.protocol import (
+    Cost,
+    Event,
+    ObjectKind,
+    ProtocolError,
+    SampleRanges,
+    read_msgpack,
+    sample_ids,
+)
 from transport.scheduling import Exchange, HubExtension
 from transport.transfer import ObjectStore
 
@@ -99,9 +107,9 @@ class AuditCoordinator(HubExtension):
         found = {name: self.book.convicted.get(self._machine(ex, name), "") for name in others}
         return {name: why for name, one in others.items() if (why := found[name] or one.lacks)}
 
-    def committed(self, accepted: AbstractSet[str]) -> None:
+    def committed(self, ex: Exchange, done: CommitDone, now: float) -> Sequence[Event]:
         """Decide cases by what the accepted updates of a round came with; tell the host who is found."""
-        for name in sorted(accepted & self._arrived.keys()):
+        for name in sorted(done.packets.keys() & self._arrived.keys()):
             for round, answer in self._arrived[name].answers.items():
                 self._tell(self.book.answered(name, round, answer))
             for work in self._arrived[name].works:
@@ -112,6 +120,7 @@ class AuditCoordinator(HubExtension):
             self._told = True
             said = f"sketches of one gradient differ in {distance:.0f} of {BITS} bits between two peers"
             self._out.warn(f"audits find nobody while {said}: the learning rate, or dropout, is too high")
+        return ()
 
     def _tell(self, found: Sequence[str]) -> None:
         for machine in found:
@@ -130,7 +139,8 @@ class AuditCoordinator(HubExtension):
         work, cost = figures.pop("work"), figures.pop("cost")
         suspects = sorted(name for name, of in self.book.machines.items() if of in self.book.records)
         figures["usual_bits"] = self.book.median_distance
-        return figures | {"share": round(cost / work, 5) if work else 0.0, "suspects": suspects}
+        share = round(cost / work, 5) if work else 0.0
+        return {NAME: figures | {"share": share, "suspects": suspects}}
 
     def _machine(self, ex: Exchange, name: str) -> str:
         """Name the judge that a peer is: its key; of the host's own peers, each is one."""

@@ -9,7 +9,7 @@ import msgspec
 
 from transport.ledger import Counted, Ledger
 from transport.protocol import RunKeys, count_samples, short_key
-from transport.scheduling import HubExtension
+from transport.scheduling import CommitSeconds, HubExtension
 
 from .receipts import KIND, NAME, Receipt, statement_of
 from .signed_documents import SignedDocument, signer_of
@@ -28,7 +28,7 @@ class ReceiptWriter(HubExtension):
         self._samples = Counter({key: samples for key, (samples, _) in known.items()})
         self._rounds = Counter({key: rounds for key, (_, rounds) in known.items()})
 
-    def counted(self, round: int, counted: Sequence[Counted]) -> dict[str, bytes]:
+    def counted(self, round: int, counted: Sequence[Counted], took: CommitSeconds) -> dict[str, bytes]:
         sessions = defaultdict[str, set[str]](set)  # by key: a machine may have several
         for c in counted:
             self._samples[c.key] += count_samples(c.ids)

@@ -191,16 +191,7 @@ def test_doctor_says_what_a_line_means_for_the_run() -> None:
     assert "(100%)" in tight.text
     assert "at K = 0.2" not in tight.text, "it sends less, so the compute hides it"
     assert thin.text.endswith("the bottleneck is this line's up")
-
-    hubs = {"line": "the hub's up", "waiting": 0.5, "bytes_per_s": 1000.0}
-    shared = pace(status | {"bottleneck": hubs, "local_steps": 2}, recipe, 1e6, 1e7)
-    passed = pace(status | {"bottleneck": hubs, "passing": True}, recipe, 1e6, 10.0)
-
-    assert shared.text.endswith("the bottleneck is the hub's up"), (
-        "its line carries more than its part of that"
-    )
-    assert " and 2 steps, of which" in shared.text
-    assert passed.text.startswith("rounds of 5.1 s"), "what the hub alone sends is no bound"
+    assert " and 2 steps, of which" in pace(status | {"local_steps": 2}, recipe, 1e6, 1e7).text
 
 
 @pytest.mark.slow

@@ -103,20 +103,6 @@ def test_who_was_late_and_what_each_gave_is_known(remote: RemoteReader) -> None:
     ]
 
 
-def test_who_slows_the_rounds_is_on_the_page_once_with_cause_and_remedy(remote: RemoteReader) -> None:
-    slow = {"peer": "ann", "cause": "upload", "evidence": "its update took 3.0 s", "remedy": "see the line"}
-    slow |= {"lengthened": 0.5, "since": 4}
-    remote.hear(answer(5, ("ann", 1000), culprits=[slow | {"round": 5}]), 101.0)
-    remote.hear(answer(6, ("ann", 2000), culprits=[slow | {"round": 6}]), 103.0)
-
-    history = remote.known
-    page = str(page_of([history]))
-
-    assert [(one.peer, one.round) for one in history.slow] == [("ann", 6)]
-    assert page.count("its update took 3.0 s") == 2, "in the table, and in words"
-    assert "ann makes rounds 50% longer: upload" in page
-
-
 def test_the_recipe_is_asked_for_once_and_shown(remote: RemoteReader) -> None:
     recipe = load_recipe("smoke")
     remote.hear(answer(4, ("ann", 0), recipe=recipe.to_json()), 101.0)

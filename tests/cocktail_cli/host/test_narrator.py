@@ -138,3 +138,10 @@ def test_the_first_peer_from_another_machine_confirms_the_address_and_one_from_f
         reached += [event for event in told if isinstance(event, ours.Reached)]
 
     assert reached == [ours.Reached("b", "this network"), ours.Reached("c", "the internet")]
+
+
+def test_what_extensions_tell_is_shown_as_it_is_and_their_fields_are_in_the_step() -> None:
+    event = ours.OfExtension()
+
+    assert list(Narrator(1).tell(theirs.OfExtension(0.0, event))) == [event]
+    assert step_of(committed(extra={"hottest": 71})).extra == {"hottest": 71}

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import cocktail_cli
 from cocktail_cli.host import run_folder
 from cocktail_cli.ui import Warning, timestamp
-from cocktail_cli.ui.events import Eval, PeerLeft, RunFinished, Step, as_json, name_of
+from cocktail_cli.ui.events import Eval, PeerLeft, RunFinished, Step, as_json, from_json, name_of
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 
@@ -38,6 +39,26 @@ def test_a_step_tells_bytes_of_each_peer_and_the_fingerprint() -> None:
     assert told["event"] == "step"
     assert told["loss"] is None
     assert (told["up_bytes"], told["down_bytes"], told["fingerprint"]) == ({"a": 10}, {"a": 20}, "00ff")
+
+
+def test_fields_of_extensions_are_in_the_line_of_a_step_and_cannot_replace_its_own() -> None:
+    step = Step(3, 20, 4, loss=None, peers=1, extra={"hottest": 71, "loss": 9.0})
+
+    told = json.loads(as_json(step))
+
+    assert (told["hottest"], told["loss"], told["event"]) == (71, None, "step")
+    assert "extra" not in told
+    again = from_json(told)
+    assert isinstance(again, Step)
+    assert again.extra == {"hottest": 71}
+    assert getattr(again, "hottest") == 71  # noqa: B009  # for mypy a step has no such field
+    assert not hasattr(again, "coldest")
+
+
+def test_an_event_that_nobody_has_defined_is_an_error() -> None:
+    with pytest.raises(LookupError):
+        from_json({"v": 1, "t": "2026-11-20T12:00:00Z", "event": "nothing_of_ours"})
+    assert not hasattr(cocktail_cli.events, "NothingOfOurs")
 
 
 def test_names_of_events_are_those_of_the_documentation() -> None:

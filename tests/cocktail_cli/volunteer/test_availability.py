@@ -145,15 +145,11 @@ class Driver:
     NVMLError = NotSupported
     running: list[int] = field(default_factory=list)
     samples: list[tuple[int, int, int]] = field(default_factory=list)  # pid, share, time
-    reasons: int = 0x04  # of lower clocks: the power cap
 
     def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
         if handle == "dumb":
             raise NotSupported("temperature")
         return 71
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
-        return self.reasons
 
     def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
         return SimpleNamespace(gpu=35)
@@ -189,11 +185,6 @@ def test_a_driver_that_does_not_know_our_own_process_calls_nobody_another() -> N
 
 def test_a_gpu_that_says_nothing_of_its_warmth_is_not_held_hot() -> None:
     assert NvidiaGpus(Driver(), ["dumb"], pytest.fail).read(None).temperature is None
-
-
-def test_a_gpu_at_its_power_cap_is_not_called_hot_and_one_slowed_down_for_its_heat_is() -> None:
-    assert not NvidiaGpus(Driver(), ["gpu"], pytest.fail).read(None).throttled
-    assert NvidiaGpus(Driver(reasons=0x20), ["gpu"], pytest.fail).read(None).throttled
 
 
 def test_a_machine_without_nvidia_says_what_has_no_effect() -> None:

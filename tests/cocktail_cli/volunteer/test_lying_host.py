@@ -68,9 +68,7 @@ def test_a_status_that_is_none_is_the_hosts_fault(
     assert "the hub is at fault: the hub's status cannot be read: " in said.err
 
 
-@pytest.mark.parametrize(
-    "field", ["peers", "step", "losses", "eta_s", "bottleneck", "culprits", "parameters"]
-)
+@pytest.mark.parametrize("field", ["peers", "step", "losses", "eta_s", "parameters"])
 @pytest.mark.parametrize("value", ["A\x1b]52;c;cm0gLXJm\x07", [[1]], {"line": 1}, -1e300, 2**120])
 def test_a_figure_of_another_kind_is_the_hosts_fault(cocktail: Run, field: str, value: object) -> None:
     with lying_host(status={field: value}) as hub:
@@ -177,15 +175,12 @@ def test_a_runs_words_are_words_in_the_question(
     ]
 
 
-FIGURES = {"lengthened": 0.5, "round": 3, "since": 1}
 ROW = {"name": WORDS, "gpu": WORDS, "state": WORDS, "reason": WORDS}
 STATUS = {
     "reason": WORDS,
     "state": WORDS,
     "peers": [ROW, ROW | {"name": "b" + WORDS}],
     "others": [ROW, ROW | {"state": "deciding"}],
-    "bottleneck": {"line": WORDS, "waiting": 0.5, "bytes_per_s": 3},
-    "culprits": [{"peer": WORDS, "cause": WORDS, "evidence": WORDS, "remedy": WORDS, **FIGURES}],
     "stages": {"rings": [[{"name": WORDS, "layers": [0, 2]}]], "waiting": [WORDS]},
     "recipe_hash": WORDS,
 }

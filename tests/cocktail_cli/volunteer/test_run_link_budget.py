@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 from toy_swarm import BOUNDS
 
+from cocktail_cli.assembly import PeerExtension
 from cocktail_cli.volunteer.run_link import RunLink
 from recipes.training import Delivery
 from transport.peer import StopRequest
@@ -42,8 +43,40 @@ class Line:
         return messages.Committed(round, SIZE, "", ["ann"])
 
 
-def run_link(line: Line, staleness: int = 1) -> RunLink:
-    run = RunLink(line, None, staleness)  # type: ignore[arg-type]
+class Listener(PeerExtension):
+    """Notes what a link calls."""
+
+    name = "toy"
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.times: list[float] = []
+        self.uploads: list[float] = []  # seconds
+
+    def took_round(self, asked: float, now: float) -> None:
+        self.note("round", asked, now)
+
+    def fetched(self, kind: str, started: float, now: float) -> None:
+        self.note(kind, started, now)
+
+    def report(self, delivery: Delivery, now: float) -> bytes:
+        self.note("report", now)
+        return b"" if delivery.round else b"a body"
+
+    def exchanged(self, uploaded: float, now: float) -> None:
+        self.uploads.append(round(uploaded - self.times[-1], 6))
+        self.note("exchanged", now)
+
+    def committed(self, message: messages.Committed) -> None:
+        self.note(f"committed {message.round}")
+
+    def note(self, call: str, *times: float) -> None:
+        self.calls.append(call)
+        self.times += times
+
+
+def run_link(line: Line, staleness: int = 1, *extensions: PeerExtension) -> RunLink:
+    run = RunLink(line, None, staleness, extensions)  # type: ignore[arg-type]
     run.knows(BOUNDS)  # type: ignore[arg-type]
     return run
 
@@ -140,3 +173,19 @@ def test_a_peer_that_waits_for_others_sends_no_less_for_it(
         return run.budget.share
 
     assert share(waited=0.0) < share(waited=3.0) == BandwidthBudget.of(staleness).share
+
+
+def test_an_extension_hears_of_each_step_of_a_round_in_its_order() -> None:
+    line, listener = Line(1), Listener()
+    run = run_link(line, 1, listener)
+    for round in range(2):
+        run.next_round()
+        run.exchange(bytes(SIZE), Delivery(round, 0, [], 0.0, 0, compute_s=1.0, wait_s=0.0))
+        run.fetch(f"lease/{round}")
+        run.fetch(f"packet/{round}")
+
+    a_round = ["round", "report", "exchanged", "committed {}", "lease", "packet"]
+    assert listener.calls == [call.format(round) for round in range(2) for call in a_round]
+    assert listener.times == sorted(listener.times)
+    assert listener.uploads == [2.0, 2.0]
+    assert [report.extra for report in line.reports] == [{"toy": b"a body"}, {}]

@@ -13,6 +13,7 @@ from cocktail_cli.extensions.proofs.signed_documents import SignedDocument
 from cocktail_cli.machine import home
 from transport.ledger import Counted, Ledger, RoundRow
 from transport.protocol import CurveKeys, RunKeys, messages, short_key
+from transport.scheduling import CommitSeconds
 
 PEER = CurveKeys.generate().public
 
@@ -28,7 +29,8 @@ class Rounds:
         r = len(self.ledger.rounds())
         counted = (Counted(r, "ann", "s", ((4 * r, 4 * r + 4),), PEER),)
         self.ledger.commit(RoundRow(r, r, 1.0, 2.0, 7, ("ann",), ("ann",), 1.0, 9), b"packet", counted)
-        return messages.Committed(r, 6, "00", ["ann"], extra={NAME: self.writer.counted(r, counted)["s"]})
+        bodies = self.writer.counted(r, counted, CommitSeconds(0.0, 0.0))
+        return messages.Committed(r, 6, "00", ["ann"], extra={NAME: bodies["s"]})
 
 
 @pytest.fixture

@@ -138,10 +138,8 @@ def test_fields_of_a_later_version_and_people_without_figures_stay_as_they_are()
         {"others": [{"state": "lost"}]},
         {"peers": [{"name": "ann", "gpu": "", "state": "", "joined_s": 1e29}]},
         {"since_s": -1e29},
-        {"culprits": [{"peer": 3}]},
         {"stages": {"rings": [[{"name": "a", "layers": [1]}]]}},
         {"needs": {"memory": "much"}},
-        {"bottleneck": {"line": "x", "waiting": []}},
     ],
     ids=str,
 )

@@ -83,6 +83,45 @@ def test_whose_update_an_extension_refuses_reads_why_and_is_struck_out(swarm: Sp
     assert all("p2" not in accepted for accepted in health(swarm).accepted)
 
 
+def test_what_an_extension_tells_of_a_round_follows_the_rounds_event_which_has_its_fields(
+    swarm: Speakers,
+) -> None:
+    assert swarm.settle(20_000).finished
+    rounds = [
+        event for event in swarm.events if isinstance(event, events.RoundCommitted | events.OfExtension)
+    ]
+
+    assert len(rounds) == 2 * len(health(swarm).accepted)
+    for number, (committed, of) in enumerate(zip(rounds[::2], rounds[1::2], strict=True)):
+        assert isinstance(committed, events.RoundCommitted)
+        assert committed.extra == {"rounds": number + 1}
+        assert isinstance(of, events.OfExtension)
+        assert of.told == f"round {committed.round}"
+
+
+def test_an_extension_hears_each_report_before_its_packet_and_those_that_come_too_late(
+    swarm: Speakers,
+) -> None:
+    found, late = health(swarm), swarm.peers[2]
+    while len(found.accepted) < 4:
+        swarm.step()
+    opened = found.reports[-1][1] + 1
+    while swarm.hub.rounds.round <= opened:  # p2 says nothing in this one
+        before, swarm.peers = swarm.fingerprint(), swarm.peers[:2]
+        swarm.step()
+        if swarm.fingerprint() == before:
+            swarm.pass_time(1.0)
+    swarm.peers = [*swarm.peers[:2], late]
+    heard = len(found.reports)
+    while "p2" not in [name for name, *_ in found.reports[heard:]]:
+        swarm.step()
+
+    assert {name for name, round, _ in found.reports[:heard] if round == opened} == {"p0", "p1"}
+    name, round, _ = next(one for one in found.reports[heard:] if one[0] == "p2")
+    assert (name, round) == ("p2", opened)
+    assert swarm.settle(20_000).finished
+
+
 def test_an_extension_that_overrides_nothing_changes_nothing() -> None:
     """No message of its run has a body, and its status has no figures."""
     ended = []

@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import threading
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 from .machine_load import LoadMeter, MachineLoad
-
-if TYPE_CHECKING:
-    from transport.protocol import messages
+from .spent import Spent
 
 
 @dataclass
@@ -73,10 +70,8 @@ class RoundTimer:
         with self._lock:
             self._now.disk_s += seconds
 
-    def report(self, compute_s: float, now: float) -> messages.Spent:
+    def report(self, compute_s: float, now: float) -> Spent:
         """Return what was spent since the last report. `compute_s`: of the newest step."""
-        from transport.protocol import messages
-
         with self._lock:
             before, new = self._before, self._now
             new.reported = now
@@ -86,7 +81,7 @@ class RoundTimer:
         busy_until = max(before.uploaded, computed if self.staleness else 0.0)
         idle = max(0.0, before.committed - max(busy_until, before.reported)) if before.committed else 0.0
         ready = max(before.received, computed if self.staleness else 0.0)
-        return messages.Spent(
+        return Spent(
             cycle=millis(now - before.reported) if before.reported else 0,
             idle=millis(idle + new.taken - new.asked),
             lease=millis((before if self.staleness else new).lease_s),

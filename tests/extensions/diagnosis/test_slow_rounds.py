@@ -9,8 +9,11 @@ import pytest
 from msgspec import structs
 from simulated_rounds import Machine, SimulatedRounds
 
-from transport.diagnosis import HUB, Culprit, PeerSample, Sight, SlowRounds
-from transport.protocol import messages
+from cocktail_cli.extensions.diagnosis.causes import Culprit
+from cocktail_cli.extensions.diagnosis.round_sample import PeerSample
+from cocktail_cli.extensions.diagnosis.sight import Sight
+from cocktail_cli.extensions.diagnosis.slow_rounds import HUB, SlowRounds
+from cocktail_cli.extensions.diagnosis.spent import Spent
 
 SWARM = {f"p{i}": Machine(sample=0.25 * (1 + 0.3 * i)) for i in range(4)}
 MINE = SWARM["p2"]
@@ -112,18 +115,18 @@ def test_a_peer_that_is_left_out_is_named_once_it_is_silent_and_explained_once_i
 
     others = {name: peer for name, peer in sample.peers.items() if name != "p2"}
     (silent,) = slow.add(replace(sample, peers=others, sights={"p2": Sight(11.0)}))
-    (back,) = slow.late("p2", replace(gone, spent=messages.Spent(cycle=40000, stopped=35000)))
+    (back,) = slow.late("p2", replace(gone, spent=Spent(cycle=40000, stopped=35000)))
 
     assert (silent.peer, silent.cause) == ("p2", "silent")
     assert (back.peer, back.cause) == ("p2", "stopped")
-    assert slow.late("p2", replace(gone, spent=messages.Spent())) == [], "it is told once"
+    assert slow.late("p2", replace(gone, spent=Spent())) == [], "it is told once"
 
 
 def test_a_peer_that_a_round_went_on_without_says_in_the_next_why_its_update_was_late() -> None:
     """Its process may have had no core, or its line no room: the hub cannot know before."""
     for spent, cause in (
-        (messages.Spent(upload=6000), "upload"),
-        (messages.Spent(upload=6000, cpu_wait=7000), "other load"),
+        (Spent(upload=6000), "upload"),
+        (Spent(upload=6000, cpu_wait=7000), "other load"),
     ):
         sim, slow = SimulatedRounds(SWARM, noise=0.05), SlowRounds()
         for _ in range(WELL):
@@ -184,8 +187,8 @@ def test_a_process_that_was_stopped_just_after_it_had_written_its_report_says_so
     gone = replace(sample.peers["p2"], arrived=sample.opened + 9.0, whole=False, spent=None)
     slow.add(replace(sample, peers={**sample.peers, "p2": gone}))
 
-    assert slow.late("p2", replace(gone, spent=messages.Spent(cycle=1200))) == []
-    (found,) = slow.late("p2", replace(gone, spent=messages.Spent(cycle=9000, stopped=8000)))
+    assert slow.late("p2", replace(gone, spent=Spent(cycle=1200))) == []
+    (found,) = slow.late("p2", replace(gone, spent=Spent(cycle=9000, stopped=8000)))
 
     assert (found.peer, found.cause) == ("p2", "stopped")
 

@@ -8,8 +8,11 @@ import pytest
 from simulated_rounds import SimulatedRounds
 from test_slow_rounds import SWARM, WELL
 
-from transport.diagnosis import Culprit, Moving, PeerSample, Sight, SlowRounds
-from transport.protocol import messages
+from cocktail_cli.extensions.diagnosis.causes import Culprit
+from cocktail_cli.extensions.diagnosis.round_sample import PeerSample
+from cocktail_cli.extensions.diagnosis.sight import Moving, Sight
+from cocktail_cli.extensions.diagnosis.slow_rounds import SlowRounds
+from cocktail_cli.extensions.diagnosis.spent import Spent
 from transport.wire import Crossed
 
 NOW = 100.0
@@ -98,7 +101,7 @@ def test_the_first_round_that_goes_on_without_a_peer_says_why(
 def test_what_was_named_from_outside_is_withdrawn_once_the_peer_says_what_kept_it() -> None:
     """A process that stands still for lack of memory looks from outside as one that was stopped."""
     slow, opened, _ = left_out(Sight(2.5, stopped=True))
-    word = PeerSample("p2", opened + 6.0, spent=messages.Spent(cycle=6000, memory=3000, faults=40))
+    word = PeerSample("p2", opened + 6.0, spent=Spent(cycle=6000, memory=3000, faults=40))
 
     (news,) = slow.late("p2", word)
 
@@ -109,7 +112,7 @@ def test_what_was_named_from_outside_is_withdrawn_once_the_peer_says_what_kept_i
 def test_a_process_that_says_itself_that_it_was_stopped_is_named_once() -> None:
     slow, opened, _ = left_out(Sight(2.5, stopped=True))
 
-    news = slow.late("p2", PeerSample("p2", opened + 6.0, spent=messages.Spent(cycle=6000, stopped=5000)))
+    news = slow.late("p2", PeerSample("p2", opened + 6.0, spent=Spent(cycle=6000, stopped=5000)))
 
     assert news == []
     assert [one.cause for one in slow.culprits] == ["stopped"]

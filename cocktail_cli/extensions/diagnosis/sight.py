@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from transport.wire import Crossed
+if TYPE_CHECKING:
+    from transport.wire import Crossed
 
 STOPPED_S, ANSWERS_S = 2.0, 0.8  # of silence, and how much later its machine has acknowledged a ping
 MOVES_S = 1.5  # seconds; bytes that came or were acknowledged within them move

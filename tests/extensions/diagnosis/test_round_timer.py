@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cocktail_cli.measures import RoundTimer
+from cocktail_cli.extensions.diagnosis.round_timer import RoundTimer
 
 
 def test_a_peer_that_waits_for_others_calls_that_time_idle() -> None:

@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from transport.diagnosis import PeerSample, RoundSample
-from transport.protocol import messages
+from cocktail_cli.extensions.diagnosis.round_sample import PeerSample, RoundSample
+from cocktail_cli.extensions.diagnosis.spent import Spent
 from transport.scheduling import LoadBalancer
 
 
@@ -73,7 +73,7 @@ class SimulatedRounds:
             encode, upload = self.noisy(machine.encode), self.noisy(self.packet / machine.up)
             reported, before = taken + encode, place.reported
             counters = {"stopped": machine.stops, **machine.counters}
-            spent = messages.Spent(
+            spent = Spent(
                 cycle=millis(reported - before),
                 idle=millis(place.idle + waited),
                 encode=millis(encode),

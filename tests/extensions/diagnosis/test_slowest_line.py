@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from transport.diagnosis import LineWatch, PeerSample, RoundSample, SlowestLine
-from transport.protocol import messages
+from cocktail_cli.extensions.diagnosis.round_sample import PeerSample, RoundSample
+from cocktail_cli.extensions.diagnosis.slowest_line import LineWatch, SlowestLine
+from cocktail_cli.extensions.diagnosis.spent import Spent
 
 MB = 1_000_000
 
@@ -25,7 +26,7 @@ def found(
                 upload_s=up,
                 up=MB,
                 down=MB,
-                spent=messages.Spent(download=round_to_ms(down)),
+                spent=Spent(download=round_to_ms(down)),
             )
             for i, (up, down) in enumerate(zip(ups, downs, strict=True))
         }

@@ -15,12 +15,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from .gpu_readings import GpuReading
-
 TICK_S = 0.25  # of the thread that notices when this process does not run
 STOOD_S = 1.0  # a tick that comes so late may mean that it did not
 BUSY = 0.1  # share of that time which a process that runs uses of a core
 GPU_S = 2.0  # seconds between two readings of the GPUs
+
+
+@dataclass(frozen=True)
+class GpuLoad:
+    """One reading of the GPUs that train here."""
+
+    others: float | None = None  # share of the busiest GPU's time that other programs take; None: not known
+    throttled: bool = False  # one of them is slowed down for its heat or power
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class LoadMeter:
         read_gpus: reads the GPUs that train here; None: there are none that can be asked.
     """
 
-    def __init__(self, read_gpus: Callable[[], GpuReading] | None = None) -> None:
+    def __init__(self, read_gpus: Callable[[], GpuLoad] | None = None) -> None:
         self._read_gpus = read_gpus
         self._lock, self._over = threading.Lock(), threading.Event()
         self._noticed = MachineLoad()  # by the thread, since the last `since`
@@ -123,7 +129,7 @@ class LoadMeter:
             stopped = idle if idle >= STOOD_S and used - self._used < BUSY * late else 0.0
             self._looked, self._used = now, used
             self._waited = {thread: new for thread, new in waited.items() if new}  # 0: it has ended
-            reading, passed = GpuReading(), 0.0
+            reading, passed = GpuLoad(), 0.0
             if self._read_gpus is not None and now - self._asked >= GPU_S:
                 reading, passed, self._asked = self._read_gpus(), min(now - self._asked, 2 * GPU_S), now
             self._noticed = MachineLoad(

@@ -28,11 +28,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from transport.protocol import messages
-
 from .causes import Cause, Culprit, evidence_of, resent_by, seconds
 from .round_sample import PeerSample, RoundSample, Usual, usual
 from .sight import Sight
+from .spent import Spent
 
 HUB = "the hub"
 EFFECT = 0.2  # of the round without that peer
@@ -178,7 +177,7 @@ class SlowRounds:
             return []
         if sight.silent < MUTE * (sight.silent + sight.heard - known.left_out.opened):
             sight = replace(sight, stopped=False)
-        suspect = left_out(known, session, PeerSample(known.name, 0.0, spent=messages.Spent(), sight=sight))
+        suspect = left_out(known, session, PeerSample(known.name, 0.0, spent=Spent(), sight=sight))
         verdict = explained(suspect, known.usual)
         if verdict is None or not verdict.certain:
             if sight.silent < SILENT_S:

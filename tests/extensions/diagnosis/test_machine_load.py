@@ -14,12 +14,20 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from cocktail_cli.measures import GpuReading, LoadMeter, machine_load
-from cocktail_cli.measures.machine_load import STOOD_S, Counters, MachineLoad, counters, load_between
+from cocktail_cli.extensions.diagnosis import machine_load
+from cocktail_cli.extensions.diagnosis.machine_load import (
+    STOOD_S,
+    Counters,
+    GpuLoad,
+    LoadMeter,
+    MachineLoad,
+    counters,
+    load_between,
+)
 
 PROGRAM = """
 import sys
-from cocktail_cli.measures import LoadMeter
+from cocktail_cli.extensions.diagnosis.machine_load import LoadMeter
 meter = LoadMeter()
 meter.start()
 print("there", flush=True)
@@ -104,13 +112,13 @@ def test_a_machine_without_memory_slows_only_the_processes_that_read_their_pages
 
 
 def test_gpu_readings_are_summed_over_the_time_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cocktail_cli.measures.machine_load.TICK_S", 0.01)
-    monkeypatch.setattr("cocktail_cli.measures.machine_load.GPU_S", 0.02)
+    monkeypatch.setattr("cocktail_cli.extensions.diagnosis.machine_load.TICK_S", 0.01)
+    monkeypatch.setattr("cocktail_cli.extensions.diagnosis.machine_load.GPU_S", 0.02)
     read = []
 
-    def reading() -> GpuReading:
+    def reading() -> GpuLoad:
         read.append(time.monotonic())
-        return GpuReading(80, 0.5, True)
+        return GpuLoad(0.5, True)
 
     with closing(LoadMeter(reading)) as meter:
         meter.start()

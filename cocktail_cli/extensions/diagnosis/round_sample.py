@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from math import exp, log
 from statistics import median
 
-from transport.protocol import messages
-
 from .sight import Sight
+from .spent import Spent
 
 TENTHS = 2.563  # standard deviations between the lowest and the highest tenth
 SPREAD = 0.05  # the least: nothing on a computer is more regular
@@ -29,7 +28,7 @@ class PeerSample:
     upload_s: float = 0.0  # from its report to its whole update
     up: int = 0  # bytes of its update; 0: not known
     down: int = 0  # bytes of the aggregate that it has fetched since its last update
-    spent: messages.Spent | None = None
+    spent: Spent | None = None
     whole: bool = True  # False: the round closed without its update
     sight: Sight | None = None  # what the hub sees of a peer that the round went on without
 

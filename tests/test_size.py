@@ -22,16 +22,16 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 33_265,
-    "lines with code, extensions": 11_487,
-    "lines with code, scripts": 9863,
-    "lines with code, tests": 42_861,
-    "modules": 415,
+    "lines with code, heart": 32_994,
+    "lines with code, extensions": 12_046,
+    "lines with code, scripts": 9864,
+    "lines with code, tests": 43_293,
+    "modules": 420,
     "recipe keys": 110,
     "options": 195,
     "messages": 45,
-    "words of documents": 68_787,
-    "functions without a docstring, %": 22,
+    "words of documents": 69_291,
+    "functions without a docstring, %": 23,
 }
 
 

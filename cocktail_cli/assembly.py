@@ -218,6 +218,7 @@ def everyone() -> list[Extension]:
 
 
 def extension_of(row: Row) -> Extension:
+    """Import the extension of a row."""
     extension: Extension = import_module(f"cocktail_cli.extensions.{row.folder}").extension
     return extension
 

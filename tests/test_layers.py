@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "recipes": "compress torch numpy transformers datasets peft trl pydantic pydantic_core yaml "
     "safetensors huggingface_hub jinja2 psutil",
     "cocktail_cli": "compress transport recipes typer rich platformdirs starlette uvicorn torch "
-    "transformers yaml pynvml psutil msgspec numpy pydantic",
+    "transformers yaml pynvml psutil msgspec numpy pydantic cryptography",
 }
 
 # Modules of transport that may wait, read a clock or open a socket. All others are told the time and are

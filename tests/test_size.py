@@ -30,8 +30,8 @@ CEILINGS = {
     "recipe keys": 110,
     "options": 195,
     "messages": 45,
-    "words of documents": 69_291,
-    "functions without a docstring, %": 23,
+    "words of documents": 69_307,
+    "functions without a docstring, %": 22,
 }
 
 

@@ -67,10 +67,12 @@ class AuditCoordinator(HubExtension):
         self.book.opens(ex.round, {name: self._machine(ex, name) for name in names}, leased, self._cost)
 
     def announce(self, ex: Exchange, session: Session) -> bytes:
+        """Name the leases of the samples that a member is to audit."""
         tasks = self.book.tasks(ex.round, session.name)
         return msgspec.msgpack.encode(Tasks([task.lease for task in tasks])) if tasks else b""
 
     def serve(self, objects: ObjectStore) -> None:
+        """Serve the samples that a session audits in a round."""
         objects.serve(
             SAMPLES, lambda session, _, of: objects.packed(session, "audit", int(of[0]), self.samples)
         )
@@ -82,6 +84,7 @@ class AuditCoordinator(HubExtension):
         return [task.sample for task in tasks] or None
 
     def reported(self, session: Session, body: bytes, claims: Mapping[int, SampleRanges]) -> None:
+        """Take the sketches of a report, and note what it lacks."""
         works, answers, lacks, name = list[DeliveredLease](), dict[int, bytes](), "", session.name
         try:
             said = read_msgpack(body, Answers, "its sketches") if body else Answers()
@@ -132,6 +135,7 @@ class AuditCoordinator(HubExtension):
         self.book.gone(session.name)
 
     def forget_key(self, key: str) -> None:
+        """Drop the evidence on a key."""
         self.book.forget(key)
 
     def status(self) -> dict[str, Any]:

@@ -30,14 +30,17 @@ class Auditor(ModelExtension):
     def observe(
         self, model: nn.Module, part: Sequence[Sample], lease: int
     ) -> AbstractContextManager[list[str]]:
+        """Sketch the gradient of each sample."""
         return sketching(model, part, sketch_key(self.recipe.training.seed, lease))
 
     def beside(self, link: Link, peer: Peer, round: Round) -> Generator[Event, None, bytes]:
+        """Sketch the samples that the hub has this peer audit."""
         if not (body := round.extra.get(NAME)):
             return b""
         return (yield from shrink_to_fit(peer, partial(audited, link, peer, round, body)))
 
     def report(self, delivered: Sequence[Lease]) -> bytes:
+        """Return the sketches of these leases, and of what was audited beside them."""
         own = {lease.round: bytes.fromhex(lease.measured.notes.get(NAME, "")) for lease in delivered}
         audits = {lease.round: lease.beside[NAME] for lease in delivered if NAME in lease.beside}
         return msgspec.msgpack.encode(Answers(own, audits))

@@ -36,17 +36,20 @@ class Proofs(Extension):
         return ReceiptFile(peer.url, peer.key, peer.warn)
 
     def origin(self, keys: RunKeys) -> Mapping[str, str]:
+        """Name the signer in the ledger's origin."""
         from .signed_documents import signer_of
 
         return {"signer": signer_of(keys.signing) if keys.signing else ""}
 
     def wrote_model(self, model: WrittenModel, folder: Path, rounds: int, merged: bool) -> None:
-        from .model_folder import seal_model
+        """Seal a model's folder."""
+        from .seals import seal_model
 
         seal_model(model, folder, rounds, merged)
 
     def wrote_run(self, model: WrittenModel, rounds: int) -> None:
-        from .model_folder import seal_run
+        """Seal the run's folder."""
+        from .seals import seal_run
 
         seal_run(model, rounds)
 

@@ -88,6 +88,7 @@ def folder_of(run: str) -> Path:
 
 
 def check_run(folder: Path, trust: bool, meter: ProgressMeter) -> dict[str, Any]:
+    """Verify a run: its hashes, and a replay of its ledger."""
     from .run_verification import RunVerification
 
     checked = RunVerification(folder)
@@ -97,6 +98,7 @@ def check_run(folder: Path, trust: bool, meter: ProgressMeter) -> dict[str, Any]
 
 
 def check_model(folder: Path, run: str | None, trust: bool, meter: ProgressMeter) -> dict[str, Any]:
+    """Verify a model's folder by its seal; with a run, by a replay too."""
     from .run_verification import RunVerification
     from .sealed_folder import check_sealed_model, uncovered
 
@@ -113,6 +115,7 @@ def check_model(folder: Path, run: str | None, trust: bool, meter: ProgressMeter
 
 
 def check_receipt(path: Path, run: str | None) -> dict[str, Any]:
+    """Verify a receipt by its signature; with a run, by its ledger too."""
     from .receipts import open_receipt
     from .run_verification import RunVerification
 

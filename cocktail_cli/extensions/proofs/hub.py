@@ -29,6 +29,7 @@ class ReceiptWriter(HubExtension):
         self._rounds = Counter({key: rounds for key, (_, rounds) in known.items()})
 
     def counted(self, round: int, counted: Sequence[Counted], took: CommitSeconds) -> dict[str, bytes]:
+        """Issue a receipt to each peer whose samples the round has counted."""
         sessions = defaultdict[str, set[str]](set)  # by key: a machine may have several
         for c in counted:
             self._samples[c.key] += count_samples(c.ids)

@@ -34,6 +34,7 @@ class ReceiptFile(PeerExtension):
         self.failed = False
 
     def committed(self, message: messages.Committed) -> None:
+        """Store the receipt of a round, if it brought one."""
         if not (body := message.extra.get(NAME)):
             return
         try:
@@ -53,6 +54,7 @@ class ReceiptFile(PeerExtension):
         self.path, self.signer, self.samples = path, receipt.signer, receipt.samples
 
     def farewell(self) -> str:
+        """Say where the newest receipt is."""
         if self.path is None:
             return ""
         return f"the run's receipt for {counted(self.samples, 'sample')} of this machine: {self.path}"

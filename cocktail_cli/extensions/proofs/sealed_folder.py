@@ -43,6 +43,7 @@ def files_in(folder: Path) -> list[str]:
 
 
 def to_seal(name: str) -> bool:
+    """Tell whether a seal covers a file of this name."""
     return not any(name == one or name.startswith(one + "/") for one in UNSEALED)
 
 

@@ -73,15 +73,18 @@ class Turns(HubExtension):
     def choose(
         self, round: int, ready: Sequence[Session], holding: Collection[str], newcomers: int
     ) -> list[Session] | None:
+        """Choose the members, and call those whose turn is near."""
         chosen = self.members(round, ready, holding, newcomers)
         for session in self.to_call(round, ready):
             self._rounds.call(session, round)
         return chosen
 
     def may_lease(self, session: Session, round: int) -> bool:
+        """Refuse a lease to a member whose turn is over."""
         return round != self._round or session.id not in self.last
 
     def opens(self, ex: Exchange, granted: Mapping[str, SampleRanges]) -> None:
+        """Note members whose leases last for several rounds."""
         for session, rounds in ex.spans.items():
             self._turns[session].until += rounds - 1
 
@@ -90,6 +93,7 @@ class Turns(HubExtension):
         return arrived >= missing
 
     def may_evaluate(self, session: Session, round: int) -> bool:
+        """Leave out those that lack more than a few packets."""
         return round - session.at <= NEAR
 
     def resumed(self, session: Session) -> None:
@@ -102,6 +106,7 @@ class Turns(HubExtension):
         self._turns.pop(session.id, None)
 
     def peer_status(self, session: Session) -> dict[str, Any]:
+        """Return the place of a peer that waits."""
         place = self.line().get(session.id) if session.state is State.READY else None
         return {"turn": place} if place is None else {"turn": place, "state": IN_LINE}
 

@@ -30,7 +30,7 @@ CEILINGS = {
     "recipe keys": 110,
     "options": 195,
     "messages": 45,
-    "words of documents": 69_307,
+    "words of documents": 69_364,
     "functions without a docstring, %": 22,
 }
 

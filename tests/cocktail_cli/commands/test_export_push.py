@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+from flipped_bytes import altered
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 from in_this_process import Run
 from safetensors.torch import load_file
-from test_run_verification import altered
 from test_snapshot_thread import RECIPE, Story, minding, told
 
 from cocktail_cli.errors import Failure

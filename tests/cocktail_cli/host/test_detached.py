@@ -60,9 +60,10 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_every_event_can_be_told_to_another_process_of_ours() -> None:
-    for kind in get_args(Event):
+    for kind in set(get_args(Event)) - {events.OfExtension}:
         fields = {field.name: field.type for field in kind.__dataclass_fields__.values()}
-        event = kind(**{name: 1 if "int" in type_ else "one" for name, type_ in fields.items()})
+        values: dict[str, Any] = {name: 1 if "int" in of else "one" for name, of in fields.items()}
+        event = kind(**values | ({"extra": {"of an extension": 1}} if "extra" in fields else {}))
 
         assert from_json(json.loads(events.as_json(event))) == event
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
+from flipped_bytes import altered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_snapshot_thread import RECIPE, Story, minding, told
@@ -30,6 +31,7 @@ from recipes.models import open_tokenizer, open_trained, prepare_base
 from recipes.snapshots import write_chunk_hashes
 from transport.ledger import UPDATES, Counted, EvaluationRow, Ledger, RoundRow, UpdateLog
 from transport.protocol import CurveKeys, NotGenuine, RunKeys, WeightedPacket, short_key
+from transport.scheduling import CommitSeconds
 
 NAME, ROUNDS, SNAPSHOT = "amber-otter-42", 6, 3
 KEYS, PEER = RunKeys.generate(), CurveKeys.generate().public
@@ -69,7 +71,9 @@ def commit(story: Story, says: Callable[[int], int] = lambda number: number) -> 
     updates.close()
     story.ledger.commit(row, packet, counted)
     x.apply(packet)
-    receipt = msgspec.msgpack.decode(writer.counted(round, counted)["s"], type=Receipt)
+    receipt = msgspec.msgpack.decode(
+        writer.counted(round, counted, CommitSeconds(0.0, 0.0))["s"], type=Receipt
+    )
     return receipt_document(NAME, KEYS.public, PEER, round, receipt).text()
 
 
@@ -126,18 +130,6 @@ def verified(folder: Path, model: tuple[Path, int] | None = None) -> RunVerifica
     checked.check_hashes(check_sealed_model(model[0]) if model else None)
     checked.replay(False, lambda done, total: None, model)
     return checked
-
-
-@contextmanager
-def altered(path: Path, at: int, flip: int = 1) -> Iterator[None]:
-    """While one byte of a file is another one."""
-    was = path.read_bytes()
-    at %= len(was)
-    path.write_bytes(was[:at] + bytes([was[at] ^ flip]) + was[at + 1 :])
-    try:
-        yield
-    finally:
-        path.write_bytes(was)
 
 
 def failure_of(check: Callable[[], object]) -> Failure:

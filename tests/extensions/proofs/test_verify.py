@@ -5,8 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from flipped_bytes import altered
 from in_this_process import Run
-from test_run_verification import KEYS, NAME, PEER, RECIPE, altered, begin, commit, finish
+from test_run_verification import KEYS, NAME, PEER, RECIPE, begin, commit, finish
 
 from cocktail_cli.extensions.proofs.signed_documents import SignedDocument
 from cocktail_cli.host import CommittedModel

@@ -25,7 +25,7 @@ CEILINGS = {
     "lines with code, heart": 32_994,
     "lines with code, extensions": 12_046,
     "lines with code, scripts": 9864,
-    "lines with code, tests": 43_304,
+    "lines with code, tests": 43_312,
     "modules": 420,
     "recipe keys": 110,
     "options": 195,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -193,6 +194,17 @@ def test_a_probe_wants_the_packets_at_the_hub(write) -> None:
 
     assert problem.key == "swarm"
     assert "a probe (probe_batch_size) needs the packets at the hub: owners: hub" in problem.message
+
+
+def test_keys_that_are_gone_are_left_out_of_the_recipe_of_a_run_of_before() -> None:
+    recipe = load_recipe("smoke")
+    values = json.loads(recipe.to_json()) | {"gone": {"a": 1}}
+    values["swarm"]["gone"] = 0.0
+    values["datasets"][0]["gone"] = True
+
+    with pytest.raises(RecipeError):
+        recipe_from_json(json.dumps(values))
+    assert recipe_from_json(json.dumps(values), former=True) == recipe
 
 
 def test_off_is_a_word_though_yaml_reads_it_as_false(write) -> None:

@@ -130,6 +130,7 @@ class Extension:
 
     @property
     def commands(self) -> Sequence[Command]:
+        """Return its commands. Its row says that it has some."""
         return ()
 
     def origin(self, keys: RunKeys) -> Mapping[str, str]:
@@ -265,8 +266,7 @@ def hubs_line(status: Mapping[str, Any]) -> tuple[float, float]:
 
 def page_parts() -> dict[str, PagePart]:
     """Make the parts of extensions in the page of any run, by their folders."""
-    found = ((row.folder, extension_of(row).page()) for row in EXTENSIONS)
-    return {folder: part for folder, part in found if part is not None}
+    return {row.folder: part for row in EXTENSIONS if (part := extension_of(row).page()) is not None}
 
 
 def events_of_extensions() -> dict[str, type[Any]]:

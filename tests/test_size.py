@@ -22,7 +22,7 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 32_994,
+    "lines with code, heart": 32_993,
     "lines with code, extensions": 12_046,
     "lines with code, scripts": 9864,
     "lines with code, tests": 43_312,

@@ -13,7 +13,6 @@ from math import isfinite
 from statistics import fmean, median
 from typing import Any, Literal
 
-from cocktail_cli.assembly import PageBlocks, page_parts
 from cocktail_cli.errors import Failure
 from cocktail_cli.foreign_text import paragraphs, readable
 from cocktail_cli.ui import counted, duration_text, megabytes, short, time_left_text, timestamp
@@ -75,7 +74,7 @@ def page_of_one(c: RunHistory) -> Document:
         "Bytes": over("round", "Bytes of a peer", up_down),
         "Below FP16": over("round", "Times fewer bytes than FP16", {"times fewer bytes": ratio}),
         "Waiting": over("round", "Share of a step spent waiting", {"share of a step": lambda r: r.idle}),
-        **{title: blocks for part in of_extensions(c) for title, blocks in part.sections.items()},
+        **{title: blocks for part in c.of_extensions for title, blocks in part.sections.items()},
         "Peers": timeline(c),
         "In words": [("p", line) for line in words(c)],
         "Contributors": contributors(c),
@@ -84,11 +83,6 @@ def page_of_one(c: RunHistory) -> Document:
         "Versions": [("p", versions)] if versions else [],
     }
     return document(c.about.run, headline(c), sub, sections)
-
-
-def of_extensions(c: RunHistory) -> list[PageBlocks]:
-    """Return what extensions add to the page of a run."""
-    return [part.show(c.parts.get(name)) for name, part in page_parts().items()]
 
 
 def document(title: str, headline: str, sub: str, sections: Mapping[str, Sequence[Block]]) -> Document:
@@ -136,8 +130,7 @@ def words(c: RunHistory) -> Iterator[str]:
         late = f"; {missed:,} of {packets:,} packets were late or refused" if missed else ""
         are = "is" if len(c.present) == 1 else "are"
         yield f"{counted(len(did), 'peer')} took part, {len(c.present)} {are} there now{late}."
-    for part in of_extensions(c):
-        yield from part.words
+    yield from (line for part in c.of_extensions for line in part.words)
     for line in c.stages:
         yield f"{line[0].upper()}{line[1:]}."
     if c.note:
@@ -208,7 +201,7 @@ def figures(c: RunHistory) -> dict[str, str]:
         "sent by peers": megabytes(sent) if sent else UNSET,
         "below FP16": last("{:,.0f}x", [ratio_of(c)]),
         "idle": last("{:.1%}", [idle_of(c.rounds)]),
-        **{name: figure for part in of_extensions(c) for name, figure in part.figures.items()},
+        **{name: figure for part in c.of_extensions for name, figure in part.figures.items()},
         "took": duration_text(duration(c)),
         "left": UNSET if left is None else time_left_text(left),
     }

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cocktail_cli.assembly import ask_status, page_parts, recipe_type
+from cocktail_cli.assembly import PageBlocks, ask_status, page_parts, recipe_type
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import RunRecord, reread_run, url_to_dial
 from cocktail_cli.ui import events, named_rewards, stage_lines
@@ -158,6 +159,11 @@ class RunHistory:
     contributions: tuple[Contribution, ...] = ()  # largest share first
     note: str = ""  # a remark to the reader
     reason: str = ""  # reason of the end
+
+    @cached_property
+    def of_extensions(self) -> list[PageBlocks]:
+        """Return what extensions add to the page."""
+        return [part.show(self.parts.get(name)) for name, part in page_parts().items()]
 
     @property
     def losses(self) -> list[tuple[float, float]]:

@@ -10,7 +10,8 @@ its loops compiled; on a GPU the most that PyTorch had allocated. Its parts are 
 
     activations   what is held more when the logits are about to be made, in the last round
     logits        the high-water mark of that forward and backward pass, above the activations
-    exchange      that of encoding, alone: the compute of the last round waits for it; or of taking in
+    exchange      that of encoding, alone: the compute of the last round waits for it; or of taking in.
+                  What came with that round and stays is of the rest
     all others    at the end: by how much less is held when the system is given back the pages of its tensors
     rest          what is still held then, was not before, and belongs to no part
 """
@@ -183,8 +184,8 @@ class Watch:
 
     def parts(self) -> dict[str, int]:
         found = dict(self.found)
-        both = found["activations"] + found["logits"]
-        found["exchange"] = max(found.pop("encoding"), found.pop("taking in") - both)
+        taken = found.pop("taking in") - found["activations"] - found["logits"]
+        found["exchange"] = max(found.pop("encoding"), taken) - (self.memory.held() - self.empty)
         for name, tensors in tensors_of(self.peer).items():
             storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
             held = self.memory.held()

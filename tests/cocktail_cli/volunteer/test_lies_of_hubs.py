@@ -291,7 +291,7 @@ def test_a_volunteer_that_is_flooded_keeps_its_memory(
         volunteer = Watched(forked, tmp_path, hub)
         until(lambda: hub.heard[messages.Ready] > 0, PATIENCE)
         hub.floods = FLOODS[name]
-        until(lambda: hub.flooded >= FLOODED, 2 * PATIENCE)
+        until(lambda: hub.flooded >= FLOODED, PATIENCE)
         hub.floods = lambda hub: hub.say(ENOUGH)
         told = volunteer.end()
 

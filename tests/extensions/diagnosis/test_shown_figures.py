@@ -1,4 +1,4 @@
-"""What people and programs see of the diagnosis, of honest hubs and of others."""
+"""People and programs see the diagnosis of an honest hub; that of another is cut or refused."""
 
 from __future__ import annotations
 

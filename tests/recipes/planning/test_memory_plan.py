@@ -181,10 +181,7 @@ def test_the_plan_is_within_a_tenth_of_what_a_process_takes_and_so_is_each_part(
             if part == "rest":  # the allocator's and Python's: it differs by 11 MB from machine to machine
                 assert found < 0.05 * measured_whole, done.stdout
             elif max(plan, found) > 10:  # MB: below that it is the allocator and Python that are measured
-                held = (
-                    0.01 * measured_whole
-                )  # by the allocator: it keeps up to 4 MB of what was freed, or not
-                assert plan == pytest.approx(found, rel=0.1, abs=held), f"{part}: {done.stdout}"
+                assert plan == pytest.approx(found, rel=0.1), f"{part}: {done.stdout}"
                 compared.add(part)
     assert len(lines) == 3 * 3
     assert compared >= {"weights", "common", "gradient", "optimizer"}

@@ -1,4 +1,4 @@
-"""What an extension may do at a hub, and that a peer's body reaches nobody else."""
+"""An extension of a hub reads reports and adds to rounds; a peer's body reaches nobody else."""
 
 from __future__ import annotations
 

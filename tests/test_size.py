@@ -24,7 +24,7 @@ from transport.protocol import messages
 CEILINGS = {
     "lines with code, heart": 32_993,
     "lines with code, extensions": 12_046,
-    "lines with code, scripts": 9864,
+    "lines with code, scripts": 9866,
     "lines with code, tests": 43_312,
     "modules": 420,
     "recipe keys": 110,

@@ -6,12 +6,12 @@
 
 A peer is built and trains for some rounds against a hub that gives its own packets back. The whole is, on the
 CPU, the high-water mark of resident memory above what the process held before, with its libraries loaded and
-its loops compiled; on a GPU the most that PyTorch had allocated. Its parts are measured one by one:
+its loops compiled; on a GPU the most that PyTorch had allocated. Its parts are measured one by one, in
+each of the last three rounds:
 
-    activations   what is held more when the logits are about to be made, in the last round
+    activations   what is held more when the logits are about to be made
     logits        the high-water mark of that forward and backward pass, above the activations
-    exchange      that of encoding, alone: the compute of the last round waits for it; or of taking in.
-                  What came with that round and stays is of the rest
+    exchange      that of encoding, alone: the compute waits for it; or of taking in
     all others    at the end: by how much less is held when the system is given back the pages of its tensors
     rest          what is still held then, was not before, and belongs to no part
 """
@@ -26,6 +26,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -49,6 +50,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1},
     ),
 }
+MEASURED = 3  # rounds, by part
 SMALL = ("gpt-neox", "gptj", "llama", "opt", "qwen3")
 
 
@@ -138,17 +140,21 @@ class Cuda:
 
 @dataclass
 class Watch:
-    """Measures the parts of a peer, and the whole in the rounds before the last."""
+    """Measures the parts of a peer in each of its last rounds, and the whole in those before.
+
+    Of what is found the middle counts: now and then the allocator takes 4 to 10 MB more, and they stay.
+    """
 
     peer: Any
     memory: Host | Cuda
     before: int  # what was held without the peer
-    found: dict[str, int] = field(default_factory=dict)
+    whole: int = 0
+    found: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     empty: int = 0  # held between two rounds
 
-    def last_round(self) -> None:
-        self.found["whole"] = self.memory.most() - self.before
-        self.empty = self.memory.held()
+    def begin(self) -> None:
+        """Begin to measure the parts, for all rounds to come."""
+        self.whole = self.memory.most() - self.before
         local, worker = self.peer.trainer, self.peer.worker
         zero, backward = local.zero, local.backward
         worker.start = self.most_of("encoding", worker.start)
@@ -160,19 +166,14 @@ class Watch:
         def watched(*given: Any, **named: Any) -> Any:
             self.memory.begin()
             result = function(*given, **named)
-            self.found[what] = self.memory.most() - self.empty
+            self.found[what].append(self.memory.most() - self.empty)
             return result
 
         return watched
 
     def passing(self, backward: Callable[..., float], *given: Any) -> float:
-        """A micro-batch, three times: of what is found the middle counts, as the allocator now and then holds
-        10 MB more. Its gradients are there already."""
-        passes = [self.one_pass(backward, *given) for _ in range(3)]
-        self.found["activations"], self.found["logits"], loss = sorted(passes)[1]
-        return loss
-
-    def one_pass(self, backward: Callable[..., float], *given: Any) -> tuple[int, int, float]:
+        """A micro-batch, twice: in its first pass the encoder's thread lets go of what it had."""
+        backward(*given)
         before = self.memory.held()
         kept: list[int] = []
         head = self.peer.trainer.model.get_output_embeddings()
@@ -180,12 +181,14 @@ class Watch:
         self.memory.begin()
         loss = backward(*given)
         hook.remove()
-        return kept[0], self.memory.most() - before - kept[0], loss
+        self.found["activations"].append(kept[0])
+        self.found["logits"].append(self.memory.most() - before - kept[0])
+        return loss
 
     def parts(self) -> dict[str, int]:
-        found = dict(self.found)
+        found = {name: sorted(of)[len(of) // 2] for name, of in self.found.items()}
         taken = found.pop("taking in") - found["activations"] - found["logits"]
-        found["exchange"] = max(found.pop("encoding"), taken) - (self.memory.held() - self.empty)
+        found |= {"whole": self.whole, "exchange": max(found.pop("encoding"), taken)}
         for name, tensors in tensors_of(self.peer).items():
             storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
             held = self.memory.held()
@@ -248,8 +251,9 @@ def train(folder: Path, given: argparse.Namespace, memory: Host | Cuda) -> dict[
         round = opened()
         if round is not None:
             link.lease = waiting[round.round]
-        if round is not None and round.round == given.rounds - 1:
-            watch.last_round()
+        if round is not None and round.round == given.rounds - MEASURED:
+            watch.begin()
+        watch.empty = memory.held()
         return round
 
     link.next_round = next_round
@@ -262,7 +266,7 @@ def warm(given: argparse.Namespace, place: Path) -> None:
     """Load, import and compile what is needed when it is first used."""
     from recipes.algorithm.compressor import compressor_of, warm_up_codec
 
-    small = argparse.Namespace(**vars(given) | {"micro_batch": 1, "length": 8, "rounds": 3})
+    small = argparse.Namespace(**vars(given) | {"micro_batch": 1, "length": 8, "rounds": 5})
     write_model("tiny", place / "tiny", "cpu", 0)
     gc.freeze()  # what is imported is not searched each time
     train(place / "tiny", small, Host() if given.device == "cpu" else Cuda())
@@ -341,7 +345,7 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=256, help="tokens of the longest sample")
     parser.add_argument("--words", type=int, default=16000, help="in the vocabulary of the small ones")
-    parser.add_argument("--rounds", type=int, default=3, help="at least 3: the last is measured by part")
+    parser.add_argument("--rounds", type=int, default=5, help="the last 3 are measured by part")
     parser.add_argument("--override", action="append", default=[], metavar="KEY=VALUE", help="of the recipe")
     given = parser.parse_args()
     if not GIVES_BACK.keys() <= os.environ.keys():  # read when a process starts

@@ -6,23 +6,26 @@ imported where a run uses it. All that an extension brings does nothing unless i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from threading import Event
 
     from msgspec import Struct
 
     from recipes.config import Recipe
+    from recipes.errors import Finding
     from recipes.training import Delivery, ModelExtension
     from transport import Ledger, RunURL
     from transport.hub import Extend
-    from transport.protocol import RunKeys, messages
+    from transport.protocol import CurveKeys, Route, RunKeys, messages
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,26 @@ class PagePart:
         return PageBlocks()
 
 
+@dataclass(frozen=True)
+class Server:
+    """A server of this machine that others may not be able to dial."""
+
+    keys: CurveKeys
+    host: str  # address at which this machine reaches it
+    port: int
+    warn: Callable[[str], None]
+    what: str = "the run"  # it serves, as people call it
+
+
+class Lead(Protocol):
+    """A way by which others reach a server of this machine, until it is closed."""
+
+    claimed: Event  # it is there
+    address: str  # by which other machines dial the server: "place:port/name"
+
+    def close(self) -> None: ...
+
+
 class Extension:
     """One folder of `cocktail_cli.extensions`."""
 
@@ -174,6 +197,28 @@ class Extension:
     def page(self) -> PagePart | None:
         """Make its part of a run's page; None: it has none."""
 
+    def checks(self) -> Mapping[str, Callable[[], Finding]]:
+        """Return its checks of this machine for `cocktail doctor`, by what they are about."""
+        return {}
+
+    def places(self, options: Mapping[str, Any]) -> Sequence[str]:
+        """Return what leads to a new hub, for its run URL, by the options of its that were given."""
+        return ()
+
+    def check_place(self, place: str) -> None:
+        """Raise Unreachable where nothing at a place leads to hubs."""
+
+    def lead(self, place: str, server: Server) -> Lead | None:
+        """Let a place lead to a server of this machine; None: it does not know how."""
+
+    def hub_routes(self, url: RunURL) -> Sequence[Route]:
+        """Return the ways to a hub; none: it adds nothing to the hub's address."""
+        return ()
+
+    def machine_routes(self, address: str) -> Sequence[Route]:
+        """Return the ways to a server at the address of a `Lead`. Raises UrlError."""
+        return ()
+
 
 class Row(NamedTuple):
     """An extension."""
@@ -181,11 +226,13 @@ class Row(NamedTuple):
     folder: str
     keys: bool = True  # a section of this name in a recipe turns it on; else every run uses it
     commands: bool = False
+    dials: tuple[str, ...] = ()  # it is asked for ways if a place is named, or the environment has these
 
 
 EXTENSIONS = (
     Row("audits"),
     Row("proofs", keys=False, commands=True),
+    Row("reach", keys=False, commands=True, dials=("HTTPS_PROXY", "ALL_PROXY")),
     Row("turns"),
     Row("diagnosis", keys=False),  # the last: it measures how long the others take
 )
@@ -234,7 +281,7 @@ def commands() -> Iterator[Command]:
 def used(recipe: Recipe) -> Iterator[Extension]:
     """Import the extensions that a run uses, in the order of the rows."""
     for row in EXTENSIONS:
-        if not row.keys or row.folder in recipe.extensions:
+        if row.folder in recipe.extensions or not (row.keys or row.dials):
             yield extension_of(row)
 
 
@@ -291,3 +338,63 @@ def with_figures(status: dict[str, Any]) -> dict[str, Any]:
         check_answer(status, kind, "status")
         status = to_builtins(kind()) | status
     return status
+
+
+def dialling(named: bool) -> Iterator[Extension]:
+    """Import the extensions that have ways of their own, where a place is named or the environment asks for
+    them."""
+    for row in EXTENSIONS:
+        if row.dials and (
+            named or any(os.environ.get(name) for one in row.dials for name in (one, one.lower()))
+        ):
+            yield extension_of(row)
+
+
+def url_to_dial(text: str) -> RunURL:
+    """Parse a run URL, to be dialled by all ways that this machine has. Raises UrlError, Failure."""
+    from transport import parse_url
+
+    url = replace(parse_url(text), dial=hub_routes)
+    hub_routes(url)  # what the environment names wrongly is told at once
+    return url
+
+
+def hub_routes(url: RunURL) -> Sequence[Route]:
+    """Return the ways to a hub, in the order in which they are tried."""
+    from transport.wire import TcpRoute
+
+    for one in dialling(bool(url.places)):
+        if routes := one.hub_routes(url):
+            return routes
+    return (TcpRoute(url.host, url.port),)
+
+
+def machine_routes(address: str) -> Sequence[Route]:
+    """Return the ways to a server at "host:port", or at the address of a `Lead`. Raises UrlError."""
+    from transport.protocol import parse_address
+    from transport.wire import TcpRoute
+
+    for one in dialling(True) if "/" in address else ():
+        if routes := one.machine_routes(address):
+            return routes
+    return (TcpRoute(*parse_address(address)),)
+
+
+def places_of(given: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return what leads to a new hub, for its run URL, by the options of extensions that were given. Raises
+    Failure (usage)."""
+    rows = (row for row in EXTENSIONS if row.folder in given)
+    return tuple(place for row in rows for place in extension_of(row).places(given[row.folder]))
+
+
+def check_places(places: Iterable[str]) -> None:
+    """Raise Unreachable where nothing at one of these places leads to hubs."""
+    for place in places:
+        for one in dialling(True):
+            one.check_place(place)
+
+
+def leads(places: Iterable[str], server: Server) -> Iterator[Lead]:
+    """Let places lead to a server of this machine."""
+    for place in places:
+        yield from (lead for one in dialling(True) if (lead := one.lead(place, server)) is not None)

@@ -30,7 +30,6 @@ from cocktail_cli.commands.run import (
     launch,
     logs,
     peers,
-    relay,
     resume,
     run_list,
     standby,
@@ -66,7 +65,6 @@ app.command("dashboard", rich_help_panel=RUN)(dashboard.dashboard)
 app.command("stop", rich_help_panel=RUN)(stop.stop)
 app.command("peers", rich_help_panel=RUN)(peers.peers)
 app.command("kick", rich_help_panel=RUN)(peers.kick)
-app.command("relay", rich_help_panel=RUN)(relay.relay)
 app.command("standby", rich_help_panel=RUN)(standby.standby)
 app.command("validate", rich_help_panel=CHECK)(validate.validate)
 app.command("preview", rich_help_panel=CHECK)(preview.preview)

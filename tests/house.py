@@ -27,11 +27,9 @@ EXTENSIONS = (  # packages of one capability; all others are the heart
     "recipes/staged_peer",
     "transport/aggregators",
     "transport/passing",
-    "transport/relay",
     "transport/rings",
     "transport/stages",
     "transport/standby",
-    "transport/tunnel",
 )
 NO_CODE = {
     getattr(tokenize, name)

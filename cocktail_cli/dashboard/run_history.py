@@ -15,9 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cocktail_cli.assembly import PageBlocks, ask_status, page_parts, recipe_type
+from cocktail_cli.assembly import PageBlocks, ask_status, page_parts, recipe_type, url_to_dial
 from cocktail_cli.host import run_folder as in_folder
-from cocktail_cli.machine import RunRecord, reread_run, url_to_dial
+from cocktail_cli.machine import RunRecord, reread_run
 from cocktail_cli.ui import events, named_rewards, stage_lines
 
 BYTES_FP16 = 2  # bytes of one parameter

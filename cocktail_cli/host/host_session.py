@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli import __version__, machine
-from cocktail_cli.assembly import HostParts, files_of, hub_extensions, used
+from cocktail_cli.assembly import (
+    HostParts,
+    Server,
+    check_places,
+    files_of,
+    hub_extensions,
+    hub_routes,
+    leads,
+    used,
+)
 from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
 from cocktail_cli.installation import command_elsewhere
 from cocktail_cli.recipe_request import RecipeRequest, room_for
@@ -88,10 +97,7 @@ def check_machine(wanted: LaunchSettings) -> None:
     once model and data are prepared."""
     machine.check_home()
     machine.free_address(wanted.listen)
-    if relay := machine.relay_of(wanted.listen.relay):
-        from transport.relay import check_relay
-
-        check_relay(relay, machine.proxies_of(os.environ))
+    check_places(wanted.listen.places)
     for device in wanted.local.devices_of(wanted.peers):
         devices = machine.pick_devices(device, wanted.local.gpus)
         machine.check_memory_limit(devices, wanted.local.vram_limit)
@@ -230,7 +236,7 @@ class HostSession:
             if self.life_line is not None:
                 stack.enter_context(self.life_line.leaving(self.ask_stop, lambda: True))
             hub = self.open(work, narrator, ledger, listen, peers, guests)
-            self._open_tunnel(hub, stack)
+            self._lead_here(hub, stack)
             door = self.door() if self.recipe.swarm.owners != "hub" else None
             children = LocalPeers(self.folder, replace(local, door=door))
             steps = hub.settings.steps
@@ -390,14 +396,15 @@ class HostSession:
                     counts[dataset.path] = prefetch_dataset(dataset, self.meter(f"fetching {dataset.path}"))
         return build_corpus(recipe, tokenizer, self.folder / in_folder.STREAM, tokenized)
 
-    def _open_tunnel(self, hub: Hub, stack: ExitStack) -> None:
-        """Be reachable through the relay that the run URL names, until the block ends."""
+    def _lead_here(self, hub: Hub, stack: ExitStack) -> None:
+        """Be reachable at all places that the run URL names, until the block ends."""
         from transport import RunKeys, parse_url
 
-        relay = parse_url(self.record.url).relay
-        if relay and self.free_port is None:  # a standby has its tunnel already
-            pair, warn = RunKeys(**self.record.keys).pair, partial(hub.warn, "")
-            stack.enter_context(closing(machine.open_tunnel(relay, pair, self.record.bind, hub.port, warn)))
+        if self.free_port is None:  # a standby is reachable already
+            pair, host = RunKeys(**self.record.keys).pair, machine.local_host(self.record.bind)
+            server = Server(pair, host, hub.port, partial(hub.warn, ""))
+            for lead in leads(parse_url(self.record.url).places, server):
+                stack.enter_context(closing(lead))
 
     def open(
         self,
@@ -443,12 +450,12 @@ class HostSession:
             self.free_port()
         extensions = hub_extensions(HostParts(self.recipe, keys, ledger))
         hub = Hub((listen.bind, listen.port), keys, ledger, settings, work, extensions)
-        work.tell = hub.warn
+        work.tell, hub.dial = hub.warn, hub_routes
         hub.start()
-        relay = machine.relay_of(listen.relay) or (parse_url(old.url).relay if old else "")
-        reach = machine.reach_of(listen.bind, hub.port, listen.advertise, relay)
-        url = str(keys.url(reach.host, reach.port, name, relay))
-        if old and not listen.advertise and not listen.relay:
+        places = listen.places or (parse_url(old.url).places if old else ())
+        reach = machine.reach_of(listen.bind, hub.port, listen.advertise, *places)
+        url = str(keys.url(reach.host, reach.port, name, *places))
+        if old and not listen.advertise and not listen.places:
             url = url_at(old, hub.port)  # as volunteers have it, whatever this machine is called today
         record = old or self._new_record(work, keys, name)
         if not old:

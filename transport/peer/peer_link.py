@@ -43,7 +43,7 @@ from transport.transfer import (
     Spool,
     Upload,
 )
-from transport.wire import DealerWire, PeerWire, RateLimits
+from transport.wire import DealerWire, PeerWire, RateLimits, routes_to
 
 from .connection_manager import ConnectionManager, HubPart, LinkLimits
 from .peer_state import PeerState, SessionState
@@ -184,7 +184,7 @@ class PeerLink:
         elif me.lends:
             hello = messages.Lends(**structs.asdict(hello), memory=me.lends)
         self._state = PeerState(hello)
-        wire = wire or DealerWire(url.routes, url.key, me.keys)
+        wire = wire or DealerWire(routes_to(url), url.key, me.keys)
         self.rate_limits = rate_limits or RateLimits(limits.bandwidth)
         self._connections = ConnectionManager(wire, self._state, url, limits, self.rate_limits)
         self._changed, self._transfers = self._connections.changed, self._connections.transfers
@@ -221,7 +221,7 @@ class PeerLink:
 
     @property
     def way(self) -> str:
-        """Return by which way the hub was reached last: its address, or "the relay HOST:PORT"."""
+        """Return by which way the hub was reached last: its address, or through what."""
         return self._connections.way
 
     @property

@@ -73,7 +73,7 @@ class Follow(Hello, frozen=True, kw_only=True):
     is on the standby's disk.
     """
 
-    place: Word  # "host:port" at which peers find it, or "host:port+relay:port"
+    place: Word  # "host:port" at which peers find it, or "host:port+place:port"
     secret: Word = ""
 
 
@@ -82,7 +82,7 @@ class RingMachine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Word
     key: Word  # CURVE, base64url
-    address: Word  # of its stage link: "host:port", or "host:port/name" at a relay; empty: none
+    address: Word  # of its stage link: "host:port", or "place:port/name"; empty: none
     first: Count
     stop: Count
 

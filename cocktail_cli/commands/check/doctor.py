@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import socket
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cocktail_cli import __version__, options
+from cocktail_cli.assembly import everyone
 from cocktail_cli.installation import command_to_add
 from cocktail_cli.machine import (
     BIND,
@@ -27,7 +27,6 @@ from cocktail_cli.machine import (
     network_file_system,
     no_kernels,
     pick_device,
-    proxies_of,
     reach_of,
     users_of,
 )
@@ -122,7 +121,7 @@ def checks(run_url: str | None, device: str, port: int) -> Iterator[Finding]:
         ("disk", disk),
         ("files", files),
         ("port", lambda: listens(port)),
-        ("proxy", proxy),
+        *(check for one in everyone() for check in one.checks().items()),
         ("address", address),
         ("power", power),
     ]
@@ -292,18 +291,6 @@ def listens(port: int) -> Finding:
             hint = "to host a run: cocktail launch --port 0, or end what holds it"
             return found("warn", "port", text, hint)
     return found("ok", "port", f"{port} is free; {reach_of(BIND, port, None).known}")
-
-
-def proxy() -> Finding:
-    """Report the proxies that the environment names."""
-    proxies = proxies_of(os.environ)
-    named = {"HTTPS_PROXY": proxies.https, "ALL_PROXY": proxies.every}
-    said = ", ".join(f"{name} {proxy}" for name, proxy in named.items() if proxy)
-    if proxies.every:
-        return found("ok", "proxy", f"{said}: runs are dialled through it, but for those of NO_PROXY")
-    return found(
-        "ok", "proxy", f"{said}: runs are dialled through it where nothing else works" if said else "none"
-    )
 
 
 def address() -> Finding:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from cocktail_cli import options
+from cocktail_cli.assembly import places_of
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import LaunchSettings, LocalSettings, launch_run
 from cocktail_cli.machine import BIND, PORT, ListenAddress, isolate_model_code
@@ -83,7 +84,13 @@ def launch(
         data=data,
         model=model,
         output_dir=output_dir,
-        listen=ListenAddress(bind, PORT if port is None else port, advertise, port is not None, relay),
+        listen=ListenAddress(
+            bind,
+            PORT if port is None else port,
+            advertise,
+            port is not None,
+            places_of({"reach": {"relay": relay}} if relay else {}),
+        ),
         local=local,
         peers=0 if no_train else peers,
         guests=wait_for_guests,

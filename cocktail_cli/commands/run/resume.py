@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from cocktail_cli import options
+from cocktail_cli.assembly import places_of
 from cocktail_cli.completion import unfinished_runs
 from cocktail_cli.host import LaunchSettings, hosted_before, launch_run
 from cocktail_cli.machine import ListenAddress, isolate_model_code, load_run
@@ -91,7 +92,10 @@ def resume(
         model=None,
         output_dir=Path(record.output_dir),
         listen=ListenAddress(
-            bind or record.bind, record.port if port is None else port, advertise, relay=relay
+            bind or record.bind,
+            record.port if port is None else port,
+            advertise,
+            places=places_of({"reach": {"relay": relay}} if relay else {}),
         ),
         local=local,
         peers=count,

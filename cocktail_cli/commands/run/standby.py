@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cocktail_cli import options
+from cocktail_cli.assembly import places_of, url_to_dial
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import (
     BIND,
@@ -15,7 +16,6 @@ from cocktail_cli.machine import (
     ListenAddress,
     free_address,
     isolate_model_code,
-    url_to_dial,
 )
 from cocktail_cli.ui import Display, open_view
 
@@ -84,7 +84,13 @@ def standby(
     isolate_model_code(trust_remote_code)
     url = url_to_dial(read_url(run_url))
     listen = free_address(
-        ListenAddress(bind, PORT if port is None else port, advertise, port is not None, relay)
+        ListenAddress(
+            bind,
+            PORT if port is None else port,
+            advertise,
+            port is not None,
+            places_of({"reach": {"relay": relay}} if relay else {}),
+        )
     )
     folder = (output_dir or Path(FOLDER.format(run=url.run))).resolve()
     wanted = StandbySettings(url, folder, listen, keys_in(keys) if keys else {}, verbose)

@@ -1,0 +1,69 @@
+"""Reach: relays, proxies and TLS on the way to hubs and machines that cannot be dialled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from cocktail_cli.assembly import Command, Extension, Lead, Server
+from cocktail_cli.machine import joined, own_address, parse_advertised
+from cocktail_cli.options import RUN
+
+if TYPE_CHECKING:
+    from recipes.errors import Finding
+    from transport import RunURL
+    from transport.protocol import Route
+
+
+class Reach(Extension):
+    """A relay joins hubs and peers that both dial it; proxies and TLS are on this machine's way out."""
+
+    @property
+    def commands(self) -> Sequence[Command]:
+        from .command import relay
+
+        return (Command("relay", RUN, relay),)
+
+    def checks(self) -> Mapping[str, Callable[[], Finding]]:
+        from .command import proxy_finding
+
+        return {"proxy": proxy_finding}
+
+    def places(self, options: Mapping[str, Any]) -> Sequence[str]:
+        from .command import RELAY_PORT
+
+        return (joined(*parse_advertised(options["relay"], RELAY_PORT, "--relay")),)
+
+    def check_place(self, place: str) -> None:
+        from .hub_tunnel import check_relay
+        from .proxies import proxies_of
+
+        check_relay(place, proxies_of(os.environ))
+
+    def lead(self, place: str, server: Server) -> Lead:
+        """Make a server reachable through a relay."""
+        from .hub_tunnel import HubTunnel
+        from .proxies import proxies_of
+
+        here, proxies = (server.host, server.port), proxies_of(os.environ)
+        return HubTunnel(place, server.keys, here, server.warn, proxies, server.what)
+
+    def hub_routes(self, url: RunURL) -> Sequence[Route]:
+        from .proxies import proxies_of
+        from .relay_routes import hub_routes
+
+        proxies = proxies_of(os.environ)
+        if url.host == own_address():  # local peers dial the address at which their hub listens
+            proxies = replace(proxies, exempt=(*proxies.exempt, url.host))
+        return hub_routes(url, proxies)
+
+    def machine_routes(self, address: str) -> Sequence[Route]:
+        from .proxies import proxies_of
+        from .relay_routes import machine_routes
+
+        return machine_routes(address, proxies_of(os.environ))
+
+
+extension = Reach()

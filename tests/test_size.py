@@ -22,7 +22,7 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 32_923,
+    "lines with code, heart": 32_928,
     "lines with code, extensions": 12_203,
     "lines with code, scripts": 9866,
     "lines with code, tests": 43_312,

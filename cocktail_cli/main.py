@@ -45,7 +45,7 @@ from . import user_config
 from .errors import EXIT, Failure, Interrupted, explain
 from .help_pages import CommandTable
 from .key_options import rewritten
-from .options import CHECK, RESULTS, RUN, TOOLS
+from .options import CHECK, RESULTS, RUN, TOOLS, with_extensions
 from .removed import check_removed
 from .signals import Interruption
 
@@ -55,9 +55,9 @@ app = CommandTable(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("launch", rich_help_panel=RUN)(launch.launch)
-app.command("join", rich_help_panel=RUN)(join.join)
-app.command("resume", rich_help_panel=RUN)(resume.resume)
+app.command("launch", rich_help_panel=RUN)(with_extensions(launch.launch))
+app.command("join", rich_help_panel=RUN)(with_extensions(join.join))
+app.command("resume", rich_help_panel=RUN)(with_extensions(resume.resume))
 app.command("runs", rich_help_panel=RUN)(run_list.runs)
 app.command("status", rich_help_panel=RUN)(status.status)
 app.command("logs", rich_help_panel=RUN)(logs.logs)
@@ -65,7 +65,7 @@ app.command("dashboard", rich_help_panel=RUN)(dashboard.dashboard)
 app.command("stop", rich_help_panel=RUN)(stop.stop)
 app.command("peers", rich_help_panel=RUN)(peers.peers)
 app.command("kick", rich_help_panel=RUN)(peers.kick)
-app.command("standby", rich_help_panel=RUN)(standby.standby)
+app.command("standby", rich_help_panel=RUN)(with_extensions(standby.standby))
 app.command("validate", rich_help_panel=CHECK)(validate.validate)
 app.command("preview", rich_help_panel=CHECK)(preview.preview)
 app.command("plan", rich_help_panel=CHECK)(plan.plan)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cocktail_cli import options
-from cocktail_cli.assembly import places_of
+from cocktail_cli.assembly import NONE_GIVEN, Given, places_of
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import LaunchSettings, LocalSettings, launch_run
 from cocktail_cli.machine import BIND, PORT, ListenAddress, isolate_model_code
@@ -40,7 +40,6 @@ def launch(
     bind: options.Bind = BIND,
     port: options.Port = None,
     advertise: options.Advertise = None,
-    relay: options.RelayHost = None,
     device: options.Device = "auto",
     gpus: options.Gpus = 1,
     micro_batch_size: options.MicroBatch = None,
@@ -59,6 +58,7 @@ def launch(
     progress: options.ProgressOption = "auto",
     detached: options.Detached = False,
     life_line: options.LifeLine = False,
+    given: Given = NONE_GIVEN,
 ) -> None:
     """Start a run. Prints the line that others join with, and ends with the model on disk.
 
@@ -89,7 +89,7 @@ def launch(
             PORT if port is None else port,
             advertise,
             port is not None,
-            places_of({"reach": {"relay": relay}} if relay else {}),
+            places_of(given),
         ),
         local=local,
         peers=0 if no_train else peers,
@@ -101,6 +101,7 @@ def launch(
         share_gated_base=share_gated_base,
         life_line=life_line,
         verbose=verbose,
+        given=given,
     )
     with open_view(Display(as_json, quiet, verbose, not no_color, progress, life_line)) as view:
         launch_run(wanted, view)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cocktail_cli import options
-from cocktail_cli.assembly import places_of
+from cocktail_cli.assembly import NONE_GIVEN, Given, places_of
 from cocktail_cli.completion import unfinished_runs
 from cocktail_cli.host import LaunchSettings, hosted_before, launch_run
 from cocktail_cli.machine import ListenAddress, isolate_model_code, load_run
@@ -41,7 +41,6 @@ def resume(
             help="Address in a new run URL.",
         ),
     ] = None,
-    relay: options.RelayHost = None,
     device: Annotated[str | None, options.DEVICE] = None,
     gpus: Annotated[int | None, options.GPUS] = None,
     micro_batch_size: options.MicroBatch = None,
@@ -63,6 +62,7 @@ def resume(
     progress: options.ProgressOption = "auto",
     detached: options.Detached = False,
     life_line: options.LifeLine = False,
+    given: Given = NONE_GIVEN,
 ) -> None:
     """Continue a run that was paused, killed, or failed.
 
@@ -95,7 +95,7 @@ def resume(
             bind or record.bind,
             record.port if port is None else port,
             advertise,
-            places=places_of({"reach": {"relay": relay}} if relay else {}),
+            places=places_of(given),
         ),
         local=local,
         peers=count,
@@ -106,6 +106,7 @@ def resume(
         life_line=life_line,
         drop_error_feedback=drop_error_feedback,
         verbose=verbose,
+        given=given,
     )
     with open_view(Display(as_json, quiet, verbose, not no_color, progress, life_line)) as view:
         launch_run(wanted, view)

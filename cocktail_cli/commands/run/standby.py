@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cocktail_cli import options
-from cocktail_cli.assembly import places_of, url_to_dial
+from cocktail_cli.assembly import NONE_GIVEN, Given, places_of, url_to_dial
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import (
     BIND,
@@ -52,13 +52,13 @@ def standby(
     bind: options.Bind = BIND,
     port: options.Port = None,
     advertise: options.Advertise = None,
-    relay: options.RelayHost = None,
     trust_remote_code: options.TrustCode = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
     no_color: options.NoColor = False,
     progress: options.ProgressOption = "auto",
+    given: Given = NONE_GIVEN,
 ) -> None:
     """Follow a run, and take over when its hub is lost.
 
@@ -89,7 +89,7 @@ def standby(
             PORT if port is None else port,
             advertise,
             port is not None,
-            places_of({"reach": {"relay": relay}} if relay else {}),
+            places_of(given),
         )
     )
     folder = (output_dir or Path(FOLDER.format(run=url.run))).resolve()

@@ -158,7 +158,7 @@ class Server:
     keys: CurveKeys
     host: str  # address at which this machine reaches it
     port: int
-    warn: Callable[[str], None]
+    warn: Callable[[str], None] = lambda _: None
     what: str = "the run"  # it serves, as people call it
 
 
@@ -231,11 +231,9 @@ class Extension:
         return {}
 
     def places(self, options: Mapping[str, Any]) -> Sequence[str]:
-        """Return what leads to a new hub, for its run URL, by the options of its that were given."""
+        """Return what leads to a hub, for its run URL, by the options of its that were given. Raises Failure
+        (usage), and Unreachable where nothing is there."""
         return ()
-
-    def check_place(self, place: str) -> None:
-        """Raise Unreachable where nothing at a place leads to hubs."""
 
     def lead(self, place: str, server: Server) -> Lead | None:
         """Let a place lead to a server of this machine; None: it does not know how."""
@@ -475,13 +473,8 @@ def url_to_dial(text: str) -> RunURL:
 
 
 def hub_routes(url: RunURL) -> Sequence[Route]:
-    """Return the ways to a hub, in the order in which they are tried."""
-    from transport.wire import TcpRoute
-
-    for one in dialling(bool(url.places)):
-        if routes := one.hub_routes(url):
-            return routes
-    return (TcpRoute(url.host, url.port),)
+    """Return the ways to a hub, in the order in which they are tried; none: only TCP to its address."""
+    return next(filter(None, (one.hub_routes(url) for one in dialling(bool(url.places)))), ())
 
 
 def machine_routes(address: str) -> Sequence[Route]:
@@ -489,24 +482,15 @@ def machine_routes(address: str) -> Sequence[Route]:
     from transport.protocol import parse_address
     from transport.wire import TcpRoute
 
-    for one in dialling(True) if "/" in address else ():
-        if routes := one.machine_routes(address):
-            return routes
-    return (TcpRoute(*parse_address(address)),)
+    found = (one.machine_routes(address) for one in dialling("/" in address) if "/" in address)
+    return next(filter(None, found), ()) or (TcpRoute(*parse_address(address)),)
 
 
 def places_of(given: Given) -> tuple[str, ...]:
-    """Return what leads to a new hub, for its run URL, by the options of extensions that were given. Raises
-    Failure (usage)."""
+    """Return what leads to a hub, for its run URL, by the options of extensions that were given. Raises
+    Failure (usage), and Unreachable where nothing is there."""
     rows = (row for row in EXTENSIONS if row.folder in given)
     return tuple(place for row in rows for place in extension_of(row).places(given[row.folder]))
-
-
-def check_places(places: Iterable[str]) -> None:
-    """Raise Unreachable where nothing at one of these places leads to hubs."""
-    for place in places:
-        for one in dialling(True):
-            one.check_place(place)
 
 
 def leads(places: Iterable[str], server: Server) -> Iterator[Lead]:

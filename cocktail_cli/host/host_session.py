@@ -13,17 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli import __version__, machine
-from cocktail_cli.assembly import (
-    Given,
-    HostParts,
-    Server,
-    check_places,
-    files_of,
-    hub_extensions,
-    hub_routes,
-    leads,
-    used,
-)
+from cocktail_cli.assembly import Given, HostParts, Server, files_of, hub_extensions, hub_routes, leads, used
 from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
 from cocktail_cli.installation import command_elsewhere
 from cocktail_cli.recipe_request import RecipeRequest, room_for
@@ -99,7 +89,6 @@ def check_machine(wanted: LaunchSettings) -> None:
     once model and data are prepared."""
     machine.check_home()
     machine.free_address(wanted.listen)
-    check_places(wanted.listen.places)
     for device in wanted.local.devices_of(wanted.peers):
         devices = machine.pick_devices(device, wanted.local.gpus)
         machine.check_memory_limit(devices, wanted.local.vram_limit)

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from cocktail_cli.assembly import Server
 from cocktail_cli.extensions.reach.hub_tunnel import HubTunnel
 from cocktail_cli.extensions.reach.relay_routes import hub_routes
 from cocktail_cli.extensions.reach.relay_server import Relay
@@ -65,7 +66,7 @@ def serve(asked: Line, bind: tuple[str, int], relay: str, batch: int) -> None:
     with Ledger(Path(asked["folder"]), run=RUN, samples=settings.samples) as ledger:
         hub = Hub(bind, keys, ledger, settings, Serving(size))
         here = ("127.0.0.1", hub.port)
-        tunnel = HubTunnel(relay, keys.pair, here, lambda text: say("told", text=text))
+        tunnel = HubTunnel(relay, Server(keys.pair, *here, lambda text: say("told", text=text)))
         signal.signal(signal.SIGTERM, lambda *_: hub.stop(now=True))
         hub.start()
         say("listening")

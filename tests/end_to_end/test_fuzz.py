@@ -14,7 +14,7 @@ from scripts.fuzzing.mutate import Target, message
 from transport.protocol import encode, messages
 from transport.wire import Received, TokenBuckets
 
-CASES = {"messages": 40_000, "bulk": 1_000, "packets": 3_500, "legacy": 300, "files": 1_500}
+CASES = {"messages": 40_000, "bulk": 1_000, "packets": 3_500, "legacy": 300, "files": 1_500, "ways": 500}
 
 
 @pytest.mark.slow
@@ -22,7 +22,9 @@ CASES = {"messages": 40_000, "bulk": 1_000, "packets": 3_500, "legacy": 300, "fi
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("group", CASES)
 def test_what_a_stranger_sends_is_sound_or_refused_in_bounded_memory(group: str, tmp_path: Path) -> None:
-    out = fuzz(targets([group]), CASES[group], 1, tmp_path)
+    if not (chosen := targets([group])):
+        pytest.skip("its extension is not here")
+    out = fuzz(chosen, CASES[group], 1, tmp_path)
 
     assert not out.findings, "\n".join(out.findings)
     assert sum(t.cases for t in out.tallies.values()) > CASES[group] - len(out.tallies)

@@ -24,9 +24,25 @@ class TcpRoute:
     def __str__(self) -> str:
         return join_address(self.host, self.port)
 
-    def probe(self) -> str:
+    def probe(self, timeout: float = DIAL_S) -> str:
         """Return the IP address of the host that accepts connections. Raises Unreachable: dns or tcp."""
-        return reach(self.host, self.port, DIAL_S)
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:  # no such name, or no name
+            why = f"no address for the name {self.host!r}: {getattr(error, 'strerror', '') or error}"
+            raise Unreachable(self.host, self.port, "dns", why) from None
+        reasons = []
+        for family, kind, proto, _, address in found:
+            try:
+                with socket.socket(family, kind, proto) as sock:
+                    sock.settimeout(timeout)
+                    sock.connect(address)
+                    return str(address[0])
+            except TimeoutError:
+                reasons.append(f"{address[0]} did not answer within {timeout:.0f} s (a firewall?)")
+            except OSError as error:
+                reasons.append(f"{address[0]}: {(error.strerror or str(error)).lower()}")
+        raise Unreachable(self.host, self.port, "tcp", f"no connection to {self}: {'; '.join(reasons)}")
 
     def open(self) -> None:
         """Leave the connections to libzmq."""
@@ -34,7 +50,7 @@ class TcpRoute:
     def seconds(self, timeout: float) -> float:
         """Measure how long the server takes to accept a connection. Raises Unreachable."""
         began = time.monotonic()
-        reach(self.host, self.port, timeout)
+        self.probe(timeout)
         return time.monotonic() - began
 
     def remark(self) -> str:
@@ -44,26 +60,4 @@ class TcpRoute:
 
 def routes_to(url: RunURL) -> Sequence[Route]:
     """Return the ways to a hub, in the order in which they are tried."""
-    return url.dial(url) if url.dial else (TcpRoute(url.host, url.port),)
-
-
-def reach(host: str, port: int, timeout: float) -> str:
-    """Return the IP address of `host` that accepts connections on `port`. Raises Unreachable: dns or tcp."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # no such name, or no name
-        strerror = getattr(error, "strerror", "") or error
-        raise Unreachable(host, port, "dns", f"no address for the name {host!r}: {strerror}") from None
-    reasons = []
-    for family, kind, proto, _, address in found:
-        try:
-            with socket.socket(family, kind, proto) as sock:
-                sock.settimeout(timeout)
-                sock.connect(address)
-                return str(address[0])
-        except TimeoutError:
-            reasons.append(f"{address[0]} did not answer within {timeout:.0f} s (a firewall?)")
-        except OSError as error:
-            reasons.append(f"{address[0]}: {(error.strerror or str(error)).lower()}")
-    where = join_address(host, port)
-    raise Unreachable(host, port, "tcp", f"no connection to {where}: {'; '.join(reasons)}")
+    return (url.dial(url) if url.dial else ()) or (TcpRoute(url.host, url.port),)

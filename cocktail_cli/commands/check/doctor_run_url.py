@@ -14,7 +14,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from cocktail_cli.assembly import ask_status, hub_routes, hubs_line, recipe_type, url_to_dial
+from cocktail_cli.assembly import ask_status, hubs_line, recipe_type, url_to_dial
 from cocktail_cli.errors import explain
 from cocktail_cli.machine import own_keys
 from cocktail_cli.ui import counted, found, megabytes
@@ -69,7 +69,7 @@ def run(text: str) -> Iterator[Finding]:
 def try_ways(url: RunURL) -> list[tuple[Route, float | Unreachable]]:
     """Connect to the hub on each way, all at once; return the seconds each took, or why it does not work."""
     from transport.protocol import Unreachable
-    from transport.wire import try_route
+    from transport.wire import routes_to, try_route
 
     def result(route: Route) -> float | Unreachable:
         try:
@@ -77,7 +77,7 @@ def try_ways(url: RunURL) -> list[tuple[Route, float | Unreachable]]:
         except Unreachable as error:
             return error
 
-    routes = hub_routes(url)
+    routes = routes_to(url)
     with ThreadPoolExecutor(len(routes)) as pool:
         return [*zip(routes, pool.map(result, routes), strict=True)]
 

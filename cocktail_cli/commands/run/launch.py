@@ -78,19 +78,14 @@ def launch(
         raise Failure("usage", "with --detach there is nobody to show a page to", hints=(hint,))
     isolate_model_code(trust_remote_code)
     local = LocalSettings(device, micro_batch_size, max_up, max_down, gpus, vram_limit, trust_remote_code)
+    at = PORT if port is None else port
     wanted = LaunchSettings(
         recipe=recipe,
         overrides=overrides or [],
         data=data,
         model=model,
         output_dir=output_dir,
-        listen=ListenAddress(
-            bind,
-            PORT if port is None else port,
-            advertise,
-            port is not None,
-            places_of(given),
-        ),
+        listen=ListenAddress(bind, at, advertise, port is not None, places_of(given)),
         local=local,
         peers=0 if no_train else peers,
         guests=wait_for_guests,

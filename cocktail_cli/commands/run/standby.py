@@ -83,15 +83,8 @@ def standby(
         raise Failure("usage", "which run? cocktail standby RUN_URL", hints=("cocktail standby --help",))
     isolate_model_code(trust_remote_code)
     url = url_to_dial(read_url(run_url))
-    listen = free_address(
-        ListenAddress(
-            bind,
-            PORT if port is None else port,
-            advertise,
-            port is not None,
-            places_of(given),
-        )
-    )
+    at = PORT if port is None else port
+    listen = free_address(ListenAddress(bind, at, advertise, port is not None, places_of(given)))
     folder = (output_dir or Path(FOLDER.format(run=url.run))).resolve()
     wanted = StandbySettings(url, folder, listen, keys_in(keys) if keys else {}, verbose)
     with open_view(Display(as_json, quiet, verbose, not no_color, progress)) as view:

@@ -33,22 +33,19 @@ class Reach(Extension):
 
     def places(self, options: Mapping[str, Any]) -> Sequence[str]:
         from .command import RELAY_PORT
-
-        return (joined(*parse_advertised(options["relay"], RELAY_PORT, "--relay")),)
-
-    def check_place(self, place: str) -> None:
         from .hub_tunnel import check_relay
         from .proxies import proxies_of
 
-        check_relay(place, proxies_of(os.environ))
+        relay = joined(*parse_advertised(options["relay"], RELAY_PORT, "--relay"))
+        check_relay(relay, proxies_of(os.environ))
+        return (relay,)
 
     def lead(self, place: str, server: Server) -> Lead:
         """Make a server reachable through a relay."""
         from .hub_tunnel import HubTunnel
         from .proxies import proxies_of
 
-        here, proxies = (server.host, server.port), proxies_of(os.environ)
-        return HubTunnel(place, server.keys, here, server.warn, proxies, server.what)
+        return HubTunnel(place, server, proxies_of(os.environ))
 
     def hub_routes(self, url: RunURL) -> Sequence[Route]:
         from .proxies import proxies_of

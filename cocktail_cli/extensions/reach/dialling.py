@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from transport.protocol import Unreachable, join_address
 
@@ -73,7 +72,9 @@ class FarRoute:
     def seconds(self, timeout: float) -> float:
         """Return the seconds to the server behind a relay and back: half of what the relay takes to join it,
         which dials back. Blocks. Raises Unreachable."""
-        return asyncio.run(first_answer([self], self.name, timeout)).seconds / 2
+        began = time.monotonic()
+        asyncio.run(ask(self, self.name, timeout))
+        return (time.monotonic() - began) / 2
 
     def remark(self) -> str:
         """Return a clause where the certificate of a relay is not trusted here: its own, or an inspector's.
@@ -230,22 +231,15 @@ async def ask(route: FarRoute, name: str, timeout: float | None = None) -> str:
     return text
 
 
-class Answer(NamedTuple):
-    """A relay's answer, the way that led there, and the seconds that it took."""
-
-    text: str
-    route: FarRoute
-    seconds: float
-
-
-async def first_answer(routes: Sequence[FarRoute], name: str, timeout: float | None = None) -> Answer:
-    """Ask along the first of these ways to a relay that works. Raises Unreachable, which names why each does
-    not."""
+async def first_answer(
+    routes: Sequence[FarRoute], name: str, timeout: float | None = None
+) -> tuple[str, FarRoute]:
+    """Ask along the first of these ways to a relay that works; return the answer's text and that way. Raises
+    Unreachable, which names why each does not."""
     failed = list[Unreachable]()
     for route in routes:
-        began = time.monotonic()
         try:
-            return Answer(await ask(route, name, timeout), route, time.monotonic() - began)
+            return await ask(route, name, timeout), route
         except Unreachable as error:
             failed.append(error)
     raise Unreachable.of(failed)

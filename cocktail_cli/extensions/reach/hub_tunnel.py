@@ -12,11 +12,11 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 
-from transport.protocol import CurveKeys, Unreachable
+from cocktail_cli.assembly import Server
+from transport.protocol import Unreachable
 from transport.wire import Connected, DealerWire, Disconnected, Received, TokenBuckets, raise_file_limit
 
 from . import relay_socks
@@ -46,25 +46,15 @@ class HubTunnel:
     """Makes a server on this machine reachable through a relay, and goes on dialling a relay that is gone.
 
     Args:
-        relay: "host:port" of the relay.
-        keys: the hub's, which the relay is shown proof of. Other servers need not have them.
-        hub: IP address and port at which this machine reaches the server.
-        notify: called with a sentence when the relay is lost, or there again; from a thread.
+        relay: "host:port" of the relay, which is shown proof of the server's keys.
+        server: of the hub; or another one, with keys made for this. Is told when the relay is lost, or there
+            again; from a thread.
         proxies: of this machine.
-        what: the server, as people call it.
     """
 
-    def __init__(
-        self,
-        relay: str,
-        keys: CurveKeys,
-        hub: tuple[str, int],
-        notify: Callable[[str], None] = lambda _: None,
-        proxies: Proxies = NO_PROXIES,
-        what: str = "the run",
-    ) -> None:
-        self.address = f"{relay}/{run_name(keys.public)}"  # by which other machines dial it
-        self._keys, self._hub, self._notify, self._what = keys, hub, notify, what
+    def __init__(self, relay: str, server: Server, proxies: Proxies = NO_PROXIES) -> None:
+        self.address = f"{relay}/{run_name(server.keys.public)}"  # by which other machines dial it
+        self._server = server
         self._routes = [*relay_routes(relay, f"{relay_socks.CONTROL}.{relay_socks.RELAY}", proxies)]
         self._most = min(MOST, raise_file_limit() // 4)
         self._dials = TokenBuckets(DIALS_S, DIALS)
@@ -93,16 +83,16 @@ class HubTunnel:
 
     def _tell_lost(self, why: str) -> None:
         if not self._lost:
-            self._notify(f"{self._what} is not reachable through its relay for now: {why}")
+            self._server.warn(f"{self._server.what} is not reachable through its relay for now: {why}")
         self._lost = why
 
     async def _hold_claim(self) -> None:
         """Claim the run and fetch peers until the control connection ends. Raises Unreachable, ClaimLost."""
-        key, self._route, _ = await first_answer(self._routes, CONTROL)
+        key, self._route = await first_answer(self._routes, CONTROL)
         if not KEY.fullmatch(key):
             raise ClaimLost(f"{self._route} sent no key")
         self._routes.sort(key=lambda route: route != self._route)
-        dealer = DealerWire((self._route,), key, self._keys)
+        dealer = DealerWire((self._route,), key, self._server.keys)
         wire = PolledWire(dealer)
         dealer.dial(0)
         try:
@@ -136,7 +126,7 @@ class HubTunnel:
             self.claims += 1
             self.claimed.set()
             if self._lost:
-                self._notify(f"{self._what} is reachable through its relay again")
+                self._server.warn(f"{self._server.what} is reachable through its relay again")
             self._lost = ""
         elif message == "full":
             raise ClaimLost(f"{self._route} has as many runs as it may")
@@ -145,7 +135,10 @@ class HubTunnel:
         """Join a peer at the relay with the hub."""
         try:
             tunnel, _ = await request(self._route, f"{ticket}.{relay_socks.GUEST}", ANSWER_S)
-            with closing(tunnel), closing(await dial_loopback(*self._hub, origin)) as hub:
+            with (
+                closing(tunnel),
+                closing(await dial_loopback(self._server.host, self._server.port, origin)) as hub,
+            ):
                 await splice(hub, tunnel)
         except (OSError, Unreachable) as error:
             log.debug("a peer at the relay could not be fetched: %s", error)

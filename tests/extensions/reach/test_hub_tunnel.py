@@ -15,6 +15,7 @@ from hub_swarm import FAST, HubSwarm
 from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 from waiting import until
 
+from cocktail_cli.assembly import Server
 from cocktail_cli.extensions.reach import hub_tunnel, relay_socks
 from cocktail_cli.extensions.reach.dialling import FarRoute
 from cocktail_cli.extensions.reach.hub_tunnel import HubTunnel
@@ -70,7 +71,7 @@ def test_what_is_no_relay_is_told_once_and_dialled_again(answer: bytes, told: st
             came.sendall(answer)
 
     with serving(serve) as port:
-        tunnel = HubTunnel(f"127.0.0.1:{port}", CurveKeys.generate(), ("127.0.0.1", 1), said.append)
+        tunnel = HubTunnel(f"127.0.0.1:{port}", Server(CurveKeys.generate(), "127.0.0.1", 1, said.append))
         until(lambda: len(dials) >= 2 and said)
         tunnel.close()
 
@@ -90,7 +91,7 @@ def test_a_relay_that_answers_a_probe_and_then_refuses_ends_no_process(refusal: 
         came.sendall(refusal if any(name in data for name in wanted) else b"\5\0" + probed)
 
     with serving(serve) as port:
-        tunnel = HubTunnel(f"127.0.0.1:{port}", CurveKeys.generate(), ("127.0.0.1", 1))
+        tunnel = HubTunnel(f"127.0.0.1:{port}", Server(CurveKeys.generate(), "127.0.0.1", 1))
         wire = DealerWire([FarRoute("127.0.0.1", port, "r.run")], key)
         wire.dial(0)
         events = list[object]()
@@ -103,7 +104,7 @@ def test_a_relay_that_answers_a_probe_and_then_refuses_ends_no_process(refusal: 
 
 
 def test_connections_that_a_relay_announces_in_a_flood_are_limited() -> None:
-    tunnel = HubTunnel("127.0.0.1:1", CurveKeys.generate(), ("127.0.0.1", 1))
+    tunnel = HubTunnel("127.0.0.1:1", Server(CurveKeys.generate(), "127.0.0.1", 1))
     tunnel.close()
     announced = 3 * int(hub_tunnel.DIALS)
 
@@ -131,7 +132,7 @@ def test_bytes_that_a_relay_alters_end_the_connection_and_never_enter_the_run(
 ) -> None:
     running = HubSwarm(toy_settings(**FAST, samples=80), ToyWork(), tmp_path, 0).start()
     relay = Relay("127.0.0.1", 0)
-    tunnel = HubTunnel(f"127.0.0.1:{relay.port}", running.keys.pair, ("127.0.0.1", running.hub.port))
+    tunnel = HubTunnel(f"127.0.0.1:{relay.port}", Server(running.keys.pair, "127.0.0.1", running.hub.port))
     altered = threading.Event()
 
     def forward(source: socket.socket, sink: socket.socket, passes: float) -> None:

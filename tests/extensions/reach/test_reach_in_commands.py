@@ -14,7 +14,7 @@ from in_this_process import Run
 from stalling_hub import Material, stalling_hub
 from tls_only import Firewall, server_context
 
-from cocktail_cli.assembly import url_to_dial
+from cocktail_cli.assembly import Server, url_to_dial
 from cocktail_cli.errors import Failure
 from cocktail_cli.extensions.reach.hub_tunnel import HubTunnel
 from cocktail_cli.extensions.reach.relay_server import Relay
@@ -102,7 +102,9 @@ def test_doctor_tries_each_way_to_a_run(cocktail: Run, tmp_path: Path) -> None:
         stalling_hub(material, tmp_path / "ledger") as running,
         closing(Relay("127.0.0.1", 0, tls=server_context())) as relay,
         closing(Firewall(relay.port)) as firewall,
-        closing(HubTunnel(f"127.0.0.1:{relay.port}", running.keys.pair, ("127.0.0.1", running.hub.port))),
+        closing(
+            HubTunnel(f"127.0.0.1:{relay.port}", Server(running.keys.pair, "127.0.0.1", running.hub.port))
+        ),
     ):
         only_443 = replace(running.url, port=SHUT, places=(f"127.0.0.1:{firewall.port}",))
         ways = cocktail("doctor", str(only_443), "--json")

@@ -19,6 +19,7 @@ from tls_only import CERTIFICATE, Firewall, TlsFront, server_context
 from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 from waiting import until
 
+from cocktail_cli.assembly import Server
 from cocktail_cli.extensions.reach.hub_tunnel import HubTunnel
 from cocktail_cli.extensions.reach.proxies import Proxies, Proxy
 from cocktail_cli.extensions.reach.relay_routes import hub_routes
@@ -143,7 +144,7 @@ def test_a_run_trains_through_a_proxy_directly_and_by_tls_through_a_relay(
         place = f"127.0.0.1:{firewall.port}"
         here = "127.0.0.1", running.hub.port
         proxied = AsGiven(every=for_relay)
-        with closing(HubTunnel(place, running.keys.pair, here, proxies=proxied)) as tunnel:
+        with closing(HubTunnel(place, Server(running.keys.pair, *here), proxies=proxied)) as tunnel:
             until(lambda: tunnel.claims)
             urls = [
                 through(running.url, direct),

@@ -18,6 +18,7 @@ from tls_only import Firewall, server_context
 from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 from waiting import until
 
+from cocktail_cli.assembly import Server
 from cocktail_cli.extensions.reach import relay_socks
 from cocktail_cli.extensions.reach.dialling import Bridge, FarRoute, ask
 from cocktail_cli.extensions.reach.hub_tunnel import HubTunnel
@@ -51,7 +52,7 @@ class Relayed:
         self.place = f"127.0.0.1:{self.firewall.port if only_tls else self.relay.port}"
         self.running = HubSwarm(toy_settings(**(FAST | changes)), ToyWork(), folder, 0).start()
         here = "127.0.0.1", self.running.hub.port
-        self.tunnel = HubTunnel(self.place, self.running.keys.pair, here, self.said.append)
+        self.tunnel = HubTunnel(self.place, Server(self.running.keys.pair, *here, self.said.append))
         until(lambda: self.tunnel.claims)
 
     @property
@@ -186,7 +187,7 @@ def test_only_the_holder_of_a_runs_key_can_claim_it(relayed: Callable[..., Relay
     there = relayed()
     false = CurveKeys(there.running.keys.public, CurveKeys.generate().secret)
     for keys in (false, CurveKeys.generate()):
-        thief = HubTunnel(there.place, keys, ("127.0.0.1", SHUT))
+        thief = HubTunnel(there.place, Server(keys, "127.0.0.1", SHUT))
         if keys is not false:
             until(lambda thief=thief: thief.claims)  # type: ignore[misc]
         (peer,) = peers_of(there.url, "ann")
@@ -293,7 +294,7 @@ def test_a_hub_that_reads_nothing_stops_its_peers_by_tls_within_bounded_memory()
     with (
         socket.create_server(("127.0.0.1", 0)) as mute,  # in the hub's place
         closing(Relay("127.0.0.1", 0, tls=server_context())) as relay,
-        closing(HubTunnel(f"127.0.0.1:{relay.port}", keys, mute.getsockname())) as tunnel,
+        closing(HubTunnel(f"127.0.0.1:{relay.port}", Server(keys, *mute.getsockname()))) as tunnel,
         closing(Bridge(FarRoute("127.0.0.1", relay.port, tls=True))) as bridge,
         socket.create_connection(("127.0.0.1", bridge.port), 5.0) as peer,
     ):
@@ -316,7 +317,7 @@ def test_limits_of_a_run_are_told_to_the_next(relayed: Callable[..., Relayed]) -
     with pytest.raises(Unreachable, match="as many connections as it may"):
         PeerLink(there.url, PeerIdentity("bob"), LinkLimits(flows=1)).connect()
     said: list[str] = []
-    other = HubTunnel(there.place, CurveKeys.generate(), ("127.0.0.1", SHUT), said.append)
+    other = HubTunnel(there.place, Server(CurveKeys.generate(), "127.0.0.1", SHUT, said.append))
     until(lambda: said)
     other.close()
     peer.link.leave("done")

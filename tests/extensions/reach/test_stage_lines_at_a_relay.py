@@ -6,6 +6,7 @@ import time
 from contextlib import ExitStack, closing
 from queue import SimpleQueue
 
+from cocktail_cli.assembly import Server
 from cocktail_cli.extensions.reach.hub_tunnel import HubTunnel
 from cocktail_cli.extensions.reach.relay_routes import machine_routes
 from cocktail_cli.extensions.reach.relay_server import Relay
@@ -28,7 +29,9 @@ def started(stack: ExitStack) -> StageLink:
 
 def relayed(stack: ExitStack, relay: str, link: StageLink) -> Neighbour:
     """Have a relay lead to a link."""
-    tunnel = stack.enter_context(closing(HubTunnel(relay, CurveKeys.generate(), ("127.0.0.1", link.port))))
+    tunnel = stack.enter_context(
+        closing(HubTunnel(relay, Server(CurveKeys.generate(), "127.0.0.1", link.port)))
+    )
     assert tunnel.claimed.wait(WAIT)
     return Neighbour(link.key[:4], link.key, tunnel.address)
 

@@ -15,6 +15,7 @@ from tls_only import Firewall, server_context
 from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 from waiting import until
 
+from cocktail_cli.assembly import Server
 from cocktail_cli.extensions.reach.hub_tunnel import HubTunnel
 from cocktail_cli.extensions.reach.relay_routes import hub_routes
 from cocktail_cli.extensions.reach.relay_server import Relay
@@ -75,7 +76,7 @@ def test_who_inspects_tls_reads_nothing_of_a_run_and_cannot_alter_it(
         closing(Relay("127.0.0.1", 0, tls=server_context())) as relay,
         closing(Inspector(relay.port, alter)) as inspector,
         closing(
-            HubTunnel(f"127.0.0.1:{relay.port}", running.keys.pair, ("127.0.0.1", running.hub.port))
+            HubTunnel(f"127.0.0.1:{relay.port}", Server(running.keys.pair, "127.0.0.1", running.hub.port))
         ) as hub,
     ):
         until(lambda: hub.claims)

@@ -135,10 +135,8 @@ class HubTunnel:
         """Join a peer at the relay with the hub."""
         try:
             tunnel, _ = await request(self._route, f"{ticket}.{relay_socks.GUEST}", ANSWER_S)
-            with (
-                closing(tunnel),
-                closing(await dial_loopback(self._server.host, self._server.port, origin)) as hub,
-            ):
+            here = self._server.host, self._server.port
+            with closing(tunnel), closing(await dial_loopback(*here, origin)) as hub:
                 await splice(hub, tunnel)
         except (OSError, Unreachable) as error:
             log.debug("a peer at the relay could not be fetched: %s", error)

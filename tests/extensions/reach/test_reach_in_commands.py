@@ -21,7 +21,7 @@ from cocktail_cli.extensions.reach.relay_server import Relay
 from transport import RunKeys
 from transport.wire import routes_to
 
-SHUT = 1  # a port of the loopback at which nothing listens
+HERE, SHUT = "127.0.0.1", 1  # a port of the loopback at which nothing listens
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,7 @@ def test_doctor_tries_each_way_to_a_run(cocktail: Run, tmp_path: Path) -> None:
         stalling_hub(material, tmp_path / "ledger") as running,
         closing(Relay("127.0.0.1", 0, tls=server_context())) as relay,
         closing(Firewall(relay.port)) as firewall,
-        closing(
-            HubTunnel(f"127.0.0.1:{relay.port}", Server(running.keys.pair, "127.0.0.1", running.hub.port))
-        ),
+        closing(HubTunnel(f"{HERE}:{relay.port}", Server(running.keys.pair, HERE, running.hub.port))),
     ):
         only_443 = replace(running.url, port=SHUT, places=(f"127.0.0.1:{firewall.port}",))
         ways = cocktail("doctor", str(only_443), "--json")

@@ -29,9 +29,8 @@ def started(stack: ExitStack) -> StageLink:
 
 def relayed(stack: ExitStack, relay: str, link: StageLink) -> Neighbour:
     """Have a relay lead to a link."""
-    tunnel = stack.enter_context(
-        closing(HubTunnel(relay, Server(CurveKeys.generate(), "127.0.0.1", link.port)))
-    )
+    server = Server(CurveKeys.generate(), "127.0.0.1", link.port)
+    tunnel = stack.enter_context(closing(HubTunnel(relay, server)))
     assert tunnel.claimed.wait(WAIT)
     return Neighbour(link.key[:4], link.key, tunnel.address)
 

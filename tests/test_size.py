@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 32_766,
-    "lines with code, extensions": 12_485,
-    "lines with code, scripts": 9864,
-    "lines with code, tests": 43_434,
+    "lines with code, heart": 32_729,
+    "lines with code, extensions": 12_475,
+    "lines with code, scripts": 9865,
+    "lines with code, tests": 43_430,
     "modules": 421,
     "recipe keys": 110,
     "options": 195,
     "messages": 45,
-    "words of documents": 69_474,
+    "words of documents": 69_432,
     "functions without a docstring, %": 22,
 }
 

@@ -22,7 +22,7 @@ from typer.main import get_command
 
 import cocktail_cli
 from cocktail_cli.assembly import commands as extensions_commands
-from cocktail_cli.commands.check import doctor, plan, preview, validate
+from cocktail_cli.commands.check import preview, validate
 from cocktail_cli.commands.results import export, generate, report
 from cocktail_cli.commands.run import (
     dashboard,
@@ -68,8 +68,6 @@ app.command("kick", rich_help_panel=RUN)(peers.kick)
 app.command("standby", rich_help_panel=RUN)(with_extensions(standby.standby))
 app.command("validate", rich_help_panel=CHECK)(validate.validate)
 app.command("preview", rich_help_panel=CHECK)(preview.preview)
-app.command("plan", rich_help_panel=CHECK)(plan.plan)
-app.command("doctor", rich_help_panel=CHECK)(doctor.doctor)
 app.command("export", rich_help_panel=RESULTS)(export.export)
 app.command("report", rich_help_panel=RESULTS)(report.report)
 app.command("generate", rich_help_panel=RESULTS)(generate.generate)

@@ -12,8 +12,8 @@ import pytest
 from in_this_process import Run
 from stalling_hub import Material, stalling_hub
 
-from cocktail_cli.commands.check import doctor
-from cocktail_cli.commands.check.doctor_run_url import pace
+from cocktail_cli.extensions.doctor import command as doctor
+from cocktail_cli.extensions.doctor.doctor_run_url import pace
 from recipes.config import load_recipe
 from recipes.downloads import HubAnswer
 from recipes.hardware import HostMemory
@@ -31,7 +31,7 @@ def test_doctor_prints_a_line_for_each_check(cocktail: Run) -> None:
 
     assert said.exit == 0
     told = [line.split()[1] for line in said.out.splitlines()]
-    assert [one for one in told if one != "proxy"] == [  # of an extension
+    assert told == [
         "python",
         "packages",
         "device",
@@ -41,6 +41,7 @@ def test_doctor_prints_a_line_for_each_check(cocktail: Run) -> None:
         "disk",
         "files",
         "port",
+        "proxy",
         "address",
         "power",
         "hub",
@@ -203,3 +204,18 @@ def test_doctor_joins_a_run_and_leaves_it(cocktail: Run, tmp_path: Path) -> None
     assert "Mbit/s up" in lines[1]
     assert "no peer has trained yet" in of(said.out, "pace")["text"]
     assert running.left("doctor") == ["left: the doctor has seen enough"]
+
+
+def test_doctor_shares_the_hubs_line_where_it_bounds_the_rounds() -> None:
+    status = {"parameters": 1_000_000, "local_steps": 2, "peers": [{"compute_s": 20.0, "rounds": 10}]}
+    bottleneck = {"line": "the hub's up", "waiting": 0.5, "bytes_per_s": 1000}
+    status |= {"peer_count": 1, "bottleneck": bottleneck}
+    recipe = load_recipe("smoke").to_json()
+
+    shared = pace(status, recipe, 1e6, 1e7)
+    passed = pace(status | {"local_steps": 1, "passing": True}, recipe, 1e6, 10.0)
+
+    assert shared.text.endswith("the bottleneck is the hub's up"), (
+        "its line carries more than its part of that"
+    )
+    assert passed.text.startswith("rounds of 5.1 s"), "what the hub alone sends is no bound"

@@ -8,7 +8,7 @@ import sys
 import threading
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,60 +25,35 @@ if TYPE_CHECKING:
     from .relay_server import Relay
 
 RELAY_PORT = 29399
-
 LOOK_S = 2.0  # seconds between two looks at what has changed
+PANEL: dict[str, Any] = {"rich_help_panel": options.NETWORK}
+PORT = options.port("TCP port that hubs and peers dial; 0: any.", **PANEL)
+RATE = options.parsed(
+    "--max-rate", "RATE", parse_rate, "Limit what a run may send and receive: 100mbit.", **PANEL
+)
+RUNS = "Runs at the same time; each machine of a ring that nobody can dial is one more."
+CONNECTIONS = "Connections of a run's peers; each has up to 5."
+CERTIFICATE = "Certificate (PEM, with its chain): also serve WebSockets over TLS, at the same port."
+
+
+def at_most(name: str, help: str) -> Any:
+    """Declare the option of a limit."""
+    return typer.Option(name, metavar="N", min=1, help=help, **PANEL)
+
+
+def file(name: str, help: str) -> Any:
+    """Declare the option of a file."""
+    return typer.Option(name, metavar="FILE", help=help, **PANEL)
 
 
 def relay(
     bind: options.Bind = BIND,
-    port: Annotated[
-        int, options.port("TCP port that hubs and peers dial; 0: any.", rich_help_panel=options.NETWORK)
-    ] = RELAY_PORT,
-    max_rate: Annotated[
-        float | None,
-        options.parsed(
-            "--max-rate",
-            "RATE",
-            parse_rate,
-            "Limit what a run may send and receive: 100mbit.",
-            rich_help_panel=options.NETWORK,
-        ),
-    ] = None,
-    max_runs: Annotated[
-        int,
-        typer.Option(
-            "--max-runs",
-            metavar="N",
-            min=1,
-            rich_help_panel=options.NETWORK,
-            help="Runs at the same time; each machine of a ring that nobody can dial is one more.",
-        ),
-    ] = 64,
-    max_connections: Annotated[
-        int,
-        typer.Option(
-            "--max-connections",
-            metavar="N",
-            min=1,
-            rich_help_panel=options.NETWORK,
-            help="Connections of a run's peers; each has up to 5.",
-        ),
-    ] = 4096,
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option(
-            "--tls-cert",
-            metavar="FILE",
-            rich_help_panel=options.NETWORK,
-            help="Certificate (PEM, with its chain): also serve WebSockets over TLS, at the same port.",
-        ),
-    ] = None,
-    tls_key: Annotated[
-        Path | None,
-        typer.Option(
-            "--tls-key", metavar="FILE", rich_help_panel=options.NETWORK, help="Its private key (PEM)."
-        ),
-    ] = None,
+    port: Annotated[int, PORT] = RELAY_PORT,
+    max_rate: Annotated[float | None, RATE] = None,
+    max_runs: Annotated[int, at_most("--max-runs", RUNS)] = 64,
+    max_connections: Annotated[int, at_most("--max-connections", CONNECTIONS)] = 4096,
+    tls_cert: Annotated[Path | None, file("--tls-cert", CERTIFICATE)] = None,
+    tls_key: Annotated[Path | None, file("--tls-key", "Its private key (PEM).")] = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 32_852,
-    "lines with code, extensions": 12_291,
+    "lines with code, heart": 32_787,
+    "lines with code, extensions": 12_448,
     "lines with code, scripts": 9866,
     "lines with code, tests": 43_390,
-    "modules": 422,
+    "modules": 424,
     "recipe keys": 110,
     "options": 195,
     "messages": 45,
-    "words of documents": 69_513,
+    "words of documents": 69_559,
     "functions without a docstring, %": 22,
 }
 

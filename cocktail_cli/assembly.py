@@ -322,6 +322,7 @@ EXTENSIONS = (
     ),
     Row("audits", keys=True),
     Row("doctor", commands=True),
+    Row("dpo", keys=True),
     Row("plan", commands=True),
     Row("proofs", always=True, commands=True),
     Row(
@@ -365,6 +366,20 @@ def _recipe_type(folders: tuple[str, ...]) -> type[Recipe]:
     sections = {name: import_module(f"cocktail_cli.extensions.{name}.keys").Keys for name in folders}
     fields: dict[str, Any] = {name: (section | None, None) for name, section in sections.items()}
     return create_model("Recipe", __base__=Recipe, **fields)
+
+
+def reader_of(error: BaseException | None) -> str:
+    """Say which section of a recipe reads the rows of an error that names their columns; empty: none does."""
+    columns = frozenset(getattr(error, "columns", ()))
+    if not columns:
+        return ""
+    from recipes.config import extension_sections
+
+    for name, section in extension_sections(recipe_type()):
+        if section.row_columns and section.row_columns <= columns:
+            names = " and ".join(sorted(section.row_columns))
+            return f"rows with {names} need a section `{name}:` ({name}={{}} lora_r=16)"
+    return ""
 
 
 def everyone() -> list[Extension]:

@@ -70,7 +70,6 @@ TESTS_PAST_A_FRONT = {
     "transport.wire.zeromq_sockets",
     "recipes/data/test_packing.py": "recipes.models.base_model recipes.models.packing_isolation "
     "recipes.models.sliced_loss",
-    "recipes/objectives/test_preferences.py": "recipes.data.packing recipes.data.sources",
     "recipes/planning/test_step_cost.py": "transport.scheduling.step_ladder",
     "recipes/snapshots/test_snapshot_fold.py": "recipes.weight_files.stored_vector",
     "recipes/test_foreign_json.py": "recipes.config.document recipes.data.conversations recipes.models.lora "

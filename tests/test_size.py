@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 31_871,
-    "lines with code, extensions": 13_309,
+    "lines with code, heart": 31_729,
+    "lines with code, extensions": 13_555,
     "lines with code, scripts": 9865,
-    "lines with code, tests": 43_426,
-    "modules": 423,
+    "lines with code, tests": 43_505,
+    "modules": 425,
     "recipe keys": 110,
     "options": 195,
     "messages": 45,
-    "words of documents": 69_497,
+    "words of documents": 69_646,
     "functions without a docstring, %": 22,
 }
 

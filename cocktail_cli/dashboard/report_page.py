@@ -17,7 +17,7 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.foreign_text import paragraphs, readable
 from cocktail_cli.ui import counted, duration_text, megabytes, short, time_left_text, timestamp
 
-from .run_history import Contribution, Evaluation, Presence, Round, RunHistory
+from .run_history import Contribution, Presence, Round, RunHistory
 
 PEERS = 200  # peers in a table by name
 CROSSES = 200  # crosses for one peer: rounds without it
@@ -66,7 +66,6 @@ def page_of_one(c: RunHistory) -> Document:
     sections: dict[str, Sequence[Any]] = {
         "Summary": [*ending(c), ("figures", figures(c))],
         "Loss": chart("Loss", {"training": c.losses, "held-out": evaluations(c)}, zero=False),
-        "Rewards": rewards(c),
         "Speed": chart("Tokens a second", {"trained tokens a second": c.speeds}),
         "Learning rate": over("step", "Learning rate", {"learning rate": lambda r: r.lr}),
         "Gradient norm": over("step", "Gradient norm", {"before clipping": lambda r: r.grad_norm}),
@@ -115,8 +114,7 @@ def words(c: RunHistory) -> Iterator[str]:
         best = (
             f", best {c.best.loss:.4f} at step {c.best.step:,}" if c.best and len(c.evaluations) > 1 else ""
         )
-        unit = "nats a pair" if any(r.rewards for r in c.rounds) else "nats a token"
-        yield f"The loss in training {trend(losses, '.4f')}{held}{best} ({unit})."
+        yield f"The loss in training {trend(losses, '.4f')}{held}{best} (nats a {about.term})."
     if up := sum(r.up for r in c.rounds):
         down, times = sum(r.down for r in c.rounds), ratio_of(c)
         below = f", {times:,.0f} times less than all parameters in FP16" if times else ""
@@ -273,18 +271,6 @@ def downsample(points: Sequence[Point], most: int = MOST) -> list[Point]:
 
 def evaluations(c: RunHistory) -> list[Point]:
     return [(e.step, e.loss) for e in c.evaluations]
-
-
-def rewards(c: RunHistory) -> list[Block]:
-    """Describe the rewards of chosen and rejected answers, and how often the chosen one has more."""
-
-    def of(key: str, seen: Sequence[Round] | Sequence[Evaluation]) -> list[Point]:
-        return [(one.step, one.rewards[f"rewards/{key}"]) for one in seen if one.rewards]
-
-    both = {"chosen": of("chosen", c.rounds), "rejected": of("rejected", c.rounds)}
-    right = {"share of pairs": of("accuracies", c.rounds), "held-out": of("accuracies", c.evaluations)}
-    title = "Share of pairs whose chosen answer has the higher reward"
-    return [*chart("Rewards in training", both, zero=False), *chart(title, right)]
 
 
 # ---- samples, peers, recipe --------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any
 from cocktail_cli.assembly import PageBlocks, ask_status, page_parts, recipe_type, url_to_dial
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import RunRecord, reread_run
-from cocktail_cli.ui import events, named_rewards, stage_lines
+from cocktail_cli.ui import events, stage_lines
 
 BYTES_FP16 = 2  # bytes of one parameter
 MEASURED = ("up_bytes", "down_bytes", "fetched_bytes", "compute_s", "wait_s")  # of a peer, by its events
@@ -52,7 +52,6 @@ class Round:
     tokens: int = 0  # trained tokens that it counted
     lr: float | None = None  # learning rate; None: unknown
     grad_norm: float | None = None  # before clipping, median over the peers
-    rewards: Mapping[str, float] = field(default_factory=dict)  # of preference pairs, by TRL's names
 
     @property
     def idle(self) -> float | None:
@@ -75,7 +74,6 @@ class Round:
 class Evaluation:
     step: int
     loss: float  # of the global model, on held-out data
-    rewards: Mapping[str, float] = field(default_factory=dict)  # of preference pairs, by TRL's names
 
 
 @dataclass(frozen=True)
@@ -135,6 +133,7 @@ class About:
     model: str = ""
     data: tuple[str, ...] = ()
     method: str = ""  # "Full fine-tune", "LoRA adapters"
+    term: str = "token"  # what the loss is a mean over
     base_sha256: str = ""
     data_sha256: str = ""
     parameters: int = 0  # trained parameters; 0: unknown
@@ -282,7 +281,7 @@ class RunFolderReader:
             rows = ledger.rounds(start)
             counted = ledger.counted(start, start + len(rows))  # excludes rounds committed since
             found = ledger.evaluations()
-        self.know(evaluations=tuple(Evaluation(e.step, e.loss, named_rewards(e.rewards)) for e in found))
+        self.know(evaluations=tuple(Evaluation(e.step, e.loss) for e in found))
         for row in rows:
             left_out = tuple(sorted(set(row.members) - set(row.accepted)))
             seconds = max(0.0, row.committed - row.opened)
@@ -375,7 +374,6 @@ class RunFolderReader:
             local_steps=event.get("local_steps", 1),
             lr=event.get("lr"),
             grad_norm=event.get("grad_norm"),
-            rewards=event.get("rewards", {}),
         )
 
 
@@ -512,4 +510,5 @@ def with_recipe(known: About, text: str) -> About:
         model=public_name(recipe.model.model_name_or_path),
         data=tuple(public_name(dataset.path) for dataset in recipe.datasets),
         method=method_of(recipe),
+        term=recipe.objective.term,
     )

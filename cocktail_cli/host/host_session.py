@@ -130,7 +130,8 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
         view.show(events.Warning(what))
 
     trackers = trackers_of(recipe, folder, warn)
-    recorder = in_folder.Recorder(folder, warn, recipe.training.global_batch_size, trackers)
+    batch, named = recipe.training.global_batch_size, recipe.objective.named
+    recorder = in_folder.Recorder(folder, warn, batch, trackers, named)
     page = DashboardProcess() if wanted.dashboard else None
     with closing(recorder), writing_to(folder), ExitStack() as stack:
         if page is not None:
@@ -220,7 +221,7 @@ class HostSession:
             ledger = ours.enter_context(self.reopen()) if self.resumed else None
             work = self.prepared or self.prepare()
             ours.pop_all()
-        narrator = Narrator(work.parameters)
+        narrator = Narrator(work.parameters, self.recipe.objective.named)
         # Before this there is nothing to end in good order: Ctrl-C is the usual KeyboardInterrupt.
         with ExitStack() as stack:
             stack.enter_context(leave_on_signal(self.ask_stop))

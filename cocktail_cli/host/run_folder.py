@@ -24,6 +24,7 @@ from cocktail_cli.ui import FOLDER as TRACKING
 from cocktail_cli.ui import (
     Line,
     Metrics,
+    Named,
     Tracker,
     counted,
     events,
@@ -240,6 +241,7 @@ class Recorder:
     Args:
         batch: samples of a step, for steps that a killed hub did not record.
         trackers: receive the same metrics.
+        named: names the objective's further figures.
     """
 
     def __init__(
@@ -248,8 +250,9 @@ class Recorder:
         warn: Callable[[str], None] = lambda _: None,
         batch: int = 1,
         trackers: Sequence[Tracker] = (),
+        named: Named = lambda figures: {},
     ) -> None:
-        self.folder, self.batch, self.trackers = folder, batch, trackers
+        self.folder, self.batch, self.trackers, self.named = folder, batch, trackers, named
         self.events = appended(folder / EVENTS)
         self.known = read_written(folder / METRICS)
         self.file = appended(folder / METRICS)
@@ -280,7 +283,8 @@ class Recorder:
             for tracker in self.trackers:
                 tracker.start(event)
             if event.round:
-                self.note(missing_lines(self.folder / LEDGER, self.known, self.batch, event.steps))
+                ledger = self.folder / LEDGER
+                self.note(missing_lines(ledger, self.known, self.batch, event.steps, self.named))
         self.note(self.metrics.lines(event))
 
     def note(self, lines: Iterable[Line]) -> None:

@@ -192,7 +192,6 @@ class Step:
     grad_norm: float | None = None  # before clipping; median over the peers, in `join` this machine's own
     samples: int = 0  # samples counted so far; 0: unknown
     eta_s: float | None = None  # seconds to the end of the run, at the pace of the whole swarm
-    rewards: dict[str, float] = field(default_factory=dict)  # of preference pairs, by TRL's names
     extra: dict[str, Any] = field(default_factory=dict)  # fields of extensions
 
     if not TYPE_CHECKING:  # a type checker must not accept any name
@@ -212,8 +211,8 @@ class Eval:
     step: int
     round: int
     loss: float
-    tokens: int = 0  # terms of the loss: trained tokens, or preference pairs
-    rewards: dict[str, float] = field(default_factory=dict)  # of preference pairs, by TRL's names
+    tokens: int = 0  # terms of the loss: trained tokens, or samples
+    extra: dict[str, Any] = field(default_factory=dict)  # fields of extensions
 
 
 @event
@@ -280,6 +279,12 @@ class Left:
     share: float | None = None  # of the run's trained tokens so far; null: the hub did not say
     seconds: float = 0.0  # since it joined
     returns: bool = False  # the run goes on or may, and the same command returns to it
+
+
+def figures_of(extra: Mapping[str, Any]) -> dict[str, float]:
+    """Return the further figures of an objective, by name, from the `extra` of an event: `group/name`."""
+    groups = ((group, of) for group, of in extra.items() if isinstance(of, dict))
+    return {name: of[name] for group, of in groups for name in of if str(name).startswith(f"{group}/")}
 
 
 Event = (

@@ -17,7 +17,6 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.installation import command_to_add
 
 from .events import RunStarted
-from .metrics_lines import REWARDS
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
 FOLDER = "tracking"  # the trackers' files, in the run's folder
 GROUPS = {  # groups of curves
-    "train": ("loss", "tokens", "tokens_per_s", "samples", "lr", "grad_norm", *REWARDS),
-    "eval": ("eval_loss", *(f"eval_{name}" for name in REWARDS)),
+    "train": ("loss", "tokens", "tokens_per_s", "samples", "lr", "grad_norm"),
+    "eval": ("eval_loss",),
     "time": ("step_s", "compute_s", "wait_s", "sync_s"),
     "swarm": ("peers", "late", "up_bytes", "down_bytes", "ratio_fp16", "packet_bytes"),
 }
@@ -35,9 +34,9 @@ GROUPS = {  # groups of curves
 
 def metric_names(line: Line) -> dict[str, float]:
     """Rename a line's numbers as trackers expect them: train/loss, eval/loss, time/step_s, ..."""
-    found = {}
+    found, figures = {}, [name for name in line if "/" in name]  # of the objective
     for group, names in GROUPS.items():
-        for name in names:
+        for name in (*names, *(figures if group in ("train", "eval") else ())):
             if line.get(name) is not None and (group == "eval") == (line["kind"] == "eval"):
                 found[f"{group}/{name.removeprefix('eval_')}"] = float(line[name])
     return found

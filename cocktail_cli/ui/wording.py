@@ -136,8 +136,10 @@ def sentence(event: events.Event) -> str | None:
         case events.PeerLeft():
             return f"{event.peer} {departed(event.how, event.reason)}"
         case events.Eval():
-            rewards = "".join(f" {name}={value:.3f}" for name, value in event.rewards.items())
-            return f"eval step={event.step} loss={event.loss:.4f}{rewards}"
+            figures = "".join(
+                f" {name}={value:.3f}" for name, value in events.figures_of(event.extra).items()
+            )
+            return f"eval step={event.step} loss={event.loss:.4f}{figures}"
         case events.Sample():
             return f"sample step={event.step} {event.prompt!r} -> {event.text!r}"
         case events.Checkpoint():

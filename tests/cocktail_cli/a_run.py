@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from cocktail_cli.dashboard import RunFolderReader
 from cocktail_cli.host import run_folder as in_folder
@@ -71,7 +72,7 @@ class ARun:
         late: tuple[str, ...] = (),
         loss: float | None = 4.0,
         told: bool = True,
-        rewards: Mapping[str, float] = MappingProxyType({}),
+        extra: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """The next round: 4 samples of each packet that came in time. `told`: the diary has it too."""
         r, now = self.rounds, BEGAN + 10.0 * (self.rounds + 1)
@@ -99,7 +100,7 @@ class ARun:
                 wait_s=each,
                 lr=1e-3 * (r + 1) / self.steps,
                 grad_norm=0.5,
-                rewards=dict(rewards),
+                extra=dict(extra),
             )
             self.tell(step, 10.0 * (r + 1))
 

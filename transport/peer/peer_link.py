@@ -665,10 +665,10 @@ class PeerLink:
             self._connections.say(self._state.ready(messages.Ready(round, fingerprint, holds or {})))
 
     def evaluated(
-        self, round: int, part: int, loss_sum: float, tokens: int, rewards: Sequence[float] = ()
+        self, round: int, part: int, loss_sum: float, tokens: int, figures: Sequence[float] = ()
     ) -> None:
         """Report the loss of the global model of `round` over this part of the evaluation set."""
-        message = messages.Evaluated(round, part, loss_sum, tokens, list(rewards))
+        message = messages.Evaluated(round, part, loss_sum, tokens, list(figures))
         with self._changed:
             self._check()
             self._connections.say(self._state.evaluated(message))

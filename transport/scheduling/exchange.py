@@ -130,7 +130,7 @@ class Exchange:
                 leases={r: leases.claimed(s, r) for r in self.claims[s]},
                 loss_sum=self.reports[s].loss_sum,
                 tokens=self.reports[s].tokens,
-                rewards=tuple(self.reports[s].rewards),
+                figures=tuple(self.reports[s].figures),
                 key=self.keys.get(self.members[s], ""),
             )
             for s in self.by_name
@@ -160,7 +160,7 @@ class Exchange:
         self, accepted: list[str], done: do.CommitDone, moved: Mapping[str, TrafficDelta], now: float
     ) -> events.RoundCommitted:
         """Describe the durable round to the host; the caller fills in what it knows of the run: `step`,
-        `steps`, `counted`, `loss`, `rewards`, `fingerprint`."""
+        `steps`, `counted`, `loss`, `figures`, `fingerprint`."""
         reports = {self.members[s]: self.reports[s] for s in accepted}
         return events.RoundCommitted(
             at=0.0,

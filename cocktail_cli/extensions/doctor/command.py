@@ -358,10 +358,11 @@ def hub() -> Iterator[Finding]:
 
 def licences() -> Iterator[Finding]:
     """Report shipped recipes whose gated models this machine may not read yet."""
+    from cocktail_cli.assembly import recipe_type
     from recipes.config import is_hub_id, list_recipes
     from recipes.downloads import gated_models, licence_hint
 
-    named = {recipe.model.model_name_or_path: recipe.name for recipe in list_recipes()}
+    named = {recipe.model.model_name_or_path: recipe.name for recipe in list_recipes(recipe_type)}
     for model in gated_models([name for name in named if is_hub_id(name)]):
         yield found("warn", "licence", f"{named[model]} needs {model}, which is gated {licence_hint(model)}")
 

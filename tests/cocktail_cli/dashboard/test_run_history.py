@@ -14,7 +14,6 @@ from cocktail_cli.dashboard.report_page import bars_of
 from cocktail_cli.dashboard.run_history import About, Contribution, Round
 from cocktail_cli.machine import save_run
 from cocktail_cli.ui import events
-from transport.ledger import EvaluationRow
 from transport.protocol import LedgerError
 
 
@@ -84,30 +83,6 @@ def test_the_models_own_words_are_in_the_history_and_on_the_page(run: ARun) -> N
         (10, " a??\n function", " statement"),
         (0, " xx<b>xx", " statement"),
     ], "the newest first"
-
-
-def test_rewards_of_preference_pairs_are_on_the_page_and_only_there(run: ARun) -> None:
-    run.commit("ann")
-    assert blocks(look(run), "Rewards") == []
-    means = {
-        "rewards/chosen": 0.5,
-        "rewards/rejected": -0.25,
-        "rewards/accuracies": 0.75,
-        "rewards/margins": 0.75,
-    }
-    run.commit("ann", rewards=means)
-    run.ledger.evaluated(EvaluationRow(2, 2, 0.6, 8, False, (0.5, 0.0, 0.625)))
-
-    told = look(run)
-    means_chart, pairs_chart = (given for _, given in blocks(told, "Rewards"))
-
-    assert told.rounds[1].rewards == means
-    assert told.evaluations[0].rewards["rewards/margins"] == 0.5
-    assert (means_chart["names"], means_chart["columns"]) == (
-        ["step", "chosen", "rejected"],
-        [[2], [0.5], [-0.25]],
-    )
-    assert pairs_chart["columns"] == [[2], [0.75], [0.625]]
 
 
 def test_the_best_evaluation_is_the_first_of_the_lowest_loss(run: ARun) -> None:

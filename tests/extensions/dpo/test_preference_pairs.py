@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from recipes.config import load_recipe
-from recipes.data import make_row_tokenizer, pack_samples, unpack_samples
-from recipes.data.conversations import ConversationReader
-from recipes.data.packing import make_samples
-from recipes.data.preference_pairs import TextPair, conversation_pair, text_pair
-from recipes.data.sources import Row
-from recipes.data.tokenization import TokenizedDocument
+from cocktail_cli.assembly import recipe_type
+from cocktail_cli.errors import explain
+from cocktail_cli.extensions.dpo.preference_pairs import TextPair, conversation_pair, text_pair
+from recipes.config import Recipe, load_recipe
+from recipes.data import ConversationReader, Row, build_corpus, make_row_tokenizer
 from recipes.errors import DataError, RecipeError
 
 PAIRED = ["dpo={}", "lora_r=4", "packing=false", "datasets.0.type=auto"]
@@ -22,12 +20,15 @@ ASK = {"role": "user", "content": "Two and two?"}
 GOOD, BAD = ({"role": "assistant", "content": text} for text in ("Four.", "Five."))
 
 
+def loaded(*overrides: str) -> Recipe:
+    return load_recipe("smoke", [*PAIRED, *overrides], extend=recipe_type)
+
+
 def read(fields: dict[str, Any], *overrides: str) -> Any:
     """The first row of a file, as a recipe with `dpo:` reads it."""
-    recipe = load_recipe("smoke", [*PAIRED, *overrides])
+    recipe = loaded(*overrides)
     row = Row(json.loads(json.dumps(fields)), "my.jsonl:7")
     dataset = recipe.datasets[0]
-    assert dataset.type == "preference"
     if isinstance(fields["chosen"], list):
         pair = conversation_pair(ConversationReader(dataset), row)
         return pair.chosen.messages, pair.rejected.messages, pair.chosen.prompt
@@ -76,41 +77,24 @@ def test_a_bad_row_is_told_with_file_line_and_what_is_expected(fields: dict[str,
     assert message in str(error.value)
 
 
-def test_each_sequence_is_cut_and_a_pair_without_both_answers_is_left_out() -> None:
-    """The prompt of 4 tokens fills a max_length of 4, as in TRL; counts and warnings name the pair once."""
-    document = TokenizedDocument(np.arange(13), np.array([0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 1]) > 0, (7, 6))
-    data = load_recipe("smoke", ["packing=false"]).data
-
-    whole, cut, gone = (
-        make_samples([document], data.model_copy(update={"max_length": length})) for length in (7, 5, 4)
-    )
-
-    assert whole.samples[0].lengths == (7, 6)
-    assert whole.dropped.truncated == 0
-    assert (cut.samples[0].lengths, cut.samples[0].tokens.tolist()) == (
-        (5, 5),
-        [0, 1, 2, 3, 4, 7, 8, 9, 10, 11],
-    )
-    assert (cut.dropped.truncated, cut.dropped.longest, cut.samples[0].count) == (1, 7, 2)
-    assert gone.samples == []
-    assert gone.dropped.samples == 1
-    [back] = unpack_samples(pack_samples(cut.samples))
-    assert (back.lengths, back.trained.tolist()) == ((5, 5), cut.samples[0].trained.tolist())
-
-
 def test_equal_answers_are_warned_of_once(tokenizer: Any) -> None:
-    recipe = load_recipe("smoke", PAIRED)
+    recipe = loaded()
     rows = [Row({"prompt": "a", "chosen": " b", "rejected": " b"}, f"my.jsonl:{n}") for n in (1, 2)]
-    read = make_row_tokenizer(tokenizer, recipe.data, recipe.datasets[0], rows[0])
+    read = make_row_tokenizer(tokenizer, recipe.data, recipe.datasets[0], rows[0], recipe.objective)
 
     read.tokenize(rows)
 
     assert read.warnings == ["my.jsonl:1: chosen and rejected are the same: such pairs teach nothing"]
 
 
-def test_pairs_without_a_section_dpo_name_what_is_missing(corpus_of: Any) -> None:
-    with pytest.raises(DataError, match=r"my.jsonl:1: chosen and rejected answers need a section `dpo:`"):
-        corpus_of([{"chosen": "a b", "rejected": "a c"}])
+def test_pairs_without_a_section_dpo_name_what_is_missing(tmp_path: Path, tokenizer: Any) -> None:
+    (tmp_path / "my.jsonl").write_text('{"chosen": "a b", "rejected": "a c"}')
+    alone = load_recipe("smoke", ["datasets.0.type=auto"], data=str(tmp_path / "my.jsonl"))
+    with pytest.raises(DataError, match=r"my.jsonl:1: columns chosen, rejected are no known kind") as error:
+        build_corpus(alone, tokenizer)
+
+    [hint] = explain(error.value).hints
+    assert hint == "rows with chosen and rejected need a section `dpo:` (dpo={} lora_r=16)"
 
 
 @pytest.mark.parametrize(
@@ -124,10 +108,14 @@ def test_pairs_without_a_section_dpo_name_what_is_missing(corpus_of: Any) -> Non
         (["loss_type=dpo"], "dpo.loss_type"),
         (["dpo.gamma=1"], "dpo.gamma"),
         (["beta=0"], "dpo.beta  must be above 0, not 0"),
+        (["dpo_beta=1"], "dpo_beta  cocktail calls this dpo.beta"),
+        (["label_smoothing=1"], "label_smoothing  there is no such key: loss_type is sigmoid, hinge or ipo"),
+        (["dpo.disable_dropout=true"], "dpo.disable_dropout  there is no such key: under `dpo:`"),
+        (["dpo=null", "datasets.0.type=prefer"], "datasets.0.type  must be 'auto', 'text', 'prompt_comp"),
     ],
 )
 def test_keys_that_contradict_preferences_are_errors(overrides: list[str], message: str) -> None:
     with pytest.raises(RecipeError) as error:
-        load_recipe("smoke", [*PAIRED, *overrides])
+        loaded(*overrides)
 
     assert " ".join(message.split()) in " ".join(str(error.value).split())

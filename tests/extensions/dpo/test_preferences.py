@@ -14,10 +14,9 @@ import torch
 import transformers
 from tiny_models import BUILTIN, tiny_config
 
+from cocktail_cli.assembly import recipe_type
 from recipes.config import Recipe
-from recipes.data import Sample, make_row_tokenizer
-from recipes.data.packing import make_samples
-from recipes.data.sources import Row
+from recipes.data import Corpus, Sample, build_corpus
 from recipes.models import load_trained
 from recipes.objectives import Measured, evaluate, objective_of
 from recipes.training import SingleDeviceTrainer
@@ -65,23 +64,24 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe_of(base: Path, **dpo: Any) -> Recipe:
-    return Recipe.model_validate(
+    return recipe_type(["dpo"]).model_validate(
         {
             "version": 1,
             "name": "test",
             "model": {"model_name_or_path": str(base)},
             "lora": {"lora_r": 4, "lora_dropout": 0.5},
             "dpo": dpo,
-            "datasets": [{"path": "my.jsonl"}],
+            "datasets": [{"path": str(base / "pairs.jsonl")}],
             "training": {"optim": "adamw_torch", "activation_checkpointing": False},
         }
     )
 
 
 def samples_of(recipe: Recipe, rows: list[dict[str, Any]], tokenizer: Any) -> list[Sample]:
-    given = [Row(json.loads(json.dumps(row)), f"my.jsonl:{n}") for n, row in enumerate(rows, start=1)]
-    tokens = make_row_tokenizer(tokenizer, recipe.data, recipe.datasets[0], given[0]).tokenize(given)
-    return make_samples(tokens, recipe.data).samples
+    Path(recipe.datasets[0].path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    corpus = build_corpus(recipe, tokenizer)
+    assert isinstance(corpus, Corpus)
+    return [*corpus.samples]
 
 
 def moved(model: Any) -> Any:
@@ -153,7 +153,7 @@ def test_tokens_loss_rewards_and_gradient_are_those_of_trl(
     assert found.terms == len(rows)
     assert found.mean == pytest.approx(loss, abs=1e-5)
     names = ("rewards/chosen", "rewards/rejected", "rewards/accuracies")
-    assert [one / found.terms for one in found.rewards] == pytest.approx(
+    assert [one / found.terms for one in found.figures] == pytest.approx(
         [metrics[n] for n in names], abs=1e-5
     )
     for name, parameter in local.model.named_parameters():
@@ -178,10 +178,10 @@ def test_at_the_start_model_and_reference_are_equal_and_the_reference_never_move
     after = evaluate(objective_of(recipe), local.model, samples, 2)
 
     assert before.mean == pytest.approx(np.log(2), abs=1e-6)
-    assert before.rewards == pytest.approx((0, 0, 0), abs=1e-5)
+    assert before.figures == pytest.approx((0, 0, 0), abs=1e-5)
     assert after.mean < 0.65
-    assert after.rewards[2] == 2
-    assert after.rewards[0] > after.rewards[1]
+    assert after.figures[2] == 2
+    assert after.figures[0] > after.figures[1]
     for name, parameter in local.model.named_parameters():
         assert name not in frozen or torch.equal(parameter, frozen[name])
 

@@ -1,4 +1,4 @@
-"""Rows with a chosen and a rejected answer to one prompt: TRL's preference format.
+"""Rows with a chosen and a rejected answer to one prompt: TRL's preference format; a pair is one sample.
 
 Prompt and answers are texts, or messages. Without a prompt of its own a row has it in both answers: it is
 what they begin with alike.
@@ -6,14 +6,23 @@ what they begin with alike.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipes.config import Dataset
-from recipes.errors import DataError
+import numpy as np
 
-from .conversations import Conversation, ConversationReader, plain_text
-from .sources import Row
+from recipes.config import Dataset
+from recipes.data import (
+    Conversation,
+    ConversationReader,
+    Row,
+    RowTokenizer,
+    TokenizedDocument,
+    common_length,
+    plain_text,
+)
+from recipes.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -33,9 +42,52 @@ class ConversationPair:
     rejected: Conversation
 
 
-def is_pair_of_conversations(dataset: Dataset, first: Row) -> bool:
-    """True where the answers of a data set are messages; its first row tells. Errors: DataError."""
-    return isinstance(first.value(dataset.column("chosen")), list)
+class PreferencePairs:
+    """Reads the rows (`recipes.data.RowReader`)."""
+
+    columns = ("prompt", "chosen", "rejected")
+
+    def talks(self, dataset: Dataset, first: Row) -> bool:
+        """True where the answers of a data set are messages; its first row tells. Errors: DataError."""
+        return isinstance(first.value(dataset.column("chosen")), list)
+
+    def tokenize(self, of: RowTokenizer, rows: Sequence[Row]) -> list[TokenizedDocument]:
+        """Tokenize pairs of answers as TRL does: both completions begin where the first of them differs from
+        the prompt."""
+        if not rows:
+            return []
+        if of.template is None:
+            texts = [text_pair(of.dataset, row) for row in rows]
+            prompts = of.ids([pair.prompt for pair in texts])
+            chosen, rejected = (
+                [of.ended(ids) for ids in of.ids(whole)]
+                for whole in ([p.prompt + p.chosen for p in texts], [p.prompt + p.rejected for p in texts])
+            )
+        else:
+            render, reader = of.template.render, ConversationReader(of.dataset, of.template.texts)
+            pairs = [conversation_pair(reader, row) for row in rows]
+            chosen, rejected, prompts = (
+                of.encoded(rendered)["input_ids"]
+                for rendered in (
+                    [render(pair.chosen) for pair in pairs],
+                    [render(pair.rejected) for pair in pairs],
+                    [of.template.render_prompt(pair.chosen) for pair in pairs],
+                )
+            )
+            of.warnings += [warning for warning in of.template.warnings if warning not in of.warnings]
+        equal = next((row for row, a, b in zip(rows, chosen, rejected, strict=True) if a == b), None)
+        said = "chosen and rejected are the same: such pairs teach nothing"
+        if equal is not None and not any(said in warning for warning in of.warnings):
+            of.warnings.append(f"{equal.place}: {said}")
+        return [joined(*sequences) for sequences in zip(prompts, chosen, rejected, strict=True)]
+
+
+def joined(prompt: list[int], chosen: list[int], rejected: list[int]) -> TokenizedDocument:
+    """Join the two sequences of a pair; what follows the prompt is trained."""
+    start = min(common_length(prompt, chosen), common_length(prompt, rejected))
+    trained = [np.arange(len(ids)) >= start for ids in (chosen, rejected)]
+    tokens = np.asarray([*chosen, *rejected], dtype=np.int64)
+    return TokenizedDocument(tokens, np.concatenate(trained), (len(chosen), len(rejected)))
 
 
 def text_pair(dataset: Dataset, row: Row) -> TextPair:

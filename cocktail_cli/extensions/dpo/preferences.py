@@ -10,18 +10,17 @@ are `hinge` (Zhao et al., 2023) and `ipo` (Azar et al., 2024), as in TRL.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from math import inf
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from recipes.config import Dpo
 from recipes.data import Sample, collate
 from recipes.models import token_losses
-
-from .objective import BatchLoss
+from recipes.objectives import BatchLoss, Bounds
 
 MOST = 1e4  # nats of a margin: beyond, adapters have left their base for good
 
@@ -29,16 +28,13 @@ MOST = 1e4  # nats of a margin: beyond, adapters have left their base for good
 class Preferences:
     """The mean loss of a pair. A sample is one: its documents are prompt + chosen and prompt + rejected."""
 
-    def __init__(self, dpo: Dpo) -> None:
-        self.dpo = dpo
+    def __init__(self, beta: float, loss_type: Literal["sigmoid", "hinge", "ipo"]) -> None:
+        self.beta, self.loss_type = beta, loss_type
 
-    def bounds(self, vocabulary: int) -> tuple[float, float]:
-        """`ipo` is a square."""
-        match self.dpo.loss_type:
-            case "sigmoid" | "hinge":
-                return 0.0, MOST
-            case "ipo":
-                return 0.0, MOST**2
+    def bounds(self, vocabulary: int) -> tuple[Bounds, ...]:
+        """Bound the loss, of which `ipo` is a square, and the rewards; the last figure counts pairs."""
+        most = MOST**2 if self.loss_type == "ipo" else MOST
+        return (0.0, most), (-inf, inf), (-inf, inf), (0.0, 1.0)
 
     def terms(self, samples: Sequence[Sample]) -> int:
         return sum(sample.count > 0 for sample in samples)
@@ -53,7 +49,7 @@ class Preferences:
         ratios = reference - own  # (2 B,) log p - log p_ref
         counted = lengths[: len(part)] > 0
         losses = torch.where(counted, self.pair_losses(ratios, lengths), 0.0)
-        chosen, rejected = (self.dpo.beta * ratios.detach()).chunk(2)
+        chosen, rejected = (self.beta * ratios.detach()).chunk(2)
         right = (chosen > rejected) & counted
         rewards = torch.stack([chosen.sum(), rejected.sum(), right.sum()])  # those of no pair are 0
         return BatchLoss(losses.sum(), self.terms(part), rewards)
@@ -65,10 +61,10 @@ class Preferences:
             ratios: (2 B,) log p - log p_ref of the chosen answers, then of the rejected ones.
             lengths: (2 B,) trained tokens of the answers.
         """
-        beta = self.dpo.beta
+        beta = self.beta
         chosen, rejected = ratios.chunk(2)
         margin = beta * (chosen - rejected)
-        match self.dpo.loss_type:
+        match self.loss_type:
             case "sigmoid":
                 return -logsigmoid(margin)
             case "hinge":

@@ -34,6 +34,22 @@ class HostParts:
     ledger: Ledger
 
 
+class View(Protocol):
+    """A sink for the events of a run (`cocktail_cli.ui.Event`). The main thread calls both methods."""
+
+    def show(self, event: Any) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class ViewParts:
+    """Parts of a launch from which an extension may make views of the run."""
+
+    recipe: Recipe
+    folder: Path  # of the run
+    tell: Callable[[Any], None]  # shows an event soon, to all views; from any thread
+
+
 @dataclass(frozen=True)
 class PeerParts:
     """Parts of a peer from which an extension may make its own."""
@@ -146,6 +162,11 @@ class Extension:
     def hub(self, host: HostParts) -> Extend | None:
         """Return what makes its part at the hub; None: it has none."""
 
+    def views(self, parts: ViewParts) -> Sequence[View]:
+        """Make its views of a run's events, before anything is prepared. They are shown all that `--json`
+        has, and closed at the end. Raises Failure where the run lacks what its recipe wants."""
+        return ()
+
     def peer(self, peer: PeerParts) -> PeerExtension | None:
         """Make its part at a peer; None: it has none."""
 
@@ -187,6 +208,7 @@ EXTENSIONS = (
     Row("audits"),
     Row("proofs", keys=False, commands=True),
     Row("turns"),
+    Row("trackers"),
     Row("diagnosis", keys=False),  # the last: it measures how long the others take
 )
 
@@ -246,6 +268,11 @@ def files_of(recipe: Recipe) -> list[str]:
 def hub_extensions(host: HostParts) -> list[Extend]:
     """Return what makes the extensions of a run's hub."""
     return [part for one in used(host.recipe) if (part := one.hub(host)) is not None]
+
+
+def views_of(parts: ViewParts) -> list[View]:
+    """Make the views of a run that its extensions have."""
+    return [view for one in used(parts.recipe) for view in one.views(parts)]
 
 
 def peer_extensions(peer: PeerParts) -> list[PeerExtension]:

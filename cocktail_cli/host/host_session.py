@@ -10,15 +10,16 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli import __version__, machine
-from cocktail_cli.assembly import HostParts, files_of, hub_extensions, used
+from cocktail_cli.assembly import HostParts, ViewParts, files_of, hub_extensions, used, views_of
 from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
 from cocktail_cli.installation import command_elsewhere
 from cocktail_cli.recipe_request import RecipeRequest, room_for
 from cocktail_cli.signals import leave_on_signal
-from cocktail_cli.ui import ProgressMeter, View, events, poll_status, timestamp, trackers_of
+from cocktail_cli.ui import ProgressMeter, View, events, poll_status, timestamp
 
 from . import run_folder as in_folder
 from .begun_files import check_begun_files, hashes_of
@@ -132,14 +133,14 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
     def warn(what: str) -> None:
         view.show(events.Warning(what))
 
-    trackers = trackers_of(recipe, folder, warn)
-    recorder = in_folder.Recorder(folder, warn, recipe.training.global_batch_size, trackers)
     page = DashboardProcess() if wanted.dashboard else None
-    with closing(recorder), writing_to(folder), ExitStack() as stack:
+    views = [DetachedView(view) if wanted.detached else view]
+    session = HostSession(recipe, folder, views, old, page)
+    views += views_of(ViewParts(recipe, folder, session.news.put))
+    views.insert(1, in_folder.Recorder(folder, warn, recipe.training.global_batch_size))
+    with closing(session), writing_to(folder), ExitStack() as stack:
         if page is not None:
             stack.enter_context(closing(page))
-        views = [DetachedView(view) if wanted.detached else view, recorder]
-        session = HostSession(recipe, folder, views, old, page)
         session.asked_hash = asked_hash
         for note in notes:
             session.show(note)
@@ -171,7 +172,7 @@ class HostSession:
 
     Args:
         folder: the run's output folder, claimed.
-        views: all of them are shown the events.
+        views: all of them are shown the events, the terminal's first.
         resumed: the record of the run to go on with; None: a new run.
         page: started with the run, if it is wanted.
     """
@@ -185,6 +186,7 @@ class HostSession:
         page: DashboardProcess | None = None,
     ) -> None:
         self.recipe, self.folder, self.views, self.resumed = recipe, folder, views, resumed
+        self.news = SimpleQueue[events.Event]()  # from other threads
         self.asked_hash = recipe.recipe_hash  # before revisions are pinned to commits, and anything chosen
         self.record: machine.RunRecord  # from `open` on
         self.page = page
@@ -201,6 +203,17 @@ class HostSession:
     def show(self, event: events.Event) -> None:
         for view in self.views:
             view.show(event)
+
+    def show_news(self) -> None:
+        """Show what other threads have to tell."""
+        while not self.news.empty():
+            self.show(self.news.get())
+
+    def close(self) -> None:
+        """Close all views but the terminal's, which is shown what they still have to tell."""
+        while len(self.views) > 1:
+            self.views.pop().close()
+        self.show_news()
 
     def meter(self, what: str, unit: str = "bytes") -> ProgressMeter:
         return ProgressMeter(self.show, what, unit)
@@ -238,7 +251,7 @@ class HostSession:
             every = self.recipe.checkpoint.save_every(steps)
             samples = self.sample_writer(work)
             offer = hub.offer if work.serves_snapshots else lambda _: None
-            snapshots = SnapshotThread(work.model, every, steps, offer, samples)
+            snapshots = SnapshotThread(work.model, every, steps, offer, samples, self.news)
             try:
                 snapshots.start()
                 children.start(self.record.local_url(), peers)
@@ -553,7 +566,8 @@ class HostSession:
                     self.show(events.Warning(f"{peer.name} {peer.how}"))
             if not self.stop_reason:
                 children.check(narrator.present, narrator.met, narrator.rounds)
-            for news in (*snapshots.events(), *(self.page.news() if self.page else ())):
+            self.show_news()
+            for news in self.page.news() if self.page else ():
                 self.show(news)
             if event is None:
                 continue

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -20,14 +20,10 @@ from cocktail_cli.assembly import recipe_type
 from cocktail_cli.errors import Failure, damaged
 from cocktail_cli.foreign_text import one_line, paragraphs
 from cocktail_cli.machine import FILE, FORMAT, RunRecord, check_record, read_run
-from cocktail_cli.ui import FOLDER as TRACKING
 from cocktail_cli.ui import (
-    Line,
     Metrics,
-    Tracker,
     counted,
     events,
-    missing_lines,
     read_written,
     sentence,
     step_line,
@@ -52,7 +48,6 @@ OURS = {
     LOG,
     EVENTS,
     METRICS,
-    TRACKING,
     RECIPE,
     RESOLVED,
     BASE,
@@ -233,13 +228,12 @@ def as_yaml(recipe_json: str) -> str:
 
 
 class Recorder:
-    """Writes every event, but for secrets, to events.jsonl, and metrics to metrics.jsonl and to trackers.
+    """Writes every event, but for secrets, to events.jsonl, and metrics to metrics.jsonl.
 
     A run goes on where that fails: `warn` is called once, and the lines are written with the next ones.
 
     Args:
         batch: samples of a step, for steps that a killed hub did not record.
-        trackers: receive the same metrics.
     """
 
     def __init__(
@@ -247,13 +241,10 @@ class Recorder:
         folder: Path,
         warn: Callable[[str], None] = lambda _: None,
         batch: int = 1,
-        trackers: Sequence[Tracker] = (),
     ) -> None:
-        self.folder, self.batch, self.trackers = folder, batch, trackers
         self.events = appended(folder / EVENTS)
-        self.known = read_written(folder / METRICS)
+        self.metrics = metrics_of(folder, batch)
         self.file = appended(folder / METRICS)
-        self.metrics = Metrics()
         self.warn = warn
         self.failing = False
 
@@ -276,26 +267,20 @@ class Recorder:
             logging.getLogger(TOLD).info("%s", said)
         self.events.write(events.as_json(event) + "\n")
         self.events.flush()
-        if isinstance(event, events.RunStarted):
-            for tracker in self.trackers:
-                tracker.start(event)
-            if event.round:
-                self.note(missing_lines(self.folder / LEDGER, self.known, self.batch, event.steps))
-        self.note(self.metrics.lines(event))
-
-    def note(self, lines: Iterable[Line]) -> None:
-        for line in lines:
+        for line in self.metrics.lines(event):
             self.file.write(json.dumps(line) + "\n")
-            for tracker in self.trackers:
-                tracker.log(line)
         self.file.flush()
 
     def close(self) -> None:
         for file in (self.events, self.file):
             with suppress(OSError):  # warned of already
                 file.close()
-        for tracker in self.trackers:
-            tracker.close()
+
+
+def metrics_of(folder: Path, batch: int) -> Metrics:
+    """Return what converts the events of the run in a folder to lines, those of before included that its
+    file lacks. `batch`: samples of a step."""
+    return Metrics(folder / LEDGER, read_written(folder / METRICS), batch)
 
 
 def appended(path: Path) -> TextIO:

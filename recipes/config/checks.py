@@ -46,9 +46,6 @@ GONE_KEYS: dict[str, str] = {
     "disable_dropout": "there is no such key: under `dpo:` there is no dropout",
     "dataset_text_field": "write column_map: {text: NAME}, which names any column",
     "hub_strategy": "there is no such key: the model is pushed at the end (before: cocktail export --push)",
-    "run_name": "there is no such key: trackers show the name of the run",
-    "wandb_name": "there is no such key: trackers show the name of the run",
-    "trackio_space_id": "there is no such key: trackio writes to the host's disk",
     "loss_watchdog_patience": "there is no such key: three rounds above loss_watchdog_threshold end the run",
 }
 
@@ -105,8 +102,6 @@ _FOREIGN_NAMES: dict[str, str] = {  # ours -> theirs
     "checkpoint.eval_steps": "eval_strategy evaluation_strategy evals_per_epoch",
     "checkpoint.save_steps": "save_strategy saves_per_epoch",
     "checkpoint.hub_model_id": "push_to_hub_model_id",
-    "logging.project": "wandb_project trackio_project",
-    "logging.report_to": "use_wandb",
     "lora.lora_r": "lora_rank r",
     "lora.lora_target_modules": "lora_target target_modules lora_target_linear",
     "lora.target_parameters": "lora_target_parameters",
@@ -354,6 +349,14 @@ def _explain(document: Document, detail: Any, extend: Extend) -> Problem:
     return document.problem(key, message, hint)
 
 
+def foreign_keys(of: type[Recipe]) -> dict[str, str]:
+    """Return the dotted names of keys by what other tools call them."""
+    found = dict(FOREIGN_KEYS)
+    for section in sections(of).values():
+        found |= section.foreign_keys
+    return found
+
+
 def unknown_key(document: Document, key: Key, of: type[Recipe] = Recipe) -> Problem:
     """Describe an unknown key, with the key of this schema that was probably meant."""
     name = str(key[-1])
@@ -364,11 +367,14 @@ def unknown_key(document: Document, key: Key, of: type[Recipe] = Recipe) -> Prob
     if key[:2] == ("swarm", "requires") and len(key) > 2:
         where = Requires
     known = list(where.model_fields) if where else []
-    if name in GONE_KEYS:
-        return document.problem(key, GONE_KEYS[name])
-    if name in FOREIGN_KEYS:
+    gone, foreign = dict(GONE_KEYS), foreign_keys(of)
+    for section in inside.values():
+        gone |= section.gone_keys
+    if name in gone:
+        return document.problem(key, gone[name])
+    if name in foreign:
         hint = "it means the opposite" if name.startswith("train_on_input") else ""
-        return document.problem(key, f"cocktail calls this {FOREIGN_KEYS[name]}", hint)
+        return document.problem(key, f"cocktail calls this {foreign[name]}", hint)
     right = bare.get(name)
     if right is not None and right != key:
         place = f"under `{right[0]}:`" if len(right) > 1 else "at the top level"

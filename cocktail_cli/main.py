@@ -46,7 +46,7 @@ from . import user_config
 from .errors import EXIT, Failure, Interrupted, explain
 from .help_pages import CommandTable
 from .key_options import rewritten
-from .options import CHECK, RESULTS, RUN, TOOLS
+from .options import CHECK, RESULTS, RUN, TOOLS, with_extensions
 from .removed import check_removed
 from .signals import Interruption
 
@@ -56,8 +56,8 @@ app = CommandTable(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("launch", rich_help_panel=RUN)(launch.launch)
-app.command("join", rich_help_panel=RUN)(join.join)
+app.command("launch", rich_help_panel=RUN)(with_extensions(launch.launch))
+app.command("join", rich_help_panel=RUN)(with_extensions(join.join))
 app.command("resume", rich_help_panel=RUN)(resume.resume)
 app.command("runs", rich_help_panel=RUN)(run_list.runs)
 app.command("status", rich_help_panel=RUN)(status.status)

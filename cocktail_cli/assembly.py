@@ -226,9 +226,9 @@ class Extension:
 
 
 class Option(NamedTuple):
-    """An option that an extension adds to a command of others."""
+    """An option that an extension adds to commands of others."""
 
-    command: str
+    commands: tuple[str, ...]
     name: str
     help: str
     kind: type[Any] | str  # of its value; or the function of the extension that reads what is typed
@@ -267,10 +267,10 @@ EXTENSIONS = (
         keys=False,
         options=(
             Option(
-                "join", "--hours", "Take part in these hours: 22:00-07:00.", "parse_hours", WHEN, "FROM-TO"
+                ("join",), "--hours", "Take part in these hours: 22:00-07:00.", "parse_hours", WHEN, "FROM-TO"
             ),
             Option(
-                "join",
+                ("join",),
                 "--until",
                 "Leave for good at this time: 08:00.",
                 "parse_time",
@@ -278,9 +278,9 @@ EXTENSIONS = (
                 "TIME",
                 setting=False,
             ),
-            Option("join", "--only-idle", "Pause while others use the GPU (NVIDIA).", bool, WHEN),
+            Option(("join",), "--only-idle", "Pause while others use the GPU (NVIDIA).", bool, WHEN),
             Option(
-                "join",
+                ("join",),
                 "--max-temp",
                 "Pause while the GPU is hotter (NVIDIA).",
                 int,
@@ -348,7 +348,7 @@ def used(recipe: Recipe, given: Given = NONE_GIVEN) -> Iterator[Extension]:
 def options_of(command: str) -> Iterator[tuple[str, Option]]:
     """Yield the options that extensions add to a command, each with its extension."""
     for row in EXTENSIONS:
-        yield from ((row.folder, option) for option in row.options if option.command == command)
+        yield from ((row.folder, option) for option in row.options if command in option.commands)
 
 
 def joining_of(given: Given) -> list[Joining]:

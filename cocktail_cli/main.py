@@ -58,7 +58,7 @@ app = CommandTable(
 )
 app.command("launch", rich_help_panel=RUN)(with_extensions(launch.launch))
 app.command("join", rich_help_panel=RUN)(with_extensions(join.join))
-app.command("resume", rich_help_panel=RUN)(resume.resume)
+app.command("resume", rich_help_panel=RUN)(with_extensions(resume.resume))
 app.command("runs", rich_help_panel=RUN)(run_list.runs)
 app.command("status", rich_help_panel=RUN)(status.status)
 app.command("logs", rich_help_panel=RUN)(logs.logs)

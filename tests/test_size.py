@@ -22,7 +22,7 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 32_845,
+    "lines with code, heart": 32_850,
     "lines with code, extensions": 12_319,
     "lines with code, scripts": 9866,
     "lines with code, tests": 43_371,

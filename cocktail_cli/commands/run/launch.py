@@ -96,6 +96,7 @@ def launch(
         share_gated_base=share_gated_base,
         life_line=life_line,
         verbose=verbose,
+        given=given,
     )
     with open_view(Display(as_json, quiet, verbose, not no_color, progress, life_line)) as view:
         launch_run(wanted, view)

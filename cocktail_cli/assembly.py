@@ -13,6 +13,8 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from cocktail_cli.errors import Failure
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -225,6 +227,14 @@ class Extension:
         """Make its part of a run's page; None: it has none."""
 
 
+class Exclusion(NamedTuple):
+    """An option of a command that excludes one of an extension."""
+
+    name: str
+    why: str
+    hint: str
+
+
 class Option(NamedTuple):
     """An option that an extension adds to commands of others."""
 
@@ -236,6 +246,12 @@ class Option(NamedTuple):
     metavar: str | None = None
     bounds: tuple[int, int] | tuple[()] = ()
     setting: bool = True  # may stand in config.toml
+    excluded: Exclusion | None = None
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        """Raise Failure (usage) where what else was given excludes it."""
+        if self.excluded is not None and given.get(self.excluded.name.lstrip("-").replace("-", "_")):
+            raise Failure("usage", self.excluded.why, hints=(self.excluded.hint,))
 
     @property
     def parameter(self) -> str:
@@ -294,6 +310,26 @@ EXTENSIONS = (
     Row("proofs", keys=False, commands=True),
     Row("turns"),
     Row("trackers"),
+    Row(
+        "dashboard",
+        keys=False,
+        commands=True,
+        options=(
+            Option(
+                ("launch", "resume"),
+                "--dashboard",
+                "Show a page in the browser during the run.",
+                bool,
+                OUTPUT,
+                setting=False,
+                excluded=Exclusion(
+                    "--detach",
+                    "with --detach there is nobody to show a page to",
+                    "cocktail dashboard RUN shows it at any time",
+                ),
+            ),
+        ),
+    ),
     Row("diagnosis", keys=False),  # the last: it measures how long the others take
 )
 
@@ -368,9 +404,9 @@ def hub_extensions(host: HostParts) -> list[Extend]:
     return [part for one in used(host.recipe) if (part := one.hub(host)) is not None]
 
 
-def views_of(parts: ViewParts) -> list[View]:
+def views_of(parts: ViewParts, given: Given = NONE_GIVEN) -> list[View]:
     """Make the views of a run that its extensions have."""
-    return [view for one in used(parts.recipe) for view in one.views(parts)]
+    return [view for one in used(parts.recipe, given) for view in one.views(parts)]
 
 
 def peer_extensions(peer: PeerParts) -> list[PeerExtension]:

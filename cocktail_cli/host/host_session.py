@@ -23,7 +23,6 @@ from cocktail_cli.ui import ProgressMeter, View, events, poll_status, timestamp
 
 from . import run_folder as in_folder
 from .begun_files import check_begun_files, hashes_of
-from .dashboard_process import DashboardProcess
 from .detached import DetachedView, start_detached
 from .local_peers import LEAVE_WITHIN, LifeLine, LocalPeers, LocalSettings
 from .resume_run import (
@@ -77,7 +76,6 @@ class LaunchSettings:
     fresh: bool = False
     detach: bool = False  # start another process that hosts the run
     detached: bool = False  # this is that process
-    dashboard: bool = False
     share_gated_base: bool = False  # serve the files of a gated base
     life_line: bool = False  # stop when stdin ends, as the launching process has ended then
     drop_error_feedback: bool = False  # of `cocktail resume`: go on without it, where it is lost
@@ -134,14 +132,11 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
     def warn(what: str) -> None:
         view.show(events.Warning(what))
 
-    page = DashboardProcess() if wanted.dashboard else None
     views = [DetachedView(view) if wanted.detached else view]
-    session = HostSession(recipe, folder, views, old, page)
-    views += views_of(ViewParts(recipe, folder, session.news.put))
+    session = HostSession(recipe, folder, views, old)
+    views += views_of(ViewParts(recipe, folder, session.news.put), wanted.given)
     views.insert(1, in_folder.Recorder(folder, warn, recipe.training.global_batch_size))
-    with closing(session), writing_to(folder), ExitStack() as stack:
-        if page is not None:
-            stack.enter_context(closing(page))
+    with closing(session), writing_to(folder):
         session.asked_hash = asked_hash
         for note in notes:
             session.show(note)
@@ -175,7 +170,6 @@ class HostSession:
         folder: the run's output folder, claimed.
         views: all of them are shown the events, the terminal's first.
         resumed: the record of the run to go on with; None: a new run.
-        page: started with the run, if it is wanted.
     """
 
     def __init__(
@@ -184,13 +178,11 @@ class HostSession:
         folder: Path,
         views: list[View],
         resumed: machine.RunRecord | None = None,
-        page: DashboardProcess | None = None,
     ) -> None:
         self.recipe, self.folder, self.views, self.resumed = recipe, folder, views, resumed
         self.news = SimpleQueue[events.Event]()  # from other threads
         self.asked_hash = recipe.recipe_hash  # before revisions are pinned to commits, and anything chosen
         self.record: machine.RunRecord  # from `open` on
-        self.page = page
         self.life_line: LifeLine | None = None
         self.share_gated_base = False
         self.drop_error_feedback = False
@@ -492,8 +484,6 @@ class HostSession:
             )
         )
         poll_status(self.views[0], partial(ask_status, parse_url(record.local_url()), STATUS_TIMEOUT))
-        if self.page is not None:
-            self.page.start(self.folder)
         return hub
 
     def _new_ledger(self, work: RunDelegate, keys: RunKeys, settings: RunSettings) -> Ledger:
@@ -568,8 +558,6 @@ class HostSession:
             if not self.stop_reason:
                 children.check(narrator.present, narrator.met, narrator.rounds)
             self.show_news()
-            for news in self.page.news() if self.page else ():
-                self.show(news)
             if event is None:
                 continue
             for told in narrator.tell(event):

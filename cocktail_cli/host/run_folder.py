@@ -261,8 +261,8 @@ class Recorder:
         if isinstance(event, events.RunStarted):
             head, _, place = event.url.partition("@")
             event = dataclasses.replace(event, url=f"{head.partition('.')[0]}.***@{place}")
-        if isinstance(event, events.PageOpened):
-            event = events.PageOpened(event.url.partition("#")[0])
+        if isinstance(event, events.OfExtension):
+            event = event.recorded()
         if said := sentence(event) or (step_line(event, 0) if isinstance(event, events.Step) else ""):
             logging.getLogger(TOLD).info("%s", said)
         self.events.write(events.as_json(event) + "\n")

@@ -4,7 +4,7 @@ from cocktail_cli.assembly import View
 
 from . import events
 from .display import Display, Progress, open_board, open_view, poll_status
-from .events import Checkpoint, Event, PageOpened, Progressed, RunStarted, Warning, from_json, timestamp
+from .events import Checkpoint, Event, Progressed, RunStarted, Warning, from_json, timestamp
 from .findings import found, print_findings
 from .metrics_lines import Line, Metrics, held_out, named_rewards, read_written, step_numbers
 from .output import Style, guarded_output, say, say_json, say_own, say_styled, say_text, table

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 
-from cocktail_cli.dashboard import RunFolderReader
+from cocktail_cli.extensions.dashboard.run_history import RunFolderReader
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import RunRecord, save_run
 from cocktail_cli.ui import Event, RunStarted, events

@@ -268,19 +268,25 @@ NONE_GIVEN: Given = {}
 
 
 class Row(NamedTuple):
-    """An extension. A run uses it where a recipe has a section of its name, or an option of it is given; one
-    that has neither is used by each run."""
+    """An extension. A run uses it where a recipe has a section of its name, or an option of it is given."""
 
     folder: str
-    keys: bool = True  # it has a section of recipes
+    always: bool = False  # each run uses it
+    keys: bool = False  # it has a section of recipes
     commands: bool = False
     options: tuple[Option, ...] = ()
+    names: tuple[str, ...] = ()  # that it adds to the package `cocktail_cli`
 
 
+PYTHON_API = (
+    *("launch", "resume", "join", "Run", "events"),
+    *("Altered", "ConnectionLost", "InvalidInput", "NoResult", "OutOfResources", "PreflightFailed"),
+    *("Rejected", "Unreachable"),
+)
 EXTENSIONS = (
+    Row("api", names=PYTHON_API),
     Row(
         "availability",
-        keys=False,
         options=(
             Option(
                 ("join",), "--hours", "Take part in these hours: 22:00-07:00.", "parse_hours", WHEN, "FROM-TO"
@@ -306,13 +312,14 @@ EXTENSIONS = (
             ),
         ),
     ),
-    Row("audits"),
-    Row("proofs", keys=False, commands=True),
-    Row("turns"),
-    Row("trackers"),
+    Row("audits", keys=True),
+    Row("doctor", commands=True),
+    Row("plan", commands=True),
+    Row("proofs", always=True, commands=True),
+    Row("turns", keys=True),
+    Row("trackers", keys=True),
     Row(
         "dashboard",
-        keys=False,
         commands=True,
         options=(
             Option(
@@ -330,7 +337,7 @@ EXTENSIONS = (
             ),
         ),
     ),
-    Row("diagnosis", keys=False),  # the last: it measures how long the others take
+    Row("diagnosis", always=True),  # the last: it measures how long the others take
 )
 
 
@@ -377,8 +384,13 @@ def commands() -> Iterator[Command]:
 def used(recipe: Recipe, given: Given = NONE_GIVEN) -> Iterator[Extension]:
     """Import the extensions that a run uses, in the order of the rows."""
     for row in EXTENSIONS:
-        if row.folder in {*recipe.extensions, *given} or not (row.keys or row.options):
+        if row.always or row.folder in {*recipe.extensions, *given}:
             yield extension_of(row)
+
+
+def api() -> dict[str, str]:
+    """Return the names that extensions add to the package `cocktail_cli`, each with its extension."""
+    return {name: row.folder for row in EXTENSIONS for name in row.names}
 
 
 def options_of(command: str) -> Iterator[tuple[str, Option]]:

@@ -22,7 +22,7 @@ from typer.main import get_command
 
 import cocktail_cli
 from cocktail_cli.assembly import commands as extensions_commands
-from cocktail_cli.commands.check import doctor, plan, preview, validate
+from cocktail_cli.commands.check import preview, validate
 from cocktail_cli.commands.results import export, generate
 from cocktail_cli.commands.run import (
     join,
@@ -68,8 +68,6 @@ app.command("relay", rich_help_panel=RUN)(relay.relay)
 app.command("standby", rich_help_panel=RUN)(standby.standby)
 app.command("validate", rich_help_panel=CHECK)(validate.validate)
 app.command("preview", rich_help_panel=CHECK)(preview.preview)
-app.command("plan", rich_help_panel=CHECK)(plan.plan)
-app.command("doctor", rich_help_panel=CHECK)(doctor.doctor)
 app.command("export", rich_help_panel=RESULTS)(export.export)
 app.command("generate", rich_help_panel=RESULTS)(generate.generate)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=TOOLS)

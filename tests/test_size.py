@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 32_624,
-    "lines with code, extensions": 12_575,
+    "lines with code, heart": 31_748,
+    "lines with code, extensions": 13_457,
     "lines with code, scripts": 9866,
-    "lines with code, tests": 43_384,
-    "modules": 425,
+    "lines with code, tests": 43_380,
+    "modules": 427,
     "recipe keys": 110,
     "options": 195,
     "messages": 45,
-    "words of documents": 69_559,
+    "words of documents": 69_647,
     "functions without a docstring, %": 22,
 }
 

@@ -15,10 +15,10 @@ from waiting import until
 
 import cocktail_cli
 from cocktail_cli import assembly
-from cocktail_cli.api.runs import TERMINAL, Feed, as_yaml_value, command_words, options_of
 from cocktail_cli.commands.run import join as join_command
 from cocktail_cli.commands.run import launch as launch_command
 from cocktail_cli.commands.run import resume as resume_command
+from cocktail_cli.extensions.api.runs import TERMINAL, Feed, as_yaml_value, command_words, options_of
 from cocktail_cli.machine import load_run
 from recipes.config import load_recipe
 

@@ -14,6 +14,8 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from cocktail_cli.errors import Failure
+
 if TYPE_CHECKING:
     from pathlib import Path
     from threading import Event
@@ -37,6 +39,22 @@ class HostParts:
     recipe: Recipe
     keys: RunKeys
     ledger: Ledger
+
+
+class View(Protocol):
+    """A sink for the events of a run (`cocktail_cli.ui.Event`). The main thread calls both methods."""
+
+    def show(self, event: Any) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class ViewParts:
+    """Parts of a launch from which an extension may make views of the run."""
+
+    recipe: Recipe
+    folder: Path  # of the run
+    tell: Callable[[Any], None]  # shows an event soon, to all views; from any thread
 
 
 @dataclass(frozen=True)
@@ -194,6 +212,11 @@ class Extension:
     def hub(self, host: HostParts) -> Extend | None:
         """Return what makes its part at the hub; None: it has none."""
 
+    def views(self, parts: ViewParts) -> Sequence[View]:
+        """Make its views of a run's events, before anything is prepared. They are shown all that `--json`
+        has, and closed at the end. Raises Failure where the run lacks what its recipe wants."""
+        return ()
+
     def peer(self, peer: PeerParts) -> PeerExtension | None:
         """Make its part at a peer; None: it has none."""
 
@@ -247,6 +270,14 @@ class Extension:
         return ()
 
 
+class Exclusion(NamedTuple):
+    """An option of a command that excludes one of an extension."""
+
+    name: str
+    why: str
+    hint: str
+
+
 class Option(NamedTuple):
     """An option that an extension adds to commands of others."""
 
@@ -258,6 +289,12 @@ class Option(NamedTuple):
     metavar: str | None = None
     bounds: tuple[int, int] | tuple[()] = ()
     setting: bool = True  # may stand in config.toml
+    excluded: Exclusion | None = None
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        """Raise Failure (usage) where what else was given excludes it."""
+        if self.excluded is not None and given.get(self.excluded.name.lstrip("-").replace("-", "_")):
+            raise Failure("usage", self.excluded.why, hints=(self.excluded.hint,))
 
     @property
     def parameter(self) -> str:
@@ -342,6 +379,26 @@ EXTENSIONS = (
         dials=("HTTPS_PROXY", "ALL_PROXY"),
     ),
     Row("turns", keys=True),
+    Row("trackers", keys=True),
+    Row(
+        "dashboard",
+        commands=True,
+        options=(
+            Option(
+                ("launch", "resume"),
+                "--dashboard",
+                "Show a page in the browser during the run.",
+                bool,
+                OUTPUT,
+                setting=False,
+                excluded=Exclusion(
+                    "--detach",
+                    "with --detach there is nobody to show a page to",
+                    "cocktail dashboard RUN shows it at any time",
+                ),
+            ),
+        ),
+    ),
     Row("diagnosis", always=True),  # the last: it measures how long the others take
 )
 
@@ -433,6 +490,11 @@ def files_of(recipe: Recipe) -> list[str]:
 def hub_extensions(host: HostParts) -> list[Extend]:
     """Return what makes the extensions of a run's hub."""
     return [part for one in used(host.recipe) if (part := one.hub(host)) is not None]
+
+
+def views_of(parts: ViewParts, given: Given = NONE_GIVEN) -> list[View]:
+    """Make the views of a run that its extensions have."""
+    return [view for one in used(parts.recipe, given) for view in one.views(parts)]
 
 
 def peer_extensions(peer: PeerParts) -> list[PeerExtension]:

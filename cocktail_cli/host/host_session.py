@@ -10,19 +10,30 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli import __version__, machine
-from cocktail_cli.assembly import Given, HostParts, Server, files_of, hub_extensions, hub_routes, leads, used
+from cocktail_cli.assembly import (
+    Given,
+    HostParts,
+    Server,
+    ViewParts,
+    files_of,
+    hub_extensions,
+    hub_routes,
+    leads,
+    used,
+    views_of,
+)
 from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
 from cocktail_cli.installation import command_elsewhere
 from cocktail_cli.recipe_request import RecipeRequest, room_for
 from cocktail_cli.signals import leave_on_signal
-from cocktail_cli.ui import ProgressMeter, View, events, poll_status, timestamp, trackers_of
+from cocktail_cli.ui import ProgressMeter, View, events, poll_status, timestamp
 
 from . import run_folder as in_folder
 from .begun_files import check_begun_files, hashes_of
-from .dashboard_process import DashboardProcess
 from .detached import DetachedView, start_detached
 from .local_peers import LEAVE_WITHIN, LifeLine, LocalPeers, LocalSettings
 from .resume_run import (
@@ -76,7 +87,6 @@ class LaunchSettings:
     fresh: bool = False
     detach: bool = False  # start another process that hosts the run
     detached: bool = False  # this is that process
-    dashboard: bool = False
     share_gated_base: bool = False  # serve the files of a gated base
     life_line: bool = False  # stop when stdin ends, as the launching process has ended then
     drop_error_feedback: bool = False  # of `cocktail resume`: go on without it, where it is lost
@@ -129,15 +139,12 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
     def warn(what: str) -> None:
         view.show(events.Warning(what))
 
-    trackers = trackers_of(recipe, folder, warn)
     batch, named = recipe.training.global_batch_size, recipe.objective.named
-    recorder = in_folder.Recorder(folder, warn, batch, trackers, named)
-    page = DashboardProcess() if wanted.dashboard else None
-    with closing(recorder), writing_to(folder), ExitStack() as stack:
-        if page is not None:
-            stack.enter_context(closing(page))
-        views = [DetachedView(view) if wanted.detached else view, recorder]
-        session = HostSession(recipe, folder, views, old, page)
+    views = [DetachedView(view) if wanted.detached else view]
+    session = HostSession(recipe, folder, views, old)
+    views += views_of(ViewParts(recipe, folder, session.news.put), wanted.given)
+    views.insert(1, in_folder.Recorder(folder, warn, batch, named))
+    with closing(session), writing_to(folder):
         session.asked_hash = asked_hash
         for note in notes:
             session.show(note)
@@ -169,9 +176,8 @@ class HostSession:
 
     Args:
         folder: the run's output folder, claimed.
-        views: all of them are shown the events.
+        views: all of them are shown the events, the terminal's first.
         resumed: the record of the run to go on with; None: a new run.
-        page: started with the run, if it is wanted.
     """
 
     def __init__(
@@ -180,12 +186,11 @@ class HostSession:
         folder: Path,
         views: list[View],
         resumed: machine.RunRecord | None = None,
-        page: DashboardProcess | None = None,
     ) -> None:
         self.recipe, self.folder, self.views, self.resumed = recipe, folder, views, resumed
+        self.news = SimpleQueue[events.Event]()  # from other threads
         self.asked_hash = recipe.recipe_hash  # before revisions are pinned to commits, and anything chosen
         self.record: machine.RunRecord  # from `open` on
-        self.page = page
         self.life_line: LifeLine | None = None
         self.share_gated_base = False
         self.drop_error_feedback = False
@@ -199,6 +204,17 @@ class HostSession:
     def show(self, event: events.Event) -> None:
         for view in self.views:
             view.show(event)
+
+    def show_news(self) -> None:
+        """Show what other threads have to tell."""
+        while not self.news.empty():
+            self.show(self.news.get())
+
+    def close(self) -> None:
+        """Close all views but the terminal's, which is shown what they still have to tell."""
+        while len(self.views) > 1:
+            self.views.pop().close()
+        self.show_news()
 
     def meter(self, what: str, unit: str = "bytes") -> ProgressMeter:
         return ProgressMeter(self.show, what, unit)
@@ -236,7 +252,7 @@ class HostSession:
             every = self.recipe.checkpoint.save_every(steps)
             samples = self.sample_writer(work)
             offer = hub.offer if work.serves_snapshots else lambda _: None
-            snapshots = SnapshotThread(work.model, every, steps, offer, samples)
+            snapshots = SnapshotThread(work.model, every, steps, offer, samples, self.news)
             try:
                 snapshots.start()
                 children.start(self.record.local_url(), peers)
@@ -477,8 +493,6 @@ class HostSession:
             )
         )
         poll_status(self.views[0], partial(ask_status, parse_url(record.local_url()), STATUS_TIMEOUT))
-        if self.page is not None:
-            self.page.start(self.folder)
         return hub
 
     def _new_ledger(self, work: RunDelegate, keys: RunKeys, settings: RunSettings) -> Ledger:
@@ -552,8 +566,7 @@ class HostSession:
                     self.show(events.Warning(f"{peer.name} {peer.how}"))
             if not self.stop_reason:
                 children.check(narrator.present, narrator.met, narrator.rounds)
-            for news in (*snapshots.events(), *(self.page.news() if self.page else ())):
-                self.show(news)
+            self.show_news()
             if event is None:
                 continue
             for told in narrator.tell(event):

@@ -480,19 +480,8 @@ class Checkpoint(Section):
         return max(1, whole_steps(self.eval_steps, steps)) if self.eval_steps else 0
 
 
-def tracker_names(value: Any) -> Any:
-    """Convert `wandb` to [wandb], and `none` or null to [], as transformers does."""
-    if value in (None, "none"):
-        return ()
-    return (value,) if isinstance(value, str) else value
-
-
 class Logging(Section):
     logging_steps: Whole = key(1, "steps between two lines of metrics")
-    report_to: Annotated[
-        tuple[Literal["tensorboard", "wandb", "trackio"], ...], Strict(False), BeforeValidator(tracker_names)
-    ] = key((), "trackers that the host reports to, beside metrics.jsonl")
-    project: Annotated[str, Field(min_length=1)] = key("cocktail", "project name at the trackers")
     sample_prompts: Annotated[int, Field(ge=0, le=16)] = key(
         0, "held-out texts that the host's model continues before the first step, at snapshots and at the end"
     )

@@ -36,7 +36,6 @@ def launch(
         bool, typer.Option("--fresh", help="Leave the run in DIR alone, begin anew in DIR-2.")
     ] = False,
     detach: options.Detach = False,
-    dashboard: options.WithPage = False,
     bind: options.Bind = BIND,
     port: options.Port = None,
     advertise: options.Advertise = None,
@@ -73,9 +72,6 @@ def launch(
         raise Failure(
             "usage", f"--no-train starts no peer here, and --peers {peers} some", hints=("give one of them",)
         )
-    if detach and dashboard:
-        hint = "cocktail dashboard RUN shows it at any time"
-        raise Failure("usage", "with --detach there is nobody to show a page to", hints=(hint,))
     isolate_model_code(trust_remote_code)
     local = LocalSettings(device, micro_batch_size, max_up, max_down, gpus, vram_limit, trust_remote_code)
     at = PORT if port is None else port
@@ -92,7 +88,6 @@ def launch(
         fresh=fresh,
         detach=detach,
         detached=detached,
-        dashboard=dashboard,
         share_gated_base=share_gated_base,
         life_line=life_line,
         verbose=verbose,

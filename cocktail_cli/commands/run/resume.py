@@ -26,7 +26,6 @@ def resume(
         int | None, typer.Option("--peers", metavar="N", min=0, help="Peers to start here; 0: none.")
     ] = None,
     detach: options.Detach = False,
-    dashboard: options.WithPage = False,
     bind: Annotated[str | None, options.BIND] = None,
     port: Annotated[
         int | None,
@@ -102,7 +101,6 @@ def resume(
         run=record,
         detach=detach,
         detached=detached,
-        dashboard=dashboard,
         life_line=life_line,
         drop_error_feedback=drop_error_feedback,
         verbose=verbose,

@@ -110,7 +110,7 @@ def run_arguments(event: events.RunStarted, folder: Path) -> SimpleNamespace:
     from recipes.config import recipe_from_json
 
     recipe = recipe_from_json((folder / in_folder.RESOLVED).read_text(encoding="utf-8"), recipe_type)
-    sections = (recipe.training, recipe.checkpoint, recipe.logging)
+    sections = (recipe.training, recipe.checkpoint, recipe.logging, *recipe.extensions.values())
     keys = {key: value for section in sections for key, value in section}
     named = {
         "output_dir": str(folder),

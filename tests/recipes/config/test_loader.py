@@ -223,7 +223,7 @@ def test_a_default_that_is_written_changes_nothing(write) -> None:
     spelt = load_recipe(
         write(
             SMALL
-            + "lora: null\ntraining: {bf16: auto, fp32_master_weights: true}\nlogging: {report_to: []}\n"
+            + "lora: null\ntraining: {bf16: auto, fp32_master_weights: true}\nlogging: {logging_steps: 1}\n"
         )
     )
 

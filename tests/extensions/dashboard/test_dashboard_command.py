@@ -6,61 +6,82 @@ import json
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 from a_run import a_run
 from in_this_process import Run
 from test_remote_reader import answer
 
-from cocktail_cli.commands.run.dashboard import page_source, source_of
+from cocktail_cli.assembly import View, ViewParts, views_of
+from cocktail_cli.extensions.dashboard.command import page_source, source_of
+from cocktail_cli.extensions.dashboard.events import PageOpened
+from cocktail_cli.extensions.dashboard.page_process import PageProcess
 from cocktail_cli.host import run_folder
-from cocktail_cli.host.dashboard_process import DashboardProcess
 from cocktail_cli.machine import save_run
-from cocktail_cli.ui import PageOpened, Warning
+from cocktail_cli.ui import RunStarted, Warning, events, from_json, sentence
+from recipes.config import load_recipe
 from transport import RunKeys
 
+STARTED = RunStarted("amber-otter-42", "cocktail://k.t@h:1/amber-otter-42", "smoke", "9f", 1000, 4, "out")
 
-def told(page: DashboardProcess) -> PageOpened | Warning:
-    until = time.monotonic() + 120
-    while time.monotonic() < until:
-        for event in page.news():
-            assert isinstance(event, (PageOpened, Warning))
-            return event
-        time.sleep(0.02)
-    raise AssertionError("the page says nothing")
+
+def opened(folder: Path) -> tuple[View, Any]:
+    """Start the page of a launch; return its view, and the event that says what became of it."""
+    told = SimpleQueue[Any]()
+    [page] = views_of(ViewParts(load_recipe("smoke"), folder, told.put), {"dashboard": {"dashboard": True}})
+    page.show(STARTED)
+    return page, told.get(timeout=120)
 
 
 @pytest.mark.slow
 def test_the_dashboard_of_a_launch_is_a_process_that_prints_its_address(tmp_path: Path) -> None:
     with a_run(tmp_path / "out") as run:
-        page = DashboardProcess()
-        page.start(run.folder)
-        event = told(page)
+        page, event = opened(run.folder)
         assert isinstance(event, PageOpened)
         address, _, key = event.url.partition("#key=")
         ask = urllib.request.Request(f"{address}join", headers={"Authorization": f"Bearer {key}"})
         with urllib.request.urlopen(ask, timeout=10) as answer:
             line = answer.read().decode()
+        assert isinstance(page, PageProcess)
         assert page.process is not None
         page.process.kill()
         page.process.wait()
+        page.close()
 
     assert line == f"cocktail join {run.record.url}"
-    assert list(page.news()) == []
 
 
 @pytest.mark.slow
 def test_a_dashboard_that_cannot_start_is_only_a_warning(tmp_path: Path) -> None:
-    page = DashboardProcess()
-    page.start(tmp_path)
-    event = told(page)
+    page, event = opened(tmp_path)
     page.close()
 
     assert isinstance(event, Warning)
     assert event.message == f"there is no page: {tmp_path} holds no run (no run.json)"
+
+
+def test_a_launch_that_does_not_ask_for_a_page_has_none(tmp_path: Path) -> None:
+    assert views_of(ViewParts(load_recipe("smoke"), tmp_path, pytest.fail)) == []
+
+
+@pytest.mark.parametrize("command", ["launch smoke", "resume nobody-42"])
+def test_a_page_of_a_launch_in_the_background_is_a_usage_error(cocktail: Run, command: str) -> None:
+    said = cocktail(*command.split(), "--detach", "--dashboard")
+
+    assert said.exit == 2
+    assert "nobody to show a page to" in said.err
+    assert "cocktail dashboard RUN shows it at any time" in said.err
+
+
+def test_the_address_of_a_page_is_told_to_people_and_programs() -> None:
+    event = PageOpened("http://127.0.0.1:29480/#key=secret")
+
+    assert sentence(event) == "page: http://127.0.0.1:29480/#key=secret"
+    assert from_json(json.loads(events.as_json(event))) == event
 
 
 def test_the_dashboards_key_is_not_in_the_recorded_events(tmp_path: Path) -> None:
@@ -96,8 +117,8 @@ def test_the_process_of_a_page_never_imports_torch(tmp_path: Path) -> None:
     """Importing torch would take seconds and gigabytes beside the run."""
     code = """if True:
         import sys
-        from cocktail_cli.commands.run.dashboard import page_source
-        from cocktail_cli.dashboard import application, server
+        from cocktail_cli.extensions.dashboard.command import page_source
+        from cocktail_cli.extensions.dashboard.web_server import application, server
 
         look, line = page_source(sys.argv[1:])
         page = look()

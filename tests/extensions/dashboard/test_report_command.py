@@ -14,10 +14,9 @@ import pytest
 from a_run import ARun, a_run
 from in_this_process import Run
 
-from cocktail_cli.commands.results import report
-from cocktail_cli.dashboard import RunHistory, page_of
-from cocktail_cli.dashboard.report_page import ratio_of, words
-from cocktail_cli.dashboard.run_history import Round
+from cocktail_cli.extensions.dashboard import report_command
+from cocktail_cli.extensions.dashboard.report_page import page_of, ratio_of, words
+from cocktail_cli.extensions.dashboard.run_history import Round, RunHistory
 from cocktail_cli.ui import events
 
 
@@ -44,11 +43,11 @@ def other(tmp_path: Path) -> Iterator[ARun]:
 
 
 def as_html(told: RunHistory) -> str:
-    return report.as_html(page_of([told]))
+    return report_command.as_html(page_of([told]))
 
 
 def as_text(told: RunHistory) -> list[str]:
-    return [*report.as_text(page_of([told]))]
+    return [*report_command.as_text(page_of([told]))]
 
 
 def run_in(text: str) -> str:

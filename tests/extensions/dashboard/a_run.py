@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from cocktail_cli.dashboard import RunFolderReader
+from cocktail_cli.extensions.dashboard.run_history import RunFolderReader
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import RunRecord, save_run
 from cocktail_cli.ui import Event, RunStarted, events

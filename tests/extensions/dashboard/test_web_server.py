@@ -11,18 +11,10 @@ import pytest
 from a_run import ARun, a_run
 from starlette.testclient import TestClient
 
-from cocktail_cli.dashboard import (
-    PARTS,
-    Document,
-    RunFolderReader,
-    RunHistory,
-    application,
-    listen,
-    page_of,
-    read_part,
-)
-from cocktail_cli.dashboard.web_server import HEADERS, PORT
 from cocktail_cli.errors import Failure
+from cocktail_cli.extensions.dashboard.report_page import Document, page_of
+from cocktail_cli.extensions.dashboard.run_history import RunFolderReader, RunHistory
+from cocktail_cli.extensions.dashboard.web_server import HEADERS, PARTS, PORT, application, listen, read_part
 
 KEY = "the-hosts-key"
 LINE = "cocktail join cocktail://key.token@203.0.113.7:29400/amber-otter-42"

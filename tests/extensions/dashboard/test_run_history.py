@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 from a_run import BEGAN, PARAMETERS, ARun, a_run
 
-from cocktail_cli.dashboard import RunFolderReader, RunHistory, page_of
-from cocktail_cli.dashboard.report_page import bars_of
-from cocktail_cli.dashboard.run_history import About, Contribution, Round
+from cocktail_cli.extensions.dashboard.report_page import bars_of, page_of
+from cocktail_cli.extensions.dashboard.run_history import (
+    About,
+    Contribution,
+    Round,
+    RunFolderReader,
+    RunHistory,
+)
 from cocktail_cli.machine import save_run
 from cocktail_cli.ui import events
 from transport.protocol import LedgerError

@@ -140,7 +140,7 @@ def part(name: str, kind: str) -> Callable[[Request], Response]:
 
 
 def read_part(name: str) -> str:
-    return (files("cocktail_cli") / "page" / name).read_text(encoding="utf-8")
+    return (files(__package__) / "page" / name).read_text(encoding="utf-8")
 
 
 class Guard:

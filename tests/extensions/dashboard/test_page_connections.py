@@ -12,9 +12,8 @@ from http.client import HTTPConnection
 
 import pytest
 
-from cocktail_cli.dashboard import Document, application, listen, server
-from cocktail_cli.dashboard.report_page import document
-from cocktail_cli.dashboard.web_server import WATCHERS
+from cocktail_cli.extensions.dashboard.report_page import Document, document
+from cocktail_cli.extensions.dashboard.web_server import WATCHERS, application, listen, server
 
 PATIENCE = 0.3
 HALF = b"GET / HTTP/1.1\r\nHost: 127"

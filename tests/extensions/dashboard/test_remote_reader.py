@@ -8,10 +8,17 @@ from typing import Any
 import pytest
 from waiting import until
 
-from cocktail_cli.dashboard import RemoteReader, page_of
+from cocktail_cli.extensions.dashboard.report_page import page_of
+from cocktail_cli.extensions.dashboard.run_history import RemoteReader
 from recipes.config import load_recipe
 from transport import RunKeys
 from transport.protocol import LinkLost, Unreachable
+
+SLOW_ANN = {
+    **{"peer": "ann", "cause": "upload", "evidence": "its update took 3.0 s", "remedy": "see the line"},
+    **{"lengthened": 0.5, "since": 4, "round": 5},
+}
+HUBS_UP = {"line": "the hub's up", "waiting": 0.5, "bytes_per_s": 1000}
 
 
 def answer(round: int, *peers: tuple[str, int], **changed: Any) -> dict[str, Any]:
@@ -141,7 +148,7 @@ def test_it_is_listened_to_whether_anybody_looks_or_not(
     remote: RemoteReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = iter(range(4, 100))
-    monkeypatch.setattr("cocktail_cli.dashboard.run_history.EVERY", 0.01)
+    monkeypatch.setattr("cocktail_cli.extensions.dashboard.run_history.EVERY", 0.01)
 
     def ask(url: object, *_: object, **__: object) -> dict[str, Any]:
         if url is not remote.url:  # of a reader that an earlier test has left watching
@@ -161,3 +168,17 @@ def test_a_page_of_it_says_what_it_cannot_know(remote: RemoteReader) -> None:
     remote.hear(answer(5, ("ann", 2000)), 103.0)
 
     assert "before this page was opened" in str(page_of([remote.known]))
+
+
+def test_who_slows_the_rounds_is_on_the_page_once_with_cause_and_remedy() -> None:
+    remote = RemoteReader(str(RunKeys.generate().url("203.0.113.7", 29400, "amber-otter-42")))
+    remote.hear(answer(5, ("ann", 1000), culprits=[SLOW_ANN]), 101.0)
+    again = answer(6, ("ann", 2000), culprits=[SLOW_ANN | {"round": 6}], bottleneck=HUBS_UP)
+    remote.hear(again, 103.0)
+
+    page = str(page_of([remote.known]))
+
+    assert page.count("its update took 3.0 s") == 2, "in the table, and in words"
+    assert "Newest of 1 finding on slow rounds: ann makes rounds 50% longer: upload" in page
+    assert "'bottleneck': \"the hub's up\"" in page
+    assert "The bottleneck of the newest rounds is the hub's up." in page

@@ -12,20 +12,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from cocktail_cli.dashboard import Document, RunHistory, check_comparable, page_of, read_part
-from cocktail_cli.dashboard.report_page import (
+from cocktail_cli.errors import Failure
+from cocktail_cli.extensions.dashboard.report_page import (
     MOST,
     ROWS,
     RUNS,
+    Document,
     Kind,
     chart,
+    check_comparable,
     document,
     downsample,
     losses_by_bytes,
+    page_of,
     recipe_differences,
 )
-from cocktail_cli.dashboard.run_history import About, Evaluation, Presence, Round
-from cocktail_cli.errors import Failure
+from cocktail_cli.extensions.dashboard.run_history import About, Evaluation, Presence, Round, RunHistory
+from cocktail_cli.extensions.dashboard.web_server import read_part
 from cocktail_cli.foreign_text import paragraphs
 
 finite = some.floats(min_value=1e-6, max_value=1e9)

@@ -12,8 +12,9 @@ from a_run import ARun, a_run
 from browser import ENTER, TAB, Browser, browser, missing
 from uvicorn import Server
 
-from cocktail_cli.commands.results.report import as_html
-from cocktail_cli.dashboard import application, listen, page_of, server
+from cocktail_cli.extensions.dashboard.report_command import as_html
+from cocktail_cli.extensions.dashboard.report_page import page_of
+from cocktail_cli.extensions.dashboard.web_server import application, listen, server
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
 KEY, LINE = "the-hosts-key", "cocktail join cocktail://key.token@203.0.113.7:29400/amber-otter-42"

@@ -19,7 +19,7 @@ from cocktail_cli.options import Json, Quiet, RunArgument
 from cocktail_cli.ui import MARK, say, say_json, say_own, showable, text_chart
 
 if TYPE_CHECKING:
-    from cocktail_cli.dashboard import Document
+    from .report_page import Document
 
 FILE, COMPARISON = "report.html", "comparison.html"
 
@@ -63,7 +63,8 @@ def report(
 
     With --json one object: report, bytes.
     """
-    from cocktail_cli.dashboard import RunFolderReader, check_comparable, page_of
+    from .report_page import check_comparable, page_of
+    from .run_history import RunFolderReader
 
     records = [load_run(name) for name in (run, *(with_ or ()))]
     check_comparable([record.run for record in records])
@@ -88,7 +89,7 @@ def report(
 
 def as_html(page: Document) -> str:
     """Put the page, all that it loads, and its run into one file that loads nothing."""
-    from cocktail_cli.dashboard import PARTS, read_part
+    from .web_server import PARTS, read_part
 
     style, script = (
         "\n".join(read_part(name) for name, found in PARTS.items() if found == kind)

@@ -18,7 +18,8 @@ from cocktail_cli.ui import say, say_json
 from cocktail_cli.volunteer import read_url
 
 if TYPE_CHECKING:
-    from cocktail_cli.dashboard import Document, RunHistory
+    from .report_page import Document
+    from .run_history import RunHistory
 
 LAST_LOOK = 5.0  # seconds that the page of a launch outlives it, so that viewers see how it ended
 
@@ -58,7 +59,7 @@ def dashboard(
     """
     import secrets
 
-    from cocktail_cli.dashboard import application, listen, server
+    from .web_server import application, listen, server
 
     look, join_line = page_source(runs or [])
     key = secrets.token_urlsafe(18)
@@ -82,7 +83,7 @@ def dashboard(
 
 def page_source(runs: list[str]) -> tuple[Callable[[], Document], Callable[[], str]]:
     """Return functions for the page of a run, or of several compared, and for the join line of one."""
-    from cocktail_cli.dashboard import check_comparable, page_of
+    from .report_page import check_comparable, page_of
 
     if sum(run.startswith("cocktail:") or run == "-" for run in runs) > 1:
         hint = "the others as @FILE: what is typed can be read by every user of this machine"
@@ -102,14 +103,14 @@ def source_of(run: str | None) -> tuple[Callable[[], RunHistory], Callable[[], s
         Failure: run_unknown, usage.
         RefusedByHub, Unreachable: of a run elsewhere.
     """
-    from cocktail_cli.dashboard import RunFolderReader
+    from .run_history import RunFolderReader
 
     if run is None:
         run = the_run_going_on().run
     if run == "-" or run.startswith("@"):
         run = read_url(run).strip()  # argv can be read by every user of the machine
     if run.startswith("cocktail:"):
-        from cocktail_cli.dashboard import RemoteReader
+        from .run_history import RemoteReader
 
         remote = RemoteReader(run)
         remote.watch()

@@ -176,7 +176,7 @@ def test_a_stale_part_is_not_the_one_that_was_reported() -> None:
     ex.delivered["s-ann", "s-bob"] = digest_of(b"old")
     assert not ex.whole("s-bob")
 
-    ex.relayed["s-ann", "s-bob"] = digest_of(b"new")
+    ex.at_hub["s-ann", "s-bob"] = digest_of(b"new")
     assert ex.whole("s-bob")
     ex.reports["s-bob"] = messages.Report(3, 7, [])
     assert not ex.whole("s-bob"), "it has reported no part"

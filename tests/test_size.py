@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 32_993,
+    "lines with code, heart": 33_063,
     "lines with code, extensions": 12_046,
     "lines with code, scripts": 9866,
-    "lines with code, tests": 43_312,
+    "lines with code, tests": 43_435,
     "modules": 420,
     "recipe keys": 110,
     "options": 195,
-    "messages": 45,
-    "words of documents": 69_364,
+    "messages": 46,
+    "words of documents": 69_422,
     "functions without a docstring, %": 22,
 }
 

@@ -99,6 +99,7 @@ class Handshake:
             session = self._members.begin(conn, m, now)
             session.role = "standby"
             self._admission.move(key, KeyEvent.ADMITTED, session.name)
+            self._introduce(session, m, now)
             self._admission.remember(key)
             self._welcome(session, resumed=False)
             replication.follow(session, m.place, now)
@@ -110,6 +111,7 @@ class Handshake:
         session.proven = bool(session.key) and session.key == self.settings.own_key
         self._admission.visitors.joined(session.key)
         self._admission.move(session.key, KeyEvent.ADMITTED, session.name)
+        self._introduce(session, m, now)
         self._welcome(session, resumed=False)
         if isinstance(m, messages.Lends):
             self.rings = self.rings or self._begin_rings()
@@ -143,6 +145,7 @@ class Handshake:
         else:
             if session.awaited:
                 session.address, session.can_aggregate = m.address, m.owns and not m.address
+                self._introduce(session, m, now)
                 self._dial(session)
             self._members.back(session, conn, now, ready=m.ready)
             rounds.revoke_unheard(session, m.holds)
@@ -218,6 +221,12 @@ class Handshake:
             session.dialled = True
             self._out.add(do.Reach(session.id, session.address, session.key))
 
+    def _introduce(self, session: Session, m: messages.Hello | messages.Resume, now: float) -> None:
+        """Give extensions the bodies with which a peer introduces itself."""
+        for one in self._rounds.extensions:
+            with self._members.ignoring_unreadable():
+                one.hello(session, m.extra.get(one.name, b""), now)
+
     def _welcome(self, session: Session, *, resumed: bool) -> None:
         s, history = self.settings, self._rounds.history
         message = messages.Welcome(
@@ -234,6 +243,7 @@ class Handshake:
             term=self.term,
             log_bytes=history.log_bytes,
             snapshots=history.snapshots,
+            extra={one.name: body for one in self._rounds.extensions if (body := one.welcome(session))},
         )
         self._out.send(session.conn, message)
         if self.replication is not None:

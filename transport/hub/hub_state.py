@@ -112,6 +112,7 @@ class HubState:
             messages.Evaluated: rounds.evaluated,
             messages.Stored: self._stored,
             messages.Backs: self._backs,
+            messages.Extension: self._extension,
             messages.Leave: self._leave,
             messages.Pong: self._pong,
             **(self.shards.handlers if self.shards else {}),
@@ -223,6 +224,13 @@ class HubState:
     def _backs(self, session: Session, m: messages.Backs, now: float) -> None:
         if self.replication is not None:
             self.replication.backs(session, m, now)
+
+    def _extension(self, session: Session, m: messages.Extension, now: float) -> None:
+        named = [one for one in self.rounds.extensions if one.name == m.name]
+        for one in named:
+            with self.members.ignoring_unreadable():
+                one.received(session, m.body, now)
+        self.members.ignored += not named
 
     def _session_ended(self, session: Session) -> int:
         if self.replication is not None:

@@ -150,6 +150,7 @@ class PeerIdentity:
     follows_at: str = ""  # of a standby: the place where peers find it if the hub is lost
     secret: str = ""  # of a standby: the host's, if it has it
     lends: int = 0  # bytes of memory that this machine lends for layers; `reachable` is of its stage link
+    extra: dict[str, bytes] = field(default_factory=dict)  # bodies of extensions
 
 
 class PeerLink:
@@ -176,7 +177,7 @@ class PeerLink:
     ) -> None:
         self.leave_requested = StopRequest()  # set it, from a signal handler too: waiting calls end
         me = identity
-        about = me.name, me.hardware, me.versions, me.alone, me.owns, me.reachable
+        about = me.name, me.hardware, me.versions, me.alone, me.owns, me.reachable, me.extra
         hello = messages.Hello(messages.PROTOCOL, url.token, url.run, *about)
         if me.follows_at:
             said = structs.asdict(hello)
@@ -433,6 +434,17 @@ class PeerLink:
             asked = {*download.begun, *download.todo}
             download.todo.extend(i for i in chunks if i not in asked and i not in download.sink.map)
             self._connections.say()
+
+    def listen(self, takers: Mapping[str, Callable[[bytes], object]]) -> None:
+        """Have bodies of extensions taken, by name, those that have come first; in the link's thread, locked.
+        A taker raises ProtocolError where it cannot read one."""
+        with self._changed:
+            self._state.listen(takers)
+
+    def say(self, name: str, body: bytes) -> None:
+        """Send a body to the half of an extension at the hub; lost where the connection is."""
+        with self._changed:
+            self._connections.say([messages.Extension(name, body)])
 
     def report_failed(self, failed: messages.SourceFailed) -> None:
         """Tell the hub that a source has failed this peer."""

@@ -13,13 +13,13 @@ Round arrives, a Report until the Committed of its round, an evaluation until a 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Generic, TypeVar
 
 from msgspec import structs
 
-from transport.protocol import encode, messages
+from transport.protocol import ProtocolError, encode, messages
 
 
 class SessionState(Enum):
@@ -42,6 +42,7 @@ HEARD: dict[SessionState, tuple[type[messages.Message], ...]] = {
         messages.FileSources,
         messages.Newcomer,
         messages.Committed,
+        messages.Extension,
         messages.Over,
         messages.Refused,
         messages.Ping,
@@ -126,7 +127,9 @@ class PeerState:
         self.taken = -1  # newest round taken
         # for a peer that aggregates shards
         self.orders = Newest[messages.Round | messages.Close | messages.Committed]()  # as they came
-        self._ordered = 0  # how many came
+        self._unheard = Newest[messages.Extension]()  # as they came, until `listen` is called
+        self._ordered = 0  # how many of both came
+        self._takers: Mapping[str, Callable[[bytes], object]] | None = None
         self.over: messages.Over | None = None
         self.refused: messages.Refused | None = None
         self.waits = ""  # what the hub waits for before it welcomes this peer
@@ -174,6 +177,7 @@ class PeerState:
                 term=self.term,
                 owns=self.hello.owns,
                 address=self.hello.address,
+                extra=self.hello.extra,
             )
         ]
 
@@ -217,6 +221,8 @@ class PeerState:
                 self.newcomers.pop(next(iter(self.newcomers)))
         elif isinstance(message, messages.Committed):
             return self._committed(message)
+        elif isinstance(message, messages.Extension):
+            self._hear(message)
         elif isinstance(message, messages.Grown):
             self.grown = message
         elif isinstance(message, messages.Placed):
@@ -236,6 +242,25 @@ class PeerState:
             return []
         self.standby = None
         return [messages.Backs(message.number)]
+
+    def listen(self, takers: Mapping[str, Callable[[bytes], object]]) -> None:
+        """Have bodies of extensions taken by name: those that have come, and others as they come. One that
+        cannot be read (ProtocolError) is ignored."""
+        self._takers = takers
+        while (message := self._unheard.popleft()) is not None:
+            self._hear(message)
+
+    def _hear(self, message: messages.Extension) -> None:
+        if self._takers is None:
+            self._ordered += 1
+            self._unheard.add(self._ordered, message)
+        elif (take := self._takers.get(message.name)) is None:
+            self.ignored += 1
+        else:
+            try:
+                take(message.body)
+            except ProtocolError:
+                self.ignored += 1
 
     def vote(self) -> None:
         """Note that the standby is dialled in place of the hub."""

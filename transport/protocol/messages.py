@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 1
+PROTOCOL = 2
 VERSIONS = (PROTOCOL,)  # spoken by this hub
 MAX_CONTROL = 64 * 1024  # bytes of one control message of a peer
 MAX_ANSWER = 256 * 1024  # of one message of a hub, which names all members, or of a fragment
@@ -42,11 +42,22 @@ Names = Annotated[list[Word], Meta(max_length=4096)]
 ByName = Annotated[dict[Word, Word], Meta(max_length=4096)]
 Shards = Annotated[list[Count], Meta(max_length=1024)]
 # Bodies of extensions by name: only the two halves of an extension read them
-Extra = Annotated[dict[Word, bytes], Meta(max_length=16)]
+Body = Annotated[bytes, Meta(max_length=MAX_ANSWER)]
+Extra = Annotated[dict[Word, Body], Meta(max_length=16)]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Base of all messages; the tag is the class name."""
+
+
+# ---- both ways, control ------------------------------------------------------------------------------------
+
+
+class Extension(Message, frozen=True):
+    """A body for the other half of an extension. It is not repeated after a reconnect."""
+
+    name: Word  # of the extension
+    body: Body
 
 
 # ---- peer to hub, control ----------------------------------------------------------------------------------
@@ -64,6 +75,7 @@ class Hello(Message, frozen=True):
     alone: bool = True  # no other process of this peer uses that name: its lost session is over
     owns: bool = False  # it can aggregate shards
     address: Word = ""  # "host:port" of its shard server; empty: reached through the hub only
+    extra: Extra = {}
 
 
 class Follow(Hello, frozen=True, kw_only=True):
@@ -163,6 +175,7 @@ class Resume(Message, frozen=True):
     term: Count = 0  # the highest this peer has met
     owns: bool = False  # as in Hello
     address: Word = ""
+    extra: Extra = {}
 
 
 class Ready(Message, frozen=True):
@@ -342,6 +355,7 @@ class Welcome(Message, frozen=True):
     term: Count = 0  # how often this run's ledger was opened to write; a hub of a lower one was replaced
     log_bytes: Count = 0  # of the packet log, all committed rounds
     snapshots: list[SnapshotOffer] = []  # the newest ones, by round
+    extra: Extra = {}
 
 
 class Refused(Message, frozen=True):
@@ -604,10 +618,10 @@ REFUSALS = {
 
 ToHub = (
     Hello | Follow | Lends | Stored | Backs | Resume | Ready | Report | Evaluated | Leave | Holds
-    | Resigns | Probed | Unusable | SourceFailed | Ping | Pong | AskStatus | Deciding | AskStop | AskAdmin
-    | Attach | Put | Chunk | Get
+    | Resigns | Probed | Unusable | SourceFailed | Extension | Ping | Pong | AskStatus | Deciding | AskStop
+    | AskAdmin | Attach | Put | Chunk | Get
 )  # fmt: skip
 ToPeer = (
     Welcome | Refused | Wait | Placed | Grown | Standby | Round | Close | Sources | FileSources | Newcomer
-    | Committed | Over | Ping | Pong | Status | Attached | Have | Ack | PutDone | Data | NoObject
+    | Committed | Extension | Over | Ping | Pong | Status | Attached | Have | Ack | PutDone | Data | NoObject
 )  # fmt: skip

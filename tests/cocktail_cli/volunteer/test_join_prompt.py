@@ -34,7 +34,16 @@ def _a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def asked(*overrides: str, status: dict[str, Any] = STATUS, **limits: Any) -> list[str]:
     recipe = load_recipe("smoke", list(overrides))
     welcome = messages.Welcome(
-        1, "amber-otter-42", "", "", recipe.to_json(), "9f" * 32, [WEIGHTS], 12, 1.0, log_bytes=400_000
+        messages.PROTOCOL,
+        "amber-otter-42",
+        "",
+        "",
+        recipe.to_json(),
+        "9f" * 32,
+        [WEIGHTS],
+        12,
+        1.0,
+        log_bytes=400_000,
     )
     offer = Offer(VolunteerLimits("vm", [], **limits), Glance("RTX 3090, 24 GiB", 24 << 30), [])
     plan = DownloadPlan(welcome, None)
@@ -123,7 +132,9 @@ def test_lines_are_broken_between_words_below_their_text() -> None:
 def test_a_machine_that_falls_short_is_told_before_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     url = RunKeys.generate().url("127.0.0.1", 1, "amber-otter-42")
     recipe = load_recipe("smoke", ["swarm.requires.vram=80GB"])
-    welcome = messages.Welcome(1, url.run, "", "", recipe.to_json(), "9f" * 32, [WEIGHTS], 12, 1.0)
+    welcome = messages.Welcome(
+        messages.PROTOCOL, url.run, "", "", recipe.to_json(), "9f" * 32, [WEIGHTS], 12, 1.0
+    )
     offer = Offer(VolunteerLimits("vm", []), Glance("RTX 3090, 24 GiB", 24 << 30), [])
 
     short = pytest.raises(Failure, match=r"80\.0 GB of memory needed, 25\.8 GB here")

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 33_063,
-    "lines with code, extensions": 12_046,
+    "lines with code, heart": 32_998,
+    "lines with code, extensions": 12_267,
     "lines with code, scripts": 9866,
-    "lines with code, tests": 43_435,
-    "modules": 420,
+    "lines with code, tests": 43_568,
+    "modules": 426,
     "recipe keys": 110,
     "options": 195,
-    "messages": 46,
-    "words of documents": 69_422,
+    "messages": 42,
+    "words of documents": 69_338,
     "functions without a docstring, %": 22,
 }
 

@@ -22,6 +22,7 @@ from msgspec import msgpack
 from scripts.fuzzing.mutate import INTS, Target, bent, joined, message, mutated, parts_of
 from scripts.swarms.idle_delegate import IdleDelegate
 from transport.aggregators import ShardServer
+from transport.direct import PeerServer
 from transport.hub import Hub
 from transport.hub.reader_thread import Reading
 from transport.ledger import Counted, Ledger, OpenSession, Recovered, RoundRow, pack_header, read_packets
@@ -439,19 +440,20 @@ TO_SHARDS: list[m.Message] = [
 SHARD_BYTES = [message_codec.encode(x) for x in TO_SHARDS]
 
 
-def open_door() -> ShardServer:
+def open_door(took: Callable[[int, str, bytes], None]) -> PeerServer:
     """Open it in round 3: ann and bob have been here, and ann has a connection."""
-    door = ShardServer(HubEnd(), "toy-run")  # type: ignore[arg-type]
-    door.opened(3, {"ann": "ann", "bob": "bob"}, LIMIT)
-    door.serve(3, b"packet of shards")
+    door = PeerServer(HubEnd(), "toy-run")  # type: ignore[arg-type]
+    shards = ShardServer(door, took)
+    shards.opened(3, {"ann": "ann", "bob": "bob"}, LIMIT)
+    shards.serve(3, b"packet of shards")
     door._sessions = {f"s-{name}": (name, name) for name in ("ann", "bob")}
     door._receive(name_of(0), [message_codec.encode(m.Attach("s-ann"))])
     return door
 
 
 def check_door(case: bytes) -> bool:
-    door, came = open_door(), list[tuple[int, str, bytes]]()
-    door.on_part = lambda *what: came.append(what)
+    came = list[tuple[int, str, bytes]]()
+    door = open_door(lambda *what: came.append(what))
     for conn, data in parts_of(case):
         payload = b"x" * (1024 if data[-1:] == b"\0" else 976)
         door._receive(name_of(conn), [data, payload] if b"Chunk" in data else [data])

@@ -118,8 +118,6 @@ class Handshake:
             self.rings.lend(session, m)
         else:
             self._dial(session)
-            if self._rounds.passing is not None:
-                self._rounds.passing.newcomer(session)
         origin = session.origin.replace("-", ".")  # wire.origin_of has no dots
         self._out.tell(events.PeerJoined(0.0, session.name, session.hardware, self._rounds.round, origin))
 
@@ -216,8 +214,10 @@ class Handshake:
         return banned
 
     def _dial(self, session: Session) -> None:
-        """Check that others can reach the peer's shard server before they are sent there."""
-        if session.address and (self.settings.owners != "hub" or self.settings.passing != "off"):
+        """Check that others can reach the peer's server before they are sent there."""
+        if session.address and (
+            self.settings.owners != "hub" or any(one.dials for one in self._rounds.extensions)
+        ):
             session.dialled = True
             self._out.add(do.Reach(session.id, session.address, session.key))
 

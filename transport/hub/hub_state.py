@@ -156,11 +156,6 @@ class HubState:
             self.rings.reached(peer, ok)
             return
         self.members.reached(session, ok)
-        if ok and self.shards is None and self.rounds.passing is None:
-            from transport.passing import PassingCoordinator  # a run without reachable peers never loads it
-
-            self.rounds.passing = passing = PassingCoordinator(self.settings, self.out, self.members)
-            self._of_sessions[messages.SourceFailed] = passing.failed
 
     def apply(self, change: Callable[[float], object], now: float) -> list[do.Action]:
         """Call `change(now)`, a method of one of the parts, and return the actions that it causes."""

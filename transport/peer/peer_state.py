@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Generic, TypeVar
 
+import msgspec
 from msgspec import structs
 
-from transport.protocol import ProtocolError, encode, messages
+from transport.protocol import ProtocolError, messages
 
 
 class SessionState(Enum):
@@ -38,9 +39,6 @@ HEARD: dict[SessionState, tuple[type[messages.Message], ...]] = {
         messages.Welcome,
         messages.Round,
         messages.Close,
-        messages.Sources,
-        messages.FileSources,
-        messages.Newcomer,
         messages.Committed,
         messages.Extension,
         messages.Over,
@@ -53,12 +51,10 @@ HEARD: dict[SessionState, tuple[type[messages.Message], ...]] = {
     SessionState.OVER: (messages.Ping, messages.Over),
     SessionState.REFUSED: (),
 }
-M = TypeVar("M", bound=messages.Message)
+M = TypeVar("M", bound=msgspec.Struct)
 
 KEPT = 64  # rounds not taken, commits, orders: more than any hub has a peer wait for
 KEPT_BYTES = 256 * 1024  # of each of these, as they are on the wire: in memory they take many times that
-KEPT_SOURCES = 8  # rounds
-KEPT_NEWCOMERS = 64
 OPENED = 4096  # leases not delivered that are remembered; more than any hub gives
 SILENT_PINGS = 6  # a hub silent for this many pings is redialled,
 SILENT_S = 5.0  # or for this long, where that is more
@@ -76,7 +72,7 @@ class Newest(Generic[M]):
         """Keep a message, in place of one of the same number; drop the lowest numbers, where there are too
         many."""
         self.pop(number)
-        self._kept[number] = message, len(encode(message))
+        self._kept[number] = message, len(msgspec.msgpack.encode(message))
         self._size += self._kept[number][1]
         while len(self) > self._most or (len(self) > 1 and self._size > KEPT_BYTES):
             self.pop(min(self._kept))
@@ -120,9 +116,6 @@ class PeerState:
         self.sessions = 0  # how many sessions this peer has had
         self.newest = -1  # newest committed round known
         self.commits = Newest[messages.Committed]()  # by round
-        self.sources = Newest[messages.Sources](KEPT_SOURCES)  # by round
-        self.file_sources: list[messages.FileSource] = []  # of this session
-        self.newcomers: dict[str, str] = {}  # name -> key of those that may fetch files here, the newest last
         self.rounds = Newest[messages.Round]()  # by round: opened, not yet taken by `next_round`
         self.taken = -1  # newest round taken
         # for a peer that aggregates shards
@@ -210,15 +203,6 @@ class PeerState:
             self.parted = self._leave is not None
         elif isinstance(message, messages.Round):
             return self._opened(message)
-        elif isinstance(message, messages.Sources):
-            self.sources.add(message.round, message)
-        elif isinstance(message, messages.FileSources):
-            self.file_sources = message.sources
-        elif isinstance(message, messages.Newcomer):
-            self.newcomers.pop(message.name, None)
-            self.newcomers[message.name] = message.key
-            while len(self.newcomers) > KEPT_NEWCOMERS:
-                self.newcomers.pop(next(iter(self.newcomers)))
         elif isinstance(message, messages.Committed):
             return self._committed(message)
         elif isinstance(message, messages.Extension):

@@ -251,16 +251,6 @@ class Unusable(Message, frozen=True):
     reason: Line
 
 
-class SourceFailed(Message, frozen=True):
-    """A source has not passed its part of a packet on, or (`wrong`) not the bytes that the hub has; of files
-    only the latter."""
-
-    round: Count  # of the packet, or the newest
-    source: Word
-    wrong: bool
-    reason: Line
-
-
 class Ping(Message, frozen=True):
     """Heartbeat of the hub; answered by Pong."""
 
@@ -451,48 +441,6 @@ class Committed(Message, frozen=True, omit_defaults=True):
     extra: Extra = {}
 
 
-class PacketSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A peer that passes on the chunks first .. stop-1 of a round's packet."""
-
-    name: Word
-    key: Word
-    address: Word
-    first: Count
-    stop: Count
-
-
-class Sources(Message, frozen=True, omit_defaults=True):
-    """Before Committed: peers that pass on parts of the packet of `round`. All else is fetched from the hub,
-    and so is the receiver's own part. The packet must have the hash of Committed, whoever sent its parts."""
-
-    round: Count
-    chunk: Annotated[int, Meta(ge=1024, le=MAX_CHUNK)]  # bytes
-    # the receiver is one of them if it is to pass on a part
-    sources: Annotated[list[PacketSource], Meta(max_length=64)]
-    keys: ByName = {}  # only then: name -> key of each member that may fetch it
-
-
-class FileSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A peer that has the run's files on its disk."""
-
-    name: Word
-    key: Word
-    address: Word
-
-
-class FileSources(Message, frozen=True):
-    """To a newcomer: peers that may pass on the files of the base model, and of snapshots."""
-
-    sources: Annotated[list[FileSource], Meta(max_length=64)]
-
-
-class Newcomer(Message, frozen=True):
-    """To such a peer: this one may fetch files from it."""
-
-    name: Word
-    key: Word
-
-
 class Grown(Message, frozen=True):
     """To the standby: the ledger has changed (`number` counts that), and so many rounds are committed."""
 
@@ -618,10 +566,10 @@ REFUSALS = {
 
 ToHub = (
     Hello | Follow | Lends | Stored | Backs | Resume | Ready | Report | Evaluated | Leave | Holds
-    | Resigns | Probed | Unusable | SourceFailed | Extension | Ping | Pong | AskStatus | Deciding | AskStop
+    | Resigns | Probed | Unusable | Extension | Ping | Pong | AskStatus | Deciding | AskStop
     | AskAdmin | Attach | Put | Chunk | Get
 )  # fmt: skip
 ToPeer = (
-    Welcome | Refused | Wait | Placed | Grown | Standby | Round | Close | Sources | FileSources | Newcomer
+    Welcome | Refused | Wait | Placed | Grown | Standby | Round | Close
     | Committed | Extension | Over | Ping | Pong | Status | Attached | Have | Ack | PutDone | Data | NoObject
 )  # fmt: skip

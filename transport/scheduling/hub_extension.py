@@ -53,6 +53,7 @@ class HubExtension:
     """
 
     name = ""  # of its bodies
+    dials = False  # it sends peers to others: the hub tries the addresses at which they can be reached
 
     def serve(self, objects: ObjectStore) -> None:
         """Add rows of objects that peers may fetch."""

@@ -236,11 +236,9 @@ FULL: dict[str, Callable[[int, int], messages.Message]] = {
     "accepted": lambda n, size: messages.Committed(n, 0, "", names(size)),
     "refused": lambda n, size: messages.Committed(n, 0, "", [], dict.fromkeys(names(size), "")),
     "digest": lambda n, size: messages.Committed(n, 0, "x" * size, []),
-    "sources": lambda n, size: messages.Sources(n, 1024, [], dict.fromkeys(names(size), "")),
     "close": lambda n, size: messages.Close(n, 0, [], dict.fromkeys(names(size), 0.5)),
     "estates": lambda n, size: messages.Close(n, 0, [], {}, {}, [messages.HandoffOffer(0, "", 0.0)] * size),
-    "newcomers": lambda n, size: messages.Newcomer(f"{n:x}", "k" * size),
-    "files": lambda n, size: messages.FileSources([messages.FileSource("", "", "")] * size),
+    "bodies": lambda n, size: messages.Extension(f"{n:x}", b"x" * size),
     "place": lambda n, size: messages.Placed("r", n, [], "x" * size),
     "over": lambda n, size: messages.Standby(n, "x" * size, "k"),
 }
@@ -256,9 +254,7 @@ def test_all_that_a_hub_can_have_a_peer_remember_of_full_messages_has_a_bound() 
         data = full(make)
         for number in range(12):
             message = decode_to_peer(data)  # anew: nothing is shared
-            if isinstance(message, messages.Newcomer):
-                message = replace(message, name=f"{number}")
-            elif hasattr(message, "round"):
+            if hasattr(message, "round"):
                 message = replace(message, round=number)  # type: ignore[arg-type]
             state.receive(message, 1.0)
     kept = tracemalloc.get_traced_memory()[0]

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from transport.protocol import RunKeys, messages
     from transport.transfer import Download
 
+NETWORK, MACHINE, WHEN, OUTPUT = "Network", "This machine", "When", "Output"  # panels of a command's options
+
 
 @dataclass(frozen=True)
 class HostParts:
@@ -105,6 +107,29 @@ class PeerExtension:
     def farewell(self) -> str:
         """Return a sentence for the user when this peer leaves; empty: none."""
         return ""
+
+
+class Joining:
+    """An optional capability around the sessions that a volunteer has in a run, one after the other."""
+
+    def terms(self) -> Sequence[str]:
+        """Describe when this machine takes part, for the question of `cocktail join`."""
+        return ()
+
+    def begin(self, devices: Sequence[str], warn: Callable[[str], None]) -> None:
+        """Note the devices that are to train, once before the first session."""
+
+    def wait(self, show: Callable[[Any], None]) -> int | None:
+        """Wait until a session may begin; return an exit status where this machine leaves for good."""
+        return None
+
+    def beside(self, processes: set[int], leave: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Run beside a session, in which these processes train; `leave` asks it to end, and says why."""
+        return nullcontext()
+
+    def returns_after(self, reason: str) -> bool:
+        """Tell whether another session is to follow one that was asked to leave for this reason."""
+        return False
 
 
 class WrittenModel(Protocol):
@@ -190,6 +215,10 @@ class Extension:
     def model(self, recipe: Recipe) -> ModelExtension | None:
         """Make its part in a peer's training; None: it has none."""
 
+    def joining(self, options: Mapping[str, Any]) -> Joining | None:
+        """Make its part around a volunteer's sessions, by the options of its that were given."""
+        return None
+
     def events(self) -> tuple[type[Any], ...]:
         """Return the events that it defines, each a `cocktail_cli.ui.events.OfExtension`."""
         return ()
@@ -225,21 +254,84 @@ class Extension:
         """Make its part of a run's page; None: it has none."""
 
 
+class Option(NamedTuple):
+    """An option that an extension adds to commands of others."""
+
+    commands: tuple[str, ...]
+    name: str
+    help: str
+    kind: type[Any] | str  # of its value; or the function of the extension that reads what is typed
+    panel: str  # of the help page
+    metavar: str | None = None
+    bounds: tuple[int, int] | tuple[()] = ()
+    setting: bool = True  # may stand in config.toml
+
+    @property
+    def parameter(self) -> str:
+        """Return its name in Python."""
+        return self.name.lstrip("-").replace("-", "_")
+
+    def reader(self, folder: str) -> Callable[[str], Any]:
+        """Return what reads a text: of an extension, which is imported then."""
+        return lambda text: getattr(import_module(f"cocktail_cli.extensions.{folder}"), str(self.kind))(text)
+
+
+Given = Mapping[str, Mapping[str, Any]]  # the options that were given, by extension
+NONE_GIVEN: Given = {}
+
+
 class Row(NamedTuple):
-    """An extension."""
+    """An extension. A run uses it where a recipe has a section of its name, or an option of it is given."""
 
     folder: str
-    keys: bool = True  # a recipe may have a section of this name, which turns it on
-    always: bool = False  # every run uses it, with a section or without
+    always: bool = False  # each run uses it
+    keys: bool = False  # it has a section of recipes
     commands: bool = False
+    options: tuple[Option, ...] = ()
+    names: tuple[str, ...] = ()  # that it adds to the package `cocktail_cli`
 
 
+PYTHON_API = (
+    *("launch", "resume", "join", "Run", "events"),
+    *("Altered", "ConnectionLost", "InvalidInput", "NoResult", "OutOfResources", "PreflightFailed"),
+    *("Rejected", "Unreachable"),
+)
 EXTENSIONS = (
-    Row("audits"),
-    Row("proofs", keys=False, always=True, commands=True),
-    Row("turns"),
-    Row("passing", always=True),
-    Row("diagnosis", keys=False, always=True),  # the last: it measures how long the others take
+    Row("api", names=PYTHON_API),
+    Row(
+        "availability",
+        options=(
+            Option(
+                ("join",), "--hours", "Take part in these hours: 22:00-07:00.", "parse_hours", WHEN, "FROM-TO"
+            ),
+            Option(
+                ("join",),
+                "--until",
+                "Leave for good at this time: 08:00.",
+                "parse_time",
+                WHEN,
+                "TIME",
+                setting=False,
+            ),
+            Option(("join",), "--only-idle", "Pause while others use the GPU (NVIDIA).", bool, WHEN),
+            Option(
+                ("join",),
+                "--max-temp",
+                "Pause while the GPU is hotter (NVIDIA).",
+                int,
+                WHEN,
+                "CELSIUS",
+                (40, 110),
+            ),
+        ),
+    ),
+    Row("audits", keys=True),
+    Row("doctor", commands=True),
+    Row("plan", commands=True),
+    Row("proofs", always=True, commands=True),
+    Row("turns", keys=True),
+    Row("passing", always=True, keys=True),
+    Row("diagnosis", always=True),  # the last: it measures how long the others take
 )
 
 
@@ -283,11 +375,29 @@ def commands() -> Iterator[Command]:
             yield from extension_of(row).commands
 
 
-def used(recipe: Recipe) -> Iterator[Extension]:
+def used(recipe: Recipe, given: Given = NONE_GIVEN) -> Iterator[Extension]:
     """Import the extensions that a run uses, in the order of the rows."""
     for row in EXTENSIONS:
-        if row.always or row.folder in recipe.extensions:
+        if row.always or row.folder in {*recipe.extensions, *given}:
             yield extension_of(row)
+
+
+def api() -> dict[str, str]:
+    """Return the names that extensions add to the package `cocktail_cli`, each with its extension."""
+    return {name: row.folder for row in EXTENSIONS for name in row.names}
+
+
+def options_of(command: str) -> Iterator[tuple[str, Option]]:
+    """Yield the options that extensions add to a command, each with its extension."""
+    for row in EXTENSIONS:
+        yield from ((row.folder, option) for option in row.options if command in option.commands)
+
+
+def joining_of(given: Given) -> list[Joining]:
+    """Make the parts of extensions around a volunteer's sessions."""
+    rows = (row for row in EXTENSIONS if row.folder in given)
+    found = (extension_of(row).joining(given[row.folder]) for row in rows)
+    return [part for part in found if part is not None]
 
 
 def files_of(recipe: Recipe) -> list[str]:

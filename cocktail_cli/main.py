@@ -22,7 +22,7 @@ from typer.main import get_command
 
 import cocktail_cli
 from cocktail_cli.assembly import commands as extensions_commands
-from cocktail_cli.commands.check import doctor, plan, preview, validate
+from cocktail_cli.commands.check import preview, validate
 from cocktail_cli.commands.results import export, generate, report
 from cocktail_cli.commands.run import (
     dashboard,
@@ -46,7 +46,7 @@ from . import user_config
 from .errors import EXIT, Failure, Interrupted, explain
 from .help_pages import CommandTable
 from .key_options import rewritten
-from .options import CHECK, RESULTS, RUN, TOOLS
+from .options import CHECK, RESULTS, RUN, TOOLS, with_extensions
 from .removed import check_removed
 from .signals import Interruption
 
@@ -56,9 +56,9 @@ app = CommandTable(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("launch", rich_help_panel=RUN)(launch.launch)
-app.command("join", rich_help_panel=RUN)(join.join)
-app.command("resume", rich_help_panel=RUN)(resume.resume)
+app.command("launch", rich_help_panel=RUN)(with_extensions(launch.launch))
+app.command("join", rich_help_panel=RUN)(with_extensions(join.join))
+app.command("resume", rich_help_panel=RUN)(with_extensions(resume.resume))
 app.command("runs", rich_help_panel=RUN)(run_list.runs)
 app.command("status", rich_help_panel=RUN)(status.status)
 app.command("logs", rich_help_panel=RUN)(logs.logs)
@@ -70,8 +70,6 @@ app.command("relay", rich_help_panel=RUN)(relay.relay)
 app.command("standby", rich_help_panel=RUN)(standby.standby)
 app.command("validate", rich_help_panel=CHECK)(validate.validate)
 app.command("preview", rich_help_panel=CHECK)(preview.preview)
-app.command("plan", rich_help_panel=CHECK)(plan.plan)
-app.command("doctor", rich_help_panel=CHECK)(doctor.doctor)
 app.command("export", rich_help_panel=RESULTS)(export.export)
 app.command("report", rich_help_panel=RESULTS)(report.report)
 app.command("generate", rich_help_panel=RESULTS)(generate.generate)

@@ -5,22 +5,21 @@ A Typer callback at the root would take them before the command only, so they ar
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
-from datetime import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from cocktail_cli.assembly import MACHINE, NETWORK, OUTPUT, Option, options_of
 from cocktail_cli.machine import PORT, parse_rate, parse_size
 from cocktail_cli.ui import Progress
-from cocktail_cli.volunteer import DailyHours, parse_hours, parse_time
 
 from .completion import overrides, recipe_names, run_names
 
 RUN, CHECK, RESULTS, TOOLS = "Run", "Check", "Results", "Tools"  # panels of `cocktail --help`
-NETWORK, MACHINE, WHEN, OUTPUT = "Network", "This machine", "When", "Output"  # panels of a command's options
 
 
 def parsed(name: str, metavar: str, parser: Callable[[str], object], help: str, **more: Any) -> Any:
@@ -44,6 +43,44 @@ def seconds_of(text: str) -> float:
 def port(help: str, **more: Any) -> Any:
     """Declare --port, of a TCP server."""
     return typer.Option("--port", metavar="PORT", max=65535, help=help, **{"min": 0} | more)
+
+
+def with_extensions(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of extensions to the command of this name, which gets those that were given as `given`:
+    by extension, each by its name in Python."""
+    added = {option.parameter: (folder, option) for folder, option in options_of(function.__name__)}
+
+    def command(**values: Any) -> None:
+        given: dict[str, dict[str, Any]] = {}
+        for name, (folder, option) in added.items():
+            if (value := values.pop(name)) not in (None, False):
+                given.setdefault(folder, {})[option.parameter] = value
+        function(**values, given=given)
+
+    shown = inspect.signature(function, eval_str=True)
+    kept = [one for one in shown.parameters.values() if one.name != "given"]
+    own = [declared(name, folder, option) for name, (folder, option) in added.items()]
+    command.__signature__ = shown.replace(parameters=[*kept, *own])  # type: ignore[attr-defined]
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
+
+
+def declared(name: str, folder: str, option: Option) -> inspect.Parameter:
+    """Declare an option of an extension as a parameter."""
+    kind, more = option.kind, dict[str, Any](zip(("min", "max"), option.bounds, strict=False))
+    if isinstance(kind, str):
+        kind, more = object, more | {"parser": option.reader(folder)}
+    info = typer.Option(
+        option.name,
+        metavar=option.metavar,
+        help=option.help,
+        rich_help_panel=option.panel,
+        show_default=False,
+        **more,
+    )
+    where, default = inspect.Parameter.KEYWORD_ONLY, False if kind is bool else None
+    wanted = kind if kind is bool else kind | None
+    return inspect.Parameter(name, where, default=default, annotation=Annotated[wanted, info])
 
 
 def set_cache(folder: str | None) -> str | None:
@@ -194,16 +231,10 @@ MAX_UP = "Limit sending: 5mbit, 500kbit or 2MB/s."
 MAX_DOWN = "Limit receiving: 50mbit."
 VRAM_LIMIT = "Limit a peer's GPU memory: 20GiB."
 MAX_DISK = "Limit what models and checkpoints take: 50GB."
-HOURS = "Take part in these hours: 22:00-07:00."
-UNTIL = "Leave for good at this time: 08:00."
 MaxUp = Annotated[float | None, parsed("--max-up", "RATE", parse_rate, MAX_UP)]
 MaxDown = Annotated[float | None, parsed("--max-down", "RATE", parse_rate, MAX_DOWN)]
 VramLimit = Annotated[int | None, parsed("--vram-limit", "SIZE", parse_size, VRAM_LIMIT)]
 MaxDisk = Annotated[int | None, parsed("--max-disk", "SIZE", parse_size, MAX_DISK)]
-LendHours = Annotated[
-    DailyHours | None, parsed("--hours", "FROM-TO", parse_hours, HOURS, rich_help_panel=WHEN)
-]
-Until = Annotated[time | None, parsed("--until", "TIME", parse_time, UNTIL, rich_help_panel=WHEN)]
 CacheDir = Annotated[
     str | None,
     typer.Option(
@@ -213,21 +244,6 @@ CacheDir = Annotated[
         callback=set_cache,
         rich_help_panel=MACHINE,
         help="Folder of downloaded models.",
-        show_default=False,
-    ),
-]
-OnlyIdle = Annotated[
-    bool, typer.Option("--only-idle", rich_help_panel=WHEN, help="Pause while others use the GPU (NVIDIA).")
-]
-MaxTemp = Annotated[
-    int | None,
-    typer.Option(
-        "--max-temp",
-        metavar="CELSIUS",
-        min=40,
-        max=110,
-        rich_help_panel=WHEN,
-        help="Pause while the GPU is hotter (NVIDIA).",
         show_default=False,
     ),
 ]

@@ -20,26 +20,30 @@ from typing import Any
 import platformdirs
 import typer
 
+from cocktail_cli.assembly import options_of
 from cocktail_cli.machine import parse_rate, parse_size
-from cocktail_cli.volunteer import parse_hours
 
 from .errors import Failure
 
 COMMANDS = ("launch", "join")  # with such options
-KEYS: dict[str, type | Callable[[str], object]] = {  # type of a value, or its parser
+Kind = type | Callable[[str], object]  # type of a value, or its parser
+OWN: dict[str, Kind] = {
     "cache-dir": str,
     "device": str,
     "gpus": int,
-    "hours": parse_hours,
     "max-disk": parse_size,
     "max-down": parse_rate,
-    "max-temp": int,
     "max-up": parse_rate,
     "micro-batch-size": int,
     "name": str,
-    "only-idle": bool,
     "progress": str,
     "vram-limit": parse_size,
+}
+KEYS: dict[str, Kind] = OWN | {
+    option.name.lstrip("-"): option.reader(folder) if isinstance(option.kind, str) else option.kind
+    for command in COMMANDS
+    for folder, option in options_of(command)
+    if option.setting
 }
 
 

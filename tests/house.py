@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("compress", "transport", "recipes", "cocktail_cli")
 EXTENSIONS = (  # packages of one capability; all others are the heart
     "cocktail_cli/aggregation",
-    "cocktail_cli/api",
     "cocktail_cli/dashboard",
     "cocktail_cli/extensions",
     "cocktail_cli/lending",

@@ -7,13 +7,13 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli import __version__, machine
-from cocktail_cli.assembly import HostParts, files_of, hub_extensions, used
+from cocktail_cli.assembly import Given, HostParts, files_of, hub_extensions, used
 from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
 from cocktail_cli.installation import command_elsewhere
 from cocktail_cli.recipe_request import RecipeRequest, room_for
@@ -81,6 +81,7 @@ class LaunchSettings:
     life_line: bool = False  # stop when stdin ends, as the launching process has ended then
     drop_error_feedback: bool = False  # of `cocktail resume`: go on without it, where it is lost
     verbose: int = 0
+    given: Given = field(default_factory=dict)  # options of extensions
 
 
 def check_machine(wanted: LaunchSettings) -> None:

@@ -1,17 +1,9 @@
-"""The process of a volunteer: prompt, bootstrap, session, link to the hub, availability."""
+"""The process of a volunteer: prompt, bootstrap, sessions, link to the hub."""
 
-from .availability import (
-    Availability,
-    AvailabilityMonitor,
-    DailyHours,
-    next_at,
-    parse_hours,
-    parse_time,
-    take_turns,
-)
 from .base_weights import base_folder, bytes_to_fetch, check_files, fetch_base, free_bytes, spool_within
 from .bootstrap import Bootstrap, Imports, micro_batch_of
 from .download_plan import DownloadPlan
 from .join_prompt import JoinQuestion, Offer, read_url
 from .limits import CONNECT_TIMEOUT, NOMINAL, Resources, VolunteerLimits, lacking, requirements_column
 from .session import VolunteerSession
+from .session_loop import take_turns

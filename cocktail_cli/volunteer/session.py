@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, cast
 
 from cocktail_cli import signals
-from cocktail_cli.assembly import PeerParts, peer_extensions
+from cocktail_cli.assembly import Joining, PeerParts, peer_extensions
 from cocktail_cli.errors import EXIT, Failure, explain, is_fault
 from cocktail_cli.host import LifeLine
 from cocktail_cli.machine import cache, check_trust, own_keys, parse_listen, registered_as
 from cocktail_cli.ui import View, counted, events, megabytes, poll_status
 
 from . import checkpoint_store
-from .availability import AvailabilityMonitor
 from .base_weights import folder_bytes
 from .bootstrap import Bootstrap
 from .gpu_processes import GpuProcesses
@@ -41,9 +40,9 @@ class VolunteerSession:
     """Takes part in a run once; `take_part` does all of it."""
 
     def __init__(
-        self, url: RunURL, limits: VolunteerLimits, view: View, monitor: AvailabilityMonitor
+        self, url: RunURL, limits: VolunteerLimits, view: View, joining: Sequence[Joining] = ()
     ) -> None:
-        self.url, self.limits, self.view, self.monitor = url, limits, view, monitor
+        self.url, self.limits, self.view, self.joining = url, limits, view, joining
         self.steps, self.since = 0, time.monotonic()
         self.leave_reason, self.leave_by = "", inf  # deadline on the monotonic clock
         self.run: RunLink | None = None  # from the user's yes on
@@ -56,13 +55,15 @@ class VolunteerSession:
         """The exit status after an orderly end; 75 where a later start may go on with the run."""
         if self.run is not None and self.run.ended is not None:
             return EXIT["lost"] if self.run.resumable else 0
-        return EXIT["lost"] if self.leave_reason == "SIGTERM" or self.paused else 0
+        return EXIT["lost"] if self.leave_reason == "SIGTERM" or self.returns else 0
 
     @property
-    def paused(self) -> bool:
-        """True where it left because this machine is not available now."""
-        ended, pause = self.run is not None and self.run.ended is not None, self.monitor.state.pause
-        return bool(pause) and self.leave_reason == pause and not ended
+    def returns(self) -> bool:
+        """True where it left for a while: another session is to follow."""
+        return (self.run is None or self.run.ended is None) and self._pauses(self.leave_reason)
+
+    def _pauses(self, reason: str) -> bool:
+        return any(one.returns_after(reason) for one in self.joining)
 
     def warn(self, what: str) -> None:
         self.view.show(events.Warning(what))
@@ -144,7 +145,7 @@ class VolunteerSession:
     def leave(self, link: PeerLink, why: str) -> None:
         """Ask the training under way to end."""
         self.leave_reason = why
-        pauses = why == self.monitor.state.pause
+        pauses = self._pauses(why)
         self.leave_by = time.monotonic() + (signals.PAUSE_WITHIN if pauses else signals.LEAVE_WITHIN)
         if pauses and self.run is not None:
             self.run.why = why  # for the other peers to read
@@ -208,7 +209,8 @@ class VolunteerSession:
                 ranks = GpuProcesses(limits.devices, lambda: self.leave(link, "rank lost"), limits.vram_limit)
                 bootstrap.ranks = stack.enter_context(closing(ranks))
                 ours |= {process.pid for process in ranks.processes}
-            stack.enter_context(self.monitor.watching(ours, partial(self.leave, link)))
+            for around in self.joining:
+                stack.enter_context(around.beside(ours, partial(self.leave, link)))
             for one in self.run.extensions:
                 stack.enter_context(one.beside(ours))
             self.train_and_store(self.run, welcome, bootstrap)

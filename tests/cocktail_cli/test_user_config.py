@@ -11,8 +11,8 @@ import typer
 from in_this_process import Run
 
 from cocktail_cli import user_config
+from cocktail_cli.extensions.availability import parse_hours
 from cocktail_cli.main import app
-from cocktail_cli.volunteer import parse_hours
 
 URL = "cocktail://a@127.0.0.1:1/b"
 

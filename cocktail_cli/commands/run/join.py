@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import datetime
 from typing import Annotated
 
 import typer
 
 from cocktail_cli import machine, options, volunteer
+from cocktail_cli.assembly import NONE_GIVEN, Given, joining_of
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.host import LifeLine, log_to
 from cocktail_cli.signals import StopAsked, leave_on_signal
@@ -46,10 +47,6 @@ def join(
     vram_limit: options.VramLimit = None,
     max_disk: options.MaxDisk = None,
     cache_dir: options.CacheDir = None,  # its callback sets it
-    hours: options.LendHours = None,
-    until: options.Until = None,
-    only_idle: options.OnlyIdle = False,
-    max_temp: options.MaxTemp = None,
     listen: options.Listen = None,
     advertise: options.PeerAdvertise = None,
     layers: options.Layers = None,
@@ -60,15 +57,15 @@ def join(
     no_color: options.NoColor = False,
     progress: options.ProgressOption = "auto",
     life_line: options.LifeLine = False,
+    given: Given = NONE_GIVEN,
 ) -> None:
     """Lend this machine to a run. It trains until the run is over or you press Ctrl-C.
 
-    The host cannot run code here: a recipe is data, weights are tensors. Outside --hours, or while
-    --only-idle or --max-temp forbid it, this machine leaves, stores a checkpoint, and returns by itself.
+    The host cannot run code here: a recipe is data, weights are tensors.
 
     Examples: cocktail join cocktail://...
     echo "$URL" | cocktail join - -y
-    cocktail join @url.txt --hours 22:00-07:00 --max-up 5mbit --vram-limit 20GiB
+    cocktail join @url.txt --max-up 5mbit --vram-limit 20GiB
 
     With --json each line is an event: {"v":1,"t":...,"event":"step","step":3,"loss":4.1,...}
     """
@@ -96,13 +93,13 @@ def join(
                 max_disk=max_disk,
                 trust_remote_code=trust_remote_code,
             )
-            leave_at = volunteer.next_at(until, datetime.now()) if until else None
-            rules = volunteer.Availability(hours, leave_at, only_idle, max_temp)
-            check_lending(layers, gpus, rules)
+            joining = joining_of(given)
+            terms = [term for one in joining for term in one.terms()]
+            check_lending(layers, gpus, terms)
             question = None
             if not yes:
                 # before torch is imported, which takes seconds: a person waits
-                offer = volunteer.Offer(limits, machine.glance(device, gpus), rules.lines())
+                offer = volunteer.Offer(limits, machine.glance(device, gpus), terms)
                 question = stack.enter_context(volunteer.JoinQuestion(url, offer))
                 if not question.ask(wait):
                     return
@@ -111,9 +108,8 @@ def join(
             limits = replace(limits, devices=machine.pick_devices(device, gpus))
             if gpus == 1:
                 machine.limit_memory(limits.devices, vram_limit)
-            monitor = volunteer.AvailabilityMonitor(
-                rules, limits.devices, lambda what: view.show(Warning(what))
-            )
+            for around in joining:
+                around.begin(limits.devices, lambda what: view.show(Warning(what)))
             welcomed = question.answered if question else lambda: None
 
             def take_part(limits: volunteer.VolunteerLimits) -> int:
@@ -121,14 +117,14 @@ def join(
                     nonlocal url
                     if limits.ring is not None:
                         limits.ring.check()
-                    one = volunteer.VolunteerSession(url, limits, view, monitor)
+                    one = volunteer.VolunteerSession(url, limits, view, joining)
                     try:
                         one.take_part(max(wait, RETURN_WITHIN) if again else wait, line, welcomed)
                     finally:
                         url = one.url  # of the standby, where one has taken over
                     return one
 
-                return volunteer.take_turns(monitor, session, not yes, view.show)
+                return volunteer.take_turns(joining, session, not yes, view.show)
 
             if layers is None:
                 status = take_part(limits)
@@ -149,9 +145,9 @@ def join(
         raise typer.Exit(status)
 
 
-def check_lending(layers: str | None, gpus: int, rules: volunteer.Availability) -> None:
+def check_lending(layers: str | None, gpus: int, terms: Sequence[str]) -> None:
     """Raise Failure (usage) where a machine that lends memory for layers is asked for something else too."""
-    other = "--gpus" if gpus > 1 else "--hours, --until and the like" if rules.lines() else ""
+    other = "--gpus" if gpus > 1 else "--hours, --until and the like" if terms else ""
     if layers is not None and other:
         said = f"--layers and {other}: the hub places a machine with one device, at any hour"
         raise Failure("usage", said, hints=("give one of them",))

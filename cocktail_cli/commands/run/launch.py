@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from cocktail_cli import options
+from cocktail_cli.assembly import NONE_GIVEN, Given
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import LaunchSettings, LocalSettings, launch_run
 from cocktail_cli.machine import BIND, PORT, ListenAddress, isolate_model_code
@@ -58,6 +59,7 @@ def launch(
     progress: options.ProgressOption = "auto",
     detached: options.Detached = False,
     life_line: options.LifeLine = False,
+    given: Given = NONE_GIVEN,
 ) -> None:
     """Start a run. Prints the line that others join with, and ends with the model on disk.
 
@@ -94,6 +96,7 @@ def launch(
         share_gated_base=share_gated_base,
         life_line=life_line,
         verbose=verbose,
+        given=given,
     )
     with open_view(Display(as_json, quiet, verbose, not no_color, progress, life_line)) as view:
         launch_run(wanted, view)

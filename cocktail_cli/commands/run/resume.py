@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from cocktail_cli import options
+from cocktail_cli.assembly import NONE_GIVEN, Given
 from cocktail_cli.completion import unfinished_runs
 from cocktail_cli.host import LaunchSettings, hosted_before, launch_run
 from cocktail_cli.machine import ListenAddress, isolate_model_code, load_run
@@ -62,6 +63,7 @@ def resume(
     progress: options.ProgressOption = "auto",
     detached: options.Detached = False,
     life_line: options.LifeLine = False,
+    given: Given = NONE_GIVEN,
 ) -> None:
     """Continue a run that was paused, killed, or failed.
 
@@ -102,6 +104,7 @@ def resume(
         life_line=life_line,
         drop_error_feedback=drop_error_feedback,
         verbose=verbose,
+        given=given,
     )
     with open_view(Display(as_json, quiet, verbose, not no_color, progress, life_line)) as view:
         launch_run(wanted, view)

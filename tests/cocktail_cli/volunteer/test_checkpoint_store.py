@@ -17,8 +17,6 @@ import torch
 from cocktail_cli.errors import Failure
 from cocktail_cli.ui import Event
 from cocktail_cli.volunteer import (
-    Availability,
-    AvailabilityMonitor,
     VolunteerLimits,
     VolunteerSession,
     checkpoint_store,
@@ -184,8 +182,7 @@ def test_a_session_stores_a_checkpoint_unless_the_run_is_over(
     """An earlier checkpoint of a run that is over is deleted as well."""
     view, link = Shown(), FakeLink(end)
     limits = VolunteerLimits("ann", ["cpu"])
-    monitor = AvailabilityMonitor(Availability(), ["cpu"], pytest.fail)
-    session = VolunteerSession(SimpleNamespace(run="amber-otter-42"), limits, view, monitor)  # type: ignore[arg-type]
+    session = VolunteerSession(SimpleNamespace(run="amber-otter-42"), limits, view)  # type: ignore[arg-type]
     welcome = SimpleNamespace(run="amber-otter-42", name="ann", recipe_hash="r", base=[], round=0)
     old = checkpoint_store.path_of("amber-otter-42", "ann")
     mine = peer()

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from forked import Forked, needs_fork
 from test_processes import LAUNCH
 
+from cocktail_cli.assembly import Joining
 from cocktail_cli.ui import Event, Progressed, events
 from cocktail_cli.volunteer import (
-    Availability,
-    AvailabilityMonitor,
     VolunteerLimits,
     VolunteerSession,
-    parse_hours,
     take_turns,
 )
-from cocktail_cli.volunteer.availability import AvailabilityState
 from transport import parse_url
 
 pytestmark = [pytest.mark.slow, needs_fork]
@@ -63,56 +64,53 @@ def test_a_leaver_hands_over_keeps_the_rest_and_finds_it_when_it_comes_back(
     assert (launch.folder / "out" / "model.safetensors").is_file()
 
 
-class Scripted(AvailabilityMonitor):
-    """Rules that end this machine's part after its third step, and allow it again a moment later."""
+class Pause(Joining):
+    """Ends this machine's part after its third step, once."""
+
+    why = "outside 22:00-07:00, back at 22:00"
 
     def __init__(self, told: list[Event]) -> None:
-        super().__init__(Availability(hours=parse_hours("00:00-23:59")), ["cpu"], lambda what: None)
-        self.told, self.paused = told, 0
+        self.told, self.paused = told, False
 
-    def update(self, ours: set[int] | None) -> AvailabilityState:
-        steps = sum(isinstance(event, events.Step) for event in self.told)
-        if ours is None:
-            self.state, self.paused = AvailabilityState(), self.paused + (steps > 0)
-        elif steps >= 3 and not self.paused:
-            self.state = AvailabilityState(pause="outside 22:00-07:00, back at 22:00")
-        return self.state
+    @contextmanager
+    def beside(self, processes: set[int], leave: Callable[[str], None]) -> Iterator[None]:
+        over = threading.Event()
 
+        def watch() -> None:
+            while not (self.paused or over.wait(0.1)):
+                if sum(isinstance(event, events.Step) for event in self.told) >= 3:
+                    self.paused = True
+                    leave(self.why)
 
-class Seen:
-    """A view that keeps what it is shown."""
+        threading.Thread(target=watch, daemon=True).start()
+        yield
+        over.set()
 
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def show(self, event: Event) -> None:
-        self.events.append(event)
-
-    def close(self) -> None:
-        """Do nothing, as nothing is open."""
+    def returns_after(self, reason: str) -> bool:
+        return reason == self.why
 
 
 def test_a_machine_outside_its_hours_leaves_in_good_order_and_is_back_with_what_it_kept(
-    forked: Forked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    forked: Forked, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("cocktail_cli.volunteer.availability.POLL_S", 0.1)
-    view, limits = Seen(), VolunteerLimits("gus", ["cpu"])
-    monitor = Scripted(view.events)
+    told = list[Event]()
+    view, limits = SimpleNamespace(show=told.append), VolunteerLimits("gus", ["cpu"])
+    joining = [Pause(told)]
     launch = forked.start(tmp_path / "launch", *LAUNCH, "max_steps=12", "--peers", "0")
     url = parse_url(launch.next("run_started")["url"])
 
     def session(again: bool) -> VolunteerSession:
-        member = VolunteerSession(url, limits, view, monitor)
+        member = VolunteerSession(url, limits, view, joining)
         member.take_part(60.0, life_line=None)
         return member
 
-    assert take_turns(monitor, session, False, view.show) == 0
+    assert take_turns(joining, session, False, view.show) == 0
     assert launch.wait() == 0
 
     (left,) = launch.events("peer_left")[:1]
     assert left["reason"].startswith("left: outside 22:00-07:00")
     assert left["legacy_bytes"] > 0
-    said = [event.state for event in view.events if isinstance(event, Progressed)]
+    said = [event.state for event in told if isinstance(event, Progressed)]
     assert any(state.startswith("back with what it kept") for state in said)
-    assert [event.finished for event in view.events if isinstance(event, events.Left)] == [False, True]
+    assert [event.finished for event in told if isinstance(event, events.Left)] == [False, True]
     assert launch.told[-1]["steps"] == 12

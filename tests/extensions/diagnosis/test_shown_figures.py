@@ -14,13 +14,11 @@ from test_remote_reader import answer
 
 import cocktail_cli
 from cocktail_cli.assembly import with_figures
-from cocktail_cli.commands.check.doctor_run_url import pace
 from cocktail_cli.commands.run.status import screen
 from cocktail_cli.dashboard import RemoteReader, page_of
 from cocktail_cli.extensions.diagnosis.events import Culprit
 from cocktail_cli.extensions.diagnosis.shown_figures import SLOW, SlowRoundsOnPage
 from cocktail_cli.ui import events, from_json, sentence
-from recipes.config import load_recipe
 from transport import RunKeys
 from transport.protocol import ProtocolError
 
@@ -131,20 +129,6 @@ def test_a_page_from_events_has_the_last_bottleneck_and_the_newest_culprits_firs
     assert kind == "table"
     assert table["rows"][0] == [*ANN.values(), "50%", f"{SLOW + 8}"]
     assert len(known.slow) <= SLOW + 1 if known else False
-
-
-def test_doctor_shares_the_hubs_line_where_it_bounds_the_rounds() -> None:
-    status = {"parameters": 1_000_000, "local_steps": 2, "peers": [{"compute_s": 20.0, "rounds": 10}]}
-    status |= {"peer_count": 1, "bottleneck": HUBS_UP}
-    recipe = load_recipe("smoke").to_json()
-
-    shared = pace(status, recipe, 1e6, 1e7)
-    passed = pace(status | {"local_steps": 1, "passing": True}, recipe, 1e6, 10.0)
-
-    assert shared.text.endswith("the bottleneck is the hub's up"), (
-        "its line carries more than its part of that"
-    )
-    assert passed.text.startswith("rounds of 5.1 s"), "what the hub alone sends is no bound"
 
 
 def test_a_culprit_has_the_fields_of_the_status_but_for_its_first_round() -> None:

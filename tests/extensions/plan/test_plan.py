@@ -74,7 +74,7 @@ def test_a_plan_is_four_lines_for_people_and_a_word_for_scripts(cocktail: Run) -
 def test_a_plan_that_does_not_fit_is_exit_4_with_a_change_that_fits(
     cocktail: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cocktail_cli.commands.check.plan.RUNTIME", 0)
+    monkeypatch.setattr("cocktail_cli.extensions.plan.command.RUNTIME", 0)
     one, eight = (
         json.loads(cocktail(*SMALL, "--micro-batch-size", size, "--json").out)["memory"]["bytes"]
         for size in ("1", "8")

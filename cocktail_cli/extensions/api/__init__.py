@@ -1,5 +1,6 @@
 """The commands `launch`, `resume` and `join` from Python: a run as an object that yields its events."""
 
+from cocktail_cli.assembly import Extension
 from cocktail_cli.ui import events
 
 from .callbacks import CallbackReader, RunControl, RunState
@@ -14,3 +15,5 @@ from .errors import (
     Unreachable,
 )
 from .runs import Run, join, launch, resume
+
+extension = Extension()  # it adds names alone

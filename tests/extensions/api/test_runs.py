@@ -14,10 +14,10 @@ from forked import Forked, needs_fork
 from waiting import until
 
 import cocktail_cli
-from cocktail_cli.api.runs import TERMINAL, Feed, as_yaml_value, command_words, options_of
 from cocktail_cli.commands.run import join as join_command
 from cocktail_cli.commands.run import launch as launch_command
 from cocktail_cli.commands.run import resume as resume_command
+from cocktail_cli.extensions.api.runs import TERMINAL, Feed, as_yaml_value, command_words, options_of
 from cocktail_cli.machine import load_run
 from recipes.config import load_recipe
 
@@ -40,7 +40,7 @@ def test_the_front_names_what_it_imports_at_first_use() -> None:
 
 @pytest.mark.parametrize("command", [launch_command.launch, resume_command.resume, join_command.join])
 def test_every_option_of_the_command_is_a_keyword_unless_it_is_for_the_terminal(command: Any) -> None:
-    found, names = options_of(command), set(command.__annotations__) - {"return"}
+    found, names = options_of(command), set(command.__annotations__) - {"return", "given"}
 
     assert set(found) >= names - TERMINAL - {"recipe", "overrides", "run", "run_url"}
     assert all(option.startswith("--") for option in found.values())

@@ -6,8 +6,8 @@ import traceback
 
 import pytest
 
-from cocktail_cli.api.errors import FAMILY, public
 from cocktail_cli.errors import EXIT, Failure, Problem
+from cocktail_cli.extensions.api.errors import FAMILY, public
 
 
 @pytest.mark.parametrize("code", sorted(set(EXIT) - {"unexpected", "interrupted", "terminated"}))

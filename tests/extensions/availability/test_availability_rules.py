@@ -19,25 +19,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocktail_cli.errors import Failure
+from cocktail_cli.extensions.availability import availability_rules as module
+from cocktail_cli.extensions.availability.availability_rules import (
+    BUSY_S,
+    COOLER,
+    FREE_S,
+    Availability,
+    AvailabilityMonitor,
+    DailyHours,
+    decide,
+    next_at,
+    parse_hours,
+    parse_time,
+)
+from cocktail_cli.extensions.availability.availability_rules import AvailabilityState as State
 from cocktail_cli.machine import limit_memory, parse_size
 from cocktail_cli.measures import GpuReading, NvidiaGpus, nvidia_gpus
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import Event, Progressed
-from cocktail_cli.volunteer import (
-    Availability,
-    AvailabilityMonitor,
-    DailyHours,
-    VolunteerLimits,
-    VolunteerSession,
-    free_bytes,
-    next_at,
-    parse_hours,
-    parse_time,
-    take_turns,
-)
-from cocktail_cli.volunteer import availability as module
-from cocktail_cli.volunteer.availability import BUSY_S, COOLER, FREE_S, decide
-from cocktail_cli.volunteer.availability import AvailabilityState as State
+from cocktail_cli.volunteer import VolunteerLimits, VolunteerSession, free_bytes, take_turns
 from recipes.errors import StageLost
 from transport import RunURL
 from transport.protocol import RefusedByHub, RolledBack
@@ -127,7 +127,9 @@ def test_what_the_gpu_does_not_say_changes_nothing() -> None:
 def test_nobody_is_asked_about_a_gpu_that_the_terms_do_not_name(rules: Availability) -> None:
     said: list[str] = []
 
-    assert AvailabilityMonitor(rules, ["cuda:0"], said.append).gpus is None
+    monitor = AvailabilityMonitor(rules)
+    monitor.begin(["cuda:0"], said.append)
+    assert monitor.gpus is None
     assert not said
 
 
@@ -199,7 +201,7 @@ def test_a_machine_without_nvidia_says_what_has_no_effect() -> None:
 
 @dataclass
 class Ended:
-    paused: bool
+    returns: bool
     status: int
 
 
@@ -213,7 +215,7 @@ class Scripted(AvailabilityMonitor):
     """Decides these states, in this order."""
 
     def __init__(self, *states: State) -> None:
-        super().__init__(Availability(), [], pytest.fail)
+        super().__init__(Availability())
         self.coming = list(states)
 
     def update(self, ours: set[int] | None) -> State:
@@ -231,20 +233,20 @@ def test_a_machine_that_paused_waits_and_joins_again(shown: list[Event]) -> None
         again.append(back)
         return ends.pop(0)
 
-    status = take_turns(Scripted(HOT, GO, HOT, HOT, GO, GO), session, False, shown.append)
+    status = take_turns([Scripted(HOT, GO, HOT, HOT, GO, GO)], session, False, shown.append)
 
     assert (status, again) == (0, [False, True, True])
     assert shown == [Progressed("paused: the GPU is too hot")] * 2
 
 
 def test_who_is_to_be_asked_is_asked_before_any_waiting(shown: list[Event]) -> None:
-    assert take_turns(Scripted(), lambda back: Ended(False, 3), True, shown.append) == 3
+    assert take_turns([Scripted()], lambda back: Ended(False, 3), True, shown.append) == 3
 
 
 def test_a_machine_whose_time_is_over_does_not_join(shown: list[Event]) -> None:
     over = State(over="it is 08:00")
 
-    assert take_turns(Scripted(over), lambda back: pytest.fail("joined"), False, shown.append) == 0
+    assert take_turns([Scripted(over)], lambda back: pytest.fail("joined"), False, shown.append) == 0
 
 
 def test_a_run_that_ended_during_a_pause_is_no_failure_but_one_that_was_never_joined_is(
@@ -258,9 +260,9 @@ def test_a_run_that_ended_during_a_pause_is_no_failure_but_one_that_was_never_jo
     def late(back: bool) -> Ended:
         raise RefusedByHub("over", "the run is over")
 
-    assert take_turns(Scripted(GO, GO), session, False, shown.append) == 0
+    assert take_turns([Scripted(GO, GO)], session, False, shown.append) == 0
     with pytest.raises(RefusedByHub):
-        take_turns(Scripted(GO), late, False, shown.append)
+        take_turns([Scripted(GO)], late, False, shown.append)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such heaps")
@@ -283,7 +285,7 @@ def test_the_memory_of_sessions_that_are_over_is_given_back(shown: list[Event]) 
             raise RolledBack("the standby took over without round 3, which this peer has")
         return Ended(False, 0)
 
-    assert take_turns(Scripted(*[GO] * sessions), session, False, shown.append) == 0
+    assert take_turns([Scripted(*[GO] * sessions)], session, False, shown.append) == 0
     assert max(resident[1:]) - resident[0] < 15e6
 
 
@@ -315,13 +317,13 @@ def test_a_replica_that_loses_a_machine_joins_anew_unless_it_was_asked_to_leave(
         if back:
             return Ended(False, 3)
         view = SimpleNamespace(show=shown.append)
-        one = VolunteerSession(link.url, VolunteerLimits("ann", ["cpu"]), view, monitor)
+        one = VolunteerSession(link.url, VolunteerLimits("ann", ["cpu"]), view, [monitor])
         monkeypatch.setattr(one, "_prepare_and_train", lose)
         with leave_on_signal(partial(one.leave, link)) as request:
             one._say_goodbye_after(link, lambda: None, request)
         return one
 
-    assert take_turns(monitor, session, False, shown.append) == status
+    assert take_turns([monitor], session, False, shown.append) == status
     assert (sessions, link.reasons) == {
         75: ([False], ["SIGTERM"]),
         0: ([False], ["Ctrl-C"]),

@@ -8,21 +8,18 @@ MB.
 
 from __future__ import annotations
 
-import gc
 import re
-import sys
 import threading
 import time as clock
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, time, timedelta
-from typing import Protocol
 
 import typer
 
+from cocktail_cli.assembly import Joining
 from cocktail_cli.errors import EXIT
-from cocktail_cli.machine import return_freed_memory
 from cocktail_cli.measures import GpuReading, NvidiaGpus, nvidia_gpus
 from cocktail_cli.signals import StopAsked, leave_on_signal
 from cocktail_cli.ui import events
@@ -89,10 +86,6 @@ class Availability:
     def needs_gpu(self) -> bool:
         return self.only_idle or self.max_temp is not None
 
-    @property
-    def limited(self) -> bool:
-        return bool(self.hours or self.until or self.needs_gpu)
-
     def lines(self) -> list[str]:
         """Describe the rules for the join prompt."""
         said = []
@@ -156,12 +149,18 @@ def _with_reading(
     return AvailabilityState(hot=hot, busy=busy, changing=changing)
 
 
-class AvailabilityMonitor:
+class AvailabilityMonitor(Joining):
     """Polls clock and GPU, and remembers the newest decision in `state`."""
 
-    def __init__(self, rules: Availability, devices: list[str], warn: Callable[[str], None]) -> None:
+    def __init__(self, rules: Availability) -> None:
         self.rules, self.state = rules, AvailabilityState()
-        self.gpus: NvidiaGpus | None = nvidia_gpus(devices, warn) if rules.needs_gpu else None
+        self.gpus: NvidiaGpus | None = None
+
+    def terms(self) -> list[str]:
+        return self.rules.lines()
+
+    def begin(self, devices: Sequence[str], warn: Callable[[str], None]) -> None:
+        self.gpus = nvidia_gpus(devices, warn) if self.rules.needs_gpu else None
 
     def update(self, ours: set[int] | None) -> AvailabilityState:
         """Decide anew. `ours`: process ids of the peer; None while it is paused."""
@@ -170,26 +169,26 @@ class AvailabilityMonitor:
         return self.state
 
     @contextmanager
-    def watching(self, ours: set[int], leave: Callable[[str], None]) -> Iterator[None]:
-        """Call `leave` with the reason once this machine becomes unavailable inside the block."""
+    def beside(self, processes: set[int], leave: Callable[[str], None]) -> Iterator[None]:
         over = threading.Event()
 
         def watch() -> None:
             while not over.wait(POLL_S):
-                state = self.update(ours)
+                state = self.update(processes)
                 if state.pause or state.over:
                     leave(state.pause or state.over)
                     return
 
-        if self.rules.limited:
-            threading.Thread(target=watch, name="availability", daemon=True).start()
+        threading.Thread(target=watch, name="availability", daemon=True).start()
         try:
             yield
         finally:
             over.set()
 
+    def returns_after(self, reason: str) -> bool:
+        return bool(self.state.pause) and reason == self.state.pause
+
     def wait(self, show: Callable[[events.Event], None]) -> int | None:
-        """Block until this machine is available; return an exit status where it leaves for good."""
         shown = ""
         with leave_on_signal(lambda why: None) as stop:
             try:
@@ -205,57 +204,3 @@ class AvailabilityMonitor:
             show(events.Progressed(f"not taking part any more: {state.over}"))
             return 0
         return None
-
-
-class EndedSession(Protocol):
-    """A session that has ended, as `VolunteerSession` reports it."""
-
-    @property
-    def paused(self) -> bool: ...
-    @property
-    def status(self) -> int: ...
-
-
-def take_turns(
-    monitor: AvailabilityMonitor,
-    session: Callable[[bool], EndedSession],
-    join_first: bool,
-    show: Callable[[events.Event], None],
-) -> int:
-    """Run one session after the other while this machine is available; return the exit status.
-
-    Args:
-        session: joins, takes part and leaves; its argument tells whether it is a return.
-        join_first: the first session does not wait: a person at the terminal answers its prompt.
-    """
-    from recipes.errors import StageLost
-    from transport.protocol import RefusedByHub, RolledBack
-
-    again = False
-    while True:
-        if again or not join_first:
-            status = monitor.wait(show)
-            if status is not None:
-                return status
-        try:
-            ended = session(again)
-            if not ended.paused:
-                return ended.status
-            del ended
-        except StageLost as error:
-            show(events.Warning(f"{error}: joining anew"))
-            again = True
-            continue  # at once: the ring has kept its peer, so there is little to free
-        except RolledBack as error:
-            show(events.Warning(f"{error}: joining anew"))
-        except RefusedByHub as refused:
-            if not again or refused.code != "over":
-                raise
-            show(events.Progressed("the run has ended meanwhile"))
-            return 0
-        again = True
-        gc.collect()
-        return_freed_memory()
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_available():
-            torch.cuda.empty_cache()

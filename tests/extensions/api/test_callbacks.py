@@ -9,7 +9,7 @@ import pytest
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import TrainerControl, TrainerState
 
-from cocktail_cli.api import CallbackReader, RunControl, RunState
+from cocktail_cli.extensions.api import CallbackReader, RunControl, RunState
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.ui import events
 from recipes.config import load_recipe

@@ -28,6 +28,7 @@ from cocktail_cli.commands.run import launch as launch_command
 from cocktail_cli.commands.run import resume as resume_command
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import read_events, start_command
+from cocktail_cli.options import with_extensions
 from cocktail_cli.removed import REMOVED
 from cocktail_cli.ui import events
 
@@ -334,7 +335,7 @@ def join(run_url: str, **options: Any) -> Run:
 def options_of(command: Callable[..., None]) -> dict[str, str]:
     """Return name -> option of a command: `output_dir` -> `--output-dir`."""
     app = typer.Typer()
-    app.command()(command)
+    app.command()(with_extensions(command))
     parameters = typer.main.get_command(app).params
     return {
         parameter.name: parameter.opts[0]

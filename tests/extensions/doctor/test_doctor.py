@@ -15,8 +15,8 @@ from in_this_process import Run
 from stalling_hub import Material, stalling_hub
 from tls_only import Firewall, server_context
 
-from cocktail_cli.commands.check import doctor
-from cocktail_cli.commands.check.doctor_run_url import pace
+from cocktail_cli.extensions.doctor import command as doctor
+from cocktail_cli.extensions.doctor.doctor_run_url import pace
 from recipes.config import load_recipe
 from recipes.downloads import HubAnswer
 from recipes.hardware import HostMemory
@@ -227,3 +227,18 @@ def test_doctor_joins_a_run_and_leaves_it(cocktail: Run, tmp_path: Path) -> None
     assert none.exit == 4
     assert "none of 3 ways" in of(none.out, "run")["text"]
     assert of(none.out, "tls")["level"] == "warn"
+
+
+def test_doctor_shares_the_hubs_line_where_it_bounds_the_rounds() -> None:
+    status = {"parameters": 1_000_000, "local_steps": 2, "peers": [{"compute_s": 20.0, "rounds": 10}]}
+    bottleneck = {"line": "the hub's up", "waiting": 0.5, "bytes_per_s": 1000}
+    status |= {"peer_count": 1, "bottleneck": bottleneck}
+    recipe = load_recipe("smoke").to_json()
+
+    shared = pace(status, recipe, 1e6, 1e7)
+    passed = pace(status | {"local_steps": 1, "passing": True}, recipe, 1e6, 10.0)
+
+    assert shared.text.endswith("the bottleneck is the hub's up"), (
+        "its line carries more than its part of that"
+    )
+    assert passed.text.startswith("rounds of 5.1 s"), "what the hub alone sends is no bound"

@@ -14,8 +14,6 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from cocktail_cli.errors import Failure
-
 if TYPE_CHECKING:
     from pathlib import Path
     from threading import Event
@@ -25,9 +23,11 @@ if TYPE_CHECKING:
     from recipes.config import Recipe
     from recipes.errors import Finding
     from recipes.training import Delivery, ModelExtension
-    from transport import Ledger, RunURL
+    from transport import Ledger, PeerLink, RunURL
+    from transport.direct import PeerServer
     from transport.hub import Extend
     from transport.protocol import CurveKeys, Route, RunKeys, messages
+    from transport.transfer import Download
 
 NETWORK, MACHINE, WHEN, OUTPUT = "Network", "This machine", "When", "Output"  # panels of a command's options
 
@@ -66,18 +66,46 @@ class PeerParts:
     key: str  # of this machine, public
     warn: Callable[[str], None]
     devices: Sequence[str]  # that train
+    link: PeerLink  # its `welcome` is here
+    server: PeerServer | None = None  # where other peers reach this one
 
 
 class PeerExtension:
     """An optional capability of a peer, beside its training. Times are monotonic. `report`, `exchanged` and
-    `committed` are called by the thread that exchanges, the others by that which trains.
+    `committed` are called by the thread that exchanges, `received` by that of the link, the others by that
+    which trains.
     """
 
-    name = ""  # of its bodies: `extra` in Report and Committed
+    name = (
+        ""  # of its bodies: `extra` in Welcome, Report and Committed, and Extension, which `link.say` sends
+    )
+    serves = False  # other peers fetch from this one, where they can dial it
 
     def beside(self, processes: set[int]) -> AbstractContextManager[None]:
         """Run beside the training, which these processes do."""
         return nullcontext()
+
+    def received(self, body: bytes) -> None:
+        """Take the body of an Extension message; it must not wait. Raises ProtocolError where it cannot be
+        read: that is counted."""
+
+    def files(self, downloads: Sequence[Download]) -> None:
+        """Begin to fetch elsewhere some of the files that are being fetched from the hub."""
+
+    def built(self, files: Mapping[str, Path]) -> None:
+        """Note that the model is built, and the objects of the run that stay on this machine's disk."""
+
+    def fetch(self, round: int) -> bytes | None:
+        """Fetch the packet of a round; None: the hub sends it. Raises as `PeerLink.fetch`."""
+        return None
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes up and down so far, beside those of the link to the hub."""
+        return 0, 0
+
+    def leave(self) -> None:
+        """End what it does with other peers, before this one says goodbye to the hub."""
 
     def took_round(self, asked: float, now: float) -> None:
         """Note that a round begins, which was asked for at `asked`."""
@@ -140,6 +168,14 @@ class Command(NamedTuple):
     name: str
     group: str  # of the help page
     function: Callable[..., None]
+
+
+class Crossing(NamedTuple):
+    """Counts how often the aggregate of a round crosses lines, where not the hub alone sends it."""
+
+    hub: float  # its line
+    peer: float  # that of a peer which others can reach
+    always: bool  # also where that is slower
 
 
 @dataclass(frozen=True)
@@ -246,6 +282,18 @@ class Extension:
         """Return the bytes a second that a hub's line carries for one peer, up and down; 0: not known."""
         return 0.0, 0.0
 
+    def others_send(self, status: Mapping[str, Any]) -> bool:
+        """Tell whether aggregates come from others than the hub alone."""
+        return False
+
+    def crossing(self, recipe: Recipe, reachable: int, peers: int) -> Crossing | None:
+        """Return how aggregates come to peers, of which some are reachable; None: all from the hub."""
+        return None
+
+    def shows_addresses(self, recipe: Recipe) -> bool:
+        """Tell whether peers of a run learn the addresses of others."""
+        return False
+
     def page(self) -> PagePart | None:
         """Make its part of a run's page; None: it has none."""
 
@@ -294,6 +342,8 @@ class Option(NamedTuple):
     def check(self, given: Mapping[str, Any]) -> None:
         """Raise Failure (usage) where what else was given excludes it."""
         if self.excluded is not None and given.get(self.excluded.name.lstrip("-").replace("-", "_")):
+            from cocktail_cli.errors import Failure
+
             raise Failure("usage", self.excluded.why, hints=(self.excluded.hint,))
 
     @property
@@ -399,6 +449,7 @@ EXTENSIONS = (
             ),
         ),
     ),
+    Row("passing", always=True, keys=True),
     Row("diagnosis", always=True),  # the last: it measures how long the others take
 )
 
@@ -511,6 +562,22 @@ def hubs_line(status: Mapping[str, Any]) -> tuple[float, float]:
     """Return the bytes a second that a hub's line carries for one peer, up and down; 0: not known."""
     found = [one.hubs_line(status) for one in everyone()]
     return max(up for up, _ in found), max(down for _, down in found)
+
+
+def others_send(status: Mapping[str, Any]) -> bool:
+    """Tell whether aggregates of a run come from others than its hub alone."""
+    return any(one.others_send(status) for one in everyone())
+
+
+def crossing(recipe: Recipe, reachable: int, peers: int) -> Crossing | None:
+    """Return how aggregates come to peers, of which some are reachable; None: all from the hub."""
+    found = (one.crossing(recipe, reachable, peers) for one in used(recipe))
+    return next((one for one in found if one is not None), None)
+
+
+def shows_addresses(recipe: Recipe) -> bool:
+    """Tell whether peers of a run learn the addresses of others."""
+    return any(one.shows_addresses(recipe) for one in used(recipe))
 
 
 def page_parts() -> dict[str, PagePart]:

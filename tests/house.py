@@ -23,7 +23,7 @@ EXTENSIONS = (  # packages of one capability; all others are the heart
     "recipes/planning",
     "recipes/staged_peer",
     "transport/aggregators",
-    "transport/passing",
+    "transport/direct",  # of those whose peers dial each other
     "transport/rings",
     "transport/stages",
     "transport/standby",

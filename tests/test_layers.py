@@ -34,9 +34,9 @@ MAY_IMPORT = {
 # Modules of transport that may wait, read a clock or open a socket. All others are told the time and are
 # given bytes, so tests run them without waiting.
 SHELLS = {
-    "aggregators": "aggregator_thread shard_barrier shard_clients shard_server sharded_exchange",
+    "aggregators": "aggregator_thread shard_barrier shard_clients sharded_exchange",
+    "direct": "direct_links peer_server",
     "hub": "commit_thread malloc_tuning reader_thread server",
-    "passing": "direct_links packet_sources file_sources",
     "peer": "admin_client catch_up_downloads connection_manager peer_link run_visit",
     "protocol": "keys",
     "stages": "stage_link",
@@ -76,15 +76,12 @@ TESTS_PAST_A_FRONT = {
     "transport/attacks.py": "transport.wire.zeromq_sockets",
     "transport/hub/test_object_access.py": "transport.aggregators.shard_aggregation "
     "transport.peer.size_bounds transport.standby.replica_source transport.transfer.object_store",
-    "transport/passing/test_packet_sources.py": "cocktail_cli.volunteer.shard_aggregator_link "
-    "transport.aggregators.shard_server",
     "transport/protocol/test_foreign_values.py": "transport.peer.hub_status transport.stages.line_probe "
     "transport.stages.stage_line",
     "transport/protocol/test_limits.py": "transport.hub.upload_policy transport.membership.admission "
     "transport.transfer.connection_registry transport.wire.connection_guard transport.wire.rate_limit",
     "extensions/reach/test_relay_server.py": "transport.wire.tcp_route transport.wire.zeromq_sockets",
     "transport/toy_aggregators.py": "cocktail_cli.volunteer.shard_aggregator_link",
-    "transport/toy_passing.py": "transport.passing.direct_links",
     "transport/transfer/test_chunks.py": "recipes.models.base_files",
 }
 RICH = ["board.py", "live_view.py"]  # modules that import rich at their top
@@ -93,7 +90,18 @@ PARAMETERS = 6
 # Functions that may take more parameters: a command has one for each of its options, a kernel one for each
 # of its pointers and strides.
 MANY_PARAMETERS = ("cocktail_cli/commands/", "compress/backends/")
-SAME_BASENAME = {"__init__", "__main__", "errors", "events", "command", "hub", "keys", "model", "peer"}
+SAME_BASENAME = {
+    "__init__",
+    "__main__",
+    "bodies",
+    "errors",
+    "events",
+    "command",
+    "hub",
+    "keys",
+    "model",
+    "peer",
+}
 # A docstring is a sentence with a verb. These words open a clause that lacks its subject.
 OPENERS = re.compile(
     r"(Of|What|As|It|That|Those|Who|Whose|Where|How|Whether|Is|In|So|By|No|Nobody|Nothing)\b"

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 31_729,
-    "lines with code, extensions": 13_555,
+    "lines with code, heart": 31_449,
+    "lines with code, extensions": 14_145,
     "lines with code, scripts": 9865,
-    "lines with code, tests": 43_505,
-    "modules": 425,
+    "lines with code, tests": 43_833,
+    "modules": 434,
     "recipe keys": 110,
     "options": 195,
-    "messages": 45,
-    "words of documents": 69_646,
+    "messages": 42,
+    "words of documents": 69_766,
     "functions without a docstring, %": 22,
 }
 

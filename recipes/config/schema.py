@@ -58,11 +58,6 @@ def parse_size(value: Any) -> Any:
     return value
 
 
-def parse_off(value: Any) -> Any:
-    """Convert false, as which YAML reads the word, to `off`."""
-    return "off" if value is False else value
-
-
 def steps_or_ratio(value: float) -> float:
     """Check a number of steps: below 1 a share, from 1 on a whole number (transformers 5)."""
     if value >= 1 and value != int(value):
@@ -434,11 +429,6 @@ class Swarm(Section):
     max_peers: Whole | None = key(None, "more are refused; null: no limit")
     owners: Literal["hub", "peers"] = key(
         "hub", "who aggregates the shards; peers: those that accept connections"
-    )
-    passing: Annotated[Literal["auto", "always", "off"], BeforeValidator(parse_off)] = key(
-        "auto",
-        "with owners hub: peers that accept connections pass on files to newcomers, and packets (auto: where "
-        "that is faster)",
     )
     durability: Literal["asynchronous", "replicated"] = key(
         "asynchronous", "replicated: a round is committed once a standby has it on its disk"

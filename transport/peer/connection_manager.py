@@ -100,7 +100,6 @@ class ConnectionManager:
         self._up: set[int] = set()
         # what the hub sends of a packet just committed; None: all of it. Called in this thread.
         self.part_of: Callable[[messages.Committed], HubPart | None] = lambda _: None
-        self.on_newcomers: Callable[[dict[str, str]], object] = lambda _: None  # name -> key; in this thread
         self.bounds: SizeBounds | None = None  # of the run's objects; without them nothing is prefetched
         self._dial_at: dict[int, float] = {CONTROL: 0.0}
         self._retry: dict[int, float] = {}
@@ -258,8 +257,6 @@ class ConnectionManager:
                 self._waits_there, self._stays_until = False, 0.0
             if self.state.sessions != sessions:
                 self._new_session(now)
-        if isinstance(message, messages.Newcomer):
-            self.on_newcomers({**self.state.newcomers})
         if self.state.offer_again:
             self.state.offer_again = False
             self.transfers.offer_again()

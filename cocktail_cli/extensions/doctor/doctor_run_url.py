@@ -14,7 +14,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from cocktail_cli.assembly import ask_status, hubs_line, recipe_type, url_to_dial
+from cocktail_cli.assembly import ask_status, hubs_line, others_send, recipe_type, url_to_dial
 from cocktail_cli.errors import explain
 from cocktail_cli.machine import own_keys
 from cocktail_cli.ui import counted, found, megabytes
@@ -238,6 +238,6 @@ def shared_line(status: dict[str, Any], own: LinkSpeed) -> LinkSpeed:
 
     count = status["peer_count"]
     up, down = (rate * count / (count + 1) for rate in hubs_line(status))
-    if up and (status.get("passing") or up < own.down):
+    if up and (others_send(status) or up < own.down):
         return replace(own, down=up, down_line=HUBS_UP)
     return replace(own, up=down, up_line=HUBS_DOWN) if 0 < down < own.up else own

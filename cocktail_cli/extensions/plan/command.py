@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cocktail_cli import options
+from cocktail_cli.assembly import crossing
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.machine import GIB, RUNTIME, Gpu, check_trust, gpu_of, pick_device, this_machine
 from cocktail_cli.recipe_request import RecipeRequest
@@ -66,22 +67,13 @@ class Asked:
         return self.request.load(*more)
 
     def line_with(self, hub: LinkSpeed | None, recipe: Recipe, peers: int) -> LinkSpeed:
-        """Return a peer's share of its own line and the hub's. Reachable peers pass packets on where the
+        """Return a peer's share of its own line and the hub's, with the help of reachable peers where the
         recipe says so, or where that is faster."""
         if hub is None:
             return self.line
-        alone, swarm = self.line.behind(hub, peers), recipe.swarm
-        helped = self.line.behind(hub, peers, *self.packets_over(recipe, peers))
-        return helped if swarm.passing == "always" or helped.down > alone.down else alone
-
-    def packets_over(self, recipe: Recipe, peers: int) -> tuple[float, float]:
-        """Return how many aggregates of a round go over the hub's line, and over that of a peer that passes
-        them on."""
-        from transport.passing import packets_over
-
-        swarm = recipe.swarm
-        helpers = min(self.listening, peers) if swarm.owners == "hub" and swarm.passing != "off" else 0
-        return packets_over(helpers, peers) if helpers and peers > 1 else (peers, 0.0)
+        alone, way = self.line.behind(hub, peers), crossing(recipe, self.listening, peers)
+        helped = alone if way is None else self.line.behind(hub, peers, way.hub, way.peer)
+        return helped if helped.down > alone.down or (way is not None and way.always) else alone
 
 
 @dataclass(frozen=True)
@@ -110,7 +102,8 @@ class Plan:
     @property
     def over_hub(self) -> float:
         """Aggregates that go over the hub's line in a round."""
-        return self.asked.packets_over(self.recipe, self.peers)[0]
+        way = crossing(self.recipe, self.asked.listening, self.peers)
+        return self.peers if way is None else way.hub
 
     @property
     def cost(self) -> float | None:

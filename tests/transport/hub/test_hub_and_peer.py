@@ -116,7 +116,7 @@ def test_other_protocol_versions_are_told_which_are_supported(start: Callable[..
 
     assert isinstance(answer, messages.Refused)
     assert answer.code == "protocol"
-    assert "you speak protocol 7, this run needs version 1" in answer.reason
+    assert "you speak protocol 7, this run needs version 2" in answer.reason
     with pytest.raises(RefusedByHub, match="codec: you have 1, the run has 2"):
         PeerLink(running.url, PeerIdentity("ann", versions={"codec": "1"})).connect()
 

@@ -45,7 +45,7 @@ def test_a_stolen_session_is_of_no_use_without_its_key(url: RunURL) -> None:
     keys, thief = CurveKeys.generate(), CurveKeys.generate()
     link = PeerLink(url, PeerIdentity("ann", keys=keys))
     session = link.connect().session
-    resume = messages.Resume(1, url.run, "ann", session)
+    resume = messages.Resume(messages.PROTOCOL, url.run, "ann", session)
 
     for message in (resume, messages.Attach(session)):
         refused = answer_to(url, message, thief)

@@ -34,7 +34,7 @@ class Machines:
 
     def come(self, name: str, memory: int, *, answers: bool = True, address: str = "NAME:1") -> PeerState:
         address = address.replace("NAME", name)
-        lends = messages.Lends(1, TOKEN, SETTINGS.run, name, address=address, memory=memory)
+        lends = messages.Lends(messages.PROTOCOL, TOKEN, SETTINGS.run, name, address=address, memory=memory)
         peer = self.peers[name] = PeerState(lends)
         self.dial(name)
         assert peer.placed is None, "it is not prepared yet"
@@ -88,7 +88,7 @@ class Machines:
     def lead(self, head: str) -> None:
         """Let the head of a ring begin the session of the peer that its ring is."""
         name = f"{head}{REPLICA}"
-        self.peers[name] = PeerState(messages.Hello(1, TOKEN, SETTINGS.run, name))
+        self.peers[name] = PeerState(messages.Hello(messages.PROTOCOL, TOKEN, SETTINGS.run, name))
         for message in self.peers[name].connected(self.now):
             self.act(self.hub.receive(conn(name), message, self.now))  # type: ignore[arg-type]
 
@@ -288,7 +288,7 @@ def test_a_restarted_hub_is_told_of_the_rings_that_there_are() -> None:
 
 def test_a_run_whose_model_is_not_divided_says_so() -> None:
     hub = HubState(replace(SETTINGS, division=None), TOKEN, "stop", 0.0)
-    lends = messages.Lends(1, TOKEN, SETTINGS.run, "ann", memory=9)
+    lends = messages.Lends(messages.PROTOCOL, TOKEN, SETTINGS.run, "ann", memory=9)
     [refused] = [a.message for a in hub.receive(conn("ann"), lends, 0.0) if isinstance(a, Send)]
     assert isinstance(refused, messages.Refused)
     assert "shards=layers" in refused.reason

@@ -86,7 +86,7 @@ def no_curve(running: HubSwarm) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as sock:
         sock.linger = 0
         sock.connect(f"tcp://127.0.0.1:{running.hub.port}")
-        sock.send(encode(messages.Hello(1, running.keys.token, "toy-run", "eve")))
+        sock.send(encode(messages.Hello(messages.PROTOCOL, running.keys.token, "toy-run", "eve")))
         assert not sock.poll(300)
 
 
@@ -183,7 +183,7 @@ def test_who_speaks_another_language_or_has_no_token_and_what_is_no_message_is_c
     before, expected = ask_status(running.url)["refused"], len(SPOKEN) + 2
     for said in SPOKEN.values():
         spoken(said)(running)
-    say(running.url, [encode(messages.Hello(1, "guess", "toy-run", "eve"))])
+    say(running.url, [encode(messages.Hello(messages.PROTOCOL, "guess", "toy-run", "eve"))])
     say(running.url, [b"\x81\xa1a" * 20_000])
     until(lambda: ask_status(running.url)["refused"] >= before + expected, PATIENCE_S)
     goes_on(running)

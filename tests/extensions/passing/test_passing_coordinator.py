@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
 from toy_passing import SIZE, passing_settings
 
-from transport.actions import Outbox, Send
-from transport.membership import Roster
-from transport.passing import PassingCoordinator
-from transport.protocol import messages
+from cocktail_cli.extensions.passing.bodies import NAME, FileHelpers, Newcomer, SourceFailed, Sources
+from cocktail_cli.extensions.passing.hub import PassingCoordinator
+from transport.actions import CommitDone, Outbox, Send
+from transport.hub import HubParts
+from transport.ledger import Recovered
+from transport.membership import Roster, State
+from transport.protocol import ProtocolError, messages
 from transport.scheduling import Exchange
 
 
@@ -15,30 +20,40 @@ class Table:
     """A coordinator with five members, of which two can be reached."""
 
     def __init__(self, mode: str = "always") -> None:
-        settings, self.out = passing_settings(own_key="key-of-host", passing=mode), Outbox()
+        settings, self.out = passing_settings(own_key="key-of-host"), Outbox()
         self.members = Roster(settings, self.out, lambda session: 0, 0.0)
         for name in ("ann", "bob", "cat", "dan", "eve", "host"):
             address = f"{name}:1" if name in ("ann", "bob", "host") else ""
-            hello = messages.Hello(1, "", settings.run, name, owns=bool(address), address=address)
+            hello = messages.Hello(
+                messages.PROTOCOL, "", settings.run, name, owns=bool(address), address=address
+            )
             session = self.members.begin(f"key-of-{name}.{name}".encode(), hello, 0.0)
             session.can_aggregate = bool(address)
         self.session = {s.name: s for s in self.members}
-        self.coordinator = PassingCoordinator(settings, self.out, self.members)
+        parts = HubParts(settings, self.out, self.members, None, "", Recovered())  # type: ignore[arg-type]
+        self.coordinator = PassingCoordinator(parts, mode)
 
-    def sources(self) -> dict[str, messages.Sources]:
+    def sources(self) -> dict[str, Sources]:
         """Peer -> what it hears of a committed round."""
         self.out.drain()
-        self.coordinator.committed(Exchange(3, 3, {s.id: s.name for s in self.members}, 8, 0.0, 9.0), SIZE)
-        sent = [action for action in self.out.drain() if isinstance(action, Send)]
-        assert all(isinstance(action.message, messages.Sources) for action in sent)
-        return {action.conn.decode().split(".")[1]: action.message for action in sent}  # type: ignore[misc]
+        ex = Exchange(3, 3, {s.id: s.name for s in self.members}, 8, 0.0, 9.0)
+        self.coordinator.committed(ex, CommitDone(round=3, size=SIZE, packets={"ann": SIZE}), 0.0)
+        heard = dict[str, Sources]()
+        for action in self.out.drain():
+            assert isinstance(action, Send)
+            assert isinstance(action.message, messages.Extension)
+            assert action.message.name == NAME
+            heard[action.conn.decode().split(".")[1]] = msgspec.msgpack.decode(
+                action.message.body, type=Sources
+            )
+        return heard
 
     def accuse(self, name: str, helper: str, *, wrong: bool = False) -> None:
-        said = messages.SourceFailed(3, helper, wrong, "why")
-        self.coordinator.failed(self.session[name], said, 0.0)
+        said = SourceFailed(helper, wrong, "why")
+        self.coordinator.received(self.session[name], msgspec.msgpack.encode(said), 0.0)
 
 
-def helpers(of: messages.Sources) -> list[str]:
+def helpers(of: Sources) -> list[str]:
     return sorted(source.name for source in of.sources)
 
 
@@ -80,10 +95,38 @@ def test_wrong_bytes_are_remembered_of_a_key_and_a_lost_line_of_a_session() -> N
             table.accuse(accuser, "ann", wrong=wrong)
         old = table.session["ann"]
         table.members.end(old, "gone", "lost")
-        hello = messages.Hello(1, "", "toy-run", "ann", owns=True, address="ann:1")
+        hello = messages.Hello(messages.PROTOCOL, "", "toy-run", "ann", owns=True, address="ann:1")
         table.members.begin(b"key-of-ann.ann", hello, 1.0).can_aggregate = True
 
         assert ("ann" in helpers(table.sources()["eve"])) is not wrong
+
+
+def test_a_word_that_cannot_be_read_accuses_nobody() -> None:
+    table = Table()
+    for body in (b"", b"\xc1", msgspec.msgpack.encode({"source": "ann"})):
+        with pytest.raises(ProtocolError):
+            table.coordinator.received(table.session["cat"], body, 0.0)
+
+    assert all(helpers(of) == ["ann", "bob"] for of in table.sources().values())
+
+
+def test_a_newcomer_is_welcomed_with_the_peers_that_have_files_and_named_to_them() -> None:
+    """To those that have been ready; who has is named no more."""
+    table = Table()
+    assert table.coordinator.welcome(table.session["cat"]) == b"", "nobody has been ready"
+    for name in ("ann", "bob", "host"):
+        table.session[name].state = State.READY
+    table.out.drain()
+    body = table.coordinator.welcome(table.session["cat"])
+
+    assert [one.name for one in msgspec.msgpack.decode(body, type=FileHelpers).helpers] == ["ann", "bob"]
+    told = [action for action in table.out.drain() if isinstance(action, Send)]
+    assert [action.conn for action in told] == [table.session[name].conn for name in ("ann", "bob")]
+    assert all(
+        msgspec.msgpack.decode(action.message.body, type=Newcomer) == Newcomer("cat", "key-of-cat")  # type: ignore[attr-defined]
+        for action in told
+    )
+    assert table.coordinator.welcome(table.session["ann"]) == b""
 
 
 def test_a_helper_with_a_slow_line_is_none() -> None:

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 from hub_swarm import HubSwarm
-from toy_passing import SIZE, LargeWork, PassingPeer, passing_peer, passing_settings
+from toy_passing import SIZE, LargeWork, ToyPassingPeer, passing_peer, passing_settings, passing_swarm
 from toy_swarm import trained
 
-from cocktail_cli.volunteer.shard_aggregator_link import open_shard_server
+from cocktail_cli.extensions.passing import packet_sources, peer
+from cocktail_cli.extensions.passing.peer import PassingPeer
 from transport import PeerLink
-from transport.aggregators import ShardServer
-from transport.aggregators.shard_server import PassedPacket
-from transport.passing import PacketSources, direct_links, link_to, packet_sources
+from transport.direct import Fragment, PeerServer, Read, link_to
 from transport.peer import PeerIdentity
 from transport.protocol import CurveKeys, events, messages
-from transport.transfer import ChunkBuffer
 from transport.wire import is_reachable
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine is no failing helper: one whose thread hears late of a round refuses its members."""
-    monkeypatch.setattr(direct_links, "DIAL_S", 20.0)
+    monkeypatch.setattr("transport.direct.direct_links.DIAL_S", 20.0)
     monkeypatch.setattr(packet_sources, "STALL_S", 20.0)
 
 
-def finish(swarm: HubSwarm, peers: list[PassingPeer]) -> None:
+def finish(swarm: HubSwarm, peers: list[ToyPassingPeer]) -> None:
     """Run to the end; every peer has the hub's packets, to the bit, and every sample is counted once."""
     swarm.train(*peers, seconds=60.0)
     work = swarm.work
@@ -51,7 +50,7 @@ def warnings(swarm: HubSwarm) -> list[str]:
 
 def test_with_one_helper_a_packet_leaves_the_hub_less_than_twice_for_eight_peers(tmp_path: Path) -> None:
     """Both counters agree: those of the peers' links, and the hub's own (protocol/traffic.py)."""
-    with HubSwarm(passing_settings(min_peers=8, first_peers=8), LargeWork(), tmp_path) as swarm:
+    with passing_swarm(passing_settings(min_peers=8, first_peers=8), LargeWork(), tmp_path) as swarm:
         peers = [passing_peer(swarm, f"p{i}", reachable=i == 3) for i in range(8)]
         finish(swarm, peers)
         commits = [e for e in swarm.events if isinstance(e, events.RoundCommitted)]
@@ -64,7 +63,7 @@ def test_with_one_helper_a_packet_leaves_the_hub_less_than_twice_for_eight_peers
 
 def test_where_all_peers_help_a_packet_leaves_the_hub_once(tmp_path: Path) -> None:
     """Each of the four sends three quarters of it."""
-    with HubSwarm(passing_settings(min_peers=4, first_peers=4), LargeWork(), tmp_path) as swarm:
+    with passing_swarm(passing_settings(min_peers=4, first_peers=4), LargeWork(), tmp_path) as swarm:
         peers = [passing_peer(swarm, f"p{i}", reachable=True) for i in range(4)]
         finish(swarm, peers)
         sent = [peer.server.bytes_up / (SIZE * len(peer.packets)) for peer in peers if peer.server]
@@ -73,28 +72,25 @@ def test_where_all_peers_help_a_packet_leaves_the_hub_once(tmp_path: Path) -> No
         assert max(sent) <= 0.8
 
 
-class Liar(ShardServer):
+class Liar(PeerServer):
     """Turns over a bit of each chunk."""
 
-    def pass_on(self, round: int, members: Mapping[str, str], packet: ChunkBuffer, chunks: range) -> None:
-        super().pass_on(round, members, packet, chunks)
-        self._passed[round] = Turned(packet, chunks)
+    def serve(self, prefix: str, read: Read, *groups: str) -> None:
+        def turned(guest: str, m: messages.Get) -> Fragment | None:
+            true = read(guest, m)
+            return true and replace(true, payload=bytes([true.payload[0] ^ 1, *true.payload[1:]]))
+
+        super().serve(prefix, turned, *groups)
 
 
-class Turned(PassedPacket):
-    def read(self, m: messages.Get) -> bytes | None:  # type: ignore[override]
-        true = super().read(m)
-        return None if true is None else bytes([true[0] ^ 1, *true[1:]])
+class Silent(PeerServer):
+    """Accepts every request, and answers none."""
+
+    def serve(self, prefix: str, read: Read, *groups: str) -> None:
+        super().serve(prefix, lambda guest, m: None, *groups)
 
 
-class Silent(ShardServer):
-    """Accepts every request, and answers none for a packet."""
-
-    def pass_on(self, round: int, members: Mapping[str, str], packet: ChunkBuffer, chunks: range) -> None:
-        super().pass_on(round, members, ChunkBuffer(packet.map.size, b"", packet.map.chunk), chunks)
-
-
-class Dying(ShardServer):
+class Dying(PeerServer):
     """Dies in the middle of a packet, as a process does."""
 
     served = 0
@@ -110,17 +106,17 @@ class Dying(ShardServer):
 
 @pytest.mark.parametrize("bad", [Liar, Silent, Dying])
 def test_a_helper_that_fails_costs_no_round_and_no_fork(
-    bad: type[ShardServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bad: type[PeerServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hub says so, and takes the role from who tampers, says nothing, or dies within a packet.
 
     A second is long enough for a helper that waits for a core not to be taken for one that fails.
     """
-    monkeypatch.setattr(direct_links, "DIAL_S", 2.0)
+    monkeypatch.setattr("transport.direct.direct_links.DIAL_S", 2.0)
     monkeypatch.setattr(packet_sources, "FIRST_S", 1.0)
-    monkeypatch.setattr(packet_sources, "FINISH_S", 1.0)
+    monkeypatch.setattr(peer, "FINISH_S", 1.0)
     monkeypatch.setattr(packet_sources, "STALL_S", 1.0)
-    with HubSwarm(passing_settings(min_peers=3, first_peers=3), LargeWork(), tmp_path) as swarm:
+    with passing_swarm(passing_settings(min_peers=3, first_peers=3), LargeWork(), tmp_path) as swarm:
         peers = [
             passing_peer(swarm, "bad", reachable=True, server=bad),
             passing_peer(swarm, "good", reachable=True),
@@ -138,29 +134,27 @@ def test_a_helper_that_fails_costs_no_round_and_no_fork(
 
 
 def test_a_run_without_helpers_says_what_it_said_before(tmp_path: Path) -> None:
-    """No peer can be reached, so no source is named, and nothing of this package is loaded at the hub."""
-    with HubSwarm(passing_settings(min_peers=2, first_peers=2), LargeWork(), tmp_path) as swarm:
+    """No peer can be reached, so no source is named."""
+    with passing_swarm(passing_settings(min_peers=2, first_peers=2), LargeWork(), tmp_path) as swarm:
         peers = [passing_peer(swarm, name) for name in ("ann", "bob")]
         finish(swarm, peers)
 
-        assert swarm.hub._state.rounds.passing is None
+        assert json.loads(swarm.hub._state.status(0.0))["passing"] is False
         assert all(peer.passed == [] for peer in peers)
         assert 2.0 <= down(swarm) <= 2.2
 
 
 def test_packets_are_passed_on_over_sockets_to_members_alone(tmp_path: Path) -> None:
     """The port of a peer admits the keys that the hub names, and a stranger not even to its greeting."""
-    running = HubSwarm(passing_settings(min_peers=2, first_peers=2), LargeWork(), tmp_path, 0).start()
+    running = passing_swarm(passing_settings(min_peers=2, first_peers=2), LargeWork(), tmp_path, 0).start()
     peers, reached = [], []
     for name in ("ann", "bob"):
         keys = CurveKeys.generate()
-        server, port = open_shard_server("127.0.0.1", 0, keys, running.url)
+        server, port = PeerServer.open(("127.0.0.1", 0), keys, running.url)
         identity = PeerIdentity(name, keys=keys, owns=name == "ann", reachable=f"127.0.0.1:{port}")
         link = PeerLink(running.url, identity if name == "ann" else PeerIdentity(name, keys=keys))
         peers.append(
-            PassingPeer(
-                link, sources=PacketSources(link, partial(link_to, link, keys), server), server=server
-            )
+            ToyPassingPeer(link, half=PassingPeer(link, partial(link_to, link, keys), server), server=server)
         )
         reached.append((identity.reachable, keys.public))
     threads = [peer.start() for peer in peers]

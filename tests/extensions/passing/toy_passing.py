@@ -5,24 +5,34 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 from hub_swarm import HubSwarm
 from memory_sockets import MemoryHubWire, MemoryPeerWire
 from toy_swarm import PLENTY, ToyPeer, ToyWork, toy_settings
 
+from cocktail_cli.extensions.passing.bodies import NAME
+from cocktail_cli.extensions.passing.hub import PassingCoordinator
+from cocktail_cli.extensions.passing.peer import PassingPeer
 from transport import PeerLink, RunSettings
-from transport.aggregators import ShardServer
-from transport.passing import PacketSources, ReachablePeer
-from transport.passing.direct_links import DIAL_S
+from transport.direct import PeerServer, ReachablePeer
 from transport.peer import LinkLimits, PeerIdentity
 
 SIZE = 1 << 20  # bytes of a packet
 
 
 def passing_settings(**changes: object) -> RunSettings:
-    fast = {"ping_s": 0.1, "grace_s": 0.3, "first_s": 10.0, "passing": "always", "samples": 24}
+    fast = {"ping_s": 0.1, "grace_s": 0.3, "first_s": 10.0, "samples": 24}
     return toy_settings(**{**fast, **changes})
+
+
+def passing_swarm(settings: RunSettings, work: ToyWork, folder: Path, port: int | None = None) -> HubSwarm:
+    """Make a swarm whose hub has the extension."""
+    extensions = [partial(PassingCoordinator, mode="always")]
+    return HubSwarm(settings, work, folder, port, extend=lambda keys, ledger: extensions)
 
 
 @dataclass
@@ -37,17 +47,26 @@ class LargeWork(ToyWork):
 
 
 @dataclass
-class PassingPeer(ToyPeer):
+class ToyPassingPeer(ToyPeer):
     """A volunteer that takes packets from sources, and may be one."""
 
-    sources: PacketSources | None = None
-    server: ShardServer | None = None
+    half: PassingPeer | None = None
+    server: PeerServer | None = None
     passed: list[int] = field(default_factory=list)  # rounds whose packet had sources
+    running: ExitStack = field(default_factory=ExitStack)
+
+    def join(self) -> None:
+        assert self.half is not None
+        if not self.rounds:
+            self.running.enter_context(self.half.beside(set()))
+            self.link.listen({NAME: self.half.received})
+            self.half.built({})
+        super().join()
 
     def catch_up(self, round: int) -> None:
-        assert self.sources is not None
+        assert self.half is not None
         while len(self.packets) < round:
-            packet = self.sources.fetch(len(self.packets))
+            packet = self.half.fetch(len(self.packets))
             if packet is None:
                 packet = self.link.fetch(f"packet/{len(self.packets)}", PLENTY)
             else:
@@ -55,18 +74,19 @@ class PassingPeer(ToyPeer):
             self.packets.append(packet)
 
     def part(self) -> None:
-        assert self.sources is not None
-        self.sources.leave()
+        assert self.half is not None
+        self.half.leave()
+        self.running.close()
         if self.server is not None:
             self.server.close()
 
 
 def passing_peer(
-    swarm: HubSwarm, name: str, *, reachable: bool = False, server: type[ShardServer] = ShardServer
-) -> PassingPeer:
+    swarm: HubSwarm, name: str, *, reachable: bool = False, server: type[PeerServer] = PeerServer
+) -> ToyPassingPeer:
     """Make a peer of a swarm in memory; a `reachable` one passes packets on."""
     link = swarm.link(name, owns=reachable, reachable=f"{name}:1" if reachable else "")
-    peer = PassingPeer(link)
+    peer = ToyPassingPeer(link)
     if reachable:
         wire = swarm.wire.servers[f"{name}:1"] = MemoryHubWire()
         peer.server = server(wire, swarm.settings.run)
@@ -74,7 +94,7 @@ def passing_peer(
 
     def dial(source: ReachablePeer) -> PeerLink:
         at = MemoryPeerWire(swarm.wire.servers[source.address], f"key-of-{name}")
-        return PeerLink(swarm.url, PeerIdentity(link.name), LinkLimits(patience=DIAL_S, flows=1), wire=at)
+        return PeerLink(swarm.url, PeerIdentity(link.name), LinkLimits(patience=2.0, flows=1), wire=at)
 
-    peer.sources = PacketSources(link, dial, peer.server)
+    peer.half = PassingPeer(link, dial, peer.server)
     return peer

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from transport.direct import DirectLinks, ReachablePeer, StallDetector
 from transport.peer import PeerLink
-from transport.protocol import ProtocolError, TransportError, messages
+from transport.protocol import ProtocolError, TransportError
 from transport.transfer import CHUNK, HASH_BLOCK, ChunkFile, Download
 
-from .direct_links import DirectLinks, ReachablePeer, StallDetector
-from .packet_sources import ForwardedChunks
+from .bodies import Source
+from .packet_sources import ForwardedChunks, report_failed
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +44,13 @@ class FileSources:
         """Bytes up and down so far, beside those of the link to the hub."""
         return self._links.traffic
 
-    def fetch(self, downloads: Sequence[Download]) -> None:
+    def fetch(self, helpers: Sequence[Source], downloads: Sequence[Download]) -> None:
         """Begin to fetch shares of files that are being downloaded from the hub (`PeerLink.begin_file`)."""
-        for source in self._link.file_sources:
+        for source in helpers:
             if source.name not in self._failed:
                 self._threads.submit(self._receive, source, tuple(downloads))
 
-    def _receive(self, source: messages.FileSource, downloads: Sequence[Download]) -> None:
+    def _receive(self, source: Source, downloads: Sequence[Download]) -> None:
         """Fetch shares until none is left, or this source fails; in a thread of its own."""
         for download in downloads:
             while not self._over and (chunks := self._link.take_share(download, SHARE)):
@@ -64,7 +65,7 @@ class FileSources:
                 finally:
                     self._link.request(download, chunks)  # what lacks
 
-    def _share(self, source: messages.FileSource, download: Download, chunks: range) -> None:
+    def _share(self, source: Source, download: Download, chunks: range) -> None:
         """Fetch some chunks. Raises ProtocolError: they are not those of the file."""
         link, file, began, stall = self._links.to(source), download.sink, time.monotonic(), StallDetector()
         assert isinstance(file, ChunkFile)
@@ -94,13 +95,12 @@ class FileSources:
         finally:
             link.forget(part)
 
-    def _fail(self, source: messages.FileSource, error: Exception) -> None:
+    def _fail(self, source: Source, error: Exception) -> None:
         """Ask this source no more; tell the hub where it has sent wrong bytes."""
         self._failed.add(source.name)
         self._links.drop(source.name)
         if isinstance(error, ProtocolError) and not self._over:
-            said = messages.SourceFailed(self._link.welcome.round, source.name, True, str(error)[:1000])
-            self._link.report_failed(said)
+            report_failed(self._link, source.name, str(error), wrong=True)
 
     def close(self) -> None:
         """End what is under way, and hang up."""

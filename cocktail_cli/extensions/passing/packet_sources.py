@@ -14,38 +14,28 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from statistics import median
-from typing import Protocol
 
-from transport.peer import HubPart, PeerLink
+import msgspec
+
+from transport.direct import DirectLinks, PeerServer, ReachablePeer, StallDetector
+from transport.peer import HubPart, Newest, PeerLink
 from transport.protocol import LinkLost, ProtocolError, TransportError, messages
 from transport.transfer import ChunkBuffer, ChunkMap, Download
-from transport.wire import RateLimits
 
-from .direct_links import DirectLinks, ReachablePeer, StallDetector
+from .bodies import NAME, PacketSource, SourceFailed, Sources
+from .passed_packets import PassedPackets
 
 log = logging.getLogger(__name__)
 
-KEPT = 8  # rounds whose packet may still be fetched
+KEPT = 8  # rounds whose packet may still be fetched, or is to be committed
 PASSED = 2  # of these, the newest ones that sources still pass on
-FINISH_S = 3.0  # for others to fetch from a peer that leaves
 STALL_S = 4.0  # without a chunk, at least
 FIRST_S = 10.0  # the same while it is not known how long a packet takes
 LATE = 3.0  # times the usual: a source that is slower has failed
-
-
-class StripeServer(Protocol):
-    """A server that other peers reach, see aggregators.ShardServer."""
-
-    rate_limits: RateLimits
-    bytes_up: int
-    bytes_down: int
-
-    def pass_on(self, round: int, members: Mapping[str, str], packet: ChunkBuffer, chunks: range) -> None: ...
-    def finish(self, timeout: float) -> None: ...
 
 
 class PacketSources:
@@ -57,34 +47,40 @@ class PacketSources:
     """
 
     def __init__(
-        self, link: PeerLink, dial: Callable[[ReachablePeer], PeerLink], server: StripeServer | None = None
+        self, link: PeerLink, dial: Callable[[ReachablePeer], PeerLink], server: PeerServer | None = None
     ) -> None:
-        self._link, self._server, self._links = link, server, DirectLinks(dial)
-        if server is not None:
-            server.rate_limits = link.rate_limits
-        self._packets: dict[int, ChunkBuffer] = {}  # by round
+        self._link, self._links = link, DirectLinks(dial)
+        self.passed = None if server is None else PassedPackets(server)
+        self._named = Newest[Sources](KEPT)  # by round
+        self._packets: dict[int, tuple[ChunkBuffer, Sources]] = {}  # by round, once it is committed
         self._rates: deque[float] = deque(maxlen=5)  # bytes a second of whole packets
         self._threads = ThreadPoolExecutor(16, thread_name_prefix="cocktail-source")
-        link.divide_packets(self._hub_part)
+        link.prefetch_part(self._hub_part)
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """Bytes up and down so far, beside those of the link to the hub."""
-        up, down = self._links.traffic
-        server = self._server
-        return (up + server.bytes_up, down + server.bytes_down) if server is not None else (up, down)
+        """Bytes up and down so far, beside those of the link to the hub and of the server."""
+        return self._links.traffic
 
-    def _hub_part(self, committed: messages.Committed, sources: messages.Sources) -> HubPart:
-        """Choose what the hub sends, and begin to pass on this peer's stripe; in the link's thread."""
+    def named(self, sources: Sources) -> None:
+        """Note who passes on the packet that is about to be committed; in the link's thread."""
+        self._named.add(sources.round, sources)
+
+    def _hub_part(self, committed: messages.Committed) -> HubPart | None:
+        """Choose what the hub sends, None: all, and begin to pass on this peer's stripe; in the link's
+        thread."""
+        sources = self._named.get(committed.round)
+        if sources is None:
+            return None
         packet = ChunkBuffer(committed.size, bytes.fromhex(committed.sha256), sources.chunk)
         stripes = [stripe(source, packet) for source in sources.sources]
         mine = [
             chunks for s, chunks in zip(sources.sources, stripes, strict=True) if s.name == self._link.name
         ]
-        if mine and self._server is not None:
-            self._server.pass_on(committed.round, sources.keys, packet, mine[0])
+        if mine and self.passed is not None:
+            self.passed.pass_on(committed.round, sources.keys, packet, mine[0])
         kept = {round: old for round, old in self._packets.items() if round > committed.round - KEPT}
-        self._packets = kept | {committed.round: packet}
+        self._packets = kept | {committed.round: (packet, sources)}
         passed = {index for chunks in stripes for index in chunks}
         return HubPart(
             packet, [*(i for c in mine for i in c), *(i for i in range(packet.map.count) if i not in passed)]
@@ -92,12 +88,12 @@ class PacketSources:
 
     def fetch(self, round: int) -> bytes | None:
         """Fetch the packet of a round; None if the hub has named no sources. Raises as PeerLink.fetch."""
-        sources, packet = self._link.sources(round), self._packets.get(round)
-        if sources is None or packet is None:
+        if (found := self._packets.get(round)) is None:
             return None
+        packet, sources = found
         began, name = time.monotonic(), f"packet/{round}"
         download = self._link.begin_chunks(name, packet, packet.map.missing)
-        fetch = PacketFetch(self._link, round, download, packet)
+        fetch = PacketFetch(self._link, download, packet)
         usual = packet.map.size / median(self._rates) if self._rates else FIRST_S
         late_at = began + max(2 * STALL_S, LATE * usual)
         others = [source for source in sources.sources if source.name != self._link.name]
@@ -108,14 +104,14 @@ class PacketSources:
             self._threads.submit(self._receive, fetch, source, max(STALL_S, usual))
         try:
             self._link.complete(download, lambda: fetch.give_up(others, time.monotonic() >= late_at))
-            found = fetch.checked()
+            whole = fetch.checked()
         finally:
             fetch.over = True
             self._link.forget(download)
         self._rates.append(packet.map.size / max(1e-3, time.monotonic() - began))
-        return found
+        return whole
 
-    def _receive(self, fetch: PacketFetch, source: messages.PacketSource, still_s: float) -> None:
+    def _receive(self, fetch: PacketFetch, source: PacketSource, still_s: float) -> None:
         """Receive a stripe; in a thread of its own."""
         chunks = stripe(source, fetch.packet)
         try:
@@ -138,12 +134,6 @@ class PacketSources:
                 self._links.drop(source.name)
             fetch.fail(source, str(error.args[0] if isinstance(error, KeyError) else error))
 
-    def leave(self) -> None:
-        """Let the others have what this peer passes on, and hang up."""
-        if self._server is not None:
-            self._server.finish(FINISH_S)
-        self.close()
-
     def close(self) -> None:
         """Hang up on all sources."""
         self._links.close()
@@ -153,8 +143,8 @@ class PacketSources:
 class PacketFetch:
     """One packet whose chunks come from several peers. Any thread may call."""
 
-    def __init__(self, link: PeerLink, round: int, download: Download, packet: ChunkBuffer) -> None:
-        self.link, self.round, self.download, self.packet = link, round, download, packet
+    def __init__(self, link: PeerLink, download: Download, packet: ChunkBuffer) -> None:
+        self.link, self.download, self.packet = link, download, packet
         self.over = False  # nothing is taken from sources any more
         self._from: dict[int, str] = {}  # chunk -> the source that has passed it on
         self._failed: set[str] = set()
@@ -169,15 +159,15 @@ class PacketFetch:
         if not link.connected or self.over or source in self._failed:
             raise LinkLost("its connection is lost, or it is not needed any more")
 
-    def fail(self, source: messages.PacketSource, reason: str) -> None:
+    def fail(self, source: PacketSource, reason: str) -> None:
         """Have the hub send what this source has not, and tell it so."""
         if source.name in self._failed or self.over:
             return
         self._failed.add(source.name)
-        self.link.report_failed(messages.SourceFailed(self.round, source.name, False, reason[:1000]))
+        report_failed(self.link, source.name, reason)
         self.link.request(self.download, stripe(source, self.packet))
 
-    def give_up(self, sources: Iterable[messages.PacketSource], late: bool) -> None:
+    def give_up(self, sources: Iterable[PacketSource], late: bool) -> None:
         """Fail the sources that are too slow, if it is `late`."""
         for source in sources if late else ():
             if any(index not in self.packet.map for index in stripe(source, self.packet)):
@@ -198,8 +188,7 @@ class PacketFetch:
         found = self.packet.finish()
         wrong = {self._from[index] for index, was in passed.items() if self.packet.read(index, chunk) != was}
         for name in sorted(wrong):
-            said = messages.SourceFailed(self.round, name, True, "it passes wrong bytes on")
-            self.link.report_failed(said)
+            report_failed(self.link, name, "it passes wrong bytes on", wrong=True)
         return found
 
 
@@ -216,6 +205,11 @@ class ForwardedChunks:
         return ()
 
 
-def stripe(source: messages.PacketSource, packet: ChunkBuffer) -> range:
+def report_failed(link: PeerLink, source: str, reason: str, *, wrong: bool = False) -> None:
+    """Tell the hub that a source has failed this peer, or (`wrong`) has sent other bytes than the hub has."""
+    link.say(NAME, msgspec.msgpack.encode(SourceFailed(source, wrong, reason[:1000])))
+
+
+def stripe(source: PacketSource, packet: ChunkBuffer) -> range:
     """Return the chunks that a source passes on."""
     return range(source.first, min(source.stop, packet.map.count))

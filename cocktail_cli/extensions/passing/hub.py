@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from statistics import median
 
-from transport.actions import Outbox
-from transport.membership import Roster, Session, State
-from transport.protocol import RunSettings, messages
-from transport.scheduling import Exchange
+import msgspec
 
+from transport.actions import CommitDone
+from transport.hub import HubParts
+from transport.membership import Session, State
+from transport.protocol import Event, messages, read_msgpack
+from transport.scheduling import Exchange, HubExtension
+
+from .bodies import NAME, FileHelpers, Newcomer, PacketSource, Source, SourceFailed, Sources
 from .packet_stripes import chunk_of, divide
 from .passing_choice import PassingChoice
 
@@ -18,28 +23,35 @@ FILE_HELPERS = 4  # of a newcomer
 SLOWEST = 0.25  # of the median uplink; a slower peer delays all others
 
 
-class PassingCoordinator:
+class PassingCoordinator(HubExtension):
     """State of a run whose hub aggregates and whose reachable peers may pass its packets on.
 
     A peer that fails one of its receivers is not its source any more; if it fails half of them, nobody's.
     Wrong bytes count against its key, all else against its session: it may come back with a better line.
     """
 
-    def __init__(self, settings: RunSettings, out: Outbox, members: Roster) -> None:
-        self.settings, self._out, self._members = settings, out, members
-        self.choice = PassingChoice(settings.passing)
+    name, dials = NAME, True
+
+    def __init__(self, hub: HubParts, mode: str) -> None:
+        self._own_key, self._out, self._members = hub.settings.own_key, hub.out, hub.members
+        self.choice, self._began = PassingChoice(mode), False  # once a peer could be reached
         self._failed = defaultdict[str, set[str]](set)  # key or session of a helper -> keys it has failed
         self._told: set[str] = set()  # helpers whose end the host was told of
         self._peers = 0  # members of the newest round, but those of the hub's machine
 
-    @property
-    def on(self) -> bool:
+    def status(self) -> dict[str, bool]:
         """Tell whether peers pass packets on at present."""
-        return self.choice.on
+        return {"passing": self._began and self.choice.on}
 
-    def committed(self, ex: Exchange, size: int) -> None:
-        """Tell the members of a durable round who passes which part of its packet on."""
-        peers = [s for s in self._members.present(ex.members) if s.conn and s.key != self.settings.own_key]
+    def committed(self, ex: Exchange, done: CommitDone, now: float) -> Sequence[Event]:
+        """Tell the members of a durable round, before its Committed, who passes what of its packet on."""
+        self._began = self._began or any(s.address and s.can_aggregate for s in self._members)
+        if self._began and done.packets:
+            self._share_out(ex, done.size)
+        return ()
+
+    def _share_out(self, ex: Exchange, size: int) -> None:
+        peers = [s for s in self._members.present(ex.members) if s.conn and s.key != self._own_key]
         self._peers = len(peers)
         self.choice.note([s.fits for s in peers if s.id not in ex.spans], size)
         if not self.choice.on or len(peers) < 2:
@@ -50,9 +62,7 @@ class PassingCoordinator:
         chunk = chunk_of(size)
         stripes = divide(max(1, -(-size // chunk)), uplinks, len(peers), ex.round)
         sources = {
-            name: messages.PacketSource(
-                name, helper.key, helper.address, stripes[name].start, stripes[name].stop
-            )
+            name: PacketSource(name, helper.key, helper.address, stripes[name].start, stripes[name].stop)
             for name, helper in helpers.items()
             if name in stripes
         }
@@ -60,21 +70,26 @@ class PassingCoordinator:
             mine = [s for n, s in sources.items() if peer.key not in self._failed_by(helpers[n])]
             keys = {p.name: p.key for p in peers if p is not peer} if peer.name in sources else {}
             if mine:
-                self._out.send(peer.conn, messages.Sources(ex.round, chunk, mine, keys))
+                self._say(peer, Sources(ex.round, chunk, mine, keys))
 
-    def newcomer(self, session: Session) -> None:
+    def _say(self, session: Session, body: Sources | Newcomer) -> None:
+        self._out.send(session.conn, messages.Extension(NAME, msgspec.msgpack.encode(body)))
+
+    def welcome(self, session: Session) -> bytes:
         """Name to a newcomer the peers that have the run's files on their disks, and name it to them."""
+        if session.state is not State.JOINING or session.role != "peer":
+            return b""
         able = [s for s in self._members if s.conn and s.state is not State.JOINING]
-        others = [s for s in able if s.key not in (session.key, self.settings.own_key)]
+        others = [s for s in able if s.key not in (session.key, self._own_key)]
         helpers = self._helpers(others)[:FILE_HELPERS]
-        if helpers:
-            sources = [messages.FileSource(s.name, s.key, s.address) for s in helpers]
-            self._out.send(session.conn, messages.FileSources(sources))
         for helper in helpers:
-            self._out.send(helper.conn, messages.Newcomer(session.name, session.key))
+            self._say(helper, Newcomer(session.name, session.key))
+        named = FileHelpers([Source(s.name, s.key, s.address) for s in helpers])
+        return msgspec.msgpack.encode(named) if helpers else b""
 
-    def failed(self, session: Session, m: messages.SourceFailed, now: float) -> None:
+    def received(self, session: Session, body: bytes, now: float) -> None:
         """Take a peer's word that a source has failed it; the two are not paired again."""
+        m = read_msgpack(body, SourceFailed, "what it says of a source")
         helper = next((s for s in self._members if s.name == m.source), None)
         if helper is None or helper is session or self._members.quiet:  # it has left, or the run is over
             return

@@ -5,23 +5,27 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hub_swarm import HubSwarm
-from memory_sockets import MemoryHubWire, MemoryPeerWire
-from toy_passing import passing_settings
-from toy_swarm import ToyPeer, ToyWork
+from memory_sockets import MemoryPeerWire
+from toy_passing import ToyPassingPeer, passing_peer, passing_settings
+from toy_swarm import ToyWork
 from waiting import until
 
+from cocktail_cli.extensions.passing import file_sources
+from cocktail_cli.extensions.passing.hub import PassingCoordinator
+from cocktail_cli.extensions.passing.passed_packets import serve_files
+from cocktail_cli.extensions.passing.peer import PassingPeer
 from transport import PeerLink
-from transport.aggregators import ShardServer
-from transport.passing import FileSources, ReachablePeer, file_sources
+from transport.direct import ReachablePeer
 from transport.peer import LinkLimits, PeerIdentity
 from transport.protocol import RunSettings, Warned, messages
 from transport.transfer import block_hashes
 
-NAME = "base/model.safetensors"
+FILE = "base/model.safetensors"
 SIZE = 8 << 20  # bytes
 LATE = 0.005  # seconds that a slow hub takes for a chunk
 
@@ -37,28 +41,26 @@ class Base(HubSwarm):
     """A hub that serves a file, slowly, and a member of its run that has the file, or another one."""
 
     def __init__(self, folder: Path, file: Path, settings: RunSettings) -> None:
-        super().__init__(settings, ToyWork(objects={NAME: file}), folder)
+        hub = partial(PassingCoordinator, mode="always")
+        work = ToyWork(objects={FILE: file})
+        super().__init__(settings, work, folder, extend=lambda keys, ledger: [hub])
         read = self.hub._objects.answer
 
         def answer(session: str, m: messages.Get) -> tuple[messages.Message, bytes | None]:
-            if m.name == NAME:
+            if m.name == FILE:
                 time.sleep(LATE)
             return read(session, m)
 
         self.hub._objects.answer = answer  # type: ignore[method-assign]
         self.busy = False
 
-    def member(self, file: Path) -> ToyPeer:
+    def member(self, file: Path) -> ToyPassingPeer:
         """Let a reachable peer train, and serve the file once it is ready."""
-        peer = ToyPeer(self.link("ann", owns=True, reachable="ann:1"))
-        wire = self.wire.servers["ann:1"] = MemoryHubWire()
-        server = ShardServer(wire, self.settings.run)
-        server.start()
-        server.files, server.busy = {NAME: file}, lambda: self.busy
-        peer.part = server.close  # type: ignore[method-assign]
+        peer = passing_peer(self, "ann", reachable=True)
+        assert peer.server is not None
+        serve_files(peer.server, {FILE: file}, lambda: self.busy)
         peer.start()
         until(lambda: peer.rounds)
-        peer.link.admit_newcomers(server.admit)
         return peer
 
     def newcomer(self) -> PeerLink:
@@ -66,12 +68,12 @@ class Base(HubSwarm):
         link.connect(5.0)
         return link
 
-    def sources(self, link: PeerLink) -> FileSources:
+    def half(self, link: PeerLink) -> PassingPeer:
         def dial(source: ReachablePeer) -> PeerLink:
             at = MemoryPeerWire(self.wire.servers[source.address], "key-of-bob")
             return PeerLink(self.url, PeerIdentity(link.name), LinkLimits(patience=2.0, flows=1), wire=at)
 
-        return FileSources(link, dial)
+        return PassingPeer(link, dial, None)
 
 
 @pytest.fixture
@@ -83,12 +85,12 @@ def run(tmp_path: Path, whole: Path) -> Iterator[Base]:
 
 def fetched(run: Base, link: PeerLink, to: Path, whole: Path) -> tuple[bytes, int]:
     """Fetch the file; return it, and the bytes of it that came from peers."""
-    download = link.begin_file(NAME, to, SIZE, block_hashes(whole))
-    sources = run.sources(link)
-    sources.fetch([download])
+    download = link.begin_file(FILE, to, SIZE, block_hashes(whole))
+    half = run.half(link)
+    half.files([download])
     path = link.finish_file(download)
-    sources.close()
-    return path.read_bytes(), sources.traffic[1]
+    half.built({})
+    return path.read_bytes(), half.traffic[1]
 
 
 def test_a_newcomer_has_a_part_of_a_file_from_a_peer(run: Base, tmp_path: Path, whole: Path) -> None:

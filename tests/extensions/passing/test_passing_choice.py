@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transport.passing import PassingChoice
+from cocktail_cli.extensions.passing.passing_choice import PassingChoice
 
 SIZE = 1000
 

@@ -17,7 +17,7 @@ STILL_S = 10.0  # without progress, in either direction
 
 
 class ReachablePeer(Protocol):
-    """A peer with a shard server, as the hub names it."""
+    """A peer with a server of its own, as the hub names it."""
 
     @property
     def name(self) -> str: ...

@@ -3,8 +3,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.passing import divide, packets_over
-from transport.passing.packet_stripes import CHUNKS, LEAST, LONGEST, MOST, chunk_of
+from cocktail_cli.extensions.passing.packet_stripes import (
+    CHUNKS,
+    LEAST,
+    LONGEST,
+    MOST,
+    chunk_of,
+    divide,
+    packets_over,
+)
 
 UPLINKS = st.dictionaries(
     st.text("abcdef", min_size=1, max_size=2), st.floats(1e3, 1e9), min_size=1, max_size=8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from .assembly import options_of
 from .errors import Failure
 
 REMOVED = {  # as it was typed after `cocktail` -> what to type now
@@ -17,11 +18,14 @@ REMOVED = {  # as it was typed after `cocktail` -> what to type now
     "stage": "cocktail join RUN_URL --layers auto, on each machine",
     "join --ring": "cocktail join RUN_URL --layers auto, on each machine",
 }
+READ_THEM = ("launch", "resume", "join", "standby")
 VARIABLES = {  # of the environment -> option; COCKTAIL_PORT is not here, as Kubernetes sets it by itself
     f"COCKTAIL_{name}": "--" + name.lower().replace("_", "-")
-    for name in ["ADVERTISE", "MAX_DOWN", "MAX_UP", "MICRO_BATCH_SIZE", "NAME", "PROGRESS", "RELAY", "YES"]
+    for name in [
+        *("ADVERTISE", "MAX_DOWN", "MAX_UP", "MICRO_BATCH_SIZE", "NAME", "PROGRESS", "YES"),
+        *(option.parameter.upper() for _, option in options_of("standby")),
+    ]
 }
-READ_THEM = ("launch", "resume", "join", "standby")
 
 
 def check_removed(arguments: Sequence[str], environment: Mapping[str, str]) -> None:

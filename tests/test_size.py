@@ -22,7 +22,7 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 31_449,
+    "lines with code, heart": 31_453,
     "lines with code, extensions": 14_145,
     "lines with code, scripts": 9865,
     "lines with code, tests": 43_833,

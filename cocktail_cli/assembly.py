@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from msgspec import Struct
 
     from recipes.config import Recipe
+    from recipes.models import Base
     from recipes.training import Delivery, ModelExtension
     from transport import Ledger, RunURL
     from transport.hub import Extend
-    from transport.protocol import RunKeys, messages
+    from transport.protocol import RunKeys, WeightedPacket, messages
 
 NETWORK, MACHINE, WHEN, OUTPUT = "Network", "This machine", "When", "Output"  # panels of a command's options
 
@@ -102,6 +103,34 @@ class Joining:
         return False
 
 
+class HostedModel(Protocol):
+    """A run's model at its host (`cocktail_cli.host.RunDelegate`)."""
+
+    recipe: Recipe
+    base: Base
+    corpus: Any  # `Corpus | StreamedCorpus` of `recipes.data`
+    model: Any  # `cocktail_cli.host.CommittedModel`
+    tell: Callable[[str, str], None]  # (peer, message) for the host; set once there is a hub
+
+
+class UpdateJudge:
+    """Judges updates before they are summed. It is called in the commit thread, which it may not hold up."""
+
+    def objection(self, peer: str, packet: bool = True) -> str:
+        """Return why a peer's packet is refused, or its handoff; empty: it is not."""
+        return ""
+
+    def weight(self, peer: str) -> float:
+        """Return what a peer's updates count for, of their weight."""
+        return 1.0
+
+    def committed(self, packet: bytes, updates: Sequence[WeightedPacket], held: frozenset[str]) -> None:
+        """Take the aggregate of a durable round, its updates, and the peers whose packets were shortened."""
+
+    def close(self) -> None:
+        """End what runs beside."""
+
+
 class WrittenModel(Protocol):
     """A run whose model is written (`cocktail_cli.host.CommittedModel`)."""
 
@@ -170,6 +199,9 @@ class Extension:
 
     def hub(self, host: HostParts) -> Extend | None:
         """Return what makes its part at the hub; None: it has none."""
+
+    def judge(self, work: HostedModel, round: int) -> UpdateJudge | None:
+        """Make what judges the updates of a run that goes on with `round`; None: it judges none."""
 
     def peer(self, peer: PeerParts) -> PeerExtension | None:
         """Make its part at a peer; None: it has none."""
@@ -272,6 +304,7 @@ EXTENSIONS = (
     Row("audits"),
     Row("proofs", keys=False, commands=True),
     Row("turns"),
+    Row("trust"),
     Row("dpo"),
     Row("diagnosis", keys=False),  # the last: it measures how long the others take
 )
@@ -359,6 +392,11 @@ def files_of(recipe: Recipe) -> list[str]:
 def hub_extensions(host: HostParts) -> list[Extend]:
     """Return what makes the extensions of a run's hub."""
     return [part for one in used(host.recipe) if (part := one.hub(host)) is not None]
+
+
+def update_judges(work: HostedModel, round: int) -> list[UpdateJudge]:
+    """Make what judges the updates of a run that goes on with `round`."""
+    return [judge for one in used(work.recipe) if (judge := one.judge(work, round)) is not None]
 
 
 def peer_extensions(peer: PeerParts) -> list[PeerExtension]:

@@ -8,43 +8,20 @@ for event in cocktail_cli.launch("smoke", peers=2):
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.2.0.dev0"
 
-if TYPE_CHECKING:
-    from .api import (
-        Altered,
-        ConnectionLost,
-        InvalidInput,
-        NoResult,
-        OutOfResources,
-        PreflightFailed,
-        Rejected,
-        Run,
-        Unreachable,
-        events,
-        join,
-        launch,
-        resume,
-    )
-    from .errors import Failure
 
-_API = (
-    *("launch", "resume", "join", "Run", "events"),
-    *("Altered", "ConnectionLost", "InvalidInput", "NoResult", "OutOfResources", "PreflightFailed"),
-    *("Rejected", "Unreachable"),
-)
+def __getattr__(name: str) -> Any:
+    """Import the API at first use: every command imports this package, and starts fast without it."""
+    if name == "Failure":
+        return import_module(".errors", __name__).Failure
+    folder = import_module(".assembly", __name__).api().get(name)
+    if folder is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".extensions.{folder}", __name__), name)
 
-if not TYPE_CHECKING:  # a type checker must not accept any name
 
-    def __getattr__(name: str) -> Any:
-        """Import the API at first use: every command imports this package, and starts fast without it."""
-        if name == "Failure":
-            return import_module(".errors", __name__).Failure
-        if name not in _API:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(".api", __name__), name)
-
-    def __dir__() -> list[str]:
-        return [*globals(), "Failure", *_API]
+def __dir__() -> list[str]:
+    return [*globals(), "Failure", *import_module(".assembly", __name__).api()]

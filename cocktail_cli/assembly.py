@@ -6,24 +6,29 @@ imported where a run uses it. All that an extension brings does nothing unless i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from threading import Event
 
     from msgspec import Struct
 
     from recipes.config import Recipe
+    from recipes.errors import Finding
     from recipes.models import Base
     from recipes.training import Delivery, ModelExtension
-    from transport import Ledger, RunURL
+    from transport import Ledger, PeerLink, RunURL
+    from transport.direct import PeerServer
     from transport.hub import Extend
-    from transport.protocol import RunKeys, WeightedPacket, messages
+    from transport.protocol import CurveKeys, Route, RunKeys, WeightedPacket, messages
+    from transport.transfer import Download
 
 NETWORK, MACHINE, WHEN, OUTPUT = "Network", "This machine", "When", "Output"  # panels of a command's options
 
@@ -37,6 +42,22 @@ class HostParts:
     ledger: Ledger
 
 
+class View(Protocol):
+    """A sink for the events of a run (`cocktail_cli.ui.Event`). The main thread calls both methods."""
+
+    def show(self, event: Any) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class ViewParts:
+    """Parts of a launch from which an extension may make views of the run."""
+
+    recipe: Recipe
+    folder: Path  # of the run
+    tell: Callable[[Any], None]  # shows an event soon, to all views; from any thread
+
+
 @dataclass(frozen=True)
 class PeerParts:
     """Parts of a peer from which an extension may make its own."""
@@ -46,18 +67,46 @@ class PeerParts:
     key: str  # of this machine, public
     warn: Callable[[str], None]
     devices: Sequence[str]  # that train
+    link: PeerLink  # its `welcome` is here
+    server: PeerServer | None = None  # where other peers reach this one
 
 
 class PeerExtension:
     """An optional capability of a peer, beside its training. Times are monotonic. `report`, `exchanged` and
-    `committed` are called by the thread that exchanges, the others by that which trains.
+    `committed` are called by the thread that exchanges, `received` by that of the link, the others by that
+    which trains.
     """
 
-    name = ""  # of its bodies: `extra` in Report and Committed
+    name = (
+        ""  # of its bodies: `extra` in Welcome, Report and Committed, and Extension, which `link.say` sends
+    )
+    serves = False  # other peers fetch from this one, where they can dial it
 
     def beside(self, processes: set[int]) -> AbstractContextManager[None]:
         """Run beside the training, which these processes do."""
         return nullcontext()
+
+    def received(self, body: bytes) -> None:
+        """Take the body of an Extension message; it must not wait. Raises ProtocolError where it cannot be
+        read: that is counted."""
+
+    def files(self, downloads: Sequence[Download]) -> None:
+        """Begin to fetch elsewhere some of the files that are being fetched from the hub."""
+
+    def built(self, files: Mapping[str, Path]) -> None:
+        """Note that the model is built, and the objects of the run that stay on this machine's disk."""
+
+    def fetch(self, round: int) -> bytes | None:
+        """Fetch the packet of a round; None: the hub sends it. Raises as `PeerLink.fetch`."""
+        return None
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes up and down so far, beside those of the link to the hub."""
+        return 0, 0
+
+    def leave(self) -> None:
+        """End what it does with other peers, before this one says goodbye to the hub."""
 
     def took_round(self, asked: float, now: float) -> None:
         """Note that a round begins, which was asked for at `asked`."""
@@ -150,6 +199,14 @@ class Command(NamedTuple):
     function: Callable[..., None]
 
 
+class Crossing(NamedTuple):
+    """Counts how often the aggregate of a round crosses lines, where not the hub alone sends it."""
+
+    hub: float  # its line
+    peer: float  # that of a peer which others can reach
+    always: bool  # also where that is slower
+
+
 @dataclass(frozen=True)
 class PageBlocks:
     """Figures, sentences and sections that an extension adds to the page of a run."""
@@ -177,6 +234,26 @@ class PagePart:
         return PageBlocks()
 
 
+@dataclass(frozen=True)
+class Server:
+    """A server of this machine that others may not be able to dial."""
+
+    keys: CurveKeys
+    host: str  # address at which this machine reaches it
+    port: int
+    warn: Callable[[str], None] = lambda _: None
+    what: str = "the run"  # it serves, as people call it
+
+
+class Lead(Protocol):
+    """A way by which others reach a server of this machine, until it is closed."""
+
+    claimed: Event  # it is there
+    address: str  # by which other machines dial the server: "place:port/name"
+
+    def close(self) -> None: ...
+
+
 class Extension:
     """One folder of `cocktail_cli.extensions`."""
 
@@ -202,6 +279,11 @@ class Extension:
 
     def judge(self, work: HostedModel, round: int) -> UpdateJudge | None:
         """Make what judges the updates of a run that goes on with `round`; None: it judges none."""
+
+    def views(self, parts: ViewParts) -> Sequence[View]:
+        """Make its views of a run's events, before anything is prepared. They are shown all that `--json`
+        has, and closed at the end. Raises Failure where the run lacks what its recipe wants."""
+        return ()
 
     def peer(self, peer: PeerParts) -> PeerExtension | None:
         """Make its part at a peer; None: it has none."""
@@ -232,8 +314,48 @@ class Extension:
         """Return the bytes a second that a hub's line carries for one peer, up and down; 0: not known."""
         return 0.0, 0.0
 
+    def others_send(self, status: Mapping[str, Any]) -> bool:
+        """Tell whether aggregates come from others than the hub alone."""
+        return False
+
+    def crossing(self, recipe: Recipe, reachable: int, peers: int) -> Crossing | None:
+        """Return how aggregates come to peers, of which some are reachable; None: all from the hub."""
+        return None
+
+    def shows_addresses(self, recipe: Recipe) -> bool:
+        """Tell whether peers of a run learn the addresses of others."""
+        return False
+
     def page(self) -> PagePart | None:
         """Make its part of a run's page; None: it has none."""
+
+    def checks(self) -> Mapping[str, Callable[[], Finding]]:
+        """Return its checks of this machine for `cocktail doctor`, by what they are about."""
+        return {}
+
+    def places(self, options: Mapping[str, Any]) -> Sequence[str]:
+        """Return what leads to a hub, for its run URL, by the options of its that were given. Raises Failure
+        (usage), and Unreachable where nothing is there."""
+        return ()
+
+    def lead(self, place: str, server: Server) -> Lead | None:
+        """Let a place lead to a server of this machine; None: it does not know how."""
+
+    def hub_routes(self, url: RunURL) -> Sequence[Route]:
+        """Return the ways to a hub; none: it adds nothing to the hub's address."""
+        return ()
+
+    def machine_routes(self, address: str) -> Sequence[Route]:
+        """Return the ways to a server at the address of a `Lead`. Raises UrlError."""
+        return ()
+
+
+class Exclusion(NamedTuple):
+    """An option of a command that excludes one of an extension."""
+
+    name: str
+    why: str
+    hint: str
 
 
 class Option(NamedTuple):
@@ -247,6 +369,14 @@ class Option(NamedTuple):
     metavar: str | None = None
     bounds: tuple[int, int] | tuple[()] = ()
     setting: bool = True  # may stand in config.toml
+    excluded: Exclusion | None = None
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        """Raise Failure (usage) where what else was given excludes it."""
+        if self.excluded is not None and given.get(self.excluded.name.lstrip("-").replace("-", "_")):
+            from cocktail_cli.errors import Failure
+
+            raise Failure("usage", self.excluded.why, hints=(self.excluded.hint,))
 
     @property
     def parameter(self) -> str:
@@ -263,19 +393,27 @@ NONE_GIVEN: Given = {}
 
 
 class Row(NamedTuple):
-    """An extension. A run uses it where a recipe has a section of its name, or an option of it is given; one
-    that has neither is used by each run."""
+    """An extension. A run uses it where a recipe has a section of its name, or an option of it is given."""
 
     folder: str
-    keys: bool = True  # it has a section of recipes
+    always: bool = False  # each run uses it
+    keys: bool = False  # it has a section of recipes
     commands: bool = False
     options: tuple[Option, ...] = ()
+    names: tuple[str, ...] = ()  # that it adds to the package `cocktail_cli`
+    # Asked for ways to other machines where a place is named, or the environment has one of these variables.
+    dials: tuple[str, ...] = ()
 
 
+PYTHON_API = (
+    *("launch", "resume", "join", "Run", "events"),
+    *("Altered", "ConnectionLost", "InvalidInput", "NoResult", "OutOfResources", "PreflightFailed"),
+    *("Rejected", "Unreachable"),
+)
 EXTENSIONS = (
+    Row("api", names=PYTHON_API),
     Row(
         "availability",
-        keys=False,
         options=(
             Option(
                 ("join",), "--hours", "Take part in these hours: 22:00-07:00.", "parse_hours", WHEN, "FROM-TO"
@@ -301,12 +439,51 @@ EXTENSIONS = (
             ),
         ),
     ),
-    Row("audits"),
-    Row("proofs", keys=False, commands=True),
-    Row("turns"),
-    Row("trust"),
-    Row("dpo"),
-    Row("diagnosis", keys=False),  # the last: it measures how long the others take
+    Row("audits", keys=True),
+    Row("doctor", commands=True),
+    Row("dpo", keys=True),
+    Row("plan", commands=True),
+    Row("proofs", always=True, commands=True),
+    Row(
+        "reach",
+        commands=True,
+        options=(
+            Option(
+                ("launch", "resume", "standby"),
+                "--relay",
+                "Be reachable through this `cocktail relay` too.",
+                str,
+                NETWORK,
+                "HOST[:PORT]",
+                setting=False,
+            ),
+        ),
+        dials=("HTTPS_PROXY", "ALL_PROXY"),
+    ),
+    Row("turns", keys=True),
+    Row("trust", keys=True),
+    Row("trackers", keys=True),
+    Row(
+        "dashboard",
+        commands=True,
+        options=(
+            Option(
+                ("launch", "resume"),
+                "--dashboard",
+                "Show a page in the browser during the run.",
+                bool,
+                OUTPUT,
+                setting=False,
+                excluded=Exclusion(
+                    "--detach",
+                    "with --detach there is nobody to show a page to",
+                    "cocktail dashboard RUN shows it at any time",
+                ),
+            ),
+        ),
+    ),
+    Row("passing", always=True, keys=True),
+    Row("diagnosis", always=True),  # the last: it measures how long the others take
 )
 
 
@@ -367,8 +544,13 @@ def commands() -> Iterator[Command]:
 def used(recipe: Recipe, given: Given = NONE_GIVEN) -> Iterator[Extension]:
     """Import the extensions that a run uses, in the order of the rows."""
     for row in EXTENSIONS:
-        if row.folder in {*recipe.extensions, *given} or not (row.keys or row.options):
+        if row.always or row.folder in {*recipe.extensions, *given}:
             yield extension_of(row)
+
+
+def api() -> dict[str, str]:
+    """Return the names that extensions add to the package `cocktail_cli`, each with its extension."""
+    return {name: row.folder for row in EXTENSIONS for name in row.names}
 
 
 def options_of(command: str) -> Iterator[tuple[str, Option]]:
@@ -399,6 +581,11 @@ def update_judges(work: HostedModel, round: int) -> list[UpdateJudge]:
     return [judge for one in used(work.recipe) if (judge := one.judge(work, round)) is not None]
 
 
+def views_of(parts: ViewParts, given: Given = NONE_GIVEN) -> list[View]:
+    """Make the views of a run that its extensions have."""
+    return [view for one in used(parts.recipe, given) for view in one.views(parts)]
+
+
 def peer_extensions(peer: PeerParts) -> list[PeerExtension]:
     """Make the extensions of a peer."""
     return [part for one in used(peer.recipe) if (part := one.peer(peer)) is not None]
@@ -413,6 +600,22 @@ def hubs_line(status: Mapping[str, Any]) -> tuple[float, float]:
     """Return the bytes a second that a hub's line carries for one peer, up and down; 0: not known."""
     found = [one.hubs_line(status) for one in everyone()]
     return max(up for up, _ in found), max(down for _, down in found)
+
+
+def others_send(status: Mapping[str, Any]) -> bool:
+    """Tell whether aggregates of a run come from others than its hub alone."""
+    return any(one.others_send(status) for one in everyone())
+
+
+def crossing(recipe: Recipe, reachable: int, peers: int) -> Crossing | None:
+    """Return how aggregates come to peers, of which some are reachable; None: all from the hub."""
+    found = (one.crossing(recipe, reachable, peers) for one in used(recipe))
+    return next((one for one in found if one is not None), None)
+
+
+def shows_addresses(recipe: Recipe) -> bool:
+    """Tell whether peers of a run learn the addresses of others."""
+    return any(one.shows_addresses(recipe) for one in used(recipe))
 
 
 def page_parts() -> dict[str, PagePart]:
@@ -442,3 +645,49 @@ def with_figures(status: dict[str, Any]) -> dict[str, Any]:
         check_answer(status, kind, "status")
         status = to_builtins(kind()) | status
     return status
+
+
+def dialling(named: bool) -> Iterator[Extension]:
+    """Import the extensions that have ways of their own, where a place is named or the environment asks for
+    them."""
+    for row in EXTENSIONS:
+        if row.dials and (
+            named or any(os.environ.get(name) for one in row.dials for name in (one, one.lower()))
+        ):
+            yield extension_of(row)
+
+
+def url_to_dial(text: str) -> RunURL:
+    """Parse a run URL, to be dialled by all ways that this machine has. Raises UrlError, Failure."""
+    from transport import parse_url
+
+    url = replace(parse_url(text), dial=hub_routes)
+    hub_routes(url)  # what the environment names wrongly is told at once
+    return url
+
+
+def hub_routes(url: RunURL) -> Sequence[Route]:
+    """Return the ways to a hub, in the order in which they are tried; none: only TCP to its address."""
+    return next(filter(None, (one.hub_routes(url) for one in dialling(bool(url.places)))), ())
+
+
+def machine_routes(address: str) -> Sequence[Route]:
+    """Return the ways to a server at "host:port", or at the address of a `Lead`. Raises UrlError."""
+    from transport.protocol import parse_address
+    from transport.wire import TcpRoute
+
+    found = (one.machine_routes(address) for one in dialling("/" in address) if "/" in address)
+    return next(filter(None, found), ()) or (TcpRoute(*parse_address(address)),)
+
+
+def places_of(given: Given) -> tuple[str, ...]:
+    """Return what leads to a hub, for its run URL, by the options of extensions that were given. Raises
+    Failure (usage), and Unreachable where nothing is there."""
+    rows = (row for row in EXTENSIONS if row.folder in given)
+    return tuple(place for row in rows for place in extension_of(row).places(given[row.folder]))
+
+
+def leads(places: Iterable[str], server: Server) -> Iterator[Lead]:
+    """Let places lead to a server of this machine."""
+    for place in places:
+        yield from (lead for one in dialling(True) if (lead := one.lead(place, server)) is not None)

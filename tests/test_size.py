@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 32_530,
-    "lines with code, extensions": 12_733,
-    "lines with code, scripts": 9866,
-    "lines with code, tests": 43_411,
-    "modules": 426,
+    "lines with code, heart": 31_192,
+    "lines with code, extensions": 14_430,
+    "lines with code, scripts": 9865,
+    "lines with code, tests": 43_853,
+    "modules": 436,
     "recipe keys": 110,
     "options": 195,
-    "messages": 45,
-    "words of documents": 69_634,
+    "messages": 42,
+    "words of documents": 69_841,
     "functions without a docstring, %": 22,
 }
 

@@ -34,7 +34,6 @@ LOADED = {  # packages of one capability that a run without it loads all the sam
     "cocktail_cli/aggregation",
     "cocktail_cli/extensions",  # diagnosis, and proofs: each run signs receipts
     "recipes/planning",
-    "transport/passing",
 }
 
 LIBRARIES = ("datasets", "peft", "zmq", "pydantic", "msgspec", "cryptography.x509", "typer.main")

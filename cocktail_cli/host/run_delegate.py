@@ -295,7 +295,6 @@ def settings_of(
         licence=str(work.base.licence),
         shards=recipe.compression.shard_count,
         owners=swarm.owners,
-        passing=swarm.passing if swarm.owners == "hub" else "off",
         durability=swarm.durability,
         division=work.division,
         longest_lease=LONGEST_LEASE if recipe.compression.staleness else 1,

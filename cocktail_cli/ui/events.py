@@ -49,6 +49,10 @@ class OfExtension:
     def sentence(self) -> str | None:
         """Format it as a line for people; None: it has none."""
 
+    def recorded(self) -> OfExtension:
+        """Return it as the run's folder has it: without a secret."""
+        return self
+
 
 @event
 class RunStarted:
@@ -67,13 +71,6 @@ class RunStarted:
     versions: dict[str, str] = field(default_factory=dict)  # package versions on the host's machine
     install: str = ""  # the command that installs cocktail elsewhere; empty: no public address is known
     guests: int = 0  # peers from elsewhere that the first step waits for
-
-
-@event
-class PageOpened:
-    """The dashboard is served on this machine, at an address that contains its key."""
-
-    url: str
 
 
 @event
@@ -289,7 +286,6 @@ def figures_of(extra: Mapping[str, Any]) -> dict[str, float]:
 
 Event = (
     RunStarted
-    | PageOpened
     | Joined
     | Progressed
     | PeerDeciding

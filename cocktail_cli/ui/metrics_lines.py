@@ -1,4 +1,4 @@
-"""Metrics of a run as flat lines, for metrics.jsonl in its folder and for trackers (trackers.py).
+"""Metrics of a run as flat lines, for metrics.jsonl in its folder and for views that report numbers.
 
     {"v":1,"t":"2026-11-20T14:02:40Z","kind":"step","step":131,"round":131,"loss":1.842,...}  a round
     {"v":1,"t":...,"kind":"eval","step":130,"round":130,"eval_loss":1.901,"tokens":40960}
@@ -21,7 +21,18 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from .events import Eval, Event, PeerJoined, PeerLeft, PeerReady, Sample, Step, figures_of, timestamp
+from .events import (
+    Eval,
+    Event,
+    PeerJoined,
+    PeerLeft,
+    PeerReady,
+    RunStarted,
+    Sample,
+    Step,
+    figures_of,
+    timestamp,
+)
 
 if TYPE_CHECKING:
     from transport.ledger import RoundRow
@@ -33,13 +44,30 @@ Named = Callable[[Sequence[float]], Mapping[str, Mapping[str, float]]]
 
 
 class Metrics:
-    """Convert events to lines; remembers the current step for the lines of peers."""
+    """Convert events to lines; remembers the current step for the lines of peers.
 
-    def __init__(self) -> None:
+    Args:
+        ledger: of the run. Where it goes on, its start yields the lines that are not written yet.
+        known: the newest rounds that are, as of read_written.
+        batch: samples per step.
+        named: names the objective's further figures.
+    """
+
+    def __init__(
+        self,
+        ledger: Path | None = None,
+        known: tuple[int, int] = (-1, -1),
+        batch: int = 1,
+        named: Named = lambda figures: {},
+    ) -> None:
+        self.ledger, self.known, self.batch, self.named = ledger, known, batch, named
         self.step = self.round = 0
 
     def lines(self, event: Event) -> Iterator[Line]:
-        if isinstance(event, Step):
+        if isinstance(event, RunStarted):
+            if event.round and self.ledger is not None:
+                yield from missing_lines(self.ledger, self.known, self.batch, event.steps, self.named)
+        elif isinstance(event, Step):
             self.step, self.round = event.step, event.round
             yield line("step", **step_numbers(event))
         elif isinstance(event, Eval):

@@ -115,8 +115,6 @@ def sentence(event: events.Event) -> str | None:
         case events.Joined():
             fetch = f", {megabytes(event.download_bytes)} to download" if event.download_bytes else ""
             return f"joined {event.run} as {event.peer}: recipe {event.recipe}{fetch}"
-        case events.PageOpened():
-            return f"page: {event.url}"
         case events.PeerDeciding():
             what = f" ({event.hardware})" if event.hardware else ""
             return f"{event.peer}{what} looks at the run and is deciding whether to join"

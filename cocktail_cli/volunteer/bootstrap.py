@@ -10,16 +10,15 @@ import gc
 import hashlib
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cocktail_cli.assembly import model_extensions
 from cocktail_cli.errors import hubs_fault
-from cocktail_cli.machine import own_keys, weaknesses
+from cocktail_cli.machine import weaknesses
 from cocktail_cli.ui import Event, Progressed, ProgressMeter, Warning, counted, megabytes
 
 from .base_weights import (
@@ -36,11 +35,13 @@ from .base_weights import (
 from .download_plan import DownloadPlan
 
 if TYPE_CHECKING:
+    from cocktail_cli.assembly import PeerExtension
     from recipes.config import Recipe
     from recipes.training import Peer
     from transport import CatchUpDownloads, PeerLink, WantedFile
     from transport.peer import Progress
     from transport.protocol import messages
+    from transport.transfer import Download
 
     from .checkpoint_store import StoredCheckpoint
     from .gpu_processes import GpuProcesses
@@ -95,9 +96,9 @@ class Bootstrap:
         self.imports = Imports(self.recipe, self._check_sizes)
         self.frozen, self.checkpoint = self.downloads.frozen, checkpoint
         self.ranks: GpuProcesses | None = None  # over which the peer is spread
-        self.passes_on = False  # a snapshot stays on the disk until `kept` is closed
+        self.extensions: Sequence[PeerExtension] = ()  # of this peer
+        self.stays = False  # a snapshot stays on the disk until `kept` is closed
         self.kept = ExitStack()
-        self.traffic = 0, 0  # bytes up and down of files that came from other peers
         self.spool = spool_within(limits.max_disk)
         self._snapshot: dict[str, Path] = {}  # object -> its file
 
@@ -114,8 +115,8 @@ class Bootstrap:
         with (
             closing(CatchUpDownloads(self.link, self.machine, self.spool, self._progress)) as supply,
             self.imports,
-            self._beside(supply),
         ):
+            supply.beside = self._fetch_elsewhere
             prepared = self._begun(supply)
             worker = prepared.peer.worker
             first = worker.global_model.round
@@ -127,18 +128,9 @@ class Bootstrap:
         self.show(Progressed(f"caught up to round {worker.global_model.round} with {packets}"))
         return prepared
 
-    @contextmanager
-    def _beside(self, supply: CatchUpDownloads) -> Iterator[None]:
-        """Fetch files from other peers too, where the run passes them on."""
-        if self.recipe.swarm.owners != "hub" or self.recipe.swarm.passing == "off":
-            yield
-            return
-        from transport.passing import FileSources, link_to
-
-        with closing(FileSources(self.link, partial(link_to, self.link, own_keys()))) as sources:
-            supply.beside = sources.fetch
-            yield
-        self.traffic = sources.traffic
+    def _fetch_elsewhere(self, downloads: Sequence[Download]) -> None:
+        for one in self.extensions:
+            one.files(downloads)
 
     @property
     def files_here(self) -> dict[str, Path]:
@@ -174,10 +166,10 @@ class Bootstrap:
             snapshot = None
             if plan.offer is not None:
                 fetched = fetched_snapshot(plan.offer, self.files, fetch, go_on, self.limits.max_disk)
-                stays = self.kept if self.passes_on else guest
+                stays = self.kept if self.stays else guest
                 snapshot = stays.enter_context(fetched)
                 name = f"snapshot/{plan.offer.round}/{WEIGHTS_FILE}"
-                self._snapshot = {name: snapshot / WEIGHTS_FILE} if self.passes_on else {}
+                self._snapshot = {name: snapshot / WEIGHTS_FILE} if self.stays else {}
             self.machine.weights_here()
             supply.ask_ahead()
             fetch_files([file for file in needed if file not in new], self.folder, fetch, go_on)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from recipes.training import Delivery
     from transport import PeerLink
     from transport.aggregators import ShardedExchange
-    from transport.passing import PacketSources
 
 AT_ONCE, MOST = 64, 8 << 20  # packets of the ledger fetched as one object, and bytes
 
@@ -87,8 +86,6 @@ class RunLink:
         self.resumable = False  # whether it failed and may be started again
         self.why = ""  # this peer leaves, if there is more to say than that it was asked to
         self.sharded: ShardedExchange | None = None  # where peers aggregate shards
-        self.passing: PacketSources | None = None  # where the hub does, and peers may pass packets on
-        self.beside = 0, 0  # bytes up and down of files that came from other peers
         self.extensions = tuple(extensions)
         self.measuring = threading.Lock()  # of the next three: one round goes up while another comes down
         self.budget = BandwidthBudget.of(staleness)  # what the line carries beside the compute
@@ -103,9 +100,14 @@ class RunLink:
     @property
     def traffic(self) -> tuple[int, int]:
         """Bytes up and down so far: to and from the hub, other peers, and this peer's shard server."""
-        peers = self.sharded or self.passing
-        up, down = peers.traffic if peers is not None else (0, 0)
-        return self.link.bytes_up + up + self.beside[0], self.link.bytes_down + down + self.beside[1]
+        each = [(self.link.bytes_up, self.link.bytes_down), *(one.traffic for one in self.extensions)]
+        each += [] if self.sharded is None else [self.sharded.traffic]
+        return sum(up for up, _ in each), sum(down for _, down in each)
+
+    @property
+    def is_fetched_from(self) -> bool:
+        """Tell whether other peers fetch from this one, where they can dial it."""
+        return any(one.serves for one in self.extensions)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -141,8 +143,7 @@ class RunLink:
         started = time.monotonic()
         kind, _, number = name.partition("/")
         with self.waiting(), self._served():
-            peers = (self.sharded or self.passing) if kind == "packet" else None
-            found = peers.fetch(int(number)) if peers is not None else None
+            found = self._fetched_elsewhere(int(number)) if kind == "packet" else None
             most = self._most(kind, int(number))
             packet = self.link.fetch(name, most) if found is None else found
         now = time.monotonic()
@@ -154,6 +155,13 @@ class RunLink:
                 took, committed = now - self.opened_at.pop(round, now), self.committed_s.pop(round, 0.0)
                 self.budget = self.budget.received(len(packet), now - started).ended(took, committed)
         return packet
+
+    def _fetched_elsewhere(self, round: int) -> bytes | None:
+        """Fetch the packet of a round from others than the hub; None: it is the hub's."""
+        if self.sharded is not None:
+            return self.sharded.fetch(round)
+        packets = (one.fetch(round) for one in self.extensions)
+        return next((packet for packet in packets if packet is not None), None)
 
     def fetch_samples(self, name: str, count: int) -> bytes:
         self.link.bounds_of_extensions[f"{name.partition('/')[0]}/"] = OF_SAMPLES
@@ -285,6 +293,6 @@ class RunLink:
     def leave(self, reason: str) -> None:
         if self.sharded is not None:
             self.sharded.leave(hand_over=self.ended is None)
-        if self.passing is not None:
-            self.passing.leave()
+        for one in self.extensions:
+            one.leave()
         self.link.leave(self.why or reason)

@@ -27,7 +27,7 @@ from .step_events import StepMeter
 if TYPE_CHECKING:
     from recipes.training import Link, Peer
     from transport import PeerLink, RunURL
-    from transport.aggregators import ShardServer
+    from transport.direct import PeerServer
     from transport.protocol import CurveKeys, messages
 
     from .run_link import RunLink
@@ -48,7 +48,7 @@ class VolunteerSession:
         self.run: RunLink | None = None  # from the user's yes on
         self.peer: Peer | None = None  # once it is built
         self.storing = False  # its checkpoint is being written
-        self.server: ShardServer | None = None  # where other peers reach it
+        self.server: PeerServer | None = None  # where other peers reach it
 
     @property
     def status(self) -> int:
@@ -157,19 +157,21 @@ class VolunteerSession:
         """Listen for other peers, if wanted; return the address they dial. Raises AddressInUse, Failure."""
         if self.limits.listen is None:
             return ""
-        from .shard_aggregator_link import open_shard_server  # no run of peers that nobody dials imports it
+        from transport.direct import PeerServer  # no run of peers that nobody dials imports it
 
         place = parse_listen(self.limits.listen, self.limits.advertise)
-        self.server, port = open_shard_server(place.bind, place.port, keys, self.url)
+        self.server, port = PeerServer.open((place.bind, place.port), keys, self.url)
         return place.dialled(port)
 
     def _joined(
         self, link: PeerLink, patience: float, welcomed: Callable[[], None] | None
     ) -> messages.Welcome:
+        from transport.wire import routes_to
+
         self.view.show(events.Progressed(f"joining the run at {self.url.address}"))
         welcome = link.connect(max(CONNECT_TIMEOUT, patience))
-        if len(self.url.routes) > 1:
-            by = "through" if link.way.startswith("the relay") else "at"
+        if len(routes_to(self.url)) > 1:
+            by = "at" if link.way.startswith(self.url.address) else "through"
             way = "directly" if link.way == self.url.address else f"{by} {link.way}"
             self.view.show(events.Progressed(f"reached the hub {way}"))
         self.since = time.monotonic()
@@ -196,10 +198,12 @@ class VolunteerSession:
 
                 check_fsdp(bootstrap.recipe)
             self._show_joined(welcome, bootstrap)
-        parts = PeerParts(bootstrap.recipe, self.url, own_keys().public, self.warn, limits.devices)
-        staleness, extensions = bootstrap.recipe.compression.staleness, peer_extensions(parts)
-        self.run = RunLink(link, bootstrap.spool, staleness, extensions)
-        bootstrap.passes_on = self.server is not None
+        key, recipe = own_keys().public, bootstrap.recipe
+        parts = PeerParts(recipe, self.url, key, self.warn, limits.devices, link, self.server)
+        extensions = bootstrap.extensions = peer_extensions(parts)
+        link.listen({one.name: one.received for one in extensions})
+        self.run = RunLink(link, bootstrap.spool, recipe.compression.staleness, extensions)
+        bootstrap.stays = self.server is not None and self.run.is_fetched_from
         with ExitStack() as stack:
             stack.enter_context(bootstrap.kept)
             ours = {os.getpid()}
@@ -234,7 +238,9 @@ class VolunteerSession:
             prepared = bootstrap.carry_out()
             run.holds, run.name, self.peer = prepared.holds, run.link.name, prepared.peer
             run.knows(prepared.bounds)
-            self._connect_peers(run, prepared.peer, bootstrap)
+            for one in run.extensions:
+                one.built(bootstrap.files_here)
+            self._connect_peers(run, prepared.peer)
             self.train(run, prepared.peer)
         except RunOver as over:
             run.ended, run.finished, run.resumable = str(over), over.finished, over.resumable
@@ -247,13 +253,11 @@ class VolunteerSession:
             raise
         self._store(run, welcome)
 
-    def _connect_peers(self, run: RunLink, peer: Peer, bootstrap: Bootstrap) -> None:
-        """Connect to peers that aggregate shards or pass packets on; be one if others reach this machine."""
-        recipe, run.beside = bootstrap.recipe, bootstrap.traffic
+    def _connect_peers(self, run: RunLink, peer: Peer) -> None:
+        """Connect to peers that aggregate shards; be one if others reach this machine."""
+        recipe = peer.recipe
         if recipe.swarm.owners == "hub":
-            if recipe.swarm.passing != "off":
-                self._pass_on(run, bootstrap)
-            elif self.server is not None:
+            if self.server is not None and not run.is_fetched_from:
                 self.warn("in this run the hub sends all packets itself: nobody dials this machine")
             return
         from transport.aggregators import AggregatorThread
@@ -268,16 +272,6 @@ class VolunteerSession:
             aggregator.start()
         clients = connect_aggregators(run.link, own_keys())
         run.sharded = exchange_by_shard(run.link, recipe.compression.shard_count, clients, aggregator)
-
-    def _pass_on(self, run: RunLink, bootstrap: Bootstrap) -> None:
-        """Take packets from peers that pass them on; be one, and pass files on too, where others dial this
-        machine."""
-        from transport.passing import PacketSources, link_to
-
-        run.passing = PacketSources(run.link, partial(link_to, run.link, own_keys()), self.server)
-        if self.server is not None:
-            self.server.files, self.server.busy = bootstrap.files_here, lambda: run.link.uploads_now
-            run.link.admit_newcomers(self.server.admit)
 
     def train(self, run: RunLink, peer: Peer) -> None:
         """Train until the end, going on in a renewed session where the hub was restarted."""

@@ -1,4 +1,4 @@
-"""A peer that aggregates shards: its server, their error feedback, and its links to the other aggregators."""
+"""A peer that aggregates shards: their error feedback, and its links to the other aggregators."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cocktail_cli.aggregation import DurableShards
-from transport import PeerLink, RunURL
+from transport import PeerLink
 from transport.aggregators import (
     AggregatorThread,
     PacketSharding,
     ShardClients,
     ShardedExchange,
-    ShardServer,
 )
-from transport.passing import link_to
+from transport.direct import link_to
 from transport.protocol import CurveKeys
-from transport.wire import RouterWire
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
@@ -40,18 +38,6 @@ def shard_backend(recipe: Recipe, parameters: int, path: Path, warn: Callable[[s
         shards.close()
         shards = new()
     return shards
-
-
-def open_shard_server(host: str, port: int, keys: CurveKeys, url: RunURL) -> tuple[ShardServer, int]:
-    """Open a server for the hub and members of announced rounds; return its port too. Raises AddressInUse."""
-
-    def knows(key: str) -> bool:
-        return key == url.key or server.knows(key)
-
-    wire = RouterWire(host, port, keys, allowed=knows)
-    server = ShardServer(wire, url.run)
-    server.start()
-    return server, wire.port
 
 
 def connect_aggregators(link: PeerLink, keys: CurveKeys) -> ShardClients:

@@ -44,9 +44,6 @@ GONE_KEYS: dict[str, str] = {
     "chat_template_path": "write data.chat_template: FILE.jinja, and model.eos_token: what ends its turns",
     "dataset_text_field": "write column_map: {text: NAME}, which names any column",
     "hub_strategy": "there is no such key: the model is pushed at the end (before: cocktail export --push)",
-    "run_name": "there is no such key: trackers show the name of the run",
-    "wandb_name": "there is no such key: trackers show the name of the run",
-    "trackio_space_id": "there is no such key: trackio writes to the host's disk",
     "loss_watchdog_patience": "there is no such key: three rounds above loss_watchdog_threshold end the run",
 }
 
@@ -103,8 +100,6 @@ _FOREIGN_NAMES: dict[str, str] = {  # ours -> theirs
     "checkpoint.eval_steps": "eval_strategy evaluation_strategy evals_per_epoch",
     "checkpoint.save_steps": "save_strategy saves_per_epoch",
     "checkpoint.hub_model_id": "push_to_hub_model_id",
-    "logging.project": "wandb_project trackio_project",
-    "logging.report_to": "use_wandb",
     "lora.lora_r": "lora_rank r",
     "lora.lora_target_modules": "lora_target target_modules lora_target_linear",
     "lora.target_parameters": "lora_target_parameters",

@@ -58,11 +58,6 @@ def parse_size(value: Any) -> Any:
     return value
 
 
-def parse_off(value: Any) -> Any:
-    """Convert false, as which YAML reads the word, to `off`."""
-    return "off" if value is False else value
-
-
 def steps_or_ratio(value: float) -> float:
     """Check a number of steps: below 1 a share, from 1 on a whole number (transformers 5)."""
     if value >= 1 and value != int(value):
@@ -435,11 +430,6 @@ class Swarm(Section):
     owners: Literal["hub", "peers"] = key(
         "hub", "who aggregates the shards; peers: those that accept connections"
     )
-    passing: Annotated[Literal["auto", "always", "off"], BeforeValidator(parse_off)] = key(
-        "auto",
-        "with owners hub: peers that accept connections pass on files to newcomers, and packets (auto: where "
-        "that is faster)",
-    )
     durability: Literal["asynchronous", "replicated"] = key(
         "asynchronous", "replicated: a round is committed once a standby has it on its disk"
     )
@@ -471,19 +461,8 @@ class Checkpoint(Section):
         return max(1, whole_steps(self.eval_steps, steps)) if self.eval_steps else 0
 
 
-def tracker_names(value: Any) -> Any:
-    """Convert `wandb` to [wandb], and `none` or null to [], as transformers does."""
-    if value in (None, "none"):
-        return ()
-    return (value,) if isinstance(value, str) else value
-
-
 class Logging(Section):
     logging_steps: Whole = key(1, "steps between two lines of metrics")
-    report_to: Annotated[
-        tuple[Literal["tensorboard", "wandb", "trackio"], ...], Strict(False), BeforeValidator(tracker_names)
-    ] = key((), "trackers that the host reports to, beside metrics.jsonl")
-    project: Annotated[str, Field(min_length=1)] = key("cocktail", "project name at the trackers")
     sample_prompts: Annotated[int, Field(ge=0, le=16)] = key(
         0, "held-out texts that the host's model continues before the first step, at snapshots and at the end"
     )

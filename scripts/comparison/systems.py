@@ -62,7 +62,7 @@ class System:
 STEPS = "compression.local_steps=auto"
 TWO = "compression.staleness=2"  # rounds in flight
 THIN = "compression.preset=cocktail-thin"
-PASSING = "swarm.passing=always"  # by peers with an open port
+PASSING = "passing=always"  # by peers with an open port
 SHARDS = "compression.shards=8"
 WIDE = 2048  # a packet of 20 Mbit/s is eight fragments, not two; at its real size it has fifty
 AGGREGATING = ("swarm.owners=peers", SHARDS)

@@ -37,7 +37,6 @@ from cocktail_cli.volunteer.run_link import RunBounds, RunLink
 from cocktail_cli.volunteer.shard_aggregator_link import (
     connect_aggregators,
     exchange_by_shard,
-    open_shard_server,
     shard_backend,
 )
 from recipes.config import Model, Recipe
@@ -46,6 +45,7 @@ from recipes.models import BUILTIN_MODELS, Base, load_model, load_tokenizer, loa
 from recipes.training import Event, Peer, StepDone, build_peer, finetune
 from transport import Ledger
 from transport.aggregators import AggregatorThread
+from transport.direct import PeerServer
 from transport.protocol import CurveKeys
 from transport.protocol import events as hub
 
@@ -214,7 +214,7 @@ class Swarm:
         owns = self.recipe.swarm.owners != "hub"
         keys, door, identity = CurveKeys.generate(), None, dict[str, Any](owns=owns)
         if owns and not self.memory.in_memory:
-            door, port = open_shard_server("127.0.0.1", 0, keys, self.memory.url)
+            door, port = PeerServer.open(("127.0.0.1", 0), keys, self.memory.url)
             identity |= {"keys": keys, "reachable": f"127.0.0.1:{port}"}
         peer = build_peer(self.trained(), self.recipe, micro_batch=3, name=name)
         peer.trainer.extensions = model_extensions(self.recipe)

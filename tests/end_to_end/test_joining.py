@@ -177,7 +177,11 @@ def test_a_cached_base_that_was_damaged_is_mended_before_it_is_loaded(tmp_path: 
 def test_a_peer_of_another_codec_is_refused_with_both_versions() -> None:
     settings = RunSettings("run", "{}", "00", 1, 1, versions={"codec": "99"})
     refused = refusal(
-        messages.Hello(1, "t", "run", "bob", "", versions()), settings, "t", over=False, peers=0
+        messages.Hello(messages.PROTOCOL, "t", "run", "bob", "", versions()),
+        settings,
+        "t",
+        over=False,
+        peers=0,
     )
 
     assert refused == messages.Refused("version", f"codec: you have {PACKET_VERSION}, the run has 99")

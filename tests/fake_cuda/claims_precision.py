@@ -12,7 +12,7 @@ from test_loop import OneRound
 from tiny_models import CONFIGS
 from transformers import AutoModelForCausalLM
 
-from cocktail_cli.commands.check.doctor import accelerator
+from cocktail_cli.extensions.doctor.command import accelerator
 from cocktail_cli.machine import this_machine, weaknesses
 from recipes.config import Recipe
 from recipes.hardware import half_precision

@@ -22,6 +22,7 @@ from msgspec import msgpack
 from scripts.fuzzing.mutate import INTS, Target, bent, joined, message, mutated, parts_of
 from scripts.swarms.idle_delegate import IdleDelegate
 from transport.aggregators import ShardServer
+from transport.direct import PeerServer
 from transport.hub import Hub
 from transport.hub.reader_thread import Reading
 from transport.ledger import Counted, Ledger, OpenSession, Recovered, RoundRow, pack_header, read_packets
@@ -39,13 +40,25 @@ from transport.wire.zeromq_sockets import MAX_FRAME
 SHA = "ab" * 32
 FILE = m.File("model.safetensors", 3 << 20, SHA, SHA)
 WELCOME = m.Welcome(
-    1, "toy-run", "ann", "s-ann", "{}", "00", [FILE], 3, 1.0, False, 2, 99, [m.SnapshotOffer(2, 400, SHA, 50)]
+    m.PROTOCOL,
+    "toy-run",
+    "ann",
+    "s-ann",
+    "{}",
+    "00",
+    [FILE],
+    3,
+    1.0,
+    False,
+    2,
+    99,
+    [m.SnapshotOffer(2, 400, SHA, 50)],
 )
 TO_HUB: list[m.Message] = [
-    m.Hello(1, "token", "toy-run", "cyd", "CPU", {"codec": "1"}),
-    m.Hello(1, "token", "toy-run", "ann"),
-    m.Resume(1, "toy-run", "ann", "s-ann", 0, True, [0], 1),
-    m.Resume(1, "toy-run", "bob", "s-bob", -1, True),
+    m.Hello(m.PROTOCOL, "token", "toy-run", "cyd", "CPU", {"codec": "1"}),
+    m.Hello(m.PROTOCOL, "token", "toy-run", "ann"),
+    m.Resume(m.PROTOCOL, "toy-run", "ann", "s-ann", 0, True, [0], 1),
+    m.Resume(m.PROTOCOL, "toy-run", "bob", "s-bob", -1, True),
     m.Ready(1, 7, {"base": "00ff"}),
     m.Report(1, 7, [1], 1.5, 10, 0.1, 0.2),
     m.Evaluated(1, 0, 2.5, 7),
@@ -53,12 +66,13 @@ TO_HUB: list[m.Message] = [
     m.Holds(1, {"bob": "00ff"}),
     m.Resigns(),
     m.Unusable(1, 1, "bob", "no part"),
+    m.Extension("audits", b"what"),
     m.Ping(1.0),
     m.Pong(1.0),
-    m.AskStatus(1, "token", "toy-run"),
-    m.AskStop(1, "guess", "toy-run", True),
-    m.AskAdmin(1, "stop-secret", "toy-run", "ban", "bob", "why"),
-    m.AskAdmin(1, "guess", "toy-run", "token", token="new"),
+    m.AskStatus(m.PROTOCOL, "token", "toy-run"),
+    m.AskStop(m.PROTOCOL, "guess", "toy-run", True),
+    m.AskAdmin(m.PROTOCOL, "stop-secret", "toy-run", "ban", "bob", "why"),
+    m.AskAdmin(m.PROTOCOL, "guess", "toy-run", "token", token="new"),
     m.Attach("s-ann"),
     m.Attach("s-bob"),
     m.Put("update/1", 2000, b"", 1024),
@@ -74,7 +88,7 @@ TO_HUB: list[m.Message] = [
 ]
 TO_PEER: list[m.Message] = [
     WELCOME,
-    m.Welcome(1, "toy-run", "ann", "s-new", "{}", "00", [], 5, 1.0, True, 2),
+    m.Welcome(m.PROTOCOL, "toy-run", "ann", "s-new", "{}", "00", [], 5, 1.0, True, 2),
     m.Refused("session", "no"),
     m.Refused("token", "no"),
     m.Wait("the owner is asked"),
@@ -86,6 +100,7 @@ TO_PEER: list[m.Message] = [
     m.Close(3, 1, [0, 2], {"ann": 1.0}, {"ann": "00ff"}, [m.HandoffOffer(1, "bob", 0.5)]),
     m.Committed(3, 100, SHA, ["ann"]),
     m.Committed(3, 100, SHA, ["ann"], extra={"receipt": b"r" * 64}),
+    m.Extension("audits", b"what"),
     m.Over("done", True),
     m.Ping(1.0),
     m.Pong(1.0),
@@ -225,7 +240,7 @@ def open_hub() -> Hub:
     hub = Hub(HubEnd(), keys(), Books(ledger_folder()), SETTINGS, HubWork())  # type: ignore[arg-type]
     hub._commits._thread = hub._reader = AtOnce()  # type: ignore[assignment]
     for number, name in enumerate(("ann", "bob")):
-        resume = m.Resume(1, "toy-run", name, f"s-{name}", -1, True)
+        resume = m.Resume(m.PROTOCOL, "toy-run", name, f"s-{name}", -1, True)
         hear(hub, number, message_codec.encode(resume))
         hear(hub, number + 2, message_codec.encode(m.Attach(f"s-{name}")))
     assert hub._state.rounds.phase is Phase.OPEN
@@ -300,7 +315,7 @@ class PeerEnd:
 
 def joined_connections() -> ConnectionManager:
     """A peer in a run: one bulk flow, downloads and an upload under way."""
-    hello = m.Hello(1, "token", "toy-run", "ann")
+    hello = m.Hello(m.PROTOCOL, "token", "toy-run", "ann")
     connections = ConnectionManager(
         PeerEnd(), PeerState(hello), "hub:1", LinkLimits(60.0), RateLimits(Bandwidth())
     )  # type: ignore[arg-type]
@@ -411,8 +426,8 @@ def some_messages(rng: Random, examples: Sequence[bytes], most: int) -> bytes:
 
 LIMIT = 4096  # bytes of a part
 TO_SHARDS: list[m.Message] = [
-    m.Hello(1, "", "toy-run", "ann"),
-    m.Hello(1, "", "toy-run", "bob"),
+    m.Hello(m.PROTOCOL, "", "toy-run", "ann"),
+    m.Hello(m.PROTOCOL, "", "toy-run", "bob"),
     m.Attach("s-ann"),
     m.Attach("s-bob"),
     m.Put("part/3", 2000, b"", 1024),
@@ -425,19 +440,20 @@ TO_SHARDS: list[m.Message] = [
 SHARD_BYTES = [message_codec.encode(x) for x in TO_SHARDS]
 
 
-def open_door() -> ShardServer:
+def open_door(took: Callable[[int, str, bytes], None]) -> PeerServer:
     """Open it in round 3: ann and bob have been here, and ann has a connection."""
-    door = ShardServer(HubEnd(), "toy-run")  # type: ignore[arg-type]
-    door.opened(3, {"ann": "ann", "bob": "bob"}, LIMIT)
-    door.serve(3, b"packet of shards")
+    door = PeerServer(HubEnd(), "toy-run")  # type: ignore[arg-type]
+    shards = ShardServer(door, took)
+    shards.opened(3, {"ann": "ann", "bob": "bob"}, LIMIT)
+    shards.serve(3, b"packet of shards")
     door._sessions = {f"s-{name}": (name, name) for name in ("ann", "bob")}
     door._receive(name_of(0), [message_codec.encode(m.Attach("s-ann"))])
     return door
 
 
 def check_door(case: bytes) -> bool:
-    door, came = open_door(), list[tuple[int, str, bytes]]()
-    door.on_part = lambda *what: came.append(what)
+    came = list[tuple[int, str, bytes]]()
+    door = open_door(lambda *what: came.append(what))
     for conn, data in parts_of(case):
         payload = b"x" * (1024 if data[-1:] == b"\0" else 976)
         door._receive(name_of(conn), [data, payload] if b"Chunk" in data else [data])

@@ -64,7 +64,7 @@ class Attack:
         return sock
 
     def hello(self, name: str, token: str = "") -> bytes:
-        return encode(messages.Hello(1, token or self.url.token, self.url.run, name))
+        return encode(messages.Hello(messages.PROTOCOL, token or self.url.token, self.url.run, name))
 
     def session(self, keys: CurveKeys, name: str = "mallory") -> tuple[zmq.Socket[bytes], str]:
         """Open a control connection that is welcomed; it, and its session."""

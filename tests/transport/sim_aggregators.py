@@ -30,7 +30,9 @@ class SimAggregator(SimPeer):
     def __init__(self, swarm: ShardedSim, name: str, staleness: int, kind: str) -> None:
         super().__init__(swarm, name, staleness)
         self.kind, address = kind, "h:1" if kind == "door" else ""
-        hello = messages.Hello(1, TOKEN, swarm.settings.run, name, owns=kind != "none", address=address)
+        hello = messages.Hello(
+            messages.PROTOCOL, TOKEN, swarm.settings.run, name, owns=kind != "none", address=address
+        )
         self.state = PeerState(hello)
         self.brought: set[str] = set()  # aggregators that have their part, "": the hub
         self.parts: dict[tuple[int, str], str] = {}  # (round, peer) -> digest, at its door and its own

@@ -74,7 +74,7 @@ class SimPeer:
 
     def __init__(self, swarm: SimSwarm, name: str, staleness: int) -> None:
         self.swarm, self.staleness = swarm, staleness
-        self.state = PeerState(messages.Hello(1, TOKEN, swarm.settings.run, name))
+        self.state = PeerState(messages.Hello(messages.PROTOCOL, TOKEN, swarm.settings.run, name))
         self.key = name  # that the wire proves
         self.cable: Cable | None = None
         self.pending: dict[int, list[int]] = {}  # leases trained, not delivered

@@ -14,9 +14,10 @@ from os import strerror
 from msgspec.structs import replace
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 
-from cocktail_cli.volunteer.shard_aggregator_link import connect_aggregators, open_shard_server
+from cocktail_cli.volunteer.shard_aggregator_link import connect_aggregators
 from transport import PeerLink, RunSettings, RunURL
-from transport.aggregators import AggregatorThread, ShardClients, ShardServer, digest_of
+from transport.aggregators import AggregatorThread, ShardClients, digest_of
+from transport.direct import PeerServer
 from transport.peer import PeerIdentity
 from transport.protocol import CurveKeys, Reopened, UpdateRejected, messages
 
@@ -153,7 +154,7 @@ class AggregatingPeer(ToyPeer):
     handed_over: bool | None = None
     told: list[str] = field(default_factory=list)
     owned: list[list[int]] = field(default_factory=list)  # its shards, each round it took part in
-    door: ShardServer | None = None
+    door: PeerServer | None = None
     direct: ShardClients | None = None
 
     def join(self) -> None:
@@ -204,7 +205,7 @@ class AggregatingPeer(ToyPeer):
 def reachable(url: RunURL, name: str) -> AggregatingPeer:
     """With a door on the loopback."""
     keys = CurveKeys.generate()
-    door, port = open_shard_server("127.0.0.1", 0, keys, url)
+    door, port = PeerServer.open(("127.0.0.1", 0), keys, url)
     link = PeerLink(url, PeerIdentity(name, keys=keys, owns=True, reachable=f"127.0.0.1:{port}"))
     return AggregatingPeer(link, door=door, direct=connect_aggregators(link, keys))
 

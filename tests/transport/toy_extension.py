@@ -9,18 +9,25 @@ from transport.actions import CommitDone
 from transport.hub import HubParts
 from transport.ledger import Counted
 from transport.membership import Session
-from transport.protocol import Cost, Event, ObjectKind, SampleRanges, events, messages
+from transport.protocol import Cost, Event, ObjectKind, ProtocolError, SampleRanges, events, messages
 from transport.scheduling import CommitSeconds, Exchange, HubExtension, Lines
 from transport.transfer import ObjectStore, memory_source
 
 NOTE = ObjectKind("note/<round>", ("peer",), "9 bytes", Cost.READ)
-WELL = b"well"
+WELL, UNREADABLE = b"well", b"?"
+
+
+def readable(body: bytes) -> bytes:
+    if body == UNREADABLE:
+        raise ProtocolError("no word on how it is")
+    return body
 
 
 class Health(HubExtension):
     name = "health"
 
     def __init__(self, hub: HubParts) -> None:
+        self._out = hub.out
         self.said: dict[str, bytes] = {}  # by name of a peer
         self.unwell: set[str] = set()
         self.accepted: list[set[str]] = []
@@ -28,6 +35,16 @@ class Health(HubExtension):
         self.reports: list[tuple[str, int, float]] = []  # name, round, when
         self.took: list[CommitSeconds] = []
         self.lines: Lines | None = None
+
+    def hello(self, session: Session, body: bytes, now: float) -> None:
+        self.said[session.name] = readable(body)
+
+    def welcome(self, session: Session) -> bytes:
+        return b"welcome " + self.said.get(session.name, b"")
+
+    def received(self, session: Session, body: bytes, now: float) -> None:
+        self.said[session.name] = readable(body)
+        self._out.send(session.conn, messages.Extension(self.name, b"heard " + body))
 
     def serve(self, objects: ObjectStore) -> None:
         objects.serve(NOTE, lambda session, name, of: memory_source(b"a note " + of[0].encode()))

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from transport.direct import PeerServer
 from transport.peer import HANDOFF_S, POLL_S, PeerLink, SizeBounds
 from transport.protocol import TransportError, UpdateRejected, WeightedPacket, messages
 
@@ -78,12 +79,13 @@ class AggregatorThread:
         self,
         link: PeerLink,
         backend: AggregatorBackend,
-        server: ShardServer | None = None,
+        server: PeerServer | None = None,
         notify: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.link, self.backend, self.server, self._notify = link, backend, server, notify
+        self._shards: ShardServer | None = None  # at that server
         if server is not None:
-            server.on_part, server.rate_limits = self._part_arrived, link.rate_limits
+            self._shards, server.rate_limits = ShardServer(server, self._part_arrived), link.rate_limits
         # (round, peer), this peer too -> digest and part
         self._parts: dict[tuple[int, str], tuple[str, bytes]] = {}
         # by round, of the newest ones aggregated
@@ -111,7 +113,7 @@ class AggregatorThread:
         return self._packets.get(round)
 
     def _part_arrived(self, round: int, peer: str, packet: bytes) -> None:
-        """Take a part; called by the shard server's thread."""
+        """Take a part; called by the server's thread."""
         with self._lock:
             self._parts[round, peer] = digest_of(packet), packet
         self._report_parts(round)
@@ -181,8 +183,8 @@ class AggregatorThread:
         if order.fits:
             self.backend.fits(order.fits)
         given = self.backend.own(mine[0] if mine else [])
-        if self.server is not None:
-            self.server.opened(order.round, order.keys, self.backend.longest(order.round))
+        if self._shards is not None:
+            self._shards.opened(order.round, order.keys, self.backend.longest(order.round))
         self._report_parts(order.round)  # of a reopened round the hub does not know the parts reported before
         self._hand_over(given)
 
@@ -212,8 +214,8 @@ class AggregatorThread:
             return
         kept = {r: one for r, one in self._packets.items() if r > round - KEPT}
         self._packets = kept | {round: packet}
-        if self.server is not None:
-            self.server.serve(round, packet)
+        if self._shards is not None:
+            self._shards.serve(round, packet)
         link.put(f"shard/{round}/{close.attempt}", packet)
 
     def _part_of(self, peer: str, round: int, digest: str) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from transport.passing import DirectLinks, ReachablePeer, StallDetector
+from transport.direct import DirectLinks, ReachablePeer, StallDetector
 from transport.peer import POLL_S, PeerLink
 from transport.protocol import ProtocolError, TransportError, messages
 from transport.transfer import Download

@@ -99,6 +99,7 @@ class Handshake:
             session = self._members.begin(conn, m, now)
             session.role = "standby"
             self._admission.move(key, KeyEvent.ADMITTED, session.name)
+            self._introduce(session, m, now)
             self._admission.remember(key)
             self._welcome(session, resumed=False)
             replication.follow(session, m.place, now)
@@ -110,14 +111,13 @@ class Handshake:
         session.proven = bool(session.key) and session.key == self.settings.own_key
         self._admission.visitors.joined(session.key)
         self._admission.move(session.key, KeyEvent.ADMITTED, session.name)
+        self._introduce(session, m, now)
         self._welcome(session, resumed=False)
         if isinstance(m, messages.Lends):
             self.rings = self.rings or self._begin_rings()
             self.rings.lend(session, m)
         else:
             self._dial(session)
-            if self._rounds.passing is not None:
-                self._rounds.passing.newcomer(session)
         origin = session.origin.replace("-", ".")  # wire.origin_of has no dots
         self._out.tell(events.PeerJoined(0.0, session.name, session.hardware, self._rounds.round, origin))
 
@@ -143,6 +143,7 @@ class Handshake:
         else:
             if session.awaited:
                 session.address, session.can_aggregate = m.address, m.owns and not m.address
+                self._introduce(session, m, now)
                 self._dial(session)
             self._members.back(session, conn, now, ready=m.ready)
             rounds.revoke_unheard(session, m.holds)
@@ -213,10 +214,18 @@ class Handshake:
         return banned
 
     def _dial(self, session: Session) -> None:
-        """Check that others can reach the peer's shard server before they are sent there."""
-        if session.address and (self.settings.owners != "hub" or self.settings.passing != "off"):
+        """Check that others can reach the peer's server before they are sent there."""
+        if session.address and (
+            self.settings.owners != "hub" or any(one.dials for one in self._rounds.extensions)
+        ):
             session.dialled = True
             self._out.add(do.Reach(session.id, session.address, session.key))
+
+    def _introduce(self, session: Session, m: messages.Hello | messages.Resume, now: float) -> None:
+        """Give extensions the bodies with which a peer introduces itself."""
+        for one in self._rounds.extensions:
+            with self._members.ignoring_unreadable():
+                one.hello(session, m.extra.get(one.name, b""), now)
 
     def _welcome(self, session: Session, *, resumed: bool) -> None:
         s, history = self.settings, self._rounds.history
@@ -234,6 +243,7 @@ class Handshake:
             term=self.term,
             log_bytes=history.log_bytes,
             snapshots=history.snapshots,
+            extra={one.name: body for one in self._rounds.extensions if (body := one.welcome(session))},
         )
         self._out.send(session.conn, message)
         if self.replication is not None:

@@ -112,6 +112,7 @@ class HubState:
             messages.Evaluated: rounds.evaluated,
             messages.Stored: self._stored,
             messages.Backs: self._backs,
+            messages.Extension: self._extension,
             messages.Leave: self._leave,
             messages.Pong: self._pong,
             **(self.shards.handlers if self.shards else {}),
@@ -155,11 +156,6 @@ class HubState:
             self.rings.reached(peer, ok)
             return
         self.members.reached(session, ok)
-        if ok and self.shards is None and self.rounds.passing is None:
-            from transport.passing import PassingCoordinator  # a run without reachable peers never loads it
-
-            self.rounds.passing = passing = PassingCoordinator(self.settings, self.out, self.members)
-            self._of_sessions[messages.SourceFailed] = passing.failed
 
     def apply(self, change: Callable[[float], object], now: float) -> list[do.Action]:
         """Call `change(now)`, a method of one of the parts, and return the actions that it causes."""
@@ -223,6 +219,13 @@ class HubState:
     def _backs(self, session: Session, m: messages.Backs, now: float) -> None:
         if self.replication is not None:
             self.replication.backs(session, m, now)
+
+    def _extension(self, session: Session, m: messages.Extension, now: float) -> None:
+        named = [one for one in self.rounds.extensions if one.name == m.name]
+        for one in named:
+            with self.members.ignoring_unreadable():
+                one.received(session, m.body, now)
+        self.members.ignored += not named
 
     def _session_ended(self, session: Session) -> int:
         if self.replication is not None:

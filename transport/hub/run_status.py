@@ -38,7 +38,6 @@ def run_status(rounds: Rounds, now: float) -> dict[str, Any]:
         "recipe_hash": settings.recipe_hash,
         "parameters": settings.parameters,
         "local_steps": rounds.ladder.steps,
-        "passing": rounds.passing is not None and rounds.passing.on,
         "since_s": round(elapsed, 1),
         "state": rounds.state_word,
         "reason": rounds.over.reason,

@@ -5,13 +5,23 @@ from __future__ import annotations
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 from transport import actions as do
 from transport.actions import Outbox
 from transport.ledger import OpenSession
-from transport.protocol import RunSettings, Traffic, TrafficDelta, clean_name, events, messages, unique_name
+from transport.protocol import (
+    ProtocolError,
+    RunSettings,
+    Traffic,
+    TrafficDelta,
+    clean_name,
+    events,
+    messages,
+    unique_name,
+)
 from transport.wire import key_of, origin_of
 
 from .sessions import SESSION_TRANSITIONS, Session, SessionEvent, State
@@ -86,6 +96,14 @@ class Roster:
         for session in new:
             session.recorded = True
         return tuple(OpenSession(s.id, s.name, s.hardware, s.key) for s in new)
+
+    @contextmanager
+    def ignoring_unreadable(self) -> Iterator[None]:
+        """Ignore and count what cannot be read (ProtocolError)."""
+        try:
+            yield
+        except ProtocolError:
+            self.ignored += 1
 
     def make_room(self, origin: str) -> bool:
         """Tell whether there may be another newcomer, ending one of the most frequent origin to make room."""

@@ -35,6 +35,7 @@ from transport.wire import (
     PeerWire,
     RateLimits,
     Received,
+    routes_to,
     wire_size,
 )
 
@@ -99,7 +100,6 @@ class ConnectionManager:
         self._up: set[int] = set()
         # what the hub sends of a packet just committed; None: all of it. Called in this thread.
         self.part_of: Callable[[messages.Committed], HubPart | None] = lambda _: None
-        self.on_newcomers: Callable[[dict[str, str]], object] = lambda _: None  # name -> key; in this thread
         self.bounds: SizeBounds | None = None  # of the run's objects; without them nothing is prefetched
         self._dial_at: dict[int, float] = {CONTROL: 0.0}
         self._retry: dict[int, float] = {}
@@ -257,8 +257,6 @@ class ConnectionManager:
                 self._waits_there, self._stays_until = False, 0.0
             if self.state.sessions != sessions:
                 self._new_session(now)
-        if isinstance(message, messages.Newcomer):
-            self.on_newcomers({**self.state.newcomers})
         if self.state.offer_again:
             self.state.offer_again = False
             self.transfers.offer_again()
@@ -335,7 +333,7 @@ class ConnectionManager:
         if target is self._target:
             return False
         self._target = target
-        self._wire.aim(target.routes, target.key)
+        self._wire.aim(routes_to(target), target.key)
         for flow in self._up - {CONTROL}:  # they lead to the other one
             self._hang_up(flow, time.monotonic())
         return True

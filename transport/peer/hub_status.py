@@ -65,7 +65,6 @@ class HubStatus(msgspec.Struct):
     licence: str = ""
     parameters: Count = 0
     local_steps: Annotated[int, Meta(ge=0, le=2**32)] = 1
-    passing: bool = False
     since_s: Seconds = 0.0
     step: Count = 0
     max_steps: Count = 0

@@ -43,7 +43,7 @@ from transport.transfer import (
     Spool,
     Upload,
 )
-from transport.wire import DealerWire, PeerWire, RateLimits
+from transport.wire import DealerWire, PeerWire, RateLimits, routes_to
 
 from .connection_manager import ConnectionManager, HubPart, LinkLimits
 from .peer_state import PeerState, SessionState
@@ -150,6 +150,7 @@ class PeerIdentity:
     follows_at: str = ""  # of a standby: the place where peers find it if the hub is lost
     secret: str = ""  # of a standby: the host's, if it has it
     lends: int = 0  # bytes of memory that this machine lends for layers; `reachable` is of its stage link
+    extra: dict[str, bytes] = field(default_factory=dict)  # bodies of extensions
 
 
 class PeerLink:
@@ -176,7 +177,7 @@ class PeerLink:
     ) -> None:
         self.leave_requested = StopRequest()  # set it, from a signal handler too: waiting calls end
         me = identity
-        about = me.name, me.hardware, me.versions, me.alone, me.owns, me.reachable
+        about = me.name, me.hardware, me.versions, me.alone, me.owns, me.reachable, me.extra
         hello = messages.Hello(messages.PROTOCOL, url.token, url.run, *about)
         if me.follows_at:
             said = structs.asdict(hello)
@@ -184,7 +185,7 @@ class PeerLink:
         elif me.lends:
             hello = messages.Lends(**structs.asdict(hello), memory=me.lends)
         self._state = PeerState(hello)
-        wire = wire or DealerWire(url.routes, url.key, me.keys)
+        wire = wire or DealerWire(routes_to(url), url.key, me.keys)
         self.rate_limits = rate_limits or RateLimits(limits.bandwidth)
         self._connections = ConnectionManager(wire, self._state, url, limits, self.rate_limits)
         self._changed, self._transfers = self._connections.changed, self._connections.transfers
@@ -221,7 +222,7 @@ class PeerLink:
 
     @property
     def way(self) -> str:
-        """Return by which way the hub was reached last: its address, or "the relay HOST:PORT"."""
+        """Return by which way the hub was reached last: its address, or through what."""
         return self._connections.way
 
     @property
@@ -353,32 +354,16 @@ class PeerLink:
 
     # ---- objects whose chunks come from several links ------------------------------------------------------
 
-    def divide_packets(self, part_of: Callable[[messages.Committed, messages.Sources], HubPart]) -> None:
-        """Prefetch only the hub's part of packets that have sources; called in the link's thread, locked."""
-
-        def part(committed: messages.Committed) -> HubPart | None:
-            sources = self._state.sources.get(committed.round)
-            return None if sources is None else part_of(committed, sources)
-
-        self._connections.part_of = part
-
-    @property
-    def file_sources(self) -> list[messages.FileSource]:
-        """Return the peers that may pass on the run's files."""
-        with self._changed:
-            return list(self._state.file_sources)
+    def prefetch_part(self, part_of: Callable[[messages.Committed], HubPart | None]) -> None:
+        """Prefetch only this part of packets, as the rest comes from elsewhere; None: all. `part_of` is
+        called in the link's thread, locked."""
+        self._connections.part_of = part_of
 
     @property
     def uploads_now(self) -> bool:
         """Tell whether an update, or part of one, is on its way to the hub."""
         with self._changed:
             return any(upload.done is None for upload in self._transfers.uploads.values())
-
-    def admit_newcomers(self, admit: Callable[[dict[str, str]], object]) -> None:
-        """Call `admit` with the newest newcomers, name -> key, at each change; in the link's thread."""
-        with self._changed:
-            self._connections.on_newcomers = admit
-            admit({**self._state.newcomers})
 
     def take_share(self, download: Download, most: int) -> range:
         """Take chunks out of a download that are to come by another link: whole blocks, from the end, up to
@@ -402,11 +387,6 @@ class PeerLink:
         """Tell whether all of a download is here or under way."""
         with self._changed:
             return not download.todo and not download.asks and not download.begun
-
-    def sources(self, round: int) -> messages.Sources | None:
-        """Return the peers that pass the packet of a round on; None if the hub has named none."""
-        with self._changed:
-            return self._state.sources.get(round)
 
     def begin_chunks(self, name: str, sink: Sink, chunks: Iterable[int]) -> Download:
         """Begin to fetch these chunks, or return the download that was prefetched. Raises as `fetch`."""
@@ -434,10 +414,16 @@ class PeerLink:
             download.todo.extend(i for i in chunks if i not in asked and i not in download.sink.map)
             self._connections.say()
 
-    def report_failed(self, failed: messages.SourceFailed) -> None:
-        """Tell the hub that a source has failed this peer."""
+    def listen(self, takers: Mapping[str, Callable[[bytes], object]]) -> None:
+        """Have bodies of extensions taken, by name, those that have come first; in the link's thread, locked.
+        A taker raises ProtocolError where it cannot read one."""
         with self._changed:
-            self._connections.say([failed])
+            self._state.listen(takers)
+
+    def say(self, name: str, body: bytes) -> None:
+        """Send a body to the half of an extension at the hub; lost where the connection is."""
+        with self._changed:
+            self._connections.say([messages.Extension(name, body)])
 
     def forget(self, *downloads: Download) -> None:
         """Drop downloads that are finished or not wanted any more; a file keeps the blocks it has."""

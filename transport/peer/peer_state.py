@@ -13,13 +13,14 @@ Round arrives, a Report until the Committed of its round, an evaluation until a 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Generic, TypeVar
 
+import msgspec
 from msgspec import structs
 
-from transport.protocol import encode, messages
+from transport.protocol import ProtocolError, messages
 
 
 class SessionState(Enum):
@@ -38,10 +39,8 @@ HEARD: dict[SessionState, tuple[type[messages.Message], ...]] = {
         messages.Welcome,
         messages.Round,
         messages.Close,
-        messages.Sources,
-        messages.FileSources,
-        messages.Newcomer,
         messages.Committed,
+        messages.Extension,
         messages.Over,
         messages.Refused,
         messages.Ping,
@@ -52,12 +51,10 @@ HEARD: dict[SessionState, tuple[type[messages.Message], ...]] = {
     SessionState.OVER: (messages.Ping, messages.Over),
     SessionState.REFUSED: (),
 }
-M = TypeVar("M", bound=messages.Message)
+M = TypeVar("M", bound=msgspec.Struct)
 
 KEPT = 64  # rounds not taken, commits, orders: more than any hub has a peer wait for
 KEPT_BYTES = 256 * 1024  # of each of these, as they are on the wire: in memory they take many times that
-KEPT_SOURCES = 8  # rounds
-KEPT_NEWCOMERS = 64
 OPENED = 4096  # leases not delivered that are remembered; more than any hub gives
 SILENT_PINGS = 6  # a hub silent for this many pings is redialled,
 SILENT_S = 5.0  # or for this long, where that is more
@@ -75,7 +72,7 @@ class Newest(Generic[M]):
         """Keep a message, in place of one of the same number; drop the lowest numbers, where there are too
         many."""
         self.pop(number)
-        self._kept[number] = message, len(encode(message))
+        self._kept[number] = message, len(msgspec.msgpack.encode(message))
         self._size += self._kept[number][1]
         while len(self) > self._most or (len(self) > 1 and self._size > KEPT_BYTES):
             self.pop(min(self._kept))
@@ -119,14 +116,13 @@ class PeerState:
         self.sessions = 0  # how many sessions this peer has had
         self.newest = -1  # newest committed round known
         self.commits = Newest[messages.Committed]()  # by round
-        self.sources = Newest[messages.Sources](KEPT_SOURCES)  # by round
-        self.file_sources: list[messages.FileSource] = []  # of this session
-        self.newcomers: dict[str, str] = {}  # name -> key of those that may fetch files here, the newest last
         self.rounds = Newest[messages.Round]()  # by round: opened, not yet taken by `next_round`
         self.taken = -1  # newest round taken
         # for a peer that aggregates shards
         self.orders = Newest[messages.Round | messages.Close | messages.Committed]()  # as they came
-        self._ordered = 0  # how many came
+        self._unheard = Newest[messages.Extension]()  # as they came, until `listen` is called
+        self._ordered = 0  # how many of both came
+        self._takers: Mapping[str, Callable[[bytes], object]] | None = None
         self.over: messages.Over | None = None
         self.refused: messages.Refused | None = None
         self.waits = ""  # what the hub waits for before it welcomes this peer
@@ -174,6 +170,7 @@ class PeerState:
                 term=self.term,
                 owns=self.hello.owns,
                 address=self.hello.address,
+                extra=self.hello.extra,
             )
         ]
 
@@ -206,17 +203,10 @@ class PeerState:
             self.parted = self._leave is not None
         elif isinstance(message, messages.Round):
             return self._opened(message)
-        elif isinstance(message, messages.Sources):
-            self.sources.add(message.round, message)
-        elif isinstance(message, messages.FileSources):
-            self.file_sources = message.sources
-        elif isinstance(message, messages.Newcomer):
-            self.newcomers.pop(message.name, None)
-            self.newcomers[message.name] = message.key
-            while len(self.newcomers) > KEPT_NEWCOMERS:
-                self.newcomers.pop(next(iter(self.newcomers)))
         elif isinstance(message, messages.Committed):
             return self._committed(message)
+        elif isinstance(message, messages.Extension):
+            self._hear(message)
         elif isinstance(message, messages.Grown):
             self.grown = message
         elif isinstance(message, messages.Placed):
@@ -236,6 +226,25 @@ class PeerState:
             return []
         self.standby = None
         return [messages.Backs(message.number)]
+
+    def listen(self, takers: Mapping[str, Callable[[bytes], object]]) -> None:
+        """Have bodies of extensions taken by name: those that have come, and others as they come. One that
+        cannot be read (ProtocolError) is ignored."""
+        self._takers = takers
+        while (message := self._unheard.popleft()) is not None:
+            self._hear(message)
+
+    def _hear(self, message: messages.Extension) -> None:
+        if self._takers is None:
+            self._ordered += 1
+            self._unheard.add(self._ordered, message)
+        elif (take := self._takers.get(message.name)) is None:
+            self.ignored += 1
+        else:
+            try:
+                take(message.body)
+            except ProtocolError:
+                self.ignored += 1
 
     def vote(self) -> None:
         """Note that the standby is dialled in place of the hub."""

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 1
+PROTOCOL = 2
 VERSIONS = (PROTOCOL,)  # spoken by this hub
 MAX_CONTROL = 64 * 1024  # bytes of one control message of a peer
 MAX_ANSWER = 256 * 1024  # of one message of a hub, which names all members, or of a fragment
@@ -40,11 +40,22 @@ Names = Annotated[list[Word], Meta(max_length=4096)]
 ByName = Annotated[dict[Word, Word], Meta(max_length=4096)]
 Shards = Annotated[list[Count], Meta(max_length=1024)]
 # Bodies of extensions by name: only the two halves of an extension read them
-Extra = Annotated[dict[Word, bytes], Meta(max_length=16)]
+Body = Annotated[bytes, Meta(max_length=MAX_ANSWER)]
+Extra = Annotated[dict[Word, Body], Meta(max_length=16)]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Base of all messages; the tag is the class name."""
+
+
+# ---- both ways, control ------------------------------------------------------------------------------------
+
+
+class Extension(Message, frozen=True):
+    """A body for the other half of an extension. It is not repeated after a reconnect."""
+
+    name: Word  # of the extension
+    body: Body
 
 
 # ---- peer to hub, control ----------------------------------------------------------------------------------
@@ -62,6 +73,7 @@ class Hello(Message, frozen=True):
     alone: bool = True  # no other process of this peer uses that name: its lost session is over
     owns: bool = False  # it can aggregate shards
     address: Word = ""  # "host:port" of its shard server; empty: reached through the hub only
+    extra: Extra = {}
 
 
 class Follow(Hello, frozen=True, kw_only=True):
@@ -71,7 +83,7 @@ class Follow(Hello, frozen=True, kw_only=True):
     is on the standby's disk.
     """
 
-    place: Word  # "host:port" at which peers find it, or "host:port+relay:port"
+    place: Word  # "host:port" at which peers find it, or "host:port+place:port"
     secret: Word = ""
 
 
@@ -80,7 +92,7 @@ class RingMachine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Word
     key: Word  # CURVE, base64url
-    address: Word  # of its stage link: "host:port", or "host:port/name" at a relay; empty: none
+    address: Word  # of its stage link: "host:port", or "place:port/name"; empty: none
     first: Count
     stop: Count
 
@@ -161,6 +173,7 @@ class Resume(Message, frozen=True):
     term: Count = 0  # the highest this peer has met
     owns: bool = False  # as in Hello
     address: Word = ""
+    extra: Extra = {}
 
 
 class Ready(Message, frozen=True):
@@ -233,16 +246,6 @@ class Unusable(Message, frozen=True):
     round: Count
     attempt: Count
     peer: Word
-    reason: Line
-
-
-class SourceFailed(Message, frozen=True):
-    """A source has not passed its part of a packet on, or (`wrong`) not the bytes that the hub has; of files
-    only the latter."""
-
-    round: Count  # of the packet, or the newest
-    source: Word
-    wrong: bool
     reason: Line
 
 
@@ -340,6 +343,7 @@ class Welcome(Message, frozen=True):
     term: Count = 0  # how often this run's ledger was opened to write; a hub of a lower one was replaced
     log_bytes: Count = 0  # of the packet log, all committed rounds
     snapshots: list[SnapshotOffer] = []  # the newest ones, by round
+    extra: Extra = {}
 
 
 class Refused(Message, frozen=True):
@@ -433,48 +437,6 @@ class Committed(Message, frozen=True, omit_defaults=True):
     # seconds that the receiver's update has waited at the hub for the last one of the round
     waited: Annotated[float, Meta(ge=0, le=1e30)] = 0.0
     extra: Extra = {}
-
-
-class PacketSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A peer that passes on the chunks first .. stop-1 of a round's packet."""
-
-    name: Word
-    key: Word
-    address: Word
-    first: Count
-    stop: Count
-
-
-class Sources(Message, frozen=True, omit_defaults=True):
-    """Before Committed: peers that pass on parts of the packet of `round`. All else is fetched from the hub,
-    and so is the receiver's own part. The packet must have the hash of Committed, whoever sent its parts."""
-
-    round: Count
-    chunk: Annotated[int, Meta(ge=1024, le=MAX_CHUNK)]  # bytes
-    # the receiver is one of them if it is to pass on a part
-    sources: Annotated[list[PacketSource], Meta(max_length=64)]
-    keys: ByName = {}  # only then: name -> key of each member that may fetch it
-
-
-class FileSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A peer that has the run's files on its disk."""
-
-    name: Word
-    key: Word
-    address: Word
-
-
-class FileSources(Message, frozen=True):
-    """To a newcomer: peers that may pass on the files of the base model, and of snapshots."""
-
-    sources: Annotated[list[FileSource], Meta(max_length=64)]
-
-
-class Newcomer(Message, frozen=True):
-    """To such a peer: this one may fetch files from it."""
-
-    name: Word
-    key: Word
 
 
 class Grown(Message, frozen=True):
@@ -602,10 +564,10 @@ REFUSALS = {
 
 ToHub = (
     Hello | Follow | Lends | Stored | Backs | Resume | Ready | Report | Evaluated | Leave | Holds
-    | Resigns | Probed | Unusable | SourceFailed | Ping | Pong | AskStatus | Deciding | AskStop | AskAdmin
-    | Attach | Put | Chunk | Get
+    | Resigns | Probed | Unusable | Extension | Ping | Pong | AskStatus | Deciding | AskStop
+    | AskAdmin | Attach | Put | Chunk | Get
 )  # fmt: skip
 ToPeer = (
-    Welcome | Refused | Wait | Placed | Grown | Standby | Round | Close | Sources | FileSources | Newcomer
-    | Committed | Over | Ping | Pong | Status | Attached | Have | Ack | PutDone | Data | NoObject
+    Welcome | Refused | Wait | Placed | Grown | Standby | Round | Close
+    | Committed | Extension | Over | Ping | Pong | Status | Attached | Have | Ack | PutDone | Data | NoObject
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """HubExtension: an optional capability at a hub, which calls its methods and knows no more of it.
 
-Its messages are bodies: bytes that only its two halves read, by its name in `extra` of Round, Report and
-Committed. A peer may send any bytes there: a body that cannot be read is the peer's fault and never an error
-of the hub.
+Its messages are bodies: bytes that only its two halves read, by its name in `extra` of Hello, Welcome, Round,
+Report and Committed, or alone in a message Extension. A peer may send any bytes there: a body that cannot be
+read is the peer's fault and never an error of the hub.
 """
 
 from __future__ import annotations
@@ -53,12 +53,25 @@ class HubExtension:
     """
 
     name = ""  # of its bodies
+    dials = False  # it sends peers to others: the hub tries the addresses at which they can be reached
 
     def serve(self, objects: ObjectStore) -> None:
         """Add rows of objects that peers may fetch."""
 
     def watch(self, lines: Lines) -> None:
         """Take the lines of sessions, once the hub has sockets."""
+
+    def hello(self, session: Session, body: bytes, now: float) -> None:
+        """Take the body of the Hello that begins a session, or of the Resume with which one from before a
+        restart of the hub comes back; empty: it has none. Raises ProtocolError where it cannot be read: that
+        is counted, and the session goes on."""
+
+    def welcome(self, session: Session) -> bytes:
+        """Return the body for the Welcome of a session, a new or resumed one; empty: none."""
+        return b""
+
+    def received(self, session: Session, body: bytes, now: float) -> None:
+        """Take the body of an Extension message. Raises ProtocolError as `hello`."""
 
     def may_lease(self, session: Session, round: int) -> bool:
         """Tell whether a ready peer may have a lease of the round that opens. Without, it is a member only to

@@ -98,15 +98,6 @@ class Sharding(Protocol):
     def refusal(self, session: Session, name: str) -> str | None: ...
 
 
-class Passing(Protocol):
-    """Hooks of a run whose peers pass packets and files on, see passing.PassingCoordinator."""
-
-    @property
-    def on(self) -> bool: ...
-    def committed(self, ex: Exchange, size: int) -> None: ...
-    def newcomer(self, session: Session) -> None: ...
-
-
 class Rounds:
     """State of a run's rounds. `members.on_end` must call `session_ended`."""
 
@@ -132,7 +123,6 @@ class Rounds:
         self.disputes = Disputes({row.round: row.fingerprint for row in recovered.recent if row.fingerprint})
         self.evaluations = Evaluations(settings.eval, settings.eval_every, recovered.evaluation)
         self.sharding: Sharding | None = None
-        self.passing: Passing | None = None
         self.extensions: list[HubExtension] = []
         self.over = messages.Over("", False)  # how the run ended
         self._deadline, self._balancer = StragglerDeadline(self._longest), LoadBalancer()
@@ -748,8 +738,6 @@ class Rounds:
                 self._credit(session, ex, done, now)
             else:
                 session.left_out += 1
-        if self.passing is not None:
-            self.passing.committed(ex, done.size)
         for session in self._members:
             message, extra = commit.to(session.name), done.extra.get(session.id, {})
             waited = ex.waited(session.id)

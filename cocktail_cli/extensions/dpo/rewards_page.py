@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cocktail_cli.assembly import PageBlocks, PagePart
-from cocktail_cli.dashboard import chart
+from cocktail_cli.extensions.dashboard.report_page import chart
 
 MOST = 20_000  # rounds, and evaluations, that a page remembers; the oldest are dropped first
 Known = Mapping[str, tuple[tuple[int, Mapping[str, float]], ...]]  # event -> step and rewards of each

@@ -121,7 +121,7 @@ def test_a_ban_by_hand_that_is_lifted_leaves_no_evidence() -> None:
         swarm.step()
     assert list(audits.book.convicted) == [liar.key]
     for order in ("ban", "unban"):
-        asked = messages.AskAdmin(1, STOP, "toy-run", order, "p2")  # type: ignore[arg-type]
+        asked = messages.AskAdmin(messages.PROTOCOL, STOP, "toy-run", order, "p2")  # type: ignore[arg-type]
         swarm.act(swarm.hub.receive(b"host", asked, swarm.now))
 
     assert not audits.book.convicted

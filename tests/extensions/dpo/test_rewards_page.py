@@ -10,7 +10,7 @@ import pytest
 from a_run import ARun, a_run
 from typer.testing import CliRunner
 
-from cocktail_cli.dashboard import page_of
+from cocktail_cli.extensions.dashboard.report_page import page_of
 from cocktail_cli.extensions.dpo.keys import Keys
 from cocktail_cli.main import app
 from cocktail_cli.ui import Metrics, events, sentence

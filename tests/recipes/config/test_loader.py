@@ -203,20 +203,12 @@ def test_keys_that_are_gone_are_left_out_of_the_recipe_of_a_run_of_before() -> N
     assert recipe_from_json(json.dumps(values), former=True) == recipe
 
 
-def test_off_is_a_word_though_yaml_reads_it_as_false(write) -> None:
-    quoted = load_recipe(write(SMALL + "swarm: {passing: 'off'}\n"))
-
-    assert quoted.swarm.passing == "off"
-    assert load_recipe(write(SMALL + "swarm: {passing: off}\n")).recipe_hash == quoted.recipe_hash
-    assert load_recipe(write(SMALL), ["swarm.passing=off"]).recipe_hash == quoted.recipe_hash
-
-
 def test_a_default_that_is_written_changes_nothing(write) -> None:
     plain = load_recipe(write(SMALL))
     spelt = load_recipe(
         write(
             SMALL
-            + "lora: null\ntraining: {bf16: auto, fp32_master_weights: true}\nlogging: {report_to: []}\n"
+            + "lora: null\ntraining: {bf16: auto, fp32_master_weights: true}\nlogging: {logging_steps: 1}\n"
         )
     )
 

@@ -72,7 +72,7 @@ def test_the_hub_places_shards_by_measured_uplinks_and_moves_none_for_noise() ->
     settings, out = sharded_settings(), Outbox()
     members = Roster(settings, out, lambda session: 0, 0.0)
     for name in ("ann", "bob", "cat"):
-        hello = messages.Hello(1, "", settings.run, name, owns=True)
+        hello = messages.Hello(messages.PROTOCOL, "", settings.run, name, owns=True)
         members.begin(f"key-of-{name}.1".encode(), hello, 0.0)
     shards = ShardCoordinator(settings, out, members, cast("Rounds", None), {})
     sessions = list(members)

@@ -13,6 +13,7 @@ from waiting import until
 from scripts.swarms.tcp_link import Link
 from transport import PeerLink, RunURL
 from transport.aggregators import ShardClients, ShardServer
+from transport.direct import PeerServer
 from transport.peer import LinkLimits, PeerIdentity
 from transport.protocol import CurveKeys, RefusedByHub, TransportError, decode_to_peer, encode, messages
 from transport.wire import Bandwidth, HubWire, RateLimits, RouterWire, is_reachable
@@ -29,10 +30,10 @@ class House:
 
         wire = RouterWire("127.0.0.1", 0, KEYS["aggregator"], allowed=knows)
         self.port = wire.port
-        self.server = ShardServer(wire, "toy-run")
+        self.server = PeerServer(wire, "toy-run")
         self.came: list[tuple[int, str, bytes]] = []
-        self.server.on_part = lambda *what: self.came.append(what)
-        self.server.opened(3, {"ann": KEYS["ann"].public}, 1000)
+        self.shards = ShardServer(self.server, lambda *what: self.came.append(what))
+        self.shards.opened(3, {"ann": KEYS["ann"].public}, 1000)
         self.server.start()
 
     def link(self, name: str, keys: str, port: int = 0) -> PeerLink:
@@ -56,7 +57,7 @@ def house() -> Iterator[House]:
 
 def test_a_member_brings_its_part_and_fetches_the_packet(house: House) -> None:
     direct = ShardClients(lambda aggregator: house.link("ann", "ann"))
-    house.server.serve(3, b"packet of shards")
+    house.shards.serve(3, b"packet of shards")
 
     assert direct.send(3, [house.aggregator], {"aggregator": b"a part", "hub": b"left"}, lambda: False) == {
         "hub": b"left"
@@ -69,7 +70,7 @@ def test_a_member_brings_its_part_and_fetches_the_packet(house: House) -> None:
 
 def test_a_member_fetches_no_more_from_a_shard_server_than_the_round_has(house: House) -> None:
     direct = ShardClients(lambda aggregator: house.link("ann", "ann"))
-    house.server.serve(3, b"packet of shards")
+    house.shards.serve(3, b"packet of shards")
 
     assert direct.fetch(3, [house.aggregator], 16) == {"aggregator": b"packet of shards"}
     assert direct.fetch(3, [house.aggregator], 15) == {}
@@ -126,8 +127,8 @@ def test_a_link_whose_connections_ended_goes_on_where_it_was(house: House, line:
 def test_a_session_is_resumed_by_the_key_that_began_it_and_no_other() -> None:
     said: list[messages.Message] = []
     wire = SimpleNamespace(send=lambda conn, frames: said.append(decode_to_peer(frames[0])) or True)
-    server = ShardServer(cast(HubWire, wire), "toy-run")
-    server.opened(3, {"ann": "key-a", "bob": "key-b"}, 1000)
+    server = PeerServer(cast(HubWire, wire), "toy-run")
+    server.admit("members", {"ann": "key-a", "bob": "key-b"})
     server._receive(b"key-a.1", [encode(messages.Hello(messages.PROTOCOL, "", "toy-run", "ann", "", {}))])
     session = cast(messages.Welcome, said[-1]).session
     resume = [encode(messages.Resume(messages.PROTOCOL, "toy-run", "ann", session))]
@@ -149,10 +150,10 @@ def test_a_link_that_was_lost_between_two_rounds_is_dialled_anew(house: House, l
     direct, aggregator = ShardClients(dial), house.at(line.port)
     assert direct.send(3, [aggregator], {"aggregator": b"a part"}, lambda: False) == {}
     house.server._sessions.clear()  # as after a new start, before it heard who takes part
-    house.server.opened(4, {}, 1000)
+    house.shards.opened(4, {}, 1000)
     line.cut()
     until(lambda: dialled[0].lost)
-    house.server.opened(4, {"ann": KEYS["ann"].public}, 1000)
+    house.shards.opened(4, {"ann": KEYS["ann"].public}, 1000)
 
     assert direct.send(4, [aggregator], {"aggregator": b"a part"}, lambda: False) == {}
     assert len(dialled) == 2
@@ -180,9 +181,9 @@ def test_an_aggregator_that_cannot_be_dialled_costs_seconds_once() -> None:
 
 
 def test_traffic_of_a_shard_server_is_within_the_rate_limits(house: House) -> None:
-    house.server.opened(3, {"ann": KEYS["ann"].public}, 1 << 20)
+    house.shards.opened(3, {"ann": KEYS["ann"].public}, 1 << 20)
     house.server.rate_limits = RateLimits(Bandwidth(up=1e6, down=1e6))
-    house.server.serve(3, bytes(300_000))
+    house.shards.serve(3, bytes(300_000))
     direct, started = ShardClients(lambda aggregator: house.link("ann", "ann")), time.monotonic()
 
     assert direct.send(3, [house.aggregator], {"aggregator": bytes(300_000)}, lambda: False) == {}
@@ -194,7 +195,7 @@ def test_traffic_of_a_shard_server_is_within_the_rate_limits(house: House) -> No
 
 def test_an_aggregator_that_takes_nothing_is_given_up(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A frozen aggregator keeps its connections, and reads nothing."""
-    monkeypatch.setattr("transport.passing.direct_links.STILL_S", 0.3)
+    monkeypatch.setattr("transport.direct.direct_links.STILL_S", 0.3)
     direct = ShardClients(lambda aggregator: house.link("ann", "ann"))
     assert direct.send(3, [house.aggregator], {"aggregator": b"a part"}, lambda: False) == {}
     monkeypatch.setattr(house.server, "_receive", lambda conn, frames: None)

@@ -196,7 +196,7 @@ def test_an_aggregator_that_is_lost_after_its_packet_came_has_done_its_part() ->
 def test_a_new_session_may_hand_over_error_feedback_of_the_old_one() -> None:
     members, hello = (
         Roster(sharded_settings(), Outbox(), lambda session: 0, 0.0),
-        messages.Hello(1, "", "toy-run", "ann"),
+        messages.Hello(messages.PROTOCOL, "", "toy-run", "ann"),
     )
     old = members.begin(b"a-key.1", hello, 0.0)
     old.aggregated = {1, 2}

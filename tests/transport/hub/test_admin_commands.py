@@ -33,7 +33,7 @@ def go_on(swarm: SimSwarm, steps: int = 6) -> None:
 
 def ordered(swarm: SimSwarm, order: Any, peer: str = "", **fields: str) -> dict[str, Any]:
     """Return the hub's answer to the host, given once its effects are in the ledger."""
-    question = messages.AskAdmin(1, STOP, "toy-run", order, peer, **fields)
+    question = messages.AskAdmin(messages.PROTOCOL, STOP, "toy-run", order, peer, **fields)
     swarm.act(swarm.hub.receive(b"host.1", question, swarm.now))
     swarm.said.clear()
     while swarm.jobs and not swarm.said:
@@ -141,8 +141,10 @@ def test_an_ambiguous_name_is_refused() -> None:
         ordered(swarm, "ban", back(swarm, "bob", key).state.hello.name)
         go_on(swarm)
 
-    assert "no peer is called 'eve'" in refused(swarm, messages.AskAdmin(1, STOP, "toy-run", "kick", "eve"))
-    several = refused(swarm, messages.AskAdmin(1, STOP, "toy-run", "unban", "bob"))
+    assert "no peer is called 'eve'" in refused(
+        swarm, messages.AskAdmin(messages.PROTOCOL, STOP, "toy-run", "kick", "eve")
+    )
+    several = refused(swarm, messages.AskAdmin(messages.PROTOCOL, STOP, "toy-run", "unban", "bob"))
     assert short_key("one") in several
     assert short_key("two") in several
     assert ordered(swarm, "unban", short_key("two"))["key"] == short_key("two")
@@ -152,7 +154,9 @@ def test_an_ambiguous_name_is_refused() -> None:
 def test_only_the_host_is_asked_and_obeyed(secret: str) -> None:
     swarm = swarm_of("ann")
     for order in ("list", "kick", "ban"):
-        assert "only the run's host" in refused(swarm, messages.AskAdmin(1, secret, "toy-run", order, "ann"))
+        assert "only the run's host" in refused(
+            swarm, messages.AskAdmin(messages.PROTOCOL, secret, "toy-run", order, "ann")
+        )
 
     assert states(swarm) == {"ann": "training"}
 
@@ -182,7 +186,7 @@ def test_a_new_token_refuses_newcomers_and_keeps_members() -> None:
     ordered(swarm, "kick", "bob")
     assert "no longer" in why(back(swarm, "bob")), "a kick makes a stranger of him"
     eve = SimPeer(swarm, "eve", 1)
-    eve.state.hello = type(eve.state.hello)(1, NEW, "toy-run", "eve")
+    eve.state.hello = type(eve.state.hello)(messages.PROTOCOL, NEW, "toy-run", "eve")
     swarm.peers.append(eve)
     go_on(swarm)
     assert eve.state.link is SessionState.JOINED
@@ -191,7 +195,7 @@ def test_a_new_token_refuses_newcomers_and_keeps_members() -> None:
 def test_a_malformed_token_is_refused() -> None:
     swarm = swarm_of("ann")
 
-    assert "16 bytes" in refused(swarm, messages.AskAdmin(1, STOP, "toy-run", "token"))
+    assert "16 bytes" in refused(swarm, messages.AskAdmin(messages.PROTOCOL, STOP, "toy-run", "token"))
     assert swarm.hub.admission.token == TOKEN
 
 
@@ -273,7 +277,9 @@ def test_waiting_connections_hear_of_a_new_token_and_of_the_end() -> None:
     go_on(swarm)
     assert "no longer" in why(swarm.peers[0])
     swarm = swarm_of("ann", join="approve")
-    swarm.act(swarm.hub.receive(b"host.1", messages.AskStop(1, STOP, "toy-run", True), swarm.now))
+    swarm.act(
+        swarm.hub.receive(b"host.1", messages.AskStop(messages.PROTOCOL, STOP, "toy-run", True), swarm.now)
+    )
     go_on(swarm)
 
     assert swarm.peers[0].state.refused is not None
@@ -343,7 +349,7 @@ def test_keys_that_come_and_go_between_two_pages_cost_no_other_its_row() -> None
 
 @pytest.mark.parametrize("word", ["7 x", "-2 x", "x", "1000000000000000000000 y"])
 def test_a_page_that_begins_nowhere_is_refused(word: str) -> None:
-    question = messages.AskAdmin(1, STOP, "toy-run", "list", word)
+    question = messages.AskAdmin(messages.PROTOCOL, STOP, "toy-run", "list", word)
 
     assert refused(swarm_of("ann"), question) == f"unknown: no page of the list begins after {word!r}"
 
@@ -354,7 +360,7 @@ def test_one_of_twenty_thousand_is_found_by_name_and_by_key_and_many_of_one_name
     assert ordered(swarm, "unban", short_key(f"{100:043d}"))["peers"] == ["s-100"]
     for key, known in [*swarm.hub.admission.known.items()]:
         swarm.hub.admission.known[key] = replace(known, name="s")
-    said = refused(swarm, messages.AskAdmin(1, STOP, "toy-run", "kick", "s"))
+    said = refused(swarm, messages.AskAdmin(messages.PROTOCOL, STOP, "toy-run", "kick", "s"))
 
     assert said.endswith(" and 19,593 more")
     assert len(said) < 300

@@ -32,7 +32,7 @@ from transport.protocol import (
     messages,
 )
 from transport.transfer import CHUNK, block_hashes
-from transport.wire import Connected, DealerWire, Received
+from transport.wire import Connected, DealerWire, Received, routes_to
 
 
 @pytest.fixture
@@ -116,14 +116,14 @@ def test_other_protocol_versions_are_told_which_are_supported(start: Callable[..
 
     assert isinstance(answer, messages.Refused)
     assert answer.code == "protocol"
-    assert "you speak protocol 7, this run needs version 1" in answer.reason
+    assert "you speak protocol 7, this run needs version 2" in answer.reason
     with pytest.raises(RefusedByHub, match="codec: you have 1, the run has 2"):
         PeerLink(running.url, PeerIdentity("ann", versions={"codec": "1"})).connect()
 
 
 def say(url: RunURL, frames: list[bytes]) -> object:
     """Send frames on a connection of their own; the first message that comes back, within a second."""
-    wire, end = DealerWire(url.routes, url.key), time.monotonic() + 1.0
+    wire, end = DealerWire(routes_to(url), url.key), time.monotonic() + 1.0
     try:
         wire.dial(0)
         while (left := end - time.monotonic()) > 0:

@@ -65,7 +65,7 @@ def play(swarm: SimSwarm, history: list[tuple[str, int]]) -> None:
         elif what == "reject":
             swarm.reject = f"p{who}"
         elif what in ("kick", "ban"):
-            order = messages.AskAdmin(1, STOP, "toy-run", what, peer.state.hello.name)  # type: ignore[arg-type]
+            order = messages.AskAdmin(messages.PROTOCOL, STOP, "toy-run", what, peer.state.hello.name)  # type: ignore[arg-type]
             swarm.act(swarm.hub.receive(b"host.1", order, swarm.now))
 
 
@@ -405,7 +405,7 @@ def test_the_host_stops_after_the_exchange_in_flight_or_at_once() -> None:
     for now in (False, True):
         swarm = swarm_of(1)
         until(swarm, lambda s=swarm: s.hub.rounds.round == 2 and s.hub.rounds.phase is Phase.OPEN)  # type: ignore[misc]
-        stop = messages.AskStop(1, STOP, "toy-run", now)
+        stop = messages.AskStop(messages.PROTOCOL, STOP, "toy-run", now)
         swarm.act(swarm.hub.receive(b"a stranger", stop, swarm.now))
         ended = swarm.settle()
 
@@ -417,7 +417,11 @@ def test_the_host_stops_after_the_exchange_in_flight_or_at_once() -> None:
 def test_a_pause_is_a_stop_whose_run_may_go_on_and_its_peers_are_told_so() -> None:
     swarm = swarm_of(2)
     until(swarm, lambda: swarm.hub.rounds.round == 2 and swarm.hub.rounds.phase is Phase.OPEN)
-    swarm.act(swarm.hub.receive(b"the host", messages.AskStop(1, STOP, "toy-run", pause=True), swarm.now))
+    swarm.act(
+        swarm.hub.receive(
+            b"the host", messages.AskStop(messages.PROTOCOL, STOP, "toy-run", pause=True), swarm.now
+        )
+    )
     ended = swarm.settle()
 
     assert (ended.exit_code, ended.reason, ended.rounds) == (events.PAUSED, "paused by its host", 3)

@@ -16,7 +16,7 @@ from transport.actions import Outbox
 from transport.membership import Roster
 from transport.peer import PeerIdentity
 from transport.protocol import CurveKeys, decode_to_peer, encode, messages, short_key
-from transport.wire import Connected, DealerWire, Received
+from transport.wire import Connected, DealerWire, Received, routes_to
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def url(tmp_path: Path) -> Iterator[RunURL]:
 
 def answer_to(url: RunURL, message: messages.Message, keys: CurveKeys) -> messages.ToPeer:
     """Return the hub's answer to a message on a new connection with these keys."""
-    wire, end = DealerWire(url.routes, url.key, keys), time.monotonic() + 5.0
+    wire, end = DealerWire(routes_to(url), url.key, keys), time.monotonic() + 5.0
     try:
         wire.dial(0)
         while time.monotonic() < end:
@@ -45,7 +45,7 @@ def test_a_stolen_session_is_of_no_use_without_its_key(url: RunURL) -> None:
     keys, thief = CurveKeys.generate(), CurveKeys.generate()
     link = PeerLink(url, PeerIdentity("ann", keys=keys))
     session = link.connect().session
-    resume = messages.Resume(1, url.run, "ann", session)
+    resume = messages.Resume(messages.PROTOCOL, url.run, "ann", session)
 
     for message in (resume, messages.Attach(session)):
         refused = answer_to(url, message, thief)

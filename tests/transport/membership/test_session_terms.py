@@ -22,7 +22,7 @@ from transport.protocol import LinkLost, RoundCommitted, Warned, events, message
 
 
 def of_term(term: int, session: str = "s1") -> messages.Welcome:
-    return messages.Welcome(1, "run", "ann", session, "{}", "00", [], 0, 1.0, True, term)
+    return messages.Welcome(messages.PROTOCOL, "run", "ann", session, "{}", "00", [], 0, 1.0, True, term)
 
 
 def test_each_opening_for_writing_is_a_term(tmp_path: Path) -> None:
@@ -57,9 +57,9 @@ def test_a_hub_that_is_shown_a_higher_term_warns_once_and_gives_no_session() -> 
     ann = KnownPeer("key-of-ann", "ann", "member")
     newer = HubState(toy_settings(), "token", "secret", 0.0, Recovered(term=3, peers=(ann,)))
     hub = HubState(toy_settings(), "token", "secret", 0.0, Recovered(term=2, peers=(ann,)))
-    newer.receive(b"key-of-ann.1", messages.Hello(1, "token", "toy-run", "ann"), 1.0)
+    newer.receive(b"key-of-ann.1", messages.Hello(messages.PROTOCOL, "token", "toy-run", "ann"), 1.0)
     (session,) = newer.members.sessions
-    said = messages.Resume(1, "toy-run", "ann", session, -1, True, [], 3)
+    said = messages.Resume(messages.PROTOCOL, "toy-run", "ann", session, -1, True, [], 3)
     actions = [action for _ in range(2) for action in hub.receive(b"key-of-ann.1", said, 1.0)]
     warned = [a.event for a in actions if isinstance(getattr(a, "event", None), Warned)]
     sent = [a.message for a in actions if hasattr(a, "message")]
@@ -68,7 +68,7 @@ def test_a_hub_that_is_shown_a_higher_term_warns_once_and_gives_no_session() -> 
     assert "another hub of this run has been started since (term 3, this one is of term 2)" in str(warned[0])
     assert {m.code for m in sent if isinstance(m, messages.Refused)} == {"term"}
     assert not hub.members.sessions
-    assert hub.receive(b"d", messages.Hello(1, "token", "toy-run", "bob"), 2.0), (
+    assert hub.receive(b"d", messages.Hello(messages.PROTOCOL, "token", "toy-run", "bob"), 2.0), (
         "who has met no other is taken"
     )
 
@@ -79,9 +79,11 @@ def test_a_term_that_nobody_has_given_causes_no_warning(who: bytes, term: int) -
     """Also one that a member claims, with the secret of a session that it has of this very hub."""
     ann = KnownPeer("key-of-ann", "ann", "member")
     hub = HubState(toy_settings(), "token", "secret", 0.0, Recovered(term=2, peers=(ann,)))
-    hub.receive(who, messages.Hello(1, "token", "toy-run", "ann"), 1.0)
+    hub.receive(who, messages.Hello(messages.PROTOCOL, "token", "toy-run", "ann"), 1.0)
     (session,) = hub.members.sessions
-    said = hub.receive(who, messages.Resume(1, "toy-run", "ann", session, -1, True, [], term), 1.0)
+    said = hub.receive(
+        who, messages.Resume(messages.PROTOCOL, "toy-run", "ann", session, -1, True, [], term), 1.0
+    )
 
     assert [
         a.message.code for a in said if isinstance(a, Send) and isinstance(a.message, messages.Refused)

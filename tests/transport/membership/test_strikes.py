@@ -70,8 +70,8 @@ def test_strikes_belong_to_a_key_over_sessions_and_those_of_a_member_over_restar
 def test_the_host_forgives_by_lifting_the_ban() -> None:
     known = KnownPeer("eve", "eve", "banned", "3 unusable packets", 3)
     hub = HubState(toy_settings(), TOKEN, STOP, 0.0, Recovered(peers=(known,)))
-    hub.receive(b"host.1", messages.AskAdmin(1, STOP, "toy-run", "unban", "eve"), 1.0)
-    said = hub.receive(b"eve.2", messages.Hello(1, TOKEN, "toy-run", "eve"), 2.0)
+    hub.receive(b"host.1", messages.AskAdmin(messages.PROTOCOL, STOP, "toy-run", "unban", "eve"), 1.0)
+    said = hub.receive(b"eve.2", messages.Hello(messages.PROTOCOL, TOKEN, "toy-run", "eve"), 2.0)
 
     assert any(isinstance(a, do.Send) and isinstance(a.message, messages.Welcome) for a in said)
     assert hub.admission.known["eve"].strikes == 0

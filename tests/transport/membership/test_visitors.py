@@ -11,7 +11,7 @@ from toy_swarm import toy_settings
 from transport.membership.visitors import MOST
 from transport.protocol import events, messages
 
-ASKS = messages.Deciding(1, TOKEN, "toy-run", "ann", "RTX 3090")
+ASKS = messages.Deciding(messages.PROTOCOL, TOKEN, "toy-run", "ann", "RTX 3090")
 
 
 def swarm_with(conn: bytes = b"ann.1", message: messages.Message = ASKS) -> SimSwarm:
@@ -74,7 +74,7 @@ def test_a_silent_visitor_is_gone_after_the_timeout_of_a_peer() -> None:
 
 
 def test_a_visitor_without_the_token_is_not_shown() -> None:
-    swarm = swarm_with(message=messages.Deciding(1, "another", "toy-run", "ann"))
+    swarm = swarm_with(message=messages.Deciding(messages.PROTOCOL, "another", "toy-run", "ann"))
 
     assert states(swarm) == {}
     assert told(swarm) == []
@@ -83,7 +83,7 @@ def test_a_visitor_without_the_token_is_not_shown() -> None:
 def test_visitors_are_bounded() -> None:
     swarm = swarm_with()
     for number in range(2 * MOST):
-        asks = messages.Deciding(1, TOKEN, "toy-run", f"guest-{number}")
+        asks = messages.Deciding(messages.PROTOCOL, TOKEN, "toy-run", f"guest-{number}")
         swarm.act(swarm.hub.receive(b"guest%d.1" % number, asks, swarm.now))
 
     assert len(states(swarm)) == MOST
@@ -91,7 +91,7 @@ def test_visitors_are_bounded() -> None:
 
 def test_the_host_finds_visitors_in_its_list() -> None:
     swarm = swarm_with()
-    question = messages.AskAdmin(1, STOP, "toy-run", "list")
+    question = messages.AskAdmin(messages.PROTOCOL, STOP, "toy-run", "list")
     swarm.act(swarm.hub.receive(b"host.1", question, swarm.now))
     while swarm.jobs and not swarm.said:
         swarm.job()

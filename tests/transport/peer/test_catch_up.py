@@ -16,7 +16,9 @@ MB = 1 << 20
 
 def welcome(round: int, log: int, *snapshots: tuple[int, int, int]) -> messages.Welcome:
     offers = [messages.SnapshotOffer(s, size, "00", before) for s, size, before in snapshots]
-    return messages.Welcome(1, "run", "ann", "s", "{}", "00", [], round, 1.0, False, 1, log, offers)
+    return messages.Welcome(
+        messages.PROTOCOL, "run", "ann", "s", "{}", "00", [], round, 1.0, False, 1, log, offers
+    )
 
 
 @pytest.mark.parametrize(

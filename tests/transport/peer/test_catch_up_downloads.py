@@ -338,7 +338,9 @@ class LyingLink:
 
 
 def test_packets_of_other_rounds_are_not_applied(tmp_path: Path) -> None:
-    machine = CatchUp(messages.Welcome(1, "run", "ann", "s", "{}", "00", [], 1, 1.0, log_bytes=62), base=0)
+    machine = CatchUp(
+        messages.Welcome(messages.PROTOCOL, "run", "ann", "s", "{}", "00", [], 1, 1.0, log_bytes=62), base=0
+    )
     machine.weights_here()
 
     with pytest.raises(NotServed, match="packets/0-1 has round 7, not 0"):

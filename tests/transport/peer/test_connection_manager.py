@@ -39,12 +39,12 @@ class SilentWire:
 
 def joined(wire: SilentWire) -> ConnectionManager:
     """With two bulk flows, at the time 1."""
-    state = PeerState(messages.Hello(1, "token", "run", "ann"))
+    state = PeerState(messages.Hello(messages.PROTOCOL, "token", "run", "ann"))
     connections = ConnectionManager(wire, state, "hub:1", LinkLimits(), RateLimits(Bandwidth()))
     connections._maintain(0.0)
     wire.did.clear()
     connections._flow_up(CONTROL, 0.0)
-    state.receive(messages.Welcome(1, "run", "ann", "s1", "{}", "00", [], 0, 1.0), 1.0)
+    state.receive(messages.Welcome(messages.PROTOCOL, "run", "ann", "s1", "{}", "00", [], 0, 1.0), 1.0)
     for flow in (1, 2):
         connections._flow_up(flow, 1.0)
     return connections

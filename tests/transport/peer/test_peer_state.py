@@ -10,11 +10,11 @@ from transport.peer import PeerState, SessionState
 from transport.peer.peer_state import KEPT
 from transport.protocol import ProtocolError, decode_to_peer, encode, messages
 
-HELLO = messages.Hello(1, "token", "run", "ann")
+HELLO = messages.Hello(messages.PROTOCOL, "token", "run", "ann")
 
 
 def welcome(session: str = "s1", round: int = 0, resumed: bool = False) -> messages.Welcome:
-    return messages.Welcome(1, "run", "ann", session, "{}", "00", [], round, 1.0, resumed)
+    return messages.Welcome(messages.PROTOCOL, "run", "ann", session, "{}", "00", [], round, 1.0, resumed)
 
 
 def opened(round: int, samples: int = 4, exchange: bool = True) -> messages.Round:
@@ -40,7 +40,7 @@ def test_what_is_said_offline_is_said_when_the_hub_is_back() -> None:
     state.disconnected()
 
     assert state.ready(messages.Ready(0, 5)) == []
-    assert state.connected(1.0) == [messages.Resume(1, "run", "ann", "s1", -1, True, [])]
+    assert state.connected(1.0) == [messages.Resume(messages.PROTOCOL, "run", "ann", "s1", -1, True, [])]
     assert state.receive(welcome(resumed=True), 1.1) == [messages.Ready(0, 5)]
 
 
@@ -53,11 +53,11 @@ def test_a_report_is_said_again_until_its_round_is_committed() -> None:
     state.disconnected()
     (resume,) = state.connected(2.0)
 
-    assert resume == messages.Resume(1, "run", "ann", "s1", 3, False, [3])
+    assert resume == messages.Resume(messages.PROTOCOL, "run", "ann", "s1", 3, False, [3])
     assert state.receive(welcome(resumed=True), 2.1) == [report]
     assert state.receive(messages.Committed(3, 10, "00", ["ann"]), 2.2) == []
     state.disconnected()
-    assert state.connected(3.0) == [messages.Resume(1, "run", "ann", "s1", -1, False, [3])]
+    assert state.connected(3.0) == [messages.Resume(messages.PROTOCOL, "run", "ann", "s1", -1, False, [3])]
     assert state.receive(welcome(resumed=True), 3.1) == []
 
 
@@ -236,11 +236,9 @@ FULL: dict[str, Callable[[int, int], messages.Message]] = {
     "accepted": lambda n, size: messages.Committed(n, 0, "", names(size)),
     "refused": lambda n, size: messages.Committed(n, 0, "", [], dict.fromkeys(names(size), "")),
     "digest": lambda n, size: messages.Committed(n, 0, "x" * size, []),
-    "sources": lambda n, size: messages.Sources(n, 1024, [], dict.fromkeys(names(size), "")),
     "close": lambda n, size: messages.Close(n, 0, [], dict.fromkeys(names(size), 0.5)),
     "estates": lambda n, size: messages.Close(n, 0, [], {}, {}, [messages.HandoffOffer(0, "", 0.0)] * size),
-    "newcomers": lambda n, size: messages.Newcomer(f"{n:x}", "k" * size),
-    "files": lambda n, size: messages.FileSources([messages.FileSource("", "", "")] * size),
+    "bodies": lambda n, size: messages.Extension(f"{n:x}", b"x" * size),
     "place": lambda n, size: messages.Placed("r", n, [], "x" * size),
     "over": lambda n, size: messages.Standby(n, "x" * size, "k"),
 }
@@ -256,9 +254,7 @@ def test_all_that_a_hub_can_have_a_peer_remember_of_full_messages_has_a_bound() 
         data = full(make)
         for number in range(12):
             message = decode_to_peer(data)  # anew: nothing is shared
-            if isinstance(message, messages.Newcomer):
-                message = replace(message, name=f"{number}")
-            elif hasattr(message, "round"):
+            if hasattr(message, "round"):
                 message = replace(message, round=number)  # type: ignore[arg-type]
             state.receive(message, 1.0)
     kept = tracemalloc.get_traced_memory()[0]

@@ -27,7 +27,7 @@ HERE, THERE = "10-0-0-1", "10-0-0-2"
 
 
 def hello(name: str = "ann") -> messages.Hello:
-    return messages.Hello(1, TOKEN, "toy-run", name)
+    return messages.Hello(messages.PROTOCOL, TOKEN, "toy-run", name)
 
 
 def conn(number: int, where: str = HERE) -> bytes:
@@ -129,7 +129,11 @@ def test_a_swarm_of_one_house_comes_back_at_once_after_a_restart() -> None:
     known = tuple(KnownPeer(f"k{i}", f"m{i}", "member") for i in range(n))
     hub = HubState(toy_settings(min_peers=n), TOKEN, STOP, 0.0, Recovered(3, sessions=old, peers=known))
     for i in range(n):
-        greeting = messages.Resume(1, "toy-run", f"m{i}", f"s{i}", -1, True) if i < n // 2 else hello(f"m{i}")
+        greeting = (
+            messages.Resume(messages.PROTOCOL, "toy-run", f"m{i}", f"s{i}", -1, True)
+            if i < n // 2
+            else hello(f"m{i}")
+        )
         (welcome,) = answers(hub, conn(i), greeting, 0.01 * i)
         assert isinstance(welcome, messages.Welcome)
         assert welcome.resumed == (i < n // 2)
@@ -194,7 +198,7 @@ def test_a_connection_may_say_so_much_and_long_messages_and_questions_are_dear()
         while flows.may_say(b"c", size, 0.0):
             count += 1
             if ask:
-                flows.costs(b"c", messages.AskStatus(1, TOKEN, "toy-run"), 0.0)
+                flows.costs(b"c", messages.AskStatus(messages.PROTOCOL, TOKEN, "toy-run"), 0.0)
         return count
 
     assert said(30) == MESSAGES
@@ -225,9 +229,9 @@ def test_what_is_read_for_a_session_and_what_it_does_not_take_are_bounded_togeth
 @pytest.mark.parametrize(
     "greeting",
     [
-        messages.Hello(1, TOKEN, "x", "eve"),
-        messages.AskStatus(1, TOKEN, "x"),
-        messages.AskAdmin(1, STOP, "x", "list"),
+        messages.Hello(messages.PROTOCOL, TOKEN, "x", "eve"),
+        messages.AskStatus(messages.PROTOCOL, TOKEN, "x"),
+        messages.AskAdmin(messages.PROTOCOL, STOP, "x", "list"),
     ],
 )
 def test_who_names_another_run_is_not_told_which_this_is(greeting: messages.Message) -> None:

@@ -11,14 +11,16 @@ from transport.protocol import ProtocolError, message_codec
 from transport.protocol import messages as m
 
 EXAMPLES_TO_HUB: list[m.Message] = [
-    m.Hello(1, "t", "run", "ann", "CPU", {"codec": "1"}),
-    m.AskAdmin(1, "secret", "run", "ban", "ann", "lies"),
-    m.Follow(1, "t", "run", "standby-ann", place="b:29400+relay:29399", secret="s"),
-    m.Lends(1, "t", "run", "ann", memory=7, had=m.Placed("r", 0, [m.RingMachine("ann", "key", "", 0, 3)])),
+    m.Hello(m.PROTOCOL, "t", "run", "ann", "CPU", {"codec": "1"}),
+    m.AskAdmin(m.PROTOCOL, "secret", "run", "ban", "ann", "lies"),
+    m.Follow(m.PROTOCOL, "t", "run", "standby-ann", place="b:29400+relay:29399", secret="s"),
+    m.Lends(
+        m.PROTOCOL, "t", "run", "ann", memory=7, had=m.Placed("r", 0, [m.RingMachine("ann", "key", "", 0, 3)])
+    ),
     m.Probed({"host:1": 0.01, "host:2": -1.0}),
     m.Stored(7, 3),
     m.Backs(2),
-    m.Resume(1, "run", "ann", "s", 3, True, [2, 3], 7),
+    m.Resume(m.PROTOCOL, "run", "ann", "s", 3, True, [2, 3], 7),
     m.Ready(4, 2**64 - 1, {"base": "00ff"}),
     m.Report(4, 0, [2, 3], 1.5, 10, 0.1, 0.2, {"ann": "00ff"}, 10, 0.7),
     m.Evaluated(4, 1, 2.5, 7),
@@ -26,12 +28,12 @@ EXAMPLES_TO_HUB: list[m.Message] = [
     m.Holds(4, {"ann": "00ff", "bob": "11"}),
     m.Resigns(True),
     m.Unusable(4, 2, "bob", "not a packet"),
-    m.SourceFailed(4, "bob", True, "wrong bytes"),
+    m.Extension("name", b"body"),
     m.Ping(1.0),
     m.Pong(1.0),
-    m.AskStatus(1, "t", "run"),
-    m.Deciding(1, "t", "run", "ann"),
-    m.AskStop(1, "s", "run", True, True),
+    m.AskStatus(m.PROTOCOL, "t", "run"),
+    m.Deciding(m.PROTOCOL, "t", "run", "ann"),
+    m.AskStop(m.PROTOCOL, "s", "run", True, True),
     m.Attach("s"),
     m.Put("update/1", 10, b"\0" * 32, 1024),
     m.Chunk("update/1", 0),
@@ -39,7 +41,7 @@ EXAMPLES_TO_HUB: list[m.Message] = [
 ]
 EXAMPLES_TO_PEER: list[m.Message] = [
     m.Welcome(
-        1,
+        m.PROTOCOL,
         "run",
         "ann",
         "s",
@@ -60,13 +62,11 @@ EXAMPLES_TO_PEER: list[m.Message] = [
         1, 1, 5, ["ann"], 8, True, 0, 1, [m.AggregatorInfo("ann", [0, 3], "key", "host:1")], {"ann": "key"}
     ),
     m.Close(1, 2, [0, 3], {"ann": 1.5}, {"ann": "00ff"}, [m.HandoffOffer(7, "bob", 0.25)]),
-    m.Sources(1, 4096, [m.PacketSource("ann", "key", "host:1", 0, 3)], {"bob": "key"}),
+    m.Extension("name", b"body"),
     m.Committed(1, 100, "00", ["ann"], {"bob": "why"}, ["cat"]),
     m.Committed(1, 100, "00", ["ann"], extra={"receipt": b"r" * 64}),
     m.Over("done", True),
     m.Grown(7, 3),
-    m.FileSources([m.FileSource("ann", "key", "host:1")]),
-    m.Newcomer("bob", "key"),
     m.Placed("r", 1, [m.RingMachine("ann", "key", "host:1", 0, 3), m.RingMachine("", "", "", 3, 5)]),
     m.Standby(2, "b:29400", "key"),
     m.Status("{}"),
@@ -124,7 +124,7 @@ def test_a_damaged_message_is_a_message_or_a_protocol_error(message: m.Message, 
         m.Ready(0, -1),
         m.Ready(-1, 0),
         m.Report(0, 0, [-1]),
-        m.Hello(1, "t" * 200, "run", "ann"),
+        m.Hello(m.PROTOCOL, "t" * 200, "run", "ann"),
         m.Leave("x" * 3000),
         m.Put("update/1", 0, b"", 1024),
         m.Put("update/1", 10, b"", 2**30),
@@ -148,7 +148,7 @@ def test_an_unknown_field_or_type_is_refused(change: dict[str, object]) -> None:
 def test_a_greeting_of_another_version_is_told_apart_whatever_else_it_says() -> None:
     raw = {"type": "Hello", "protocol": 7, "something_new": [1, 2]}
 
-    with pytest.raises(message_codec.OtherVersion, match="version 1 would do"):
+    with pytest.raises(message_codec.OtherVersion, match="version 2 would do"):
         message_codec.decode_to_hub(msgspec.msgpack.encode(raw))
 
 
@@ -174,8 +174,8 @@ def test_values_within_twenty_thousand_others_are_no_message(value: bytes, befor
         m.Attached(-1),
         m.Attached(2**40),
         m.Round(-1, 0, 0, [], 1, True),
-        m.Welcome(1, "run", "ann", "s", "{}", "00", [m.File("a", -1, "")], 1, 1.0),
-        m.Welcome(1, "run", "ann", "s", "{}", "00", [], 1, math.nan),
+        m.Welcome(m.PROTOCOL, "run", "ann", "s", "{}", "00", [m.File("a", -1, "")], 1, 1.0),
+        m.Welcome(m.PROTOCOL, "run", "ann", "s", "{}", "00", [], 1, math.nan),
         m.Ping(math.inf),
     ],
     ids=str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
 
 from test_ring_table import Units
 from toy_swarm import toy_settings
@@ -10,7 +11,7 @@ from toy_swarm import toy_settings
 from transport.actions import Reach, Send
 from transport.hub import HubState
 from transport.peer import PeerState, SessionState
-from transport.protocol import messages, relayed_address
+from transport.protocol import messages
 from transport.rings import GAP_S
 from transport.rings.ring_coordinator import PROBE_S, UNREACHED
 
@@ -33,7 +34,7 @@ class Machines:
 
     def come(self, name: str, memory: int, *, answers: bool = True, address: str = "NAME:1") -> PeerState:
         address = address.replace("NAME", name)
-        lends = messages.Lends(1, TOKEN, SETTINGS.run, name, address=address, memory=memory)
+        lends = messages.Lends(messages.PROTOCOL, TOKEN, SETTINGS.run, name, address=address, memory=memory)
         peer = self.peers[name] = PeerState(lends)
         self.dial(name)
         assert peer.placed is None, "it is not prepared yet"
@@ -87,7 +88,7 @@ class Machines:
     def lead(self, head: str) -> None:
         """Let the head of a ring begin the session of the peer that its ring is."""
         name = f"{head}{REPLICA}"
-        self.peers[name] = PeerState(messages.Hello(1, TOKEN, SETTINGS.run, name))
+        self.peers[name] = PeerState(messages.Hello(messages.PROTOCOL, TOKEN, SETTINGS.run, name))
         for message in self.peers[name].connected(self.now):
             self.act(self.hub.receive(conn(name), message, self.now))  # type: ignore[arg-type]
 
@@ -112,7 +113,7 @@ def conn(name: str) -> bytes:
 
 
 def at_relay(name: str) -> str:
-    return relayed_address("relay:29399", f"key-of-{name}")
+    return f"relay:29399/{sha256(name.encode()).hexdigest()[:32]}"
 
 
 def formed() -> Machines:
@@ -287,7 +288,7 @@ def test_a_restarted_hub_is_told_of_the_rings_that_there_are() -> None:
 
 def test_a_run_whose_model_is_not_divided_says_so() -> None:
     hub = HubState(replace(SETTINGS, division=None), TOKEN, "stop", 0.0)
-    lends = messages.Lends(1, TOKEN, SETTINGS.run, "ann", memory=9)
+    lends = messages.Lends(messages.PROTOCOL, TOKEN, SETTINGS.run, "ann", memory=9)
     [refused] = [a.message for a in hub.receive(conn("ann"), lends, 0.0) if isinstance(a, Send)]
     assert isinstance(refused, messages.Refused)
     assert "shards=layers" in refused.reason

@@ -7,7 +7,7 @@ import json
 import pytest
 from msgspec.structs import replace
 from sim_swarm import SimPeer, SimSwarm
-from toy_extension import WELL, Health
+from toy_extension import UNREADABLE, WELL, Health, readable
 from toy_swarm import toy_settings
 
 from transport.protocol import events, messages
@@ -23,7 +23,9 @@ class Speaker(SimPeer):
 
 class Speakers(SimSwarm):
     def new_peer(self, name: str) -> SimPeer:
-        return Speaker(self, name, self.staleness)
+        peer = Speaker(self, name, self.staleness)
+        peer.state.hello = replace(peer.state.hello, extra={"health": b"as ever", "unknown": b"x"})
+        return peer
 
 
 @pytest.fixture
@@ -56,6 +58,72 @@ def test_what_a_peer_reports_comes_back_to_it_with_its_next_round_and_is_in_the_
     bodies = {session.name: health(swarm).announce(ex, session) for session in swarm.hub.members}
     assert bodies == {"p0": WELL, "p1": b"so so", "p2": WELL}
     assert swarm.settle(20_000).finished
+
+
+def test_the_halves_of_an_extension_meet_in_the_handshake_and_talk_beside_the_rounds(swarm: Speakers) -> None:
+    peer = swarm.peers[0]
+    heard = list[bytes]()
+    swarm.chat(peer)
+    assert peer.state.welcome is not None
+    assert peer.state.welcome.extra == {"health": b"welcome as ever"}
+    peer.say([messages.Extension("health", b"so so")])
+    swarm.chat(peer)
+    peer.state.listen({"health": heard.append})
+    assert heard == [b"heard so so"], "what came before it listened is not lost"
+    peer.say([messages.Extension("health", WELL)])
+    swarm.chat(peer)
+
+    assert heard == [b"heard so so", b"heard well"]
+    assert health(swarm).said["p0"] == WELL
+
+
+@pytest.mark.parametrize("said", [("health", UNREADABLE), ("another", WELL), ("", WELL)])
+def test_what_the_hub_cannot_read_or_knows_no_extension_for_is_ignored_and_counted(
+    swarm: Speakers, said: tuple[str, bytes]
+) -> None:
+    swarm.chat(swarm.peers[0])
+    swarm.peers[0].say([messages.Extension(*said)])
+    swarm.chat(swarm.peers[0])
+
+    assert swarm.hub.members.ignored == 1
+    assert health(swarm).said["p0"] == b"as ever"
+    assert swarm.settle(20_000).finished
+
+
+def test_a_hello_whose_body_cannot_be_read_begins_a_session(swarm: Speakers) -> None:
+    peer = swarm.new_peer("p3")
+    peer.state.hello = replace(peer.state.hello, extra={"health": UNREADABLE})
+    swarm.peers.append(peer)
+    peer.dial()
+    swarm.chat(peer)
+
+    assert swarm.hub.members.ignored == 1
+    assert peer.state.welcome is not None
+    assert peer.state.welcome.extra == {"health": b"welcome "}
+    assert swarm.settle(20_000).finished
+
+
+def test_a_restarted_hub_hears_again_what_peers_have_said_of_themselves(swarm: Speakers) -> None:
+    while len(health(swarm).accepted) < 2:
+        swarm.step()
+    swarm.restart_hub()
+    assert health(swarm).said == {}
+    for peer in swarm.peers:
+        peer.dial()
+        swarm.chat(peer)
+
+    assert health(swarm).said.keys() == {"p0", "p1", "p2"}
+    assert swarm.settle(20_000).finished
+
+
+def test_a_peer_ignores_and_counts_what_it_cannot_read_or_does_not_know(swarm: Speakers) -> None:
+    state = swarm.peers[0].state
+    swarm.chat(swarm.peers[0])
+    state.listen({"health": readable})
+    for name, body in (("health", UNREADABLE), ("another", WELL)):
+        state.receive(messages.Extension(name, body), swarm.now)
+
+    assert state.ignored == 2
 
 
 def test_whom_an_extension_lets_have_no_lease_is_in_no_round_until_it_does(swarm: Speakers) -> None:

@@ -35,7 +35,9 @@ class Follower(SimPeer):
 
     def __init__(self, swarm: StandbySwarm) -> None:
         super().__init__(swarm, "standby", 1)
-        hello = messages.Follow(1, TOKEN, swarm.settings.run, "standby", place="b:2", secret=STOP)
+        hello = messages.Follow(
+            messages.PROTOCOL, TOKEN, swarm.settings.run, "standby", place="b:2", secret=STOP
+        )
         self.state = PeerState(hello)
         self.number = 0
 
@@ -126,7 +128,7 @@ class StandbySwarm(SimSwarm):
             peer.state.vote()
             self.there[name] = conn = f"{name}.1".encode()
             assert peer.state.welcome is not None
-            resume = messages.Resume(1, self.settings.run, name, "s")
+            resume = messages.Resume(messages.PROTOCOL, self.settings.run, name, "s")
             self.succession.receive(conn, resume, self.now)
 
     def back(self, name: str) -> None:
@@ -303,7 +305,7 @@ def test_an_asynchronous_hub_goes_on_alone_once_a_majority_promises_not_to_elect
 def test_a_standby_is_elected_by_a_majority_of_those_whose_samples_counted_and_only_without_the_hub() -> None:
     state = Succession("a-run", "token")
     state.synced, state.voters = True, frozenset({"ann", "bob", "cyd"})
-    resume = messages.Resume(1, "a-run", "ann", "s")
+    resume = messages.Resume(messages.PROTOCOL, "a-run", "ann", "s")
     state.hub(0.5, 0.0)
     assert isinstance(state.receive(b"ann.1", resume, 0.0)[0][1], messages.Wait)
     assert not state.hub(0.6, 0.5), "the hub was not heard since this peer came"
@@ -325,7 +327,7 @@ def test_a_hub_that_stalls_for_less_than_five_seconds_keeps_its_run(stall: float
     """However early the peers doubt it: all of them may wait at the standby, which decides."""
     state = Succession("a-run", "token")
     state.synced, state.voters = True, frozenset({"ann", "bob", "cyd"})
-    resume = messages.Resume(1, "a-run", "ann", "s")
+    resume = messages.Resume(messages.PROTOCOL, "a-run", "ann", "s")
     for tick in range(100):
         now, heard = 0.1 * tick, 0.1 * tick > stall
         sent = state.hub(0.05 if heard else now, now)
@@ -347,7 +349,7 @@ def test_a_hub_that_is_gone_is_replaced_five_seconds_after_it_was_heard() -> Non
         state.hub(now, now)
         if tick == 40:
             for conn in (b"ann.1", b"bob.1"):
-                state.receive(conn, messages.Resume(1, "a-run", "ann", "s"), now)
+                state.receive(conn, messages.Resume(messages.PROTOCOL, "a-run", "ann", "s"), now)
         for conn in state.waiting:
             state.receive(conn, messages.Pong(now), now)
         elected += [now] * state.elected(now)

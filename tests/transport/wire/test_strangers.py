@@ -17,8 +17,8 @@ from toy_swarm import ToyWork, toy_settings
 from waiting import until
 
 from transport import ask_status
-from transport.protocol import CurveKeys, Route, Unreachable, as_z85, encode, messages
-from transport.wire import DealerWire, Disconnected
+from transport.protocol import CurveKeys, Unreachable, as_z85, encode, messages
+from transport.wire import DealerWire, Disconnected, TcpRoute
 from transport.wire.zeromq_sockets import MAX_FRAME
 
 MANY = 300  # connections at once
@@ -86,12 +86,12 @@ def no_curve(running: HubSwarm) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as sock:
         sock.linger = 0
         sock.connect(f"tcp://127.0.0.1:{running.hub.port}")
-        sock.send(encode(messages.Hello(1, running.keys.token, "toy-run", "eve")))
+        sock.send(encode(messages.Hello(messages.PROTOCOL, running.keys.token, "toy-run", "eve")))
         assert not sock.poll(300)
 
 
 def wrong_key(running: HubSwarm) -> None:
-    wire = DealerWire((Route("127.0.0.1", running.hub.port),), CurveKeys.generate().public)
+    wire = DealerWire((TcpRoute("127.0.0.1", running.hub.port),), CurveKeys.generate().public)
     try:
         wire.dial(0)
         events = wire.poll(0.5)
@@ -183,7 +183,7 @@ def test_who_speaks_another_language_or_has_no_token_and_what_is_no_message_is_c
     before, expected = ask_status(running.url)["refused"], len(SPOKEN) + 2
     for said in SPOKEN.values():
         spoken(said)(running)
-    say(running.url, [encode(messages.Hello(1, "guess", "toy-run", "eve"))])
+    say(running.url, [encode(messages.Hello(messages.PROTOCOL, "guess", "toy-run", "eve"))])
     say(running.url, [b"\x81\xa1a" * 20_000])
     until(lambda: ask_status(running.url)["refused"] >= before + expected, PATIENCE_S)
     goes_on(running)

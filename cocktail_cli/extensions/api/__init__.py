@@ -1,0 +1,19 @@
+"""The commands `launch`, `resume` and `join` from Python: a run as an object that yields its events."""
+
+from cocktail_cli.assembly import Extension
+from cocktail_cli.ui import events
+
+from .callbacks import CallbackReader, RunControl, RunState
+from .errors import (
+    Altered,
+    ConnectionLost,
+    InvalidInput,
+    NoResult,
+    OutOfResources,
+    PreflightFailed,
+    Rejected,
+    Unreachable,
+)
+from .runs import Run, join, launch, resume
+
+extension = Extension()  # it adds names alone

@@ -1,0 +1,378 @@
+"""`cocktail doctor`: check whether this machine can train, host a run, and join one."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cocktail_cli import __version__, options
+from cocktail_cli.assembly import everyone
+from cocktail_cli.installation import command_to_add
+from cocktail_cli.machine import (
+    BIND,
+    EVERYWHERE,
+    PORT,
+    driver_version,
+    hardware,
+    memory_of,
+    network_file_system,
+    no_kernels,
+    pick_device,
+    reach_of,
+    users_of,
+)
+from cocktail_cli.options import Device, Json, Quiet
+from cocktail_cli.ui import found, megabytes, print_findings, say
+from recipes.hardware import half_precision, host_memory, untried, usable_cores
+
+if TYPE_CHECKING:
+    from recipes.errors import Finding
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "huggingface_hub",
+    "pyzmq",
+    "numba",
+)
+FILES = 1024  # open files that a hub of some hundred peers needs
+DISK = 10 << 30  # bytes for a small model, its snapshots and a run's packets
+MEMORY = 4 << 30
+SKEW = 60.0  # seconds of clock error from which certificates may be refused
+ANSWER = 5.0  # seconds for the hub's answer
+# addresses reserved for documentation (RFC 5737, RFC 3849): unused
+WAYS = (("IPv4", socket.AF_INET, "192.0.2.1"), ("IPv6", socket.AF_INET6, "2001:db8::1"))
+
+
+def doctor(
+    run_url: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN_URL",
+            help="Also check whether this run can be reached and joined.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Device = "auto",
+    port: Annotated[
+        int,
+        options.port("Port that a hub on this machine would listen on.", min=1),
+    ] = PORT,
+    env: Annotated[
+        bool, typer.Option("--env", help="Print versions to paste into a report; check nothing.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Check this machine; with a URL also whether that run can be joined.
+
+    Looks at versions, device, disk, the Hugging Face hub, port and clock.
+
+    Asks the Hugging Face hub, and the run whose URL is given; nobody else.
+
+    Examples: cocktail doctor
+    cocktail doctor cocktail://...
+
+    Exit 4 where a line says fail. With --json one object:
+    {"v": 1, "findings": [{"level", "about", "text", "hint"}]}
+    """
+    if env:
+        say(*environment())
+        return
+    print_findings(checks(run_url, device, port), as_json, quiet, "preflight")
+
+
+def environment() -> Iterator[str]:
+    """Describe this installation as Markdown, for a bug report."""
+    yield f"- cocktail {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    yield "- " + ", ".join(f"{name} {installed(name) or 'not installed'}" for name in PACKAGES)
+    yield f"- {cuda()}"
+    yield f"- {usable_cores()} cores, {megabytes(memory_of('cpu'))} of memory"
+
+
+def installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def checks(run_url: str | None, device: str, port: int) -> Iterator[Finding]:
+    """Run every check, in the order in which a user would mend things."""
+    simple: list[tuple[str, Callable[[], Finding]]] = [
+        ("python", python),
+        ("packages", packages),
+        ("device", lambda: trains_on(device)),
+        ("memory", memory),
+        ("curve", curve),
+        ("codec", lambda: codec(device)),
+        ("disk", disk),
+        ("files", files),
+        ("port", lambda: listens(port)),
+        *(check for one in everyone() for check in one.checks().items()),
+        ("address", address),
+        ("power", power),
+    ]
+    for about, check in simple:
+        try:
+            yield check()
+        except Exception as error:  # a check that breaks is a finding, and the next is run
+            yield found("warn", about, f"could not be checked: {type(error).__name__}: {error}")
+    yield from hub()
+    if run_url is not None:
+        from .doctor_run_url import run
+
+        yield from run(run_url)
+
+
+# ---- this machine ------------------------------------------------------------------------------------------
+
+
+def python() -> Finding:
+    text = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    prefix = Path(sys.prefix)
+    if (prefix / "conda-meta").is_dir():
+        if (prefix / "condabin").is_dir():  # only conda's own environment has it
+            hint = "conda create -n cocktail python, then install cocktail there"
+            return found("warn", "python", f"{text}, in conda's base environment", hint)
+        return found("ok", "python", f"{text}, conda environment {prefix.name}")
+    if sys.prefix == sys.base_prefix:
+        hint = "uv tool install, pipx or a venv"
+        return found("warn", "python", f"{text}, no environment of its own", hint)
+    return found("ok", "python", text)
+
+
+def packages() -> Finding:
+    missing = [name for name in PACKAGES if installed(name) is None and name != "numba"]
+    if missing:
+        return found("fail", "packages", f"missing: {', '.join(missing)}", command_to_add(*missing))
+    return found("ok", "packages", ", ".join(f"{name} {installed(name)}" for name in PACKAGES[:4]))
+
+
+def cuda() -> str:
+    """Describe torch's CUDA build and the driver."""
+    import torch
+
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+    if torch.version.hip:
+        built = f"ROCm {torch.version.hip}"
+    return f"torch {torch.__version__} for {built}; NVIDIA driver {driver_version() or 'none'}"
+
+
+def trains_on(wanted: str) -> Finding:
+    """Report the device of `--device auto`, or whether the requested one exists."""
+    from cocktail_cli.errors import Failure
+
+    try:
+        device = pick_device(wanted)
+    except Failure as error:
+        return found("fail", "device", error.message, "--device auto takes what is there")
+    if device != "cpu":
+        return accelerator(device)
+    if driver_version():
+        hint = "install torch for this driver: https://pytorch.org/get-started/locally"
+        text = f"an NVIDIA driver is here, but this torch cannot use it ({cuda()})"
+        return found("fail", "device", text, hint)
+    text = f"the CPU, {usable_cores()} cores: enough to own a run, slow to train in one"
+    return found("warn", "device", text, "a GPU, or join with another machine")
+
+
+def accelerator(device: str) -> Finding:
+    """Report an accelerator: name, precision, free memory, and who else holds it."""
+    import torch
+
+    here, others = half_precision(torch.device(device)), untried(device)
+    half = "bf16" if here.dtype == torch.bfloat16 else "fp16 (it only emulates bf16)"
+    text = f"{hardware(device)}, {cuda()}, {half if here.pays else 'fp32'}"
+    if device.startswith("cuda"):
+        major, minor = torch.cuda.get_device_capability(device)
+        free, total = torch.cuda.mem_get_info(device)
+        text += f", capability {major}.{minor}, {gib(free)} of {gib(total)} GiB free"
+        if free < 0.8 * total:
+            holders = "; ".join(users_of(device)[:3])
+            return found("warn", "device", text, f"others hold it: {holders or 'unknown'}")
+    if others:
+        hint = "try it with preview and `launch smoke`, and report what they say"
+        return found("warn", "device", f"{text}; cocktail was never tried on {others}", hint)
+    return found("ok", "device", text)
+
+
+def memory() -> Finding:
+    import psutil
+
+    here, machine = host_memory(), psutil.virtual_memory().total
+    text = f"{gib(here.total)} GiB, {gib(here.free)} GiB of it free"
+    if here.total < machine:
+        text += f"; a container or cgroup keeps this process from the rest of {gib(machine)} GiB"
+    if here.total < MEMORY:
+        return found("warn", "memory", text, "a small model: cocktail plan RECIPE")
+    return found("ok", "memory", text)
+
+
+def curve() -> Finding:
+    from transport import RunKeys
+
+    RunKeys.generate()
+    return found("ok", "transport", f"pyzmq {installed('pyzmq')}, encrypted (CURVE)")
+
+
+def codec(wanted: str) -> Finding:
+    """Report what encodes packets: numba on the processor, Triton's kernels on a GPU, launched on trial."""
+    from cocktail_cli.errors import Failure
+
+    version = installed("numba")
+    if version is None:
+        text = "numba is missing: packets take longer to make"
+        return found("warn", "codec", text, command_to_add("numba"))
+    try:
+        device = pick_device(wanted)
+    except Failure:  # `device` tells
+        device = "cpu"
+    if why := no_kernels(device):
+        return found("warn", "codec", why, "a C compiler and Python's headers: gcc and python3-dev")
+    kernels = f", Triton {installed('triton')}" if device.startswith("cuda") else ""
+    return found("ok", "codec", f"numba {version}{kernels}")
+
+
+def disk() -> Finding:
+    """Report free space where models are cached and where runs are written."""
+    from cocktail_cli.machine import cache
+    from recipes.downloads import hub_cache
+
+    places = {str(there(Path(p))) for p in (hub_cache(), cache(), Path.cwd())}
+    free = {place: shutil.disk_usage(place).free for place in places}
+    text = ", ".join(f"{megabytes(size)} free at {place}" for place, size in free.items())
+    least = min(free, key=lambda place: free[place])
+    if free[least] < DISK:
+        hint = f"make room at {least}, or set HF_HOME and COCKTAIL_HOME to another disk"
+        return found("warn", "disk", text, hint)
+    if (remote := network_file_system(Path.cwd())) is not None:
+        hint = "launch -o FOLDER on a disk of this machine"
+        return found("warn", "disk", f"{text}; here is a network file system ({remote})", hint)
+    return found("ok", "disk", text)
+
+
+def there(path: Path) -> Path:
+    """Return the path, or its nearest existing parent."""
+    return path if path.exists() else there(path.parent)
+
+
+def files() -> Finding:
+    try:
+        import resource
+    except ImportError:  # not on Windows, which has no such limit
+        return found("ok", "files", "no limit on this system")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < FILES:
+        enough = f"ulimit -n {FILES}" if hard < 0 or hard >= FILES else f"an administrator raises {hard}"
+        return found("warn", "files", f"{soft} open files at most: a hub of many peers needs more", enough)
+    return found("ok", "files", "open files are not limited" if soft < 0 else f"{soft} open files")
+
+
+def listens(port: int) -> Finding:
+    """Report whether a hub could listen on the port, and what is known of the address."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((EVERYWHERE[0], port))
+        except OSError as error:
+            text = f"{port} cannot be listened on: {error.strerror}"
+            hint = "to host a run: cocktail launch --port 0, or end what holds it"
+            return found("warn", "port", text, hint)
+    return found("ok", "port", f"{port} is free; {reach_of(BIND, port, None).known}")
+
+
+def address() -> Finding:
+    """Report whether this machine can dial IPv4 addresses. Nothing is sent."""
+    ways = [name for name, family, there in WAYS if leads_there(family, there)]
+    if "IPv4" in ways:
+        return found("ok", "address", f"this machine has a way out over {' and '.join(ways)}")
+    text = "no way out over IPv4: a run is reached only if its URL has a name or an IPv6 address"
+    return found("warn", "address", text, "ask the run's host for --advertise NAME, or another network")
+
+
+def leads_there(family: int, there: str) -> bool:
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((there, 9))
+        return True
+    return False
+
+
+def power() -> Finding:
+    """Warn of a laptop on battery: it soon sleeps, and a sleeping peer is late."""
+    import psutil
+
+    read = getattr(psutil, "sensors_battery", None)  # missing where psutil knows of none, as on AIX
+    battery = read() if read is not None else None
+    if battery is None or battery.power_plugged is None:
+        return found("ok", "power", "no battery, or not known on this system")
+    if battery.power_plugged:
+        return found("ok", "power", "on the mains")
+    return found("warn", "power", "on battery: this machine sleeps soon, and slows down", "plug it in")
+
+
+def gib(count: float) -> str:
+    return f"{count / 2**30:.1f}"
+
+
+# ---- the Hugging Face hub ----------------------------------------------------------------------------------
+
+
+def hub() -> Iterator[Finding]:
+    """Report whether the Hugging Face hub answers, the account, and the clock's error."""
+    from recipes.downloads import OFFLINE, ask_hub
+
+    try:
+        answer = ask_hub(ANSWER)
+    except Exception as error:
+        yield found("warn", "hub", f"could not be asked: {type(error).__name__}: {error}")
+        return
+    if answer is OFFLINE:
+        yield found("ok", "hub", "not asked: HF_HUB_OFFLINE is set, so only what is in its cache is used")
+        return
+    if answer.error:
+        hint = "models in folders need no hub; what is in its cache is used"
+        yield found("warn", "hub", f"{answer.endpoint} does not answer: {answer.error}", hint)
+        return
+    if answer.user:
+        yield found("ok", "hub", f"{answer.endpoint} answers, logged in as {answer.user}")
+    elif answer.token:
+        yield found("warn", "hub", f"{answer.endpoint} does not take this machine's token", "hf auth login")
+    else:
+        text = f"{answer.endpoint} answers; no token, which gated models need"
+        yield found("ok", "hub", text, "hf auth login")
+    yield from licences()
+    yield clock(answer.skew)
+
+
+def licences() -> Iterator[Finding]:
+    """Report shipped recipes whose gated models this machine may not read yet."""
+    from cocktail_cli.assembly import recipe_type
+    from recipes.config import is_hub_id, list_recipes
+    from recipes.downloads import gated_models, licence_hint
+
+    named = {recipe.model.model_name_or_path: recipe.name for recipe in list_recipes(recipe_type)}
+    for model in gated_models([name for name in named if is_hub_id(name)]):
+        yield found("warn", "licence", f"{named[model]} needs {model}, which is gated {licence_hint(model)}")
+
+
+def clock(skew: float | None) -> Finding:
+    if skew is None:
+        return found("warn", "clock", "not compared: the hub's answer has no date")
+    said = f"{abs(skew):.0f} s {'behind' if skew > 0 else 'ahead of'} the hub's"
+    if abs(skew) > SKEW:
+        set_by = {"Windows": "w32tm /resync", "Darwin": "sudo sntp -sS time.apple.com"}
+        hint = set_by.get(platform.system(), "sudo timedatectl set-ntp true")
+        return found("fail", "clock", said, hint)
+    return found("ok", "clock", said)

@@ -1,0 +1,62 @@
+"""Passing: peers that accept connections pass packets on, and the run's files to newcomers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cocktail_cli.assembly import Crossing, Extension, HostParts, PeerExtension, PeerParts
+
+if TYPE_CHECKING:
+    from recipes.config import Recipe
+    from transport.hub import Extend
+
+    from .bodies import PassingStatus
+
+
+class Passing(Extension):
+    """The hub names who passes what on; peers fetch it there, and from the hub what they do not get."""
+
+    def hub(self, host: HostParts) -> Extend | None:
+        from .keys import mode_of
+
+        if (mode := mode_of(host.recipe)) == "off":
+            return None
+        from .hub import PassingCoordinator
+
+        return partial(PassingCoordinator, mode=mode)
+
+    def peer(self, peer: PeerParts) -> PeerExtension | None:
+        from .keys import mode_of
+
+        if mode_of(peer.recipe) == "off":
+            return None
+        from .peer import PassingPeer, dial
+
+        return PassingPeer(peer.link, partial(dial, peer.link), peer.server)
+
+    def shows_addresses(self, recipe: Recipe) -> bool:
+        from .keys import mode_of
+
+        return mode_of(recipe) != "off"
+
+    def crossing(self, recipe: Recipe, reachable: int, peers: int) -> Crossing | None:
+        from .keys import mode_of
+        from .packet_stripes import packets_over
+
+        mode, helpers = mode_of(recipe), min(reachable, peers)
+        if mode == "off" or not helpers or peers < 2:
+            return None
+        return Crossing(*packets_over(helpers, peers), always=mode == "always")
+
+    def figures(self) -> type[PassingStatus]:
+        from .bodies import PassingStatus
+
+        return PassingStatus
+
+    def others_send(self, status: Mapping[str, Any]) -> bool:
+        return bool(status.get("passing"))
+
+
+extension = Passing()

@@ -1,0 +1,109 @@
+"""A newcomer's files from peers that have them, beside the hub: the base model's, and snapshots.
+
+The hub sends a file from its start on, and each peer chunks from its end, two blocks at a time. A block
+counts once it has the hash that the hub has announced. What a peer does not send, the hub sends.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from transport.direct import DirectLinks, ReachablePeer, StallDetector
+from transport.peer import PeerLink
+from transport.protocol import ProtocolError, TransportError
+from transport.transfer import CHUNK, HASH_BLOCK, ChunkFile, Download
+
+from .bodies import Source
+from .packet_sources import ForwardedChunks, report_failed
+
+log = logging.getLogger(__name__)
+
+BLOCK = HASH_BLOCK // CHUNK  # chunks
+SHARE = 2 * BLOCK  # chunks that a peer is asked for at a time
+LAST_S = 5.0  # for such a share, where nothing else is left to be fetched
+
+
+class LastChunks(Exception):
+    """Gives a share back: nothing else of its file is lacking, and the hub may be faster."""
+
+
+class FileSources:
+    """Fetches files from peers; `dial` makes a link to one. `close` ends it."""
+
+    def __init__(self, link: PeerLink, dial: Callable[[ReachablePeer], PeerLink]) -> None:
+        self._link, self._links = link, DirectLinks(dial)
+        self._over = False
+        self._failed: set[str] = set()
+        self._threads = ThreadPoolExecutor(16, thread_name_prefix="cocktail-files")
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes up and down so far, beside those of the link to the hub."""
+        return self._links.traffic
+
+    def fetch(self, helpers: Sequence[Source], downloads: Sequence[Download]) -> None:
+        """Begin to fetch shares of files that are being downloaded from the hub (`PeerLink.begin_file`)."""
+        for source in helpers:
+            if source.name not in self._failed:
+                self._threads.submit(self._receive, source, tuple(downloads))
+
+    def _receive(self, source: Source, downloads: Sequence[Download]) -> None:
+        """Fetch shares until none is left, or this source fails; in a thread of its own."""
+        for download in downloads:
+            while not self._over and (chunks := self._link.take_share(download, SHARE)):
+                try:
+                    self._share(source, download, chunks)
+                except LastChunks:
+                    break
+                except (TransportError, KeyError, ProtocolError) as error:
+                    log.debug("from %s", source.name, exc_info=error)
+                    self._fail(source, error)
+                    return
+                finally:
+                    self._link.request(download, chunks)  # what lacks
+
+    def _share(self, source: Source, download: Download, chunks: range) -> None:
+        """Fetch some chunks. Raises ProtocolError: they are not those of the file."""
+        link, file, began, stall = self._links.to(source), download.sink, time.monotonic(), StallDetector()
+        assert isinstance(file, ChunkFile)
+        blocks: dict[int, dict[int, bytes]] = {}
+
+        def take(index: int, payload: bytes) -> None:
+            block, first = blocks.setdefault(index // BLOCK, {}), index // BLOCK * BLOCK
+            block[index] = payload
+            if len(block) < min(BLOCK, file.map.count - first):
+                return
+            if not file.is_right(index // BLOCK, b"".join(block[i] for i in sorted(block))):
+                raise ProtocolError(f"block {index // BLOCK} of {download.name} has wrong bytes")
+            for i in sorted(block):
+                self._link.supply(download, i, block[i])
+
+        sink = ForwardedChunks(file.map, chunks, take)
+        part = link.begin_chunks(download.name, sink, chunks)
+
+        def look() -> None:
+            last = self._link.nothing_to_request(download) and time.monotonic() - began > LAST_S
+            if self._over or last:
+                raise LastChunks
+            stall.download(part)
+
+        try:
+            link.complete(part, look)
+        finally:
+            link.forget(part)
+
+    def _fail(self, source: Source, error: Exception) -> None:
+        """Ask this source no more; tell the hub where it has sent wrong bytes."""
+        self._failed.add(source.name)
+        self._links.drop(source.name)
+        if isinstance(error, ProtocolError) and not self._over:
+            report_failed(self._link, source.name, str(error), wrong=True)
+
+    def close(self) -> None:
+        """End what is under way, and hang up."""
+        self._over = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._links.close()

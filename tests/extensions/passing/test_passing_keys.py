@@ -1,0 +1,53 @@
+"""Its section of a recipe, which may be absent; and what follows from it before a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cocktail_cli.assembly import crossing, recipe_type, shows_addresses, used
+from cocktail_cli.extensions.passing import extension
+from cocktail_cli.extensions.passing.keys import mode_of
+from recipes.config import Recipe, load_resolved, source_of
+from recipes.errors import RecipeError
+
+
+def load(*overrides: str, name: str = "smoke") -> Recipe:
+    return load_resolved(name, overrides, extend=recipe_type).recipe
+
+
+def test_a_run_passes_on_unless_its_recipe_says_off_or_peers_aggregate() -> None:
+    assert mode_of(load()) == "auto"
+    assert mode_of(load("passing=always")) == "always"
+    assert mode_of(load("passing=off")) == "off"
+    assert mode_of(load("swarm.owners=peers", "compression.shards=8", "passing=always")) == "off"
+    assert extension in used(load()), "a recipe needs no section of it"
+
+
+def test_off_is_a_word_though_yaml_reads_it_as_false(tmp_path: Path) -> None:
+    text = source_of("smoke").text
+    recipes = list[Recipe]()
+    for word in ("off", "'off'"):
+        (tmp_path / "mine.yaml").write_text(f"{text}\npassing: {{passing: {word}}}\n")
+        recipes.append(load(name=str(tmp_path / "mine.yaml")))
+    recipes.append(load("passing.passing=off"))
+
+    assert len({one.recipe_hash for one in recipes}) == 1
+    assert mode_of(recipes[0]) == "off"
+
+
+def test_the_former_place_of_its_key_is_answered_with_the_place_of_now() -> None:
+    with pytest.raises(RecipeError, match="it belongs under `passing:`"):
+        load("swarm.passing=off")
+
+
+def test_where_it_is_off_nothing_is_said_of_other_peers() -> None:
+    assert shows_addresses(load())
+    assert not shows_addresses(load("passing=off"))
+    assert crossing(load("passing=off"), 4, 8) is None
+    assert crossing(load(), 0, 8) is None, "nobody can be reached"
+    way = crossing(load("passing=always"), 4, 8)
+    assert way is not None
+    assert way.always
+    assert way.hub < 2

@@ -23,9 +23,9 @@ from transport.protocol import messages
 
 CEILINGS = {
     "lines with code, heart": 31_192,
-    "lines with code, extensions": 14_430,
+    "lines with code, extensions": 14_438,
     "lines with code, scripts": 9865,
-    "lines with code, tests": 43_853,
+    "lines with code, tests": 43_845,
     "modules": 436,
     "recipe keys": 110,
     "options": 195,

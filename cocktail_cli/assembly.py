@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
     from recipes.config import Recipe
     from recipes.errors import Finding
+    from recipes.models import Base
     from recipes.training import Delivery, ModelExtension
     from transport import Ledger, PeerLink, RunURL
     from transport.direct import PeerServer
     from transport.hub import Extend
-    from transport.protocol import CurveKeys, Route, RunKeys, messages
+    from transport.protocol import CurveKeys, Route, RunKeys, WeightedPacket, messages
     from transport.transfer import Download
 
 NETWORK, MACHINE, WHEN, OUTPUT = "Network", "This machine", "When", "Output"  # panels of a command's options
@@ -151,6 +152,34 @@ class Joining:
         return False
 
 
+class HostedModel(Protocol):
+    """A run's model at its host (`cocktail_cli.host.RunDelegate`)."""
+
+    recipe: Recipe
+    base: Base
+    corpus: Any  # `Corpus | StreamedCorpus` of `recipes.data`
+    model: Any  # `cocktail_cli.host.CommittedModel`
+    tell: Callable[[str, str], None]  # (peer, message) for the host; set once there is a hub
+
+
+class UpdateJudge:
+    """Judges updates before they are summed. It is called in the commit thread, which it may not hold up."""
+
+    def objection(self, peer: str, packet: bool = True) -> str:
+        """Return why a peer's packet is refused, or its handoff; empty: it is not."""
+        return ""
+
+    def weight(self, peer: str) -> float:
+        """Return what a peer's updates count for, of their weight."""
+        return 1.0
+
+    def committed(self, packet: bytes, updates: Sequence[WeightedPacket], held: frozenset[str]) -> None:
+        """Take the aggregate of a durable round, its updates, and the peers whose packets were shortened."""
+
+    def close(self) -> None:
+        """End what runs beside."""
+
+
 class WrittenModel(Protocol):
     """A run whose model is written (`cocktail_cli.host.CommittedModel`)."""
 
@@ -247,6 +276,9 @@ class Extension:
 
     def hub(self, host: HostParts) -> Extend | None:
         """Return what makes its part at the hub; None: it has none."""
+
+    def judge(self, work: HostedModel, round: int) -> UpdateJudge | None:
+        """Make what judges the updates of a run that goes on with `round`; None: it judges none."""
 
     def views(self, parts: ViewParts) -> Sequence[View]:
         """Make its views of a run's events, before anything is prepared. They are shown all that `--json`
@@ -429,6 +461,7 @@ EXTENSIONS = (
         dials=("HTTPS_PROXY", "ALL_PROXY"),
     ),
     Row("turns", keys=True),
+    Row("trust", keys=True),
     Row("trackers", keys=True),
     Row(
         "dashboard",
@@ -491,8 +524,8 @@ def reader_of(error: BaseException | None) -> str:
 
 
 def everyone() -> list[Extension]:
-    """Import all extensions: of an unknown run's events and status each may have some."""
-    return [extension_of(row) for row in EXTENSIONS]
+    """Import all that a run may use: of an unknown one's events and status each may have some."""
+    return [extension_of(row) for row in EXTENSIONS if row.always or row.keys or row.options]
 
 
 def extension_of(row: Row) -> Extension:
@@ -541,6 +574,11 @@ def files_of(recipe: Recipe) -> list[str]:
 def hub_extensions(host: HostParts) -> list[Extend]:
     """Return what makes the extensions of a run's hub."""
     return [part for one in used(host.recipe) if (part := one.hub(host)) is not None]
+
+
+def update_judges(work: HostedModel, round: int) -> list[UpdateJudge]:
+    """Make what judges the updates of a run that goes on with `round`."""
+    return [judge for one in used(work.recipe) if (judge := one.judge(work, round)) is not None]
 
 
 def views_of(parts: ViewParts, given: Given = NONE_GIVEN) -> list[View]:

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .assembly import reader_of
 from .foreign_text import one_line, readable
 from .installation import command_to_add
 
@@ -354,9 +353,8 @@ def problem_of(problem: Any) -> Problem:
 
 def hints_of(error: BaseException) -> tuple[str, ...]:
     """Return `error.hints` or `error.hint`, where a room gives them, after the command that installs the
-    package that is missing, or the extension that reads such rows."""
+    package that is missing."""
     hints = getattr(error, "hints", None) or getattr(error, "hint", None) or ()
     hints = (hints,) if isinstance(hints, str) else tuple(hints)
-    hints = (reader, *hints) if (reader := reader_of(error)) else hints
     package = getattr(error, "package", None)
     return (command_to_add(package), *hints) if package else hints

@@ -22,6 +22,7 @@ from typer.main import get_command
 
 import cocktail_cli
 from cocktail_cli.assembly import commands as extensions_commands
+from cocktail_cli.assembly import reader_of
 from cocktail_cli.commands.check import preview, validate
 from cocktail_cli.commands.results import export, generate
 from cocktail_cli.commands.run import (
@@ -138,6 +139,7 @@ def run(as_json: bool, loud: bool) -> NoReturn:
         if interruption.came:
             sys.exit(EXIT["interrupted"])
         failure = explain(error)
+        failure.hints = (*filter(None, [reader_of(error)]), *failure.hints)
         bug = failure.code == "unexpected"  # of what the user can mend, the sentence says all
         logging.getLogger("cocktail_cli").error("%s", failure, exc_info=bug or loud)
         if loud:

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 31_453,
-    "lines with code, extensions": 14_145,
+    "lines with code, heart": 31_192,
+    "lines with code, extensions": 14_438,
     "lines with code, scripts": 9865,
-    "lines with code, tests": 43_833,
-    "modules": 434,
+    "lines with code, tests": 43_845,
+    "modules": 436,
     "recipe keys": 110,
     "options": 195,
     "messages": 42,
-    "words of documents": 69_766,
+    "words of documents": 69_841,
     "functions without a docstring, %": 22,
 }
 

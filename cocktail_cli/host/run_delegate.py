@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from cocktail_cli import __version__
 from cocktail_cli.aggregation import DurableAggregator
+from cocktail_cli.assembly import UpdateJudge, update_judges
 from cocktail_cli.ui import counted
 from transport import Ledger, RunSettings
 from transport.protocol import LayerDivision, ShardPacket, UpdateRejected, WeightedPacket, messages
 
-from .contribution_probe import ProbeThread
 from .replica_files import ReplicaFiles
 from .snapshot_thread import CommittedModel, replayed, snapshot_object
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from recipes.data import Corpus, StreamedCorpus
     from recipes.models import Base, BaseFile
     from recipes.planning import MemoryPlan
-    from recipes.training import Probe
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class RunDelegate:
         self._held_out_terms: list[int] | None = None
         self.shortened = Counter[str]()  # rounds in which a peer's packet was taken only in part
         self.tell: Callable[[str, str], None] = lambda peer, message: None
-        self.probing: ProbeThread | None = None  # from `recover` on, where the recipe asks for it
+        self.judges: Sequence[UpdateJudge] = ()  # from `recover` on
         self.taken: Sequence[WeightedPacket] = ()  # the updates in the newest aggregate
 
     @cached_property
@@ -125,10 +124,7 @@ class RunDelegate:
         """Bring the error feedback to where the ledger stands, before the hub starts; return a sentence about
         what was dropped. Raises LedgerDamaged where it is lost, and is not to be dropped."""
         said = self.durable.recover(ledger, drop_error_feedback)
-        if self.recipe.swarm.probe_batch_size:
-            round = ledger.next_round
-            self.probing = ProbeThread(lambda: self.probe(round), lambda peer, what: self.tell(peer, what))
-            self.probing.start()
+        self.judges = update_judges(self, ledger.next_round)
         return said
 
     def mend_fingerprints(self, ledger: Ledger, failed: bool) -> list[str]:
@@ -152,26 +148,13 @@ class RunDelegate:
         places = ", ".join(map(str, false))
         return [f"{ledger.folder}: fingerprints that a replay has not found were corrected: rounds {places}"]
 
-    def probe(self, round: int) -> Probe:
-        """Build the probe at the global model of `round`; slow."""
-        from recipes.data import Corpus
-        from recipes.models import load_trained
-        from recipes.training import Probe
-
-        assert isinstance(self.corpus, Corpus)  # a recipe with both a probe and a stream is refused
-        model = load_trained(self.recipe, self.base.folder, quantized=False)
-        probe = Probe(model, self.recipe, self.corpus)
-        if round:
-            probe.start_from(self.model.load(round).global_model)
-        return probe
-
     def close(self) -> None:
         from recipes.data import StreamedCorpus
 
         if isinstance(self.corpus, StreamedCorpus):
             self.corpus.close()
-        if self.probing:
-            self.probing.close()
+        for judge in self.judges:
+            judge.close()
         self.durable.close()
 
     def samples(self, ids: Sequence[int]) -> bytes:
@@ -208,11 +191,7 @@ class RunDelegate:
         self.aggregator.set_budget(size)
 
     def aggregate(self, round: int, updates: Sequence[WeightedPacket]) -> bytes:
-        if self.probing:
-            for one in updates:
-                if why := self.probing.objection(one.peer):
-                    raise UpdateRejected(one.peer, why)
-        weighted = self.probing.reweighted(updates) if self.probing else updates
+        weighted = [one._replace(weight=one.weight * self._judged(one.peer)) for one in updates]
         packet = self.durable.aggregate(round, weighted)
         self.taken = updates
         for taken in self.aggregator.shortened:
@@ -222,6 +201,13 @@ class RunDelegate:
                 said = f"its packet of round {round} was shortened ({times} so far): {taken.why}"
                 self.tell(taken.peer, said)
         return packet
+
+    def _judged(self, peer: str, packet: bool = True) -> float:
+        """Return what a peer's updates count for. Raises UpdateRejected where a judge objects."""
+        for judge in self.judges:
+            if why := judge.objection(peer, packet):
+                raise UpdateRejected(peer, why)
+        return math.prod(judge.weight(peer) for judge in self.judges)
 
     def own(self, round: int, shards: Sequence[int], keep: Callable[[bytes], int]) -> bool:
         return self.durable.own(round, shards, keep)
@@ -240,18 +226,15 @@ class RunDelegate:
             raise UpdateRejected(peer, str(error)) from error
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
-        if self.probing:
-            if peer in self.probing.found:
-                raise UpdateRejected(peer, self.probing.found[peer])
-            share *= self.probing.weights.get(peer, 1.0)
+        share *= self._judged(peer, packet=False)
         if (scale := self.durable.inherit(peer, packet, share)) < 1:
             self.tell(peer, f"its handoff was shortened to {scale:.0%}: no honest residual is so long")
 
     def committed(self, round: int, packet: bytes) -> None:
         self.durable.committed(round)
-        if self.probing:
-            held = frozenset(taken.peer for taken in self.aggregator.shortened)
-            self.probing.committed(packet, self.taken, held)
+        held = frozenset(taken.peer for taken in self.aggregator.shortened)
+        for judge in self.judges:
+            judge.committed(packet, self.taken, held)
         self.taken = ()
 
     def fingerprint(self, round: int) -> int:

@@ -256,9 +256,6 @@ def _streaming_conflicts(recipe: Recipe) -> Iterator[Conflict]:
             yield Conflict(f"datasets.{number}.split", text, "max_samples: 1000")
     if data.dataset_num_proc not in (None, 1):
         yield Conflict("data.dataset_num_proc", "a stream is tokenized by one process")
-    if recipe.swarm.probe_batch_size:
-        text = "must be 0 where data.streaming is on: the probe draws from all rows"
-        yield Conflict("swarm.probe_batch_size", text)
 
 
 def _dtype_conflicts(recipe: Recipe) -> Iterator[Conflict]:

@@ -436,16 +436,7 @@ class Swarm(Section):
     start_timeout: Seconds = key(1800.0, "longest wait for min_peers")
     step_timeout: Seconds = key(600.0, "upper bound of the straggler deadline")
     peer_timeout: Seconds = key(30.0, "a silent peer is dropped after this time")
-    probe_batch_size: Annotated[int, Field(ge=0)] = key(
-        0, "samples on which the hub scores each peer's contribution; 0: no scores"
-    )
     requires: Requires | None = key(None, "what a machine needs to take part; null: nothing")
-
-    @model_validator(mode="after")
-    def _check_owners(self) -> Swarm:
-        if self.probe_batch_size and self.owners != "hub":
-            raise ValueError("a probe (probe_batch_size) needs the packets at the hub: owners: hub")
-        return self
 
 
 class Checkpoint(Section):

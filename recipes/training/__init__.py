@@ -1,7 +1,6 @@
 """One peer's training: gradient, optimizer, exchange, checkpoint."""
 
 from . import peer_checkpoint
-from .contribution_score import Evidence, Gain, Probe, UsefulnessScore, Verdict
 from .gradient_noise import (
     NOISE_VALUES,
     GradientNoise,

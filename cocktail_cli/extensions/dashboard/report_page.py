@@ -73,7 +73,11 @@ def page_of_one(c: RunHistory) -> Document:
         "Bytes": over("round", "Bytes of a peer", up_down),
         "Below FP16": over("round", "Times fewer bytes than FP16", {"times fewer bytes": ratio}),
         "Waiting": over("round", "Share of a step spent waiting", {"share of a step": lambda r: r.idle}),
-        **{title: blocks for part in c.of_extensions for title, blocks in part.sections.items()},
+        **{
+            title: [made for kind, given in blocks for made in drawn(kind, given)]
+            for part in c.of_extensions
+            for title, blocks in part.sections.items()
+        },
         "Peers": timeline(c),
         "In words": [("p", line) for line in words(c)],
         "Contributors": contributors(c),
@@ -258,6 +262,11 @@ def chart(
         "log": bool(ys) and min(ys) > 0 and max(ys) > WIDE * median(ys),
     }
     return [("chart", made)] if shown else []
+
+
+def drawn(kind: str, given: Any) -> list[Block]:
+    """Describe a block of an extension, which leaves its "curves" to `chart`."""
+    return chart(**given) if kind == "curves" else [(kind, given)]  # type: ignore[list-item]
 
 
 def downsample(points: Sequence[Point], most: int = MOST) -> list[Point]:

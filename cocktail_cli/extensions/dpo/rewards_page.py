@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from cocktail_cli.assembly import PageBlocks, PagePart
-from cocktail_cli.extensions.dashboard.report_page import chart
 
 MOST = 20_000  # rounds, and evaluations, that a page remembers; the oldest are dropped first
 Known = Mapping[str, tuple[tuple[int, Mapping[str, float]], ...]]  # event -> step and rewards of each
@@ -28,5 +27,8 @@ class RewardsOnPage(PagePart):
         both = {"chosen": of("chosen", "step"), "rejected": of("rejected", "step")}
         right = {"share of pairs": of("accuracies", "step"), "held-out": of("accuracies", "eval")}
         title = "Share of pairs whose chosen answer has the higher reward"
-        blocks = [*chart("Rewards in training", both, zero=False), *chart(title, right)]
-        return PageBlocks(sections={"Rewards": blocks})
+        charts = [
+            ("curves", {"title": "Rewards in training", "curves": both, "zero": False}),
+            ("curves", {"title": title, "curves": right}),
+        ]
+        return PageBlocks(sections={"Rewards": charts})

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from cocktail_cli.aggregation import DurableAggregator
 from cocktail_cli.aggregation.durable_aggregator import ERROR_FEEDBACK as ERROR
 from cocktail_cli.aggregation.durable_aggregator import UPDATES
+from cocktail_cli.assembly import UpdateJudge
 from cocktail_cli.host import RunDelegate
-from cocktail_cli.host.contribution_probe import ProbeThread
 from compress import Cocktail, join
 from recipes.algorithm import Aggregator, handoff_compressor, select_shards, verify_saved
 from recipes.config import load_recipe
@@ -331,6 +331,11 @@ def test_a_run_that_is_over_leaves_no_error_behind(tmp_path: Path) -> None:
     assert not (tmp_path / UPDATES).exists()
 
 
+class Doubting(UpdateJudge):
+    def weight(self, peer: str) -> float:
+        return 0.25 if peer == "bob" else 1.0
+
+
 def test_what_counts_for_less_is_logged_with_the_weight_that_it_had_and_judged_with_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,8 +345,7 @@ def test_what_counts_for_less_is_logged_with_the_weight_that_it_had_and_judged_w
     nothing: Any = SimpleNamespace(pack_held_out=lambda: b"")
     work = RunDelegate(load_recipe("smoke", []), Base(tmp_path, ()), nothing, tmp_path)
     work.durable = DurableAggregator(Aggregator(P, MIX, SEED), tmp_path)
-    work.probing = ProbeThread(lambda: nothing, work.tell)
-    work.probing.weights = {"bob": 0.25}
+    work.judges = [Doubting()]
     with Ledger(tmp_path, run="toy", samples=9) as ledger:
         work.durable.recover(ledger)
         work.inherit("bob", handoffs_before(2)[0][1], 0.4)

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from cocktail_cli.assembly import recipe_type
-from cocktail_cli.errors import explain
+from cocktail_cli.assembly import reader_of, recipe_type
 from cocktail_cli.extensions.dpo.preference_pairs import TextPair, conversation_pair, text_pair
 from recipes.config import Recipe, load_recipe
 from recipes.data import ConversationReader, Row, build_corpus, make_row_tokenizer
@@ -93,8 +92,7 @@ def test_pairs_without_a_section_dpo_name_what_is_missing(tmp_path: Path, tokeni
     with pytest.raises(DataError, match=r"my.jsonl:1: columns chosen, rejected are no known kind") as error:
         build_corpus(alone, tokenizer)
 
-    [hint] = explain(error.value).hints
-    assert hint == "rows with chosen and rejected need a section `dpo:` (dpo={} lora_r=16)"
+    assert reader_of(error.value) == "rows with chosen and rejected need a section `dpo:` (dpo={} lora_r=16)"
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-import pytest
-from a_run import ARun, a_run
 from typer.testing import CliRunner
 
-from cocktail_cli.extensions.dashboard.report_page import page_of
 from cocktail_cli.extensions.dpo.keys import Keys
+from cocktail_cli.extensions.dpo.rewards_page import RewardsOnPage
 from cocktail_cli.main import app
 from cocktail_cli.ui import Metrics, events, sentence
 
@@ -21,17 +18,6 @@ MEANS = {
     "rewards/accuracies": 0.75,
     "rewards/margins": 0.75,
 }
-
-
-@pytest.fixture
-def run(tmp_path: Path):
-    with a_run(tmp_path / "out") as run:
-        yield run
-
-
-def blocks(run: ARun) -> list[Any]:
-    found = page_of([run.reader().look()])["sections"]
-    return [block for one in found if one["title"] == "Rewards" for block in one["blocks"]]
 
 
 def test_rewards_have_trls_names_in_json_metrics_and_sentences() -> None:
@@ -49,19 +35,23 @@ def test_rewards_have_trls_names_in_json_metrics_and_sentences() -> None:
     )
 
 
-def test_rewards_of_preference_pairs_are_on_the_page_and_only_there(run: ARun) -> None:
-    run.commit("ann")
-    assert blocks(run) == []
-    run.commit("ann", extra={"rewards": MEANS})
-    run.tell(events.Eval(2, 2, 0.6, 8, {"rewards": MEANS | {"rewards/accuracies": 0.625}}), 30.0)
+def test_rewards_of_preference_pairs_are_on_the_page_and_only_there() -> None:
+    part, known = RewardsOnPage(), None
+    told: list[events.Event] = [
+        events.Step(1, 20, 0, 4.0, 1),
+        events.Step(2, 20, 1, 4.0, 1, extra={"rewards": MEANS}),
+        events.Eval(2, 2, 0.6, 8, {"rewards": MEANS | {"rewards/accuracies": 0.625}}),
+    ]
+    for event in told[:1]:
+        known = part.heard(known, json.loads(events.as_json(event)))
+    assert known is None
+    for event in told[1:]:
+        known = part.heard(known, json.loads(events.as_json(event)))
 
-    means_chart, pairs_chart = (given for _, given in blocks(run))
+    means, pairs = (given["curves"] for _, given in part.show(known).sections["Rewards"])
 
-    assert (means_chart["names"], means_chart["columns"]) == (
-        ["step", "chosen", "rejected"],
-        [[2], [0.5], [-0.25]],
-    )
-    assert pairs_chart["columns"] == [[2], [0.75], [0.625]]
+    assert means == {"chosen": [(2, 0.5)], "rejected": [(2, -0.25)]}
+    assert pairs == {"share of pairs": [(2, 0.75)], "held-out": [(2, 0.625)]}
 
 
 def test_preview_shows_both_answers_of_a_pair(tmp_path: Path) -> None:

@@ -192,13 +192,6 @@ def test_an_open_run_is_one_whose_url_is_published(write) -> None:
     )
 
 
-def test_a_probe_wants_the_packets_at_the_hub(write) -> None:
-    [problem] = problems(write(SMALL + "swarm: {owners: peers, probe_batch_size: 8}\n"))
-
-    assert problem.key == "swarm"
-    assert "a probe (probe_batch_size) needs the packets at the hub: owners: hub" in problem.message
-
-
 def test_keys_that_are_gone_are_left_out_of_the_recipe_of_a_run_of_before() -> None:
     recipe = load_recipe("smoke")
     values = json.loads(recipe.to_json()) | {"gone": {"a": 1}}
@@ -297,10 +290,6 @@ def test_durations_are_seconds(text: str | int, seconds: float) -> None:
         ("data: {streaming: true}", "training.max_steps"),
         ("data: {streaming: true, val_set_size: 0.1}\ntraining: {max_steps: 9}", "data.val_set_size"),
         ("data: {streaming: true, dataset_num_proc: 2}\ntraining: {max_steps: 9}", "data.dataset_num_proc"),
-        (
-            "data: {streaming: true}\ntraining: {max_steps: 9}\nswarm: {probe_batch_size: 4}",
-            "swarm.probe_batch_size",
-        ),
         ("eval_datasets: [{path: x.jsonl, weight: 2}]", "eval_datasets.0.weight"),
         ("data: {val_set_size: 1}\neval_datasets: [{path: x.jsonl}]", "data.val_set_size"),
         ("checkpoint: {eval_steps: 10}", "checkpoint.eval_steps"),

@@ -1,5 +1,5 @@
 """The thread of the contribution probe beside the hub: it judges rounds, and says whose packets are refused
-or count for less (recipes.training.Probe).
+or count for less (contribution_score.Probe).
 
     commit thread   aggregate: objection? refused; doubt? reweighted  ->  ledger  ->  committed(packet,
     updates) this thread     gradient g at x'  ->  a round is committed: its updates along g  ->  x' moves on
@@ -19,12 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cocktail_cli.assembly import UpdateJudge
 from cocktail_cli.errors import explain
 from transport.membership import STRIKES
 from transport.protocol import WeightedPacket
 
 if TYPE_CHECKING:
-    from recipes.training import Probe, UsefulnessScore
+    from .contribution_score import Probe, UsefulnessScore
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class Committed:
     held: frozenset[str] = frozenset()  # peers whose packets were shortened
 
 
-class ProbeThread:
+class ProbeThread(UpdateJudge):
     """Runs the probe.
 
     Args:
@@ -69,17 +70,17 @@ class ProbeThread:
         if self.thread.is_alive():
             self.rounds.put(Committed(packet, updates if self.ready.is_set() else (), held))
 
-    def objection(self, peer: str) -> str:
+    def objection(self, peer: str, packet: bool = True) -> str:
         """Return why a peer's packet is refused, or "". After STRIKES a peer of this name is another one."""
         why = self.found.get(peer, "")
-        self.refused[peer] += bool(why)
+        self.refused[peer] += bool(why and packet)
         if self.refused[peer] == STRIKES:
             del self.found[peer], self.refused[peer]
         return why
 
-    def reweighted(self, updates: Updates) -> Updates:
-        """Lower the weights of doubted peers."""
-        return [one._replace(weight=one.weight * self.weights.get(one.peer, 1.0)) for one in updates]
+    def weight(self, peer: str) -> float:
+        """Return less than 1 for a doubted peer."""
+        return self.weights.get(peer, 1.0)
 
     def close(self) -> None:
         self.stopped.set()
@@ -97,7 +98,7 @@ class ProbeThread:
             self.tell("", f"the run goes on without its probe: {explain(error).message}")
 
     def _work(self) -> None:
-        from recipes.training import Evidence
+        from .contribution_score import Evidence
 
         probe = self.load()
         evidence = Evidence(probe.fills)

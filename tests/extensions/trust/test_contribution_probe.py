@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import pytest
 
-from cocktail_cli.host import contribution_probe
-from cocktail_cli.host.contribution_probe import ProbeThread
-from recipes.training import Gain
+from cocktail_cli.extensions.trust import contribution_probe
+from cocktail_cli.extensions.trust.contribution_probe import ProbeThread
+from cocktail_cli.extensions.trust.contribution_score import Gain
 from transport.membership import STRIKES
 from transport.protocol import WeightedPacket
 
@@ -64,7 +65,7 @@ def test_who_hurts_is_found_and_who_is_of_no_use_counts_for_less_with_the_reason
     one = started(lambda: fake, told)
     for round in range(12):
         assert one.ready.wait(WAIT)
-        one.committed(b"%d" % round, UPDATES)
+        one.committed(b"%d" % round, UPDATES, frozenset())
         while len(fake.applied) <= round:
             assert one.thread.is_alive()
             threading.Event().wait(0.001)
@@ -73,12 +74,13 @@ def test_who_hurts_is_found_and_who_is_of_no_use_counts_for_less_with_the_reason
     assert one.found.keys() == {"p0"}
     assert fake.applied == [b"%d" % round for round in range(12)]
     assert ["count for no more than that" in said for said in told] == [True, True]
-    weights = {peer: weight for peer, _, weight in one.reweighted(UPDATES)}
+    weights = {update.peer: one.weight(update.peer) for update in UPDATES}
     assert weights.pop("p1") < 0.1
     assert weights.pop("p0") <= 1.0
     assert set(weights.values()) == {1.0}
     for _ in range(STRIKES):
         assert one.objection("p1") == ""
+        assert one.objection("p0", packet=False) != "", "a handoff is no strike"
         assert "raise the loss of the host's probe batch, by 2.0 times" in one.objection("p0")
     assert one.objection("p0") == "", "it is out; this is somebody else of that name"
 
@@ -87,7 +89,7 @@ def test_rounds_that_are_committed_while_it_computes_move_x_and_are_judged_by_no
     fake = FakeProbe()
     one = started(lambda: fake, told)
     for _ in range(5):
-        one.committed(b"x", UPDATES)
+        one.committed(b"x", UPDATES, frozenset())
     fake.look_ends.set()
     assert one.ready.wait(WAIT)
     while len(fake.applied) < 5:
@@ -111,7 +113,7 @@ def test_a_probe_that_fails_is_a_warning_and_no_end(told: list[str]) -> None:
 
     one = started(load, told)
     one.thread.join(WAIT)
-    one.committed(b"x", UPDATES)
+    one.committed(b"x", UPDATES, frozenset())
 
     assert len(told) == 1
     assert told[0].startswith("the run goes on without its probe: ")
@@ -120,6 +122,6 @@ def test_a_probe_that_fails_is_a_warning_and_no_end(told: list[str]) -> None:
 
 
 def test_ends_within_is_less_than_a_hub_is_given() -> None:
-    from cocktail_cli.host.host_session import STOPS_WITHIN
+    host_session = import_module("cocktail_cli.host.host_session")
 
-    assert contribution_probe.ENDS_WITHIN < STOPS_WITHIN
+    assert contribution_probe.ENDS_WITHIN < host_session.STOPS_WITHIN

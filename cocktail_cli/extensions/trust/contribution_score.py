@@ -202,10 +202,10 @@ class Probe:
     Takes 8 bytes a parameter (x', which the model computes with, and g), and one sample's activations.
     """
 
-    def __init__(self, model: torch.nn.Module, recipe: Recipe, corpus: Corpus) -> None:
+    def __init__(self, model: torch.nn.Module, recipe: Recipe, corpus: Corpus, batch: int) -> None:
         if recipe.data.isolates_documents:
             check_packing_isolation(model)
-        self.flat, self.corpus, self.batch = FlatParameters(model), corpus, recipe.swarm.probe_batch_size
+        self.flat, self.corpus, self.batch = FlatParameters(model), corpus, batch
         self.objective = objective_of(recipe)
         rate = adaptive_rate_of(recipe.compression)
         self.sparsest = rate.ladder[0]  # of the compressors that a peer may use

@@ -9,13 +9,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cocktail_cli.extensions.trust.contribution_score import (
+    ENOUGH,
+    FOUND,
+    ROUNDS,
+    Evidence,
+    Gain,
+    Probe,
+    Updates,
+)
 from compress import Sample as Drawn
 from compress import decode, join
 from recipes.config import Recipe
 from recipes.data import Corpus, Sample, collate
 from recipes.models import loss_sum
-from recipes.training import Evidence, Gain, Probe
-from recipes.training.contribution_score import ENOUGH, FOUND, ROUNDS, Updates
 
 PEERS = [f"p{i}" for i in range(10)]
 VOCABULARY = 11
@@ -311,10 +318,9 @@ def probe(batch: int = 12, ratio: float = 1.0, shards: int = 1) -> Probe:
                 "quant_bits": 32,
                 "sample_kind": "element",
             },
-            "swarm": {"probe_batch_size": batch},
         }
     )
-    return Probe(Bigram(), recipe, corpus())
+    return Probe(Bigram(), recipe, corpus(), batch)
 
 
 def loss_of(probe: Probe) -> float:

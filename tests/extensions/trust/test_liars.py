@@ -12,9 +12,11 @@ import pytest
 import torch
 from in_process import Member, Swarm, recipe_of, rows, save_tiny
 
+from cocktail_cli.extensions.trust.contribution_probe import ProbeThread
+from cocktail_cli.extensions.trust.contribution_score import Evidence, Verdict
 from cocktail_cli.host import RunDelegate
 from recipes.algorithm import DecodedPacket, Worker
-from recipes.training import Event, Evidence, StepDone, Verdict
+from recipes.training import Event, StepDone
 from transport import Ledger
 from transport.protocol import events as hub
 
@@ -52,13 +54,13 @@ def test_who_undoes_the_work_of_others_is_put_out_with_the_reason_and_e_is_repla
         save_tiny("gpt_neox", tmp_path / "neox"),
         data,
         training={"max_steps": 24, "global_batch_size": 5},
-        swarm={"probe_batch_size": 4},
+        trust={"probe_batch_size": 4},
         compression={"random_ratio": 0.5},
         checkpoint={"eval_steps": None},
     )
     with Swarm(recipe, tmp_path / "run", min_peers=4) as swarm:
-        probing = swarm.work.probing
-        assert probing is not None
+        [probing] = swarm.work.judges
+        assert isinstance(probing, ProbeThread)
         assert probing.ready.wait(60)
 
         def pace(member: Member, event: Event) -> None:

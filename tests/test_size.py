@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 32_053,
-    "lines with code, extensions": 13_086,
+    "lines with code, heart": 32_060,
+    "lines with code, extensions": 13_302,
     "lines with code, scripts": 9866,
-    "lines with code, tests": 43_308,
-    "modules": 424,
+    "lines with code, tests": 43_577,
+    "modules": 430,
     "recipe keys": 110,
     "options": 195,
-    "messages": 45,
-    "words of documents": 69_498,
+    "messages": 42,
+    "words of documents": 69_472,
     "functions without a docstring, %": 22,
 }
 

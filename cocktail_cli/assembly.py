@@ -6,24 +6,27 @@ imported where a run uses it. All that an extension brings does nothing unless i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from threading import Event
 
     from msgspec import Struct
 
     from recipes.config import Recipe
+    from recipes.errors import Finding
     from recipes.training import Delivery, ModelExtension
     from transport import Ledger, PeerLink, RunURL
     from transport.direct import PeerServer
     from transport.hub import Extend
-    from transport.protocol import RunKeys, messages
+    from transport.protocol import CurveKeys, Route, RunKeys, messages
     from transport.transfer import Download
 
 NETWORK, MACHINE, WHEN, OUTPUT = "Network", "This machine", "When", "Output"  # panels of a command's options
@@ -36,6 +39,22 @@ class HostParts:
     recipe: Recipe
     keys: RunKeys
     ledger: Ledger
+
+
+class View(Protocol):
+    """A sink for the events of a run (`cocktail_cli.ui.Event`). The main thread calls both methods."""
+
+    def show(self, event: Any) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class ViewParts:
+    """Parts of a launch from which an extension may make views of the run."""
+
+    recipe: Recipe
+    folder: Path  # of the run
+    tell: Callable[[Any], None]  # shows an event soon, to all views; from any thread
 
 
 @dataclass(frozen=True)
@@ -186,6 +205,26 @@ class PagePart:
         return PageBlocks()
 
 
+@dataclass(frozen=True)
+class Server:
+    """A server of this machine that others may not be able to dial."""
+
+    keys: CurveKeys
+    host: str  # address at which this machine reaches it
+    port: int
+    warn: Callable[[str], None] = lambda _: None
+    what: str = "the run"  # it serves, as people call it
+
+
+class Lead(Protocol):
+    """A way by which others reach a server of this machine, until it is closed."""
+
+    claimed: Event  # it is there
+    address: str  # by which other machines dial the server: "place:port/name"
+
+    def close(self) -> None: ...
+
+
 class Extension:
     """One folder of `cocktail_cli.extensions`."""
 
@@ -208,6 +247,11 @@ class Extension:
 
     def hub(self, host: HostParts) -> Extend | None:
         """Return what makes its part at the hub; None: it has none."""
+
+    def views(self, parts: ViewParts) -> Sequence[View]:
+        """Make its views of a run's events, before anything is prepared. They are shown all that `--json`
+        has, and closed at the end. Raises Failure where the run lacks what its recipe wants."""
+        return ()
 
     def peer(self, peer: PeerParts) -> PeerExtension | None:
         """Make its part at a peer; None: it has none."""
@@ -253,6 +297,34 @@ class Extension:
     def page(self) -> PagePart | None:
         """Make its part of a run's page; None: it has none."""
 
+    def checks(self) -> Mapping[str, Callable[[], Finding]]:
+        """Return its checks of this machine for `cocktail doctor`, by what they are about."""
+        return {}
+
+    def places(self, options: Mapping[str, Any]) -> Sequence[str]:
+        """Return what leads to a hub, for its run URL, by the options of its that were given. Raises Failure
+        (usage), and Unreachable where nothing is there."""
+        return ()
+
+    def lead(self, place: str, server: Server) -> Lead | None:
+        """Let a place lead to a server of this machine; None: it does not know how."""
+
+    def hub_routes(self, url: RunURL) -> Sequence[Route]:
+        """Return the ways to a hub; none: it adds nothing to the hub's address."""
+        return ()
+
+    def machine_routes(self, address: str) -> Sequence[Route]:
+        """Return the ways to a server at the address of a `Lead`. Raises UrlError."""
+        return ()
+
+
+class Exclusion(NamedTuple):
+    """An option of a command that excludes one of an extension."""
+
+    name: str
+    why: str
+    hint: str
+
 
 class Option(NamedTuple):
     """An option that an extension adds to commands of others."""
@@ -265,6 +337,14 @@ class Option(NamedTuple):
     metavar: str | None = None
     bounds: tuple[int, int] | tuple[()] = ()
     setting: bool = True  # may stand in config.toml
+    excluded: Exclusion | None = None
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        """Raise Failure (usage) where what else was given excludes it."""
+        if self.excluded is not None and given.get(self.excluded.name.lstrip("-").replace("-", "_")):
+            from cocktail_cli.errors import Failure
+
+            raise Failure("usage", self.excluded.why, hints=(self.excluded.hint,))
 
     @property
     def parameter(self) -> str:
@@ -289,6 +369,8 @@ class Row(NamedTuple):
     commands: bool = False
     options: tuple[Option, ...] = ()
     names: tuple[str, ...] = ()  # that it adds to the package `cocktail_cli`
+    # Asked for ways to other machines where a place is named, or the environment has one of these variables.
+    dials: tuple[str, ...] = ()
 
 
 PYTHON_API = (
@@ -327,9 +409,46 @@ EXTENSIONS = (
     ),
     Row("audits", keys=True),
     Row("doctor", commands=True),
+    Row("dpo", keys=True),
     Row("plan", commands=True),
     Row("proofs", always=True, commands=True),
+    Row(
+        "reach",
+        commands=True,
+        options=(
+            Option(
+                ("launch", "resume", "standby"),
+                "--relay",
+                "Be reachable through this `cocktail relay` too.",
+                str,
+                NETWORK,
+                "HOST[:PORT]",
+                setting=False,
+            ),
+        ),
+        dials=("HTTPS_PROXY", "ALL_PROXY"),
+    ),
     Row("turns", keys=True),
+    Row("trackers", keys=True),
+    Row(
+        "dashboard",
+        commands=True,
+        options=(
+            Option(
+                ("launch", "resume"),
+                "--dashboard",
+                "Show a page in the browser during the run.",
+                bool,
+                OUTPUT,
+                setting=False,
+                excluded=Exclusion(
+                    "--detach",
+                    "with --detach there is nobody to show a page to",
+                    "cocktail dashboard RUN shows it at any time",
+                ),
+            ),
+        ),
+    ),
     Row("passing", always=True, keys=True),
     Row("diagnosis", always=True),  # the last: it measures how long the others take
 )
@@ -355,6 +474,20 @@ def _recipe_type(folders: tuple[str, ...]) -> type[Recipe]:
     sections = {name: import_module(f"cocktail_cli.extensions.{name}.keys").Keys for name in folders}
     fields: dict[str, Any] = {name: (section | None, None) for name, section in sections.items()}
     return create_model("Recipe", __base__=Recipe, **fields)
+
+
+def reader_of(error: BaseException | None) -> str:
+    """Say which section of a recipe reads the rows of an error that names their columns; empty: none does."""
+    columns = frozenset(getattr(error, "columns", ()))
+    if not columns:
+        return ""
+    from recipes.config import extension_sections
+
+    for name, section in extension_sections(recipe_type()):
+        if section.row_columns and section.row_columns <= columns:
+            names = " and ".join(sorted(section.row_columns))
+            return f"rows with {names} need a section `{name}:` ({name}={{}} lora_r=16)"
+    return ""
 
 
 def everyone() -> list[Extension]:
@@ -408,6 +541,11 @@ def files_of(recipe: Recipe) -> list[str]:
 def hub_extensions(host: HostParts) -> list[Extend]:
     """Return what makes the extensions of a run's hub."""
     return [part for one in used(host.recipe) if (part := one.hub(host)) is not None]
+
+
+def views_of(parts: ViewParts, given: Given = NONE_GIVEN) -> list[View]:
+    """Make the views of a run that its extensions have."""
+    return [view for one in used(parts.recipe, given) for view in one.views(parts)]
 
 
 def peer_extensions(peer: PeerParts) -> list[PeerExtension]:
@@ -469,3 +607,49 @@ def with_figures(status: dict[str, Any]) -> dict[str, Any]:
         check_answer(status, kind, "status")
         status = to_builtins(kind()) | status
     return status
+
+
+def dialling(named: bool) -> Iterator[Extension]:
+    """Import the extensions that have ways of their own, where a place is named or the environment asks for
+    them."""
+    for row in EXTENSIONS:
+        if row.dials and (
+            named or any(os.environ.get(name) for one in row.dials for name in (one, one.lower()))
+        ):
+            yield extension_of(row)
+
+
+def url_to_dial(text: str) -> RunURL:
+    """Parse a run URL, to be dialled by all ways that this machine has. Raises UrlError, Failure."""
+    from transport import parse_url
+
+    url = replace(parse_url(text), dial=hub_routes)
+    hub_routes(url)  # what the environment names wrongly is told at once
+    return url
+
+
+def hub_routes(url: RunURL) -> Sequence[Route]:
+    """Return the ways to a hub, in the order in which they are tried; none: only TCP to its address."""
+    return next(filter(None, (one.hub_routes(url) for one in dialling(bool(url.places)))), ())
+
+
+def machine_routes(address: str) -> Sequence[Route]:
+    """Return the ways to a server at "host:port", or at the address of a `Lead`. Raises UrlError."""
+    from transport.protocol import parse_address
+    from transport.wire import TcpRoute
+
+    found = (one.machine_routes(address) for one in dialling("/" in address) if "/" in address)
+    return next(filter(None, found), ()) or (TcpRoute(*parse_address(address)),)
+
+
+def places_of(given: Given) -> tuple[str, ...]:
+    """Return what leads to a hub, for its run URL, by the options of extensions that were given. Raises
+    Failure (usage), and Unreachable where nothing is there."""
+    rows = (row for row in EXTENSIONS if row.folder in given)
+    return tuple(place for row in rows for place in extension_of(row).places(given[row.folder]))
+
+
+def leads(places: Iterable[str], server: Server) -> Iterator[Lead]:
+    """Let places lead to a server of this machine."""
+    for place in places:
+        yield from (lead for one in dialling(True) if (lead := one.lead(place, server)) is not None)

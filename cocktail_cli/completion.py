@@ -20,6 +20,7 @@ def recipe_names(incomplete: str) -> Offers:
     """Offer shipped recipes, and YAML files here."""
     spec = find_spec("recipes")
     places = [Path(place) / "library" for place in (spec.submodule_search_locations or [])] if spec else []
+    places += Path(__file__).parent.glob("extensions/*")
     shipped = [(path.stem, "shipped recipe") for place in places for path in place.glob("*.yaml")]
     files: list[Path] = []
     # A word that is being typed may be no path yet (/, **x, a null byte). Then no file is offered, as a

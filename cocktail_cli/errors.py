@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .assembly import reader_of
 from .foreign_text import one_line, readable
 from .installation import command_to_add
 
@@ -198,10 +199,6 @@ PORT_HINT = "--port 0 takes any free port; another --port or --bind may be free 
 URL_HINT = "copy the whole line between its quotes, or ask the run's host for it again"
 PIPE_HINT = "write the output to a file, or launch with --detach"
 NAME_HINT = "check this machine's connection, and the host's name in the URL"
-RELAY_HINT = "`cocktail relay` starts one on any machine that both sides can dial; check its name and port"
-PROXY_HINT = (
-    "HTTPS_PROXY and ALL_PROXY name it, with USER:PASSWORD@ where it wants a login; NO_PROXY: what needs none"
-)
 HUB_HINT = "the run may be over, or its port closed to you: ask its host for `cocktail status`"
 
 # What to do about an error of a room that says nothing of its own, by class or code.
@@ -225,7 +222,6 @@ REMEDIES = {
     "url_invalid": URL_HINT,
     "unreachable": HUB_HINT,
 }
-UNREACHABLE_REMEDIES = {"dns": NAME_HINT, "relay": RELAY_HINT, "proxy": PROXY_HINT, "tls": RELAY_HINT}
 
 
 def explain(error: BaseException) -> Failure:
@@ -260,8 +256,8 @@ def explain(error: BaseException) -> Failure:
 
 def remedy_of(error: BaseException, code: str) -> str:
     """Return what to do about an error that gives no hint of its own."""
-    if (layer := getattr(error, "layer", "")) in UNREACHABLE_REMEDIES:
-        return UNREACHABLE_REMEDIES[layer]
+    if getattr(error, "layer", "") == "dns":
+        return NAME_HINT
     return REMEDIES.get(family_of(error)) or REMEDIES[code]
 
 
@@ -358,8 +354,9 @@ def problem_of(problem: Any) -> Problem:
 
 def hints_of(error: BaseException) -> tuple[str, ...]:
     """Return `error.hints` or `error.hint`, where a room gives them, after the command that installs the
-    package that is missing."""
+    package that is missing, or the extension that reads such rows."""
     hints = getattr(error, "hints", None) or getattr(error, "hint", None) or ()
     hints = (hints,) if isinstance(hints, str) else tuple(hints)
+    hints = (reader, *hints) if (reader := reader_of(error)) else hints
     package = getattr(error, "package", None)
     return (command_to_add(package), *hints) if package else hints

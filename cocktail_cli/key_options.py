@@ -74,7 +74,7 @@ class KeyOptions:
     def _unknown(self, name: str, key: str) -> Failure:
         from recipes.config import key_names, our_name_of
 
-        if ours := our_name_of(key):
+        if ours := our_name_of(key, recipe_type()):
             return Failure(
                 "usage", f"no such option: {name}", hints=(f"cocktail calls this {OPTIONS.get(ours, ours)}",)
             )

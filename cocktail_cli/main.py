@@ -23,14 +23,12 @@ from typer.main import get_command
 import cocktail_cli
 from cocktail_cli.assembly import commands as extensions_commands
 from cocktail_cli.commands.check import preview, validate
-from cocktail_cli.commands.results import export, generate, report
+from cocktail_cli.commands.results import export, generate
 from cocktail_cli.commands.run import (
-    dashboard,
     join,
     launch,
     logs,
     peers,
-    relay,
     resume,
     run_list,
     standby,
@@ -62,16 +60,13 @@ app.command("resume", rich_help_panel=RUN)(with_extensions(resume.resume))
 app.command("runs", rich_help_panel=RUN)(run_list.runs)
 app.command("status", rich_help_panel=RUN)(status.status)
 app.command("logs", rich_help_panel=RUN)(logs.logs)
-app.command("dashboard", rich_help_panel=RUN)(dashboard.dashboard)
 app.command("stop", rich_help_panel=RUN)(stop.stop)
 app.command("peers", rich_help_panel=RUN)(peers.peers)
 app.command("kick", rich_help_panel=RUN)(peers.kick)
-app.command("relay", rich_help_panel=RUN)(relay.relay)
-app.command("standby", rich_help_panel=RUN)(standby.standby)
+app.command("standby", rich_help_panel=RUN)(with_extensions(standby.standby))
 app.command("validate", rich_help_panel=CHECK)(validate.validate)
 app.command("preview", rich_help_panel=CHECK)(preview.preview)
 app.command("export", rich_help_panel=RESULTS)(export.export)
-app.command("report", rich_help_panel=RESULTS)(report.report)
 app.command("generate", rich_help_panel=RESULTS)(generate.generate)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=TOOLS)
 

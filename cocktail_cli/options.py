@@ -54,6 +54,7 @@ def with_extensions(function: Callable[..., None]) -> Callable[..., None]:
         given: dict[str, dict[str, Any]] = {}
         for name, (folder, option) in added.items():
             if (value := values.pop(name)) not in (None, False):
+                option.check(values)
                 given.setdefault(folder, {})[option.parameter] = value
         function(**values, given=given)
 
@@ -198,17 +199,7 @@ Advertise = Annotated[
         help="Address in the run URL.",
     ),
 ]
-RelayHost = Annotated[
-    str | None,
-    typer.Option(
-        "--relay",
-        metavar="HOST[:PORT]",
-        rich_help_panel=NETWORK,
-        help="Be reachable through this `cocktail relay` too.",
-    ),
-]
 Detach = Annotated[bool, typer.Option("--detach", help="Return when the run has started; it goes on.")]
-WithPage = Annotated[bool, typer.Option("--dashboard", help="Show a page in the browser during the run.")]
 Detached = Annotated[bool, typer.Option("--detached", hidden=True)]
 LifeLine = Annotated[bool, typer.Option("--life-line", hidden=True)]  # leave when stdin ends
 DEVICES = "auto, cpu, mps, xpu, cuda:1 or cuda:0,1."

@@ -18,14 +18,8 @@ REMOVED = {  # as it was typed after `cocktail` -> what to type now
     "join --ring": "cocktail join RUN_URL --layers auto, on each machine",
 }
 VARIABLES = {  # of the environment -> option; COCKTAIL_PORT is not here, as Kubernetes sets it by itself
-    "COCKTAIL_ADVERTISE": "--advertise",
-    "COCKTAIL_MAX_DOWN": "--max-down",
-    "COCKTAIL_MAX_UP": "--max-up",
-    "COCKTAIL_MICRO_BATCH_SIZE": "--micro-batch-size",
-    "COCKTAIL_NAME": "--name",
-    "COCKTAIL_PROGRESS": "--progress",
-    "COCKTAIL_RELAY": "--relay",
-    "COCKTAIL_YES": "--yes",
+    f"COCKTAIL_{name}": "--" + name.lower().replace("_", "-")
+    for name in ["ADVERTISE", "MAX_DOWN", "MAX_UP", "MICRO_BATCH_SIZE", "NAME", "PROGRESS", "RELAY", "YES"]
 }
 READ_THEM = ("launch", "resume", "join", "standby")
 

@@ -6,7 +6,7 @@ errors needs only that name and `HubUnreachable`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,11 +20,12 @@ class DataError(InputError):
 
     Args:
         hint: what to do about it.
+        columns: of a row whose type they do not tell, after renaming.
     """
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", columns: Collection[str] = ()) -> None:
         super().__init__(message)
-        self.hint = hint
+        self.hint, self.columns = hint, columns
 
 
 class ForeignSamples(DataError):

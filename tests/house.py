@@ -13,10 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("compress", "transport", "recipes", "cocktail_cli")
 EXTENSIONS = (  # packages of one capability; all others are the heart
     "cocktail_cli/aggregation",
-    "cocktail_cli/dashboard",
     "cocktail_cli/extensions",
     "cocktail_cli/lending",
-    "cocktail_cli/page",
     "cocktail_cli/stage_machines",
     "cocktail_cli/standby",
     "compress/activations",
@@ -26,11 +24,9 @@ EXTENSIONS = (  # packages of one capability; all others are the heart
     "recipes/staged_peer",
     "transport/aggregators",
     "transport/direct",  # of those whose peers dial each other
-    "transport/relay",
     "transport/rings",
     "transport/stages",
     "transport/standby",
-    "transport/tunnel",
 )
 NO_CODE = {
     getattr(tokenize, name)

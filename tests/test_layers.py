@@ -24,11 +24,11 @@ HEAVY = ("zmq", "torch", "transformers", "datasets", "peft", "trl", "starlette",
 # room -> packages it may import beside the standard library and itself: the table of the README
 MAY_IMPORT = {
     "compress": "torch numpy lz4 compression backports triton numba llvmlite",
-    "transport": "zmq msgspec websockets h11 cryptography",
+    "transport": "zmq msgspec cryptography",
     "recipes": "compress torch numpy transformers datasets peft trl pydantic pydantic_core yaml "
     "safetensors huggingface_hub jinja2 psutil",
     "cocktail_cli": "compress transport recipes typer rich platformdirs starlette uvicorn torch "
-    "transformers yaml pynvml psutil msgspec numpy pydantic cryptography",
+    "transformers yaml pynvml psutil msgspec numpy pydantic cryptography zmq h11 websockets",
 }
 
 # Modules of transport that may wait, read a clock or open a socket. All others are told the time and are
@@ -39,11 +39,9 @@ SHELLS = {
     "hub": "commit_thread malloc_tuning reader_thread server",
     "peer": "admin_client catch_up_downloads connection_manager peer_link run_visit",
     "protocol": "keys",
-    "relay": "hub_tunnel relay_server",
     "stages": "stage_link",
     "standby": "follower lookout",
-    "tunnel": "bridge dialling loop_thread streams websocket_stream",
-    "wire": "connection_guard rate_limit tcp_probe zeromq_sockets",
+    "wire": "connection_guard rate_limit tcp_route zeromq_sockets",
 }
 
 # packages of pipeline stages
@@ -51,7 +49,6 @@ STAGES = ("pipeline", "staged_peer", "stages", "stage_machines", "rings", "lendi
 # Files of tests that import modules past the front of a package that is not their own. The list only shrinks.
 TESTS_PAST_A_FRONT = {
     "cocktail_cli/aggregation/test_durable_aggregator.py": "cocktail_cli.host.contribution_probe",
-    "cocktail_cli/commands/test_dashboard_command.py": "cocktail_cli.host.dashboard_process",
     "cocktail_cli/commands/test_status_command.py": "cocktail_cli.ui.board",
     "cocktail_cli/host/test_resume.py": "cocktail_cli.machine.run_registry cocktail_cli.ui.display",
     "cocktail_cli/volunteer/test_run_link_budget.py": "transport.transfer.bandwidth_budget",
@@ -70,11 +67,8 @@ TESTS_PAST_A_FRONT = {
     "fuzzing/transport_targets.py": "transport.hub.reader_thread transport.ledger.packet_log "
     "transport.peer.connection_manager transport.peer.peer_state transport.protocol.message_codec "
     "transport.wire.zeromq_sockets",
-    "fuzzing/tunnel_targets.py": "transport.tunnel.proxy_handshake transport.tunnel.streams "
-    "transport.tunnel.websocket_stream",
     "recipes/data/test_packing.py": "recipes.models.base_model recipes.models.packing_isolation "
     "recipes.models.sliced_loss",
-    "recipes/objectives/test_preferences.py": "recipes.data.packing recipes.data.sources",
     "recipes/planning/test_step_cost.py": "transport.scheduling.step_ladder",
     "recipes/snapshots/test_snapshot_fold.py": "recipes.weight_files.stored_vector",
     "recipes/test_foreign_json.py": "recipes.config.document recipes.data.conversations recipes.models.lora "
@@ -86,11 +80,9 @@ TESTS_PAST_A_FRONT = {
     "transport.stages.stage_line",
     "transport/protocol/test_limits.py": "transport.hub.upload_policy transport.membership.admission "
     "transport.transfer.connection_registry transport.wire.connection_guard transport.wire.rate_limit",
-    "transport/relay/test_relay_server.py": "transport.wire.zeromq_sockets",
+    "extensions/reach/test_relay_server.py": "transport.wire.tcp_route transport.wire.zeromq_sockets",
     "transport/toy_aggregators.py": "cocktail_cli.volunteer.shard_aggregator_link",
-    "transport/tls_only.py": "transport.tunnel.streams transport.tunnel.websocket_stream",
     "transport/transfer/test_chunks.py": "recipes.models.base_files",
-    "transport/tunnel/test_streams.py": "transport.relay.relay_server",
 }
 RICH = ["board.py", "live_view.py"]  # modules that import rich at their top
 MODULES_IN_A_PACKAGE = 14
@@ -320,7 +312,8 @@ def test_a_function_takes_at_most_six_parameters() -> None:
         for module, path in modules().items()
         for function in functions(module)
         if parameters(function) > PARAMETERS
-        and not (path.name == "command.py" or path.relative_to(ROOT).as_posix().startswith(MANY_PARAMETERS))
+        and not path.name.endswith("command.py")
+        and not path.relative_to(ROOT).as_posix().startswith(MANY_PARAMETERS)
     ]
 
     assert found == []
@@ -392,16 +385,15 @@ def test_no_file_of_the_command_imports_torch_at_its_top() -> None:
     assert found == []
 
 
-def test_a_run_of_one_hub_that_is_dialled_directly_loads_no_stages_relay_proxy_or_tls() -> None:
-    """Only the relay imports them at its top; a peer's wire does so once it has such a way to try;
-    replicas of several machines import what they need of stages."""
+def test_a_run_of_one_hub_that_is_dialled_directly_loads_no_stages_and_no_tls() -> None:
+    """Replicas of several machines import what they need of stages, and a run the extensions that it uses."""
     found = [
         f"{path.relative_to(ROOT)}: {module}"
         for room in ROOMS
         for path in files(room, ".py")
-        if path.parent.name not in ("relay", "tunnel", *STAGES)
+        if path.parent.name not in STAGES and "extensions" not in path.parts
         for module in at_the_top(parsed(path))
-        if module.startswith(("transport.relay", "transport.tunnel", "websockets", "h11", "ssl"))
+        if module.startswith(("websockets", "h11", "ssl"))
         or (module.startswith((*ROOMS, ".")) and module.rpartition(".")[2] in STAGES)
     ]
 

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 32_060,
-    "lines with code, extensions": 13_302,
-    "lines with code, scripts": 9866,
-    "lines with code, tests": 43_577,
-    "modules": 430,
+    "lines with code, heart": 31_449,
+    "lines with code, extensions": 14_143,
+    "lines with code, scripts": 9865,
+    "lines with code, tests": 43_846,
+    "modules": 434,
     "recipe keys": 110,
     "options": 195,
     "messages": 42,
-    "words of documents": 69_472,
+    "words of documents": 69_766,
     "functions without a docstring, %": 22,
 }
 

@@ -108,7 +108,7 @@ class Claim:
     leases: dict[int, SampleRanges]  # by the round that leased them
     loss_sum: float
     tokens: int  # terms of the loss, as the peer reports them
-    rewards: tuple[float, ...] = ()  # as messages.Report
+    figures: tuple[float, ...] = ()  # as messages.Report
     key: str = ""  # of the peer
 
 
@@ -217,7 +217,7 @@ class CommitDone:
     voters: frozenset[str] = frozenset()  # keys of the peers that may elect a standby from now on
     tokens: dict[str, int] = field(default_factory=dict)  # peer -> tokens delivered, counted by the hub
     loss: float | None = None  # of the round (figures.py); None: no peer has reported one that can be
-    rewards: tuple[float, ...] = ()  # likewise, of preference pairs
+    figures: tuple[float, ...] = ()  # likewise, the means of the objective's further figures
     impossible: dict[str, str] = field(default_factory=dict)  # peer -> why its loss is not in there
     weights: dict[str, float] = field(default_factory=dict)  # peer -> weight of its packet in the mean
     rejected: dict[str, str] = field(default_factory=dict)  # peer -> why its packet could not be used

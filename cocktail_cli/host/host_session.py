@@ -10,19 +10,30 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli import __version__, machine
-from cocktail_cli.assembly import Given, HostParts, files_of, hub_extensions, used
+from cocktail_cli.assembly import (
+    Given,
+    HostParts,
+    Server,
+    ViewParts,
+    files_of,
+    hub_extensions,
+    hub_routes,
+    leads,
+    used,
+    views_of,
+)
 from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
 from cocktail_cli.installation import command_elsewhere
 from cocktail_cli.recipe_request import RecipeRequest, room_for
 from cocktail_cli.signals import leave_on_signal
-from cocktail_cli.ui import ProgressMeter, View, events, poll_status, timestamp, trackers_of
+from cocktail_cli.ui import ProgressMeter, View, events, poll_status, timestamp
 
 from . import run_folder as in_folder
 from .begun_files import check_begun_files, hashes_of
-from .dashboard_process import DashboardProcess
 from .detached import DetachedView, start_detached
 from .local_peers import LEAVE_WITHIN, LifeLine, LocalPeers, LocalSettings
 from .resume_run import (
@@ -76,7 +87,6 @@ class LaunchSettings:
     fresh: bool = False
     detach: bool = False  # start another process that hosts the run
     detached: bool = False  # this is that process
-    dashboard: bool = False
     share_gated_base: bool = False  # serve the files of a gated base
     life_line: bool = False  # stop when stdin ends, as the launching process has ended then
     drop_error_feedback: bool = False  # of `cocktail resume`: go on without it, where it is lost
@@ -89,10 +99,6 @@ def check_machine(wanted: LaunchSettings) -> None:
     once model and data are prepared."""
     machine.check_home()
     machine.free_address(wanted.listen)
-    if relay := machine.relay_of(wanted.listen.relay):
-        from transport.relay import check_relay
-
-        check_relay(relay, machine.proxies_of(os.environ))
     for device in wanted.local.devices_of(wanted.peers):
         devices = machine.pick_devices(device, wanted.local.gpus)
         machine.check_memory_limit(devices, wanted.local.vram_limit)
@@ -133,14 +139,12 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
     def warn(what: str) -> None:
         view.show(events.Warning(what))
 
-    trackers = trackers_of(recipe, folder, warn)
-    recorder = in_folder.Recorder(folder, warn, recipe.training.global_batch_size, trackers)
-    page = DashboardProcess() if wanted.dashboard else None
-    with closing(recorder), writing_to(folder), ExitStack() as stack:
-        if page is not None:
-            stack.enter_context(closing(page))
-        views = [DetachedView(view) if wanted.detached else view, recorder]
-        session = HostSession(recipe, folder, views, old, page)
+    batch, named = recipe.training.global_batch_size, recipe.objective.named
+    views = [DetachedView(view) if wanted.detached else view]
+    session = HostSession(recipe, folder, views, old)
+    views += views_of(ViewParts(recipe, folder, session.news.put), wanted.given)
+    views.insert(1, in_folder.Recorder(folder, warn, batch, named))
+    with closing(session), writing_to(folder):
         session.asked_hash = asked_hash
         for note in notes:
             session.show(note)
@@ -172,9 +176,8 @@ class HostSession:
 
     Args:
         folder: the run's output folder, claimed.
-        views: all of them are shown the events.
+        views: all of them are shown the events, the terminal's first.
         resumed: the record of the run to go on with; None: a new run.
-        page: started with the run, if it is wanted.
     """
 
     def __init__(
@@ -183,12 +186,11 @@ class HostSession:
         folder: Path,
         views: list[View],
         resumed: machine.RunRecord | None = None,
-        page: DashboardProcess | None = None,
     ) -> None:
         self.recipe, self.folder, self.views, self.resumed = recipe, folder, views, resumed
+        self.news = SimpleQueue[events.Event]()  # from other threads
         self.asked_hash = recipe.recipe_hash  # before revisions are pinned to commits, and anything chosen
         self.record: machine.RunRecord  # from `open` on
-        self.page = page
         self.life_line: LifeLine | None = None
         self.share_gated_base = False
         self.drop_error_feedback = False
@@ -202,6 +204,17 @@ class HostSession:
     def show(self, event: events.Event) -> None:
         for view in self.views:
             view.show(event)
+
+    def show_news(self) -> None:
+        """Show what other threads have to tell."""
+        while not self.news.empty():
+            self.show(self.news.get())
+
+    def close(self) -> None:
+        """Close all views but the terminal's, which is shown what they still have to tell."""
+        while len(self.views) > 1:
+            self.views.pop().close()
+        self.show_news()
 
     def meter(self, what: str, unit: str = "bytes") -> ProgressMeter:
         return ProgressMeter(self.show, what, unit)
@@ -224,14 +237,14 @@ class HostSession:
             ledger = ours.enter_context(self.reopen()) if self.resumed else None
             work = self.prepared or self.prepare()
             ours.pop_all()
-        narrator = Narrator(work.parameters)
+        narrator = Narrator(work.parameters, self.recipe.objective.named)
         # Before this there is nothing to end in good order: Ctrl-C is the usual KeyboardInterrupt.
         with ExitStack() as stack:
             stack.enter_context(leave_on_signal(self.ask_stop))
             if self.life_line is not None:
                 stack.enter_context(self.life_line.leaving(self.ask_stop, lambda: True))
             hub = self.open(work, narrator, ledger, listen, peers, guests)
-            self._open_tunnel(hub, stack)
+            self._lead_here(hub, stack)
             door = self.door() if self.recipe.swarm.owners != "hub" else None
             children = LocalPeers(self.folder, replace(local, door=door))
             steps = hub.settings.steps
@@ -239,7 +252,7 @@ class HostSession:
             every = self.recipe.checkpoint.save_every(steps)
             samples = self.sample_writer(work)
             offer = hub.offer if work.serves_snapshots else lambda _: None
-            snapshots = SnapshotThread(work.model, every, steps, offer, samples)
+            snapshots = SnapshotThread(work.model, every, steps, offer, samples, self.news)
             try:
                 snapshots.start()
                 children.start(self.record.local_url(), peers)
@@ -391,14 +404,15 @@ class HostSession:
                     counts[dataset.path] = prefetch_dataset(dataset, self.meter(f"fetching {dataset.path}"))
         return build_corpus(recipe, tokenizer, self.folder / in_folder.STREAM, tokenized)
 
-    def _open_tunnel(self, hub: Hub, stack: ExitStack) -> None:
-        """Be reachable through the relay that the run URL names, until the block ends."""
+    def _lead_here(self, hub: Hub, stack: ExitStack) -> None:
+        """Be reachable at all places that the run URL names, until the block ends."""
         from transport import RunKeys, parse_url
 
-        relay = parse_url(self.record.url).relay
-        if relay and self.free_port is None:  # a standby has its tunnel already
-            pair, warn = RunKeys(**self.record.keys).pair, partial(hub.warn, "")
-            stack.enter_context(closing(machine.open_tunnel(relay, pair, self.record.bind, hub.port, warn)))
+        if self.free_port is None:  # a standby is reachable already
+            pair, host = RunKeys(**self.record.keys).pair, machine.local_host(self.record.bind)
+            server = Server(pair, host, hub.port, partial(hub.warn, ""))
+            for lead in leads(parse_url(self.record.url).places, server):
+                stack.enter_context(closing(lead))
 
     def open(
         self,
@@ -444,12 +458,12 @@ class HostSession:
             self.free_port()
         extensions = hub_extensions(HostParts(self.recipe, keys, ledger))
         hub = Hub((listen.bind, listen.port), keys, ledger, settings, work, extensions)
-        work.tell = hub.warn
+        work.tell, hub.dial = hub.warn, hub_routes
         hub.start()
-        relay = machine.relay_of(listen.relay) or (parse_url(old.url).relay if old else "")
-        reach = machine.reach_of(listen.bind, hub.port, listen.advertise, relay)
-        url = str(keys.url(reach.host, reach.port, name, relay))
-        if old and not listen.advertise and not listen.relay:
+        places = listen.places or (parse_url(old.url).places if old else ())
+        reach = machine.reach_of(listen.bind, hub.port, listen.advertise, *places)
+        url = str(keys.url(reach.host, reach.port, name, *places))
+        if old and not listen.advertise and not listen.places:
             url = url_at(old, hub.port)  # as volunteers have it, whatever this machine is called today
         record = old or self._new_record(work, keys, name)
         if not old:
@@ -479,8 +493,6 @@ class HostSession:
             )
         )
         poll_status(self.views[0], partial(ask_status, parse_url(record.local_url()), STATUS_TIMEOUT))
-        if self.page is not None:
-            self.page.start(self.folder)
         return hub
 
     def _new_ledger(self, work: RunDelegate, keys: RunKeys, settings: RunSettings) -> Ledger:
@@ -554,8 +566,7 @@ class HostSession:
                     self.show(events.Warning(f"{peer.name} {peer.how}"))
             if not self.stop_reason:
                 children.check(narrator.present, narrator.met, narrator.rounds)
-            for news in (*snapshots.events(), *(self.page.news() if self.page else ())):
-                self.show(news)
+            self.show_news()
             if event is None:
                 continue
             for told in narrator.tell(event):

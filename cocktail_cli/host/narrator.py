@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from cocktail_cli.machine import INTERNET, network_of
-from cocktail_cli.ui import counted, named_rewards
+from cocktail_cli.ui import Named, counted
 from cocktail_cli.ui import events as ours
 from transport import Ledger
 from transport.protocol import events as theirs
@@ -18,10 +18,11 @@ class Narrator:
 
     Args:
         parameters: P, the trained parameters, all of which the FP16 baseline sends each step, both ways.
+        named: names the objective's further figures.
     """
 
-    def __init__(self, parameters: int) -> None:
-        self.parameters = parameters
+    def __init__(self, parameters: int, named: Named = lambda figures: {}) -> None:
+        self.parameters, self.named = parameters, named
         self.local_steps = 0  # of the newest round; 0: there was none
         self.rate_at: Callable[[int], float] | None = None  # step -> learning rate, once the length is known
         self.tokens = 0
@@ -73,8 +74,8 @@ class Narrator:
             yield event.told
         elif isinstance(event, theirs.EvaluationDone):
             self.eval_loss = event.loss
-            rewards = named_rewards(event.rewards)
-            yield ours.Eval(event.step, event.round, event.loss, event.tokens, rewards)
+            extra = dict(self.named(event.figures))
+            yield ours.Eval(event.step, event.round, event.loss, event.tokens, extra)
         elif isinstance(event, theirs.Warned):
             who = f"{event.peer}: " if event.peer else ""
             yield ours.Warning(who + event.message)
@@ -115,8 +116,7 @@ class Narrator:
             grad_norm=event.norm,
             samples=event.counted,
             eta_s=None if event.eta_s is None else round(event.eta_s, 1),
-            rewards=named_rewards(event.rewards),
-            extra=event.extra,
+            extra={**self.named(event.figures), **event.extra},
         )
 
 

@@ -181,8 +181,8 @@ class RunDelegate:
         return self.corpus.tokens(ids)
 
     def weight(self, ids: Sequence[int]) -> float:
-        """Count the terms of the loss that these samples add: trained tokens, or preference pairs."""
-        return float(len(ids) if self.recipe.dpo else self.corpus.tokens(ids))
+        """Count the terms of the loss that these samples add: trained tokens, or samples."""
+        return float(self.corpus.tokens(ids) if self.recipe.objective.term == "token" else len(ids))
 
     def held_out_terms(self, part: int, parts: int) -> int:
         """Count the terms of the loss in every `parts`-th held-out sample from `part` on."""
@@ -194,8 +194,8 @@ class RunDelegate:
         return sum(self._held_out_terms[part::parts])
 
     @property
-    def loss_bounds(self) -> tuple[float, float]:
-        """Return what the loss of a term lies between."""
+    def bounds(self) -> tuple[tuple[float, float], ...]:
+        """Return what the loss of a term, and each further figure of the objective, lies between."""
         from recipes.models import vocabulary_of
         from recipes.objectives import objective_of
 
@@ -315,7 +315,7 @@ def settings_of(
         durability=swarm.durability,
         division=work.division,
         longest_lease=LONGEST_LEASE if recipe.compression.staleness else 1,
-        loss_bounds=work.loss_bounds,
+        bounds=work.bounds,
         eval_terms=work.held_out_terms,
         eval=bool(work.corpus.held_out),
         eval_every=recipe.checkpoint.eval_every(steps),

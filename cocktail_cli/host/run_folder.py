@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -20,14 +20,11 @@ from cocktail_cli.assembly import recipe_type
 from cocktail_cli.errors import Failure, damaged
 from cocktail_cli.foreign_text import one_line, paragraphs
 from cocktail_cli.machine import FILE, FORMAT, RunRecord, check_record, read_run
-from cocktail_cli.ui import FOLDER as TRACKING
 from cocktail_cli.ui import (
-    Line,
     Metrics,
-    Tracker,
+    Named,
     counted,
     events,
-    missing_lines,
     read_written,
     sentence,
     step_line,
@@ -52,7 +49,6 @@ OURS = {
     LOG,
     EVENTS,
     METRICS,
-    TRACKING,
     RECIPE,
     RESOLVED,
     BASE,
@@ -233,13 +229,13 @@ def as_yaml(recipe_json: str) -> str:
 
 
 class Recorder:
-    """Writes every event, but for secrets, to events.jsonl, and metrics to metrics.jsonl and to trackers.
+    """Writes every event, but for secrets, to events.jsonl, and metrics to metrics.jsonl.
 
     A run goes on where that fails: `warn` is called once, and the lines are written with the next ones.
 
     Args:
         batch: samples of a step, for steps that a killed hub did not record.
-        trackers: receive the same metrics.
+        named: names the objective's further figures.
     """
 
     def __init__(
@@ -247,13 +243,11 @@ class Recorder:
         folder: Path,
         warn: Callable[[str], None] = lambda _: None,
         batch: int = 1,
-        trackers: Sequence[Tracker] = (),
+        named: Named = lambda figures: {},
     ) -> None:
-        self.folder, self.batch, self.trackers = folder, batch, trackers
         self.events = appended(folder / EVENTS)
-        self.known = read_written(folder / METRICS)
+        self.metrics = metrics_of(folder, batch, named)
         self.file = appended(folder / METRICS)
-        self.metrics = Metrics()
         self.warn = warn
         self.failing = False
 
@@ -270,32 +264,26 @@ class Recorder:
         if isinstance(event, events.RunStarted):
             head, _, place = event.url.partition("@")
             event = dataclasses.replace(event, url=f"{head.partition('.')[0]}.***@{place}")
-        if isinstance(event, events.PageOpened):
-            event = events.PageOpened(event.url.partition("#")[0])
+        if isinstance(event, events.OfExtension):
+            event = event.recorded()
         if said := sentence(event) or (step_line(event, 0) if isinstance(event, events.Step) else ""):
             logging.getLogger(TOLD).info("%s", said)
         self.events.write(events.as_json(event) + "\n")
         self.events.flush()
-        if isinstance(event, events.RunStarted):
-            for tracker in self.trackers:
-                tracker.start(event)
-            if event.round:
-                self.note(missing_lines(self.folder / LEDGER, self.known, self.batch, event.steps))
-        self.note(self.metrics.lines(event))
-
-    def note(self, lines: Iterable[Line]) -> None:
-        for line in lines:
+        for line in self.metrics.lines(event):
             self.file.write(json.dumps(line) + "\n")
-            for tracker in self.trackers:
-                tracker.log(line)
         self.file.flush()
 
     def close(self) -> None:
         for file in (self.events, self.file):
             with suppress(OSError):  # warned of already
                 file.close()
-        for tracker in self.trackers:
-            tracker.close()
+
+
+def metrics_of(folder: Path, batch: int, named: Named) -> Metrics:
+    """Return what converts the events of the run in a folder to lines, those of before included that its
+    file lacks. `batch`: samples of a step; `named`: names the objective's further figures."""
+    return Metrics(folder / LEDGER, read_written(folder / METRICS), batch, named)
 
 
 def appended(path: Path) -> TextIO:

@@ -234,6 +234,7 @@ class SnapshotThread:
         steps: of the whole run, which ends with the model itself.
         offer: announces the newest to joiners; called from either thread.
         samples: has the base and each snapshot continue held-out texts; None: no samples.
+        news: takes the events for the views.
     """
 
     def __init__(
@@ -243,11 +244,12 @@ class SnapshotThread:
         steps: int,
         offer: Callable[[list[messages.SnapshotOffer]], None],
         samples: SampleWriter | None = None,
+        news: queue.SimpleQueue[Event] | None = None,
     ) -> None:
         self.every, self.steps, self.offer = every, steps, offer
         self.samples = samples
         self.limit = model.recipe.checkpoint.save_total_limit
-        self.news: queue.SimpleQueue[Event] = queue.SimpleQueue()  # events for the views
+        self.news = news or queue.SimpleQueue[Event]()
         self.warned: set[str] = set()  # kinds of warnings that are told once
         self.last = 0  # step of the newest snapshot, or of the one being made
         self.fresh = True  # no round is committed yet
@@ -276,14 +278,6 @@ class SnapshotThread:
         if self.every and step // self.every > self.last // self.every and step < self.steps:
             self.last = step
             self.due.put((round, step))
-
-    def events(self) -> Iterator[Event]:
-        """Yield the events since the last call."""
-        while True:
-            try:
-                yield self.news.get_nowait()
-            except queue.Empty:
-                return
 
     def close(self) -> None:
         """Cancel a snapshot under way; nothing of it stays."""

@@ -13,13 +13,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
-from cocktail_cli.assembly import recipe_type
+from cocktail_cli.assembly import Server, leads, machine_routes, recipe_type
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.host import versions
-from cocktail_cli.machine import open_tunnel, own_keys, parse_listen, registered_as
+from cocktail_cli.machine import local_host, own_keys, parse_listen, registered_as
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.stage_machines import ANYWHERE, PATIENCE, RingDissolved, RingLines, StageRing
 from cocktail_cli.ui import Event, Progressed, View, Warning, layers_text, megabytes
@@ -40,23 +40,19 @@ from transport.protocol import (
     CurveKeys,
     Leaving,
     NotServed,
-    Proxies,
     RunOver,
     SessionRenewed,
     TransportError,
     Unreachable,
     UrlError,
-    machine_routes,
     messages,
-    relayed_address,
 )
 from transport.stages import Neighbour
-from transport.wire import reach
 
 LOOK_S = 0.1  # between two looks at what has changed
 PLACE_S = 3600.0  # until it is asked for again
 PROBE_S = 2.5  # for a connection: a lost SYN is sent again after 1 s
-CLAIM_S = 10.0  # for the run's relay to take this machine
+CLAIM_S = 10.0  # for a place of the run URL to lead here
 
 
 class PlaceEnded(Exception):
@@ -79,7 +75,7 @@ class LentMachine:
             place = parse_listen(limits.listen, limits.advertise)
             self.lines = RingLines(self.keys, place.bind, place.port, url.key)
             self.address = place.dialled(self.lines.link.port)
-        self.lines.link.proxies = url.proxies
+        self.lines.link.routes_to = machine_routes
         self.lines.lost = lambda why: self.show(Warning(why))
         self.lines.refused = lambda neighbour: self._refuse(neighbour.address)
         self.place = messages.Placed("", 0, [])  # the newest
@@ -110,8 +106,8 @@ class LentMachine:
         with ExitStack() as stack:
             alone = stack.enter_context(registered_as(self.url.run, limits.name))
             stack.enter_context(closing(self.lines))
-            if self.url.relay and not self.address:
-                self._claim(stack, self.url.relay)
+            if not self.address:
+                self._claim(stack)
             identity = PeerIdentity(
                 limits.name,
                 f"{limits.hardware}, lends {megabytes(limits.lends)}",
@@ -148,18 +144,21 @@ class LentMachine:
             link.leave(self.leave_reason or "done")
         return status
 
-    def _claim(self, stack: ExitStack, relay: str) -> None:
-        """Let neighbours reach this machine through the run's relay, where that takes it in time. The name
-        there is of a key of its own: this machine may lend itself more than once."""
-        self.show(Progressed(f"asking the relay {relay} to lead neighbours here"))
-        keys, port = CurveKeys.generate(), self.lines.link.port
+    def _claim(self, stack: ExitStack) -> None:
+        """Let neighbours reach this machine at the first place of the run URL that leads here in time. The
+        key is one of its own: this machine may lend itself more than once."""
+        place, port = ", ".join(self.url.places), self.lines.link.port
+        if place:
+            self.show(Progressed(f"asking {place} to lead neighbours here"))
 
         def warn(why: str) -> None:
             self.show(Warning(why))
 
-        tunnel = stack.enter_context(closing(open_tunnel(relay, keys, ANYWHERE, port, warn, "this machine")))
-        if tunnel.claimed.wait(CLAIM_S):
-            self.address = relayed_address(relay, keys.public)
+        server = Server(CurveKeys.generate(), local_host(ANYWHERE), port, warn, "this machine")
+        for lead in leads(self.url.places, server):
+            stack.enter_context(closing(lead))
+            if not self.address and lead.claimed.wait(CLAIM_S):
+                self.address = lead.address
 
     def _warm_up(self, link: PeerLink) -> None:
         """Import and compile what the model needs, so that this machine can be in a ring at once."""
@@ -230,7 +229,7 @@ class LentMachine:
     def _seconds_to(self, address: str) -> float:
         """Measure how long another machine takes to accept a connection; below 0: it does not, or this one
         refuses it."""
-        return -1.0 if address in self._refused else seconds_to(address, self.url.proxies)
+        return -1.0 if address in self._refused else seconds_to(address)
 
     def _refuse(self, address: str) -> None:
         """Let the hub give the place of a neighbour to another machine, as if this one did not reach it."""
@@ -417,19 +416,13 @@ def size_of_config(welcome: messages.Welcome) -> int:
     return next((file.size for file in welcome.base if file.name == CONFIG), 0)
 
 
-def seconds_to(address: str, proxies: Proxies) -> float:
+def seconds_to(address: str) -> float:
     """Measure how long another machine takes to accept a connection; below 0: it does not."""
-    began = time.monotonic()
-    try:
-        routes = machine_routes(address, proxies)
-        if routes[0].name:
-            from transport.tunnel import round_trip  # here: lines of most rings need none
-
-            return round_trip(routes, PROBE_S)
-        reach(routes[0].host, routes[0].port, PROBE_S)
-    except (Unreachable, UrlError):
-        return -1.0
-    return time.monotonic() - began
+    with suppress(UrlError):
+        for route in machine_routes(address):
+            with suppress(Unreachable):
+                return route.seconds(PROBE_S)
+    return -1.0
 
 
 def said(place: messages.Placed) -> str:

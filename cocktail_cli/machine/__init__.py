@@ -25,17 +25,17 @@ from .network_address import (
     EVERYWHERE,
     INTERNET,
     PORT,
-    RELAY_PORT,
     ListenAddress,
     free_address,
     joined,
+    local_host,
     network_of,
+    own_address,
+    parse_advertised,
     parse_listen,
     reach_of,
-    relay_of,
 )
 from .nvidia_driver import driver_version, handle_of, nvml, users_of
-from .proxy_settings import open_tunnel, proxies_of, url_to_dial
 from .remote_code_consent import check_trust, isolate_model_code
 from .run_registry import (
     FILE,

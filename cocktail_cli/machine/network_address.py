@@ -6,12 +6,12 @@ import errno
 import ipaddress
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cocktail_cli.errors import Failure
 
 BIND, PORT = "0.0.0.0", 29400  # of a hub, by default
-RELAY_PORT = 29399
 EVERYWHERE = (BIND, "::", "")
 NEXT_PORTS = 100  # tried after PORT, where no port was typed
 TAKEN = "another program uses it"
@@ -42,7 +42,7 @@ def parse_advertised(text: str, port: int, option: str = "--advertise") -> tuple
     return host.strip("[]"), int(tail)
 
 
-def reach_of(bind: str, port: int, advertise: str | None, relay: str = "") -> Reach:
+def reach_of(bind: str, port: int, advertise: str | None, *places: str) -> Reach:
     """Choose the address to advertise: the one asked for, else the bound one, else this machine's own."""
     if advertise:
         host, port = parse_advertised(advertise, port)
@@ -50,8 +50,8 @@ def reach_of(bind: str, port: int, advertise: str | None, relay: str = "") -> Re
     else:
         host = own_address() if bind in EVERYWHERE else bind
         known = kind_of(host)
-    if relay:  # so there is no port to forward
-        known = f"and from elsewhere through the relay {relay}"
+    if places:  # so there is no port to forward
+        known = f"and from elsewhere through {' and '.join(places)}"
     return Reach(host, port, f"{joined(host, port)}, {known}")
 
 
@@ -75,17 +75,12 @@ class ListenAddress:
     port: int = PORT  # 0: any free one
     advertise: str | None = None
     typed: bool = True  # its user asked for this port, so no other will do
-    relay: str | None = None  # HOST or HOST:PORT of a relay, by which a hub can be reached as well
+    places: Sequence[str] = ()  # "host:port" of what leads to a hub as well
 
     def dialled(self, port: int) -> str:
         """Return the "host:port" that others dial, now that it listens on `port`."""
         reach = reach_of(self.bind, port, self.advertise)
         return joined(reach.host, reach.port)
-
-
-def relay_of(text: str | None) -> str:
-    """Return the "host:port" of the relay that --relay names; "" without one. Raises Failure (usage)."""
-    return joined(*parse_advertised(text, RELAY_PORT, "--relay")) if text else ""
 
 
 def free_address(wanted: ListenAddress) -> ListenAddress:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli import machine
+from cocktail_cli.assembly import Server, leads
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import HostSession, LocalSettings, check_format, run_folder
 from cocktail_cli.signals import leave_on_signal
@@ -98,8 +99,7 @@ class StandbySession:
         with closing(lookout), ExitStack() as reachable:
             with ExitStack() as stack:
                 reach = machine.reach_of(bind, lookout.port, wanted.listen.advertise)
-                relay = machine.relay_of(wanted.listen.relay)
-                self.place = machine.joined(reach.host, reach.port) + (f"+{relay}" if relay else "")
+                self.place = "+".join((machine.joined(reach.host, reach.port), *wanted.listen.places))
                 identity = PeerIdentity(
                     f"standby-{machine.default_peer_name()}",
                     f"standby at {self.place}",
@@ -117,9 +117,10 @@ class StandbySession:
                 follower = Follower(url, identity, self.folder, watch, self.warn, self._longest)
                 followed.append(follower)
                 stack.callback(follower.close)
-                if relay:  # also once this is the hub: a new claim would cost peers a redial or two
-                    tunnel = machine.open_tunnel(relay, self.keys.pair, bind, lookout.port, self.warn)
-                    reachable.callback(tunnel.close)
+                here = Server(self.keys.pair, machine.local_host(bind), lookout.port, self.warn)
+                for lead in leads(wanted.listen.places, here):
+                    # also once this is the hub: a new claim would cost peers a redial or two
+                    reachable.enter_context(closing(lead))
                 stack.enter_context(leave_on_signal(lambda why: self.asked_to_leave.set()))
                 self.show(
                     Progressed(f"following {url.run} into {self.folder}; peers would find it at {self.place}")
@@ -242,7 +243,8 @@ class StandbySession:
         self.session.free_port = lookout.close
         self.session.resumed, self.session.asked_hash = record, record.asked_hash
         self.show(Progressed(f"hosting {record.run} in term {term}"))
-        recorder = run_folder.Recorder(self.folder, lambda what: self.show(Warning(what)))
+        named = self.session.recipe.objective.named
+        recorder = run_folder.Recorder(self.folder, lambda what: self.show(Warning(what)), named=named)
         listen = replace(self.wanted.listen, port=port, typed=True)
         with closing(recorder):
             self.session.views = [self.view, recorder]

@@ -1,14 +1,15 @@
-"""The user interface: events, terminal views, metrics lines, trackers."""
+"""The user interface: events, terminal views, metrics lines."""
+
+from cocktail_cli.assembly import View
 
 from . import events
-from .display import Display, Progress, View, open_board, open_view, poll_status
-from .events import Checkpoint, Event, PageOpened, Progressed, RunStarted, Warning, from_json, timestamp
+from .display import Display, Progress, open_board, open_view, poll_status
+from .events import Checkpoint, Event, Progressed, RunStarted, Warning, from_json, timestamp
 from .findings import found, print_findings
-from .metrics_lines import Line, Metrics, held_out, missing_lines, named_rewards, read_written, step_numbers
+from .metrics_lines import Line, Metrics, Named, held_out, read_written, step_numbers
 from .output import Style, guarded_output, say, say_json, say_own, say_styled, say_text, table
 from .progress_meter import ProgressMeter
 from .text_chart import MARK, round_ticks, showable, text_chart
-from .trackers import FOLDER, Tracker, trackers_of
 from .wording import (
     counted,
     duration_text,

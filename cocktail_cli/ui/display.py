@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from cocktail_cli.assembly import View
 from cocktail_cli.errors import disk_is_full
 
 from . import events
@@ -44,13 +45,6 @@ class Display:
             dumb = os.environ.get("TERM") == "dumb" or bool(os.environ.get("CI"))
             return stream.isatty() and not dumb
         return self.progress == "rich"
-
-
-class View(Protocol):
-    """A sink for events. Both methods are called from the main thread only."""
-
-    def show(self, event: events.Event) -> None: ...
-    def close(self) -> None: ...
 
 
 @contextmanager

@@ -49,6 +49,10 @@ class OfExtension:
     def sentence(self) -> str | None:
         """Format it as a line for people; None: it has none."""
 
+    def recorded(self) -> OfExtension:
+        """Return it as the run's folder has it: without a secret."""
+        return self
+
 
 @event
 class RunStarted:
@@ -67,13 +71,6 @@ class RunStarted:
     versions: dict[str, str] = field(default_factory=dict)  # package versions on the host's machine
     install: str = ""  # the command that installs cocktail elsewhere; empty: no public address is known
     guests: int = 0  # peers from elsewhere that the first step waits for
-
-
-@event
-class PageOpened:
-    """The dashboard is served on this machine, at an address that contains its key."""
-
-    url: str
 
 
 @event
@@ -192,7 +189,6 @@ class Step:
     grad_norm: float | None = None  # before clipping; median over the peers, in `join` this machine's own
     samples: int = 0  # samples counted so far; 0: unknown
     eta_s: float | None = None  # seconds to the end of the run, at the pace of the whole swarm
-    rewards: dict[str, float] = field(default_factory=dict)  # of preference pairs, by TRL's names
     extra: dict[str, Any] = field(default_factory=dict)  # fields of extensions
 
     if not TYPE_CHECKING:  # a type checker must not accept any name
@@ -212,8 +208,8 @@ class Eval:
     step: int
     round: int
     loss: float
-    tokens: int = 0  # terms of the loss: trained tokens, or preference pairs
-    rewards: dict[str, float] = field(default_factory=dict)  # of preference pairs, by TRL's names
+    tokens: int = 0  # terms of the loss: trained tokens, or samples
+    extra: dict[str, Any] = field(default_factory=dict)  # fields of extensions
 
 
 @event
@@ -282,9 +278,14 @@ class Left:
     returns: bool = False  # the run goes on or may, and the same command returns to it
 
 
+def figures_of(extra: Mapping[str, Any]) -> dict[str, float]:
+    """Return the further figures of an objective, by name, from the `extra` of an event: `group/name`."""
+    groups = ((group, of) for group, of in extra.items() if isinstance(of, dict))
+    return {name: of[name] for group, of in groups for name in of if str(name).startswith(f"{group}/")}
+
+
 Event = (
     RunStarted
-    | PageOpened
     | Joined
     | Progressed
     | PeerDeciding

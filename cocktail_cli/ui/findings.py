@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from cocktail_cli.assembly import reader_of
 from cocktail_cli.errors import EXIT, explain
 
 from .output import say, say_json
@@ -35,6 +37,7 @@ def print_findings(
     """
     told: list[Finding] = []
     for finding in findings:
+        finding = replace(finding, hint=finding.hint or reader_of(finding.error))
         told.append(finding)
         if not as_json and not (quiet and finding.level == "ok"):
             hint = f"   hint: {finding.hint}" if finding.hint else ""

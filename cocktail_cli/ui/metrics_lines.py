@@ -1,4 +1,4 @@
-"""Metrics of a run as flat lines, for metrics.jsonl in its folder and for trackers (trackers.py).
+"""Metrics of a run as flat lines, for metrics.jsonl in its folder and for views that report numbers.
 
     {"v":1,"t":"2026-11-20T14:02:40Z","kind":"step","step":131,"round":131,"loss":1.842,...}  a round
     {"v":1,"t":...,"kind":"eval","step":130,"round":130,"eval_loss":1.901,"tokens":40960}
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -21,29 +21,57 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from .events import Eval, Event, PeerJoined, PeerLeft, PeerReady, Sample, Step, timestamp
+from .events import (
+    Eval,
+    Event,
+    PeerJoined,
+    PeerLeft,
+    PeerReady,
+    RunStarted,
+    Sample,
+    Step,
+    figures_of,
+    timestamp,
+)
 
 if TYPE_CHECKING:
     from transport.ledger import RoundRow
 
 VERSION = 1
-REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins")
 
 Line = dict[str, Any]
+Named = Callable[[Sequence[float]], Mapping[str, Mapping[str, float]]]
 
 
 class Metrics:
-    """Convert events to lines; remembers the current step for the lines of peers."""
+    """Convert events to lines; remembers the current step for the lines of peers.
 
-    def __init__(self) -> None:
+    Args:
+        ledger: of the run. Where it goes on, its start yields the lines that are not written yet.
+        known: the newest rounds that are, as of read_written.
+        batch: samples per step.
+        named: names the objective's further figures.
+    """
+
+    def __init__(
+        self,
+        ledger: Path | None = None,
+        known: tuple[int, int] = (-1, -1),
+        batch: int = 1,
+        named: Named = lambda figures: {},
+    ) -> None:
+        self.ledger, self.known, self.batch, self.named = ledger, known, batch, named
         self.step = self.round = 0
 
     def lines(self, event: Event) -> Iterator[Line]:
-        if isinstance(event, Step):
+        if isinstance(event, RunStarted):
+            if event.round and self.ledger is not None:
+                yield from missing_lines(self.ledger, self.known, self.batch, event.steps, self.named)
+        elif isinstance(event, Step):
             self.step, self.round = event.step, event.round
             yield line("step", **step_numbers(event))
         elif isinstance(event, Eval):
-            numbers: Line = {"eval_loss": event.loss, "tokens": event.tokens} | held_out(event.rewards)
+            numbers: Line = {"eval_loss": event.loss, "tokens": event.tokens} | held_out(event.extra)
             yield line("eval", step=event.step, round=event.round, **numbers)
         elif isinstance(event, Sample):
             yield line("sample", **asdict(event))
@@ -86,25 +114,12 @@ def step_numbers(event: Step) -> Line:
         "down_bytes": sum(event.down_bytes.values()),
         "ratio_fp16": event.ratio_fp16 or None,
         "packet_bytes": event.packet_bytes,
-        **event.rewards,
+        **figures_of(event.extra),
     }
 
 
-def named_rewards(means: Sequence[float]) -> dict[str, float]:
-    """Name the mean rewards of preference pairs as TRL does; empty where a run learns from texts.
-
-    Args:
-        means: of the chosen answers, of the rejected ones, share of pairs in which the chosen one has more.
-    """
-    if not means:
-        return {}
-    chosen, rejected, accuracies = means
-    values = (chosen, rejected, accuracies, chosen - rejected)
-    return {name: round(value, 6) for name, value in zip(REWARDS, values, strict=True)}
-
-
-def held_out(rewards: Mapping[str, float]) -> Line:
-    return {f"eval_{name}": value for name, value in rewards.items()}
+def held_out(extra: Mapping[str, Any]) -> Line:
+    return {f"eval_{name}": value for name, value in figures_of(extra).items()}
 
 
 def median_or_none(values: Iterable[float]) -> float | None:
@@ -112,13 +127,16 @@ def median_or_none(values: Iterable[float]) -> float | None:
     return round(median(there), 3) if there else None
 
 
-def missing_lines(ledger: Path, known: tuple[int, int], batch: int, steps: int) -> Iterator[Line]:
+def missing_lines(
+    ledger: Path, known: tuple[int, int], batch: int, steps: int, named: Named = lambda figures: {}
+) -> Iterator[Line]:
     """Yield the lines that a file lacks and the ledger has, in order.
 
     Args:
         known: as of read_written.
         batch: samples per step.
         steps: steps of the run.
+        named: names the objective's further figures.
     """
     from transport import Ledger
 
@@ -128,7 +146,7 @@ def missing_lines(ledger: Path, known: tuple[int, int], batch: int, steps: int) 
         for row in opened.rounds():
             if found := evaluated.get(row.round):
                 about: Line = {"eval_loss": found.loss, "tokens": found.tokens}
-                about |= held_out(named_rewards(found.rewards))
+                about |= held_out(named(found.figures))
                 yield line("eval", step=found.step, round=found.round, **about)
             counted, tokens = counted + row.counted, tokens + row.tokens
             if row.round > known[0]:

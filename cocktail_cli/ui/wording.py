@@ -115,8 +115,6 @@ def sentence(event: events.Event) -> str | None:
         case events.Joined():
             fetch = f", {megabytes(event.download_bytes)} to download" if event.download_bytes else ""
             return f"joined {event.run} as {event.peer}: recipe {event.recipe}{fetch}"
-        case events.PageOpened():
-            return f"page: {event.url}"
         case events.PeerDeciding():
             what = f" ({event.hardware})" if event.hardware else ""
             return f"{event.peer}{what} looks at the run and is deciding whether to join"
@@ -136,8 +134,10 @@ def sentence(event: events.Event) -> str | None:
         case events.PeerLeft():
             return f"{event.peer} {departed(event.how, event.reason)}"
         case events.Eval():
-            rewards = "".join(f" {name}={value:.3f}" for name, value in event.rewards.items())
-            return f"eval step={event.step} loss={event.loss:.4f}{rewards}"
+            figures = "".join(
+                f" {name}={value:.3f}" for name, value in events.figures_of(event.extra).items()
+            )
+            return f"eval step={event.step} loss={event.loss:.4f}{figures}"
         case events.Sample():
             return f"sample step={event.step} {event.prompt!r} -> {event.text!r}"
         case events.Checkpoint():

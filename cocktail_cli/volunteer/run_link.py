@@ -277,7 +277,7 @@ class RunLink:
         return committed
 
     def evaluated(self, round: int, part: int, found: Measured) -> None:
-        self.link.evaluated(round, part, found.loss_sum, found.terms, found.rewards)
+        self.link.evaluated(round, part, found.loss_sum, found.terms, found.figures)
 
     @property
     def room(self) -> int:

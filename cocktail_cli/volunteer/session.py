@@ -166,10 +166,12 @@ class VolunteerSession:
     def _joined(
         self, link: PeerLink, patience: float, welcomed: Callable[[], None] | None
     ) -> messages.Welcome:
+        from transport.wire import routes_to
+
         self.view.show(events.Progressed(f"joining the run at {self.url.address}"))
         welcome = link.connect(max(CONNECT_TIMEOUT, patience))
-        if len(self.url.routes) > 1:
-            by = "through" if link.way.startswith("the relay") else "at"
+        if len(routes_to(self.url)) > 1:
+            by = "at" if link.way.startswith(self.url.address) else "through"
             way = "directly" if link.way == self.url.address else f"{by} {link.way}"
             self.view.show(events.Progressed(f"reached the hub {way}"))
         self.since = time.monotonic()

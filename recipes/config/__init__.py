@@ -1,6 +1,6 @@
 """Recipes: schema, presets, loading, checks. Needs pydantic and YAML only."""
 
-from .document import Extend
+from .document import Extend, extension_sections
 from .key_names import is_switch, key_names, known_key, our_name_of
 from .loader import Resolved, list_recipes, load_recipe, load_resolved, recipe_from_json, source_of
 from .locations import DATA_SUFFIXES, data_suffix, is_hub_id, looks_like_data_file, looks_like_path
@@ -11,10 +11,10 @@ from .schema import (
     Conflict,
     Data,
     Dataset,
-    Dpo,
     ExtensionSection,
     Lora,
     Model,
+    ObjectiveSection,
     Real,
     Recipe,
     Training,

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from recipes.errors import Problem, RecipeError
 
-from .document import Document, Extend, Key, bare_keys, heart_alone, sections
-from .schema import Compression, Conflict, Dataset, Recipe, Requires
+from .document import Document, Extend, Key, bare_keys, extension_sections, heart_alone, sections
+from .schema import ROW_TYPES, Compression, Conflict, Dataset, Recipe, Requires
 
 # lr_scheduler_type -> (one of these is needed, these are allowed)
 _SCHEDULE_KEYS: dict[str, tuple[set[str], set[str]]] = {
@@ -29,7 +29,6 @@ GONE_KEYS: dict[str, str] = {
     "bnb_4bit_quant_type": "there is no such key: 4-bit weights are nf4",
     "use_rslora": "there is no such key: write lora_alpha times sqrt(lora_r), which is the same scale",
     "exclude_modules": "there is no such key: lora_target_modules names the modules that get adapters",
-    "label_smoothing": "there is no such key: loss_type is sigmoid, hinge or ipo, and none of them has one",
     "stochastic_rounding": "there is no such key: error feedback sends later what rounding has lost",
     "trim_ratio": "there is no such key: aggregation is mean or median",
     "clip_radius": "there is no such key: aggregation is mean or median",
@@ -43,12 +42,8 @@ GONE_KEYS: dict[str, str] = {
     "shard_ends": "there is no such key: `launch` writes where shards end, with shards: layers",
     "activation_gradient_bits": "there is no such key: under activation_bits gradients have 8 bits",
     "chat_template_path": "write data.chat_template: FILE.jinja, and model.eos_token: what ends its turns",
-    "disable_dropout": "there is no such key: under `dpo:` there is no dropout",
     "dataset_text_field": "write column_map: {text: NAME}, which names any column",
     "hub_strategy": "there is no such key: the model is pushed at the end (before: cocktail export --push)",
-    "run_name": "there is no such key: trackers show the name of the run",
-    "wandb_name": "there is no such key: trackers show the name of the run",
-    "trackio_space_id": "there is no such key: trackio writes to the host's disk",
     "loss_watchdog_patience": "there is no such key: three rounds above loss_watchdog_threshold end the run",
 }
 
@@ -105,19 +100,25 @@ _FOREIGN_NAMES: dict[str, str] = {  # ours -> theirs
     "checkpoint.eval_steps": "eval_strategy evaluation_strategy evals_per_epoch",
     "checkpoint.save_steps": "save_strategy saves_per_epoch",
     "checkpoint.hub_model_id": "push_to_hub_model_id",
-    "logging.project": "wandb_project trackio_project",
-    "logging.report_to": "use_wandb",
     "lora.lora_r": "lora_rank r",
     "lora.lora_target_modules": "lora_target target_modules lora_target_linear",
     "lora.target_parameters": "lora_target_parameters",
     "lora.use_dora": "dora peft_use_dora",
     "lora.lora_modules_to_save": "modules_to_save additional_target",
-    "dpo": "rl rlhf",
-    "dpo.beta": "dpo_beta pref_beta rl_beta",
-    "dpo.loss_type": "pref_loss dpo_loss_type",
     "lora": "finetuning_type adapter use_peft peft_config",
 }
-FOREIGN_KEYS = {theirs: ours for ours, names in _FOREIGN_NAMES.items() for theirs in names.split()}
+
+
+def gone_keys(of: type[Recipe]) -> dict[str, str]:
+    """Return what to write instead of keys that a schema does not have, by their names."""
+    return GONE_KEYS | {name: why for _, one in extension_sections(of) for name, why in one.gone_keys.items()}
+
+
+def foreign_keys(of: type[Recipe]) -> dict[str, str]:
+    """Return the dotted keys of a schema by the names that other tools have for them."""
+    tables = [_FOREIGN_NAMES, *(one.foreign_names for _, one in extension_sections(of))]
+    return {theirs: ours for names in tables for ours, them in names.items() for theirs in them.split()}
+
 
 MASKED = ("adamw_torch_fused", "adamw_torch")  # optimizers that momentum_masking knows
 
@@ -131,7 +132,7 @@ def check(document: Document, problems: list[Problem], extend: Extend = heart_al
         found = error.errors(include_url=False)
         problems = [*problems, *(_explain(document, detail, extend) for detail in found if _is_new(detail))]
     if recipe is not None:
-        for conflict in _conflicts(recipe):
+        for conflict in _conflicts(recipe, extend):
             key = tuple(int(part) if part.isdecimal() else part for part in conflict.key.split("."))
             problems = [*problems, document.problem(key, conflict.message, conflict.hint)]
     if recipe is None or problems:
@@ -141,7 +142,7 @@ def check(document: Document, problems: list[Problem], extend: Extend = heart_al
     return recipe
 
 
-def _conflicts(recipe: Recipe) -> Iterator[Conflict]:
+def _conflicts(recipe: Recipe, extend: Extend) -> Iterator[Conflict]:
     """Yield contradictions between keys."""
     data, training, swarm = recipe.data, recipe.training, recipe.swarm
     batch, fewest = training.global_batch_size, swarm.min_peers
@@ -161,7 +162,7 @@ def _conflicts(recipe: Recipe) -> Iterator[Conflict]:
         if dataset.weight is not None:
             text = "means nothing here: all of what is held out is measured"
             yield Conflict(f"eval_datasets.{number}.weight", text)
-    yield from _preference_conflicts(recipe)
+    yield from _row_type_conflicts(recipe, extend)
     if data.streaming:
         yield from _streaming_conflicts(recipe)
     if data.val_set_size and recipe.eval_datasets:
@@ -191,31 +192,18 @@ def _conflicts(recipe: Recipe) -> Iterator[Conflict]:
             yield Conflict("lora.lora_dropout", text, "lora_dropout=0")
 
 
-def _preference_conflicts(recipe: Recipe) -> Iterator[Conflict]:
-    """Yield keys that mean nothing, or something else, where preferences are learnt, or are not."""
-    kinds = {
-        f"{name}.{number}.type": dataset.type
-        for name, datasets in (("datasets", recipe.datasets), ("eval_datasets", recipe.eval_datasets))
-        for number, dataset in enumerate(datasets)
-    }
-    if recipe.dpo is None:
-        for key, kind in kinds.items():
-            if kind == "preference":
-                yield Conflict(key, "`preference` needs a section `dpo:`", "dpo={}")
-        return
-    for key, kind in kinds.items():
-        if kind != "preference":
-            yield Conflict(key, f"`{kind}` has no chosen and rejected answers, which `dpo:` learns from")
-    if recipe.lora is None:
-        text = (
-            "needs `lora:`: the reference is the base without adapters, a whole model would need a second one"
-        )
-        yield Conflict("dpo", text, "lora.lora_r=16")
-    if recipe.data.packing:
-        yield Conflict("data.packing", "excluded by `dpo:`: a sample is a pair of answers", "packing=false")
-    for name in ("completion_only_loss", "assistant_only_loss"):
-        if getattr(recipe.data, name) is not None:
-            yield Conflict(f"data.{name}", "excluded by `dpo:`: what follows the prompt is compared")
+def _row_type_conflicts(recipe: Recipe, extend: Extend) -> Iterator[Conflict]:
+    """Yield types of rows that nobody reads, or that an extension reads which the run does not use."""
+    for name, datasets in (("datasets", recipe.datasets), ("eval_datasets", recipe.eval_datasets)):
+        for number, kind in enumerate(dataset.type for dataset in datasets):
+            if kind in (*ROW_TYPES, recipe.objective.row_type):
+                continue
+            key, known = f"{name}.{number}.type", [*map(repr, ROW_TYPES)]
+            readers = [of for of, one in extension_sections(extend(None)) if one.row_type == kind]
+            if readers:
+                yield Conflict(key, f"`{kind}` needs a section `{readers[0]}:`", f"{readers[0]}={{}}")
+            else:
+                yield Conflict(key, f"must be {', '.join(known[:-1])} or {known[-1]}, not {kind!r}")
 
 
 def _compression_conflicts(recipe: Recipe) -> Iterator[Conflict]:
@@ -364,11 +352,11 @@ def unknown_key(document: Document, key: Key, of: type[Recipe] = Recipe) -> Prob
     if key[:2] == ("swarm", "requires") and len(key) > 2:
         where = Requires
     known = list(where.model_fields) if where else []
-    if name in GONE_KEYS:
-        return document.problem(key, GONE_KEYS[name])
-    if name in FOREIGN_KEYS:
+    if why := gone_keys(of).get(name):
+        return document.problem(key, why)
+    if ours := foreign_keys(of).get(name):
         hint = "it means the opposite" if name.startswith("train_on_input") else ""
-        return document.problem(key, f"cocktail calls this {FOREIGN_KEYS[name]}", hint)
+        return document.problem(key, f"cocktail calls this {ours}", hint)
     right = bare.get(name)
     if right is not None and right != key:
         place = f"under `{right[0]}:`" if len(right) > 1 else "at the top level"

@@ -18,7 +18,7 @@ import yaml
 from recipes.errors import Problem, RecipeError
 
 from .presets import PRESETS
-from .schema import Dataset, Recipe, Section
+from .schema import Dataset, ExtensionSection, Recipe, Section
 
 Key = tuple[str | int, ...]  # ("datasets", 0, "path")
 
@@ -186,6 +186,11 @@ def sections(of: type[Recipe] = Recipe) -> dict[str, type[Section]]:
             if isinstance(kind, type) and issubclass(kind, Section):
                 found[name] = kind
     return found
+
+
+def extension_sections(of: type[Recipe]) -> list[tuple[str, type[ExtensionSection]]]:
+    """List a schema's sections of extensions, with their names."""
+    return [(name, one) for name, one in sections(of).items() if issubclass(one, ExtensionSection)]
 
 
 def bare_keys(of: type[Recipe] = Recipe) -> dict[str, Key]:

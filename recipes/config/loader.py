@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from .document import (
     Document,
     Extend,
     decoded,
+    extension_sections,
     heart_alone,
     override,
     parse,
@@ -63,9 +65,10 @@ def load_recipe(
     overrides: Sequence[str] = (),
     data: str | None = None,  # replaces `datasets`
     model: str | None = None,  # replaces model.model_name_or_path, its revision and its tokenizer
+    extend: Extend = heart_alone,  # the schema with sections of extensions
 ) -> Recipe:
     """Load and check a recipe: a frozen `Recipe`. Errors: RecipeError with every problem and its line."""
-    return load_resolved(name_or_path, overrides, data, model).recipe
+    return load_resolved(name_or_path, overrides, data, model, extend=extend).recipe
 
 
 def load_resolved(
@@ -82,7 +85,7 @@ def load_resolved(
         chosen: values of dotted keys that win over the recipe, and that overrides win over.
         extend: the schema with sections of extensions.
     """
-    source = source_of(name_or_path)
+    source = source_of(name_or_path, extend)
     document = parse(source.text, source.file)
     for name, value in chosen.items():
         key = resolve(name)
@@ -136,14 +139,14 @@ def recipe_from_json(text: str, extend: Extend | None = heart_alone, former: boo
         raise RecipeError(problems, "the run's recipe (is it from another version?)") from None
 
 
-def source_of(name_or_path: str | Path) -> Source:
+def source_of(name_or_path: str | Path, extend: Extend = heart_alone) -> Source:
     """Read the text of a shipped recipe, a path, or an https address, which each command fetches anew.
 
     Errors: RecipeError.
     """
     file = str(name_or_path)
     if not _is_address(file):
-        path = recipe_path(name_or_path)
+        path = recipe_path(name_or_path, extend)
         return Source(str(path), path.name, read(path))
     try:
         if not file.startswith("https://"):
@@ -159,11 +162,19 @@ def _is_address(name: str) -> bool:
     return name.startswith(("http://", "https://"))
 
 
-def recipe_path(name_or_path: str | Path) -> Path:
+def shipped_recipes(extend: Extend = heart_alone) -> dict[str, Path]:
+    """Return the files of the shipped recipes by name: ours, and those beside the keys of extensions."""
+    modules = (sys.modules[section.__module__] for _, section in extension_sections(extend(None)))
+    folders = (LIBRARY, *(Path(str(module.__file__)).parent for module in modules))
+    return {file.stem: file for folder in folders for file in folder.glob("*.yaml")}
+
+
+def recipe_path(name_or_path: str | Path, extend: Extend = heart_alone) -> Path:
     """Find the file of a shipped recipe or of a path. Errors: RecipeError with the nearest name."""
     text = str(name_or_path)
     path = Path(text).expanduser()
-    shipped = {file.stem: file for file in LIBRARY.glob("*.yaml")}
+    if (shipped := shipped_recipes()).get(text) is None and not path.is_file():
+        shipped = shipped_recipes(extend)
     if text in shipped:
         return shipped[text]  # a name wins over a file of that name: `smoke` is the same run everywhere
     if path.is_file():
@@ -181,6 +192,6 @@ def recipe_path(name_or_path: str | Path) -> Path:
     raise RecipeError([Problem(text, None, "", message, hint)])
 
 
-def list_recipes() -> list[Recipe]:
+def list_recipes(extend: Extend = heart_alone) -> list[Recipe]:
     """Load every shipped recipe, by name."""
-    return [load_recipe(file.stem) for file in sorted(LIBRARY.glob("*.yaml"))]
+    return [load_recipe(name, extend=extend) for name in sorted(shipped_recipes(extend))]

@@ -40,7 +40,8 @@ def method_of(recipe: Recipe) -> str:
     """Name the training method."""
     if recipe.lora is None:
         return "Full fine-tune"
-    return "LoRA adapters, by direct preference optimization," if recipe.dpo else "LoRA adapters"
+    method = recipe.objective.method
+    return f"LoRA adapters, by {method}," if method else "LoRA adapters"
 
 
 def published_recipe(recipe: Recipe) -> dict[str, object]:

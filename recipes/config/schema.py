@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -22,6 +22,7 @@ from .presets import PRESETS
 
 T = TypeVar("T")
 
+ROW_TYPES = ("auto", "text", "prompt_completion", "alpaca", "chat", "tokenized")
 RUNGS = (1, 2, 4, 8)  # local steps under `auto`
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
@@ -118,11 +119,41 @@ class Conflict:
 class ExtensionSection(Section):
     """The section of an extension: a run that has it uses the extension."""
 
-    whole_gradients: ClassVar[bool] = False  # it needs a sample's whole gradient on one machine
+    one_machine: ClassVar[bool] = False  # a sample's passes through the model must be on one machine
+    gone_keys: ClassVar[Mapping[str, str]] = {}  # as `checks.GONE_KEYS`
+    foreign_names: ClassVar[Mapping[str, str]] = {}  # our key -> names of it elsewhere
+    row_type: ClassVar[str] = ""  # of data sets, beside ROW_TYPES; empty: it reads no other rows
+    row_columns: ClassVar[Set[str]] = frozenset()  # without which there are no such rows
 
     def conflicts(self, recipe: Recipe) -> Iterator[Conflict]:
         """Yield contradictions between its keys and others."""
         yield from ()
+
+
+class ObjectiveSection(ExtensionSection):
+    """The section of an extension that says what a run minimizes. Without one it is the loss of the next
+    token, as all that is here says."""
+
+    sequences: ClassVar[tuple[str, ...]] = ("",)  # names of a sample's sequences, for people
+    forwards: ClassVar[int] = 0  # passes forward, beside that of the gradient
+    dropout: ClassVar[bool] = True  # False: the model trains without
+    term: ClassVar[str] = "token"  # what the loss is a mean over; anything else: a sample is one
+    adapters_rate: ClassVar[float | None] = None  # usual learning rate of adapters; None: that of texts
+    method: ClassVar[str] = ""  # in words, for people
+
+    def described(self) -> Iterator[str]:
+        """Yield lines of a model card that say how it trained."""
+        yield from ()
+
+    def named(self, figures: Sequence[float]) -> dict[str, dict[str, float]]:
+        """Name the mean figures of the objective, as users see them: `group/name`, by group."""
+        return {}
+
+    def objective(self) -> Any:
+        """Make the `recipes.objectives.Objective`; None: it is the loss of the next token."""
+
+    def row_reader(self) -> Any:
+        """Make the `recipes.data.RowReader` of its `row_type`; None: it has none."""
 
 
 class Model(Section):
@@ -171,15 +202,6 @@ class Lora(Section):
     )
 
 
-class Dpo(Section):
-    """Direct preference optimization (Rafailov et al., 2023): of two answers the chosen one is made likelier
-    than the rejected one. The reference model is the base with its adapters switched off; both are without
-    dropout, so that they differ by the adapters alone."""
-
-    beta: Annotated[Real, Field(gt=0)] = key(0.1, "how closely the reference is followed; tau of ipo")
-    loss_type: Literal["sigmoid", "hinge", "ipo"] = key("sigmoid", "loss of a pair, as in TRL")
-
-
 class Dataset(Section):
     path: Annotated[
         str, Field(min_length=1, description="file, folder, glob, https, hub id, or builtin:python-docs")
@@ -190,7 +212,7 @@ class Dataset(Section):
     )
     split: str = key("train", "split of the data set")
     revision: str | None = key(None, "branch, tag or commit of a hub data set")
-    type: Literal["auto", "text", "prompt_completion", "alpaca", "chat", "tokenized", "preference"] = key(
+    type: Annotated[str, Field(json_schema_extra={"enum": list(ROW_TYPES)})] = key(
         "auto", "format of the rows; auto: detected from the columns"
     )
     weight: Annotated[Real, Field(gt=0)] | None = key(
@@ -448,19 +470,8 @@ class Checkpoint(Section):
         return max(1, whole_steps(self.eval_steps, steps)) if self.eval_steps else 0
 
 
-def tracker_names(value: Any) -> Any:
-    """Convert `wandb` to [wandb], and `none` or null to [], as transformers does."""
-    if value in (None, "none"):
-        return ()
-    return (value,) if isinstance(value, str) else value
-
-
 class Logging(Section):
     logging_steps: Whole = key(1, "steps between two lines of metrics")
-    report_to: Annotated[
-        tuple[Literal["tensorboard", "wandb", "trackio"], ...], Strict(False), BeforeValidator(tracker_names)
-    ] = key((), "trackers that the host reports to, beside metrics.jsonl")
-    project: Annotated[str, Field(min_length=1)] = key("cocktail", "project name at the trackers")
     sample_prompts: Annotated[int, Field(ge=0, le=16)] = key(
         0, "held-out texts that the host's model continues before the first step, at snapshots and at the end"
     )
@@ -475,7 +486,6 @@ class Recipe(Section):
     description: str = ""
     model: Model
     lora: Lora | None = key(None, "null: full fine-tuning")
-    dpo: Dpo | None = key(None, "learn from pairs of a chosen and a rejected answer; null: from texts")
     datasets: Annotated[tuple[Dataset, ...], Strict(False), Field(min_length=1)]
     eval_datasets: Annotated[tuple[Dataset, ...], Strict(False)] = key((), "held out; keys as in datasets")
     data: Data = Data()
@@ -485,23 +495,6 @@ class Recipe(Section):
     checkpoint: Checkpoint = Checkpoint()
     logging: Logging = Logging()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_preferences(cls, given: Any) -> Any:
-        """Under `dpo:` a data set whose type is not written has preferences."""
-        if not isinstance(given, dict) or given.get("dpo") is None:
-            return given
-        typed = {}
-        for name in ("datasets", "eval_datasets"):
-            if isinstance(given.get(name), list):
-                typed[name] = [
-                    {**one, "type": "preference"}
-                    if isinstance(one, dict) and one.get("type") in (None, "auto")
-                    else one
-                    for one in given[name]
-                ]
-        return {**given, **typed}
-
     @property
     def extensions(self) -> dict[str, ExtensionSection]:
         """The sections of the extensions that the run uses, by name."""
@@ -509,14 +502,15 @@ class Recipe(Section):
         return {name: one for name, one in sections.items() if isinstance(one, ExtensionSection)}
 
     @property
+    def objective(self) -> ObjectiveSection:
+        """The section that says what the run minimizes."""
+        found = (one for one in self.extensions.values() if isinstance(one, ObjectiveSection))
+        return next(found, ObjectiveSection())
+
+    @property
     def output_dir(self) -> str:
         """Output folder relative to the working directory; only `{name}` is substituted."""
         return self.checkpoint.output_dir.replace("{name}", self.name)
-
-    @property
-    def sequences(self) -> int:
-        """Sequences of a sample: two under `dpo:`, the chosen and the rejected one."""
-        return 2 if self.dpo else 1
 
     @property
     def has_eval(self) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recipes.config import Data, Dataset, Recipe
+from recipes.config import Dataset, Recipe
 from recipes.errors import DataError
 
 from .packing import NOTHING_DROPPED, PackedDocuments, make_samples
@@ -104,7 +104,7 @@ def build_corpus(
     """
     if recipe.data.streaming:
         return _stream(recipe, tokenizer, index)
-    reader = _Reader(recipe.data, tokenizer, progress)
+    reader = _Reader(recipe, tokenizer, progress)
     documents = [reader.read(dataset) for dataset in recipe.datasets]
     for dataset, part in zip(recipe.datasets, documents, strict=True):
         reader.warnings += few_rows(dataset.path, len(part))
@@ -143,10 +143,10 @@ def few_rows(path: str, rows: int) -> list[str]:
 def _stream(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, index: Path | None) -> StreamedCorpus:
     """Open a stream; the first `val_set_size` rows of each data set are held out."""
     data, skip = recipe.data, int(recipe.data.val_set_size)
-    opened = [_open(dataset, data, tokenizer, streaming=True) for dataset in recipe.datasets]
+    opened = [_open(dataset, recipe, tokenizer, streaming=True) for dataset in recipe.datasets]
     tokenizers = [each for each, _ in opened]
     held = [each.tokenize(list(islice(source, skip))) for each, source in opened]
-    reader = _Reader(data, tokenizer)
+    reader = _Reader(recipe, tokenizer)
     held += [reader.read(dataset) for dataset in recipe.eval_datasets]
     held_out = _held_out(recipe, [make_samples(part, data) for part in held])
     mixture = _mixture(recipe) or Mixture((1.0,), recipe.training.seed)
@@ -185,17 +185,17 @@ def _shares(recipe: Recipe, corpus: Corpus) -> Iterator[str]:
 class _Reader:
     """Reads whole data sets, and collects summaries and warnings for people."""
 
-    data: Data
+    recipe: Recipe
     tokenizer: PreTrainedTokenizerBase
     progress: Callable[[str, int], None] = lambda path, rows: None
     found: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def read(self, dataset: Dataset) -> list[TokenizedDocument]:
-        tokenizer, source = _open(dataset, self.data, self.tokenizer)
+        tokenizer, source = _open(dataset, self.recipe, self.tokenizer)
         batches = iter(lambda: list(islice(source, BATCH)), [])
         documents: list[TokenizedDocument] = []
-        for batch in tokenize_batches(tokenizer, batches, self.data.dataset_num_proc or 1):
+        for batch in tokenize_batches(tokenizer, batches, self.recipe.data.dataset_num_proc or 1):
             documents += batch
             self.progress(dataset.path, len(documents))
         guess = ", detected" if dataset.type == "auto" else ","
@@ -207,14 +207,15 @@ class _Reader:
 
 
 def _open(
-    dataset: Dataset, data: Data, tokenizer: PreTrainedTokenizerBase, streaming: bool = False
+    dataset: Dataset, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, streaming: bool = False
 ) -> tuple[RowTokenizer, Iterator[Row]]:
     """Detect the type of the rows by the first; returns their tokenizer, and all of them."""
     source = read_rows(dataset, streaming)
     first = next(source, None)
     if first is None:
         raise no_rows(dataset.path)
-    return make_row_tokenizer(tokenizer, data, dataset, first), chain([first], source)
+    rows = make_row_tokenizer(tokenizer, recipe.data, dataset, first, recipe.objective)
+    return rows, chain([first], source)
 
 
 def _split(parts: Parts, size: float, seed: int) -> tuple[Parts, Parts]:
@@ -244,6 +245,7 @@ class Preview:
     packed: PackedDocuments
     warnings: tuple[str, ...]
     unused: tuple[str, ...] = ()  # columns that are not read
+    sequences: tuple[str, ...] = ("",)  # names of a sample's sequences
 
 
 def preview_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, count: int = BATCH) -> list[Preview]:
@@ -253,8 +255,9 @@ def preview_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, count: int 
     """
     found = []
     for dataset in recipe.datasets:
-        rows, source = _open(dataset, recipe.data, tokenizer, streaming=True)
+        rows, source = _open(dataset, recipe, tokenizer, streaming=True)
         packed = make_samples(rows.tokenize(list(islice(source, count))), recipe.data)
         warnings = (*rows.warnings, *packed.dropped.warnings(recipe.data.max_length))
-        found.append(Preview(dataset.path, rows.row_type, packed, warnings, rows.unused))
+        seen = rows.row_type, packed, warnings, rows.unused, recipe.objective.sequences
+        found.append(Preview(dataset.path, *seen))
     return found

@@ -58,7 +58,7 @@ def make_samples(documents: Sequence[TokenizedDocument], data: Data) -> PackedDo
     truncated = sum(d.longest > max_length for d in documents) if data.truncates else 0
     if not data.packing:
         cut = [d.cut(max_length) for d in documents]
-        made = [_sample(d.tokens, d.trained & d.teaches, d.pair) for d in cut]
+        made = [_sample(d.tokens, d.trained & d.teaches, d.sequences) for d in cut]
     elif not documents:
         made = []
     elif data.packing_strategy == "wrapped":

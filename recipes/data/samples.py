@@ -36,8 +36,8 @@ class SampleLimits:
 
     @classmethod
     def of(cls, recipe: Recipe, vocabulary: int | None) -> SampleLimits:
-        tokens = recipe.data.max_length * recipe.sequences
-        documents = tokens if recipe.data.isolates_documents else recipe.sequences
+        tokens = recipe.data.max_length * (sequences := len(recipe.objective.sequences))
+        documents = tokens if recipe.data.isolates_documents else sequences
         return cls(tokens, documents) if vocabulary is None else cls(tokens, documents, vocabulary)
 
     def packed(self, count: int) -> int:

@@ -1,7 +1,7 @@
 """Tokenize rows, and mask the tokens that are not trained.
 
-Six types of rows: text, prompt_completion, alpaca (an instruction, turned into a prompt), chat, tokenized,
-and preference. Each becomes token ids and a loss mask; masked tokens are context only.
+Five types of rows: text, prompt_completion, alpaca (an instruction, turned into a prompt), chat, tokenized.
+Each becomes token ids and a loss mask; masked tokens are context only. An objective may read others.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from recipes.config import Data, Dataset
+from recipes.config import Data, Dataset, ObjectiveSection
 from recipes.errors import DataError
 
 from .chat_template import ChatTemplate, Span, common_length
 from .conversations import ConversationReader, messages_column
-from .preference_pairs import conversation_pair, is_pair_of_conversations, text_pair
 from .sources import Row
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ COLUMNS = {  # of each type of row; those of chat and text may have other names 
     "prompt_completion": ("prompt", "completion"),
     "alpaca": ("instruction", "input", "output"),
     "chat": ("messages",),
-    "preference": ("prompt", "chosen", "rejected"),
     "tokenized": ("input_ids", "labels", "completion_mask", "assistant_masks", "attention_mask"),
 }
 
@@ -55,34 +53,46 @@ ALPACA = (
 
 @dataclass(frozen=True, eq=False)
 class TokenizedDocument:
-    """A document before it is truncated or packed; of a preference pair the chosen and the rejected sequence,
-    one after the other, each with the prompt."""
+    """A document before it is truncated or packed: one sequence, or several, one after the other."""
 
     tokens: np.ndarray  # (T,) int64
     trained: np.ndarray  # (T,) bool
-    pair: tuple[int, ...] = ()  # of a pair, the lengths of both sequences
+    sequences: tuple[int, ...] = ()  # lengths of several
 
     @property
     def longest(self) -> int:
-        """Tokens of its sequence, of a pair those of the longer one."""
-        return max(self.pair, default=len(self.tokens))
+        """Tokens of its longest sequence."""
+        return max(self.sequences, default=len(self.tokens))
 
     @property
     def teaches(self) -> bool:
-        """True where a token is trained, of a pair in both sequences; the first of a sequence never is."""
-        trained = np.split(self.trained, self.pair[:1])
-        return all(bool(part[1:].any()) for part in trained)
+        """True where each sequence has a trained token; the first of a sequence never is."""
+        return all(bool(part[1:].any()) for part in self._parts(self.trained))
 
     def cut(self, length: int) -> TokenizedDocument:
-        """Truncate to `length` tokens; of a pair each sequence."""
+        """Truncate each sequence to `length` tokens."""
         if self.longest <= length:
             return self
         tokens, trained = (
-            [part[:length] for part in np.split(array, self.pair[:1])]
-            for array in (self.tokens, self.trained)
+            [part[:length] for part in self._parts(array)] for array in (self.tokens, self.trained)
         )
-        pair = tuple(len(part) for part in tokens) if self.pair else ()
-        return TokenizedDocument(np.concatenate(tokens), np.concatenate(trained), pair)
+        sequences = tuple(len(part) for part in tokens) if self.sequences else ()
+        return TokenizedDocument(np.concatenate(tokens), np.concatenate(trained), sequences)
+
+    def _parts(self, array: np.ndarray) -> list[np.ndarray]:
+        return np.split(array, np.cumsum(self.sequences[:-1], dtype=np.int64))
+
+
+class RowReader(Protocol):
+    """Reads rows of a type that an objective adds; it goes to other processes."""
+
+    columns: tuple[str, ...]
+
+    def talks(self, dataset: Dataset, first: Row) -> bool:
+        """True where rows are conversations."""
+
+    def tokenize(self, of: RowTokenizer, rows: Sequence[Row]) -> list[TokenizedDocument]:
+        """Tokenize rows with the tokenizer, or the template, of their data set."""
 
 
 @dataclass
@@ -92,15 +102,16 @@ class RowTokenizer:
     tokenizer: PreTrainedTokenizerBase
     data: Data
     dataset: Dataset
-    row_type: str  # a key of COLUMNS
+    row_type: str  # a key of COLUMNS, or that of the objective
+    reader: RowReader | None = None  # of the objective
     template: ChatTemplate | None = None  # for rows that are conversations
     unused: tuple[str, ...] = ()  # columns of the first row that are not read
     warnings: list[str] = field(default_factory=list)
 
     def tokenize(self, rows: Sequence[Row]) -> list[TokenizedDocument]:
         """Tokenize rows. Errors: DataError naming the place of the first row that does not fit."""
-        if self.row_type == "preference":
-            return self._preferences(rows)
+        if self.reader is not None:
+            return self.reader.tokenize(self, rows)
         if self.template is not None:
             return self._conversations(rows, self.template)
         if self.row_type == "text":
@@ -117,32 +128,33 @@ class RowTokenizer:
         """Name the unused columns for people, in brackets; empty where all are used."""
         return f" (not used: {', '.join(self.unused)})" if self.unused else ""
 
-    def _ids(self, texts: list[str]) -> list[list[int]]:
+    def ids(self, texts: list[str]) -> list[list[int]]:
+        """Tokenize texts, with the special tokens that the tokenizer adds."""
         options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
         untyped: Any = self.tokenizer
         found: list[list[int]] = untyped(texts, **options)["input_ids"]
         return found
 
-    def _end(self, ids: list[int]) -> list[int]:
+    def ended(self, ids: list[int]) -> list[int]:
         """Append the eos token, as TRL does."""
         eos = self.tokenizer.eos_token_id
         return ids if eos is None or (ids and ids[-1] == eos) else [*ids, eos]
 
     def _texts(self, texts: list[str]) -> list[TokenizedDocument]:
         """Tokenize texts; an empty text becomes no token, not even eos."""
-        ended = zip(texts, self._ids(texts) if texts else [], strict=True)
-        return [_all_trained(self._end(ids) if text.strip() else []) for text, ids in ended]
+        ended = zip(texts, self.ids(texts) if texts else [], strict=True)
+        return [_all_trained(self.ended(ids) if text.strip() else []) for text, ids in ended]
 
     def _pairs(self, pairs: list[tuple[str, str]]) -> list[TokenizedDocument]:
         """Tokenize prompt and completion as one text, and mask the prompt's tokens. Where the last token of
         the prompt merged with the completion, the merged token is trained: the model must write it first."""
         if not pairs:
             return []
-        prompts = self._ids([prompt for prompt, _ in pairs])
-        wholes = self._ids([prompt + completion for prompt, completion in pairs])
+        prompts = self.ids([prompt for prompt, _ in pairs])
+        wholes = self.ids([prompt + completion for prompt, completion in pairs])
         encoded = []
         for prompt, whole in zip(prompts, wholes, strict=True):
-            tokens = _all_trained(self._end(whole))
+            tokens = _all_trained(self.ended(whole))
             if self.data.completion_only_loss is not False:
                 tokens.trained[: common_length(prompt, whole)] = False
             encoded.append(tokens)
@@ -200,7 +212,7 @@ class RowTokenizer:
             for each in conversations
         ]
         self.warnings += [warning for warning in template.warnings if warning not in self.warnings]
-        encoded = self._encoded([text for text, _ in found], return_offsets_mapping=True)
+        encoded = self.encoded([text for text, _ in found], return_offsets_mapping=True)
         documents = []
         for row, (_, spans), ids, offsets in zip(
             rows, found, encoded["input_ids"], encoded["offset_mapping"], strict=True
@@ -213,43 +225,10 @@ class RowTokenizer:
                     raise DataError(f"{row.place}: no message of an assistant to train on {hint}")
             documents.append(document)
         if paired and self.data.completion_only_loss is not False:
-            prompts = self._encoded([template.render_prompt(each) for each in conversations])["input_ids"]
+            prompts = self.encoded([template.render_prompt(each) for each in conversations])["input_ids"]
             for prompt, document in zip(prompts, documents, strict=True):
                 document.trained[: common_length(prompt, document.tokens.tolist())] = False
         return documents
-
-    def _preferences(self, rows: Sequence[Row]) -> list[TokenizedDocument]:
-        """Tokenize pairs of answers as TRL does: both completions begin where the first of them differs from
-        the prompt."""
-        if not rows:
-            return []
-        if self.template is None:
-            texts = [text_pair(self.dataset, row) for row in rows]
-            prompts = self._ids([pair.prompt for pair in texts])
-            chosen, rejected = (
-                [self._end(ids) for ids in self._ids(whole)]
-                for whole in ([p.prompt + p.chosen for p in texts], [p.prompt + p.rejected for p in texts])
-            )
-        else:
-            render, reader = self.template.render, ConversationReader(self.dataset, self.template.texts)
-            pairs = [conversation_pair(reader, row) for row in rows]
-            chosen, rejected, prompts = (
-                self._encoded(rendered)["input_ids"]
-                for rendered in (
-                    [render(pair.chosen) for pair in pairs],
-                    [render(pair.rejected) for pair in pairs],
-                    [self.template.render_prompt(pair.chosen) for pair in pairs],
-                )
-            )
-            self.warnings += [warning for warning in self.template.warnings if warning not in self.warnings]
-        if any(one == other for one, other in zip(chosen, rejected, strict=True)):
-            self._warn_of_equal_answers(rows[[*map(list.__eq__, chosen, rejected)].index(True)])
-        return [_pair(*sequences) for sequences in zip(prompts, chosen, rejected, strict=True)]
-
-    def _warn_of_equal_answers(self, row: Row) -> None:
-        said = "chosen and rejected are the same: such pairs teach nothing"
-        if not any(said in warning for warning in self.warnings):
-            self.warnings.append(f"{row.place}: {said}")
 
     @property
     def masks_assistant(self) -> bool:
@@ -258,7 +237,7 @@ class RowTokenizer:
         wanted = self.data.assistant_only_loss
         return self.row_type == "chat" if wanted is None else wanted
 
-    def _encoded(self, texts: list[str], **options: bool) -> dict[str, list[Any]]:
+    def encoded(self, texts: list[str], **options: bool) -> dict[str, list[Any]]:
         """Tokenize rendered texts, which have their special tokens."""
         options |= {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
         untyped: Any = self.tokenizer
@@ -270,20 +249,26 @@ class RowTokenizer:
 
 
 def make_row_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, data: Data, dataset: Dataset, first: Row
+    tokenizer: PreTrainedTokenizerBase,
+    data: Data,
+    dataset: Dataset,
+    first: Row,
+    objective: ObjectiveSection = ObjectiveSection(),  # noqa: B008
 ) -> RowTokenizer:
     """Make the tokenizer of a data set whose first row is `first`. Errors: DataError.
 
-    Where rows are conversations, `tokenizer` gets the chat template that is used: the exported model has it.
+    Where rows are conversations, `tokenizer` gets the chat
+    template that is used: the exported model has it.
     """
-    row_type = detect_row_type(dataset, first)
-    rows = RowTokenizer(tokenizer, data, dataset, row_type)
-    used = {dataset.column(name) for name in COLUMNS[row_type]}
+    reader: RowReader | None = objective.row_reader()
+    row_type = objective.row_type or detect_row_type(dataset, first)
+    rows = RowTokenizer(tokenizer, data, dataset, row_type, reader)
+    used = {dataset.column(name) for name in (reader.columns if reader else COLUMNS[row_type])}
     talks = row_type == "chat"
     if row_type == "chat":
         used.add(messages_column(dataset, first))
-    elif row_type == "preference":
-        talks = is_pair_of_conversations(dataset, first)
+    elif reader is not None:
+        talks = reader.talks(dataset, first)
     elif row_type == "prompt_completion":
         talks = isinstance(first.fields.get(dataset.column("prompt")), list)
     if talks:
@@ -354,14 +339,11 @@ def detect_row_type(dataset: Dataset, first: Row) -> str:
         return "tokenized"
     if "text" in columns:
         return "text"
-    if {"chosen", "rejected"} <= columns:
-        raise DataError(
-            f"{first.place}: chosen and rejected answers need a section `dpo:` (hint: dpo={{}} lora_r=16)"
-        )
     raise DataError(
         f"{first.place}: columns {', '.join(sorted(first.fields)) or '(none)'} are no known kind of data: "
         "expected text, prompt and completion, instruction and output, messages, or input_ids "
-        f"(hint: {_columns_hint(list(first.fields))})"
+        f"(hint: {_columns_hint(list(first.fields))})",
+        columns=columns,
     )
 
 
@@ -382,14 +364,6 @@ def _alike(ours: str, columns: list[str]) -> str | None:
     same = next((known[name] for name in (ours, *SYNONYMS[ours]) if name in known), None)
     near = difflib.get_close_matches(ours, known, n=1, cutoff=0.75)
     return same if same is not None or not near else known[near[0]]
-
-
-def _pair(prompt: list[int], chosen: list[int], rejected: list[int]) -> TokenizedDocument:
-    """Join the two sequences of a pair; what follows the prompt is trained."""
-    start = min(common_length(prompt, chosen), common_length(prompt, rejected))
-    trained = [np.arange(len(ids)) >= start for ids in (chosen, rejected)]
-    tokens = np.asarray([*chosen, *rejected], dtype=np.int64)
-    return TokenizedDocument(tokens, np.concatenate(trained), (len(chosen), len(rejected)))
 
 
 def _all_trained(ids: list[int]) -> TokenizedDocument:

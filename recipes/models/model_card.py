@@ -42,6 +42,8 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
 
     base = public_name(recipe.model.model_name_or_path)
     data = [public_name(dataset.path) for dataset in recipe.datasets]
+    objective = recipe.objective
+    objectives = [name for name, section in recipe.extensions.items() if section is objective]
     about = ModelCardData(
         license=made.licence.name or None,
         license_name=made.licence.title or None,
@@ -57,7 +59,7 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
             if is_repository_id(dataset.path)
         ]
         or None,
-        tags=["cocktail-sgd", "full" if recipe.lora is None else "lora", *(["dpo"] if recipe.dpo else [])],
+        tags=["cocktail-sgd", "full" if recipe.lora is None else "lora", *objectives],
     )
     published = published_recipe(recipe)
     published.pop("description", None)  # of the recipe that the run began from
@@ -120,7 +122,7 @@ def evaluations(recipe: Recipe, made: RunSummary) -> list[EvalResult]:
     names = ", ".join(public_name(dataset.path) for dataset in held_out)
     split = "" if recipe.eval_datasets else ", rows held out of training"
     values = {"loss": made.loss}
-    if recipe.dpo is None:  # the loss of a pair says nothing of a text
+    if recipe.objective.term == "token":  # any other loss says nothing of a text
         values["perplexity"] = math.exp(min(made.loss, 700.0))
     return [
         EvalResult(
@@ -151,11 +153,10 @@ def training_lines(recipe: Recipe, samples: int) -> Iterator[str]:
             if model.load_in_8bit
             else ""
         )
-        dropout = 0.0 if recipe.dpo else lora.lora_dropout
+        dropout = lora.lora_dropout if recipe.objective.dropout else 0.0
         kind = "DoRA" if lora.use_dora else "LoRA"
         yield f"{kind}: rank {lora.lora_r}, alpha {lora.lora_alpha}, dropout {dropout:g}{bits}"
-    if recipe.dpo is not None:
-        yield f"pairs of answers: loss `{recipe.dpo.loss_type}`, beta {recipe.dpo.beta:g}"
+    yield from recipe.objective.described()
     packed = ", packed" if data.packing else ""
     batch = training.global_batch_size
     yield f"{samples:,} samples of at most {data.max_length:,} tokens{packed}, {batch:,} a step"

@@ -85,7 +85,7 @@ def prepare_for_training(
         except (ValueError, TypeError) as error:
             raise ModelError(f"{error} (hint: training.activation_checkpointing=false)") from error
     made: nn.Module = model if recipe.lora is None else add_adapters(model, recipe.lora)
-    if recipe.dpo is not None:
+    if not recipe.objective.dropout:
         for module in made.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0

@@ -256,7 +256,7 @@ class FsdpWorker:
             with self.precision():
                 loss = self.objective.loss(self.model, part, self.device)
             found = backward(loss, terms, self.scale.value)
-        return {"loss_sum": found.loss_sum, "terms": found.terms, "rewards": found.rewards, "notes": notes}
+        return {"loss_sum": found.loss_sum, "terms": found.terms, "figures": found.figures, "notes": notes}
 
     def clip(self, limit: float) -> dict[str, Any]:
         grads = [local(p.grad) for p in self.trained() if p.grad is not None]

@@ -1,5 +1,4 @@
-"""Objectives, which a run minimizes: the loss of the next token, or of preference pairs."""
+"""Objectives, which a run minimizes: the loss of the next token, or that of an extension."""
 
-from .next_tokens import NextTokens
-from .objective import BatchLoss, Measured, Objective, evaluate, measured
-from .recipe_objective import objective_of
+from .next_tokens import NextTokens, objective_of
+from .objective import BatchLoss, Bounds, Measured, Objective, evaluate, measured

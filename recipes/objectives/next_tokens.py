@@ -1,4 +1,4 @@
-"""The usual objective: cross-entropy of the trained tokens."""
+"""The usual objective: cross-entropy of the trained tokens. An extension may have another."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from recipes.config import Recipe
 from recipes.data import Sample, collate
 from recipes.models import loss_sum
 
-from .objective import BatchLoss
+from .objective import BatchLoss, Bounds, Objective
 
 CHANCE = 100.0  # times the loss of a guess: more than any model has that learns
 LARGEST = 2**24  # tokens of a vocabulary that is not known
@@ -21,8 +22,8 @@ LARGEST = 2**24  # tokens of a vocabulary that is not known
 class NextTokens:
     """The mean loss of a trained token."""
 
-    def bounds(self, vocabulary: int) -> tuple[float, float]:
-        return 0.0, CHANCE * log(max(2, vocabulary or LARGEST))
+    def bounds(self, vocabulary: int) -> tuple[Bounds, ...]:
+        return ((0.0, CHANCE * log(max(2, vocabulary or LARGEST))),)
 
     def terms(self, samples: Sequence[Sample]) -> int:
         return sum(sample.count for sample in samples)
@@ -36,3 +37,8 @@ class NextTokens:
 
     def uncounted(self, like: Sample) -> Sample:
         return Sample(like.tokens[:2], np.zeros(2, bool))
+
+
+def objective_of(recipe: Recipe) -> Objective:
+    """Return what this recipe minimizes."""
+    return recipe.objective.objective() or NextTokens()

@@ -1,6 +1,6 @@
 """An objective: a mean over terms, whose sum and number add up over micro-batches and peers.
 
-f(x) = sum of losses / terms        terms: trained tokens, or preference pairs
+f(x) = sum of losses / terms        terms: trained tokens, or samples
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from recipes.data import Sample, batches
 
+Bounds = tuple[float, float]  # least and greatest mean of a term
+
 
 @dataclass(frozen=True)
 class BatchLoss:
@@ -22,16 +24,16 @@ class BatchLoss:
 
     sum: Tensor  # () over the terms, in nats
     terms: int
-    rewards: Tensor | None = None  # (3,) of pairs: see `Measured`
+    figures: Tensor | None = None  # (n,) sums of figures beside the loss
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The losses of samples, and of preference pairs the rewards, as sums."""
+    """The losses of samples, and further figures of the objective, as sums."""
 
     loss_sum: float = 0.0
     terms: int = 0
-    rewards: tuple[float, ...] = ()  # of the chosen and of the rejected answers; pairs whose chosen has more
+    figures: tuple[float, ...] = ()  # as many as the objective bounds
     notes: Mapping[str, str] = field(default_factory=dict)  # of extensions on each sample, in hex
 
     @property
@@ -40,8 +42,8 @@ class Measured:
         return self.loss_sum / max(self.terms, 1)
 
     def __add__(self, other: Measured) -> Measured:
-        rewards = (a + b for a, b in zip_longest(self.rewards, other.rewards, fillvalue=0.0))
-        sums = self.loss_sum + other.loss_sum, self.terms + other.terms, tuple(rewards)
+        figures = (a + b for a, b in zip_longest(self.figures, other.figures, fillvalue=0.0))
+        sums = self.loss_sum + other.loss_sum, self.terms + other.terms, tuple(figures)
         names = self.notes.keys() | other.notes.keys()
         return Measured(*sums, {name: self.notes.get(name, "") + other.notes.get(name, "") for name in names})
 
@@ -49,9 +51,10 @@ class Measured:
 class Objective(Protocol):
     """A run minimizes it."""
 
-    def bounds(self, vocabulary: int) -> tuple[float, float]:
-        """Return what the loss of a term lies between, of any model that still is one. A hub drops what a
-        peer reports beyond. `vocabulary`: tokens that the model knows; 0: not known."""
+    def bounds(self, vocabulary: int) -> tuple[Bounds, ...]:
+        """Return what the loss of a term lies between, of any model that still is one, then each of its
+        further figures. A hub drops what a peer reports beyond. `vocabulary`: tokens that the model knows; 0:
+        not known."""
 
     def terms(self, samples: Sequence[Sample]) -> int:
         """Count the terms of the mean."""
@@ -82,5 +85,5 @@ def evaluate(objective: Objective, model: nn.Module, samples: Sequence[Sample], 
 
 def measured(loss: BatchLoss) -> Measured:
     """Read a loss as numbers."""
-    rewards = () if loss.rewards is None else tuple(loss.rewards.tolist())
-    return Measured(float(loss.sum.detach()), loss.terms, rewards)
+    figures = () if loss.figures is None else tuple(loss.figures.tolist())
+    return Measured(float(loss.sum.detach()), loss.terms, figures)

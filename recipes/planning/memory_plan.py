@@ -98,11 +98,11 @@ def plan_memory(recipe: Recipe, folder: Path, micro_batch: int, machine: Machine
     optimizer = recipe.training.optim, layout.shapes, embeddings_of(model)
     state = optimizer_bytes(*optimizer)
     gathered = block_of(model) if machine.count > 1 else 0
-    sequences = micro_batch * recipe.sequences
+    sequences = micro_batch * len(recipe.objective.sequences)
     rows = f"{sequences} x {recipe.data.max_length} tokens"
     half = autocast_dtype(recipe.training, model, machine.half)
     traced = trace(model, sequences, recipe.data.max_length, half)
-    flops = traced.flops + (traced.forward if recipe.dpo else 0)  # the reference's forward pass
+    flops = traced.flops + recipe.objective.forwards * traced.forward
     step = step_bytes(recipe, layout, kind)
     one = traced.most // micro_batch
     beside = vectors(recipe, size, kind.itemsize, away=False)

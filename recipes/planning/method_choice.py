@@ -25,7 +25,6 @@ Load = Callable[[Mapping[str, Any]], Resolved]  # dotted key -> value: the recip
 
 WHOLE_BELOW = 1_000_000_000  # parameters: larger models get adapters
 LARGE_FROM = 13_000_000_000  # parameters from which QLoRA (Dettmers et al., 2023) halves the rate
-PREFERENCES_RATE = 1e-5  # of adapters: ten times TRL's for whole models
 RATES = {"full": 2e-5, "lora": 2e-4, "qlora": 2e-4}  # TRL's for whole models, QLoRA's for adapters
 ADAPTERS = {"lora.lora_r": 16, "lora.lora_alpha": 32, "compression.preset": "lora-cocktail"}
 METHODS: dict[str, dict[str, Any]] = {
@@ -82,7 +81,7 @@ def choose_method(load: Load, machine: Machine | None) -> MethodChoice:
     size = sum(parameter.numel() for parameter in drawn.parameters())
     fit = method_of(chosen, load, folder, size, machine)
     rate = RATES[fit.method] / (2 if fit.method != "full" and size >= LARGE_FROM else 1)
-    rate = PREFERENCES_RATE if asked.recipe.dpo else rate
+    rate = asked.recipe.objective.adapters_rate or rate
     chosen.set({**METHODS[fit.method], "training.learning_rate": rate})
     chosen.set({"training.num_train_epochs": epochs_of(survey.rows)})
     chosen.set({"training.global_batch_size": batch_of(load(chosen.keys).recipe, survey)})

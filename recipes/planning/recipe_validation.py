@@ -121,10 +121,11 @@ def data_of(
     if first is None:
         raise no_rows(dataset.path)
     if tokenizer is None:
-        kind = detect_row_type(dataset, first)
+        kind = recipe.objective.row_type or detect_row_type(dataset, first)
         yield Finding("ok", "data", f"{dataset.path}: {kind}; its rows are not read, for want of a tokenizer")
         return
-    encoder, tally = make_row_tokenizer(tokenizer, recipe.data, dataset, first), Tally()
+    encoder = make_row_tokenizer(tokenizer, recipe.data, dataset, first, recipe.objective)
+    tally = Tally()
     limit = HUB_ROWS if hub else LOCAL_ROWS
     longest = None if recipe.data.packing else recipe.data.max_length
     for row in islice(chain([first], source), limit):

@@ -149,7 +149,7 @@ class DataSurvey:
     """Estimates of the data from their first rows."""
 
     rows: int | None  # None: their number is unknown
-    # tokens of each of the first rows, before truncation; of pairs, the longer one's
+    # tokens of each of the first rows, before truncation; of several sequences the longest
     lengths: tuple[int, ...]
     kinds: tuple[str, ...] = ()  # type of the rows of each data set
 
@@ -184,7 +184,7 @@ def survey_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> DataSurve
             source = read_rows(dataset, streaming=is_hub_id(dataset.path))
             first = list(islice(source, FIRST))
             if first:
-                encoder = make_row_tokenizer(tokenizer, recipe.data, dataset, first[0])
+                encoder = make_row_tokenizer(tokenizer, recipe.data, dataset, first[0], recipe.objective)
                 kinds.append(encoder.row_type)
                 lengths += [document.longest for document in encoder.tokenize(first)]
             counted = None if recipe.training.max_steps > 0 else count_rows(dataset)

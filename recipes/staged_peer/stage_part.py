@@ -49,10 +49,9 @@ def check_staged(recipe: Recipe) -> None:
         "training.fp32_master_weights=false": not training.fp32_master_weights,
         "model.load_in_4bit, load_in_8bit": model.quantized,
         "model.trust_remote_code": model.trust_remote_code,  # a stage's machine gets no files of code
-        "dpo": recipe.dpo is not None,  # its reference is a second pass, around the ring
         "training.fp16": training.fp16,
     }
-    cannot |= {name: section.whole_gradients for name, section in recipe.extensions.items()}
+    cannot |= {name: section.one_machine for name, section in recipe.extensions.items()}
     for what, asked in cannot.items():
         if asked:
             raise ModelError(f"{what}: a replica of several machines cannot do that", OTHERWISE)

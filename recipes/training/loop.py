@@ -282,7 +282,7 @@ def exchange(
                 delivers=[lease.round for lease in flight.delivered],
                 loss_sum=work.loss_sum,
                 tokens=work.terms,
-                rewards=work.rewards,
+                figures=work.figures,
                 compute_s=peer.compute_s,
                 wait_s=peer.wait_s,
                 grad_norm=peer.grad_norm,

@@ -181,7 +181,8 @@ def guessed(recipe: Recipe, sizes: Sequence[int], in_memory: int) -> int:
     of the memory that is free."""
     vocabulary, layers, width = sizes
     kept = 2 if recipe.training.activation_checkpointing else 34  # vectors of each layer and token, about
-    sample = 4 * recipe.sequences * recipe.data.max_length * (3 * vocabulary + (layers * kept + 34) * width)
+    tokens = len(recipe.objective.sequences) * recipe.data.max_length
+    sample = 4 * tokens * (3 * vocabulary + (layers * kept + 34) * width)
     size, room = ON_CPU, host_memory().free / 4 / in_memory
     while size > 1 and size * sample > room:
         size //= 2

@@ -45,11 +45,11 @@ class Delivery:
     fingerprint: int  # of x' before the round, or before one `behind` rounds earlier
     delivers: list[int]  # rounds whose leases the packet delivers
     loss_sum: float
-    tokens: int  # terms of the loss: trained tokens, or preference pairs
+    tokens: int  # terms of the loss: trained tokens, or samples
     compute_s: float
     wait_s: float
     grad_norm: float = 0.0  # of the last step, before clipping; 0: no gradient
-    rewards: tuple[float, ...] = ()  # of preference pairs, as in `Measured`
+    figures: tuple[float, ...] = ()  # as in `Measured`
     behind: int = 0  # rounds in flight, whose aggregates x' lacks
     sparsest: int = 0  # bytes of the sparsest packet that the recipe lets this peer send; 0: not known
     extra: dict[str, bytes] = field(default_factory=dict)  # bodies of extensions

@@ -274,8 +274,8 @@ def resume(folder: Path, prepared: Any = None) -> Found:
         said += work.mend_fingerprints(ledger, failed=False)
         snapshots = SnapshotThread(work.model, 20, 1000, lambda offers: None)
         snapshots._drop_damaged()
-        for event in snapshots.events():
-            resumed.heard.show(event)
+        while not snapshots.news.empty():
+            resumed.heard.show(snapshots.news.get())
         ledger.recover()
         found = {"round": ledger.next_round, "packets": (ledger.folder / "packets.log").read_bytes()}
     return {"exit": 0, "said": said, "facts": facts(folder), **found}

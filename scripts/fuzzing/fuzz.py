@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from random import Random
 
@@ -63,17 +64,11 @@ class TooMuch(Exception):
 
 
 def targets(only: Sequence[str] = GROUPS) -> list[Target]:
-    """List the targets of these groups: tests/fuzzing has them, with their laws."""
-    reach_tests("fuzzing")
-    import packet_targets
-    import transport_targets
-    import tunnel_targets
-
-    return [
-        t
-        for t in (*transport_targets.TARGETS, *tunnel_targets.TARGETS, *packet_targets.TARGETS)
-        if t.group in only
-    ]
+    """List the targets of these groups: tests/fuzzing has them, with their laws, and tests of extensions."""
+    places = sorted((ROOT / "tests").glob("extensions/*/*_targets.py"))
+    reach_tests("fuzzing", *(str(path.parent.relative_to(ROOT / "tests")) for path in places))
+    names = ("transport_targets", *(path.stem for path in places), "packet_targets")
+    return [t for name in names for t in import_module(name).TARGETS if t.group in only]
 
 
 def turns(chosen: Sequence[Target], cases: int) -> Iterator[tuple[Target, int]]:

@@ -19,9 +19,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from cocktail_cli.assembly import Server
+from cocktail_cli.extensions.reach.hub_tunnel import HubTunnel
+from cocktail_cli.extensions.reach.relay_routes import hub_routes
+from cocktail_cli.extensions.reach.relay_server import Relay
 from scripts.netlab import lab as netlab
 from scripts.swarms import lab
 from scripts.swarms.idle_delegate import IdleDelegate
@@ -29,7 +33,6 @@ from scripts.swarms.processes import Line, Process, run_role, say, started
 from transport import Hub, Ledger, PeerLink, RunKeys, RunSettings, RunURL, parse_url
 from transport.peer import PeerIdentity
 from transport.protocol import RunOver, SessionRenewed, TransportError, messages
-from transport.relay import HubTunnel, Relay
 
 MODULE = "scripts.netlab.through_relay"
 HUB, RELAY = "10.77.0.1", "10.77.0.12"  # the members hub and p2; volunteers are p1
@@ -63,7 +66,7 @@ def serve(asked: Line, bind: tuple[str, int], relay: str, batch: int) -> None:
     with Ledger(Path(asked["folder"]), run=RUN, samples=settings.samples) as ledger:
         hub = Hub(bind, keys, ledger, settings, Serving(size))
         here = ("127.0.0.1", hub.port)
-        tunnel = HubTunnel(relay, keys.pair, here, lambda text: say("told", text=text))
+        tunnel = HubTunnel(relay, Server(keys.pair, *here, lambda text: say("told", text=text)))
         signal.signal(signal.SIGTERM, lambda *_: hub.stop(now=True))
         hub.start()
         say("listening")
@@ -85,7 +88,8 @@ def run_relay(_: Line) -> None:
 def run_joins(asked: Line) -> None:
     """Join so many times, AT_ONCE at a time."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        url, names = parse_url(asked["url"]), [f"p{number}" for number in range(asked["joins"])]
+        names = [f"p{number}" for number in range(asked["joins"])]
+        url = replace(parse_url(asked["url"]), dial=hub_routes)
         say("joined", ways=list(pool.map(lambda name: join(url, name), names)))
 
 
@@ -114,7 +118,7 @@ def join(url: RunURL, name: str) -> str:
 
 def run_transfers(asked: Line) -> None:
     """Fetch and send one object, each `times` times; print the seconds of each."""
-    url, me, size = parse_url(asked["url"]), PeerIdentity("mover"), asked["size"]
+    url, me, size = replace(parse_url(asked["url"]), dial=hub_routes), PeerIdentity("mover"), asked["size"]
     link = PeerLink(url, me, notify=lambda text: say("told", text=text))
     link.connect(30.0)
     for number in range(asked["times"]):

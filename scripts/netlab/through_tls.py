@@ -22,6 +22,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 
+from cocktail_cli.extensions.reach.proxies import Proxies, Proxy
+from cocktail_cli.extensions.reach.relay_routes import hub_routes
+from cocktail_cli.extensions.reach.relay_server import Relay
 from scripts import ROOT
 from scripts.netlab.through_relay import AT_ONCE, BLOB, RUN, join, print_rounded, serve
 from scripts.swarms.lab import parser
@@ -29,13 +32,12 @@ from scripts.swarms.processes import Line, Process, run_role, say, started
 from scripts.swarms.tcp_link import free_port
 from transport import PeerLink, RunKeys, parse_url
 from transport.peer import PeerIdentity
-from transport.protocol import Proxies, Proxy, Route, RunURL
-from transport.relay import Relay
+from transport.protocol import Route, RunURL
 from transport.wire import DealerWire
 
 MODULE = "scripts.netlab.through_tls"
 SHUT = 1  # a port at which nothing listens: the direct way does not work
-CERTIFICATE, KEY = (ROOT / "tests" / "transport" / "tunnel" / f"relay-{part}.pem" for part in ("cert", "key"))
+CERTIFICATE, KEY = (ROOT / "tests" / "extensions" / "reach" / f"relay-{part}.pem" for part in ("cert", "key"))
 PROXIES = {
     "squid": (
         "http_port 127.0.0.1:{port}\nacl relay port {relay}\n"
@@ -68,7 +70,7 @@ def run_relay(_: Line) -> None:
 def run_transfers(asked: Line) -> None:
     """Fetch one object so many times by a route; print the rate of each in Mbit/s."""
     url, me = parse_url(asked["url"]), PeerIdentity("mover")
-    (route,) = (route for route in url.routes if (bool(route.name), route.tls) == (True, asked["tls"]))
+    (route,) = (route for route in hub_routes(url) if route.kind == ("tls" if asked["tls"] else "relay"))
     link = PeerLink(url, me, wire=DealerWire((route,), url.key))
     link.connect(30.0)
     for _ in range(asked["times"]):
@@ -82,10 +84,13 @@ def run_transfers(asked: Line) -> None:
 def run_joins(asked: Line) -> None:
     """Join so many times by TLS through the proxy, AT_ONCE at a time."""
     proxies = EvenHere(every=Proxy("http", "127.0.0.1", asked["proxy"]))
-    url = replace(parse_url(asked["url"]), proxies=proxies)
-    by_tls = ByTls(**{name: getattr(url, name) for name in url.__dataclass_fields__})
+
+    def by_tls(url: RunURL) -> list[Route]:
+        return [route for route in hub_routes(url, proxies) if route.kind == "tls"]
+
+    url = replace(parse_url(asked["url"]), dial=by_tls)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        say("joined", ways=list(pool.map(lambda number: join(by_tls, f"p{number}"), range(asked["joins"]))))
+        say("joined", ways=list(pool.map(lambda number: join(url, f"p{number}"), range(asked["joins"]))))
 
 
 class EvenHere(Proxies):
@@ -93,14 +98,6 @@ class EvenHere(Proxies):
 
     def of(self, host: str, port: int) -> tuple[Proxy | None, Proxy | None]:
         return self.every, self.every
-
-
-class ByTls(RunURL):
-    """A run URL from where only TLS gets out."""
-
-    @property
-    def routes(self) -> tuple[Route, ...]:
-        return tuple(route for route in super().routes if route.tls)
 
 
 # ---- the measurement ---------------------------------------------------------------------------------------

@@ -328,12 +328,12 @@ class Swarm:
         link, url = self.links[name], parse_url(self.url)
         relayed = url.port == CLOSED or name in self.relayed
         if isinstance(link, LabLine):
-            return str(replace(url, port=CLOSED) if relayed else replace(url, relay=""))
+            return str(replace(url, port=CLOSED) if relayed else replace(url, places=()))
         if relayed:
             link.behind = int(self.relay_address.rpartition(":")[2])
-            return str(replace(url, port=CLOSED, relay=f"127.0.0.1:{link.port}"))
+            return str(replace(url, port=CLOSED, places=(f"127.0.0.1:{link.port}",)))
         link.behind = url.port
-        return str(replace(url, port=link.port, relay=""))
+        return str(replace(url, port=link.port, places=()))
 
     def hub_gone(self) -> None:
         """Note that from now on there is no hub."""

@@ -42,7 +42,7 @@ MODULES: tuple[str, ...] = (
     "cocktail_cli.host.run_delegate",
     "recipes.training.loop",
     "transport.aggregators",
-    "transport.relay",
+    "cocktail_cli.extensions.reach.hub_tunnel",
     "transport.standby",
 )
 MODULES += ("datasets", "zmq", "transformers.models.gpt_neox.modeling_gpt_neox", "transformers.optimization")

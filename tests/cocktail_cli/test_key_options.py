@@ -63,7 +63,6 @@ def test_an_option_of_the_command_may_be_written_with_underscores() -> None:
         ("--r 8", "no such option: --r", "cocktail calls this lora.lora_r"),
         ("--use_peft", "no such option: --use_peft", "cocktail calls this lora"),
         ("--dataset_name x", "no such option: --dataset_name", "cocktail calls this --data"),
-        ("--wandb-project x", "no such option: --wandb-project", "cocktail calls this logging.project"),
         ("--zzzzzz", "no such option: --zzzzzz", "the keys of a recipe: cocktail recipes schema"),
         (
             "--learning-rate",

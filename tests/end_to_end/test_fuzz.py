@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from transport_targets import HUB_BYTES, PEER_BYTES, hear, joined_connections, open_hub
 
-from scripts.fuzzing.fuzz import GROUPS, Tally, TooMuch, case_of, fuzz, keep, replay, targets, try_case
+from scripts.fuzzing.fuzz import Tally, TooMuch, case_of, fuzz, keep, replay, targets, try_case
 from scripts.fuzzing.mutate import Target, message
 from transport.protocol import encode, messages
 from transport.wire import Received, TokenBuckets
@@ -20,9 +20,11 @@ CASES = {"messages": 40_000, "bulk": 1_000, "packets": 3_500, "legacy": 300, "fi
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # what earlier tests have left open is collected here
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", CASES)
 def test_what_a_stranger_sends_is_sound_or_refused_in_bounded_memory(group: str, tmp_path: Path) -> None:
-    out = fuzz(targets([group]), CASES[group], 1, tmp_path)
+    if not (chosen := targets([group])):
+        pytest.skip("its extension is not here")
+    out = fuzz(chosen, CASES[group], 1, tmp_path)
 
     assert not out.findings, "\n".join(out.findings)
     assert sum(t.cases for t in out.tallies.values()) > CASES[group] - len(out.tallies)

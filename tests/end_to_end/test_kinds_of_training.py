@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from math import log
 from pathlib import Path
 
 import pytest
 import torch
-from in_process import Swarm, recipe_of, rows
+from in_process import Swarm, recipe_of
 from peft import AutoPeftModelForCausalLM
 
 from recipes.data import collate
@@ -53,35 +51,3 @@ def test_a_run_with_adapters_trains_nothing_else_and_its_export_is_the_model_tha
     torch.testing.assert_close(merged, held, rtol=0, atol=1e-5)
     losses = [event.loss for event in swarm.all(hub.EvaluationDone)]
     assert losses[-1] < losses[0]
-
-
-def test_a_run_learns_preferences_and_pairs_are_what_is_averaged(neox: Path, tmp_path: Path) -> None:
-    """Two peers: the loss begins at log 2 with no rewards; then the chosen answers have more."""
-    words = rows(24)
-    pairs = [
-        {"prompt": f"{word[:9]} is", "chosen": " good, as we know.", "rejected": " bad."} for word in words
-    ]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    recipe = recipe_of(
-        neox,
-        tmp_path / "pairs.jsonl",
-        lora={"lora_r": 4},
-        dpo={"beta": 0.5},
-        compression={"random_ratio": 1.0, "topk_ratio": 1.0},
-    )
-    with Swarm(recipe, tmp_path / "run", min_peers=2) as swarm:
-        ann, bob = swarm.start("ann", "bob")
-        swarm.finish()
-        assert swarm.work.weight([0, 1, 2]) == 3 < swarm.work.tokens([0, 1, 2])
-
-    first, *_, last = swarm.all(hub.EvaluationDone)
-    assert torch.equal(ann.common, bob.common)
-    assert torch.equal(ann.common, swarm.folded())
-    assert first.loss == pytest.approx(log(2), abs=1e-5)
-    assert first.rewards == pytest.approx((0, 0, 0), abs=1e-5)
-    assert last.loss < 0.6
-    assert last.tokens == 6
-    assert last.rewards[0] > last.rewards[1]
-    assert last.rewards[2] > 0.9
-    assert [len(one.rewards) for one in swarm.all(hub.RoundCommitted) if one.loss is not None][-1] == 3
-    swarm.audit()

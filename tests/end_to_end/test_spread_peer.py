@@ -27,7 +27,6 @@ from recipes.data import Sample
 from recipes.models import load_model, load_trained
 from recipes.multi_gpu import build_fsdp_peer
 from recipes.multi_gpu.fsdp_peer import FsdpTrainer
-from recipes.objectives import Measured
 from recipes.training import HandedOver, Peer, StepDone, build_peer, peer_checkpoint, read, restore
 from recipes.training.lease_gradient import apply, compute
 from recipes.training.micro_batch import shrink_to_fit, tried
@@ -394,27 +393,3 @@ def test_asked_to_leave_it_hands_over_and_comes_back_with_what_it_kept(
         assert len(back.steps) > 3
         assert torch.equal(back.common, swarm.folded())
         swarm.audit()
-
-
-def test_two_ranks_learn_from_preference_pairs_as_one_does(
-    ranks: GpuProcesses, tmp_path: Path, data: Path
-) -> None:
-    """The reference has adapters off in every rank; one without a pair computes one that does not count."""
-    base = save_tiny("qwen3", tmp_path / "model")
-    recipe = recipe_of(base, data, lora={"lora_r": 4}, dpo={"beta": 0.5})
-    alone = build_peer(load_trained(recipe, base), recipe, 2)
-    two = build_fsdp_peer(ranks, base, None, recipe, 2)
-    answers = np.arange(6) > 2
-    pair = [Sample(np.arange(n, n + 12, dtype=np.int32), np.tile(answers, 2), (6, 6)) for n in range(3)]
-
-    for _ in range(2):
-        told = []
-        for local in (two.trainer, alone.trainer):
-            local.zero()
-            parts = [pair[:1], pair[1:2], pair[2:]]
-            groups = [parts[i : i + local.at_once] for i in range(0, len(parts), local.at_once)]
-            found = sum((local.backward(group, 3) for group in groups), Measured())
-            told.append((found.loss_sum, found.terms, *found.rewards, local.clip(0.0)))
-            local.step(1e-2)
-        assert told[0] == pytest.approx(told[1], rel=1e-3, abs=1e-4)
-    assert told[0][2] > told[0][3], "the second step has rewards"

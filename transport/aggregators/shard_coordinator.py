@@ -149,7 +149,7 @@ class ShardCoordinator:
         aggregator = ex.aggregator_named(name)
         if aggregator is None:
             return f"{name!r} aggregates nothing in round {round}, or is lost"
-        return "it is here already" if (aggregator, session.id) in ex.relayed else None
+        return "it is here already" if (aggregator, session.id) in ex.at_hub else None
 
     def part_uploaded(self, member: str, aggregator: str, round: int, digest: str, now: float) -> None:
         """Note that a member's part for this aggregator is at the hub, whole."""
@@ -157,7 +157,7 @@ class ShardCoordinator:
         if session is not None:
             session.seen = now
         if ex is not None and ex.round == round:
-            ex.relayed[aggregator, member] = digest
+            ex.at_hub[aggregator, member] = digest
             if session is not None:
                 self._rounds.check_arrived(session, now)
 

@@ -30,7 +30,7 @@ class ReachablePeer(Protocol):
 def link_to(link: PeerLink, keys: CurveKeys, peer: ReachablePeer) -> PeerLink:
     """Make a link to a peer, not connected yet, under the name that this one has at the hub."""
     host, port = parse_address(peer.address)
-    url = RunURL(peer.key, "", host, port, link.url.run, proxies=link.url.proxies)
+    url = RunURL(peer.key, "", host, port, link.url.run, dial=link.url.dial)
     return PeerLink(
         url,
         PeerIdentity(link.name, keys=keys),

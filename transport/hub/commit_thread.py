@@ -37,7 +37,7 @@ class CommitThread:
     ) -> None:
         self._ledger, self._delegate, self._objects = ledger, delegate, objects
         self._rounds, self._shell, self._shards = rounds, shell, shards
-        self._bounds = rounds.settings.loss_bounds
+        self._bounds = rounds.settings.bounds
         self.opened: dict[int, float] = {}  # round -> wall clock
         self.announce: Callable[[CommitDone, float], object] = rounds.committed  # of a durable round
         self.wrote: Callable[[int], object] | None = None  # told of the ledger's rounds when it has changed
@@ -108,7 +108,7 @@ class CommitThread:
         self, action: do.Commit, accepted: Sequence[do.Claim], terms: Mapping[str, float]
     ) -> RoundFigures:
         """Compute a round's figures from what its peers say. `terms`: of the loss, as the hub counts them."""
-        of = {c.peer: (c.loss_sum, c.tokens, c.rewards) for c in accepted if c.tokens or c.leases}
+        of = {c.peer: (c.loss_sum, c.tokens, c.figures) for c in accepted if c.tokens or c.leases}
         counted = {peer: int(terms[peer]) for peer in of}
         return round_figures(of, counted, self._bounds, action.last_loss)
 
@@ -180,7 +180,7 @@ class CommitThread:
             packets={peer: len(packets.get(c.session, b"")) for peer, c in claims.items()},
             tokens={peer: tokens[peer] for peer in claims},
             loss=figures.loss,
-            rewards=figures.rewards,
+            figures=figures.further,
             impossible=figures.impossible,
             weights={peer: weights[peer] for peer in claims},
             lost=dict(lost),

@@ -34,8 +34,10 @@ from transport.protocol import (
     HubDelegate,
     OtherVersion,
     ProtocolError,
+    Route,
     RunKeys,
     RunSettings,
+    RunURL,
     TransportError,
     decode_to_hub,
     encode,
@@ -140,6 +142,7 @@ class Hub:
         self._thread = threading.Thread(target=self._run, name="cocktail-hub", daemon=True)
         self._end_at: float | None = None  # when to stop serving, once the run is over
         self._end_by = 0.0
+        self.dial: Callable[[RunURL], Sequence[Route]] | None = None  # as of RunURL
         self.error: Exception | None = None  # what ended the run, if it was an error in this process
         self._handlers: dict[type[do.Action], Callable[[Any], None]] = {
             do.Send: lambda a: self._send(a.conn, a.message),
@@ -586,9 +589,9 @@ class Hub:
         """Ask the machine of the standby for its term; in a thread."""
         from transport.peer import ask_status
 
-        url = self._keys.url("", 0, self.settings.run).at(standby.place, standby.key)
+        url = replace(self._keys.url("", 0, self.settings.run), dial=self.dial)
         try:
-            term = int(ask_status(url, 2.0).get("term", 0))
+            term = int(ask_status(url.at(standby.place, standby.key), 2.0).get("term", 0))
         except TransportError:
             return
         replication = self._state.replication

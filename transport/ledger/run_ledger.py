@@ -126,7 +126,7 @@ class EvaluationRow:
     loss: float
     tokens: int  # terms of the loss
     final: bool
-    rewards: tuple[float, ...] = ()  # means over preference pairs (events.EvaluationDone)
+    figures: tuple[float, ...] = ()  # means of the objective's further figures; column `rewards`
 
 
 @dataclass(frozen=True)
@@ -387,7 +387,7 @@ class Ledger:
                 yield [*row[:4], str(fingerprint), *row[5:]]
 
     def evaluated(self, row: EvaluationRow) -> None:
-        values = [*astuple(row)[:5], json.dumps(row.rewards)]
+        values = [*astuple(row)[:5], json.dumps(row.figures)]
         self._write(Change("evaluations", [values]), links=[("evaluation", row.round)])
 
     def proven(self, round: int, fingerprint: int) -> None:
@@ -410,8 +410,8 @@ class Ledger:
     def evaluations(self) -> list[EvaluationRow]:
         rows = self._db.execute("SELECT * FROM evaluations ORDER BY round")
         return [
-            EvaluationRow(round, step, loss, tokens, bool(final), tuple(json.loads(rewards)))
-            for round, step, loss, tokens, final, rewards in rows
+            EvaluationRow(round, step, loss, tokens, bool(final), tuple(json.loads(figures)))
+            for round, step, loss, tokens, final, figures in rows
         ]
 
     def counted(self, start: int = 0, stop: int = 2**62) -> list[Counted]:

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 
 from transport.protocol import LinkLost, RefusedByHub, RunURL, Unreachable, decode_to_peer, encode, messages
-from transport.wire import Connected, DealerWire, Disconnected
+from transport.wire import Connected, DealerWire, Disconnected, routes_to
 
 from .hub_status import AdminDone, PeersPage, answer_of, status_of
 
@@ -55,7 +55,7 @@ def peer_pages(url: RunURL, secret: str) -> Iterator[dict[str, Any]]:
 
 def ask(url: RunURL, question: messages.Message, timeout: float) -> messages.Message:
     """Send one message on a connection of its own and return the answer."""
-    with closing(DealerWire(url.routes, url.key)) as wire:
+    with closing(DealerWire(routes_to(url), url.key)) as wire:
         answer = answer_on(wire, question, timeout)
     if answer is None:
         why = f"no answer from {url.host}:{url.port} within {timeout:.0f} s"

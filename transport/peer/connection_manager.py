@@ -35,6 +35,7 @@ from transport.wire import (
     PeerWire,
     RateLimits,
     Received,
+    routes_to,
     wire_size,
 )
 
@@ -332,7 +333,7 @@ class ConnectionManager:
         if target is self._target:
             return False
         self._target = target
-        self._wire.aim(target.routes, target.key)
+        self._wire.aim(routes_to(target), target.key)
         for flow in self._up - {CONTROL}:  # they lead to the other one
             self._hang_up(flow, time.monotonic())
         return True

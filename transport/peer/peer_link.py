@@ -43,7 +43,7 @@ from transport.transfer import (
     Spool,
     Upload,
 )
-from transport.wire import DealerWire, PeerWire, RateLimits
+from transport.wire import DealerWire, PeerWire, RateLimits, routes_to
 
 from .connection_manager import ConnectionManager, HubPart, LinkLimits
 from .peer_state import PeerState, SessionState
@@ -185,7 +185,7 @@ class PeerLink:
         elif me.lends:
             hello = messages.Lends(**structs.asdict(hello), memory=me.lends)
         self._state = PeerState(hello)
-        wire = wire or DealerWire(url.routes, url.key, me.keys)
+        wire = wire or DealerWire(routes_to(url), url.key, me.keys)
         self.rate_limits = rate_limits or RateLimits(limits.bandwidth)
         self._connections = ConnectionManager(wire, self._state, url, limits, self.rate_limits)
         self._changed, self._transfers = self._connections.changed, self._connections.transfers
@@ -222,7 +222,7 @@ class PeerLink:
 
     @property
     def way(self) -> str:
-        """Return by which way the hub was reached last: its address, or "the relay HOST:PORT"."""
+        """Return by which way the hub was reached last: its address, or through what."""
         return self._connections.way
 
     @property
@@ -651,10 +651,10 @@ class PeerLink:
             self._connections.say(self._state.ready(messages.Ready(round, fingerprint, holds or {})))
 
     def evaluated(
-        self, round: int, part: int, loss_sum: float, tokens: int, rewards: Sequence[float] = ()
+        self, round: int, part: int, loss_sum: float, tokens: int, figures: Sequence[float] = ()
     ) -> None:
         """Report the loss of the global model of `round` over this part of the evaluation set."""
-        message = messages.Evaluated(round, part, loss_sum, tokens, list(rewards))
+        message = messages.Evaluated(round, part, loss_sum, tokens, list(figures))
         with self._changed:
             self._check()
             self._connections.say(self._state.evaluated(message))

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from transport.protocol import LinkLost, ProtocolError, RunURL, Unreachable, decode_to_peer, encode, messages
-from transport.wire import DealerWire, Disconnected, Received
+from transport.wire import DealerWire, Disconnected, Received, routes_to
 
 from .admin_client import answer_on
 from .hub_status import status_of
@@ -38,7 +38,7 @@ class RunVisit:
 
     def __init__(self, url: RunURL, identity: PeerIdentity) -> None:
         self.url, self.identity = url, identity
-        self._wire = DealerWire(url.routes, url.key, identity.keys)
+        self._wire = DealerWire(routes_to(url), url.key, identity.keys)
         self._thread = threading.Thread(target=self._stay, name="visit", daemon=True)
         self._over, self._declined = threading.Event(), False
 

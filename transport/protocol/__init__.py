@@ -44,21 +44,7 @@ from .object_names import (
     round_of,
 )
 from .peer_names import clean_name, hash_of_names, unique_name
-from .routes import (
-    PROXY_PORTS,
-    RUN,
-    Proxies,
-    Proxy,
-    Route,
-    dials,
-    join_address,
-    machine_routes,
-    parse_address,
-    parse_proxy,
-    relay_routes,
-    relayed_address,
-    run_name,
-)
+from .routes import OpenRoute, Route, join_address, parse_address
 from .run_settings import LayerDivision, RunSettings
 from .run_url import RUN_NAME, TOKEN_BYTES, RunURL, parse_url, to_base64, to_bytes
 from .sample_ranges import (

@@ -29,16 +29,17 @@ class AddressInUse(TransportError):
 class Unreachable(TransportError):
     """The hub cannot be reached."""
 
-    def __init__(self, host: str, port: int, layer: str, reason: str) -> None:
+    def __init__(self, host: str, port: int, layer: str, reason: str, *hints: str) -> None:
         super().__init__(reason)
         self.host, self.port = host, port
-        self.layer = layer  # what failed: "dns", "tcp", "proxy", "tls", "relay" or "key"
+        self.layer = layer  # what failed: "dns", "tcp" or "key", or as an extension calls it
+        self.hints = hints  # remedies, where who raises it knows any
 
     @classmethod
     def of(cls, failed: Sequence[Unreachable]) -> Unreachable:
         """Return one error that names why each way failed; it is of the kind of the first."""
         first, said = failed[0], dict.fromkeys(map(str, failed))
-        return cls(first.host, first.port, first.layer, "; ".join(said))
+        return cls(first.host, first.port, first.layer, "; ".join(said), *first.hints)
 
 
 class RefusedByHub(TransportError):

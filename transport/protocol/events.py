@@ -112,7 +112,7 @@ class RoundCommitted(Event):
     fetched: dict[str, int] = field(default_factory=dict)  # of `down`: fetched before the peer was ready
     grad_norm: dict[str, float] = field(default_factory=dict)  # of each peer's last step, before clipping
     norm: float | None = None  # the middle one of these; None: there is none
-    rewards: tuple[float, ...] = ()  # as in EvaluationDone
+    figures: tuple[float, ...] = ()  # as in EvaluationDone
     eta_s: float | None = None  # to the end of the run, at the rate of late; None: not known yet
     deadline: float = 0.0  # straggler deadline, seconds after the opening, as the last awaited update left it
     local_steps: int = 1  # steps of the round
@@ -133,11 +133,9 @@ class EvaluationDone(Event):
     round: int
     step: int
     loss: float
-    tokens: int  # terms of the loss: trained tokens, or preference pairs
+    tokens: int  # terms of the loss: trained tokens, or samples
     final: bool  # True for the finished model
-    # Means over preference pairs, where a run learns from such: rewards of the chosen answers, of the
-    # rejected ones, and the share of pairs in which the chosen one has more.
-    rewards: tuple[float, ...] = ()
+    figures: tuple[float, ...] = ()  # means of the objective's further figures, where it has some
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,8 @@ class RunKeys:
     def new_token() -> str:
         return to_base64(secrets.token_bytes(16))
 
-    def url(self, host: str, port: int, run: str, relay: str = "") -> RunURL:
-        return RunURL(self.public, self.token, host, port, run, relay)
+    def url(self, host: str, port: int, run: str, *places: str) -> RunURL:
+        return RunURL(self.public, self.token, host, port, run, places)
 
     def __repr__(self) -> str:
         return f"RunKeys(public={self.public!r})"

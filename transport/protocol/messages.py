@@ -29,9 +29,7 @@ Count = Annotated[int, Meta(ge=0, le=2**62)]
 Size = Annotated[int, Meta(ge=0, le=2**40)]  # bytes of an object, or tokens: their sums stay within 64 bits
 Rate = Annotated[float, Meta(ge=1, le=1e15)]  # bytes a second
 Finite = Annotated[float, Meta(ge=-1e30, le=1e30)]  # its sums and squares are finite
-# Sums over preference pairs, where a run learns from such: rewards of the chosen answers, rewards of the
-# rejected ones, and how many chosen answers have the higher one.
-Rewards = Annotated[list[Finite], Meta(max_length=3)]
+Figures = Annotated[list[Finite], Meta(max_length=8)]  # sums of an objective's figures beside its loss
 Word = Annotated[str, Meta(max_length=128)]
 Line = Annotated[str, Meta(max_length=2000)]
 ObjectName = Annotated[str, Meta(min_length=1, max_length=300)]
@@ -85,7 +83,7 @@ class Follow(Hello, frozen=True, kw_only=True):
     is on the standby's disk.
     """
 
-    place: Word  # "host:port" at which peers find it, or "host:port+relay:port"
+    place: Word  # "host:port" at which peers find it, or "host:port+place:port"
     secret: Word = ""
 
 
@@ -94,7 +92,7 @@ class RingMachine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Word
     key: Word  # CURVE, base64url
-    address: Word  # of its stage link: "host:port", or "host:port/name" at a relay; empty: none
+    address: Word  # of its stage link: "host:port", or "place:port/name"; empty: none
     first: Count
     stop: Count
 
@@ -203,7 +201,7 @@ class Report(Message, frozen=True, omit_defaults=True):
     # bytes of an aggregate that it can fetch while it computes (bandwidth_budget.py); 0: not known
     fits: Size = 0
     grad_norm: Finite = 0.0  # of the last step, before clipping, for people to read; 0: no gradient
-    rewards: Rewards = []
+    figures: Figures = []
     # rounds in flight at this peer, whose aggregates its global model lacks; 0 unless staleness is above 1
     behind: Annotated[int, Meta(ge=0, le=MOST_IN_FLIGHT)] = 0
     # Local steps whose compute an exchange of its sparsest packets takes on its own line, where the run
@@ -218,8 +216,8 @@ class Evaluated(Message, frozen=True):
     round: Count
     part: Count  # which part
     loss_sum: Finite
-    tokens: Size  # terms of the loss: trained tokens, or preference pairs
-    rewards: Rewards = []
+    tokens: Size  # terms of the loss: trained tokens, or samples
+    figures: Figures = []
 
 
 class Leave(Message, frozen=True):

@@ -56,7 +56,8 @@ class RunSettings:
     durability: str = "asynchronous"  # "replicated": a round is committed once its standby has it
     division: LayerDivision | None = None  # of the model among lent machines; None: it cannot be divided
     longest_lease: int = 1  # maximum rounds of the lease of a slow peer
-    loss_bounds: tuple[float, float] = (-1e30, 1e30)  # of a term of the loss, as the run's objective states
+    # of a term of the loss, then of each further figure of the run's objective, as it states them
+    bounds: tuple[tuple[float, float], ...] = ((-1e30, 1e30),)
     # (part, parts) -> terms of the loss in that part of the evaluation set; None: not known here
     eval_terms: Callable[[int, int], int] | None = None
     eval: bool = False  # there is an evaluation set

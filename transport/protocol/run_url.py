@@ -1,5 +1,5 @@
 """The run URL: one line that carries all a volunteer needs. `cocktail://<key>.<token>@host:port/run-name`,
-or `...@host:port+relay:port/run-name` where the hub can also be reached through a relay.
+or `...@host:port+place:port/run-name` where something at another place leads to the hub as well.
 
     key     the hub's CURVE public key, 32 bytes as 43 characters of base64url (Z85 has $ & # ! in it)
     token   16 random bytes and 2 of checksum as 24 characters of base64url
@@ -15,10 +15,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from .errors import UrlError
-from .routes import RUN, Proxies, Route, join_address, parse_address, plain_routes, relay_routes, run_name
+from .routes import Route, join_address, parse_address
 
 SCHEME = "cocktail://"
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
@@ -38,8 +39,9 @@ class RunURL:
     host: str  # a name, an IPv4 address, or an IPv6 address without brackets
     port: int
     run: str
-    relay: str = ""  # "host:port" of a relay that has the hub as well
-    proxies: Proxies = field(default=Proxies(), compare=False)  # of this machine: no part of the line
+    places: tuple[str, ...] = ()  # "host:port" of what leads to the hub as well
+    # Makes the routes to the hub, as this machine dials: no part of the line. None: by TCP to host and port.
+    dial: Callable[[RunURL], Sequence[Route]] | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"{SCHEME}{self.key}.{sealed(self)}@{self.place}/{self.run}"
@@ -54,21 +56,13 @@ class RunURL:
     @property
     def place(self) -> str:
         """Return the addresses as they are in the URL."""
-        return f"{self.address}+{self.relay}" if self.relay else self.address
-
-    @property
-    def routes(self) -> tuple[Route, ...]:
-        """Return the ways to the hub, in the order in which they are tried."""
-        direct = plain_routes(self.host, self.port, "", self.proxies)
-        if not self.relay:
-            return direct
-        return (*direct, *relay_routes(self.relay, f"{run_name(self.key)}.{RUN}", self.proxies))
+        return "+".join((self.address, *self.places))
 
     def at(self, place: str, key: str) -> RunURL:
         """Return the URL of the same run at another hub. Raises UrlError."""
-        address, _, relay = place.partition("+")
+        address, *places = place.split("+")
         host, port = parse_address(address)
-        return replace(self, key=key, host=host, port=port, relay=relay)
+        return replace(self, key=key, host=host, port=port, places=tuple(places))
 
     def masked(self) -> str:
         return f"{SCHEME}{self.key}.***@{self.place}/{self.run}"
@@ -96,11 +90,8 @@ def parse_url(text: str) -> RunURL:
         raise UrlError(f"{INCOMPLETE}: the run's name is missing")
     if not RUN_NAME.fullmatch(run):
         raise UrlError(f"the run's name {run[:70]!r} in the URL is not of the form a-z 0-9 . -")
-    address, plus, relay = address.partition("+")
-    host, port = parse_address(address)
-    if plus:
-        parse_address(relay)
-    url_ = RunURL(key, token_of(sealed_token), host, port, run, relay)
+    (host, port), *_ = map(parse_address, places := address.split("+"))
+    url_ = RunURL(key, token_of(sealed_token), host, port, run, tuple(places[1:]))
     if sealed(url_) != sealed_token:
         raise UrlError(f"{INCOMPLETE}, or a character of it is wrong: the checksum in its token does not fit")
     return url_

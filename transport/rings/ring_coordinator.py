@@ -11,7 +11,8 @@ from typing import Any
 from transport import actions as do
 from transport.actions import Outbox
 from transport.membership import Roster, Session
-from transport.protocol import LayerDivision, UrlError, dials, events, machine_routes, messages
+from transport.protocol import LayerDivision, UrlError, events, messages
+from transport.stages import check_address, dials
 
 from .ring_table import MOST, Lender, Ring, RingTable
 
@@ -45,8 +46,8 @@ class RingCoordinator:
         self._new = False  # the table has not ticked since a machine came or went
 
     def lend(self, session: Session, m: messages.Lends) -> None:
-        """Take a machine; one that names an address of its own, once that is tried. One at a relay is tried
-        by those that measure their lines to it."""
+        """Take a machine; one that names an address of its own, once that is tried. One behind
+        another place is tried by those that measure their lines to it."""
         self._machines[session.id] = Machine(m)
         if m.address and "/" not in m.address:
             self._out.add(do.Reach(session.id, session.address, session.key))
@@ -56,9 +57,9 @@ class RingCoordinator:
         self._enter(session, reachable=bool(session.address))
 
     def _is_of(self, session: Session, address: str) -> bool:
-        """Tell whether this is an address at a relay, and not of a machine that has another key."""
+        """Tell whether this is an address behind another place, and not of a machine that has another key."""
         try:
-            machine_routes(address)
+            check_address(address)
         except UrlError:
             return False
         there = self._members.present(list(self._machines))

@@ -11,7 +11,7 @@ gap for GAP_S, or no machine, is dissolved. Where the line between two neighbour
 takes the place of one of them, which waits then: of that which most others do not reach. Where none can,
 nothing changes.
 
-Of two neighbours one must be reachable, directly or at a relay. So a new ring has at most every second
+Of two neighbours one must be reachable, directly or elsewhere. So a new ring has at most every second
 machine that is not. The best lines are those on which a step takes the fewest seconds
 (`transport.stages.place`), by the latencies and rates that the machines have measured. Their speeds are not
 known: they count as much faster than any line.

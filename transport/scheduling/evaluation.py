@@ -141,9 +141,9 @@ class Evaluation:
         return sum(m.tokens for m in self._counted)
 
     @property
-    def rewards(self) -> tuple[float, ...]:
-        """Average the rewards of preference pairs; empty where there are none."""
-        return mean_columns({str(m.part): (m.rewards, m.tokens) for m in self._counted})
+    def figures(self) -> tuple[float, ...]:
+        """Average the objective's further figures; empty where it has none."""
+        return mean_columns({str(m.part): (m.figures, m.tokens) for m in self._counted})
 
     @property
     def loss(self) -> float:

@@ -51,7 +51,7 @@ class Exchange:
     # A run in star mode leaves the rest empty.
     aggregators: dict[str, list[int]] = field(default_factory=dict)  # session -> its shards
     delivered: dict[Pair, str] = field(default_factory=dict)  # digest of the part that the aggregator reports
-    relayed: dict[Pair, str] = field(default_factory=dict)  # digest of the part that lies at the hub for it
+    at_hub: dict[Pair, str] = field(default_factory=dict)  # digest of the part that lies at the hub for it
     lost: set[str] = field(default_factory=set)  # aggregators that are gone or silent
     closes: dict[str, messages.Close] = field(default_factory=dict)  # aggregator -> its newest order
 
@@ -93,7 +93,7 @@ class Exchange:
     def available(self, aggregator: str, member: str) -> bool:
         """Tell whether the aggregator has, or can fetch, the part that this member has reported."""
         digest, pair = self.reports[member].parts.get(self.members[aggregator], ""), (aggregator, member)
-        return digest in (self.delivered.get(pair), self.relayed.get(pair))
+        return digest in (self.delivered.get(pair), self.at_hub.get(pair))
 
     def parts_for(self, aggregator: str, peers: Iterable[str]) -> dict[str, str]:
         """Return peer -> digest of the part that it reported for this aggregator."""
@@ -130,7 +130,7 @@ class Exchange:
                 leases={r: leases.claimed(s, r) for r in self.claims[s]},
                 loss_sum=self.reports[s].loss_sum,
                 tokens=self.reports[s].tokens,
-                rewards=tuple(self.reports[s].rewards),
+                figures=tuple(self.reports[s].figures),
                 key=self.keys.get(self.members[s], ""),
             )
             for s in self.by_name
@@ -160,7 +160,7 @@ class Exchange:
         self, accepted: list[str], done: do.CommitDone, moved: Mapping[str, TrafficDelta], now: float
     ) -> events.RoundCommitted:
         """Describe the durable round to the host; the caller fills in what it knows of the run: `step`,
-        `steps`, `counted`, `loss`, `rewards`, `fingerprint`."""
+        `steps`, `counted`, `loss`, `figures`, `fingerprint`."""
         reports = {self.members[s]: self.reports[s] for s in accepted}
         return events.RoundCommitted(
             at=0.0,

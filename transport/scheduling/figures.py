@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from math import isfinite
 from statistics import median, median_high, median_low
 
@@ -87,19 +88,22 @@ def possible_report(report: messages.Report, elapsed: float) -> tuple[messages.R
     return report, wrong
 
 
-def why_impossible(loss_sum: float, terms: int, counted: int, bounds: Bounds) -> str:
-    """Say why a sum of losses cannot be; "": it can.
+def why_impossible(sums: Sequence[float], terms: int, counted: int, bounds: Sequence[Bounds]) -> str:
+    """Say why sums cannot be; "": they can.
 
     Args:
-        terms: what its sender says that the sum has.
+        sums: of the loss, then of the objective's further figures: none of them, or all.
+        terms: what their sender says that each sum has.
         counted: what the hub counts.
-        bounds: of the loss of a term.
+        bounds: of the mean of each.
     """
     if terms != counted:
         return f"{terms} terms of the loss, where its samples have {counted}"
-    low, high = bounds
-    if not isfinite(loss_sum) or (terms and not low <= loss_sum / terms <= high):
-        return f"a loss of {loss_sum / max(terms, 1):.3g}, which is not within {low:g} and {high:g}"
+    if len(sums) not in (1, len(bounds)):
+        return f"{len(sums) - 1} figures beside the loss, where there are {len(bounds) - 1}"
+    for what, found, (low, high) in zip(chain(["loss"], repeat("figure")), sums, bounds, strict=False):
+        if not isfinite(found) or (terms and not low <= found / terms <= high):
+            return f"a {what} of {found / max(terms, 1):.3g}, which is not within {low:g} and {high:g}"
     return ""
 
 
@@ -108,52 +112,42 @@ class RoundFigures:
     """A round's figures, and the peers whose numbers cannot be, with the reason."""
 
     loss: float | None
-    rewards: tuple[float, ...]
+    further: tuple[float, ...]  # means of the objective's further figures
     impossible: dict[str, str]
 
 
 def round_figures(
     said: Mapping[str, tuple[float, int, Sequence[float]]],
     counted: Mapping[str, int],
-    bounds: Bounds,
+    bounds: Sequence[Bounds],
     before: float | None,
 ) -> RoundFigures:
-    """Compute a round's mean loss and rewards.
+    """Compute a round's mean loss, and the means of the objective's further figures.
 
     Args:
-        said: peer -> sum of losses, its terms, sums of rewards, as it reports them.
+        said: peer -> sum of losses, its terms, sums of the further figures, as it reports them.
         counted: peer -> terms of the samples that it delivers.
-        bounds: of the loss of a term.
+        bounds: of the loss of a term, then of each further figure.
         before: the loss of the round before; None: there was none.
     """
-    why = {p: why_impossible(loss, terms, counted[p], bounds) for p, (loss, terms, _) in said.items()}
-    for peer, (_, terms, rewards) in said.items():
-        if not why[peer] and not possible_rewards(rewards, terms):
-            why[peer] = f"rewards of {terms} pairs that have {len(rewards)} sums"
-    good = {
-        p: (loss, terms, rewards)
-        for p, (loss, terms, rewards) in sorted(said.items())
-        if not why[p] and terms
+    why = {
+        p: why_impossible((loss, *sums), terms, counted[p], bounds) for p, (loss, terms, sums) in said.items()
     }
+    good = {p: one for p, one in sorted(said.items()) if not why[p] and one[1]}
     loss = bounded_mean({p: (total, float(terms)) for p, (total, terms, _) in good.items()}, before)
-    rewards = mean_columns({p: (sums, terms) for p, (_, terms, sums) in good.items()})
-    return RoundFigures(loss, rewards, {peer: reason for peer, reason in why.items() if reason})
-
-
-def possible_rewards(rewards: Sequence[float], pairs: int) -> bool:
-    """Tell whether rewards of so many preference pairs can be: the last one counts pairs."""
-    return len(rewards) == 0 or (len(rewards) == 3 and 0 <= rewards[2] <= pairs)
+    further = mean_columns({p: (sums, terms) for p, (_, terms, sums) in good.items()})
+    return RoundFigures(loss, further, {peer: reason for peer, reason in why.items() if reason})
 
 
 def mean_columns(parts: Mapping[str, tuple[Sequence[float], int]]) -> tuple[float, ...]:
-    """Average rewards of preference pairs over peers, each as `bounded_mean`; empty where some peer sent
-    none.
+    """Average each of several figures over peers, as `bounded_mean`; empty where some peer sent none.
 
     Args:
-        parts: peer -> sums over its pairs, and their number.
+        parts: peer -> sums over its terms, and their number.
     """
     sums = {peer: (values, count) for peer, (values, count) in parts.items() if count}
-    if not sums or {len(values) for values, _ in sums.values()} != {3}:
+    sizes = {len(values) for values, _ in sums.values()}
+    if len(sizes) != 1:
         return ()
-    columns = ({p: (values[at], count) for p, (values, count) in sums.items()} for at in range(3))
+    columns = ({p: (values[at], count) for p, (values, count) in sums.items()} for at in range(*sizes))
     return tuple(found for column in columns if (found := bounded_mean(column, None)) is not None)

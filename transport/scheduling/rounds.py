@@ -40,7 +40,7 @@ from transport.protocol import (
 from .disputes import Disputes
 from .evaluation import Evaluation, Evaluations
 from .exchange import Exchange, fitting
-from .figures import possible_report, possible_rewards, why_impossible
+from .figures import possible_report, why_impossible
 from .hub_extension import HubExtension
 from .leases import Leases
 from .load_balancer import LoadBalancer
@@ -230,9 +230,7 @@ class Rounds:
         """Say why these sums cannot be of their part; "": they can."""
         s = self.settings
         terms = m.tokens if s.eval_terms is None else s.eval_terms(m.part, ev.parts)
-        if not possible_rewards(m.rewards, m.tokens):
-            return f"rewards {m.rewards} of {m.tokens} pairs"
-        return why_impossible(m.loss_sum, m.tokens, terms, s.loss_bounds)
+        return why_impossible((m.loss_sum, *m.figures), m.tokens, terms, s.bounds)
 
     def _finish_evaluation(self) -> None:
         """End the evaluation under way if it is whole. If two disagree, another evaluation decides."""
@@ -250,7 +248,7 @@ class Rounds:
         if not ev.tokens:  # a mean over nothing is no number
             return
         self.history.evaluated(ev.step, ev.loss)
-        row = EvaluationRow(ev.round, ev.step, ev.loss, ev.tokens, ev.final, ev.rewards)
+        row = EvaluationRow(ev.round, ev.step, ev.loss, ev.tokens, ev.final, ev.figures)
         self._out.add(do.RecordEvaluation(row))
         self._out.tell(events.EvaluationDone(at=0.0, **asdict(row)))
 
@@ -762,7 +760,7 @@ class Rounds:
             counted=counted,
             eta_s=self.eta_s(now),
             loss=done.loss,
-            rewards=done.rewards,
+            figures=done.figures,
             fingerprint=self.disputes.known(ex.round) or 0,
             norm=self.history.grad_norm if event.grad_norm else None,
             extra={key: of for one in self.extensions for key, of in one.round_fields().items()},

@@ -5,4 +5,4 @@ A run without stages does not load it.
 
 from .stage_line import Gone, LineMessage, Renewed
 from .stage_link import FromNeighbour, Neighbour, StageLink
-from .stage_placement import Machines, PipelineLoad, Placed, Placement, place
+from .stage_placement import Machines, PipelineLoad, Placed, Placement, check_address, dials, place

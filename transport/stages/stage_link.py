@@ -19,11 +19,10 @@ from transport.protocol import (
     CurveKeys,
     LinkLost,
     ProtocolError,
-    Proxies,
+    Route,
     Unreachable,
-    dials,
-    machine_routes,
     messages,
+    parse_address,
 )
 from transport.wire import (
     GUARD_S,
@@ -37,12 +36,14 @@ from transport.wire import (
     PeerWire,
     RateLimits,
     Received,
+    TcpRoute,
     key_of,
     wire_size,
 )
 
 from .line_probe import LineProbe, ProbeAnswers
 from .stage_line import FORWARD, GONE_S, LIFE, Gone, LineMessage, Renewed, StageLine, State, unpack
+from .stage_placement import dials
 
 RETRY_S = 0.5  # until a refused connection is dialled again
 MEASURES_S = 4.0  # for a line to be measured, its connection included
@@ -51,13 +52,18 @@ OLD = 64  # connections of before whose late frames are known as such
 BEFORE, AFTER = "before", "after"
 
 
+def plain_route(address: str) -> Sequence[Route]:
+    """Return the way to a machine at "host:port". Raises UrlError."""
+    return (TcpRoute(*parse_address(address)),)
+
+
 @dataclass(frozen=True)
 class Neighbour:
     """The stage before or after, as it is assigned."""
 
     name: str
     key: str  # CURVE, base64url
-    address: str = ""  # of its stage link: "host:port", or "host:port/name" at a relay; empty: none
+    address: str = ""  # of its stage link: "host:port", or "place:port/name"; empty: none
     ring: str = ""  # a line of another ring is another line, also to the same machine
 
 
@@ -93,7 +99,7 @@ class StageLink:
     def __init__(self, wire: HubWire, keys: CurveKeys, limit: int, gone_s: float = GONE_S) -> None:
         self.port, self.key = wire.port, keys.public
         self.rate_limits = RateLimits(Bandwidth())  # the peer's own, once it has a link to its hub
-        self.proxies = Proxies()  # on the way to relays
+        self.routes_to: Callable[[str], Sequence[Route]] = plain_route  # a machine, by its address
         self.bytes_up = self.bytes_down = 0
         self._wire, self._keys, self._limit, self._gone_s = wire, keys, limit, gone_s
         self._lines: dict[str, _Line] = {}
@@ -131,7 +137,7 @@ class StageLink:
     def _replace(self, side: str, neighbour: Neighbour, is_dialled: bool) -> None:
         wire: PeerWire | None = None
         if is_dialled:
-            routes = machine_routes(neighbour.address, self.proxies)
+            routes = self.routes_to(neighbour.address)
             wire = DealerWire(routes, neighbour.key, self._keys, STAGES)
         line = StageLine(
             secrets.token_bytes(LIFE), side == AFTER, self._limit, time.monotonic(), self._gone_s
@@ -321,7 +327,7 @@ class StageLink:
         Takes a second or two, MEASURES_S at most. Any thread may call it. None: there is no answer. Raises
         UrlError.
         """
-        wire = DealerWire(machine_routes(address, self.proxies), key, self._keys, STAGES)
+        wire = DealerWire(self.routes_to(address), key, self._keys, STAGES)
         probe, until = LineProbe(self.rate_limits.lent), time.monotonic() + MEASURES_S
         dial_at, sent = 0.0, False
         try:

@@ -14,15 +14,19 @@ The search is local: swaps of two machines and reversed stretches, from several 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import inf
 from random import Random
 
+from transport.protocol import UrlError, parse_address
+
 Matrix = Sequence[Sequence[float]]  # from row to column
 Ring = tuple[int, ...]  # machines by number, in the order of their stages
 RESTARTS = 16  # beginnings of the search
+NAME = re.compile(r"[0-9a-f]{32}")  # of a machine, where another place leads to it
 
 
 @dataclass(frozen=True)
@@ -160,3 +164,22 @@ def neighbours(order: list[int], stages: int, replicas: int) -> Iterator[list[in
             yield swapped
         if j < placed and i // stages == j // stages and j - i > 1:
             yield [*order[:i], *reversed(order[i : j + 1]), *order[j + 1 :]]
+
+
+def directness(address: str) -> int:
+    """Rank a machine's address: 2 is dialled directly, 1 through something else, 0 not at all."""
+    return 0 if not address else 1 if "/" in address else 2
+
+
+def dials(here: str, there: str, *, first: bool) -> bool:
+    """Tell whether of two machines the one at `here` dials the one at `there`: the more direct address is
+    dialled, and of equal ones that of the second machine."""
+    return bool(there) and (directness(there), first) > (directness(here), False)
+
+
+def check_address(address: str) -> None:
+    """Raise UrlError where this is neither "host:port" nor "place:port/name"."""
+    place, slash, name = address.partition("/")
+    parse_address(place)
+    if slash and not NAME.fullmatch(name):
+        raise UrlError(f"the name {name[:40]!r} at {place[:80]} is not of 32 hex digits")

@@ -21,5 +21,5 @@ from .frames import (
     wire_size,
 )
 from .rate_limit import Bandwidth, RateLimits, TokenBucket, TokenBuckets
-from .tcp_probe import reach
+from .tcp_route import TcpRoute, routes_to
 from .zeromq_sockets import STAGES, DealerWire, RouterWire, is_reachable, raise_file_limit, try_route

@@ -30,7 +30,7 @@ class Crossed:
     unacknowledged: int  # bytes sent
     caught_up_at: float  # the system of the other end had last acknowledged all that was sent
     acknowledged: int  # bytes, since then
-    is_peers: bool  # the other end is the peer's machine; a relay's is reached on the loopback
+    is_peers: bool  # the other end is the peer's machine; what leads here is on the loopback
 
 
 class Guarded(NamedTuple):
@@ -123,7 +123,7 @@ class Received:
 class PeerWire(Protocol):
     """A peer's end: flow 0 is control, the others bulk. Each is one connection, redialled if it ends."""
 
-    way: str  # by which the hub was reached last: an address, or through which relay; "": not yet
+    way: str  # by which the hub was reached last: an address, or through what; "": not yet
 
     def aim(self, routes: Sequence[Route], server_key: str) -> None:
         """Dial another server from now on; what is connected stays."""

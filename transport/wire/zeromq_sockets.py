@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -27,6 +26,7 @@ from zmq.utils.monitor import recv_monitor_message
 from transport.protocol import (
     AddressInUse,
     CurveKeys,
+    OpenRoute,
     ProtocolError,
     Route,
     Unreachable,
@@ -59,10 +59,7 @@ from .frames import (
     SharedPayload,
     wire_size,
 )
-from .tcp_probe import reach
-
-if TYPE_CHECKING:
-    from transport.tunnel import Bridge
+from .tcp_route import TcpRoute
 
 MAX_FRAME = messages.MAX_CHUNK + 1024  # CURVE adds 33
 AT_ONCE = 64  # messages of a connection that are read before others have their turn
@@ -72,9 +69,8 @@ LOOK_S = 0.05  # between two looks at that: 20 to 30 MB come on the loopback
 LAST_WORDS_MS = 300  # to send the last messages if a hub ends without waiting for its peers
 MANY_FILES = 1 << 20  # if a system names no limit
 HANDSHAKE_S = 6.0  # from TCP connected to the key proven: a hub gives up after 5
-DIAL_S = 5.0  # for a TCP connection
 HEAD_START_S = 1.5  # of a way before the next is tried beside it: a lost SYN is sent again after 1 s
-STAY_S = 10.0  # a hub or relay that is started again is back within this time
+STAY_S = 10.0  # a hub, or what leads to it, that is started again is back within this time
 THREADLESS = ("can't start new thread", "after interpreter shutdown")  # of a RuntimeError
 # Plain numbers: joining zmq's own flags takes Python longer than sending a frame.
 READ_AT_ONCE, GIVEN_AT_ONCE = 512, 64  # messages
@@ -284,10 +280,10 @@ class DealerWire:
         self._monitors: dict[int, zmq.Socket[bytes]] = {}
         self._lines: dict[int, DialledLine] = {}  # flow -> its connection
         self._look_at = 0.0  # when their bytes are counted next
-        self._bridges: dict[Route, Bridge] = {}  # of routes that libzmq cannot dial
+        self._open: dict[Route, OpenRoute | None] = {}
         self._connecting: dict[int, float] = {}  # flow -> deadline for the handshake
-        self._resolved: queue.SimpleQueue[tuple[int, int, ProbedRoute | Unreachable]] = queue.SimpleQueue()
-        self._probed: dict[int, ProbedRoute] = {}  # flow -> how it is, or was, connected
+        self._resolved: queue.SimpleQueue[tuple[int, int, AnsweringRoute | Unreachable]] = queue.SimpleQueue()
+        self._probed: dict[int, AnsweringRoute] = {}  # flow -> how it is, or was, connected
         self._attempt: dict[int, int] = {}  # flow -> number of its newest dial
         self._attempts = 0
 
@@ -297,8 +293,9 @@ class DealerWire:
         self._routes, self._server_key, self._stay_until = [*routes], server_key, 0.0
         for flow in [f for f in self._attempt if f not in self._socks or f in self._connecting]:
             self.dial(flow)
-        for route in self._bridges.keys() - {*routes}:
-            self._bridges.pop(route).close()
+        for route in self._open.keys() - {*routes}:
+            if opened := self._open.pop(route):
+                opened.close()
 
     def dial(self, flow: int) -> None:
         self.hang_up(flow)
@@ -322,7 +319,7 @@ class DealerWire:
             answers.put((route, answer_of(route)))
 
         waiting, running = [*routes], 0
-        result: ProbedRoute | None = None
+        result: AnsweringRoute | None = None
         while result is None and (waiting or running):
             if waiting:
                 route, running = waiting.pop(0), running + 1
@@ -337,11 +334,11 @@ class DealerWire:
                 failed = failed | {route: answer}
             else:
                 others = tuple(other for other in routes if other != route and other not in failed)
-                result = ProbedRoute(route, answer, others, failed)
+                result = AnsweringRoute(route, answer, others, failed)
         self._resolved.put((flow, attempt, result or Unreachable.of([*failed.values()])))
         self._waker.wake()
 
-    def _connect(self, flow: int, probed: ProbedRoute) -> None:
+    def _connect(self, flow: int, probed: AnsweringRoute) -> None:
         sock = self._context.socket(zmq.DEALER)
         set_options(sock, COMMON | PEER | (OF_HUB if flow else self._control))
         sock.curve_serverkey = as_z85(self._server_key)
@@ -357,21 +354,16 @@ class DealerWire:
         )
         monitor = sock.get_monitor_socket(events)
         route = probed.route
-        where = join_address(probed.address, route.port) if route.plain else self._bridged(route)
+        if route not in self._open:
+            self._open[route] = route.open()
+        opened = self._open[route]
+        where = f"127.0.0.1:{opened.port}" if opened else join_address(probed.address, route.port)
         sock.connect(f"tcp://{where}")
         self._probed[flow] = probed
         self._socks[flow], self._monitors[flow] = sock, monitor
         self._connecting[flow] = time.monotonic() + HANDSHAKE_S
         self._poller.register(sock, zmq.POLLIN)
         self._poller.register(monitor, zmq.POLLIN)
-
-    def _bridged(self, route: Route) -> str:
-        """Return the address at which libzmq finds the end of a route that it cannot dial."""
-        if route not in self._bridges:
-            from transport.tunnel import Bridge  # here: most runs need none
-
-            self._bridges[route] = Bridge(route)
-        return f"127.0.0.1:{self._bridges[route].port}"
 
     def hang_up(self, flow: int) -> None:
         self._attempt.pop(flow, None)
@@ -498,8 +490,8 @@ class DealerWire:
             self.hang_up(flow)
         self._waker.close()
         self._context.term()
-        for bridge in self._bridges.values():
-            bridge.close()
+        for opened in filter(None, self._open.values()):
+            opened.close()
 
 
 @dataclass
@@ -525,25 +517,19 @@ class DialledLine:
 
 
 @dataclass(frozen=True)
-class ProbedRoute:
+class AnsweringRoute:
     """A route that answers, and what else there is if the hub is not behind it."""
 
     route: Route
-    address: str  # IP address; "": a bridge's
+    address: str  # IP address; empty: an open route leads there
     others: tuple[Route, ...]  # not tried yet in this dial
     failed: dict[Route, Unreachable]  # why others were not taken
 
 
 def answer_of(route: Route) -> str | Unreachable:
-    """Return the IP address of a route that answers, "" where a proxy knows it; of a relay, one that has the
-    hub."""
+    """Return what the probe of a route does, or its error."""
     try:
-        if route.plain:
-            return reach(route.host, route.port, DIAL_S)
-        from transport.tunnel import probe  # here: most runs need none
-
-        probe(route)
-        return ""
+        return route.probe()
     except Unreachable as error:
         return error
     except (MemoryError, RuntimeError) as error:
@@ -605,7 +591,7 @@ def try_route(route: Route, server_key: str, keys: CurveKeys | None = None, time
 def is_reachable(address: str, server_key: str, keys: CurveKeys, timeout: float = 5.0) -> bool:
     """Return whether a server with this key answers at `address` within `timeout` seconds."""
     try:
-        try_route(Route(*parse_address(address)), server_key, keys, timeout)
+        try_route(TcpRoute(*parse_address(address)), server_key, keys, timeout)
     except (UrlError, ValueError, Unreachable):
         return False
     return True

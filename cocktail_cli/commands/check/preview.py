@@ -76,8 +76,8 @@ def described(one: Preview, tokenizer: PreTrainedTokenizerBase, longest: int, co
     """Describe a data set as a JSON object."""
     samples, dropped = one.packed.samples, one.packed.dropped
     tokens = sum(len(sample.tokens) for sample in samples)
-    paired = one.row_type == "preference"
-    lengths = [n for sample in samples for n in (sample.lengths if paired else (len(sample.tokens),))]
+    several = len(one.sequences) > 1
+    lengths = [n for sample in samples for n in (sample.lengths if several else (len(sample.tokens),))]
     return {
         "path": one.path,
         "type": one.row_type,
@@ -117,8 +117,9 @@ def lines(
     for number, (sample, shown) in enumerate(zip(one.packed.samples, told["shown"], strict=False), start=1):
         names: Iterator[str] = repeat("")
         several = f" in {shown['documents']} documents" if shown["documents"] > 1 else ""
-        if one.row_type == "preference":
-            names, several = iter(("chosen    ", "rejected  ")), ", a pair"
+        if len(one.sequences) > 1:
+            names = (name.ljust(10) for name in one.sequences)
+            several = ", a pair" if len(one.sequences) == 2 else f", {len(one.sequences)} sequences"
         yield ""
         yield f"sample {number}: {len(sample.tokens):,} tokens{several}, {sample.count:,} trained"
         for _, document in groupby(shown["parts"], key=lambda part: part["document"]):
@@ -151,7 +152,7 @@ def painted(text: str, trained: bool, color: bool) -> tuple[str, Style]:
 
 
 def histogram(lengths: list[int], longest: int) -> list[dict[str, int]]:
-    """Count samples, of pairs both sequences, by length, in equal ranges from 1 to max_length."""
+    """Count samples, of several sequences each, by length, in equal ranges from 1 to max_length."""
     edges = [longest * bin // BINS for bin in range(BINS + 1)]
     counts = [0] * BINS
     for length in lengths:

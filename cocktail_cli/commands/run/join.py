@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from cocktail_cli import machine, options, volunteer
-from cocktail_cli.assembly import NONE_GIVEN, Given, joining_of
+from cocktail_cli.assembly import NONE_GIVEN, Given, joining_of, url_to_dial
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.host import LifeLine, log_to
 from cocktail_cli.signals import StopAsked, leave_on_signal
@@ -77,7 +77,7 @@ def join(
         stop = stack.enter_context(leave_on_signal(lambda why: None))  # until a session has its own
         try:
             stack.enter_context(stop.raising())
-            url = machine.url_to_dial(volunteer.read_url(run_url))
+            url = url_to_dial(volunteer.read_url(run_url))
             view.show(Progressed(f"dialling {url.address}"))
             line = LifeLine() if life_line else None
             limits = volunteer.VolunteerLimits(

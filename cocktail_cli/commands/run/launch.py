@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cocktail_cli import options
-from cocktail_cli.assembly import NONE_GIVEN, Given
+from cocktail_cli.assembly import NONE_GIVEN, Given, places_of
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import LaunchSettings, LocalSettings, launch_run
 from cocktail_cli.machine import BIND, PORT, ListenAddress, isolate_model_code
@@ -36,11 +36,9 @@ def launch(
         bool, typer.Option("--fresh", help="Leave the run in DIR alone, begin anew in DIR-2.")
     ] = False,
     detach: options.Detach = False,
-    dashboard: options.WithPage = False,
     bind: options.Bind = BIND,
     port: options.Port = None,
     advertise: options.Advertise = None,
-    relay: options.RelayHost = None,
     device: options.Device = "auto",
     gpus: options.Gpus = 1,
     micro_batch_size: options.MicroBatch = None,
@@ -74,25 +72,22 @@ def launch(
         raise Failure(
             "usage", f"--no-train starts no peer here, and --peers {peers} some", hints=("give one of them",)
         )
-    if detach and dashboard:
-        hint = "cocktail dashboard RUN shows it at any time"
-        raise Failure("usage", "with --detach there is nobody to show a page to", hints=(hint,))
     isolate_model_code(trust_remote_code)
     local = LocalSettings(device, micro_batch_size, max_up, max_down, gpus, vram_limit, trust_remote_code)
+    at = PORT if port is None else port
     wanted = LaunchSettings(
         recipe=recipe,
         overrides=overrides or [],
         data=data,
         model=model,
         output_dir=output_dir,
-        listen=ListenAddress(bind, PORT if port is None else port, advertise, port is not None, relay),
+        listen=ListenAddress(bind, at, advertise, port is not None, places_of(given)),
         local=local,
         peers=0 if no_train else peers,
         guests=wait_for_guests,
         fresh=fresh,
         detach=detach,
         detached=detached,
-        dashboard=dashboard,
         share_gated_base=share_gated_base,
         life_line=life_line,
         verbose=verbose,

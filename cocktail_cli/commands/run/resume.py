@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cocktail_cli import options
-from cocktail_cli.assembly import NONE_GIVEN, Given
+from cocktail_cli.assembly import NONE_GIVEN, Given, places_of
 from cocktail_cli.completion import unfinished_runs
 from cocktail_cli.host import LaunchSettings, hosted_before, launch_run
 from cocktail_cli.machine import ListenAddress, isolate_model_code, load_run
@@ -26,7 +26,6 @@ def resume(
         int | None, typer.Option("--peers", metavar="N", min=0, help="Peers to start here; 0: none.")
     ] = None,
     detach: options.Detach = False,
-    dashboard: options.WithPage = False,
     bind: Annotated[str | None, options.BIND] = None,
     port: Annotated[
         int | None,
@@ -41,7 +40,6 @@ def resume(
             help="Address in a new run URL.",
         ),
     ] = None,
-    relay: options.RelayHost = None,
     device: Annotated[str | None, options.DEVICE] = None,
     gpus: Annotated[int | None, options.GPUS] = None,
     micro_batch_size: options.MicroBatch = None,
@@ -93,14 +91,16 @@ def resume(
         model=None,
         output_dir=Path(record.output_dir),
         listen=ListenAddress(
-            bind or record.bind, record.port if port is None else port, advertise, relay=relay
+            bind or record.bind,
+            record.port if port is None else port,
+            advertise,
+            places=places_of(given),
         ),
         local=local,
         peers=count,
         run=record,
         detach=detach,
         detached=detached,
-        dashboard=dashboard,
         life_line=life_line,
         drop_error_feedback=drop_error_feedback,
         verbose=verbose,

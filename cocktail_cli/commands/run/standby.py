@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cocktail_cli import options
+from cocktail_cli.assembly import NONE_GIVEN, Given, places_of, url_to_dial
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import (
     BIND,
@@ -15,7 +16,6 @@ from cocktail_cli.machine import (
     ListenAddress,
     free_address,
     isolate_model_code,
-    url_to_dial,
 )
 from cocktail_cli.ui import Display, open_view
 
@@ -52,13 +52,13 @@ def standby(
     bind: options.Bind = BIND,
     port: options.Port = None,
     advertise: options.Advertise = None,
-    relay: options.RelayHost = None,
     trust_remote_code: options.TrustCode = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
     no_color: options.NoColor = False,
     progress: options.ProgressOption = "auto",
+    given: Given = NONE_GIVEN,
 ) -> None:
     """Follow a run, and take over when its hub is lost.
 
@@ -83,9 +83,8 @@ def standby(
         raise Failure("usage", "which run? cocktail standby RUN_URL", hints=("cocktail standby --help",))
     isolate_model_code(trust_remote_code)
     url = url_to_dial(read_url(run_url))
-    listen = free_address(
-        ListenAddress(bind, PORT if port is None else port, advertise, port is not None, relay)
-    )
+    at = PORT if port is None else port
+    listen = free_address(ListenAddress(bind, at, advertise, port is not None, places_of(given)))
     folder = (output_dir or Path(FOLDER.format(run=url.run))).resolve()
     wanted = StandbySettings(url, folder, listen, keys_in(keys) if keys else {}, verbose)
     with open_view(Display(as_json, quiet, verbose, not no_color, progress)) as view:

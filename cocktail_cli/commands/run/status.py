@@ -13,11 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
-from cocktail_cli.assembly import ask_status, everyone
+from cocktail_cli.assembly import ask_status, everyone, url_to_dial
 from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.foreign_text import one_line, readable
-from cocktail_cli.machine import RunRecord, load_run, the_run_going_on, url_to_dial
+from cocktail_cli.machine import RunRecord, load_run, the_run_going_on
 from cocktail_cli.options import Json, NoColor, Quiet
 from cocktail_cli.ui import (
     Display,

@@ -46,7 +46,7 @@ def list_(
     used = pick_device(device) if fits else ""
     here = Resources.of(VolunteerLimits("", [used])) if fits else None
     rows = []
-    for recipe in list_recipes():
+    for recipe in list_recipes(recipe_type):
         row = {
             "name": recipe.name,
             "model": recipe.model.model_name_or_path,
@@ -127,7 +127,7 @@ def show(
         else:
             say_text(as_yaml(json.dumps(values)).rstrip("\n"))
         return
-    say_text(source_of(recipe).text.rstrip("\n"))
+    say_text(source_of(recipe, recipe_type).text.rstrip("\n"))
 
 
 @app.command("copy")
@@ -149,7 +149,7 @@ def copy(
     """
     from recipes.config import source_of
 
-    source = source_of(recipe)
+    source = source_of(recipe, recipe_type)
     target = destination or Path(source.name)
     target = target / source.name if target.is_dir() else target
     if target.exists() and not force:

@@ -54,7 +54,7 @@ class CallbackReader:
     | on_train_begin | the hub listens | |
     | on_step_end | a round is committed; it may have several local steps | |
     | on_log | every `logging_steps`, and for each evaluation | logs |
-    | on_evaluate | the global model was evaluated | metrics: `eval_loss`, of pairs `eval_rewards/...` |
+    | on_evaluate | the global model was evaluated | metrics: `eval_loss`, and what an objective adds |
     | on_save | a snapshot is on disk, in `event.model` | |
     | on_train_end | the model is on disk, or the run is paused | |
 
@@ -90,7 +90,7 @@ class CallbackReader:
                 self.logged = event.step
                 yield self._log({**step_numbers(event), "learning_rate": event.lr})
         elif isinstance(event, events.Eval):
-            metrics = {"eval_loss": event.loss, **held_out(event.rewards)}
+            metrics = {"eval_loss": event.loss, **held_out(event.extra)}
             yield self._log({**metrics, "step": event.step})
             yield "on_evaluate", {"metrics": metrics}
             if self.state.best_metric is None or event.loss < self.state.best_metric:
@@ -110,7 +110,7 @@ def run_arguments(event: events.RunStarted, folder: Path) -> SimpleNamespace:
     from recipes.config import recipe_from_json
 
     recipe = recipe_from_json((folder / in_folder.RESOLVED).read_text(encoding="utf-8"), recipe_type)
-    sections = (recipe.training, recipe.checkpoint, recipe.logging)
+    sections = (recipe.training, recipe.checkpoint, recipe.logging, *recipe.extensions.values())
     keys = {key: value for section in sections for key, value in section}
     named = {
         "output_dir": str(folder),

@@ -13,7 +13,7 @@ MOST_SKETCHED = 1024  # samples of a round: a report has room for sketches of th
 
 
 class Keys(ExtensionSection):
-    whole_gradients: ClassVar[bool] = True
+    one_machine: ClassVar[bool] = True
 
     audit_share: Annotated[Real, Field(gt=0, le=0.5)] = key(
         0.02, "at most so much of the compute for audits: another peer computes a sample's gradient too"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import socket
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cocktail_cli import __version__, options
+from cocktail_cli.assembly import everyone
 from cocktail_cli.installation import command_to_add
 from cocktail_cli.machine import (
     BIND,
@@ -27,7 +27,6 @@ from cocktail_cli.machine import (
     network_file_system,
     no_kernels,
     pick_device,
-    proxies_of,
     reach_of,
     users_of,
 )
@@ -122,7 +121,7 @@ def checks(run_url: str | None, device: str, port: int) -> Iterator[Finding]:
         ("disk", disk),
         ("files", files),
         ("port", lambda: listens(port)),
-        ("proxy", proxy),
+        *(check for one in everyone() for check in one.checks().items()),
         ("address", address),
         ("power", power),
     ]
@@ -294,18 +293,6 @@ def listens(port: int) -> Finding:
     return found("ok", "port", f"{port} is free; {reach_of(BIND, port, None).known}")
 
 
-def proxy() -> Finding:
-    """Report the proxies that the environment names."""
-    proxies = proxies_of(os.environ)
-    named = {"HTTPS_PROXY": proxies.https, "ALL_PROXY": proxies.every}
-    said = ", ".join(f"{name} {proxy}" for name, proxy in named.items() if proxy)
-    if proxies.every:
-        return found("ok", "proxy", f"{said}: runs are dialled through it, but for those of NO_PROXY")
-    return found(
-        "ok", "proxy", f"{said}: runs are dialled through it where nothing else works" if said else "none"
-    )
-
-
 def address() -> Finding:
     """Report whether this machine can dial IPv4 addresses. Nothing is sent."""
     ways = [name for name, family, there in WAYS if leads_there(family, there)]
@@ -371,10 +358,11 @@ def hub() -> Iterator[Finding]:
 
 def licences() -> Iterator[Finding]:
     """Report shipped recipes whose gated models this machine may not read yet."""
+    from cocktail_cli.assembly import recipe_type
     from recipes.config import is_hub_id, list_recipes
     from recipes.downloads import gated_models, licence_hint
 
-    named = {recipe.model.model_name_or_path: recipe.name for recipe in list_recipes()}
+    named = {recipe.model.model_name_or_path: recipe.name for recipe in list_recipes(recipe_type)}
     for model in gated_models([name for name in named if is_hub_id(name)]):
         yield found("warn", "licence", f"{named[model]} needs {model}, which is gated {licence_hint(model)}")
 

@@ -14,9 +14,9 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from cocktail_cli.assembly import ask_status, hubs_line, others_send, recipe_type
+from cocktail_cli.assembly import ask_status, hubs_line, others_send, recipe_type, url_to_dial
 from cocktail_cli.errors import explain
-from cocktail_cli.machine import own_keys, url_to_dial
+from cocktail_cli.machine import own_keys
 from cocktail_cli.ui import counted, found, megabytes
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def run(text: str) -> Iterator[Finding]:
 def try_ways(url: RunURL) -> list[tuple[Route, float | Unreachable]]:
     """Connect to the hub on each way, all at once; return the seconds each took, or why it does not work."""
     from transport.protocol import Unreachable
-    from transport.wire import try_route
+    from transport.wire import routes_to, try_route
 
     def result(route: Route) -> float | Unreachable:
         try:
@@ -77,29 +77,17 @@ def try_ways(url: RunURL) -> list[tuple[Route, float | Unreachable]]:
         except Unreachable as error:
             return error
 
-    with ThreadPoolExecutor(len(url.routes)) as pool:
-        return [*zip(url.routes, pool.map(result, url.routes), strict=True)]
+    routes = routes_to(url)
+    with ThreadPoolExecutor(len(routes)) as pool:
+        return [*zip(routes, pool.map(result, routes), strict=True)]
 
 
 def way_found(route: Route, result: float | Unreachable) -> Finding:
-    """Report one way to the hub: directly, through the relay, or through the relay by TLS."""
-    about = "tls" if route.tls else "relay" if route.name else "direct"
+    """Report one way to the hub: directly, or through something."""
     if not isinstance(result, float):
-        return found("warn", about, str(result))
-    text = f"{route} works, connected in {1000 * result:.0f} ms"
-    return found("ok", about, f"{text}{certificate_said(route)}" if route.tls else text)
-
-
-def certificate_said(route: Route) -> str:
-    """Return a clause where the certificate of a relay is not trusted here: its own, or an inspector's."""
-    from transport.protocol import Unreachable
-    from transport.tunnel import certificate_doubt
-
-    try:
-        doubt = certificate_doubt(route)
-    except Unreachable:
-        return ""
-    return f"; its certificate is not trusted here ({doubt}), which no secret depends on" if doubt else ""
+        return found("warn", route.kind, str(result))
+    text, remark = f"{route} works, connected in {1000 * result:.0f} ms", route.remark()
+    return found("ok", route.kind, f"{text}; {remark}" if remark else text)
 
 
 @contextmanager

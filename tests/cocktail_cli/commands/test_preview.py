@@ -48,18 +48,6 @@ def test_preview_puts_masked_text_in_brackets_and_trained_text_outside(previewed
     assert done.stderr.endswith("rows.jsonl\n")
 
 
-def test_preview_shows_both_answers_of_a_pair(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "It is", "chosen": " a", "rejected": " bc"}))
-    (tmp_path / "my.yaml").write_text(f"{RECIPE}lora: {{lora_r: 4}}\ndpo: {{beta: 0.2}}\n")
-    data = ["preview", str(tmp_path / "my.yaml"), "--data", str(tmp_path / "rows.jsonl")]
-
-    said = CliRunner().invoke(app, data).output
-    [told] = json.loads(CliRunner().invoke(app, [*data, "--json"]).stdout)["data"]
-
-    assert "chosen    [It is] a<|endoftext|>\nrejected  [It is] bc<|endoftext|>" in said
-    assert (told["type"], sum(row["samples"] for row in told["lengths"])) == ("preference", 2)
-
-
 def test_preview_counts_dropped_rows_and_sample_lengths(previewed) -> None:
     [told] = json.loads(previewed("--json").stdout)["data"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from in_this_process import Run
 
+from cocktail_cli.assembly import recipe_type
 from recipes.config import list_recipes, load_recipe
 from recipes.planning import unusual_settings
 
@@ -53,7 +54,7 @@ def test_an_unusual_learning_rate_is_a_warning_and_no_shipped_recipe_has_one() -
         levels("opt-1.3b", "learning_rate=3e-4") == levels("gptj-6b-lora", "learning_rate=2e-3") == ["warn"]
     )
     assert levels("opt-1.3b", "learning_rate=3e-4", "optim=sgd") == []
-    assert [found for recipe in list_recipes() for found in unusual_settings(recipe)] == []
+    assert [found for recipe in list_recipes(recipe_type) for found in unusual_settings(recipe)] == []
 
 
 def test_each_row_of_the_wrong_format_is_an_error_with_its_line(cocktail: Run, tmp_path: Path) -> None:

@@ -113,13 +113,6 @@ def test_a_fresh_run_lies_beside_the_one_that_is_there(tmp_path: Path) -> None:
     assert unused_folder(folder) == tmp_path / "smoke-3"
 
 
-def test_what_contradicts_itself_is_a_usage_error(cocktail: Run) -> None:
-    said = cocktail("launch", "smoke", "--detach", "--dashboard")
-
-    assert said.exit == 2
-    assert "nobody to show a page to" in said.err
-
-
 def test_a_paused_run_says_how_it_goes_on(cocktail: Run, tmp_path: Path) -> None:
     save_run(replace(record(tmp_path / "out"), state="paused", steps=7, planned=20))
 

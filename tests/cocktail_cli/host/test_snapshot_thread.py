@@ -119,7 +119,7 @@ def test_snapshots_are_made_when_due_and_are_what_the_peers_had(story: Story) ->
                 assert isinstance(checkpoint, Checkpoint)
                 assert checkpoint.round == story.common.round - 1
                 assert torch.equal(vector_of(Path(checkpoint.model)), story.before[checkpoint.round])
-        assert not list(snapshots.events())
+        assert snapshots.news.empty()
 
     assert here(story) == ["11", "7"], "the newest two of 3, 7, 11"
     assert [[offer.round for offer in offer] for offer in offers] == [[3], [3, 7], [7, 11]]
@@ -195,7 +195,7 @@ def test_whole_snapshots_are_offered_again_and_half_ones_cleared_away(story: Sto
     with minding(story) as (snapshots, second):
         assert second == first
         assert here(story) == ["8"]
-    assert not list(snapshots.events()), "it was not made again"
+    assert snapshots.news.empty(), "it was not made again"
 
 
 def test_a_snapshot_of_another_past_is_not_offered(story: Story, base: Path) -> None:
@@ -315,7 +315,7 @@ def test_ctrl_c_does_not_wait_for_a_fold(story: Story, monkeypatch: pytest.Monke
         assert begun.wait(PATIENCE)
         assert here(story) == [".8.part"]
 
-    assert not list(snapshots.events())
+    assert snapshots.news.empty()
     assert here(story) == []
     assert offers == []
 

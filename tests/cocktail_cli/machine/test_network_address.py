@@ -51,7 +51,7 @@ def test_an_invalid_advertised_port_is_a_usage_error(text: str) -> None:
 def test_addresses_are_classified_as_loopback_private_or_public() -> None:
     assert reach_of("0.0.0.0", 29400, "example.org").known == "example.org:29400, as --advertise says"
     assert reach_of("127.0.0.1", 1, None).known.endswith("this machine only (--advertise HOST for others)")
-    assert reach_of("192.168.1.5", 1, None, "relay:2").known.endswith("elsewhere through the relay relay:2")
+    assert reach_of("192.168.1.5", 1, None, "relay:2").known.endswith("and from elsewhere through relay:2")
     assert kind_of("192.168.1.5").startswith("a private address")
     assert kind_of("8.8.8.8") == "a public address"
     assert kind_of("example.org") == "by name"

@@ -1,23 +1,17 @@
-"""metrics.jsonl: a line for each committed round, once; and the trackers that are given the same numbers."""
+"""metrics.jsonl: a line for each committed round, once."""
 
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cocktail_cli.errors import Failure
 from cocktail_cli.host import run_folder
-from cocktail_cli.ui import Metrics, RunStarted, Tracker, read_written, trackers_of
-from cocktail_cli.ui.events import Eval, PeerJoined, PeerLeft, PeerReady, Step
+from cocktail_cli.ui import Metrics, RunStarted, read_written
+from cocktail_cli.ui.events import PeerJoined, PeerLeft, PeerReady, Step
 from cocktail_cli.ui.metrics_lines import line
-from cocktail_cli.ui.trackers import metric_names
-from recipes.config import load_recipe
 from transport import Ledger
 from transport.ledger import Counted, RoundRow
 
@@ -136,103 +130,3 @@ def test_rounds_that_a_killed_hub_could_not_write_down_are_filled_in_from_the_le
     assert (found[3]["peers"], found[3]["late"], found[3]["packet_bytes"]) == (2, 1, 6)
     assert found[3]["up_bytes"] is None, "the ledger does not know"
     assert set(found[3]) == {*WANTED, "t"}
-
-
-# ---- trackers ----------------------------------------------------------------------------------------------
-
-
-def test_trackers_get_numbers_under_names_that_group_curves() -> None:
-    [step] = Metrics().lines(STEP)
-    [evaluated] = Metrics().lines(Eval(3, 2, 1.75, 40))
-    [joined] = Metrics().lines(PeerJoined("d"))
-
-    assert metric_names(step)["train/loss"] == 1.5
-    assert metric_names(step)["time/sync_s"] == 0.6
-    assert metric_names(step)["swarm/late"] == 1.0
-    assert metric_names(evaluated) == {"eval/loss": 1.75}
-    assert metric_names(joined) == {}
-
-
-@pytest.mark.parametrize("at", ["init", "log"])
-def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(
-    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Broken:
-        def __getattr__(self, name: str) -> Callable[..., Broken]:
-            assert name != "finish", "it is let go"
-            return lambda *_, **__: refused() if name == at else self
-
-    def refused() -> Broken:
-        raise OSError("no\nnetwork")
-
-    monkeypatch.setattr("cocktail_cli.ui.trackers.import_module", lambda name: Broken())
-    said: list[str] = []
-    tracker = Tracker("wandb", load_recipe("smoke"), tmp_path, said.append)
-    recorder = run_folder.Recorder(tmp_path, pytest.fail, trackers=[tracker])
-    for event in (STARTED, STEP, STEP):
-        recorder.show(event)
-    recorder.close()
-
-    assert said == ["wandb does not take the run's numbers (no network): metrics.jsonl has them"]
-    assert len(written(tmp_path)) == 2
-
-
-def test_a_tracker_that_is_not_installed_is_told_before_anything_is_done(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("cocktail_cli.ui.trackers.find_spec", lambda name: None)
-
-    with pytest.raises(Failure, match="wandb is not installed") as failed:
-        trackers_of(load_recipe("smoke", ["report_to=wandb"]), tmp_path, pytest.fail)
-
-    assert failed.value.exit == 4
-    assert trackers_of(load_recipe("smoke", ["report_to=none"]), tmp_path, pytest.fail) == []
-
-
-def told(tracker: Tracker) -> None:
-    """Give a tracker the start of a run, a step, an evaluation, and lines that hold no number for it."""
-    tracker.start(STARTED)
-    metrics = Metrics()
-    for event in (STEP, Eval(3, 2, 1.75, 40), PeerJoined("d")):
-        for found in metrics.lines(event):
-            tracker.log(found)
-
-
-def test_tensorboard_reads_what_it_was_given(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    tracker = Tracker("tensorboard", load_recipe("smoke"), tmp_path, pytest.fail)
-    told(tracker)
-    tracker.close()
-
-    events = EventAccumulator(str(tmp_path / "tracking")).Reload()
-    assert [(each.step, each.value) for each in events.Scalars("train/loss")] == [(3, 1.5)]
-    assert [(each.step, each.value) for each in events.Scalars("eval/loss")] == [(3, 1.75)]
-
-
-def test_wandb_takes_a_run_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    recipe = load_recipe("smoke", ["logging.project=mine"])
-    tracker = Tracker("wandb", recipe, tmp_path, pytest.fail)
-    told(tracker)
-
-    assert (tracker.run.project, tracker.run.name, tracker.run.id) == ("mine", STARTED.run, STARTED.run)
-    assert tracker.run.config["recipe_hash"] == recipe.recipe_hash
-    numbers = {name: tracker.run.summary[name] for name in ("train/loss", "eval/loss", "step", "round")}
-    assert numbers == {"train/loss": 1.5, "eval/loss": 1.75, "step": 3, "round": 2}
-    tracker.close()
-    assert list((tmp_path / "tracking").rglob("run-*.wandb"))
-
-
-def test_trackio_takes_a_run_on_this_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when trackio is imported
-    tracker = Tracker("trackio", load_recipe("smoke", ["logging.project=mine"]), tmp_path, pytest.fail)
-    told(tracker)
-    tracker.close()
-
-    (database,) = (tmp_path / "trackio").glob("mine.db")
-    with closing(sqlite3.connect(database)) as opened:
-        rows = opened.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id").fetchall()
-    assert [(run, step) for run, step, _ in rows] == [(STARTED.run, 3), (STARTED.run, 3)]
-    step, evaluated = (json.loads(numbers) for _, _, numbers in rows)
-    assert (step["train/loss"], step["round"], evaluated["eval/loss"]) == (1.5, 2, 1.75)

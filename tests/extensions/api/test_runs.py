@@ -14,6 +14,7 @@ from forked import Forked, needs_fork
 from waiting import until
 
 import cocktail_cli
+from cocktail_cli import assembly
 from cocktail_cli.commands.run import join as join_command
 from cocktail_cli.commands.run import launch as launch_command
 from cocktail_cli.commands.run import resume as resume_command
@@ -41,8 +42,10 @@ def test_the_front_names_what_it_imports_at_first_use() -> None:
 @pytest.mark.parametrize("command", [launch_command.launch, resume_command.resume, join_command.join])
 def test_every_option_of_the_command_is_a_keyword_unless_it_is_for_the_terminal(command: Any) -> None:
     found, names = options_of(command), set(command.__annotations__) - {"return", "given"}
+    names |= {option.parameter for _, option in assembly.options_of(command.__name__)}
 
     assert set(found) >= names - TERMINAL - {"recipe", "overrides", "run", "run_url"}
+    assert "given" not in found
     assert all(option.startswith("--") for option in found.values())
 
 

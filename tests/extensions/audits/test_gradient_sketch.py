@@ -12,6 +12,7 @@ import torch
 from tiny_models import SIZES, tiny_model
 from torch import nn
 
+from cocktail_cli.assembly import recipe_type
 from cocktail_cli.extensions.audits.bodies import NAME
 from cocktail_cli.extensions.audits.gradient_sketch import BITS, drawn_signs, signs, sketch_key
 from cocktail_cli.extensions.audits.model import Auditor
@@ -24,7 +25,7 @@ KEY = sketch_key(42, LEASE)
 
 
 def recipe(**sections: Any) -> Recipe:
-    return Recipe.model_validate(
+    return recipe_type(sections).model_validate(
         {
             "version": 1,
             "name": "test",

@@ -10,16 +10,13 @@ import pytest
 from hostile_words import HOSTILE, safe, texts_in
 from in_this_process import Run
 from lying_host import lying_host
-from test_remote_reader import answer
 
 import cocktail_cli
 from cocktail_cli.assembly import with_figures
 from cocktail_cli.commands.run.status import screen
-from cocktail_cli.dashboard import RemoteReader, page_of
 from cocktail_cli.extensions.diagnosis.events import Culprit
 from cocktail_cli.extensions.diagnosis.shown_figures import SLOW, SlowRoundsOnPage
 from cocktail_cli.ui import events, from_json, sentence
-from transport import RunKeys
 from transport.protocol import ProtocolError
 
 WORDS = HOSTILE.replace("\ud800", "")  # which no message can carry
@@ -98,20 +95,6 @@ def test_what_a_hub_says_of_slow_rounds_is_words_on_a_terminal(
     else:
         assert "bottleneck: " in said.out
         assert "makes rounds 50% longer" in said.out
-
-
-def test_who_slows_the_rounds_is_on_the_page_once_with_cause_and_remedy() -> None:
-    remote = RemoteReader(str(RunKeys.generate().url("203.0.113.7", 29400, "amber-otter-42")))
-    remote.hear(answer(5, ("ann", 1000), culprits=[SLOW_ANN]), 101.0)
-    again = answer(6, ("ann", 2000), culprits=[SLOW_ANN | {"round": 6}], bottleneck=HUBS_UP)
-    remote.hear(again, 103.0)
-
-    page = str(page_of([remote.known]))
-
-    assert page.count("its update took 3.0 s") == 2, "in the table, and in words"
-    assert "Newest of 1 finding on slow rounds: ann makes rounds 50% longer: upload" in page
-    assert "'bottleneck': \"the hub's up\"" in page
-    assert "The bottleneck of the newest rounds is the hub's up." in page
 
 
 def test_a_page_from_events_has_the_last_bottleneck_and_the_newest_culprits_first() -> None:

@@ -14,6 +14,7 @@ import torch
 from real_configs import COUNTS, REAL
 from tiny_models import SIZES
 
+from cocktail_cli.assembly import recipe_type
 from cocktail_cli.machine import RUNTIME
 from cocktail_cli.ui import megabytes
 from cocktail_cli.volunteer import NOMINAL
@@ -34,7 +35,7 @@ from recipes.planning import Machine, packet_bytes, plan_memory
 from recipes.training import build_peer
 from recipes.weight_files import layout_of
 
-LIBRARY = {recipe.name: recipe for recipe in list_recipes()}
+LIBRARY = {recipe.name: recipe for recipe in list_recipes(recipe_type)}
 TALK = [
     {"role": "user", "content": "What is a cocktail?"},
     {"role": "assistant", "content": "A drink of several things."},
@@ -121,7 +122,7 @@ def twin_of(recipe: Recipe, folder: Path, *more: str) -> Recipe:
             file = folder / f"{number}.jsonl"
             file.write_text((json.dumps(ROWS[dataset.path]) + "\n") * 30)
             overrides.append(f"datasets.{number}.path={file}")
-    return load_recipe(recipe.name, [*overrides, *more])
+    return load_recipe(recipe.name, [*overrides, *more], extend=recipe_type)
 
 
 # CUDA alone has the kernels of bitsandbytes: here the same is computed without them
@@ -158,7 +159,7 @@ def test_a_shipped_recipe_trains_a_step_on_a_tiny_twin_of_its_model(name: str, t
     assert loss > 0
     assert not torch.equal(local.flat.vector, before)
     assert any(sample.documents for sample in lease) == (
-        recipe.data.isolates_documents or recipe.dpo is not None
+        recipe.data.isolates_documents or len(recipe.objective.sequences) > 1
     )
 
 
@@ -181,7 +182,7 @@ def test_of_a_shipped_chat_recipe_the_assistants_words_are_trained(name: str, tm
 
 @pytest.mark.parametrize("name", LIBRARY)
 def test_the_header_says_what_is_needed_what_to_run_first_and_where_the_numbers_come_from(name: str) -> None:
-    header = recipe_path(name).read_text(encoding="utf-8").split("\nversion:")[0]
+    header = recipe_path(name, recipe_type).read_text(encoding="utf-8").split("\nversion:")[0]
     first, needs = header.split("\n", 1)[0], LIBRARY[name].swarm.requires
 
     assert "# First" in header
@@ -197,7 +198,7 @@ def test_the_header_says_what_is_needed_what_to_run_first_and_where_the_numbers_
 def test_the_header_tells_the_parameters_and_the_packet_that_a_plan_of_the_real_model_prints(
     name: str, tmp_path: Path
 ) -> None:
-    recipe, text = LIBRARY[name], recipe_path(name).read_text(encoding="utf-8")
+    recipe, text = LIBRARY[name], recipe_path(name, recipe_type).read_text(encoding="utf-8")
     model = recipe.model.model_name_or_path
     folder = BUILTIN_MODELS.get(model) or tmp_path
     if model in REAL:

@@ -11,6 +11,7 @@ from typing import get_args
 
 import pytest
 
+from cocktail_cli.assembly import recipe_type
 from recipes.config import (
     PRESETS,
     Compression,
@@ -22,7 +23,7 @@ from recipes.config import (
     parse_duration,
     recipe_from_json,
 )
-from recipes.config.checks import FOREIGN_KEYS, GONE_KEYS, VALUE_HINTS
+from recipes.config.checks import GONE_KEYS, VALUE_HINTS, foreign_keys, gone_keys
 from recipes.config.document import bare_keys, sections
 from recipes.config.loader import RecipeError, recipe_path
 from recipes.errors import Problem
@@ -47,15 +48,15 @@ def problems(path: Path | str, overrides: list[str] | None = None) -> list[Probl
 
 
 def test_every_shipped_recipe_is_valid_and_bears_the_name_of_its_file() -> None:
-    names = [recipe.name for recipe in list_recipes()]
+    names = [recipe.name for recipe in list_recipes(recipe_type)]
 
     assert "smoke" in names
-    assert [recipe_path(name).stem for name in names] == names
+    assert [recipe_path(name, recipe_type).stem for name in names] == names
 
 
 def test_every_shipped_recipe_says_in_its_first_line_how_to_run_it() -> None:
-    for recipe in list_recipes():
-        first = recipe_path(recipe.name).read_text(encoding="utf-8").splitlines()[0]
+    for recipe in list_recipes(recipe_type):
+        first = recipe_path(recipe.name, recipe_type).read_text(encoding="utf-8").splitlines()[0]
 
         assert first.startswith(f"# {recipe.name}.yaml -- ")
         assert first.endswith(f"Run: cocktail launch {recipe.name}")
@@ -98,14 +99,16 @@ def test_leaf_names_are_unique_so_that_a_bare_leaf_names_one_key() -> None:
     counts = Counter([*names, *Recipe.model_fields])
 
     assert [name for name, count in counts.items() if count > 1 and name] == []
-    assert not set(bare_keys()) & (set(FOREIGN_KEYS) | set(GONE_KEYS))
-    assert not set(FOREIGN_KEYS) & set(Dataset.model_fields)
+    whole = recipe_type()
+    assert not set(bare_keys(whole)) & (set(foreign_keys(whole)) | set(gone_keys(whole)))
+    assert not set(foreign_keys(whole)) & set(Dataset.model_fields)
 
 
 def test_other_tools_names_lead_to_keys_that_exist() -> None:
-    known = {".".join(map(str, key)) for key in bare_keys().values()} | set(sections())
+    whole = recipe_type()
+    known = {".".join(map(str, key)) for key in bare_keys(whole).values()} | set(sections(whole))
 
-    assert set(FOREIGN_KEYS.values()) <= known
+    assert set(foreign_keys(whole).values()) <= known
 
 
 def test_several_mistakes_are_reported_at_once_each_with_its_line(write) -> None:
@@ -212,7 +215,7 @@ def test_a_default_that_is_written_changes_nothing(write) -> None:
     spelt = load_recipe(
         write(
             SMALL
-            + "lora: null\ntraining: {bf16: auto, fp32_master_weights: true}\nlogging: {report_to: []}\n"
+            + "lora: null\ntraining: {bf16: auto, fp32_master_weights: true}\nlogging: {logging_steps: 1}\n"
         )
     )
 

@@ -19,7 +19,7 @@ training: {max_steps: 100, learning_rate: 1.0e-4}
 compression: {preset: sparseloco}
 swarm: {min_peers: 2, step_timeout: 5m, requires: {vram: 24GB}}
 checkpoint: {save_steps: 5, eval_steps: 5}
-logging: {report_to: trackio, logging_steps: 5}
+logging: {logging_steps: 5}
 """
 
 

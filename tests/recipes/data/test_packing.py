@@ -133,3 +133,25 @@ def test_a_packed_sample_comes_out_of_its_bytes_with_its_documents_and_costs_fou
 
 def test_a_model_that_keeps_documents_apart_is_let_through() -> None:
     check_packing_isolation(tiny_model("gpt_neox"))
+
+
+def test_each_sequence_is_cut_and_a_sample_with_one_that_teaches_nothing_is_left_out() -> None:
+    """The prompt of 4 tokens fills a max_length of 4, as in TRL; counts name the document once."""
+    document = TokenizedDocument(np.arange(13), np.array([0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 1]) > 0, (7, 6))
+    data = load_recipe("smoke", ["packing=false"]).data
+
+    whole, cut, gone = (
+        make_samples([document], data.model_copy(update={"max_length": length})) for length in (7, 5, 4)
+    )
+
+    assert whole.samples[0].lengths == (7, 6)
+    assert whole.dropped.truncated == 0
+    assert (cut.samples[0].lengths, cut.samples[0].tokens.tolist()) == (
+        (5, 5),
+        [0, 1, 2, 3, 4, 7, 8, 9, 10, 11],
+    )
+    assert (cut.dropped.truncated, cut.dropped.longest, cut.samples[0].count) == (1, 7, 2)
+    assert gone.samples == []
+    assert gone.dropped.samples == 1
+    [back] = unpack_samples(pack_samples(cut.samples))
+    assert (back.lengths, back.trained.tolist()) == ((5, 5), cut.samples[0].trained.tolist())

@@ -121,17 +121,6 @@ def test_adapters_are_what_grows_and_the_base_is_held_as_it_is(folder: Path) -> 
     assert four.part("base") < 0.7 * adapters.part("base")
 
 
-def test_a_pair_of_answers_takes_two_sequences_and_one_more_forward_pass(folder: Path) -> None:
-    lora = ("lora.lora_r=4", "lora_dropout=0", "datasets.0.type=auto", "packing=false")
-    two, pair = (
-        plan_memory(recipe(*lora), folder, 2, CPU),
-        plan_memory(recipe(*lora, "dpo={}"), folder, 1, CPU),
-    )
-
-    assert pair.part("activations") == two.part("activations")
-    assert 1.2 < pair.flops / two.flops < 1.5
-
-
 def test_the_common_model_goes_to_the_host_where_it_is_sent_or_room_is_short(folder: Path) -> None:
     def away(machine: Machine, *overrides: str) -> bool:
         return any(

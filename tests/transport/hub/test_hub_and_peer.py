@@ -32,7 +32,7 @@ from transport.protocol import (
     messages,
 )
 from transport.transfer import CHUNK, block_hashes
-from transport.wire import Connected, DealerWire, Received
+from transport.wire import Connected, DealerWire, Received, routes_to
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_other_protocol_versions_are_told_which_are_supported(start: Callable[..
 
 def say(url: RunURL, frames: list[bytes]) -> object:
     """Send frames on a connection of their own; the first message that comes back, within a second."""
-    wire, end = DealerWire(url.routes, url.key), time.monotonic() + 1.0
+    wire, end = DealerWire(routes_to(url), url.key), time.monotonic() + 1.0
     try:
         wire.dial(0)
         while (left := end - time.monotonic()) > 0:

@@ -25,7 +25,7 @@ from transport.peer.size_bounds import bound_of
 from transport.protocol import CurveKeys, ObjectKind, RunKeys, decode_to_peer, encode, messages
 from transport.standby import replica_source
 from transport.transfer import NO_ROW, object_store
-from transport.wire import Connected, DealerWire, Received
+from transport.wire import Connected, DealerWire, Received, routes_to
 
 QUIET = {"ping_s": 1000.0, "peer_timeout": 3000.0, "grace_s": 100.0, "linger_s": 0.1, "start_timeout": 1e4}
 WITH_AN_EXTENSION = "with an extension"
@@ -65,7 +65,7 @@ class Caller:
 
     def __init__(self, running: HubSwarm, keys: CurveKeys | None = None) -> None:
         url = parse_url(running.url) if isinstance(running.url, str) else running.url
-        self._wire = DealerWire(url.routes, url.key, keys)
+        self._wire = DealerWire(routes_to(url), url.key, keys)
         self._wire.dial(0)
         self._until(lambda event: isinstance(event, Connected))
 

@@ -16,7 +16,7 @@ from transport.actions import Outbox
 from transport.membership import Roster
 from transport.peer import PeerIdentity
 from transport.protocol import CurveKeys, decode_to_peer, encode, messages, short_key
-from transport.wire import Connected, DealerWire, Received
+from transport.wire import Connected, DealerWire, Received, routes_to
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def url(tmp_path: Path) -> Iterator[RunURL]:
 
 def answer_to(url: RunURL, message: messages.Message, keys: CurveKeys) -> messages.ToPeer:
     """Return the hub's answer to a message on a new connection with these keys."""
-    wire, end = DealerWire(url.routes, url.key, keys), time.monotonic() + 5.0
+    wire, end = DealerWire(routes_to(url), url.key, keys), time.monotonic() + 5.0
     try:
         wire.dial(0)
         while time.monotonic() < end:

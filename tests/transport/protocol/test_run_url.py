@@ -22,7 +22,7 @@ urls = st.builds(
     hosts,
     st.integers(1, 65535),
     st.from_regex(r"[a-z0-9][a-z0-9.-]{0,63}", fullmatch=True),
-    st.sampled_from(["", "relay.example.org:29399", "[2001:db8::1]:443"]),
+    st.sampled_from([(), ("place.example.org:29399",), ("[2001:db8::1]:443", "place:1")]),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
 
 from test_ring_table import Units
 from toy_swarm import toy_settings
@@ -10,7 +11,7 @@ from toy_swarm import toy_settings
 from transport.actions import Reach, Send
 from transport.hub import HubState
 from transport.peer import PeerState, SessionState
-from transport.protocol import messages, relayed_address
+from transport.protocol import messages
 from transport.rings import GAP_S
 from transport.rings.ring_coordinator import PROBE_S, UNREACHED
 
@@ -112,7 +113,7 @@ def conn(name: str) -> bytes:
 
 
 def at_relay(name: str) -> str:
-    return relayed_address("relay:29399", f"key-of-{name}")
+    return f"relay:29399/{sha256(name.encode()).hexdigest()[:32]}"
 
 
 def formed() -> Machines:

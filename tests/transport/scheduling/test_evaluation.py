@@ -27,17 +27,17 @@ def under_way(made: Evaluations) -> Evaluation:
     return made.now
 
 
-def said(part: int, mean: float, tokens: int = 2, rewards: list[float] | None = None) -> messages.Evaluated:
-    return messages.Evaluated(3, part, mean * tokens, tokens, rewards or [])
+def said(part: int, mean: float, tokens: int = 2, figures: list[float] | None = None) -> messages.Evaluated:
+    return messages.Evaluated(3, part, mean * tokens, tokens, figures or [])
 
 
-def test_rewards_are_means_over_the_pairs_of_all_parts() -> None:
+def test_further_figures_are_means_over_the_terms_of_all_parts() -> None:
     ev = Evaluation(3, 3, 2, False, holders={0: ["s-ann"], 1: ["s-bob"]})
     assert ev.arrived("s-bob", messages.Evaluated(3, 1, 0.5, 1, [4.0, -4.0, 0.0]))
     assert ev.arrived("s-ann", messages.Evaluated(3, 0, 1.5, 3, [3.0, 0.0, 3.0]))
 
     assert (ev.loss, ev.tokens) == (0.5, 4)
-    assert ev.rewards == (1.25, -2.5, 0.75), (
+    assert ev.figures == (1.25, -2.5, 0.75), (
         "what is further from the middle one counts as the end of its range"
     )
 

@@ -20,7 +20,7 @@ from transport.scheduling.figures import (
     why_impossible,
 )
 
-BOUNDS = (0.0, 100.0)
+BOUNDS = ((0.0, 100.0),)
 HONEST = {"ann": (300.0, 100, ()), "bob": (310.0, 100, ()), "cem": (290.0, 100, ())}
 COUNTED = dict.fromkeys(["ann", "bob", "cem", "eve"], 100)
 
@@ -109,14 +109,23 @@ def test_seconds_that_have_not_passed_and_norms_below_zero_are_dropped(
     assert getattr(kept, next(iter(change))) == 0.0
 
 
-def test_rewards_of_more_pairs_than_there_are_cannot_be() -> None:
-    said = {"ann": (10.0, 10, (1.0, 2.0, 5.0)), "eve": (10.0, 10, (1.0, 2.0, 11.0))}
-    found = round_figures(said, {"ann": 10, "eve": 10}, BOUNDS, None)
-    assert [*found.impossible] == ["eve"]
-    assert found.rewards == pytest.approx((0.1, 0.2, 0.5))
+def test_further_figures_are_as_many_as_the_objective_has_and_within_its_bounds() -> None:
+    bounds = (*BOUNDS, (-inf, inf), (-inf, inf), (0.0, 1.0))
+    said = {
+        "ann": (10.0, 10, (1.0, 2.0, 5.0)),
+        "bob": (10.0, 10, (1.0, 2.0)),
+        "eve": (10.0, 10, (1.0, 2.0, 11.0)),
+    }
+    found = round_figures(said, dict.fromkeys(said, 10), bounds, None)
+    assert found.impossible == {
+        "bob": "2 figures beside the loss, where there are 3",
+        "eve": "a figure of 1.1, which is not within 0 and 1",
+    }
+    assert found.further == pytest.approx((0.1, 0.2, 0.5))
+    assert round_figures(said, dict.fromkeys(said, 10), BOUNDS, None).impossible.keys() == said.keys()
 
 
 def test_an_impossible_sum_is_said_in_words() -> None:
-    assert why_impossible(300.0, 100, 100, BOUNDS) == ""
-    assert "100 terms of the loss, where its samples have 50" in why_impossible(300.0, 100, 50, BOUNDS)
-    assert "not within 0 and 100" in why_impossible(-1e30, 100, 100, BOUNDS)
+    assert why_impossible((300.0,), 100, 100, BOUNDS) == ""
+    assert "100 terms of the loss, where its samples have 50" in why_impossible((300.0,), 100, 50, BOUNDS)
+    assert "not within 0 and 100" in why_impossible((-1e30,), 100, 100, BOUNDS)

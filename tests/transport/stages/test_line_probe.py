@@ -11,10 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scripts.swarms.tcp_link import Link
-from transport.protocol import CurveKeys, Route, Unreachable
+from transport.protocol import CurveKeys, Unreachable
 from transport.stages import StageLink
 from transport.stages.line_probe import BUDGET, LONG_S, PATIENCE_S, LineProbe, Ping, ProbeAnswers, pack
-from transport.wire import STAGES, Bandwidth, DealerWire, Disconnected, RouterWire, try_route, wire_size
+from transport.wire import (
+    STAGES,
+    Bandwidth,
+    DealerWire,
+    Disconnected,
+    RouterWire,
+    TcpRoute,
+    try_route,
+    wire_size,
+)
 
 HERE, THERE = CurveKeys.generate(), CurveKeys.generate()
 FREE = Bandwidth()
@@ -133,7 +142,7 @@ def test_a_thin_line_is_measured_over_sockets(ends: Ends) -> None:
 
 def test_a_stranger_gets_no_byte_and_one_that_asks_for_too_much_is_cut_off(ends: Ends) -> None:
     """A machine that is named may ask within its budget; then it is closed, and a stranger from then on."""
-    there, route = ends.links[1], Route("127.0.0.1", ends.links[1].port)
+    there, route = ends.links[1], TcpRoute("127.0.0.1", ends.links[1].port)
     with pytest.raises(Unreachable) as refused:
         try_route(route, THERE.public, HERE)
     assert refused.value.layer == "key"

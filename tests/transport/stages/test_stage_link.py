@@ -10,10 +10,8 @@ from queue import SimpleQueue
 import pytest
 
 from scripts.swarms.tcp_link import Link
-from transport.protocol import CurveKeys, LinkLost, Unreachable, machine_routes, relayed_address
-from transport.relay import HubTunnel, Relay
+from transport.protocol import CurveKeys, LinkLost, Unreachable
 from transport.stages import FromNeighbour, Gone, LineMessage, Neighbour, Renewed, StageLink
-from transport.tunnel import round_trip
 from transport.wire import RouterWire
 
 LIMIT = 1 << 20
@@ -27,7 +25,6 @@ class Ring:
     def __init__(self) -> None:
         self.links: dict[int, StageLink] = {}
         self.proxies: dict[int, Link] = {}
-        self.tunnels: list[HubTunnel] = []
 
     def start(self, number: int, gone_s: float = 20.0) -> StageLink:
         wire = RouterWire("127.0.0.1", 0, KEYS[number], 1, allowed=lambda key: self.links[number].knows(key))
@@ -46,16 +43,7 @@ class Ring:
         address = "" if number == hidden else f"127.0.0.1:{self.proxies[number].port}"
         return Neighbour(f"s{number}", KEYS[number].public, address)
 
-    def relayed(self, relay: str, number: int) -> str:
-        """Have a relay lead to a link; returns its address there."""
-        keys = CurveKeys.generate()
-        self.tunnels.append(HubTunnel(relay, keys, ("127.0.0.1", self.links[number].port)))
-        assert self.tunnels[-1].claimed.wait(WAIT)
-        return relayed_address(relay, keys.public)
-
     def close(self) -> None:
-        for tunnel in self.tunnels:
-            tunnel.close()
         for link in self.links.values():
             link.close()
         for proxy in self.proxies.values():
@@ -102,36 +90,6 @@ def test_activations_go_around_and_gradients_back(ring: Ring, size: int, hidden:
         found = sorted((message(link) for _ in range(2)), key=lambda one: one[1].kind)
         assert found[0] == (f"s{before}", activations(before))
         assert found[1] == (f"s{after}", LineMessage(1, "gradients", after, b"g"))
-
-
-def test_a_line_between_two_that_cannot_be_dialled_leads_through_a_relay(ring: Ring) -> None:
-    """The line loses and doubles nothing when the relay is killed and another is at its port: claims are made
-    anew. A stranger is let in by no relay. The way there and back is measured by joining."""
-    relay = Relay("127.0.0.1", 0)
-    place = f"127.0.0.1:{relay.port}"
-    for number in range(2):
-        ring.start(number)
-    ends = [Neighbour(f"s{number}", KEYS[number].public, ring.relayed(place, number)) for number in range(2)]
-    met = SimpleQueue[str]()
-    stranger = ring.start(2)
-    stranger.dialled = lambda neighbour, why: met.put(why.layer if why else "")
-    for number in range(2):
-        other = ends[1 - number]
-        ring.links[number].connect(other, other, ends[number].address)
-    ring.links[0].send(activations(0))
-    assert message(ring.links[1]) == ("s0", activations(0))
-    stranger.connect(ends[0], ends[0], "")
-    assert 0 < round_trip(machine_routes(ends[1].address), WAIT) < WAIT
-    relay.close()
-    ring.links[0].send(activations(1))
-    ring.links[1].send(LineMessage(1, "gradients", 0, b"g"))
-    relay = Relay("127.0.0.1", relay.port)
-    try:
-        assert message(ring.links[1]) == ("s0", activations(1))
-        assert message(ring.links[0]) == ("s1", LineMessage(1, "gradients", 0, b"g"))
-        assert met.get(timeout=WAIT)
-    finally:
-        relay.close()
 
 
 def test_connections_that_are_cut_lose_and_double_nothing(ring: Ring) -> None:

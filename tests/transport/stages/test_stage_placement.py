@@ -10,7 +10,8 @@ from random import Random
 
 import pytest
 
-from transport.stages import Machines, PipelineLoad, Placed, Placement, place
+from transport.protocol import UrlError
+from transport.stages import Machines, PipelineLoad, Placed, Placement, check_address, dials, place
 from transport.stages.stage_placement import Ring
 
 LOAD = PipelineLoad(micro_batches=16, activation=4e6, gradient=8e6, memory=4.0)
@@ -109,3 +110,24 @@ def test_a_thin_link_is_avoided() -> None:
     machines = Machines(rates, [[0.01] * 4] * 4, [1.0] * 4, [2.0] * 4)
     assert sorted(map(sorted, place(machines, LOAD, 2).rings)) == [[0, 1], [2, 3]]
     assert Placement(machines, LOAD).seconds((0, 2)) < inf
+
+
+ADDRESSES = ("", "relay:29399/" + "a" * 32, "there:1")  # from the least direct one
+
+
+@pytest.mark.parametrize("here", ADDRESSES)
+@pytest.mark.parametrize("there", ADDRESSES)
+def test_of_two_machines_one_dials_the_more_direct_address(here: str, there: str) -> None:
+    forth, back = dials(here, there, first=True), dials(there, here, first=False)
+    assert forth + back == bool(here or there)
+    if forth:
+        assert ADDRESSES.index(there) >= ADDRESSES.index(here)
+
+
+def test_an_address_leads_to_a_machine_itself_or_to_its_name_behind_another_place() -> None:
+    name = "a" * 32
+    for right in ("there:1", f"relay:29399/{name}"):
+        check_address(right)
+    for wrong in (f"relay/{name}", "relay:29399/", "relay:29399/x", f"relay:1/{name}/{name}"):
+        with pytest.raises(UrlError):
+            check_address(wrong)

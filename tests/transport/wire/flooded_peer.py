@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-from transport.protocol import Route, parse_address
-from transport.wire import Connected, DealerWire, Disconnected
+from transport.protocol import parse_address
+from transport.wire import Connected, DealerWire, Disconnected, TcpRoute
 
 SECONDS = 3.0
 
@@ -24,7 +24,7 @@ def resident() -> int:
 
 
 def main(flow: int, busy: float, hub: str, key: str) -> None:
-    wire, before, ended, said = DealerWire([Route(*parse_address(hub))], key), resident(), "", 0
+    wire, before, ended, said = DealerWire([TcpRoute(*parse_address(hub))], key), resident(), "", 0
     wire.dial(flow)
     until = time.monotonic() + SECONDS
     while time.monotonic() < until and not ended:

@@ -10,8 +10,8 @@ from contextlib import closing
 import pytest
 
 from scripts.swarms.tcp_link import Link
-from transport.protocol import CurveKeys, Route
-from transport.wire import Crossed, DealerWire, RouterWire
+from transport.protocol import CurveKeys
+from transport.wire import Crossed, DealerWire, RouterWire, TcpRoute
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="TCP_INFO")
 KEYS = CurveKeys.generate()
@@ -22,7 +22,7 @@ class Pair:
 
     def __init__(self, hub: RouterWire, link: Link) -> None:
         self.hub, self.link, self.said = hub, link, 0
-        self.peer = DealerWire((Route("127.0.0.1", link.port),), KEYS.public)
+        self.peer = DealerWire((TcpRoute("127.0.0.1", link.port),), KEYS.public)
         self.peer.dial(1)
         deadline = time.monotonic() + 10.0
         while not self.peer.send(1, [b"hello"]):

@@ -17,8 +17,8 @@ from toy_swarm import ToyWork, toy_settings
 from waiting import until
 
 from transport import ask_status
-from transport.protocol import CurveKeys, Route, Unreachable, as_z85, encode, messages
-from transport.wire import DealerWire, Disconnected
+from transport.protocol import CurveKeys, Unreachable, as_z85, encode, messages
+from transport.wire import DealerWire, Disconnected, TcpRoute
 from transport.wire.zeromq_sockets import MAX_FRAME
 
 MANY = 300  # connections at once
@@ -91,7 +91,7 @@ def no_curve(running: HubSwarm) -> None:
 
 
 def wrong_key(running: HubSwarm) -> None:
-    wire = DealerWire((Route("127.0.0.1", running.hub.port),), CurveKeys.generate().public)
+    wire = DealerWire((TcpRoute("127.0.0.1", running.hub.port),), CurveKeys.generate().public)
     try:
         wire.dial(0)
         events = wire.poll(0.5)

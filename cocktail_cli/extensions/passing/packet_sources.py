@@ -68,23 +68,21 @@ class PacketSources:
 
     def _hub_part(self, committed: messages.Committed) -> HubPart | None:
         """Choose what the hub sends, None: all, and begin to pass on this peer's stripe; in the link's
-        thread."""
-        sources = self._named.get(committed.round)
-        if sources is None:
+        thread. A Committed that is repeated finds what has come."""
+        round, found = committed.round, self._packets.get(committed.round)
+        if found is None and (named := self._named.pop(round)) is not None:
+            found = ChunkBuffer(committed.size, bytes.fromhex(committed.sha256), named.chunk), named
+            kept = {r: old for r, old in self._packets.items() if r > round - KEPT}
+            self._packets = kept | {round: found}
+            for source in named.sources:
+                if source.name == self._link.name and self.passed is not None:
+                    self.passed.pass_on(round, named.keys, found[0], stripe(source, found[0]))
+        if found is None:
             return None
-        packet = ChunkBuffer(committed.size, bytes.fromhex(committed.sha256), sources.chunk)
-        stripes = [stripe(source, packet) for source in sources.sources]
-        mine = [
-            chunks for s, chunks in zip(sources.sources, stripes, strict=True) if s.name == self._link.name
-        ]
-        if mine and self.passed is not None:
-            self.passed.pass_on(committed.round, sources.keys, packet, mine[0])
-        kept = {round: old for round, old in self._packets.items() if round > committed.round - KEPT}
-        self._packets = kept | {committed.round: (packet, sources)}
-        passed = {index for chunks in stripes for index in chunks}
-        return HubPart(
-            packet, [*(i for c in mine for i in c), *(i for i in range(packet.map.count) if i not in passed)]
-        )
+        packet, named = found
+        others = [stripe(source, packet) for source in named.sources if source.name != self._link.name]
+        passed = {index for chunks in others for index in chunks}
+        return HubPart(packet, [index for index in packet.map.missing if index not in passed])
 
     def fetch(self, round: int) -> bytes | None:
         """Fetch the packet of a round; None if the hub has named no sources. Raises as PeerLink.fetch."""

@@ -21,8 +21,8 @@ import typer
 from typer.main import get_command
 
 import cocktail_cli
+from cocktail_cli.assembly import CHECK, RESULTS, RUN, TOOLS, reader_of
 from cocktail_cli.assembly import commands as extensions_commands
-from cocktail_cli.assembly import reader_of
 from cocktail_cli.commands.check import preview, validate
 from cocktail_cli.commands.results import export, generate
 from cocktail_cli.commands.run import (
@@ -45,7 +45,7 @@ from . import user_config
 from .errors import EXIT, Failure, Interrupted, explain
 from .help_pages import CommandTable
 from .key_options import rewritten
-from .options import CHECK, RESULTS, RUN, TOOLS, with_extensions
+from .options import with_extensions
 from .removed import check_removed
 from .signals import Interruption
 
@@ -152,8 +152,8 @@ def command_table(typed: list[str]) -> typer.core.TyperGroup:
     table = get_command(app)
     assert isinstance(table, typer.core.TyperGroup)
     if not typed or typed[0] not in table.commands:
-        for one in extensions_commands():
-            app.command(one.name, rich_help_panel=one.group)(one.function)
+        for group, function in extensions_commands():
+            app.command(function.__name__, rich_help_panel=group)(function)
         table = get_command(app)
         assert isinstance(table, typer.core.TyperGroup)
     return table

@@ -14,12 +14,11 @@ from typing import Annotated, Any
 import typer
 
 from cocktail_cli.assembly import MACHINE, NETWORK, OUTPUT, Option, options_of
+from cocktail_cli.errors import Failure
 from cocktail_cli.machine import PORT, parse_rate, parse_size
 from cocktail_cli.ui import Progress
 
 from .completion import overrides, recipe_names, run_names
-
-RUN, CHECK, RESULTS, TOOLS = "Run", "Check", "Results", "Tools"  # panels of `cocktail --help`
 
 
 def parsed(name: str, metavar: str, parser: Callable[[str], object], help: str, **more: Any) -> Any:
@@ -54,7 +53,8 @@ def with_extensions(function: Callable[..., None]) -> Callable[..., None]:
         given: dict[str, dict[str, Any]] = {}
         for name, (folder, option) in added.items():
             if (value := values.pop(name)) not in (None, False):
-                option.check(values)
+                if option.excluded and values.get(option.excluded[0]):
+                    raise Failure("usage", option.excluded[1], hints=(option.excluded[2],))
                 given.setdefault(folder, {})[option.parameter] = value
         function(**values, given=given)
 

@@ -17,6 +17,8 @@ from cocktail_cli.machine import RunRecord, load_run, reread_run, the_run_going_
 from cocktail_cli.ui import say, say_json
 from cocktail_cli.volunteer import read_url
 
+from .report_command import report as report
+
 if TYPE_CHECKING:
     from .report_page import Document
     from .run_history import RunHistory

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cocktail_cli.assembly import Command, Extension, Lead, Server
+from cocktail_cli.assembly import Extension, Lead, Server
 from cocktail_cli.machine import joined, own_address, parse_advertised
-from cocktail_cli.options import RUN
 
 if TYPE_CHECKING:
     from recipes.errors import Finding
@@ -19,12 +18,6 @@ if TYPE_CHECKING:
 
 class Reach(Extension):
     """A relay joins hubs and peers that both dial it; proxies and TLS are on this machine's way out."""
-
-    @property
-    def commands(self) -> Sequence[Command]:
-        from .command import relay
-
-        return (Command("relay", RUN, relay),)
 
     def checks(self) -> Mapping[str, Callable[[], Finding]]:
         from .command import proxy_finding

@@ -41,8 +41,8 @@ class Reach(Extension):
         return HubTunnel(place, server, proxies_of(os.environ))
 
     def hub_routes(self, url: RunURL) -> Sequence[Route]:
+        from .dialling import hub_routes
         from .proxies import proxies_of
-        from .relay_routes import hub_routes
 
         proxies = proxies_of(os.environ)
         if url.host == own_address():  # local peers dial the address at which their hub listens
@@ -50,8 +50,8 @@ class Reach(Extension):
         return hub_routes(url, proxies)
 
     def machine_routes(self, address: str) -> Sequence[Route]:
+        from .dialling import machine_routes
         from .proxies import proxies_of
-        from .relay_routes import machine_routes
 
         return machine_routes(address, proxies_of(os.environ))
 

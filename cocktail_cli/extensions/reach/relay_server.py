@@ -28,8 +28,8 @@ from transport.protocol import AddressInUse, CurveKeys
 from transport.wire import RouterWire, TokenBucket, TokenBuckets, key_of, origin, origin_of, raise_file_limit
 
 from . import relay_socks
+from .dialling import RUN, run_name
 from .loop_thread import LoopThread, PolledWire, TaskSet
-from .relay_routes import RUN, run_name
 from .streams import SocketStream, Stream, accept, dial_loopback, prepare, splice
 from .websocket_stream import TLS_FIRST, accept_websocket
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cocktail_cli.extensions.reach.dialling import FarRoute
+from cocktail_cli.extensions.reach.dialling import FarRoute, hub_routes, machine_routes
 from cocktail_cli.extensions.reach.proxies import Proxies, Proxy, is_exempt, parse_proxy
-from cocktail_cli.extensions.reach.relay_routes import hub_routes, machine_routes
 from transport import RunKeys
 from transport.protocol import UrlError
 

@@ -20,9 +20,8 @@ from waiting import until
 
 from cocktail_cli.assembly import Server
 from cocktail_cli.extensions.reach import relay_socks
-from cocktail_cli.extensions.reach.dialling import Bridge, FarRoute, ask
+from cocktail_cli.extensions.reach.dialling import Bridge, FarRoute, ask, hub_routes, relay_routes, run_name
 from cocktail_cli.extensions.reach.hub_tunnel import HubTunnel
-from cocktail_cli.extensions.reach.relay_routes import hub_routes, relay_routes, run_name
 from cocktail_cli.extensions.reach.relay_server import FETCH_S, Relay, RelayLimits
 from cocktail_cli.extensions.reach.websocket_stream import client_context
 from transport import PeerLink, RunURL, ask_status

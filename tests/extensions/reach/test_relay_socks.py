@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tunnel_targets import Bytes
 
-from cocktail_cli.extensions.reach.dialling import FarRoute
-from cocktail_cli.extensions.reach.relay_routes import hub_routes, run_name
+from cocktail_cli.extensions.reach.dialling import FarRoute, hub_routes, run_name
 from cocktail_cli.extensions.reach.relay_socks import FORBIDDEN, read_reply, read_request, reply, request
 from cocktail_cli.extensions.reach.streams import Stream
 from transport import RunKeys

@@ -7,8 +7,8 @@ from contextlib import ExitStack, closing
 from queue import SimpleQueue
 
 from cocktail_cli.assembly import Server
+from cocktail_cli.extensions.reach.dialling import machine_routes
 from cocktail_cli.extensions.reach.hub_tunnel import HubTunnel
-from cocktail_cli.extensions.reach.relay_routes import machine_routes
 from cocktail_cli.extensions.reach.relay_server import Relay
 from transport.protocol import CurveKeys
 from transport.stages import LineMessage, Neighbour, StageLink

@@ -71,14 +71,8 @@ def declared(name: str, folder: str, option: Option) -> inspect.Parameter:
     kind, more = option.kind, dict[str, Any](zip(("min", "max"), option.bounds, strict=False))
     if isinstance(kind, str):
         kind, more = object, more | {"parser": option.reader(folder)}
-    info = typer.Option(
-        option.name,
-        metavar=option.metavar,
-        help=option.help,
-        rich_help_panel=option.panel,
-        show_default=False,
-        **more,
-    )
+    more |= {"metavar": option.metavar, "help": option.help, "rich_help_panel": option.panel}
+    info = typer.Option(option.name, show_default=False, **more)
     where, default = inspect.Parameter.KEYWORD_ONLY, False if kind is bool else None
     wanted = kind if kind is bool else kind | None
     return inspect.Parameter(name, where, default=default, annotation=Annotated[wanted, info])

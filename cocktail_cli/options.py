@@ -27,6 +27,11 @@ def parsed(name: str, metavar: str, parser: Callable[[str], object], help: str, 
     return typer.Option(name, metavar=metavar, parser=parser, help=help, show_default=False, **panel)
 
 
+def value(name: str, metavar: str, help: str, panel: str | None = None, **more: Any) -> Any:
+    """Declare an option by its names, with a blank between them, and what is shown of it."""
+    return typer.Option(*name.split(), metavar=metavar, help=help, rich_help_panel=panel, **more)
+
+
 def duration(name: str, help: str) -> Any:
     """Declare an option of seconds, given as a duration: 10m."""
     return parsed(name, "TIME", seconds_of, help, rich_help_panel=None)
@@ -86,8 +91,7 @@ def set_cache(folder: str | None) -> str | None:
 
 
 Json = Annotated[
-    bool,
-    typer.Option("--json", rich_help_panel=OUTPUT, help="Write JSON: an object, or an event a line."),
+    bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Write JSON: an object, or an event a line.")
 ]
 Quiet = Annotated[
     bool,
@@ -99,15 +103,7 @@ Verbose = Annotated[
 NoColor = Annotated[
     bool, typer.Option("--no-color", rich_help_panel=OUTPUT, help="Print no colours, as with NO_COLOR.")
 ]
-ProgressOption = Annotated[
-    Progress,
-    typer.Option(
-        "--progress",
-        metavar="KIND",
-        rich_help_panel=OUTPUT,
-        help="auto, rich, plain or none.",
-    ),
-]
+ProgressOption = Annotated[Progress, value("--progress", "KIND", "auto, rich, plain or none.", OUTPUT)]
 Recipe = Annotated[
     str,
     typer.Argument(
@@ -132,13 +128,8 @@ Overrides = Annotated[
         autocompletion=overrides,
     ),
 ]
-DataPath = Annotated[
-    str | None,
-    typer.Option("--data", metavar="DATA", help="jsonl, json, csv, parquet, txt, folder or hub id."),
-]
-ModelName = Annotated[
-    str | None, typer.Option("--model", metavar="MODEL", help="Train this: a folder or a hub id.")
-]
+DataPath = Annotated[str | None, value("--data", "DATA", "jsonl, json, csv, parquet, txt, folder or hub id.")]
+ModelName = Annotated[str | None, value("--model", "MODEL", "Train this: a folder or a hub id.")]
 TrustCode = Annotated[
     bool,
     typer.Option("--trust-remote-code", rich_help_panel=MACHINE, help="Run Python code of the model here."),
@@ -148,51 +139,21 @@ RunArgument = Annotated[
 ]
 Output = Annotated[Path | None, typer.Option("--output-dir", "-o", metavar="DIR", help="Folder to write to.")]
 Listen = Annotated[
-    str | None,
-    typer.Option(
-        "--listen",
-        metavar="HOST:PORT",
-        rich_help_panel=NETWORK,
-        help="Pass packets on, aggregate here; port 0: any.",
-    ),
+    str | None, value("--listen", "HOST:PORT", "Pass packets on, aggregate here; port 0: any.", NETWORK)
 ]
 PeerAdvertise = Annotated[
-    str | None,
-    typer.Option(
-        "--advertise",
-        metavar="HOST[:PORT]",
-        rich_help_panel=NETWORK,
-        help="With --listen: address others dial.",
-    ),
+    str | None, value("--advertise", "HOST[:PORT]", "With --listen: address others dial.", NETWORK)
 ]
 Layers = Annotated[
-    str | None,
-    typer.Option(
-        "--layers",
-        metavar="auto|SIZE",
-        rich_help_panel=MACHINE,
-        help="Lend memory for some layers; the hub places them.",
-    ),
+    str | None, value("--layers", "auto|SIZE", "Lend memory for some layers; the hub places them.", MACHINE)
 ]
 BIND = typer.Option("--bind", metavar="ADDRESS", rich_help_panel=NETWORK, help="Address to listen on.")
 Bind = Annotated[str, BIND]
 Port = Annotated[
     int | None,
-    port(
-        f"TCP port ({PORT}, or the next free one); 0: any.",
-        rich_help_panel=NETWORK,
-        show_default=False,
-    ),
+    port(f"TCP port ({PORT}, or the next free one); 0: any.", rich_help_panel=NETWORK, show_default=False),
 ]
-Advertise = Annotated[
-    str | None,
-    typer.Option(
-        "--advertise",
-        metavar="HOST[:PORT]",
-        rich_help_panel=NETWORK,
-        help="Address in the run URL.",
-    ),
-]
+Advertise = Annotated[str | None, value("--advertise", "HOST[:PORT]", "Address in the run URL.", NETWORK)]
 Detach = Annotated[bool, typer.Option("--detach", help="Return when the run has started; it goes on.")]
 Detached = Annotated[bool, typer.Option("--detached", hidden=True)]
 LifeLine = Annotated[bool, typer.Option("--life-line", hidden=True)]  # leave when stdin ends
@@ -200,14 +161,7 @@ DEVICES = "auto, cpu, mps, xpu, cuda:1 or cuda:0,1."
 DEVICE = typer.Option("--device", metavar="DEVICE", rich_help_panel=MACHINE, help=DEVICES)
 Device = Annotated[str, DEVICE]
 MicroBatch = Annotated[
-    int | None,
-    typer.Option(
-        "--micro-batch-size",
-        metavar="N",
-        min=1,
-        rich_help_panel=MACHINE,
-        help="Sequences in memory at once.",
-    ),
+    int | None, value("--micro-batch-size", "N", "Sequences in memory at once.", MACHINE, min=1)
 ]
 SPREAD = "Spread each peer here over N GPUs."
 GPUS = typer.Option("--gpus", min=1, metavar="N", rich_help_panel=MACHINE, help=SPREAD)
@@ -222,13 +176,13 @@ VramLimit = Annotated[int | None, parsed("--vram-limit", "SIZE", parse_size, VRA
 MaxDisk = Annotated[int | None, parsed("--max-disk", "SIZE", parse_size, MAX_DISK)]
 CacheDir = Annotated[
     str | None,
-    typer.Option(
+    value(
         "--cache-dir",
+        "DIR",
+        "Folder of downloaded models.",
+        MACHINE,
         envvar="COCKTAIL_CACHE",
-        metavar="DIR",
         callback=set_cache,
-        rich_help_panel=MACHINE,
-        help="Folder of downloaded models.",
         show_default=False,
     ),
 ]

@@ -32,8 +32,7 @@ def join(
         ),
     ] = None,
     name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="NAME", help="Name to show (default: this machine's)."),
+        str | None, options.value("--name", "NAME", "Name to show (default: this machine's).")
     ] = None,
     wait: Annotated[
         float, options.duration("--wait", "Keep trying while the run is unreachable: 10m.")

@@ -23,22 +23,15 @@ def resume(
         ),
     ],
     peers: Annotated[
-        int | None, typer.Option("--peers", metavar="N", min=0, help="Peers to start here; 0: none.")
+        int | None, options.value("--peers", "N", "Peers to start here; 0: none.", min=0)
     ] = None,
     detach: options.Detach = False,
     bind: Annotated[str | None, options.BIND] = None,
     port: Annotated[
-        int | None,
-        options.port("TCP port. Another one makes a new URL.", rich_help_panel=options.NETWORK),
+        int | None, options.port("TCP port. Another one makes a new URL.", rich_help_panel=options.NETWORK)
     ] = None,
     advertise: Annotated[
-        str | None,
-        typer.Option(
-            "--advertise",
-            metavar="HOST[:PORT]",
-            rich_help_panel=options.NETWORK,
-            help="Address in a new run URL.",
-        ),
+        str | None, options.value("--advertise", "HOST[:PORT]", "Address in a new run URL.", options.NETWORK)
     ] = None,
     device: Annotated[str | None, options.DEVICE] = None,
     gpus: Annotated[int | None, options.GPUS] = None,

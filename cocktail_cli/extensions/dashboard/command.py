@@ -37,12 +37,10 @@ def dashboard(
         ),
     ] = None,
     bind: Annotated[
-        str,
-        typer.Option("--bind", metavar="ADDRESS", help="0.0.0.0 lets other machines look too."),
+        str, options.value("--bind", "ADDRESS", "0.0.0.0 lets other machines look too.")
     ] = "127.0.0.1",
     port: Annotated[
-        int | None,
-        options.port("TCP port (default: 29480, or a free one).", show_default=False),
+        int | None, options.port("TCP port (default: 29480, or a free one).", show_default=False)
     ] = None,
     life_line: options.LifeLine = False,
     as_json: options.Json = False,

@@ -66,10 +66,7 @@ def doctor(
         ),
     ] = None,
     device: Device = "auto",
-    port: Annotated[
-        int,
-        options.port("Port that a hub on this machine would listen on.", min=1),
-    ] = PORT,
+    port: Annotated[int, options.port("Port that a hub on this machine would listen on.", min=1)] = PORT,
     env: Annotated[
         bool, typer.Option("--env", help="Print versions to paste into a report; check nothing.")
     ] = False,

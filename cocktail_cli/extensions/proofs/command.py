@@ -9,7 +9,7 @@ import typer
 
 from cocktail_cli.completion import run_names
 from cocktail_cli.machine import load_run
-from cocktail_cli.options import Json, ProgressOption, Quiet, TrustCode
+from cocktail_cli.options import Json, ProgressOption, Quiet, TrustCode, value
 from cocktail_cli.ui import Display, ProgressMeter, counted, open_view, say, say_json
 
 SHOWN = 6  # names of files that are not covered
@@ -26,10 +26,7 @@ def verify(
         ),
     ],
     run: Annotated[
-        str | None,
-        typer.Option(
-            "--run", metavar="RUN", help="Compare a model or a receipt with this run, and replay it."
-        ),
+        str | None, value("--run", "RUN", "Compare a model or a receipt with this run, and replay it.")
     ] = None,
     trust_remote_code: TrustCode = False,
     as_json: Json = False,

@@ -330,9 +330,8 @@ def test_each_address_behind_a_relay_has_limits_of_its_own_at_the_hub(
     there = relayed()
     (peer,) = peers_of(there.url, "ann")
     peer.link.connect(PATIENCE_S)
-    until(
-        lambda: any(isinstance(event, hub_events.PeerJoined) for event in there.running.events)
-    )  # told after the welcome
+    # told after the welcome
+    until(lambda: any(isinstance(event, hub_events.PeerJoined) for event in there.running.events))
     joined = next(event for event in there.running.events if isinstance(event, hub_events.PeerJoined))
     peer.link.leave("done")
 
@@ -340,14 +339,11 @@ def test_each_address_behind_a_relay_has_limits_of_its_own_at_the_hub(
     assert joined.origin != "127.0.0.1", "what floods through the relay is not charged to local peers"
 
 
-def test_every_command_finds_the_way_through_a_relay(relayed: Callable[..., Relayed]) -> None:
+def test_a_question_finds_the_way_through_a_relay_and_an_error_names_what_failed_on_each_way(
+    relayed: Callable[..., Relayed],
+) -> None:
     there = relayed()
-
     assert ask_status(there.url)["run"] == "toy-run"
-
-
-def test_an_error_names_what_failed_on_each_way(relayed: Callable[..., Relayed]) -> None:
-    there = relayed()
     there.relay.close()
     with pytest.raises(Unreachable) as direct_and_relay:
         ask_status(there.url, 5.0)

@@ -512,17 +512,6 @@ def model_extensions(recipe: Recipe) -> list[ModelExtension]:
     return [part for one in used(recipe) if (part := one.model(recipe)) is not None]
 
 
-def hubs_line(status: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the bytes a second that a hub's line carries for one peer, up and down; 0: not known."""
-    found = [one.hubs_line(status) for one in everyone()]
-    return max(up for up, _ in found), max(down for _, down in found)
-
-
-def others_send(status: Mapping[str, Any]) -> bool:
-    """Tell whether aggregates of a run come from others than its hub alone."""
-    return any(one.others_send(status) for one in everyone())
-
-
 def crossing(recipe: Recipe, reachable: int, peers: int) -> Crossing | None:
     """Return how aggregates come to peers, of which some are reachable; None: all from the hub."""
     found = (one.crossing(recipe, reachable, peers) for one in used(recipe))

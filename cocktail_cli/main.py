@@ -25,17 +25,7 @@ from cocktail_cli.assembly import CHECK, RESULTS, RUN, TOOLS, reader_of
 from cocktail_cli.assembly import commands as extensions_commands
 from cocktail_cli.commands.check import preview, validate
 from cocktail_cli.commands.results import export, generate
-from cocktail_cli.commands.run import (
-    join,
-    launch,
-    logs,
-    peers,
-    resume,
-    run_list,
-    standby,
-    status,
-    stop,
-)
+from cocktail_cli.commands.run import join, launch, logs, peers, resume, run_list, standby, status, stop
 from cocktail_cli.commands.tools import recipes
 from cocktail_cli.host import log_to
 from cocktail_cli.machine import hide_token

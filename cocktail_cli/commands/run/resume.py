@@ -84,10 +84,7 @@ def resume(
         model=None,
         output_dir=Path(record.output_dir),
         listen=ListenAddress(
-            bind or record.bind,
-            record.port if port is None else port,
-            advertise,
-            places=places_of(given),
+            bind or record.bind, record.port if port is None else port, advertise, places=places_of(given)
         ),
         local=local,
         peers=count,

@@ -228,13 +228,7 @@ def make(asked: Asked) -> Plan:
         the errors of recipes, for a recipe, model or data set that cannot be used.
     """
     from recipes.models import check_fit, config_folder, load_tokenizer
-    from recipes.planning import (
-        compute_seconds,
-        cost_of_step,
-        packet_bytes,
-        samples_per_peer,
-        survey_data,
-    )
+    from recipes.planning import compute_seconds, cost_of_step, packet_bytes, samples_per_peer, survey_data
 
     recipe = asked.load()
     folder = config_folder(recipe.model)

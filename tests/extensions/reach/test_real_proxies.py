@@ -146,10 +146,7 @@ def test_a_run_trains_through_a_proxy_directly_and_by_tls_through_a_relay(
         proxied = AsGiven(every=for_relay)
         with closing(HubTunnel(place, Server(running.keys.pair, *here), proxies=proxied)) as tunnel:
             until(lambda: tunnel.claims)
-            urls = [
-                through(running.url, direct),
-                through(replace(running.url, port=SHUT), for_relay, place),
-            ]
+            urls = [through(running.url, direct), through(replace(running.url, port=SHUT), for_relay, place)]
             peers = [ToyPeer(PeerLink(url, PeerIdentity(f"p{n}"))) for n, url in enumerate(urls)]
             running.train(*peers)
 

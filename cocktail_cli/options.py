@@ -32,6 +32,16 @@ def value(name: str, metavar: str, help: str, panel: str | None = None, **more: 
     return typer.Option(*name.split(), metavar=metavar, help=help, rich_help_panel=panel, **more)
 
 
+def flag(name: str, help: str, panel: str | None = None, **more: Any) -> Any:
+    """Declare an option without a value, by its names with a blank between them."""
+    return typer.Option(*name.split(), help=help, rich_help_panel=panel, **more)
+
+
+def argument(metavar: str, help: str, completes: Any = None, **more: Any) -> Any:
+    """Declare an argument, and what completes it."""
+    return typer.Argument(metavar=metavar, help=help, autocompletion=completes, **more)
+
+
 def duration(name: str, help: str) -> Any:
     """Declare an option of seconds, given as a duration: 10m."""
     return parsed(name, "TIME", seconds_of, help, rich_help_panel=None)
@@ -90,53 +100,26 @@ def set_cache(folder: str | None) -> str | None:
     return folder
 
 
-Json = Annotated[
-    bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Write JSON: an object, or an event a line.")
-]
-Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", rich_help_panel=OUTPUT, help="Print results (id, path, URL) and errors."),
-]
-Verbose = Annotated[
-    int, typer.Option("--verbose", "-v", count=True, rich_help_panel=OUTPUT, help="Print more; -vv: debug.")
-]
-NoColor = Annotated[
-    bool, typer.Option("--no-color", rich_help_panel=OUTPUT, help="Print no colours, as with NO_COLOR.")
-]
+Json = Annotated[bool, flag("--json", "Write JSON: an object, or an event a line.", OUTPUT)]
+Quiet = Annotated[bool, flag("--quiet -q", "Print results (id, path, URL) and errors.", OUTPUT)]
+Verbose = Annotated[int, flag("--verbose -v", "Print more; -vv: debug.", OUTPUT, count=True)]
+NoColor = Annotated[bool, flag("--no-color", "Print no colours, as with NO_COLOR.", OUTPUT)]
 ProgressOption = Annotated[Progress, value("--progress", "KIND", "auto, rich, plain or none.", OUTPUT)]
-Recipe = Annotated[
-    str,
-    typer.Argument(
-        metavar="RECIPE", help="A shipped recipe, a YAML file, or its address.", autocompletion=recipe_names
-    ),
-]
+Recipe = Annotated[str, argument("RECIPE", "A shipped recipe, a YAML file, or its address.", recipe_names)]
 RecipeOrModel = Annotated[
     str | None,
-    typer.Argument(
-        metavar="RECIPE",
-        help="A shipped recipe, a YAML file, its address, or a model.",
-        show_default=False,
-        autocompletion=recipe_names,
+    argument(
+        "RECIPE", "A shipped recipe, a YAML file, its address, or a model.", recipe_names, show_default=False
     ),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="KEY=VALUE",
-        help="Recipe fields: max_steps=20 training.seed=1.",
-        show_default=False,
-        autocompletion=overrides,
-    ),
+    argument("KEY=VALUE", "Recipe fields: max_steps=20 training.seed=1.", overrides, show_default=False),
 ]
 DataPath = Annotated[str | None, value("--data", "DATA", "jsonl, json, csv, parquet, txt, folder or hub id.")]
 ModelName = Annotated[str | None, value("--model", "MODEL", "Train this: a folder or a hub id.")]
-TrustCode = Annotated[
-    bool,
-    typer.Option("--trust-remote-code", rich_help_panel=MACHINE, help="Run Python code of the model here."),
-]
-RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run's name, or its output folder.", autocompletion=run_names)
-]
+TrustCode = Annotated[bool, flag("--trust-remote-code", "Run Python code of the model here.", MACHINE)]
+RunArgument = Annotated[str, argument("RUN", "A run's name, or its output folder.", run_names)]
 Output = Annotated[Path | None, typer.Option("--output-dir", "-o", metavar="DIR", help="Folder to write to.")]
 Listen = Annotated[
     str | None, value("--listen", "HOST:PORT", "Pass packets on, aggregate here; port 0: any.", NETWORK)

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 31_004,
-    "lines with code, extensions": 14_351,
+    "lines with code, heart": 30_939,
+    "lines with code, extensions": 14_339,
     "lines with code, scripts": 9856,
     "lines with code, tests": 43_745,
     "modules": 432,
     "recipe keys": 110,
     "options": 195,
     "messages": 42,
-    "words of documents": 69_431,
+    "words of documents": 69_382,
     "functions without a docstring, %": 22,
 }
 

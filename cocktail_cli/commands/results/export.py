@@ -11,7 +11,7 @@ from cocktail_cli.assembly import files_of
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import check_trust, load_run
-from cocktail_cli.options import Json, ProgressOption, Quiet, RunArgument, TrustCode, value
+from cocktail_cli.options import Json, ProgressOption, Quiet, RunArgument, TrustCode, flag, value
 from cocktail_cli.ui import Display, ProgressMeter, Warning, open_view, say, say_json, say_own
 
 
@@ -25,8 +25,7 @@ def export(
         ),
     ] = None,
     merge_lora: Annotated[
-        bool,
-        typer.Option("--merge-lora", help="Merge the adapters into the base: the model then needs no peft."),
+        bool, flag("--merge-lora", "Merge the adapters into the base: the model then needs no peft.")
     ] = False,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"], value("--dtype", "DTYPE", "float32, bfloat16 or float16.")
@@ -36,8 +35,7 @@ def export(
         value("--push", "ORG/NAME", "Upload the model to this repository of the Hugging Face hub."),
     ] = None,
     private: Annotated[
-        bool | None,
-        typer.Option("--private/--public", help="Visibility of a new repository (default: your account's)."),
+        bool | None, flag("--private/--public", "Visibility of a new repository (default: your account's).")
     ] = None,
     trust_remote_code: TrustCode = False,
     as_json: Json = False,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from cocktail_cli import options
 from cocktail_cli.assembly import NONE_GIVEN, Given, places_of
 from cocktail_cli.errors import Failure
@@ -21,14 +19,12 @@ def launch(
     model: options.ModelName = None,
     output_dir: options.Output = None,
     peers: Annotated[int, options.value("--peers", "N", "Peers to start on this machine.", min=0)] = 1,
-    no_train: Annotated[
-        bool, typer.Option("--no-train", help="Only coordinate: start no peer here.")
-    ] = False,
+    no_train: Annotated[bool, options.flag("--no-train", "Only coordinate: start no peer here.")] = False,
     wait_for_guests: Annotated[
         int, options.value("--wait-for-guests", "N", "Start once N peers from elsewhere are here.", min=0)
     ] = 0,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Leave the run in DIR alone, begin anew in DIR-2.")
+        bool, options.flag("--fresh", "Leave the run in DIR alone, begin anew in DIR-2.")
     ] = False,
     detach: options.Detach = False,
     bind: options.Bind = BIND,
@@ -42,7 +38,7 @@ def launch(
     vram_limit: options.VramLimit = None,
     trust_remote_code: options.TrustCode = False,
     share_gated_base: Annotated[
-        bool, typer.Option("--share-gated-base", help="Serve a gated base, if you may.")
+        bool, options.flag("--share-gated-base", "Serve a gated base, if you may.")
     ] = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,

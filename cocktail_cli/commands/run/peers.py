@@ -11,7 +11,7 @@ import typer
 from cocktail_cli.errors import Failure
 from cocktail_cli.foreign_text import one_line, readable
 from cocktail_cli.machine import RunRecord, load_run, save_run
-from cocktail_cli.options import Json, Quiet, RunArgument, value
+from cocktail_cli.options import Json, Quiet, RunArgument, flag, value
 from cocktail_cli.ui import duration_text, megabytes, say, say_json, table
 
 from .status import unreachable, words_of
@@ -34,10 +34,10 @@ def peers(
         str | None, value("--unban", WHOM, "Lift a ban: the peer may ask to join again.")
     ] = None,
     rotate_token: Annotated[
-        bool, typer.Option("--rotate-token", help="Make a new join line; the old one admits no new peer.")
+        bool, flag("--rotate-token", "Make a new join line; the old one admits no new peer.")
     ] = False,
     everybody: Annotated[
-        bool, typer.Option("--all", help="Show all that are gone or banned, not the first 50 alone.")
+        bool, flag("--all", "Show all that are gone or banned, not the first 50 alone.")
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from cocktail_cli import options
 from cocktail_cli.assembly import NONE_GIVEN, Given, places_of
 from cocktail_cli.completion import unfinished_runs
@@ -16,12 +14,7 @@ from cocktail_cli.ui import Display, open_view
 
 
 def resume(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN", help="A run's name, or its output folder.", autocompletion=unfinished_runs
-        ),
-    ],
+    run: Annotated[str, options.argument("RUN", "A run's name, or its output folder.", unfinished_runs)],
     peers: Annotated[
         int | None, options.value("--peers", "N", "Peers to start here; 0: none.", min=0)
     ] = None,
@@ -42,9 +35,9 @@ def resume(
     trust_remote_code: options.TrustCode = False,
     drop_error_feedback: Annotated[
         bool,
-        typer.Option(
+        options.flag(
             "--drop-error-feedback",
-            help="Go on where the aggregator's error feedback is lost: what it has not sent yet is lost too.",
+            "Go on where the aggregator's error feedback is lost: what it has not sent yet is lost too.",
         ),
     ] = False,
     as_json: options.Json = False,

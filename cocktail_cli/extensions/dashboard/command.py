@@ -7,8 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from cocktail_cli import options
 from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
@@ -29,11 +27,11 @@ LAST_LOOK = 5.0  # seconds that the page of a launch outlives it, so that viewer
 def dashboard(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[RUN_URL|RUN]...",
-            help="Default: the run that goes on here. @FILE, -: the URL from a file or stdin.",
+        options.argument(
+            "[RUN_URL|RUN]...",
+            "Default: the run that goes on here. @FILE, -: the URL from a file or stdin.",
+            run_names,
             show_default=False,
-            autocompletion=run_names,
         ),
     ] = None,
     bind: Annotated[

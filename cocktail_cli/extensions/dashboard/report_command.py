@@ -15,7 +15,7 @@ import typer
 
 from cocktail_cli.completion import run_names
 from cocktail_cli.machine import load_run
-from cocktail_cli.options import Json, Quiet, RunArgument, value
+from cocktail_cli.options import Json, Quiet, RunArgument, flag, value
 from cocktail_cli.ui import MARK, say, say_json, say_own, showable, text_chart
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ def report(
             show_default=False,
         ),
     ] = None,
-    text: Annotated[
-        bool, typer.Option("--text", help="Print the report as text, and write no file.")
-    ] = False,
+    text: Annotated[bool, flag("--text", "Print the report as text, and write no file.")] = False,
     open_: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -27,7 +27,7 @@ def parsed(name: str, metavar: str, parser: Callable[[str], object], help: str, 
     return typer.Option(name, metavar=metavar, parser=parser, help=help, show_default=False, **panel)
 
 
-def value(name: str, metavar: str, help: str, panel: str | None = None, **more: Any) -> Any:
+def value(name: str, metavar: str | None, help: str, panel: str | None = None, **more: Any) -> Any:
     """Declare an option by its names, with a blank between them, and what is shown of it."""
     return typer.Option(*name.split(), metavar=metavar, help=help, rich_help_panel=panel, **more)
 
@@ -86,8 +86,7 @@ def declared(name: str, folder: str, option: Option) -> inspect.Parameter:
     kind, more = option.kind, dict[str, Any](zip(("min", "max"), option.bounds, strict=False))
     if isinstance(kind, str):
         kind, more = object, more | {"parser": option.reader(folder)}
-    more |= {"metavar": option.metavar, "help": option.help, "rich_help_panel": option.panel}
-    info = typer.Option(option.name, show_default=False, **more)
+    info = value(option.name, option.metavar, option.help, option.panel, show_default=False, **more)
     where, default = inspect.Parameter.KEYWORD_ONLY, False if kind is bool else None
     wanted = kind if kind is bool else kind | None
     return inspect.Parameter(name, where, default=default, annotation=Annotated[wanted, info])

@@ -22,10 +22,10 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 31_199,
+    "lines with code, heart": 31_206,
     "lines with code, extensions": 14_436,
     "lines with code, scripts": 9865,
-    "lines with code, tests": 43_865,
+    "lines with code, tests": 43_870,
     "modules": 436,
     "recipe keys": 110,
     "options": 195,

@@ -351,6 +351,7 @@ class Row(NamedTuple):
     options: tuple[Option, ...] = ()
     options_of: tuple[str, ...] = ()  # commands that have them
     names: tuple[str, ...] = ()  # that it adds to the package `cocktail_cli`
+    removed: Mapping[str, str] = {}  # what is gone, as it was typed -> what to type now
     # Asked for ways to other machines where a place is named, or the environment has one of these variables.
     dials: tuple[str, ...] = ()
 
@@ -380,7 +381,16 @@ EXTENSIONS = (
     Row("audits", keys=True),
     Row("doctor", commands={"doctor": CHECK}),
     Row("dpo", keys=True),
-    Row("plan", commands={"plan": CHECK}),
+    Row(
+        "plan",
+        commands={"plan": CHECK},
+        removed={
+            "plan --bandwidth": "cocktail plan --lines 200 (Mbit/s)",
+            **dict.fromkeys(("plan --up", "plan --down"), "cocktail plan --lines 20/100 (Mbit/s)"),
+            **dict.fromkeys(("plan --hub-up", "plan --hub-down"), "cocktail plan --lines hub=100/100"),
+            "plan --listening": "cocktail plan --lines listen=4",
+        },
+    ),
     Row("proofs", always=True, commands={"verify": RESULTS}),
     Row(
         "reach",

@@ -22,10 +22,10 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_939,
+    "lines with code, heart": 30_944,
     "lines with code, extensions": 14_339,
     "lines with code, scripts": 9856,
-    "lines with code, tests": 43_745,
+    "lines with code, tests": 43_750,
     "modules": 432,
     "recipe keys": 110,
     "options": 195,

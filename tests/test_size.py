@@ -25,12 +25,12 @@ CEILINGS = {
     "lines with code, heart": 30_944,
     "lines with code, extensions": 14_339,
     "lines with code, scripts": 9856,
-    "lines with code, tests": 43_750,
+    "lines with code, tests": 43_751,
     "modules": 432,
     "recipe keys": 110,
     "options": 195,
     "messages": 42,
-    "words of documents": 69_382,
+    "words of documents": 69_360,
     "functions without a docstring, %": 22,
 }
 

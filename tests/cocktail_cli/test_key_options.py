@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from typer.main import get_command
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.key_options import rewritten
-from cocktail_cli.main import command_table
+from cocktail_cli.main import app
 
-ROOT = command_table([])
+ROOT = get_command(app)
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,14 @@ from transport.protocol import messages
 
 CEILINGS = {
     "lines with code, heart": 30_944,
-    "lines with code, extensions": 14_339,
+    "lines with code, extensions": 14_333,
     "lines with code, scripts": 9856,
     "lines with code, tests": 43_751,
-    "modules": 432,
+    "modules": 430,
     "recipe keys": 110,
     "options": 195,
     "messages": 42,
-    "words of documents": 69_360,
+    "words of documents": 69_349,
     "functions without a docstring, %": 22,
 }
 

@@ -19,8 +19,7 @@ from cocktail_cli.ui import counted, found, say, say_json
 if TYPE_CHECKING:
     from recipes.errors import Finding
 
-    from .certificate import Certificate
-    from .relay_server import Relay
+    from .relay_server import Certificate, Relay
 
 RELAY_PORT = 29399
 LOOK_S = 2.0  # seconds between two looks at what has changed
@@ -82,7 +81,7 @@ def relay(
 
 def certificate_of(cert: Path | None, key: Path | None) -> Certificate | None:
     """Read the files that --tls-cert and --tls-key name. Raises Failure (usage)."""
-    from .certificate import Certificate, CertificateError
+    from .relay_server import Certificate, CertificateError
 
     if cert is None and key is None:
         return None

@@ -399,6 +399,7 @@ class Row(NamedTuple):
     always: bool = False  # each run uses it
     keys: bool = False  # it has a section of recipes
     commands: bool = False
+    shows: tuple[str, ...] = ()  # of its commands: they show a run, with the options of `launch` for that
     options: tuple[Option, ...] = ()
     names: tuple[str, ...] = ()  # that it adds to the package `cocktail_cli`
     # Asked for ways to other machines where a place is named, or the environment has one of these variables.
@@ -460,6 +461,7 @@ EXTENSIONS = (
         ),
         dials=("HTTPS_PROXY", "ALL_PROXY"),
     ),
+    Row("standby", commands=True, shows=("standby",)),
     Row("turns", keys=True),
     Row("trust", keys=True),
     Row("trackers", keys=True),
@@ -485,6 +487,10 @@ EXTENSIONS = (
     Row("passing", always=True, keys=True),
     Row("diagnosis", always=True),  # the last: it measures how long the others take
 )
+
+
+# commands that show a run
+SHOWING = ("launch", "resume", "join", *(name for row in EXTENSIONS for name in row.shows))
 
 
 def recipe_type(names: Iterable[str] | None = None) -> type[Recipe]:

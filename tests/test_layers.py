@@ -40,7 +40,6 @@ SHELLS = {
     "peer": "admin_client catch_up_downloads connection_manager peer_link run_visit",
     "protocol": "keys",
     "stages": "stage_link",
-    "standby": "follower lookout",
     "wire": "connection_guard rate_limit tcp_route zeromq_sockets",
 }
 

@@ -36,7 +36,7 @@ from scripts import ROOT
 # What a command would import, and what that imports in its turn.
 MODULES: tuple[str, ...] = (
     "cocktail_cli.main",
-    "cocktail_cli.standby",
+    "cocktail_cli.extensions.standby.standby_session",
     "cocktail_cli.volunteer.run_link",
     "cocktail_cli.host.host_session",
     "cocktail_cli.host.run_delegate",

@@ -14,11 +14,13 @@ from pathlib import Path
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 from waiting import until
 
+from cocktail_cli.extensions.standby.follower import Follower
+from cocktail_cli.extensions.standby.lookout import Lookout
+from cocktail_cli.extensions.standby.succession import Succession
 from transport.hub import Hub
 from transport.ledger import Ledger, LedgerCopy, UpdateLog
 from transport.peer import LinkLimits, PeerIdentity, PeerLink
 from transport.protocol import Event, RunEnded, RunKeys, RunSettings, WeightedPacket, messages
-from transport.standby import Follower, Lookout, Succession
 
 FILE = b"the tokenizer"
 

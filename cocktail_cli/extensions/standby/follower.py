@@ -43,6 +43,11 @@ SAVED = f"ledger/{ERROR_FEEDBACK}"
 MOST_MANIFEST, MOST_CHANGES = 8 << 20, 16 << 20  # bytes of a list of files, of rows of the ledger
 PACKETS_AT_ONCE = 16 << 20  # bytes; a hub sends 8 MiB at once, or one packet
 SENT = ("base", "data", "snapshots", "tokenizer")  # folders that a hub may send files of
+BOUNDS = {  # as those of transport.peer
+    "ledger/": "what a hub sends of its ledger at once",
+    "updates/": "what the disk of a standby has room for",
+    "replica/": "the size that the hub has listed",
+}
 SENT_FILES = ("recipe.json", "recipe.yaml", "stream.jsonl", SAVED)
 
 
@@ -145,6 +150,7 @@ class Follower:
         """Follow for as long as one session of one hub lasts."""
         limits = LinkLimits(patience=HEARD_S)
         link = self._link = PeerLink(self.url, self._identity, limits, notify=self._notify)
+        link.bounds_of_extensions |= BOUNDS
         term, number = link.connect(HEARD_S).term, 0
         self._look(link)
         self._looked = time.monotonic()

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from recipes.algorithm import PacketLimits
     from transport import RunKeys, RunURL
     from transport.ledger import LedgerCopy
-    from transport.standby import Follower, Lookout, Succession
+
+    from .follower import Follower
+    from .lookout import Lookout
+    from .succession import Succession
 
 KEYS, ORDER = "standby.json", "take-over"
 LOOK_S = 0.1
@@ -81,7 +84,10 @@ class StandbySession:
         """Follow, and take over when told to or elected. Raises Failure and the errors of transport."""
         from cocktail_cli.host import versions
         from transport.peer import PeerIdentity
-        from transport.standby import Follower, Lookout, Succession
+
+        from .follower import Follower
+        from .lookout import Lookout
+        from .succession import Succession
 
         wanted, url = self.wanted, self.wanted.url
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from sim_swarm import STOP, TOKEN, SimPeer, SimSwarm
 from toy_swarm import toy_settings
 
+from cocktail_cli.extensions.standby.succession import Succession
 from transport import actions as do
 from transport.peer import PeerState
 from transport.protocol import messages
 from transport.scheduling import Phase
-from transport.standby import Succession
 
 PEERS = ("ann", "bob", "cyd")
 ACT = st.one_of(

@@ -71,8 +71,10 @@ def standby(
 
     With --json each line is an event, as of `launch`.
     """
-    from cocktail_cli.standby import StandbySession, StandbySettings, ask_take_over
+
     from cocktail_cli.volunteer import read_url
+
+    from .standby_session import StandbySession, StandbySettings, ask_take_over
 
     if take_over and run_url is None:
         if output_dir is None:

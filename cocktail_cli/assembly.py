@@ -40,6 +40,7 @@ class HostParts:
     recipe: Recipe
     keys: RunKeys
     ledger: Ledger
+    work: HostedModel
 
 
 class View(Protocol):
@@ -159,6 +160,7 @@ class HostedModel(Protocol):
     base: Base
     corpus: Any  # `Corpus | StreamedCorpus` of `recipes.data`
     model: Any  # `cocktail_cli.host.CommittedModel`
+    durable: Any  # `cocktail_cli.aggregation.DurableAggregator`
     tell: Callable[[str, str], None]  # (peer, message) for the host; set once there is a hub
 
 
@@ -287,6 +289,9 @@ class Extension:
 
     def peer(self, peer: PeerParts) -> PeerExtension | None:
         """Make its part at a peer; None: it has none."""
+
+    def line(self, link: PeerLink) -> PeerExtension | None:
+        """Make its part at a machine that has a line to the hub and trains nothing; None: it has none."""
 
     def model(self, recipe: Recipe) -> ModelExtension | None:
         """Make its part in a peer's training; None: it has none."""
@@ -461,7 +466,7 @@ EXTENSIONS = (
         ),
         dials=("HTTPS_PROXY", "ALL_PROXY"),
     ),
-    Row("standby", commands=True, shows=("standby",)),
+    Row("standby", always=True, keys=True, commands=True, shows=("standby",)),
     Row("turns", keys=True),
     Row("trust", keys=True),
     Row("trackers", keys=True),
@@ -595,6 +600,12 @@ def views_of(parts: ViewParts, given: Given = NONE_GIVEN) -> list[View]:
 def peer_extensions(peer: PeerParts) -> list[PeerExtension]:
     """Make the extensions of a peer."""
     return [part for one in used(peer.recipe) if (part := one.peer(peer)) is not None]
+
+
+def line_extensions(link: PeerLink) -> list[PeerExtension]:
+    """Make the extensions of a machine that has a line to a hub and trains nothing."""
+    rows = (row for row in EXTENSIONS if row.always)
+    return [part for row in rows if (part := extension_of(row).line(link)) is not None]
 
 
 def model_extensions(recipe: Recipe) -> list[ModelExtension]:

@@ -25,7 +25,6 @@ EXTENSIONS = (  # packages of one capability; all others are the heart
     "transport/direct",  # of those whose peers dial each other
     "transport/rings",
     "transport/stages",
-    "transport/standby",
 )
 NO_CODE = {
     getattr(tokenize, name)

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 31_109,
-    "lines with code, extensions": 14_535,
+    "lines with code, heart": 30_938,
+    "lines with code, extensions": 14_733,
     "lines with code, scripts": 9865,
-    "lines with code, tests": 43_887,
-    "modules": 436,
+    "lines with code, tests": 43_981,
+    "modules": 438,
     "recipe keys": 110,
     "options": 195,
-    "messages": 42,
-    "words of documents": 69_855,
+    "messages": 37,
+    "words of documents": 69_834,
     "functions without a docstring, %": 22,
 }
 

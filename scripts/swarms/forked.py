@@ -43,7 +43,7 @@ MODULES: tuple[str, ...] = (
     "recipes.training.loop",
     "transport.aggregators",
     "cocktail_cli.extensions.reach.hub_tunnel",
-    "transport.standby",
+    "cocktail_cli.extensions.standby.hub_process",
 )
 MODULES += ("datasets", "zmq", "transformers.models.gpt_neox.modeling_gpt_neox", "transformers.optimization")
 WARM = "scripts.swarms.warm"  # what each of them would work out first

@@ -273,7 +273,6 @@ UNMEASURED = {
     "transport/protocol/sample_ranges.py": "the hub's own ledger, typed",
     "transport/stages/line_probe.py": "messages, typed",
     "transport/stages/stage_line.py": "messages, typed",
-    "transport/standby/replication.py": "the hub's own ledger",
     "transport/ledger/ledger_copy.py": "rows that become LedgerError, whatever is wrong",
     "transport/ledger/residual_handoffs.py": "the hub's own ledger",
     "transport/ledger/run_ledger.py": "the hub's own ledger",
@@ -294,6 +293,7 @@ OF_EXTENSIONS = {
     "cocktail_cli/extensions/dashboard/report_page.py": "YAML that this program has written just now",
     "cocktail_cli/extensions/proofs/signed_documents.py": "NotGenuine for all of it",
     "cocktail_cli/extensions/standby/standby_session.py": "this machine's own file",
+    "cocktail_cli/extensions/standby/hub.py": "the hub's own ledger",
     "cocktail_cli/extensions/standby/follower.py": "the standby's own file",
 }
 

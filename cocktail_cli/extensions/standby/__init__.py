@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
-from cocktail_cli.assembly import Command, Extension
+from cocktail_cli.assembly import Command, Extension, HostParts, PeerParts
 from cocktail_cli.options import RUN, with_extensions
+
+if TYPE_CHECKING:
+    from transport import PeerLink
+    from transport.hub import Extend
+
+    from .peer import StandbyPeer
 
 
 class StandingBy(Extension):
@@ -16,6 +24,23 @@ class StandingBy(Extension):
         from .command import standby
 
         return (Command("standby", RUN, with_extensions(standby)),)
+
+    def hub(self, host: HostParts) -> Extend:
+        from .hub import Replication
+        from .hub_process import HubProcess
+        from .keys import lag_of
+        from .replica_files import ReplicaFiles
+
+        process = HubProcess(host.keys, host.ledger, ReplicaFiles(host.work, host.ledger.folder).object)
+        return partial(Replication, lag=lag_of(host.recipe), process=process)
+
+    def peer(self, peer: PeerParts) -> StandbyPeer:
+        return self.line(peer.link)
+
+    def line(self, link: PeerLink) -> StandbyPeer:
+        from .peer import StandbyPeer
+
+        return StandbyPeer(link)
 
 
 extension = StandingBy()

@@ -18,12 +18,16 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from cocktail_cli import machine
 from cocktail_cli.assembly import Server, leads
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import HostSession, LocalSettings, check_format, run_folder
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import Event, Progressed, View, Warning
+
+from .bodies import NAME, Follow
 
 if TYPE_CHECKING:
     from recipes.algorithm import PacketLimits
@@ -111,8 +115,7 @@ class StandbySession:
                     f"standby at {self.place}",
                     versions(),
                     keys=self.keys.pair,
-                    follows_at=self.place,
-                    secret=wanted.keys.get("stop", ""),
+                    extra={NAME: msgspec.msgpack.encode(Follow(self.place, wanted.keys.get("stop", "")))},
                 )
 
                 def watch(copy: LedgerCopy) -> None:
@@ -242,7 +245,7 @@ class StandbySession:
             self._prepare(follower)
         assert self.session is not None
         with closing(LedgerCopy(self.folder / run_folder.LEDGER)) as copy:
-            term = copy.take_over(self.keys.public)
+            term = copy.take_over(self.keys.public, NAME)
         port = lookout.port
         record = replace(self._record(follower), port=port)
         machine.save_run(record)

@@ -52,7 +52,14 @@ def replica(link: PeerLink, folder: Path) -> None:
         one._look(link)
 
 
+def packets(link: PeerLink, folder: Path) -> None:
+    one = follower(link, folder)
+    with closing(one.copy), ExitStack() as stack:
+        one._spooled(link, "replica/packets/0-1", PACKET, stack)
+
+
 LIES: dict[str, tuple[Callable[[PeerLink, Path], object], str]] = {
+    "replica/packets/": (packets, "1,024 at most: the recipe's compression"),
     "ledger/": (ledger, "16,777,216 at most: what a hub sends of its ledger"),
     "updates/": (updates, "1,048,576 at most: what the disk of a standby has room for"),
     "replica/": (replica, "8,388,608 at most: the size that the hub has listed"),

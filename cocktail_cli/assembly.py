@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -407,6 +408,7 @@ class Row(NamedTuple):
     shows: tuple[str, ...] = ()  # of its commands: they show a run, with the options of `launch` for that
     options: tuple[Option, ...] = ()
     names: tuple[str, ...] = ()  # that it adds to the package `cocktail_cli`
+    removed: Mapping[str, str] = MappingProxyType({})  # what is gone, as it was typed -> what to type now
     # Asked for ways to other machines where a place is named, or the environment has one of these variables.
     dials: tuple[str, ...] = ()
 
@@ -448,7 +450,16 @@ EXTENSIONS = (
     Row("audits", keys=True),
     Row("doctor", commands=True),
     Row("dpo", keys=True),
-    Row("plan", commands=True),
+    Row(
+        "plan",
+        commands=True,
+        removed={
+            "plan --bandwidth": "cocktail plan --lines 200 (Mbit/s)",
+            **dict.fromkeys(("plan --up", "plan --down"), "cocktail plan --lines 20/100 (Mbit/s)"),
+            **dict.fromkeys(("plan --hub-up", "plan --hub-down"), "cocktail plan --lines hub=100/100"),
+            "plan --listening": "cocktail plan --lines listen=4",
+        },
+    ),
     Row("proofs", always=True, commands=True),
     Row(
         "reach",

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .assembly import NETWORK, SHOWING, options_of
+from .assembly import EXTENSIONS, NETWORK, SHOWING, options_of
 from .errors import Failure
 
 REMOVED = {  # as it was typed after `cocktail` -> what to type now
     "bench": "scripts/bench_compress, scripts/bench_step, and of a line to a run cocktail doctor RUN_URL",
     "launch --resume": "cocktail resume RUN, or its folder",
     "launch --dry-run": "cocktail validate RECIPE and cocktail plan RECIPE",
-    "plan --bandwidth": "cocktail plan --lines 200 (Mbit/s)",
-    **dict.fromkeys(("plan --up", "plan --down"), "cocktail plan --lines 20/100 (Mbit/s)"),
-    **dict.fromkeys(("plan --hub-up", "plan --hub-down"), "cocktail plan --lines hub=100/100 (Mbit/s)"),
-    "plan --listening": "cocktail plan --lines listen=4",
     "stage": "cocktail join RUN_URL --layers auto, on each machine",
     "join --ring": "cocktail join RUN_URL --layers auto, on each machine",
-}
+} | {old: new for row in EXTENSIONS for old, new in row.removed.items()}
 VARIABLES = {  # of the environment -> option; COCKTAIL_PORT is not here, as Kubernetes sets it by itself
     f"COCKTAIL_{name}": "--" + name.lower().replace("_", "-")
     for name in [

@@ -22,10 +22,10 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_938,
+    "lines with code, heart": 30_948,
     "lines with code, extensions": 14_733,
     "lines with code, scripts": 9865,
-    "lines with code, tests": 43_981,
+    "lines with code, tests": 43_992,
     "modules": 438,
     "recipe keys": 110,
     "options": 195,

@@ -127,8 +127,8 @@ class ShardAggregator:
         decode_packed(packet, sample.m).add_to(D, 0, sample.m, -1.0)
         sample.put_(self.error, D)  # 4
         self.shortened, self.usual, self.packets = step.shortened, step.usual, step.packets
-        if step.usual < float("inf"):
-            self.recent = max(step.usual, self.recent * fade_of(self.compressor))
+        if step.length < float("inf"):
+            self.recent = max(step.length, self.recent * fade_of(self.compressor))
 
     def undo(self) -> None:
         """Take back the newest step: it was not committed. To be called before another handoff is merged."""

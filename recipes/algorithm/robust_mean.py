@@ -11,7 +11,8 @@
 D follows from the packets, their weights and the recipe, so that e is replayed to the bit: no clock, no
 memory of earlier rounds, no random numbers. R only decides what is refused, so a replay leaves it out. It is
 there for the end of a run: as the learning rate falls to 0 so does M, while a peer that sends once in ten
-rounds still has the residual of a higher rate. What a bound or the median leaves out is in no peer's residual
+rounds still has the residual of a higher rate; and for newcomers that are more than those of before, whose
+residuals have grown. What a bound or the median leaves out is in no peer's residual
 and not in e: kept, a lie would only come later.
 """
 
@@ -64,10 +65,15 @@ class AggregateStep:
 
     D: Tensor  # (m,)
     momentum: Tensor | None  # (m,) v on the sample, where there is one
-    usual: float  # typical absolute value in a packet; inf: not known
+    length: float  # typical absolute value in a packet; inf: not known
     packets: int  # that count for something
     shortened: tuple[WeightedUpdate, ...] = ()
     error: Tensor | None = None  # (m,) e before the step, where it was read
+
+    @property
+    def usual(self) -> float:
+        """The typical absolute value where one liar does not decide it; inf: he does."""
+        return self.length if self.packets >= FEWEST else float("inf")
 
 
 def collect(
@@ -97,7 +103,7 @@ def collect(
         D = add(torch.zeros(len(error)), bound).mul_(rate).add_(error)
     else:
         D = add(error.clone(), [replace(u, share=u.share * rate) for u in bound])
-    return AggregateStep(D, None, usual_of(bound), packets, shortened, error)
+    return AggregateStep(D, None, length_of(bound), packets, shortened, error)
 
 
 def add(out: Tensor, updates: Sequence[WeightedUpdate]) -> Tensor:
@@ -168,10 +174,10 @@ def leeway(count: int, usual: float, spread: float) -> float:
     return float(min(max(usual / max(count, 1), 1.0), spread) ** 0.5)
 
 
-def usual_of(updates: Sequence[WeightedUpdate]) -> float:
+def length_of(updates: Sequence[WeightedUpdate]) -> float:
     """Compute the median of n_i / sqrt(k_i), k_i the number of values. A packet holds the largest of those it
     was chosen from, so over all P coordinates d_i is no longer than this times sqrt(P), about."""
-    if len(updates) < FEWEST:
+    if not updates:
         return float("inf")
     return to_float32(median_of([u.norm / max(u.count, 1) ** 0.5 for u in updates]))
 

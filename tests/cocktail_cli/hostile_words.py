@@ -12,6 +12,7 @@ HOSTILE = (
     "A\x1b]52;c;cm0gLXJm\x07\x1b]0;title\x07\x1b[2J\x9b31m\x7f\nerror: a lie\r\x85hint: another\u2028"
     "\u202eevil\u2066\u200b\u200d\ufeff\u00ad\U000e0041\ufe0f" + "\u0301" * 20 + "\ud800Z"
 )
+WORDS = HOSTILE.replace("\ud800", "")  # which no message can carry
 
 
 def safe(text: str) -> bool:

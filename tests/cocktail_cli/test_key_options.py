@@ -49,9 +49,9 @@ def test_options_of_the_command_itself_and_other_commands_are_left_alone(typed: 
 
 
 def test_an_option_of_the_command_may_be_written_with_underscores() -> None:
-    typed = ["plan", "smoke", "--micro_batch_size", "4"]
+    typed = ["launch", "smoke", "--micro_batch_size", "4"]
 
-    assert rewritten(typed, ROOT) == ["plan", "smoke", "--micro-batch-size", "4"]
+    assert rewritten(typed, ROOT) == ["launch", "smoke", "--micro-batch-size", "4"]
 
 
 @pytest.mark.parametrize(

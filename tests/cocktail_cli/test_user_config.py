@@ -11,7 +11,6 @@ import typer
 from in_this_process import Run
 
 from cocktail_cli import user_config
-from cocktail_cli.extensions.availability import parse_hours
 from cocktail_cli.main import app
 
 URL = "cocktail://a@127.0.0.1:1/b"
@@ -32,12 +31,12 @@ def understood(command: str, *typed: str) -> dict[str, Any]:
 
 
 def test_what_is_typed_wins_then_the_file_then_the_default() -> None:
-    write('max-up = "8mbit"\nmax-down = "8mbit"\nname = "attic"\nhours = "22:00-07:00"\nonly-idle = true\n')
+    write('max-up = "8mbit"\nmax-down = "8mbit"\nname = "attic"\n')
 
     found = understood("join", URL, "--max-up", "24mbit")
 
     assert (found["max_up"], found["name"], found["max_down"]) == (3e6, "attic", 1e6)
-    assert (found["hours"], found["only_idle"], found["device"]) == (parse_hours("22:00-07:00"), True, "auto")
+    assert found["device"] == "auto"
     assert understood("launch", "smoke")["max_up"] == 1e6
 
 
@@ -51,7 +50,7 @@ def test_without_a_file_nothing_is_set() -> None:
         ('max_up = "8mbit"\n', "no such setting: max_up\nhint: did you mean max-up?"),
         ("learning_rate = 1\n", "no such setting: learning_rate\nhint: there are cache-dir, device, "),
         ('max-up = "fast"\n', "max-up: "),
-        ("hours = [1, 2]\n", "hours: "),
+        ("max-down = [1, 2]\n", "max-down: "),
         ('gpus = "two"\n', "gpus is 'two', expected int"),
         ("gpus = true\n", "gpus is True, expected int"),
         ("hours\n", "Expected '=' after a key"),

@@ -77,9 +77,7 @@ def test_the_error_of_an_unknown_schema_field_names_the_nearest_one(cocktail: Ru
         assert (said.exit, "learning_rate`?" in said.err) == (3, True)
 
 
-@pytest.mark.parametrize(
-    "command", ["launch", "join", "status", "stop", "peers", "plan", "preview", "export"]
-)
+@pytest.mark.parametrize("command", ["launch", "join", "status", "stop", "peers", "preview", "export"])
 def test_every_command_accepts_verbose_and_no_color(
     cocktail: Run, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile_words import HOSTILE, safe, texts_in
+from hostile_words import WORDS, safe, texts_in
 from in_this_process import Run, Said
 from lying_host import honest_files, lying_host
 from test_run_registry import record
@@ -91,8 +91,6 @@ def test_a_hub_that_lacks_figures_and_has_others_is_read(cocktail: Run) -> None:
 
 
 # ---- words of the other side -------------------------------------------------------------------------------
-
-WORDS = HOSTILE.replace("\ud800", "")  # which no message can carry
 
 
 def recipe_with(**words: str) -> str:
@@ -232,14 +230,3 @@ def test_what_a_hub_tells_its_host_is_words_on_a_terminal(
     assert safe(said.out + said.err)
     assert "A?]52;c;" in said.out
     assert not [line for line in said.out.splitlines() if line.startswith(("error:", "hint:"))]
-
-
-def test_a_doctor_tells_a_runs_words_as_words(cocktail: Run) -> None:
-    lies = {messages.Hello: lambda _: [messages.Refused("full", WORDS)]}
-    with lying_host(status=STATUS, lies=lies) as hub:
-        said = cocktail("doctor", hub.url)
-
-    assert messages.Hello in hub.heard
-    assert safe(said.out + said.err)
-    assert "A?]52;c;" in said.out
-    assert all(line.startswith(("ok ", "warn ", "fail ")) for line in said.out.splitlines())

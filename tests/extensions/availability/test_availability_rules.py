@@ -17,6 +17,7 @@ import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
+from test_user_config import understood, write
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.extensions.availability import availability_rules as module
@@ -73,6 +74,14 @@ def test_a_clock_says_everything_within_a_day(now: datetime, moment: time) -> No
 def test_what_are_no_hours_is_a_usage_error(text: str) -> None:
     with pytest.raises(typer.BadParameter):
         parse_hours(text)
+
+
+def test_hours_and_idleness_may_stand_in_the_settings_of_this_machine() -> None:
+    write('hours = "22:00-07:00"\nonly-idle = true\n')
+
+    found = understood("join", "cocktail://x")
+
+    assert (found["hours"], found["only_idle"]) == (NIGHT, True)
 
 
 def test_hours_are_read_as_they_are_written() -> None:

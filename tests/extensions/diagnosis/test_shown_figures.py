@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from hostile_words import HOSTILE, safe, texts_in
+from hostile_words import HOSTILE, WORDS, safe, texts_in
 from in_this_process import Run
 from lying_host import lying_host
 
@@ -19,7 +19,6 @@ from cocktail_cli.extensions.diagnosis.shown_figures import SLOW, SlowRoundsOnPa
 from cocktail_cli.ui import events, from_json, sentence
 from transport.protocol import ProtocolError
 
-WORDS = HOSTILE.replace("\ud800", "")  # which no message can carry
 ANN = {"peer": "ann", "cause": "upload", "evidence": "its update took 3.0 s", "remedy": "see the line"}
 SLOW_ANN = ANN | {"lengthened": 0.5, "since": 4, "round": 5}
 HUBS_UP = {"line": "the hub's up", "waiting": 0.5, "bytes_per_s": 1000}

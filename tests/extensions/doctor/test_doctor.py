@@ -9,7 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hostile_words import WORDS, safe
 from in_this_process import Run
+from lying_host import lying_host
 from stalling_hub import Material, stalling_hub
 
 from cocktail_cli.extensions.doctor import command as doctor
@@ -18,6 +20,7 @@ from recipes.config import load_recipe
 from recipes.downloads import HubAnswer
 from recipes.hardware import HostMemory
 from transport import RunKeys
+from transport.protocol import messages
 
 SHUT = 1  # a port of the loopback at which nothing listens
 
@@ -219,3 +222,14 @@ def test_doctor_shares_the_hubs_line_where_it_bounds_the_rounds() -> None:
         "its line carries more than its part of that"
     )
     assert passed.text.startswith("rounds of 5.1 s"), "what the hub alone sends is no bound"
+
+
+def test_a_doctor_tells_a_runs_words_as_words(cocktail: Run) -> None:
+    lies = {messages.Hello: lambda _: [messages.Refused("full", WORDS)]}
+    with lying_host(status={"reason": WORDS, "state": WORDS}, lies=lies) as hub:
+        said = cocktail("doctor", hub.url)
+
+    assert messages.Hello in hub.heard
+    assert safe(said.out + said.err)
+    assert "A?]52;c;" in said.out
+    assert all(line.startswith(("ok ", "warn ", "fail ")) for line in said.out.splitlines())

@@ -114,6 +114,16 @@ def test_a_slow_peer_is_not_refused_for_a_median_that_falls_with_the_learning_ra
         aggregator.step(50, said([normal(9, 30.0), *(normal(i, 0.02) for i in range(3))], SPARSE))
 
 
+def test_peers_of_before_are_not_refused_where_newcomers_are_more() -> None:
+    aggregator, before = Aggregator(M, SPARSE, 0), [normal(i, 1.0) for i in range(2)]
+    for round in range(5):
+        aggregator.step(round, said(before, SPARSE))
+
+    aggregator.step(5, said([*before, *(normal(9 + i, 0.02) for i in range(6))], SPARSE))
+
+    assert [held.peer for held in aggregator.shortened] == ["p00", "p01"]
+
+
 def test_values_that_are_finite_and_a_norm_that_is_not_are_refused_even_of_a_single_peer() -> None:
     long = torch.full((M,), 3e38)
 

@@ -40,6 +40,7 @@ class HostParts:
     recipe: Recipe
     keys: RunKeys
     ledger: Ledger
+    work: Any  # `cocktail_cli.host.RunDelegate`
 
 
 class View(Protocol):
@@ -256,6 +257,9 @@ class Extension:
     def peer(self, peer: PeerParts) -> PeerExtension | None:
         """Make its part at a peer; None: it has none."""
 
+    def line(self, link: PeerLink) -> PeerExtension | None:
+        """Make its part at a machine that has a line to the hub and trains nothing; None: it has none."""
+
     def model(self, recipe: Recipe) -> ModelExtension | None:
         """Make its part in a peer's training; None: it has none."""
 
@@ -348,6 +352,7 @@ class Row(NamedTuple):
     always: bool = False  # each run uses it
     keys: bool = False  # it has a section of recipes
     commands: Mapping[str, str] = {}  # group of the help page by the name of a function of its `command`
+    shows: tuple[str, ...] = ()  # of its commands: they show a run, with the options of `launch` for that
     options: tuple[Option, ...] = ()
     options_of: tuple[str, ...] = ()  # commands that have them
     names: tuple[str, ...] = ()  # that it adds to the package `cocktail_cli`
@@ -399,6 +404,7 @@ EXTENSIONS = (
         options=(Option("--relay", RELAY, str, NETWORK, "HOST[:PORT]", setting=False),),
         dials=("HTTPS_PROXY", "ALL_PROXY"),
     ),
+    Row("standby", always=True, keys=True, commands={"standby": RUN}, shows=("standby",)),
     Row("turns", keys=True),
     Row("trust", keys=True),
     Row("trackers", keys=True),
@@ -411,6 +417,10 @@ EXTENSIONS = (
     Row("passing", always=True, keys=True),
     Row("diagnosis", always=True),  # the last: it measures how long the others take
 )
+
+
+# commands that show a run
+SHOWING = ("launch", "resume", "join", *(name for row in EXTENSIONS for name in row.shows))
 
 
 def recipe_type(names: Iterable[str] | None = None) -> type[Recipe]:
@@ -515,6 +525,12 @@ def views_of(parts: ViewParts, given: Given = NONE_GIVEN) -> list[View]:
 def peer_extensions(peer: PeerParts) -> list[PeerExtension]:
     """Make the extensions of a peer."""
     return [part for one in used(peer.recipe) if (part := one.peer(peer)) is not None]
+
+
+def line_extensions(link: PeerLink) -> list[PeerExtension]:
+    """Make the extensions of a machine that has a line to a hub and trains nothing."""
+    rows = (row for row in EXTENSIONS if row.always)
+    return [part for row in rows if (part := extension_of(row).line(link)) is not None]
 
 
 def model_extensions(recipe: Recipe) -> list[ModelExtension]:

@@ -147,9 +147,6 @@ def _conflicts(recipe: Recipe, extend: Extend) -> Iterator[Conflict]:
         yield Conflict("training.global_batch_size", text)
     if swarm.max_peers is not None and swarm.max_peers < fewest:
         yield Conflict("swarm.max_peers", f"{swarm.max_peers} is below swarm.min_peers={fewest}")
-    if swarm.owners != "hub" and swarm.durability == "replicated":
-        text = "replicated: a standby cannot follow peers that aggregate shards"
-        yield Conflict("swarm.durability", text, "`asynchronous`, or `swarm.owners: hub`")
     weighted = [dataset.weight is not None for dataset in recipe.datasets]
     for number, has_weight in enumerate(weighted):
         if any(weighted) and not has_weight:

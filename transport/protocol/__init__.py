@@ -39,7 +39,6 @@ from .object_names import (
     UPLOADED,
     Cost,
     ObjectKind,
-    Role,
     round_and_name,
     round_of,
 )

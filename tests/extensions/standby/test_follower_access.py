@@ -22,7 +22,7 @@ from transport.peer import PeerIdentity
 from transport.protocol import ObjectKind, messages
 from transport.transfer import NO_ROW
 
-KINDS = {kind for kind in vars(hub_process).values() if isinstance(kind, ObjectKind)}
+KINDS = [kind for kind in vars(hub_process).values() if isinstance(kind, ObjectKind)]
 
 
 def following(running: HubSwarm, name: str, secret: str = "") -> messages.Hello:

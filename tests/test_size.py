@@ -30,7 +30,7 @@ CEILINGS = {
     "recipe keys": 110,
     "options": 195,
     "messages": 37,
-    "words of documents": 69_342,
+    "words of documents": 69_703,
     "functions without a docstring, %": 22,
 }
 

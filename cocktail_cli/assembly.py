@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from recipes.config import Recipe
     from recipes.errors import Finding
     from recipes.models import Base
-    from recipes.training import Delivery, ModelExtension
+    from recipes.training import Delivery, ModelExtension, Peer
     from transport import Ledger, PeerLink, RunURL
     from transport.direct import PeerServer
     from transport.hub import Extend
@@ -130,6 +130,22 @@ class PeerExtension:
         return ""
 
 
+class PeerBuilder(Protocol):
+    """Builds the peer of a session, which other processes of this machine train."""
+
+    @property
+    def pids(self) -> set[int]:
+        """Return these processes."""
+
+    def build(self, recipe: Recipe, base: Path, snapshot: Path | None, micro_batch: int, round: int) -> Peer:
+        """Build it with the global model of `round`: that of the snapshot's folder, else the base's."""
+
+    def check(self) -> None:
+        """Raise Failure where one of them has ended."""
+
+    def close(self) -> None: ...
+
+
 class Joining:
     """An optional capability around the sessions that a volunteer has in a run, one after the other."""
 
@@ -139,6 +155,14 @@ class Joining:
 
     def begin(self, devices: Sequence[str], warn: Callable[[str], None]) -> None:
         """Note the devices that are to train, once before the first session."""
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise an error of recipes where this run is not for it."""
+
+    def builder(self, leave: Callable[[str], None], vram_limit: int | None) -> PeerBuilder | None:
+        """Start what builds a session's peer, with so many bytes of each GPU; None: this process does.
+        `leave` asks the session to end, and says why."""
+        return None
 
     def wait(self, show: Callable[[Any], None]) -> int | None:
         """Wait until a session may begin; return an exit status where this machine leaves for good."""
@@ -292,6 +316,14 @@ class Extension:
     def model(self, recipe: Recipe) -> ModelExtension | None:
         """Make its part in a peer's training; None: it has none."""
 
+    def devices_each(self, options: Mapping[str, Any]) -> int:
+        """Return how many devices a peer trains on, by the options of its that were given."""
+        return 1
+
+    def pick_devices(self, wanted: str, options: Mapping[str, Any]) -> Sequence[str]:
+        """Pick the devices of a peer; none: it has no say. Raises Failure (usage, preflight)."""
+        return ()
+
     def joining(self, options: Mapping[str, Any]) -> Joining | None:
         """Make its part around a volunteer's sessions, by the options of its that were given."""
         return None
@@ -368,7 +400,7 @@ class Option(NamedTuple):
     kind: type[Any] | str  # of its value; or the function of the extension that reads what is typed
     panel: str  # of the help page
     metavar: str | None = None
-    bounds: tuple[int, int] | tuple[()] = ()
+    bounds: tuple[int, ...] = ()  # the least, and the most
     setting: bool = True  # may stand in config.toml
     excluded: Exclusion | None = None
 
@@ -444,6 +476,25 @@ EXTENSIONS = (
     Row("audits", keys=True),
     Row("doctor", commands=True),
     Row("dpo", keys=True),
+    Row(
+        "multi_gpu",
+        options=(
+            Option(
+                ("launch", "resume", "join"),
+                "--gpus",
+                "Spread each peer here over N GPUs.",
+                int,
+                MACHINE,
+                "N",
+                (1,),
+                excluded=Exclusion(
+                    "--layers",
+                    "--layers and --gpus: the hub places a machine with one device, at any hour",
+                    "give one of them",
+                ),
+            ),
+        ),
+    ),
     Row(
         "plan",
         commands=True,
@@ -568,6 +619,40 @@ def options_of(command: str) -> Iterator[tuple[str, Option]]:
     """Yield the options that extensions add to a command, each with its extension."""
     for row in EXTENSIONS:
         yield from ((row.folder, option) for option in row.options if command in option.commands)
+
+
+def for_peers(given: Given, before: Mapping[str, Any] = {}) -> Given:
+    """Return the options that a launch hands to its peers: as they are given, else as they were `before`, by
+    their names in Python."""
+    found = dict[str, dict[str, Any]]()
+    for folder, option in options_of("join"):
+        value = given.get(folder, {}).get(option.parameter, before.get(option.parameter))
+        if "launch" in option.commands and value is not None:
+            found.setdefault(folder, {})[option.parameter] = value
+    return found
+
+
+def words_of(given: Given) -> list[str]:
+    """Return the words of a `join` with these options."""
+    typed = (
+        (option.name, given.get(folder, {}).get(option.parameter)) for folder, option in options_of("join")
+    )
+    return [word for name, value in typed if value is not None for word in (name, str(value))]
+
+
+def devices_each(given: Given) -> int:
+    """Return how many devices each peer of this machine trains on."""
+    rows = (row for row in EXTENSIONS if row.folder in given)
+    return max((extension_of(row).devices_each(given[row.folder]) for row in rows), default=1)
+
+
+def pick_devices(wanted: str, given: Given) -> Sequence[str]:
+    """Pick the devices of a peer. Raises Failure."""
+    from cocktail_cli.machine import pick_device
+
+    rows = (row for row in EXTENSIONS if row.folder in given)
+    found = (extension_of(row).pick_devices(wanted, given[row.folder]) for row in rows)
+    return next(filter(None, found), ()) or [pick_device(wanted)]
 
 
 def joining_of(given: Given) -> list[Joining]:

@@ -215,9 +215,6 @@ MicroBatch = Annotated[
         help="Sequences in memory at once.",
     ),
 ]
-SPREAD = "Spread each peer here over N GPUs."
-GPUS = typer.Option("--gpus", min=1, metavar="N", rich_help_panel=MACHINE, help=SPREAD)
-Gpus = Annotated[int, GPUS]
 MAX_UP = "Limit sending: 5mbit, 500kbit or 2MB/s."
 MAX_DOWN = "Limit receiving: 50mbit."
 VRAM_LIMIT = "Limit a peer's GPU memory: 20GiB."

@@ -18,7 +18,6 @@ EXTENSIONS = (  # packages of one capability; all others are the heart
     "cocktail_cli/stage_machines",
     "cocktail_cli/standby",
     "compress/activations",
-    "recipes/multi_gpu",
     "recipes/pipeline",
     "recipes/planning",
     "recipes/staged_peer",

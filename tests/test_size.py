@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 31_206,
-    "lines with code, extensions": 14_436,
+    "lines with code, heart": 30_955,
+    "lines with code, extensions": 14_776,
     "lines with code, scripts": 9865,
-    "lines with code, tests": 43_870,
+    "lines with code, tests": 43_874,
     "modules": 436,
     "recipe keys": 110,
     "options": 195,
     "messages": 42,
-    "words of documents": 69_841,
+    "words of documents": 69_846,
     "functions without a docstring, %": 22,
 }
 

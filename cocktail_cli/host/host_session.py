@@ -23,6 +23,7 @@ from cocktail_cli.assembly import (
     hub_extensions,
     hub_routes,
     leads,
+    pick_devices,
     used,
     views_of,
 )
@@ -100,7 +101,7 @@ def check_machine(wanted: LaunchSettings) -> None:
     machine.check_home()
     machine.free_address(wanted.listen)
     for device in wanted.local.devices_of(wanted.peers):
-        devices = machine.pick_devices(device, wanted.local.gpus)
+        devices = pick_devices(device, wanted.local.given)
         machine.check_memory_limit(devices, wanted.local.vram_limit)
 
 
@@ -162,7 +163,7 @@ def settled(request: RecipeRequest, wanted: LaunchSettings) -> tuple[Resolved, l
 
     local, room = wanted.local, None
     if request.is_own:
-        room = room_for(local.devices_of(wanted.peers), local.gpus, local.vram_limit)
+        room = room_for(local.devices_of(wanted.peers), local.each, local.vram_limit)
     request, said = request.choose(room)
     recipe = request.described()
     warnings = [

@@ -41,7 +41,6 @@ def resume(
         ),
     ] = None,
     device: Annotated[str | None, options.DEVICE] = None,
-    gpus: Annotated[int | None, options.GPUS] = None,
     micro_batch_size: options.MicroBatch = None,
     max_up: options.MaxUp = None,
     max_down: options.MaxDown = None,
@@ -74,9 +73,9 @@ def resume(
     record = load_run(run)
     local, count = hosted_before(
         record,
+        given,
         peers=peers,
         device=device,
-        gpus=gpus,
         micro_batch_size=micro_batch_size,
         max_up=max_up,
         max_down=max_down,

@@ -21,21 +21,11 @@ import typer
 from typer.main import get_command
 
 import cocktail_cli
+from cocktail_cli.assembly import CHECK, RESULTS, RUN, SHOWING, TOOLS, reader_of
 from cocktail_cli.assembly import commands as extensions_commands
-from cocktail_cli.assembly import reader_of
 from cocktail_cli.commands.check import preview, validate
 from cocktail_cli.commands.results import export, generate
-from cocktail_cli.commands.run import (
-    join,
-    launch,
-    logs,
-    peers,
-    resume,
-    run_list,
-    standby,
-    status,
-    stop,
-)
+from cocktail_cli.commands.run import join, launch, logs, peers, resume, run_list, status, stop
 from cocktail_cli.commands.tools import recipes
 from cocktail_cli.host import log_to
 from cocktail_cli.machine import hide_token
@@ -45,7 +35,7 @@ from . import user_config
 from .errors import EXIT, Failure, Interrupted, explain
 from .help_pages import CommandTable
 from .key_options import rewritten
-from .options import CHECK, RESULTS, RUN, TOOLS, with_extensions
+from .options import with_extensions
 from .removed import check_removed
 from .signals import Interruption
 
@@ -64,7 +54,6 @@ app.command("logs", rich_help_panel=RUN)(logs.logs)
 app.command("stop", rich_help_panel=RUN)(stop.stop)
 app.command("peers", rich_help_panel=RUN)(peers.peers)
 app.command("kick", rich_help_panel=RUN)(peers.kick)
-app.command("standby", rich_help_panel=RUN)(with_extensions(standby.standby))
 app.command("validate", rich_help_panel=CHECK)(validate.validate)
 app.command("preview", rich_help_panel=CHECK)(preview.preview)
 app.command("export", rich_help_panel=RESULTS)(export.export)
@@ -72,10 +61,8 @@ app.command("generate", rich_help_panel=RESULTS)(generate.generate)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=TOOLS)
 
 
-# commands that declare these options themselves; others leave them to `main`
-SHOWING = ("launch", "resume", "join", "standby")
 OUTPUT_CLOSED = 141  # exit status where a pipe's reader is gone, as of programs that SIGPIPE ends
-EVERYWHERE = ("--no-color", "-v", "-vv", "--verbose")
+EVERYWHERE = ("--no-color", "-v", "-vv", "--verbose")  # SHOWING declare these; others leave them to `main`
 
 
 def print_version(wanted: bool) -> None:
@@ -152,8 +139,8 @@ def command_table(typed: list[str]) -> typer.core.TyperGroup:
     table = get_command(app)
     assert isinstance(table, typer.core.TyperGroup)
     if not typed or typed[0] not in table.commands:
-        for one in extensions_commands():
-            app.command(one.name, rich_help_panel=one.group)(one.function)
+        for group, function in extensions_commands():
+            app.command(function.__name__, rich_help_panel=group)(function)
         table = get_command(app)
         assert isinstance(table, typer.core.TyperGroup)
     return table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .assembly import EXTENSIONS, options_of
+from .assembly import EXTENSIONS, NETWORK, SHOWING, options_of
 from .errors import Failure
 
 REMOVED = {  # as it was typed after `cocktail` -> what to type now
@@ -14,12 +14,11 @@ REMOVED = {  # as it was typed after `cocktail` -> what to type now
     "stage": "cocktail join RUN_URL --layers auto, on each machine",
     "join --ring": "cocktail join RUN_URL --layers auto, on each machine",
 } | {old: new for row in EXTENSIONS for old, new in row.removed.items()}
-READ_THEM = ("launch", "resume", "join", "standby")
 VARIABLES = {  # of the environment -> option; COCKTAIL_PORT is not here, as Kubernetes sets it by itself
     f"COCKTAIL_{name}": "--" + name.lower().replace("_", "-")
     for name in [
         *("ADVERTISE", "MAX_DOWN", "MAX_UP", "MICRO_BATCH_SIZE", "NAME", "PROGRESS", "YES"),
-        *(option.parameter.upper() for _, option in options_of("standby")),
+        *(option.parameter.upper() for _, option in options_of("launch") if option.panel == NETWORK),
     ]
 }
 
@@ -36,5 +35,5 @@ def check_removed(arguments: Sequence[str], environment: Mapping[str, str]) -> N
         if given[:1] == [command] and (not option or option in options):
             raise Failure("usage", f"cocktail {old} is gone; now it is {new}")
     for old, new in VARIABLES.items():
-        if given[:1] and given[0] in READ_THEM and environment.get(old):
+        if given[:1] and given[0] in SHOWING and environment.get(old):
             raise Failure("usage", f"{old} of the environment is gone; now it is {new}")

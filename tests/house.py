@@ -16,7 +16,6 @@ EXTENSIONS = (  # packages of one capability; all others are the heart
     "cocktail_cli/extensions",
     "cocktail_cli/lending",
     "cocktail_cli/stage_machines",
-    "cocktail_cli/standby",
     "compress/activations",
     "recipes/pipeline",
     "recipes/planning",
@@ -25,7 +24,6 @@ EXTENSIONS = (  # packages of one capability; all others are the heart
     "transport/direct",  # of those whose peers dial each other
     "transport/rings",
     "transport/stages",
-    "transport/standby",
 )
 NO_CODE = {
     getattr(tokenize, name)

@@ -40,7 +40,6 @@ SHELLS = {
     "peer": "admin_client catch_up_downloads connection_manager peer_link run_visit",
     "protocol": "keys",
     "stages": "stage_link",
-    "standby": "follower lookout",
     "wire": "connection_guard rate_limit tcp_route zeromq_sockets",
 }
 
@@ -73,7 +72,7 @@ TESTS_PAST_A_FRONT = {
     "recipes.staged_peer.ring_request recipes.weight_files.stored_vector",
     "transport/attacks.py": "transport.wire.zeromq_sockets",
     "transport/hub/test_object_access.py": "transport.aggregators.shard_aggregation "
-    "transport.peer.size_bounds transport.standby.replica_source transport.transfer.object_store",
+    "transport.peer.size_bounds transport.transfer.object_store",
     "transport/protocol/test_foreign_values.py": "transport.peer.hub_status transport.stages.line_probe "
     "transport.stages.stage_line",
     "transport/protocol/test_limits.py": "transport.hub.upload_policy transport.membership.admission "

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_955,
-    "lines with code, extensions": 14_776,
-    "lines with code, scripts": 9865,
-    "lines with code, tests": 43_874,
-    "modules": 436,
+    "lines with code, heart": 30_424,
+    "lines with code, extensions": 14_965,
+    "lines with code, scripts": 9856,
+    "lines with code, tests": 43_877,
+    "modules": 432,
     "recipe keys": 110,
     "options": 195,
-    "messages": 42,
-    "words of documents": 69_846,
+    "messages": 37,
+    "words of documents": 69_347,
     "functions without a docstring, %": 22,
 }
 

@@ -42,25 +42,6 @@ class RecordEvaluation:
 
 
 @dataclass(frozen=True)
-class FeedStandby:
-    """Tell the state machine of each change of the ledger from now on, and serve what a standby fetches."""
-
-
-@dataclass(frozen=True)
-class RecordStandby:
-    """Write who the run's standby is into the ledger; "": nobody."""
-
-    standby: str  # messages.Standby, as JSON
-
-
-@dataclass(frozen=True)
-class AskStandby:
-    """Ask the machine of a lost standby for its term, then call `visited`."""
-
-    standby: messages.Standby
-
-
-@dataclass(frozen=True)
 class SendDurably:
     """Send this once everything requested before is in the ledger."""
 
@@ -190,9 +171,6 @@ Action = (
     | Tell
     | RecordStanding
     | RecordEvaluation
-    | FeedStandby
-    | RecordStandby
-    | AskStandby
     | SendDurably
     | Forget
     | GiveBack
@@ -214,7 +192,6 @@ class CommitDone:
     size: int = 0  # bytes of the aggregate
     sha256: bytes = b""
     packets: dict[str, int] = field(default_factory=dict)  # peer -> bytes of its accepted packet
-    voters: frozenset[str] = frozenset()  # keys of the peers that may elect a standby from now on
     tokens: dict[str, int] = field(default_factory=dict)  # peer -> tokens delivered, counted by the hub
     loss: float | None = None  # of the round (figures.py); None: no peer has reported one that can be
     figures: tuple[float, ...] = ()  # likewise, the means of the objective's further figures

@@ -76,14 +76,14 @@ class DurableAggregator:
         self.log: UpdateLog | None = None  # from `recover` on
         self.inherited: list[WeightedPacket] = []  # handoffs since the last aggregate
         self.saved = 0  # the round before which e on the disk is
-        self.followed = False  # by a standby, which may lack the newest updates
+        self.keeps_cleared = False  # updates, once more: who copies them may lack the newest
         self.given = 0  # number of the newest handoff of e to other aggregators that is not in e any more
         self._replayed = 0  # rounds that `follow` has in e
         self._loaded = 0  # stamp of the file that it began with
 
     def follow(self, ledger: Ledger, stop: int) -> None:
-        """Bring e to where it is before round `stop`, from where an earlier call has brought it. A standby
-        does so with each round, as it has no time when the hub is lost.
+        """Bring e to where it is before round `stop`, from where an earlier call has brought it. Who is
+        to take over does so with each round, as it has no time then.
 
         Raises LedgerError where e cannot be rebuilt.
         """
@@ -182,7 +182,7 @@ class DurableAggregator:
         assert self.log is not None, "recover first"
         self.aggregator.save(self.folder / ERROR_FEEDBACK, round, self.given)
         self.saved = round
-        self.log.clear(round, self.followed)
+        self.log.clear(round, self.keeps_cleared)
 
     def joined(self, round: int, own: bytes, parts: Sequence[ShardPacket]) -> bytes:
         """Join `own` and the packets of other aggregators into one of all shards. Raises UpdateRejected."""

@@ -21,7 +21,6 @@ from cocktail_cli.assembly import (
     ViewParts,
     files_of,
     hub_extensions,
-    hub_routes,
     leads,
     pick_devices,
     used,
@@ -195,8 +194,8 @@ class HostSession:
         self.life_line: LifeLine | None = None
         self.share_gated_base = False
         self.drop_error_feedback = False
-        self.prepared: RunDelegate | None = None  # what `prepare` made, where a standby has called it before
-        # Called just before the hub listens: a standby has its port until then.
+        self.prepared: RunDelegate | None = None  # what `prepare` made, where it was called before
+        # Called just before the hub listens, where this machine takes over: it uses the port until then.
         self.free_port: Callable[[], None] | None = None
         self.arguments: dict[str, Any] = {}  # by which `resume` hosts the run again
         self.stop_reason = ""
@@ -288,7 +287,7 @@ class HostSession:
             stack.callback(ledger.close)
             for repair in ledger.mended:
                 self.show(events.Warning(repair))
-            if not self.free_port:  # a standby has checked each packet when it came, and has no time now
+            if not self.free_port:  # each packet was checked when it came, and there is no time now
                 ledger.check_packets(self.meter("checking the ledger"))
             stack.pop_all()
         return ledger
@@ -307,13 +306,12 @@ class HostSession:
         from recipes.models import check_fit, load_tokenizer, open_tokenizer, prepare_base
         from transport import Ledger
 
-        from .replica_files import with_data_here
         from .run_delegate import RunDelegate
 
         stored, model = self.folder / in_folder.TOKENIZER, self.recipe.model
         if (repository := self.repository) is not None:
             repository.open()  # a token that may not write is found before hours of training
-        data = with_data_here(self.recipe, self.folder)
+        data = in_folder.with_data_here(self.recipe, self.folder)
         for dataset in (*data.datasets, *data.eval_datasets):
             # a missing file is found before a model is fetched
             read_rows(dataset, progress=self.meter(f"fetching {dataset.path}"))
@@ -409,7 +407,7 @@ class HostSession:
         """Be reachable at all places that the run URL names, until the block ends."""
         from transport import RunKeys, parse_url
 
-        if self.free_port is None:  # a standby is reachable already
+        if self.free_port is None:  # else it is reachable already
             pair, host = RunKeys(**self.record.keys).pair, machine.local_host(self.record.bind)
             server = Server(pair, host, hub.port, partial(hub.warn, ""))
             for lead in leads(parse_url(self.record.url).places, server):
@@ -446,7 +444,7 @@ class HostSession:
                     f"{ledger.folder} is of {ledger.samples} samples, not of {settings.samples}"
                 )
             repairs = work.recover(ledger, self.drop_error_feedback)
-            if old and not self.free_port:  # a standby has no time
+            if old and not self.free_port:  # there is no time
                 repairs += work.mend_fingerprints(ledger, old.state == "failed")
             for repair in repairs:
                 self.show(events.Warning(repair))
@@ -457,9 +455,9 @@ class HostSession:
         keep_freed_memory()
         if self.free_port:
             self.free_port()
-        extensions = hub_extensions(HostParts(self.recipe, keys, ledger))
+        extensions = hub_extensions(HostParts(self.recipe, keys, ledger, work))
         hub = Hub((listen.bind, listen.port), keys, ledger, settings, work, extensions)
-        work.tell, hub.dial = hub.warn, hub_routes
+        work.tell = hub.warn
         hub.start()
         places = listen.places or (parse_url(old.url).places if old else ())
         reach = machine.reach_of(listen.bind, hub.port, listen.advertise, *places)

@@ -18,7 +18,6 @@ from cocktail_cli.ui import counted
 from transport import Ledger, RunSettings
 from transport.protocol import LayerDivision, ShardPacket, UpdateRejected, WeightedPacket, messages
 
-from .replica_files import ReplicaFiles
 from .snapshot_thread import CommittedModel, replayed, snapshot_object
 
 if TYPE_CHECKING:
@@ -60,7 +59,6 @@ class RunDelegate:
         served = () if base.licence.gated else base.files
         self.files = {f"base/{file.name}": base.folder / file.name for file in served}
         self.hashes = {f"hashes/base/{file.name}": file.blocks for file in served}
-        self.replica_files = ReplicaFiles(recipe, base, ledger.parent)
         self.held_out = corpus.pack_held_out()
         self._held_out_terms: list[int] | None = None
         self.shortened = Counter[str]()  # rounds in which a peer's packet was taken only in part
@@ -117,7 +115,7 @@ class RunDelegate:
         return self.corpus.digest()
 
     def get_ready(self) -> None:
-        """Compute what takes seconds when a hub is opened: a standby has no time once the hub is lost."""
+        """Compute what takes seconds when a hub is opened: one that takes over has no time then."""
         _ = self.memory, self.division, self.data_digest
 
     def recover(self, ledger: Ledger, drop_error_feedback: bool = False) -> list[str]:
@@ -251,10 +249,6 @@ class RunDelegate:
             raise KeyError(f"{name} has the weights of a gated model, which are not passed on")
         return snapshot_object(self.model.snapshots, name)
 
-    def replica(self, name: str) -> bytes | Path:
-        self.durable.followed = True
-        return self.replica_files.object(name, self.durable.saved)
-
     @property
     def serves_snapshots(self) -> bool:
         """True unless they contain the weights of a gated base; adapters do not."""
@@ -295,7 +289,6 @@ def settings_of(
         licence=str(work.base.licence),
         shards=recipe.compression.shard_count,
         owners=swarm.owners,
-        durability=swarm.durability,
         division=work.division,
         longest_lease=LONGEST_LEASE if recipe.compression.staleness else 1,
         bounds=work.bounds,

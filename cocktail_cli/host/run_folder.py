@@ -20,18 +20,10 @@ from cocktail_cli.assembly import recipe_type
 from cocktail_cli.errors import Failure, damaged
 from cocktail_cli.foreign_text import one_line, paragraphs
 from cocktail_cli.machine import FILE, FORMAT, RunRecord, check_record, read_run
-from cocktail_cli.ui import (
-    Metrics,
-    Named,
-    counted,
-    events,
-    read_written,
-    sentence,
-    step_line,
-)
+from cocktail_cli.ui import Metrics, Named, counted, events, read_written, sentence, step_line
 
 if TYPE_CHECKING:
-    from recipes.config import Recipe
+    from recipes.config import Dataset, Recipe
 
 LOG = "cocktail.log"
 EVENTS = "events.jsonl"
@@ -41,7 +33,7 @@ RESOLVED = "recipe.json"  # the text whose sha256 is the recipe's hash
 BASE = "base"
 TOKENIZER = "tokenizer"  # with the chat template that the data was put through
 LEDGER = "ledger"
-DATA = "data"  # of a standby: the host's data files
+DATA = "data"  # local data files, of a run that began on another machine
 STREAM = "stream.jsonl"  # the position in streamed data
 STREAM_BEFORE = STREAM + ".before"  # a damaged one
 SNAPSHOTS = "snapshots"
@@ -337,3 +329,23 @@ class Stderr:
 
     def flush(self) -> None:
         sys.stderr.flush()
+
+
+def datasets_of(recipe: Recipe) -> list[Dataset]:
+    return [*recipe.datasets, *recipe.eval_datasets]
+
+
+def with_data_here(recipe: Recipe, folder: Path) -> Recipe:
+    """Return the recipe with its local data sets as the run's folder has them, where their paths do not."""
+
+    def here(number: int, dataset: Dataset) -> Dataset:
+        place = folder / DATA / str(number)
+        if not place.is_dir() or Path(dataset.path).exists():
+            return dataset
+        name = Path(dataset.path).name
+        of_name = any(c in name for c in "*?[") or (place / name).exists()
+        return dataset.model_copy(update={"path": str(place / name if of_name else place)})
+
+    found = [here(n, dataset) for n, dataset in enumerate(datasets_of(recipe))]
+    many = len(recipe.datasets)
+    return recipe.model_copy(update={"datasets": tuple(found[:many]), "eval_datasets": tuple(found[many:])})

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
-from cocktail_cli.assembly import Server, leads, machine_routes, recipe_type
+from cocktail_cli.assembly import Server, leads, line_extensions, machine_routes, recipe_type
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.host import versions
 from cocktail_cli.machine import local_host, own_keys, parse_listen, registered_as
@@ -135,6 +135,7 @@ class LentMachine:
             try:
                 link.connect(max(CONNECT_TIMEOUT, patience))
                 joined()
+                link.listen({one.name: one.received for one in line_extensions(link)})
                 self._warm_up(link)
             except (Leaving, RunOver) as error:
                 self.ended = error

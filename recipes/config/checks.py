@@ -54,11 +54,7 @@ VALUE_HINTS: dict[tuple[str, str], str] = {
 }
 
 # keys of `compression` that act once a round -> the value at which they do nothing
-COUNTED_IN_ROUNDS = {
-    "outer_momentum": 0.0,
-    "error_decay": 1.0,
-    "uncompressed_steps": 0,
-}
+COUNTED_IN_ROUNDS = {"outer_momentum": 0.0, "error_decay": 1.0, "uncompressed_steps": 0}
 
 # names of axolotl, LLaMA-Factory, torchtune, older transformers and the reference code. They are errors that
 # give our name: silent synonyms would give one recipe two spellings with two hashes
@@ -151,9 +147,6 @@ def _conflicts(recipe: Recipe, extend: Extend) -> Iterator[Conflict]:
         yield Conflict("training.global_batch_size", text)
     if swarm.max_peers is not None and swarm.max_peers < fewest:
         yield Conflict("swarm.max_peers", f"{swarm.max_peers} is below swarm.min_peers={fewest}")
-    if swarm.owners != "hub" and swarm.durability == "replicated":
-        text = "replicated: a standby cannot follow peers that aggregate shards"
-        yield Conflict("swarm.durability", text, "`asynchronous`, or `swarm.owners: hub`")
     weighted = [dataset.weight is not None for dataset in recipe.datasets]
     for number, has_weight in enumerate(weighted):
         if any(weighted) and not has_weight:

@@ -430,9 +430,6 @@ class Swarm(Section):
     owners: Literal["hub", "peers"] = key(
         "hub", "who aggregates the shards; peers: those that accept connections"
     )
-    durability: Literal["asynchronous", "replicated"] = key(
-        "asynchronous", "replicated: a round is committed once a standby has it on its disk"
-    )
     start_timeout: Seconds = key(1800.0, "longest wait for min_peers")
     step_timeout: Seconds = key(600.0, "upper bound of the straggler deadline")
     peer_timeout: Seconds = key(30.0, "a silent peer is dropped after this time")

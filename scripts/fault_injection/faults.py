@@ -446,7 +446,7 @@ class Chaos:
             gap = next((row.committed - at for row in ledger.rounds(first)), None)
         record.gap_s, record.lost = None if gap is None else round(gap, 2), len(lost)
         record.said += f" took over before round {first}, {len(lost)} lost, gap {gap or 0:.1f} s"
-        record.may_lose = 0 if "swarm.durability=replicated" in swarm.launch else 1
+        record.may_lose = 0 if "durability=replicated" in swarm.launch else 1
 
     def do_relay_kill(self, fault: Fault, record: Record) -> None:
         """Kill the relay: its peers must be there within RECONNECTS of its listening."""

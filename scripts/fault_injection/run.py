@@ -50,7 +50,7 @@ class Workload:
             *(f"eval_steps={max(25, self.steps // 8)}", f"training.seed={self.seed}", "learning_rate=3e-3"),
             *(f"swarm.step_timeout={self.step_timeout:g}", f"swarm.peer_timeout={PEER_TIMEOUT:g}"),
             "swarm.start_timeout=300",
-            *(("swarm.durability=replicated",) if self.replicated else ()),
+            *(("durability=replicated",) if self.replicated else ()),
             *(("swarm.join=approve",) if self.approve else ()),
             *((f"compression.staleness={self.staleness}",) if self.staleness != 1 else ()),
             *(("swarm.owners=peers", f"compression.shards={SHARDS}") if self.owners else ()),
@@ -164,7 +164,7 @@ def begin(swarm: Swarm) -> None:
     hub = swarm.start_hub()
     if not swarm.wait_for(lambda: swarm.hub_up.is_set() or not hub.alive, STARTS) or not hub.alive:
         raise Ended(f"the hub did not start: {hub.last_words()}")
-    if "swarm.durability=replicated" in swarm.launch:
+    if "durability=replicated" in swarm.launch:
         swarm.start_standby()
     for name in swarm.links:
         swarm.peers[name] = swarm.join(name)

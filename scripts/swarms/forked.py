@@ -36,14 +36,14 @@ from scripts import ROOT
 # What a command would import, and what that imports in its turn.
 MODULES: tuple[str, ...] = (
     "cocktail_cli.main",
-    "cocktail_cli.standby",
+    "cocktail_cli.extensions.standby.standby_session",
     "cocktail_cli.volunteer.run_link",
     "cocktail_cli.host.host_session",
     "cocktail_cli.host.run_delegate",
     "recipes.training.loop",
     "transport.aggregators",
     "cocktail_cli.extensions.reach.hub_tunnel",
-    "transport.standby",
+    "cocktail_cli.extensions.standby.hub_process",
 )
 MODULES += ("datasets", "zmq", "transformers.models.gpt_neox.modeling_gpt_neox", "transformers.optimization")
 WARM = "scripts.swarms.warm"  # what each of them would work out first
@@ -199,11 +199,7 @@ def serve() -> None:
 
 
 def become(
-    files: Sequence[int],
-    environment: dict[str, str],
-    folder: str,
-    command: Sequence[str],
-    **special: Any,
+    files: Sequence[int], environment: dict[str, str], folder: str, command: Sequence[str], **special: Any
 ) -> None:
     """Become the command, in the fork, as if it had been typed.
 

@@ -8,7 +8,8 @@ import pytest
 from in_this_process import Run
 from test_completion import COMMANDS
 
-from cocktail_cli.removed import READ_THEM, REMOVED, VARIABLES
+from cocktail_cli.assembly import SHOWING
+from cocktail_cli.removed import REMOVED, VARIABLES
 
 
 @pytest.mark.parametrize("old", REMOVED)
@@ -39,7 +40,7 @@ def test_a_variable_that_is_gone_is_not_ignored_in_silence(
 ) -> None:
     monkeypatch.setenv(variable, "5mbit")
     said = cocktail("join", "-y")
-    options = {name for command in READ_THEM for p in COMMANDS[command].params for name in p.opts}
+    options = {name for command in SHOWING for p in COMMANDS[command].params for name in p.opts}
 
     assert said.exit == 2
     assert said.err == f"error: {variable} of the environment is gone; now it is {VARIABLES[variable]}\n"

@@ -273,8 +273,6 @@ UNMEASURED = {
     "transport/protocol/sample_ranges.py": "the hub's own ledger, typed",
     "transport/stages/line_probe.py": "messages, typed",
     "transport/stages/stage_line.py": "messages, typed",
-    "transport/standby/follower.py": "the standby's own file",
-    "transport/standby/replication.py": "the hub's own ledger",
     "transport/ledger/ledger_copy.py": "rows that become LedgerError, whatever is wrong",
     "transport/ledger/residual_handoffs.py": "the hub's own ledger",
     "transport/ledger/run_ledger.py": "the hub's own ledger",
@@ -283,7 +281,6 @@ UNMEASURED = {
     "cocktail_cli/host/run_folder.py": "the host's own file",
     "cocktail_cli/installation.py": "pip's own file",
     "cocktail_cli/machine/identity.py": "this machine's own file",
-    "cocktail_cli/standby/standby_session.py": "this machine's own file",
     "cocktail_cli/ui/metrics_lines.py": "this machine's own file",
     "cocktail_cli/commands/run/run_list.py": "the last line of this machine's own file",
     "cocktail_cli/host/local_peers.py": "output of our own process",
@@ -295,6 +292,9 @@ OF_EXTENSIONS = {
     "cocktail_cli/extensions/dashboard/page_process.py": "output of our own process",
     "cocktail_cli/extensions/dashboard/report_page.py": "YAML that this program has written just now",
     "cocktail_cli/extensions/proofs/signed_documents.py": "NotGenuine for all of it",
+    "cocktail_cli/extensions/standby/standby_session.py": "this machine's own file",
+    "cocktail_cli/extensions/standby/hub.py": "the hub's own ledger",
+    "cocktail_cli/extensions/standby/follower.py": "the standby's own file",
 }
 
 

@@ -175,10 +175,7 @@ class SimSwarm:
     """Hub, peers, cables, ledger, clock."""
 
     def __init__(
-        self,
-        staleness: int = 1,
-        settings: RunSettings | None = None,
-        extensions: Sequence[Extend] = (),
+        self, staleness: int = 1, settings: RunSettings | None = None, extensions: Sequence[Extend] = ()
     ) -> None:
         self.settings = settings or toy_settings(
             samples=13,
@@ -267,8 +264,8 @@ class SimSwarm:
             return
         job = self.jobs.popleft()
         self._do(job)
-        if (replication := self.hub.replication) is not None:  # as the shell tells of each change
-            self.apply(lambda _: replication.wrote(len(self.books.rounds)))
+        if self.extensions:  # as the shell tells of each change
+            self.apply(lambda _: self.hub.rounds.wrote(len(self.books.rounds)))
 
     def _do(self, job: do.Action) -> None:
         if isinstance(job, do.Lease):
@@ -345,13 +342,12 @@ class SimSwarm:
             size=9 if good else 0,
             sha256=b"\1" * 32,
             packets=sizes,
-            voters=self.books.voters,
             tokens=tokens,
             weights={peer: float(count) for peer, count in tokens.items()},
             rejected=rejected,
             moved=moved,
         )
-        self.apply(lambda now: self.hub.committed(done, now))
+        self.apply(lambda now: self.hub.rounds.committed(done, now))
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds

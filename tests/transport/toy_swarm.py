@@ -123,9 +123,6 @@ class ToyWork:
     def object(self, name: str) -> bytes | Path:
         return self.objects[name]
 
-    def replica(self, name: str) -> bytes | Path:
-        return self.objects[name]
-
 
 @dataclass
 class ToyPeer:

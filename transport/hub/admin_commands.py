@@ -91,8 +91,8 @@ class AdminCommands:
         for session in sessions:
             self._members.kick(session, "kicked", why)
         self._admission.dismiss(self._admission.waiting(key), messages.Refused("kicked", why))
-        if self._handshake.replication is not None:
-            self._handshake.replication.removed(key, now)
+        for one in self._rounds.extensions:
+            one.removed(key)
         return done(did, key, [s.name for s in sessions] or [word])
 
     def _unban(self, word: str) -> Answer:

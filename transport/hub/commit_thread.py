@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from transport import actions as do
-from transport.actions import Abandoned, CommitDone, Shell
+from transport.actions import Abandoned, Shell
 from transport.ledger import Counted, Ledger
 from transport.protocol import HubDelegate, UpdateRejected, WeightedPacket, sample_ids
 from transport.scheduling import CommitSeconds, RoundFigures, Rounds, round_figures, row_of
@@ -39,8 +39,6 @@ class CommitThread:
         self._rounds, self._shell, self._shards = rounds, shell, shards
         self._bounds = rounds.settings.bounds
         self.opened: dict[int, float] = {}  # round -> wall clock
-        self.announce: Callable[[CommitDone, float], object] = rounds.committed  # of a durable round
-        self.wrote: Callable[[int], object] | None = None  # told of the ledger's rounds when it has changed
         self._written = 0  # changes of the ledger that were told
         self._jobs = deque[Callable[[], object]]()  # of rounds, in order
         self._beside = deque[Callable[[], object]]()  # of single peers, in order
@@ -81,10 +79,10 @@ class CommitThread:
             self._shell.fail(error, reason, code)
 
     def _tell_written(self) -> None:
-        """Pass on that the ledger has changed, where a standby follows it."""
-        if (wrote := self.wrote) is not None and self._written != self._ledger.changes:
+        """Pass on that the ledger has changed, where there are extensions."""
+        if self._rounds.extensions and self._written != self._ledger.changes:
             self._written, rounds = self._ledger.changes, self._ledger.next_round
-            self._shell.apply(lambda _: wrote(rounds))
+            self._shell.apply(lambda _: self._rounds.wrote(rounds))
 
     def write_leases(self, action: do.Lease) -> None:
         if self._shards is not None:
@@ -176,7 +174,6 @@ class CommitThread:
             done,
             size=len(packet),
             sha256=row.sha256,
-            voters=self._ledger.voters,
             packets={peer: len(packets.get(c.session, b"")) for peer, c in claims.items()},
             tokens={peer: tokens[peer] for peer in claims},
             loss=figures.loss,
@@ -188,7 +185,7 @@ class CommitThread:
             extra=self._bodies(action.round, counted, took),
         )
         self._tell_written()
-        self._shell.apply(lambda now: self.announce(durable, now))
+        self._shell.apply(lambda now: self._rounds.committed(durable, now))
         self._delegate.committed(action.round, packet)
         if self._shards is not None:
             self._shards.committed(action)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from transport import actions as do
@@ -23,12 +24,11 @@ from transport.membership import (
     same,
 )
 from transport.protocol import RunSettings, events, messages
-from transport.scheduling import Phase, Rounds
+from transport.scheduling import HubExtension, Phase, Rounds
 from transport.wire import key_of, origin_of
 
 if TYPE_CHECKING:
     from transport.rings import RingCoordinator
-    from transport.standby import Replication
 
 UNDIVIDED = "this run's model is not divided among machines: its host can set compression.shards=layers"
 SEAL = 16  # hex digits
@@ -50,19 +50,15 @@ class Handshake:
         self.settings, self._out, self._members = settings, out, members
         self._admission, self._rounds = admission, rounds
         self.term = recovered.term
-        self._standby = recovered.standby
         self.secret = ""  # the host's; "": nobody knows it
-        self.replication: Replication | None = None  # of a run that has, or waits for, a standby
-        if self._standby or settings.durability == "replicated":
-            self.replicate()
         self.rings: RingCoordinator | None = None  # of a run to which machines are lent
         self.replaced = False  # peers have met a hub of a later term
         members.new_id = self._new_session
 
     def hello(self, conn: bytes, m: messages.Hello, now: float, *, approved: bool = False) -> None:
         """Begin a session, let the connection wait for approval, or refuse it."""
-        key = key_of(conn)
-        if self._refuse_banned(conn) or not self._open_to(key, m):
+        key, role = key_of(conn), self._with_role(m)
+        if self._refuse_banned(conn) or not self._answers(key, m.extra):
             return
         standing, others = self._admission.standing(key), self._members.others(m.name, key)
         token = None if standing is Standing.MEMBER else self._admission.token
@@ -73,8 +69,8 @@ class Handshake:
             self._out.send(conn, refused)
         elif not approved and not self._admission.in_turn(conn, now):
             self._members.refused += 1
-        elif isinstance(m, messages.Follow):
-            self._follow(conn, m, now, approved)
+        elif role is not None:
+            self._begin_role(role, conn, m, now, approved)
         elif standing is not Standing.MEMBER and self.settings.join == "approve":
             self._admission.ask(conn, m, now)
         elif not self._members.make_room(origin_of(conn)):
@@ -82,27 +78,29 @@ class Handshake:
         else:
             self._begin(conn, m, now)
 
-    def _open_to(self, key: str, m: messages.Message) -> bool:
-        """Tell whether peers are welcome; else they get no answer, and dial again."""
-        replication = self.replication
-        if replication is None or isinstance(m, messages.Follow) or replication.open_to_peers():
-            return True
-        return replication.standby is not None and replication.standby.key == key
+    def _answers(self, key: str, bodies: Mapping[str, bytes]) -> bool:
+        """Tell whether this key is answered; else it dials again."""
+        return all(one.answers(key, bodies.get(one.name, b"")) for one in self._rounds.extensions)
 
-    def _follow(self, conn: bytes, m: messages.Follow, now: float, approved: bool) -> None:
-        """Begin the session of a standby, which needs the host's secret or its approval."""
-        key, replication = key_of(conn), self.replication or self.replicate()
-        if refused := replication.refusal(key):
-            self._out.send(conn, refused)
-        elif approved or (self.secret and same(m.secret, self.secret)) or key in replication.approved:
-            replication.approved.add(key)
+    def _with_role(self, m: messages.Hello) -> HubExtension | None:
+        """Return the extension whose session a Hello asks for; None: it is a peer's."""
+        return next((one for one in self._rounds.extensions if one.role and one.name in m.extra), None)
+
+    def _begin_role(
+        self, of: HubExtension, conn: bytes, m: messages.Hello, now: float, approved: bool
+    ) -> None:
+        """Begin a session of an extension's role, if that admits it, or the host has approved it."""
+        key = key_of(conn)
+        admitted = of.admits(key, m.extra[of.name])
+        if isinstance(admitted, messages.Refused):
+            self._out.send(conn, admitted)
+        elif approved or admitted:
             session = self._members.begin(conn, m, now)
-            session.role = "standby"
+            session.role = of.role
             self._admission.move(key, KeyEvent.ADMITTED, session.name)
             self._introduce(session, m, now)
             self._admission.remember(key)
             self._welcome(session, resumed=False)
-            replication.follow(session, m.place, now)
         else:
             self._admission.ask(conn, m, now)
 
@@ -124,7 +122,7 @@ class Handshake:
     def resume(self, conn: bytes, m: messages.Resume, now: float) -> None:
         """Give a session its new connection, and say again everything that the peer may have missed."""
         session, rounds = self._members.get(m.session), self._rounds
-        if self._refuse_banned(conn) or not self._open_to(key_of(conn), m):
+        if self._refuse_banned(conn) or not self._answers(key_of(conn), {}):
             return
         if m.term > self.term:
             if not self.replaced and self._has_given(m.session, m.term):  # a peer may claim anything
@@ -151,8 +149,6 @@ class Handshake:
             rounds.repeat(session, m.waiting)
             if self.rings is not None:
                 self.rings.resumed(session)
-            if self.replication is not None:
-                self.replication.resumed(session)
 
     def _new_session(self) -> str:
         """Draw the secret of a session, which proves the term of the hub that gave it: to a hub with this
@@ -197,16 +193,6 @@ class Handshake:
         assert self.settings.division is not None
         return RingCoordinator(self.settings.division, self._out, self._members)
 
-    def replicate(self) -> Replication:
-        """Begin to feed a standby."""
-        from transport.standby import Replication  # a run without a standby never loads that package
-
-        self.replication = Replication(
-            self.settings, self._out, self._members, self._rounds, self._standby, self.term
-        )
-        self._out.add(do.FeedStandby())
-        return self.replication
-
     def _refuse_banned(self, conn: bytes) -> bool:
         banned = self._admission.standing(key_of(conn)) is Standing.BANNED
         if banned:
@@ -246,5 +232,5 @@ class Handshake:
             extra={one.name: body for one in self._rounds.extensions if (body := one.welcome(session))},
         )
         self._out.send(session.conn, message)
-        if self.replication is not None:
-            self.replication.welcomed(session)
+        for one in self._rounds.extensions:
+            one.welcomed(session)

@@ -33,14 +33,12 @@ from .upload_policy import UploadPolicy
 if TYPE_CHECKING:
     from transport.aggregators import ShardCoordinator
     from transport.rings import RingCoordinator
-    from transport.standby import Replication
 
 SessionHandler = Callable[[Session, Any, float], None]
 RequestHandler = Callable[[bytes, Any, float], None]
 # messages that need no session
 Request = (
     messages.Hello
-    | messages.Follow
     | messages.Lends
     | messages.Resume
     | messages.AskStatus
@@ -98,7 +96,6 @@ class HubState:
         self.admin = AdminCommands(out, members, admission, rounds, self.handshake, stop_secret)
         self._of_requests: dict[type[Request], RequestHandler] = {
             messages.Hello: self.handshake.hello,
-            messages.Follow: self.handshake.hello,
             messages.Lends: self.handshake.hello,
             messages.Resume: self.handshake.resume,
             messages.AskStatus: self._answer_status,
@@ -110,8 +107,6 @@ class HubState:
             messages.Ready: self.handshake.ready,
             messages.Report: rounds.report,
             messages.Evaluated: rounds.evaluated,
-            messages.Stored: self._stored,
-            messages.Backs: self._backs,
             messages.Extension: self._extension,
             messages.Leave: self._leave,
             messages.Pong: self._pong,
@@ -167,24 +162,14 @@ class HubState:
         asleep = self.members.tick(now)
         self.admission.tick(now, asleep)
         self.rounds.tick(now, asleep)
-        for part in (self.replication, self.rings):
-            if part is not None:
-                part.tick(now)
+        if self.rings is not None:
+            self.rings.tick(now)
         return self._drain(now)
 
     def deadline(self) -> float:
         """Return when to call `tick`, if nothing else happens before. inf: never."""
         times = [self.members.deadline(), self.admission.deadline(), self.rounds.deadline()]
-        return min(times + [part.deadline() for part in (self.replication, self.rings) if part is not None])
-
-    def committed(self, done: do.CommitDone, now: float) -> None:
-        """Take a round that is durable here: announced at once, or when the standby has it."""
-        (self.replication or self.rounds).committed(done, now)
-
-    @property
-    def replication(self) -> Replication | None:
-        """The feed of a standby, of a run that has one."""
-        return self.handshake.replication
+        return min([*times, self.rings.deadline()] if self.rings is not None else times)
 
     @property
     def rings(self) -> RingCoordinator | None:
@@ -212,14 +197,6 @@ class HubState:
         elif self.rounds.phase is not Phase.ENDED and self.admission.in_turn(conn, now):
             self.admission.visitors.come(conn, m, now)
 
-    def _stored(self, session: Session, m: messages.Stored, now: float) -> None:
-        if self.replication is not None:
-            self.replication.has_stored(session, m, now)
-
-    def _backs(self, session: Session, m: messages.Backs, now: float) -> None:
-        if self.replication is not None:
-            self.replication.backs(session, m, now)
-
     def _extension(self, session: Session, m: messages.Extension, now: float) -> None:
         named = [one for one in self.rounds.extensions if one.name == m.name]
         for one in named:
@@ -228,8 +205,6 @@ class HubState:
         self.members.ignored += not named
 
     def _session_ended(self, session: Session) -> int:
-        if self.replication is not None:
-            self.replication.ended(session)
         if self.rings is not None:
             self.rings.ended(session)
         if not self.members.with_key(session.key):
@@ -242,13 +217,11 @@ class HubState:
 
     def _pong(self, session: Session, m: messages.Pong, now: float) -> None:
         session.rtt = max(0.0, now - m.sent)
-        if self.replication is not None:
-            self.replication.answered(session, m.sent)
+        for one in self.rounds.extensions:
+            one.answered(session, m.sent)
 
     def _drain(self, now: float) -> list[do.Action]:
         self.rounds.progress(now)
         if self.rounds.phase is Phase.ENDED:
-            if self.replication is not None:
-                self.replication.finish()
             self.admission.dismiss(self.admission.asking, messages.Refused("over", self.rounds.over.reason))
         return self.out.drain()

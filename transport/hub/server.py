@@ -34,11 +34,8 @@ from transport.protocol import (
     HubDelegate,
     OtherVersion,
     ProtocolError,
-    Route,
     RunKeys,
     RunSettings,
-    RunURL,
-    TransportError,
     decode_to_hub,
     encode,
     messages,
@@ -136,13 +133,10 @@ class Hub:
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._openers = ThreadPoolExecutor(os.cpu_count() or 1, "cocktail-opener")
         self._commits = CommitThread(ledger, delegate, self._objects, self._rounds, self, self._shards)
-        self._commits.announce = self._state.committed
-        self._keys = keys
         self._reader = ReaderThread(lambda: self._rounds.busy)
         self._thread = threading.Thread(target=self._run, name="cocktail-hub", daemon=True)
         self._end_at: float | None = None  # when to stop serving, once the run is over
         self._end_by = 0.0
-        self.dial: Callable[[RunURL], Sequence[Route]] | None = None  # as of RunURL
         self.error: Exception | None = None  # what ended the run, if it was an error in this process
         self._handlers: dict[type[do.Action], Callable[[Any], None]] = {
             do.Send: lambda a: self._send(a.conn, a.message),
@@ -153,9 +147,6 @@ class Hub:
             do.RecordFingerprint: lambda a: self.later(lambda: ledger.proven(a.round, a.fingerprint)),
             do.Inherit: self._inherit,
             do.RecordStanding: lambda a: self._commits.beside(lambda: ledger.stand(a.known)),
-            do.FeedStandby: self._feed_standby,
-            do.RecordStandby: lambda a: self.later(lambda: ledger.record_standby(a.standby)),
-            do.AskStandby: self._ask_standby,
             do.RecordEvaluation: lambda a: self.later(lambda: ledger.evaluated(a.row)),
             do.GiveBack: lambda a: self.later(lambda: ledger.given_back(a.session, a.round)),
             do.SendDurably: lambda a: self._commits.beside(
@@ -474,9 +465,7 @@ class Hub:
             self._connections.end_read(session, size)
             self._send(conn, *answer)
         else:
-            urgent = (
-                kind.cost is Cost.ROUND or sender.role == "standby" or sender.key == self.settings.own_key
-            )
+            urgent = kind.cost is Cost.ROUND or sender.key == self.settings.own_key
             self._reader.read(
                 Reading(
                     lambda: self._read(conn, session, message, size), size, urgent, sender.origin, session
@@ -570,33 +559,6 @@ class Hub:
             self._shards.barrier.end()
         self._end_at = time.monotonic() + self.settings.linger_s
         self._end_by = self._end_at + LONGEST_LINGER_S
-
-    def _feed_standby(self, action: do.FeedStandby) -> None:
-        from transport.standby import ReplicaSource  # a run without a standby never loads that package
-
-        replication = self._state.replication
-        assert replication is not None
-        source = ReplicaSource(
-            self.ledger.folder, self._delegate, lambda session: session == replication.session
-        )
-        source.serve(self._objects)
-        self._commits.wrote = replication.wrote
-
-    def _ask_standby(self, action: do.AskStandby) -> None:
-        self._openers.submit(self._visit_standby, action.standby)
-
-    def _visit_standby(self, standby: messages.Standby) -> None:
-        """Ask the machine of the standby for its term; in a thread."""
-        from transport.peer import ask_status
-
-        url = replace(self._keys.url("", 0, self.settings.run), dial=self.dial)
-        try:
-            term = int(ask_status(url.at(standby.place, standby.key), 2.0).get("term", 0))
-        except TransportError:
-            return
-        replication = self._state.replication
-        assert replication is not None
-        self.apply(lambda _: replication.visited(term))
 
     # ---- the replay thread ---------------------------------------------------------------------------------
 

@@ -297,16 +297,18 @@ class LedgerCopy:
 
     # ---- taking over ---------------------------------------------------------------------------------------
 
-    def take_over(self, key: str = "") -> int:
+    def take_over(self, key: str = "", *notes: str) -> int:
         """Raise the term above any that the hub can reach by itself, durably; return it.
 
-        `key`: the standby's own, whose session is over.
+        Args:
+            key: the standby's own, whose session is over.
+            notes: of the ledger, which are void.
         """
         term = self.term + TAKEN_OVER
         ours = [row[:1] for row in rows_of(self._db, "sessions") if row[3] == key]
         self._books.write(
             [
-                Change("meta", drop=[["standby"]]),
+                Change("meta", drop=[[name] for name in notes]),
                 meta_rows({"term": str(term)}),
                 Change("sessions", drop=ours),
             ]

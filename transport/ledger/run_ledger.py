@@ -69,14 +69,7 @@ from .books import (
 )
 from .decision_chain import FORMAT, Kind, first_head_of, newest_head, next_link, verify_chain
 from .journal import JOURNAL, Changes, read_journal
-from .packet_log import (
-    PACKETS,
-    PacketLog,
-    Record,
-    count_records,
-    read_packets,
-    record_at,
-)
+from .packet_log import PACKETS, PacketLog, Record, count_records, read_packets, record_at
 from .residual_handoffs import Deliveries, HandoffStore, PendingHandoff
 
 LOCK = "ledger.lock"
@@ -165,7 +158,6 @@ class Recovered:
     handoffs: dict[int, PendingHandoff] = field(default_factory=dict)
     term: int = 0  # number of times the ledger was opened to write
     local_steps: int = 0  # of the newest round that was opened; 0: none was
-    standby: str = ""  # the run's standby (messages.Standby, as JSON); "": none
     losses: tuple[tuple[int, float], ...] = ()  # (step, loss) of the rounds that trained
     held_out: tuple[tuple[int, float], ...] = ()  # of the evaluations
 
@@ -397,8 +389,9 @@ class Ledger:
             corrected = list(columns_of(replace(row, fingerprint=fingerprint)))
             self._write(Change("rounds", [corrected]), links=[("fingerprint", round)])
 
-    def record_standby(self, standby: str) -> None:
-        self._write(meta_rows({"standby": standby}))
+    def note(self, name: str, text: str) -> None:
+        """Store what an extension has to know of the run after a restart."""
+        self._write(meta_rows({name: text}))
 
     # ---- read by any process -------------------------------------------------------------------------------
 
@@ -437,10 +430,9 @@ class Ledger:
             seen[key].add(round)
         return {key: (samples[key], len(seen[key])) for key in samples}
 
-    @property
-    def standby(self) -> str:
-        """The run's standby (messages.Standby, as JSON); "": none."""
-        return meta_value(self._db, "standby", "")
+    def noted(self, name: str) -> str:
+        """Return the note of this name; empty: there is none."""
+        return meta_value(self._db, name, "")
 
     @property
     def changes(self) -> int:
@@ -499,7 +491,6 @@ class Ledger:
             handoffs=self.handoffs.rows(),
             term=self.term,
             local_steps=int(meta_value(self._db, "local_steps", "0")),
-            standby=self.standby,
             losses=tuple((row.step, row.loss) for row in rounds if row.loss is not None),
             held_out=tuple((one.step, one.loss) for one in evaluations),
         )

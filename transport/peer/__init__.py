@@ -6,6 +6,6 @@ from .catch_up_downloads import CatchUpDownloads, WantedFile
 from .connection_manager import HubPart, LinkLimits
 from .hub_status import check_answer
 from .peer_link import HANDOFF_S, LEAVE_S, POLL_S, PeerIdentity, PeerLink, StopRequest
-from .peer_state import HEARD, Newest, PeerState, SessionState
+from .peer_state import HEARD, Elsewhere, Newest, PeerState, SessionState
 from .run_visit import RunPreview, RunVisit
 from .size_bounds import BOUNDS, OF_SAMPLES, SizeBounds, hashes_size

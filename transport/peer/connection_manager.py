@@ -51,7 +51,7 @@ STALLED_S = 10.0  # a bulk flow that owes an answer for this long is dialled ane
 # After a silence of this length TCP waits up to as long again before it retries. Dialling anew is quicker and
 # costs a window at most: done when the control connection was as silent, or another flow is not.
 BACKED_OFF_S = 2.5
-# A standby that let this peer wait is about to be the hub, and back at its port within the second time.
+# Who let this peer wait is about to be the hub, and back at its port within the second time.
 TAKES_OVER_RETRY, TAKES_OVER_S = 0.5, 15.0
 LOOK_S = 1.0  # of silence, after which the kernel is asked whether bytes still move
 
@@ -95,7 +95,7 @@ class ConnectionManager:
         self.bytes_up = self.bytes_down = 0  # on the wire, ZMTP and CURVE framing included
         self._up_bucket, self._down_bucket = rate_limits.up, rate_limits.down
         self._wire, self._patience = wire, limits.patience
-        self.url = self._target = url  # the hub, or the standby that took over; where it is dialled now
+        self.url = self._target = url  # of the hub; where it is dialled now
         self._flows = range(1, limits.flows + 1)
         self._up: set[int] = set()
         # what the hub sends of a packet just committed; None: all of it. Called in this thread.
@@ -104,8 +104,8 @@ class ConnectionManager:
         self._dial_at: dict[int, float] = {CONTROL: 0.0}
         self._retry: dict[int, float] = {}
         self._error: Unreachable | None = None  # of the newest dial
-        self._waits_there = False  # the standby on the control connection lets this peer wait
-        self._stays_until = 0.0  # the standby that did is dialled until then, and not the hub
+        self._waits_there = False  # on the control connection, a place that is no hub yet
+        self._stays_until = 0.0  # the place that let it wait is dialled until then, and not the hub
         self._give_up_at: float | None = None
         self._heard_at: dict[int, float] = {}  # when a flow last received, or began to wait for an answer
         self._bulk_heard_at = 0.0  # when any bulk flow last received
@@ -218,7 +218,7 @@ class ConnectionManager:
         if now < self._stays_until:
             self._dial_at[flow] = now + TAKES_OVER_RETRY * random.uniform(0.5, 1.0)
         elif error is not None:
-            self._look_elsewhere()
+            self._dial_elsewhere()
         self.state.disconnected()
         self._error = error or self._error
         if self._give_up_at is None:
@@ -246,14 +246,14 @@ class ConnectionManager:
         self._outbox.extend(self.state.receive(message, now))
         if isinstance(message, messages.Wait):
             self._waits_there = self._target is not self.url
-        if self.state.link is SessionState.OFFLINE:  # it was a hub of an older term, or a standby
-            elsewhere = self._look_elsewhere()
+        if self.state.link is SessionState.OFFLINE:  # it was a hub of an older term, or none
+            elsewhere = self._dial_elsewhere()
             self._hang_up(CONTROL, now + (FIRST_RETRY if elsewhere else LAST_RETRY))
             return
         if isinstance(message, messages.Welcome):
             self._give_up_at = None
-            if self._target is not self.url:  # the standby has taken over: it is the hub now
-                self.url, self.state.standby = self._target, None
+            if self._target is not self.url:  # that is the hub now
+                self.url, self.state.elsewhere = self._target, None
                 self._waits_there, self._stays_until = False, 0.0
             if self.state.sessions != sessions:
                 self._new_session(now)
@@ -323,13 +323,13 @@ class ConnectionManager:
         self._flow_down(flow, None, dial_at)
         self._dial_at[flow] = dial_at
 
-    def _look_elsewhere(self) -> bool:
-        """Dial the standby next, if the hub was dialled; the hub, if it was not. False: there is no other."""
+    def _dial_elsewhere(self) -> bool:
+        """Dial the other place next, if the hub was dialled; the hub, if it was not. False: there is none."""
         self._waits_there, self._stays_until = False, 0.0
-        standby, target = self.state.standby, self.url
-        if self._target is self.url and standby is not None:
-            target = self.url.at(standby.place, standby.key)
-            self.state.vote()
+        elsewhere, target = self.state.elsewhere, self.url
+        if self._target is self.url and elsewhere is not None:
+            target = self.url.at(elsewhere.place, elsewhere.key)
+            elsewhere.dialled()
         if target is self._target:
             return False
         self._target = target
@@ -352,7 +352,7 @@ class ConnectionManager:
         link = self.state.link
         if link in (SessionState.GREETING, SessionState.JOINED) and now >= self.state.silent_until():
             # A network that dropped this connection dropped the others; alone they would wait for STALLED_S.
-            self._look_elsewhere()
+            self._dial_elsewhere()
             for flow in sorted(self._up | {CONTROL}):
                 self._hang_up(flow, now)
         for flow in self._up - {CONTROL}:

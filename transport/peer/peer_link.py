@@ -46,7 +46,7 @@ from transport.transfer import (
 from transport.wire import DealerWire, PeerWire, RateLimits, routes_to
 
 from .connection_manager import ConnectionManager, HubPart, LinkLimits
-from .peer_state import PeerState, SessionState
+from .peer_state import Elsewhere, PeerState, SessionState
 from .size_bounds import SizeBounds, bound_of
 
 WELCOME_S = 20.0  # a hub that takes connections may take this long to answer Hello with Welcome
@@ -147,8 +147,6 @@ class PeerIdentity:
     alone: bool = True  # no other process with these keys goes by this name
     owns: bool = False  # this peer can aggregate shards
     reachable: str = ""  # "host:port" of its shard server, for other peers
-    follows_at: str = ""  # of a standby: the place where peers find it if the hub is lost
-    secret: str = ""  # of a standby: the host's, if it has it
     lends: int = 0  # bytes of memory that this machine lends for layers; `reachable` is of its stage link
     extra: dict[str, bytes] = field(default_factory=dict)  # bodies of extensions
 
@@ -179,10 +177,7 @@ class PeerLink:
         me = identity
         about = me.name, me.hardware, me.versions, me.alone, me.owns, me.reachable, me.extra
         hello = messages.Hello(messages.PROTOCOL, url.token, url.run, *about)
-        if me.follows_at:
-            said = structs.asdict(hello)
-            hello = messages.Follow(**said, place=me.follows_at, secret=me.secret)
-        elif me.lends:
+        if me.lends:
             hello = messages.Lends(**structs.asdict(hello), memory=me.lends)
         self._state = PeerState(hello)
         wire = wire or DealerWire(routes_to(url), url.key, me.keys)
@@ -212,7 +207,7 @@ class PeerLink:
 
     @property
     def url(self) -> RunURL:
-        """The run URL; once a standby has taken over, its."""
+        """The run URL; of another hub, once that has taken over."""
         return self._connections.url
 
     @property
@@ -503,15 +498,10 @@ class PeerLink:
         assert self._state.over is not None
         return self._state.over
 
-    def next_growth(self, after: int, timeout: float) -> messages.Grown | None:
-        """Wait for news of the hub's ledger, for a standby; None where none came. Raises as `fetch`."""
-
-        def news() -> messages.Grown | None:
-            grown = self._state.grown
-            return grown if grown is not None and grown.number != after else None
-
-        self._wait("news of the ledger", lambda: bool(news() or self._state.over), timeout, give_up=False)
-        return news()
+    def wait(self, what: str, there: Callable[[], bool], timeout: float) -> None:
+        """Wait until `there()`, which what comes over this link makes true, or the time is over. Raises as
+        `fetch`."""
+        self._wait(what, there, timeout, give_up=False)
 
     def next_place(self, after: messages.Placed | None, timeout: float) -> messages.Placed | None:
         """Wait for another place than `after`, for a machine that lends its memory; None where none came.
@@ -522,7 +512,7 @@ class PeerLink:
         def news() -> messages.Placed | None:
             return self._state.placed if self._state.placed != after else None
 
-        self._wait("a place in a ring", lambda: bool(news() or self._state.over), timeout, give_up=False)
+        self.wait("a place in a ring", lambda: bool(news() or self._state.over), timeout)
         if self._state.over is not None:
             raise RunOver.of(self._state.over)
         return news()
@@ -538,6 +528,16 @@ class PeerLink:
         """Return the seconds since the hub was last heard; inf while there is no session with it."""
         here = self._state.link is SessionState.JOINED
         return time.monotonic() - self._state.heard if here else inf
+
+    @property
+    def elsewhere(self) -> Elsewhere | None:
+        """Return where else the run is looked for if the hub is lost."""
+        return self._state.elsewhere
+
+    @elsewhere.setter
+    def elsewhere(self, place: Elsewhere | None) -> None:
+        with self._changed:
+            self._state.elsewhere = place
 
     @property
     def over(self) -> messages.Over | None:
@@ -636,12 +636,6 @@ class PeerLink:
         return self._transfers.upload(name, data, hashlib.sha256(data).digest())
 
     # ---- calls that do not wait ----------------------------------------------------------------------------
-
-    def stored(self, number: int, rounds: int) -> None:
-        """Tell the hub that this standby's disk has what the Grown of this number told of."""
-        with self._changed:
-            self._check()
-            self._connections.say([messages.Stored(number, rounds)])
 
     def ready(self, round: int, fingerprint: int, holds: dict[str, str] | None = None) -> None:
         """Tell the hub that this peer has the global model of `round`. `holds`: see messages.Ready."""

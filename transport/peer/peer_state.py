@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -44,9 +45,7 @@ HEARD: dict[SessionState, tuple[type[messages.Message], ...]] = {
         messages.Over,
         messages.Refused,
         messages.Ping,
-        messages.Grown,
         messages.Placed,
-        messages.Standby,
     ),
     SessionState.OVER: (messages.Ping, messages.Over),
     SessionState.REFUSED: (),
@@ -58,7 +57,7 @@ KEPT_BYTES = 256 * 1024  # of each of these, as they are on the wire: in memory 
 OPENED = 4096  # leases not delivered that are remembered; more than any hub gives
 SILENT_PINGS = 6  # a hub silent for this many pings is redialled,
 SILENT_S = 5.0  # or for this long, where that is more
-DOUBTED_PINGS, DOUBTED_S = 4, 4.0  # the same where there is a standby, which decides whether the hub is lost
+DOUBTED_PINGS, DOUBTED_S = 4, 4.0  # the same where the run may be elsewhere, if the hub is lost
 
 
 class Newest(Generic[M]):
@@ -106,6 +105,16 @@ class Newest(Generic[M]):
         return iter(self._kept)
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """A place at which the run is looked for, in turns with the hub, where that is lost. It lets this peer
+    wait until it is the hub itself."""
+
+    place: str
+    key: str  # that it proves
+    dialled: Callable[[], object]
+
+
 class PeerState:
     """One peer's session. Methods return the control messages to send."""
 
@@ -131,9 +140,7 @@ class PeerState:
         self.ignored = 0
         self.offer_again = False  # the hub asks again for an update
         self.term = 0  # the highest met: a hub of a lower term was replaced and is ignored
-        self.standby: messages.Standby | None = None  # where to look for the run if the hub is lost
-        self.voted = 0  # number of the standby that this peer has voted for by dialling it
-        self.grown: messages.Grown | None = None  # the newest; to a standby
+        self.elsewhere: Elsewhere | None = None
         self.placed: messages.Placed | None = None  # the newest; to a machine that lends its memory
         self.rolled_back = ""  # what the hub lacks of what this peer has, if it took over
         self.replaced = ""  # why the hub that answers is ignored, since the newest Welcome
@@ -207,25 +214,11 @@ class PeerState:
             return self._committed(message)
         elif isinstance(message, messages.Extension):
             self._hear(message)
-        elif isinstance(message, messages.Grown):
-            self.grown = message
         elif isinstance(message, messages.Placed):
             self.placed = message
             if isinstance(self.hello, messages.Lends):
                 self.hello = structs.replace(self.hello, had=message)
-        elif isinstance(message, messages.Standby):
-            return self._learn(message)
         return []
-
-    def _learn(self, message: messages.Standby) -> list[messages.Message]:
-        """Note where the standby is; or promise not to vote for it, unless that is done."""
-        if message.place:
-            self.standby = message
-            return []
-        if self.voted >= message.number:
-            return []
-        self.standby = None
-        return [messages.Backs(message.number)]
 
     def listen(self, takers: Mapping[str, Callable[[bytes], object]]) -> None:
         """Have bodies of extensions taken by name: those that have come, and others as they come. One that
@@ -246,11 +239,6 @@ class PeerState:
             except ProtocolError:
                 self.ignored += 1
 
-    def vote(self) -> None:
-        """Note that the standby is dialled in place of the hub."""
-        if self.standby is not None:
-            self.voted = self.standby.number
-
     def _welcomed(self, message: messages.Welcome) -> list[messages.Message]:
         if message.term < self.term:
             self._ignore_hub(f"it is of term {message.term}, the newest met is {self.term}")
@@ -265,7 +253,7 @@ class PeerState:
             self._evaluated.clear()
             self._holds.clear()
         if message.round <= self.newest and message.term > self.term:
-            self.rolled_back = f"the standby took over without round {message.round}, which this peer has"
+            self.rolled_back = f"another hub took over without round {message.round}, which this peer has"
         self.term = message.term
         self.welcome = message
         self.newest = max(self.newest, message.round - 1)
@@ -383,4 +371,4 @@ class PeerState:
         """Return the time at which a silent hub is to be redialled."""
         ping_s = self.welcome.ping_s if self.welcome else 1.0
         doubted = max(DOUBTED_S, DOUBTED_PINGS * ping_s), max(SILENT_S, SILENT_PINGS * ping_s)
-        return self.heard + doubted[self.standby is None]
+        return self.heard + doubted[self.elsewhere is None]

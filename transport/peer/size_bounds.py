@@ -24,9 +24,6 @@ BOUNDS = {
     "base/": "the size that the run has announced",
     "snapshot/": "the size that the run has announced",
     "hashes/": "32 bytes for each MiB of the file",
-    "ledger/": "what a hub sends of its ledger at once",
-    "updates/": "what the disk of a standby has room for",
-    "replica/": "the size that the hub has listed",
 }
 
 

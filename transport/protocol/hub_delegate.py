@@ -83,7 +83,3 @@ class HubDelegate(Protocol):
     def object(self, name: str) -> bytes | Path:
         """Return the object "base/<file>", "snapshot/<round>/model.safetensors", "hashes/<either>" or "eval".
         Raises KeyError where there is none such."""
-
-    def replica(self, name: str) -> bytes | Path:
-        """Return the object "replica/manifest/...", "replica/<stamp>/<path>" or "replica/hashes/...", which
-        only the run's standby is given. Called only where one follows. Raises KeyError."""

@@ -76,17 +76,6 @@ class Hello(Message, frozen=True):
     extra: Extra = {}
 
 
-class Follow(Hello, frozen=True, kw_only=True):
-    """First message of a standby's session, in place of Hello; answered as that is.
-
-    The host approves it, or `secret` is the host's. Then Grown tells what there is to fetch, and Stored what
-    is on the standby's disk.
-    """
-
-    place: Word  # "host:port" at which peers find it, or "host:port+place:port"
-    secret: Word = ""
-
-
 class RingMachine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One machine of a ring, and its layers first .. stop-1. Without a name it is lost, not replaced yet."""
 
@@ -138,19 +127,6 @@ class Lends(Hello, frozen=True, kw_only=True):
 
     memory: Size  # bytes that it can have
     had: Placed | None = None  # its place at this run's hub before: a restarted one knows of no ring
-
-
-class Stored(Message, frozen=True):
-    """The standby's disk has what the Grown of this number told of; so many rounds are committed there."""
-
-    number: Count
-    rounds: Count
-
-
-class Backs(Message, frozen=True):
-    """A peer has not voted for the standby of this number, and will not: the hub may go on without it."""
-
-    number: Count
 
 
 class Resume(Message, frozen=True):
@@ -439,24 +415,6 @@ class Committed(Message, frozen=True, omit_defaults=True):
     extra: Extra = {}
 
 
-class Grown(Message, frozen=True):
-    """To the standby: the ledger has changed (`number` counts that), and so many rounds are committed."""
-
-    number: Count
-    rounds: Count
-
-
-class Standby(Message, frozen=True):
-    """The machine that takes over where this hub is lost: peers dial it then, and prove this key of it.
-
-    With an empty place the hub has lost that standby and asks for Backs.
-    """
-
-    number: Count  # grows with each standby of a run
-    place: Word = ""
-    key: Word = ""
-
-
 class Over(Message, frozen=True):
     """The run is over, or this peer's part in it."""
 
@@ -563,11 +521,11 @@ REFUSALS = {
 }
 
 ToHub = (
-    Hello | Follow | Lends | Stored | Backs | Resume | Ready | Report | Evaluated | Leave | Holds
+    Hello | Lends | Resume | Ready | Report | Evaluated | Leave | Holds
     | Resigns | Probed | Unusable | Extension | Ping | Pong | AskStatus | Deciding | AskStop
     | AskAdmin | Attach | Put | Chunk | Get
 )  # fmt: skip
 ToPeer = (
-    Welcome | Refused | Wait | Placed | Grown | Standby | Round | Close
+    Welcome | Refused | Wait | Placed | Round | Close
     | Committed | Extension | Over | Ping | Pong | Status | Attached | Have | Ack | PutDone | Data | NoObject
 )  # fmt: skip

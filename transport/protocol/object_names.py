@@ -11,9 +11,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
-
-Role = Literal["peer", "standby", "stage"]  # of a session; stage: a machine that lends memory for layers
 
 NUMBER = "[0-9]{1,18}"
 PLACES = {  # what stands for a part of a name -> the pattern of that part
@@ -46,7 +43,7 @@ class ObjectKind:
     """A row of the table: objects that peers fetch."""
 
     form: str  # of the name: "packets/<a>-<b>"
-    readers: tuple[Role, ...]  # whose sessions may fetch it
+    readers: tuple[str, ...]  # roles of the sessions that may fetch it
     largest: str  # its size at most, as a peer that fetches it knows beforehand
     cost: Cost
     pattern: re.Pattern[str] = field(init=False, compare=False)

@@ -8,9 +8,10 @@ read is the peer's fault and never an error of the hub.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
-from transport.actions import CommitDone
+from transport.actions import CommitDone, Shell
 from transport.ledger import Counted
 from transport.membership import Session
 from transport.protocol import Event, SampleRanges, messages
@@ -28,8 +29,8 @@ class UnderWay(NamedTuple):
     size: int
 
 
-class Lines(Protocol):
-    """The lines of sessions, as the hub's sockets see them."""
+class Lines(Shell, Protocol):
+    """The hub's threads, and the lines of sessions as its sockets see them."""
 
     def crossed(self, session: str) -> list[Crossed]:
         """Return what has crossed each connection of a session, as far as the system tells."""
@@ -53,6 +54,7 @@ class HubExtension:
     """
 
     name = ""  # of its bodies
+    role = ""  # of the sessions whose Hello has a body for it: they are no peers, and train nothing
     dials = False  # it sends peers to others: the hub tries the addresses at which they can be reached
 
     def serve(self, objects: ObjectStore) -> None:
@@ -60,6 +62,14 @@ class HubExtension:
 
     def watch(self, lines: Lines) -> None:
         """Take the lines of sessions, once the hub has sockets."""
+
+    def answers(self, key: str, body: bytes) -> bool:
+        """Tell whether a Hello with this body, or a Resume, is answered now; else its key dials again."""
+        return True
+
+    def admits(self, key: str, body: bytes) -> messages.Refused | bool:
+        """Tell whether a session of its role may begin; False: once the host approves it."""
+        return False
 
     def hello(self, session: Session, body: bytes, now: float) -> None:
         """Take the body of the Hello that begins a session, or of the Resume with which one from before a
@@ -69,6 +79,12 @@ class HubExtension:
     def welcome(self, session: Session) -> bytes:
         """Return the body for the Welcome of a session, a new or resumed one; empty: none."""
         return b""
+
+    def welcomed(self, session: Session) -> None:
+        """Say more after a Welcome, and again what a peer on a new connection may have missed."""
+
+    def answered(self, session: Session, pinged: float) -> None:
+        """Note the answer to the ping of this time: what was said before has come."""
 
     def received(self, session: Session, body: bytes, now: float) -> None:
         """Take the body of an Extension message. Raises ProtocolError as `hello`."""
@@ -102,9 +118,6 @@ class HubExtension:
     def caught_up(self, session: Session) -> None:
         """Note a peer that says that it is ready, at the round `session.at`."""
 
-    def resumed(self, session: Session) -> None:
-        """Say again what a peer on a new connection may have missed."""
-
     def opens(self, ex: Exchange, granted: Mapping[str, SampleRanges]) -> None:
         """Note a round that opens, and the samples of each session's lease."""
 
@@ -131,6 +144,13 @@ class HubExtension:
         """Return the body for the Committed of each session, once a round is in the ledger."""
         return {}
 
+    def wrote(self, rounds: int) -> None:
+        """Note that the ledger has changed, and has so many rounds."""
+
+    def may_announce(self, round: int) -> bool:
+        """Tell whether a durable round may be announced. It is asked again after whatever comes."""
+        return True
+
     def committed(self, ex: Exchange, done: CommitDone, now: float) -> Sequence[Event]:
         """Note that a round has ended, with the updates of `done.packets`; of none: it is opened again.
         Returns what the host is told after the event of the round."""
@@ -145,6 +165,19 @@ class HubExtension:
 
     def forget_key(self, key: str) -> None:
         """Forget the evidence on a key that was banned for it, or whose ban the host has lifted."""
+
+    def removed(self, key: str) -> None:
+        """Note that the host has kicked or banned a key."""
+
+    def tick(self, now: float) -> None:
+        """Let time pass up to `now`."""
+
+    def deadline(self) -> float:
+        """Return when `tick` has something to do. inf: never."""
+        return inf
+
+    def ended(self) -> None:
+        """Note that the run is over."""
 
     def peer_status(self, session: Session) -> Mapping[str, Any]:
         """Return its figures of a peer for `cocktail status --json`; they replace those of the same name."""

@@ -125,6 +125,7 @@ class Rounds:
         self.sharding: Sharding | None = None
         self.extensions: list[HubExtension] = []
         self.over = messages.Over("", False)  # how the run ended
+        self._durable: do.CommitDone | None = None  # a round that may not be announced yet
         self._deadline, self._balancer = StragglerDeadline(self._longest), LoadBalancer()
         self._opened_at: dict[int, float] = {}  # of the newest rounds
         self._started = now
@@ -323,8 +324,6 @@ class Rounds:
             self._out.send(session.conn, ex.closes[session.id])
         elif self.phase is Phase.FINAL:
             self._announce_part(session)
-        for one in self.extensions:
-            one.resumed(session)
 
     # ---- answers of the shell ------------------------------------------------------------------------------
 
@@ -339,9 +338,13 @@ class Rounds:
                 self._announce(session, ex)
 
     def committed(self, done: do.CommitDone, now: float) -> None:
-        """Finish a durable round, or open it again where no packet could be used."""
-        ex = self.exchange
+        """Finish a durable round, as soon as it may be announced, or open it again where no packet could be
+        used."""
+        ex, self._durable = self.exchange, None
         if self.phase is not Phase.CLOSED or ex is None or ex.round != done.round:
+            return
+        if done.packets and not all(one.may_announce(done.round) for one in self.extensions):
+            self._durable = done
             return
         accepted = [s for s in ex.by_name if ex.members[s] in done.packets]
         told = [event for one in self.extensions for event in one.committed(ex, done, now)]
@@ -397,10 +400,12 @@ class Rounds:
             overdue = self.phase is Phase.OPEN and not ex.claims and now >= ex.opened + self._longest
             if overdue and now >= ex.deadline:
                 self._warn_overdue(ex, "closes with the first update of", now)
+        for one in self.extensions:
+            one.tick(now)
 
     def deadline(self) -> float:
         """Return when `tick` has something to do. inf: never."""
-        times = [self.disputes.deadline()]
+        times = [self.disputes.deadline(), *(one.deadline() for one in self.extensions)]
         if self._stop_at is not None and self.phase is not Phase.ENDED:
             times.append(self._stop_at)
         ex, ev = self.exchange, self.evaluations.now
@@ -427,6 +432,8 @@ class Rounds:
             return
         if (disputed := self.disputes.next_replay(now)) is not None:
             self._out.add(do.FindFingerprint(disputed))
+        if self._durable is not None:
+            self.committed(self._durable, now)
         idle = self.phase in (Phase.WAITING, Phase.FINAL)
         if self._stop_at is not None and (idle or now >= self._stop_at):
             self.end(self._stop_reason, events.PAUSED if self._paused else 0)
@@ -726,6 +733,11 @@ class Rounds:
                 if banned or (at_once and session.name == name):
                     self._members.kick(session, "kicked", why)
 
+    def wrote(self, rounds: int) -> None:
+        """Have extensions note that the ledger has changed, and has so many rounds."""
+        for one in self.extensions:
+            one.wrote(rounds)
+
     def forget_key(self, key: str) -> None:
         """Have extensions forget the evidence on a key."""
         for one in self.extensions:
@@ -862,6 +874,8 @@ class Rounds:
             self._out.send(session.conn, self.over)
         self._out.tell(events.RunEnded(0.0, finished, reason, exit_code, self.round, self.leases.counted))
         self._out.add(do.End())
+        for one in self.extensions:
+            one.ended()
 
     @property
     def ending(self) -> bool:

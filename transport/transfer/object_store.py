@@ -1,7 +1,7 @@
 """Objects that a hub serves by name, chunk by chunk. Files are never read as a whole.
 
 The rows below are those of every run. What a run uses beside them adds its rows with `serve`: audits,
-replicas, aggregators that are peers, a standby. Without a row nothing is served.
+replicas, aggregators that are peers. Without a row nothing is served.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from transport.ledger import Ledger
-from transport.protocol import Cost, HubDelegate, ObjectKind, Role, messages
+from transport.protocol import Cost, HubDelegate, ObjectKind, messages
 from transport.wire import SharedPayload
 
 KEPT = 256  # ranges, and leases, cached
@@ -23,10 +23,8 @@ PACKED = 64 << 20  # bytes of leases cached
 CACHED_CHUNKS = 64  # of the newest packet, for the next peer
 
 LEASE = ObjectKind("lease/<round>", ("peer",), "`Round.samples` x the longest sample", Cost.ROUND)
-PACKET = ObjectKind("packet/<round>", ("peer", "standby"), "the codec's longest packet", Cost.ROUND)
-RANGE = ObjectKind(
-    "packets/<a>-<b>", ("peer", "standby"), "(b - a) x (the codec's longest packet + 56)", Cost.READ
-)
+PACKET = ObjectKind("packet/<round>", ("peer",), "the codec's longest packet", Cost.ROUND)
+RANGE = ObjectKind("packets/<a>-<b>", ("peer",), "(b - a) x (the codec's longest packet + 56)", Cost.READ)
 EVAL = ObjectKind("eval", ("peer",), "the disk that its peer lends", Cost.READ)
 BASE = ObjectKind("base/<file>", ("peer", "stage"), "`File.size`", Cost.READ)
 SNAPSHOT = ObjectKind(
@@ -83,8 +81,8 @@ class ObjectStore:
         self._chunks: OrderedDict[messages.Get, SharedPayload] = OrderedDict()
         self._rows: dict[str, list[tuple[ObjectKind, Find]]] = {}  # by the first part of the name
         self.serve(LEASE, lambda session, _, of: self.packed(session, "lease", int(of[0]), leased))
-        self.serve(PACKET, lambda session, _, of: self._range(int(of[0]), int(of[0]) + 1, payload=True))
-        self.serve(RANGE, lambda session, _, of: self._range(int(of[0]), int(of[1])))
+        self.serve(PACKET, lambda session, _, of: self.records(int(of[0]), int(of[0]) + 1, payload=True))
+        self.serve(RANGE, lambda session, _, of: self.records(int(of[0]), int(of[1])))
         for kind in (BASE, SNAPSHOT, HASHES, EVAL):
             self.serve(kind, lambda session, name, _: self._ask(name))
 
@@ -99,7 +97,7 @@ class ObjectStore:
         """List the rows of this hub's table."""
         return [kind for rows in self._rows.values() for kind, _ in rows]
 
-    def kind_of(self, name: str, role: Role) -> ObjectKind | None:
+    def kind_of(self, name: str, role: str) -> ObjectKind | None:
         """Return the row that a name matches, if sessions of this role may fetch it; else None."""
         found = self._match(name)
         return found[0] if found is not None and role in found[0].readers else None
@@ -166,7 +164,7 @@ class ObjectStore:
                 self._packed_size -= self._packed.popitem(last=False)[1].size
         return source
 
-    def _range(self, start: int, stop: int, *, payload: bool = False) -> ObjectSource:
+    def records(self, start: int, stop: int, *, payload: bool = False) -> ObjectSource:
         """Locate the records of these rounds in the log, whose end the system caches. Raises KeyError.
 
         payload: the packet of the first round alone.

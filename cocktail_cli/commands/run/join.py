@@ -23,17 +23,16 @@ RETURN_WITHIN = 600.0  # seconds to reach the hub after a pause: nobody may be t
 def join(
     run_url: Annotated[
         str | None,
-        typer.Argument(
-            metavar="RUN_URL",
+        options.argument(
+            "RUN_URL",
+            "The host's line; @FILE reads it from a file, - from stdin.",
             envvar="COCKTAIL_RUN_URL",
-            help="The host's line; @FILE reads it from a file, - from stdin.",
             show_default=False,
             show_envvar=True,
         ),
     ] = None,
     name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="NAME", help="Name to show (default: this machine's)."),
+        str | None, options.value("--name", "NAME", "Name to show (default: this machine's).")
     ] = None,
     wait: Annotated[
         float, options.duration("--wait", "Keep trying while the run is unreachable: 10m.")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from cocktail_cli import options
 from cocktail_cli.assembly import NONE_GIVEN, Given, for_peers, places_of
 from cocktail_cli.errors import Failure
@@ -20,20 +18,13 @@ def launch(
     data: options.DataPath = None,
     model: options.ModelName = None,
     output_dir: options.Output = None,
-    peers: Annotated[
-        int, typer.Option("--peers", metavar="N", min=0, help="Peers to start on this machine.")
-    ] = 1,
-    no_train: Annotated[
-        bool, typer.Option("--no-train", help="Only coordinate: start no peer here.")
-    ] = False,
+    peers: Annotated[int, options.value("--peers", "N", "Peers to start on this machine.", min=0)] = 1,
+    no_train: Annotated[bool, options.flag("--no-train", "Only coordinate: start no peer here.")] = False,
     wait_for_guests: Annotated[
-        int,
-        typer.Option(
-            "--wait-for-guests", metavar="N", min=0, help="Start once N peers from elsewhere are here."
-        ),
+        int, options.value("--wait-for-guests", "N", "Start once N peers from elsewhere are here.", min=0)
     ] = 0,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Leave the run in DIR alone, begin anew in DIR-2.")
+        bool, options.flag("--fresh", "Leave the run in DIR alone, begin anew in DIR-2.")
     ] = False,
     detach: options.Detach = False,
     bind: options.Bind = BIND,
@@ -46,8 +37,7 @@ def launch(
     vram_limit: options.VramLimit = None,
     trust_remote_code: options.TrustCode = False,
     share_gated_base: Annotated[
-        bool,
-        typer.Option("--share-gated-base", help="Serve a gated base, if you may."),
+        bool, options.flag("--share-gated-base", "Serve a gated base, if you may.")
     ] = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,

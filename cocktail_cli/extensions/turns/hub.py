@@ -96,7 +96,7 @@ class Turns(HubExtension):
         """Leave out those that lack more than a few packets."""
         return round - session.at <= NEAR
 
-    def resumed(self, session: Session) -> None:
+    def welcomed(self, session: Session) -> None:
         """Call a peer again that was called and has not answered."""
         turn = self._turns.get(session.id)
         if turn is not None and turn.called is not None:

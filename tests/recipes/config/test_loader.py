@@ -71,11 +71,7 @@ def test_an_unknown_name_is_reported_with_the_nearest_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("missing.yaml", "no such file"),
-        (".", "is a folder, not a recipe"),
-    ],
+    ("name", "message"), [("missing.yaml", "no such file"), (".", "is a folder, not a recipe")]
 )
 def test_a_path_that_is_no_recipe_is_reported(name: str, message: str) -> None:
     assert [p.message for p in problems(name)] == [message]
@@ -306,7 +302,6 @@ def test_durations_are_seconds(text: str | int, seconds: float) -> None:
         ("compression: {local_steps: auto, error_decay: 0.9}", "compression.local_steps"),
         ("compression: {local_steps: auto, uncompressed_steps: 9}", "compression.local_steps"),
         ("compression: {preset: co2, local_steps: auto}", "compression.local_steps"),
-        ("compression: {shards: 8}\nswarm: {owners: peers, durability: replicated}", "swarm.durability"),
         ("compression: {topk_chunk: 64, topk_ratio: 0.005}", "compression.topk_chunk"),
         ("lora: {}\ntraining: {fp32_master_weights: false}", "training.fp32_master_weights"),
         ("training: {fp32_master_weights: false}", "training.fp32_master_weights"),

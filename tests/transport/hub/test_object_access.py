@@ -14,16 +14,14 @@ from pathlib import Path
 import pytest
 from hub_swarm import HubSwarm
 from test_ring_table import Units
-from test_takeover import FILE, FollowedWork
 from toy_extension import Health
-from toy_swarm import ToyPeer, toy_settings
+from toy_swarm import ToyPeer, ToyWork, toy_settings
 
 from transport import PeerLink, ask_admin, parse_url
 from transport.aggregators import shard_aggregation
 from transport.peer import BOUNDS, PeerIdentity
 from transport.peer.size_bounds import bound_of
 from transport.protocol import CurveKeys, ObjectKind, RunKeys, decode_to_peer, encode, messages
-from transport.standby import replica_source
 from transport.transfer import NO_ROW, object_store
 from transport.wire import Connected, DealerWire, Received, routes_to
 
@@ -52,7 +50,6 @@ SAID = {  # what a fetched object is, where this toy knows it
     "base/<file>": b"a config",
     "eval": b"texts to evaluate",
     "hashes/<object>": b"hashes",
-    "replica/<stamp>/<path>": FILE,
     "note/<round>": b"a note 0",
 }
 # nothing of these is there in this toy: no round is sharded, evaluated or handed over
@@ -134,7 +131,7 @@ class Visited:
 def visited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visited]:
     folder: Path = tmp_path_factory.mktemp("objects")
     (folder / "run").mkdir()
-    work = FollowedWork(folder / "run")
+    work = ToyWork()
     work.objects |= {"base/config.json": b"a config", "eval": b"texts to evaluate"}
     work.objects["hashes/base/config.json"] = b"hashes"
     settings = toy_settings(**(QUIET | HUBS[request.param] | {"samples": 10**6}))
@@ -167,12 +164,6 @@ def meet(found: Visited) -> None:
     elsewhere = found.caller("a member of another run", None)
     answer, _ = elsewhere.ask(hello(running, "eve", run="another", token=RunKeys.generate().token))
     assert isinstance(answer, messages.Refused)
-    follows = messages.Follow(
-        messages.PROTOCOL, running.keys.token, running.settings.run, "standby",
-        place="127.0.0.1:9", secret=running.keys.stop,
-    )  # fmt: skip
-    if running.settings.owners == "hub":  # else a run has no standby
-        found.caller("the standby", follows)
     if running.settings.division is not None:
         lends = messages.Lends(
             messages.PROTOCOL,
@@ -185,7 +176,7 @@ def meet(found: Visited) -> None:
         found.caller("a machine of a ring", lends)
 
 
-ROLES = {"a member": "peer", "the standby": "standby", "a machine of a ring": "stage"}
+ROLES = {"a member": "peer", "a machine of a ring": "stage"}
 
 
 def example(kind: ObjectKind) -> str:
@@ -194,7 +185,7 @@ def example(kind: ObjectKind) -> str:
 
 def test_every_name_is_for_its_readers_and_for_nobody_else(visited: Visited) -> None:
     kinds = visited.running.hub._objects.kinds
-    assert len(kinds) >= 9
+    assert len(kinds) >= 7
     given = set()
     for who, caller in visited.callers.items():
         for kind in kinds:
@@ -213,18 +204,6 @@ def test_every_name_is_for_its_readers_and_for_nobody_else(visited: Visited) -> 
                 assert isinstance(answer, messages.Refused), told
                 assert payload == b"", told
     assert given >= {"packet/<round>", "packets/<a>-<b>", "base/<file>"}
-    if "the standby" in visited.callers:
-        assert given >= {"replica/manifest/<number>", "replica/<stamp>/<path>", "updates/<a>-<b>"}
-
-
-def test_what_a_follower_has_is_for_the_session_that_follows_now(visited: Visited) -> None:
-    """A standby that another one has replaced is a standby no more, whatever its session still says."""
-    if "the standby" not in visited.callers:
-        pytest.skip("a run whose peers aggregate has none")
-    visited.running.hub._state.replication.session = "another"  # type: ignore[union-attr]
-    answer, payload = visited.callers["the standby"].get("replica/manifest/2")
-    assert isinstance(answer, messages.NoObject)
-    assert not payload
 
 
 def test_names_without_an_object_leave_nothing_behind_and_those_without_a_row_end_their_session(
@@ -233,7 +212,7 @@ def test_names_without_an_object_leave_nothing_behind_and_those_without_a_row_en
     store = visited.running.hub._objects
     caller = visited.caller("one who guesses", hello(visited.running, "gus"))
     guessed = [f"base/guess-{n}" for n in range(40)] + [f"hashes/base/guess-{n}" for n in range(40)]
-    guessed += [f"guess-{n}/0" for n in range(8)] + [f"replica/manifest/{n}" for n in range(777, 780)]
+    guessed += [f"guess-{n}/0" for n in range(8)] + [f"packet/{n}" for n in range(777, 780)]
     for name in guessed:
         answer, _ = caller.get(name)
         assert isinstance(answer, messages.NoObject)
@@ -241,20 +220,20 @@ def test_names_without_an_object_leave_nothing_behind_and_those_without_a_row_en
     kept = str([[*table] for table in tables])
     assert "base/config.json" in kept, "what was there is remembered"
     assert "guess" not in kept
-    assert "manifest/777" not in kept
+    assert "packet/777" not in kept
     assert sum(caller.hears(messages.Get(f"guess-{n}/0", 0, 1)) for n in range(16)) < 8, "it is hung up on"
 
 
 def all_kinds() -> set[ObjectKind]:
     """The rows of all hubs."""
-    modules = (object_store, replica_source, shard_aggregation)
+    modules = (object_store, shard_aggregation)
     return {kind for module in modules for kind in vars(module).values() if isinstance(kind, ObjectKind)}
 
 
 def test_who_fetches_an_object_knows_how_long_it_may_be() -> None:
     names = {example(kind) for kind in all_kinds()}
 
-    assert all(map(bound_of, names))
+    assert all(bound_of(name) for name in names)
     assert [prefix for prefix in BOUNDS if not any(name.startswith(prefix) for name in names)] == []
 
 

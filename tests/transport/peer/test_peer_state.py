@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from transport.peer import PeerState, SessionState
+from transport.peer import Elsewhere, PeerState, SessionState
 from transport.peer.peer_state import KEPT
 from transport.protocol import ProtocolError, decode_to_peer, encode, messages
 
@@ -199,10 +199,10 @@ def test_a_round_that_is_open_again_is_cut_anew_where_others_own_its_shards() ->
     assert not state.settled(3), "it is known now"
 
 
-def test_a_silent_hub_is_doubted_sooner_where_a_standby_decides_whether_it_is_lost() -> None:
+def test_a_silent_hub_is_doubted_sooner_where_the_run_may_be_elsewhere() -> None:
     state = joined()
     alone = state.silent_until() - state.heard
-    state.receive(messages.Standby(1, "there:2", "k" * 43), state.heard)
+    state.elsewhere = Elsewhere("there:2", "k" * 43, lambda: None)
     doubted = state.silent_until() - state.heard
 
     assert (alone, doubted) == pytest.approx((6.0, 4.0))
@@ -240,7 +240,7 @@ FULL: dict[str, Callable[[int, int], messages.Message]] = {
     "estates": lambda n, size: messages.Close(n, 0, [], {}, {}, [messages.HandoffOffer(0, "", 0.0)] * size),
     "bodies": lambda n, size: messages.Extension(f"{n:x}", b"x" * size),
     "place": lambda n, size: messages.Placed("r", n, [], "x" * size),
-    "over": lambda n, size: messages.Standby(n, "x" * size, "k"),
+    "over": lambda n, size: messages.Over("x" * size, False),
 }
 
 

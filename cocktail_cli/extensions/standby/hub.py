@@ -18,46 +18,60 @@ host's own machine has no vote.
 
 from __future__ import annotations
 
+import hmac
+from collections.abc import Mapping, Sequence
 from math import inf
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from transport import actions as do
-from transport.actions import Outbox
-from transport.ledger import TAKEN_OVER
-from transport.membership import Roster, Session
-from transport.protocol import RunSettings, messages
-from transport.scheduling import Rounds
+from transport.hub import HubParts
+from transport.ledger import TAKEN_OVER, Counted
+from transport.membership import Session
+from transport.protocol import ProtocolError, messages, read_msgpack
+from transport.scheduling import CommitSeconds, HubExtension, Lines
+from transport.transfer import ObjectStore
+
+from .bodies import NAME, Backs, Follow, Grown, Standby, Stored
+
+if TYPE_CHECKING:
+    from .hub_process import HubProcess
 
 ASK_S = 2.0  # seconds between two questions to the machine of a lost standby
 LOST_S = 10.0  # seconds after which the host is told, and an asynchronous hub asks its peers
 REPLACED = 6  # exit code of a hub whose standby has taken over
+RECENT = 8  # rounds whose voters are known
+SAID = cast("type[Stored | Backs]", Stored | Backs)
+FOLLOWS = "what a standby says of itself"
 
 
-class Replication:
+class Replication(HubExtension):
     """One run's standby, from its hub's view.
 
     Args:
-        recorded: the standby that the ledger names, as JSON; "": none. It counts before it is back.
-        term: of this hub.
+        lag: rounds that may be announced before the standby has them.
+        process: its `recorded` is the standby that the ledger names, as JSON; empty: none. It counts before
+            it is back.
     """
 
-    def __init__(
-        self, settings: RunSettings, out: Outbox, members: Roster, rounds: Rounds, recorded: str, term: int
-    ) -> None:
-        self.settings, self._out, self._members, self._rounds = settings, out, members, rounds
-        self.term = term
-        self.lag = 0 if settings.durability == "replicated" else 1
-        self.standby = msgspec.json.decode(recorded, type=messages.Standby) if recorded else None
+    name = role = NAME
+
+    def __init__(self, hub: HubParts, lag: int, process: HubProcess) -> None:
+        self.settings, self._out, self._members, self._rounds = hub.settings, hub.out, hub.members, hub.rounds
+        self._secret, self._process, self.lag = hub.secret, process, lag
+        self.term = hub.recovered.term
+        self.standby: Standby | None = None
+        if process.recorded:
+            self.standby = msgspec.json.decode(process.recorded, type=Standby)
         self.number = self.standby.number if self.standby else 0
         self.place = ""  # of the session that follows
         self.session = ""
         self.stored: int | None = None  # rounds on its disk; None: not known since this hub started
-        self.durable = rounds.round  # rounds on this hub's disk
+        self.durable = hub.rounds.round  # rounds on this hub's disk
         self.written = 0  # counts changes of the ledger
-        self.held: do.CommitDone | None = None  # waits for the standby
+        self.waits = False  # a durable round waits for the standby
         self.approved: set[str] = set()  # keys that the host lets follow
-        self.voters: dict[int, frozenset[str]] = {}  # rounds committed -> who votes then
+        self.voters: Mapping[int, frozenset[str]] = {}  # rounds committed -> who votes then
         self.backers: set[str] = set()  # keys that have promised not to vote for the standby
         self.asked = False
         self._unaware: dict[str, float] = {}  # session -> when it was told of the newest standby, unanswered
@@ -68,38 +82,59 @@ class Replication:
         if self.standby is not None:
             self.approved.add(self.standby.key)
 
+    def serve(self, objects: ObjectStore) -> None:
+        """Serve the session that follows what it is to copy."""
+        self._process.serve(objects, lambda session: session == self.session)
+
+    def watch(self, lines: Lines) -> None:
+        self._process.shell = lines
+
     # ---- sessions ------------------------------------------------------------------------------------------
 
-    def refusal(self, key: str) -> messages.Refused | None:
-        """Say why this key cannot follow, or None."""
+    def admits(self, key: str, body: bytes) -> messages.Refused | bool:
+        """Let a standby follow that has the host's secret, or has followed before."""
+        try:
+            follow = read_msgpack(body, Follow, FOLLOWS)
+        except ProtocolError as error:
+            return messages.Refused("state", str(error))
         if self.settings.owners != "hub":
             return messages.Refused("state", "a run whose peers aggregate shards has no standby")
         if self.standby is not None and self.standby.key != key:
             return messages.Refused(
                 "full", "the run has another standby; its host can remove that one (kick)"
             )
-        return None
+        known = self._secret and hmac.compare_digest(follow.secret.encode(), self._secret.encode())
+        return bool(known) or key in self.approved
 
-    def follow(self, session: Session, place: str, now: float) -> None:
+    def answers(self, key: str, body: bytes) -> bool:
+        """Answer no peer while a restarted hub has rounds that its standby must have before."""
+        if body or self.standby is None or self._stored_enough(self.durable - 1):
+            return True
+        return self.standby.key == key
+
+    def hello(self, session: Session, body: bytes, now: float) -> None:
         """Begin to feed a session that follows."""
-        self.session, self.place = session.id, place
-        if self.standby is not None and self.standby.place != place:
+        if session.role != self.role:
+            return
+        self.approved.add(session.key)
+        self.session, self.place = session.id, read_msgpack(body, Follow, FOLLOWS).place
+        if self.standby is not None and self.standby.place != self.place:
             self._enlist(session.key, now)
-        self.wrote(self.durable)
 
     def welcomed(self, session: Session) -> None:
-        """Tell a peer where the standby is."""
-        if self.standby is not None and session.id != self.session:
-            self._out.send(session.conn, self._petition if self.asked else self.standby)
+        """Tell a peer where the standby is, and the standby what there is to fetch."""
+        if session.id == self.session:
+            self.wrote(self.durable)
+        elif self.standby is not None:
+            self._say(session, self._petition if self.asked else self.standby)
             if self._away.pop(session.key, None) is not None:
                 self._unaware[session.id] = session.seen
 
-    def resumed(self, session: Session) -> None:
-        """Say again what a standby on a new connection may have missed."""
-        if session.id == self.session:
-            self.wrote(self.durable)
+    def _say(self, session: Session, body: Standby | Grown) -> None:
+        self._out.send(session.conn, messages.Extension(NAME, msgspec.msgpack.encode(body)))
 
-    def ended(self, session: Session) -> None:
+    def session_ended(self, session: Session) -> None:
+        """Note the loss of the standby, or of a peer that may not know where it is."""
         if session.id == self.session:
             self.session, self._lost_at, self._told = "", None, False
         if self._unaware.pop(session.id, None) is not None:
@@ -123,10 +158,6 @@ class Replication:
         told = f"the standby {following.name} at {self.place} has all of the run, and all peers know of it"
         self._out.warn(told, following.name)
 
-    def open_to_peers(self) -> bool:
-        """Return False where a restarted hub has rounds that its standby must have before any peer hears."""
-        return self.standby is None or self._stored_enough(self.durable - 1)
-
     # ---- the standby's progress ----------------------------------------------------------------------------
 
     def wrote(self, rounds: int) -> None:
@@ -134,17 +165,26 @@ class Replication:
         self.durable, self.written = rounds, self.written + 1
         session = self._members.get(self.session)
         if session is not None:
-            self._out.send(session.conn, messages.Grown(self.written, rounds))
+            self._say(session, Grown(self.written, rounds))
 
-    def has_stored(self, session: Session, m: messages.Stored, now: float) -> None:
+    def received(self, session: Session, body: bytes, now: float) -> None:
+        """Take the word of the standby, or the promise of a peer."""
+        said = read_msgpack(body, SAID, "what it says of a standby")
+        if isinstance(said, Stored):
+            self._has_stored(session, said.rounds, now)
+        elif said.number == self.number and self.standby is not None:
+            self.backers.add(session.key)
+            if self.asked and self._majority():
+                self._dismiss("a majority of the peers goes on without the standby")
+
+    def _has_stored(self, session: Session, rounds: int, now: float) -> None:
         """Take the standby's word that its disk has so many rounds."""
-        if session.id != self.session or m.rounds > self.durable:
+        if session.id != self.session or rounds > self.durable:
             return
-        self.stored = max(m.rounds, self.stored or 0)
+        self.stored = max(rounds, self.stored or 0)
         self.asked = False
         if self.standby is None and self._stored_enough(self.durable - 1):
             self._enlist(session.key, now)
-        self._release(now)
 
     def _stored_enough(self, round: int) -> bool:
         return self.stored is not None and self.stored >= round + 1 - self.lag
@@ -154,43 +194,35 @@ class Replication:
         self.backers.clear()
         self._unaware = {session.id: now for session in self._members if session.id != self.session}
         self._away.clear()
-        self._record(messages.Standby(self.number, self.place, key))
+        self._record(Standby(self.number, self.place, key))
         self._assure()
 
-    def _record(self, standby: messages.Standby) -> None:
+    def _record(self, standby: Standby) -> None:
         self.standby = standby if standby.place else None
-        self._out.add(do.RecordStandby(msgspec.json.encode(standby).decode() if standby.place else ""))
+        self._process.record(self.standby)
         self._tell(standby)
 
-    def _tell(self, message: messages.Standby) -> None:
+    def _tell(self, standby: Standby) -> None:
         for session in self._members:
             if session.id != self.session:
-                self._out.send(session.conn, message)
+                self._say(session, standby)
 
     # ---- commits -------------------------------------------------------------------------------------------
 
-    def committed(self, done: do.CommitDone, now: float) -> None:
-        """Announce a round that is durable here, once the standby has what it must have."""
-        if done.packets:
-            self.durable = max(self.durable, done.round + 1)
-            if voters := done.voters - {self.settings.own_key}:
-                self.voters[done.round + 1] = voters
-            self.held = done
-            self._release(now)
-        else:
-            self._rounds.committed(done, now)
+    def counted(self, round: int, counted: Sequence[Counted], took: CommitSeconds) -> Mapping[str, bytes]:
+        """Note who may elect a standby once this round is durable."""
+        if voters := self._process.voters() - {self.settings.own_key}:
+            newest = sorted(self.voters.items())[1 - RECENT :]
+            self.voters = dict([*newest, (round + 1, voters)])  # another table: this is the commit thread
+        return {}
 
     def may_announce(self, round: int) -> bool:
-        if self.standby is None:  # who has taken over is the second machine, and waits for no third
-            return self.lag == 1 or self.term >= TAKEN_OVER
-        return self._stored_enough(round)
-
-    def _release(self, now: float) -> None:
-        if self.held is not None and self.may_announce(self.held.round):
-            done, self.held = self.held, None
-            self._rounds.committed(done, now)
-            for old in sorted(self.voters)[:-8]:
-                del self.voters[old]
+        """Tell whether the standby has what it must have. Who has taken over is the second machine, and waits
+        for no third."""
+        alone = self.lag == 1 or self.term >= TAKEN_OVER
+        ready = alone if self.standby is None else self._stored_enough(round)
+        self.waits = not ready
+        return ready
 
     # ---- a lost standby ------------------------------------------------------------------------------------
 
@@ -200,7 +232,7 @@ class Replication:
             self._away = {key: until for key, until in known.items() if now < until}
             self._assure()
         if self.standby is None or self.session:
-            if self.standby is None and self.held is not None and not self._told:
+            if self.standby is None and self.waits and not self._told:
                 self._told = True
                 self._out.warn("durability is replicated: the first round waits for a standby to follow")
             return
@@ -208,7 +240,7 @@ class Replication:
             self._lost_at = self._ask_at = now
         if now >= self._ask_at:
             self._ask_at = now + ASK_S
-            self._out.add(do.AskStandby(self.standby))
+            self._process.ask(self.standby, self.visited)
         if now >= self._lost_at + LOST_S and not self._told:
             self._told = True
             self._out.warn(
@@ -220,41 +252,34 @@ class Replication:
             self._tell(self._petition)
 
     @property
-    def _petition(self) -> messages.Standby:
+    def _petition(self) -> Standby:
         """Ask peers to promise that they will not vote for the lost standby."""
-        return messages.Standby(self.number, "", "")
-
-    def backs(self, session: Session, m: messages.Backs, now: float) -> None:
-        """Count a peer's promise; with a majority of the voters the hub goes on alone."""
-        if m.number == self.number and self.standby is not None:
-            self.backers.add(session.key)
-            if self.asked and self._majority():
-                self.dismiss(now, "a majority of the peers goes on without the standby")
+        return Standby(self.number)
 
     def _majority(self) -> bool:
         """Tell whether the promises outvote the standby, whichever round it has: no word of it came since."""
         assert self.stored is not None
-        last = [rounds for rounds in sorted(self.voters) if rounds <= self.stored][-1:]
-        some = [self.voters[rounds] for rounds in self.voters if rounds > self.stored or rounds in last]
-        return bool(some) and all(2 * len(voters & self.backers) > len(voters) for voters in some)
+        voters = self.voters
+        last = [rounds for rounds in sorted(voters) if rounds <= self.stored][-1:]
+        some = [of for rounds, of in voters.items() if rounds > self.stored or rounds in last]
+        return bool(some) and all(2 * len(of & self.backers) > len(of) for of in some)
 
-    def dismiss(self, now: float, why: str) -> None:
+    def _dismiss(self, why: str) -> None:
         """Go on without the standby, which must be unable to take over."""
         self.asked, self.stored = False, None
-        self._record(messages.Standby(self.number, "", ""))
+        self._record(Standby(self.number))
         self._out.warn(why)
-        self._release(now)
 
-    def removed(self, key: str, now: float) -> None:
+    def removed(self, key: str) -> None:
         """Note that the host has removed a peer: where it is the standby, the hub goes on without."""
         self.approved.discard(key)
         if self.standby is not None and self.standby.key == key:
-            self.dismiss(now, "the run goes on without its standby, which its host has removed")
+            self._dismiss("the run goes on without its standby, which its host has removed")
 
-    def finish(self) -> None:
+    def ended(self) -> None:
         """Note that the run has ended in good order: a standby that hears that will not take over."""
         if self.standby is not None and self.session:
-            self._record(messages.Standby(self.number, "", ""))
+            self._record(Standby(self.number))
 
     def visited(self, term: int) -> None:
         """Take the term that the standby's machine has now. A higher one ends this hub: it is replaced."""

@@ -8,23 +8,31 @@ import threading
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 
+import msgspec
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 from waiting import until
 
-from transport.hub import Hub
+from cocktail_cli.extensions.standby.bodies import NAME, Follow
+from cocktail_cli.extensions.standby.follower import Follower
+from cocktail_cli.extensions.standby.hub import Replication
+from cocktail_cli.extensions.standby.hub_process import HubProcess
+from cocktail_cli.extensions.standby.lookout import Lookout
+from cocktail_cli.extensions.standby.peer import StandbyPeer
+from cocktail_cli.extensions.standby.succession import Succession
+from transport.hub import Extend, Hub
 from transport.ledger import Ledger, LedgerCopy, UpdateLog
 from transport.peer import LinkLimits, PeerIdentity, PeerLink
 from transport.protocol import Event, RunEnded, RunKeys, RunSettings, WeightedPacket, messages
-from transport.standby import Follower, Lookout, Succession
 
 FILE = b"the tokenizer"
 
 
 class FollowedWork(ToyWork):
-    """A toy that logs its updates, as an aggregator does, and has a file for its standby."""
+    """A toy that logs its updates, as an aggregator does, for its standby."""
 
     def __init__(self, folder: Path, packets: Sequence[bytes] = ()) -> None:
         super().__init__(list(packets))
@@ -36,11 +44,18 @@ class FollowedWork(ToyWork):
         self.log.seal(hashlib.sha256(packet).digest())
         return packet
 
-    def replica(self, name: str) -> bytes | Path:
-        if name.startswith("replica/manifest/"):
-            files = [{"path": "tokenizer/t.json", "size": len(FILE), "stamp": 10**18}]
-            return json.dumps({"files": files, "saved": 0, "own_key": "", "record": {}}).encode()
-        return FILE
+
+def file_of(name: str) -> bytes | Path:
+    """The one file of a run, and its manifest."""
+    if name.startswith("replica/manifest/"):
+        files = [{"path": "tokenizer/t.json", "size": len(FILE), "stamp": 10**18}]
+        return json.dumps({"files": files, "saved": 0, "own_key": "", "record": {}}).encode()
+    return FILE
+
+
+def standing_by(keys: RunKeys, ledger: Ledger, lag: int = 0) -> list[Extend]:
+    """The hub's part of a standby."""
+    return [partial(Replication, lag=lag, process=HubProcess(keys, ledger, file_of))]
 
 
 def hub_of(
@@ -48,7 +63,10 @@ def hub_of(
 ) -> tuple[Hub, list[Event], FollowedWork]:
     ledger = Ledger(folder, run=settings.run, samples=settings.samples)
     work = FollowedWork(folder, [packet for _, packet in ledger.packets()])
-    hub, told = Hub(("127.0.0.1", port), keys, ledger, settings, work), list[Event]()
+    hub, told = (
+        Hub(("127.0.0.1", port), keys, ledger, settings, work, standing_by(keys, ledger)),
+        list[Event](),
+    )
     hub.start()
     threading.Thread(target=lambda: told.extend(filter(None, hub.events())), daemon=True).start()
     return hub, told, work
@@ -60,14 +78,15 @@ def test_a_standby_takes_over_on_its_hosts_word_and_the_old_hub_which_is_alive_s
     keys = RunKeys.generate()
     own = replace(RunKeys.generate(), token=keys.token)
     settings = toy_settings(
-        samples=60, durability="replicated", min_peers=2, ping_s=0.1, grace_s=0.3, recover_s=2.0,
+        samples=60, min_peers=2, ping_s=0.1, grace_s=0.3, recover_s=2.0,
         start_timeout=8.0,
     )  # fmt: skip
     old, told, _ = hub_of(tmp_path / "hub", keys, settings)
     url, gate = keys.url("127.0.0.1", old.port, settings.run), threading.Event()
     state = Succession(settings.run, keys.token)
     with closing(Lookout(("127.0.0.1", 0), own.pair, state, lambda: inf)) as lookout:
-        me = PeerIdentity("standby", keys=own.pair, follows_at=f"127.0.0.1:{lookout.port}", secret=keys.stop)
+        follow = msgspec.msgpack.encode(Follow(f"127.0.0.1:{lookout.port}", keys.stop))
+        me = PeerIdentity("standby", keys=own.pair, extra={NAME: follow})
         follower = Follower(
             url, me, tmp_path / "standby", lambda copy: None, lambda what: None, lambda _: 1 << 20
         )
@@ -81,6 +100,8 @@ def test_a_standby_takes_over_on_its_hosts_word_and_the_old_hub_which_is_alive_s
             ToyPeer(PeerLink(url, PeerIdentity(name), LinkLimits(patience=30.0)), before_exchange=wait_once)
             for name in ("ann", "bob")
         ]
+        for peer in peers:
+            peer.link.listen({NAME: StandbyPeer(peer.link).received})
         threads = [peer.start() for peer in peers]
         until(lambda: [peer.rounds[-1] for peer in peers if peer.rounds] == [4, 4])
         until(lambda: follower.copy.rounds == 4)
@@ -88,7 +109,7 @@ def test_a_standby_takes_over_on_its_hosts_word_and_the_old_hub_which_is_alive_s
         assert (tmp_path / "standby/tokenizer/t.json").read_bytes() == FILE
         follower.close()
         with LedgerCopy(tmp_path / "standby/ledger") as copy:
-            copy.take_over(own.public)
+            copy.take_over(own.public, NAME)
     new, more, _ = hub_of(tmp_path / "standby/ledger", own, settings, lookout.port)
     gate.set()
 

@@ -32,6 +32,7 @@ from transport.protocol import (
 )
 from transport.transfer import HASH_BLOCK, FreeDisk, Spool
 
+from .bodies import NAME, Grown, Stored
 from .succession import HEARD_S
 
 LOOK_S = 10.0  # seconds between two looks at the hub's files
@@ -43,6 +44,12 @@ SAVED = f"ledger/{ERROR_FEEDBACK}"
 MOST_MANIFEST, MOST_CHANGES = 8 << 20, 16 << 20  # bytes of a list of files, of rows of the ledger
 PACKETS_AT_ONCE = 16 << 20  # bytes; a hub sends 8 MiB at once, or one packet
 SENT = ("base", "data", "snapshots", "tokenizer")  # folders that a hub may send files of
+BOUNDS = {  # as those of transport.peer
+    "replica/packets/": "the recipe's compression of these rounds' samples",
+    "ledger/": "what a hub sends of its ledger at once",
+    "updates/": "what the disk of a standby has room for",
+    "replica/": "the size that the hub has listed",
+}
 SENT_FILES = ("recipe.json", "recipe.yaml", "stream.jsonl", SAVED)
 
 
@@ -97,6 +104,8 @@ class Follower:
         self._stop = threading.Event()
         self._looked = 0.0
         self._link: PeerLink | None = None
+        self._grown: Grown | None = None  # the newest of the session
+        self._number = 0  # of the one that the copy has
         self._thread = threading.Thread(target=self._run, name="cocktail-standby", daemon=True)
 
     def start(self) -> None:
@@ -145,25 +154,36 @@ class Follower:
         """Follow for as long as one session of one hub lasts."""
         limits = LinkLimits(patience=HEARD_S)
         link = self._link = PeerLink(self.url, self._identity, limits, notify=self._notify)
-        term, number = link.connect(HEARD_S).term, 0
+        link.bounds_of_extensions |= BOUNDS
+        self._grown, self._number = None, 0
+        link.listen({NAME: self._hear})
+        term = link.connect(HEARD_S).term
         self._look(link)
         self._looked = time.monotonic()
         while not self._stop.is_set() and link.welcome.term == term:
             if link.over is not None:
-                self._fetch(link, number + 1)
+                self._fetch(link, self._number + 1)
                 self.over = link.over
                 link.leave("the run is over")
                 return
-            grown = link.next_growth(number, 0.5)
-            if grown is not None:
+            link.wait("news of the ledger", lambda: self._news() is not None or link.over is not None, 0.5)
+            if (grown := self._news()) is not None:
                 self._fetch(link, grown.number)
-                link.stored(grown.number, self.copy.rounds)
-                number = grown.number
+                link.say(NAME, msgspec.msgpack.encode(Stored(grown.number, self.copy.rounds)))
+                self._number = grown.number
                 self._watch(self.copy)
                 self.synced.set()
             if time.monotonic() >= self._looked + LOOK_S:
                 self._look(link)
                 self._looked = time.monotonic()
+
+    def _hear(self, body: bytes) -> None:
+        """Take the hub's word that its ledger has changed; in the link's thread."""
+        self._grown = read_msgpack(body, Grown, "what the hub says of its ledger")
+
+    def _news(self) -> Grown | None:
+        grown = self._grown
+        return grown if grown is not None and grown.number != self._number else None
 
     # ---- the ledger ----------------------------------------------------------------------------------------
 
@@ -182,7 +202,7 @@ class Follower:
                 if stop > start:
                     # as many as a hub sends at once, or those of one round
                     most = max(PACKETS_AT_ONCE, HEADER_SIZE + max(map(self._longest, new.rounds)))
-                    packets = self._spooled(link, f"packets/{start}-{stop}", most, stack)
+                    packets = self._spooled(link, f"replica/packets/{start}-{stop}", most, stack)
                 copy.apply(changes, packets, self._updates(link, stop, stack), self._longest)
             if new.newest:
                 return

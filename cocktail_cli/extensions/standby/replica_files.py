@@ -18,25 +18,24 @@ from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import own_keys, read_run
 from transport.ledger import ERROR_FEEDBACK
 from transport.transfer import block_hashes
 
-from . import run_folder as in_folder
-
 if TYPE_CHECKING:
-    from recipes.config import Dataset, Recipe
-    from recipes.models import Base
+    from cocktail_cli.host import RunDelegate
+    from recipes.config import Dataset
 
 # Fields of run.json that a standby has of its own, and the secrets
 NOT_COPIED = ("keys", "url", "pid", "port", "bind", "output_dir", "base", "arguments", "reach")
 
 
 class ReplicaFiles:
-    """The files of one run."""
+    """The files of one run. `ledger`: the folder of its ledger."""
 
-    def __init__(self, recipe: Recipe, base: Base, folder: Path) -> None:
-        self.recipe, self.base, self.folder = recipe, base, folder
+    def __init__(self, work: RunDelegate, ledger: Path) -> None:
+        self.work, self.folder = work, ledger.parent
 
     def paths(self) -> dict[str, Path]:
         """Return name -> path here of every file that a standby should have now."""
@@ -45,28 +44,29 @@ class ReplicaFiles:
         }
         found |= below(self.folder / in_folder.TOKENIZER, in_folder.TOKENIZER)
         found |= below(self.folder / in_folder.SNAPSHOTS, in_folder.SNAPSHOTS)
-        if not self.base.licence.gated:
-            found |= below(self.base.folder, in_folder.BASE)
-        for number, dataset in enumerate(datasets_of(self.recipe)):
+        if not self.work.base.licence.gated:
+            found |= below(self.work.base.folder, in_folder.BASE)
+        for number, dataset in enumerate(in_folder.datasets_of(self.work.recipe)):
             found |= {f"{in_folder.DATA}/{number}/{name}": path for name, path in local_files(dataset)}
         found[f"{in_folder.LEDGER}/{ERROR_FEEDBACK}"] = self.folder / in_folder.LEDGER / ERROR_FEEDBACK
         return {name: path for name, path in found.items() if path.is_file()}
 
-    def object(self, name: str, saved: int) -> bytes | Path:
+    def object(self, name: str) -> bytes | Path:
         """Return "replica/manifest/...", "replica/<stamp>/<path>" or "replica/hashes/<stamp>/<path>".
 
-        Raises KeyError where there is no such file any more. `saved`: the round of the error feedback.
+        Raises KeyError where there is no such file any more.
         """
+        self.work.durable.keeps_cleared = True
         kind, _, rest = name.removeprefix("replica/").partition("/")
         if kind == "manifest":
-            return self.manifest(saved)
+            return self.manifest()
         stamp, _, path = rest.partition("/") if kind == "hashes" else (kind, "", rest)
         here = self.paths().get(path)
         if here is None or str(here.stat().st_mtime_ns) != stamp:
             raise KeyError(f"there is no {name} any more")
         return block_hashes(here) if kind == "hashes" else here
 
-    def manifest(self, saved: int) -> bytes:
+    def manifest(self) -> bytes:
         files = []
         for name, path in sorted(self.paths().items()):
             about = path.stat()
@@ -74,7 +74,9 @@ class ReplicaFiles:
         record = read_run(self.folder)
         known = {k: v for k, v in asdict(record).items() if k not in NOT_COPIED} if record else {}
         own = own_keys().public
-        return json.dumps({"files": files, "saved": saved, "own_key": own, "record": known}).encode()
+        return json.dumps(
+            {"files": files, "saved": self.work.durable.saved, "own_key": own, "record": known}
+        ).encode()
 
 
 def below(folder: Path, name: str) -> dict[str, Path]:
@@ -87,10 +89,6 @@ def below(folder: Path, name: str) -> dict[str, Path]:
     }
 
 
-def datasets_of(recipe: Recipe) -> list[Dataset]:
-    return [*recipe.datasets, *recipe.eval_datasets]
-
-
 def local_files(dataset: Dataset) -> Iterator[tuple[str, Path]]:
     """Yield (name, path) of the local files of a data set; none of one that is fetched from elsewhere."""
     path = Path(dataset.path)
@@ -101,19 +99,3 @@ def local_files(dataset: Dataset) -> Iterator[tuple[str, Path]]:
         for found in [path] if path.is_file() else map(Path, sorted(glob(dataset.path))):
             if found.is_file():
                 yield found.name, found
-
-
-def with_data_here(recipe: Recipe, folder: Path) -> Recipe:
-    """Return the recipe with its local data sets as they lie in a standby's folder, where they do."""
-
-    def here(number: int, dataset: Dataset) -> Dataset:
-        place = folder / in_folder.DATA / str(number)
-        if not place.is_dir() or Path(dataset.path).exists():
-            return dataset
-        name = Path(dataset.path).name
-        of_name = any(c in name for c in "*?[") or (place / name).exists()
-        return dataset.model_copy(update={"path": str(place / name if of_name else place)})
-
-    found = [here(n, dataset) for n, dataset in enumerate(datasets_of(recipe))]
-    many = len(recipe.datasets)
-    return recipe.model_copy(update={"datasets": tuple(found[:many]), "eval_datasets": tuple(found[many:])})

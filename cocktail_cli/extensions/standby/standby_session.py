@@ -18,6 +18,8 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from cocktail_cli import machine
 from cocktail_cli.assembly import Server, leads
 from cocktail_cli.errors import Failure
@@ -25,11 +27,16 @@ from cocktail_cli.host import HostSession, LocalSettings, check_format, run_fold
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import Event, Progressed, View, Warning
 
+from .bodies import NAME, Follow
+
 if TYPE_CHECKING:
     from recipes.algorithm import PacketLimits
     from transport import RunKeys, RunURL
     from transport.ledger import LedgerCopy
-    from transport.standby import Follower, Lookout, Succession
+
+    from .follower import Follower
+    from .lookout import Lookout
+    from .succession import Succession
 
 KEYS, ORDER = "standby.json", "take-over"
 LOOK_S = 0.1
@@ -81,7 +88,10 @@ class StandbySession:
         """Follow, and take over when told to or elected. Raises Failure and the errors of transport."""
         from cocktail_cli.host import versions
         from transport.peer import PeerIdentity
-        from transport.standby import Follower, Lookout, Succession
+
+        from .follower import Follower
+        from .lookout import Lookout
+        from .succession import Succession
 
         wanted, url = self.wanted, self.wanted.url
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -105,8 +115,7 @@ class StandbySession:
                     f"standby at {self.place}",
                     versions(),
                     keys=self.keys.pair,
-                    follows_at=self.place,
-                    secret=wanted.keys.get("stop", ""),
+                    extra={NAME: msgspec.msgpack.encode(Follow(self.place, wanted.keys.get("stop", "")))},
                 )
 
                 def watch(copy: LedgerCopy) -> None:
@@ -236,7 +245,7 @@ class StandbySession:
             self._prepare(follower)
         assert self.session is not None
         with closing(LedgerCopy(self.folder / run_folder.LEDGER)) as copy:
-            term = copy.take_over(self.keys.public)
+            term = copy.take_over(self.keys.public, NAME)
         port = lookout.port
         record = replace(self._record(follower), port=port)
         machine.save_run(record)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from math import inf
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sim_swarm import STOP, TOKEN, SimPeer, SimSwarm
 from toy_swarm import toy_settings
 
+from cocktail_cli.extensions.standby.bodies import NAME, Follow, Grown, Stored
+from cocktail_cli.extensions.standby.hub import Replication
+from cocktail_cli.extensions.standby.peer import StandbyPeer
+from cocktail_cli.extensions.standby.succession import Succession
 from transport import actions as do
-from transport.peer import PeerState
+from transport.peer import Elsewhere, PeerState
 from transport.protocol import messages
-from transport.scheduling import Phase
-from transport.standby import Succession
+from transport.scheduling import CommitSeconds, Phase
 
 PEERS = ("ann", "bob", "cyd")
 ACT = st.one_of(
@@ -35,36 +39,70 @@ class Follower(SimPeer):
 
     def __init__(self, swarm: StandbySwarm) -> None:
         super().__init__(swarm, "standby", 1)
-        hello = messages.Follow(
-            messages.PROTOCOL, TOKEN, swarm.settings.run, "standby", place="b:2", secret=STOP
-        )
+        follow = msgspec.msgpack.encode(Follow("b:2", STOP))
+        hello = messages.Hello(messages.PROTOCOL, TOKEN, swarm.settings.run, "standby", extra={NAME: follow})
         self.state = PeerState(hello)
+        self.state.listen({NAME: self.hear})
+        self.grown: Grown | None = None
         self.number = 0
 
+    def hear(self, body: bytes) -> None:
+        self.grown = msgspec.msgpack.decode(body, type=Grown)
+
     def work(self) -> None:
-        grown = self.state.grown
+        grown = self.grown
         if self.cable is not None and grown is not None and grown.number != self.number:
             assert isinstance(self.swarm, StandbySwarm)
             self.number = grown.number
             self.rounds = len(self.swarm.books.rounds)
             self.voters = self.swarm.books.voters
-            self.say([messages.Stored(grown.number, self.rounds)])
+            stored = msgspec.msgpack.encode(Stored(grown.number, self.rounds))
+            self.say([messages.Extension(NAME, stored)])
+
+
+class Line:
+    """A peer's link, as its part of the standby uses it."""
+
+    def __init__(self, peer: SimPeer) -> None:
+        self.peer = peer
+
+    @property
+    def elsewhere(self) -> Elsewhere | None:
+        return self.peer.state.elsewhere
+
+    @elsewhere.setter
+    def elsewhere(self, place: Elsewhere | None) -> None:
+        self.peer.state.elsewhere = place
+
+    def say(self, name: str, body: bytes) -> None:
+        self.peer.say([messages.Extension(name, body)])
+
+
+class Process:
+    """The hub's process: it writes and asks nothing."""
+
+    recorded = ""
+
+    def __init__(self, swarm: StandbySwarm) -> None:
+        self.voters = lambda: swarm.books.voters
+        self.record = self.ask = lambda *_: None
 
 
 class StandbySwarm(SimSwarm):
     """A hub, peers, a standby, and what each of them can reach."""
 
     def __init__(self, durability: str, *, late: bool = False) -> None:
+        lag = 0 if durability == "replicated" else 1
         super().__init__(
+            extensions=[lambda hub: Replication(hub, lag, Process(self))],  # type: ignore[arg-type]
             settings=toy_settings(
                 samples=4000,
                 global_batch=4,
-                durability=durability,
                 eval=False,
                 start_timeout=1e6,
                 peer_timeout=90.0,
                 lease_timeout=1e6,
-            )
+            ),
         )
         self.succession = Succession(self.settings.run, TOKEN)
         self.succession.hub(0.0, self.now)
@@ -72,6 +110,7 @@ class StandbySwarm(SimSwarm):
         self.taken: int | None = None  # rounds of the copy with which the standby took over
         self.announced = 0
         self.ordered = False  # the takeover, by the host
+        self.voting: dict[str, StandbyPeer] = {}
         self.standby = Follower(self)
         self.assured: list[bool] = []  # whether each session knew of the standby when the host was told so
         if not late:
@@ -86,10 +125,27 @@ class StandbySwarm(SimSwarm):
         self.standby.dial()
 
     @property
+    def replication(self) -> Replication:
+        (found,) = self.hub.rounds.extensions
+        assert isinstance(found, Replication)
+        return found
+
+    def new_peer(self, name: str) -> SimPeer:
+        peer = super().new_peer(name)
+        self.voting[name] = StandbyPeer(Line(peer))
+        peer.state.listen({NAME: self.voting[name].received})
+        return peer
+
+    def commit(self, job: do.Commit) -> None:
+        before = len(self.books.rounds)
+        super().commit(job)
+        if len(self.books.rounds) > before:
+            self.replication.counted(job.round, (), CommitSeconds(0.0, 0.0))
+
+    @property
     def alone(self) -> bool:
         """Tell whether the hub has gone on without its standby."""
-        assert self.hub.replication is not None
-        return self.hub.replication.standby is None and self.hub.rounds.phase is not Phase.ENDED
+        return self.replication.standby is None and self.hub.rounds.phase is not Phase.ENDED
 
     def rest(self, steps: int = 6) -> None:
         for _ in range(steps):
@@ -102,9 +158,9 @@ class StandbySwarm(SimSwarm):
                 if conn is not None and conn[1] is not self.standby:
                     self.announced = max(self.announced, action.message.round + 1)
             if isinstance(action, do.Tell) and "all peers know" in getattr(action.event, "message", ""):
-                known = {p.state.hello.name for p in self.peers if p.state.standby is not None}
+                known = {p.state.hello.name for p in self.peers if p.state.elsewhere is not None}
                 self.assured.append(known >= {s.name for s in self.hub.members if s.role != "standby"})
-        super().act([a for a in actions if not isinstance(a, do.AskStandby)])
+        super().act(actions)
 
     # ---- what may happen -----------------------------------------------------------------------------------
 
@@ -124,8 +180,8 @@ class StandbySwarm(SimSwarm):
             return
         self.cut(peer, noticed=False)
         peer.dead = True  # for the hub
-        if peer.state.standby is not None:
-            peer.state.vote()
+        if (elsewhere := peer.state.elsewhere) is not None:
+            elsewhere.dialled()
             self.there[name] = conn = f"{name}.1".encode()
             assert peer.state.welcome is not None
             resume = messages.Resume(messages.PROTOCOL, self.settings.run, name, "s")
@@ -166,9 +222,7 @@ class StandbySwarm(SimSwarm):
 
     def wake(self) -> None:
         """The old hub reaches the standby's machine again, and is told its term."""
-        replication = self.hub.replication
-        assert replication is not None
-        self.apply(lambda _: replication.visited(1 << 20))
+        self.apply(lambda _: self.replication.visited(1 << 20))
 
     def take_over(self) -> None:
         self.cut_standby()
@@ -202,19 +256,17 @@ def test_no_kill_and_no_partition_makes_a_second_history(
             swarm.restore_standby()
         elif act == "wait":
             swarm.wait(float(str(value)))
-        elif (
-            act == "order" and swarm.taken is None and swarm.hub.replication and swarm.hub.replication.standby
-        ):
+        elif act == "order" and swarm.taken is None and swarm.replication.standby:
             swarm.take_over()
             swarm.ordered = True
-        elif act == "wake" and swarm.taken is not None and swarm.hub.replication is not None:
+        elif act == "wake" and swarm.taken is not None:
             swarm.wake()
-            if swarm.hub.replication.standby is not None:
+            if swarm.replication.standby is not None:
                 assert swarm.hub.rounds.phase is Phase.ENDED
     swarm.rest(20)
     if swarm.ordered and swarm.alone:
         assert durability == "asynchronous"
-        assert all(peer.state.standby is None for peer in map(swarm.peer, PEERS) if not peer.dead)
+        assert all(peer.state.elsewhere is None for peer in map(swarm.peer, PEERS) if not peer.dead)
     elif swarm.taken is not None:
         lag = 0 if durability == "replicated" else 1
         assert swarm.announced <= swarm.taken + lag
@@ -269,7 +321,7 @@ def test_a_host_waits_for_a_peer_whose_session_ended_before_it_knew_of_the_stand
         swarm.pass_time(1.0)
 
     assert swarm.assured == [True]
-    assert (swarm.peer("ann").state.standby is not None) is returns
+    assert (swarm.peer("ann").state.elsewhere is not None) is returns
 
 
 @pytest.mark.parametrize(("durability", "lag"), [("replicated", 0), ("asynchronous", 1)])
@@ -280,7 +332,7 @@ def test_a_hub_without_its_standby_stops_and_goes_on_when_it_is_back(durability:
     assert before > 2
     swarm.cut_standby()
     for name in PEERS:
-        swarm.peer(name).state.voted = 99  # none promises anything
+        swarm.voting[name].voted = 99  # none promises anything
     swarm.wait(30.0)
     assert swarm.announced <= swarm.standby.rounds + lag
     stopped = swarm.announced
@@ -297,7 +349,7 @@ def test_an_asynchronous_hub_goes_on_alone_once_a_majority_promises_not_to_elect
     alone = swarm.announced
     assert alone > swarm.standby.rounds + 3
     for name in PEERS:
-        assert swarm.peer(name).state.standby is None, "nobody dials the standby any more"
+        assert swarm.peer(name).state.elsewhere is None, "nobody dials the standby any more"
         swarm.away(name)
     assert not swarm.there
 

@@ -22,6 +22,7 @@ from cocktail_cli.ui import Display, open_view
 FOLDER = "outputs/standby-{run}"
 
 
+@options.with_extensions
 def standby(
     run_url: Annotated[
         str | None,
@@ -71,8 +72,10 @@ def standby(
 
     With --json each line is an event, as of `launch`.
     """
-    from cocktail_cli.standby import StandbySession, StandbySettings, ask_take_over
+
     from cocktail_cli.volunteer import read_url
+
+    from .standby_session import StandbySession, StandbySettings, ask_take_over
 
     if take_over and run_url is None:
         if output_dir is None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from recipes.config import Recipe
     from recipes.errors import Finding
-    from recipes.training import Delivery, ModelExtension
+    from recipes.training import Delivery, ModelExtension, Peer
     from transport import Ledger, PeerLink, RunURL
     from transport.direct import PeerServer
     from transport.hub import Extend
@@ -130,6 +130,22 @@ class PeerExtension:
         return ""
 
 
+class PeerBuilder(Protocol):
+    """Builds the peer of a session, which other processes of this machine train."""
+
+    @property
+    def pids(self) -> set[int]:
+        """Return these processes."""
+
+    def build(self, recipe: Recipe, base: Path, snapshot: Path | None, micro_batch: int, round: int) -> Peer:
+        """Build it with the global model of `round`: that of the snapshot's folder, else the base's."""
+
+    def check(self) -> None:
+        """Raise Failure where one of them has ended."""
+
+    def close(self) -> None: ...
+
+
 class Joining:
     """An optional capability around the sessions that a volunteer has in a run, one after the other."""
 
@@ -139,6 +155,14 @@ class Joining:
 
     def begin(self, devices: Sequence[str], warn: Callable[[str], None]) -> None:
         """Note the devices that are to train, once before the first session."""
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise an error of recipes where this run is not for it."""
+
+    def builder(self, leave: Callable[[str], None], vram_limit: int | None) -> PeerBuilder | None:
+        """Start what builds a session's peer, with so many bytes of each GPU; None: this process does.
+        `leave` asks the session to end, and says why."""
+        return None
 
     def wait(self, show: Callable[[Any], None]) -> int | None:
         """Wait until a session may begin; return an exit status where this machine leaves for good."""
@@ -263,6 +287,14 @@ class Extension:
     def model(self, recipe: Recipe) -> ModelExtension | None:
         """Make its part in a peer's training; None: it has none."""
 
+    def devices_each(self, options: Mapping[str, Any]) -> int:
+        """Return how many devices a peer trains on, by the options of its that were given."""
+        return 1
+
+    def pick_devices(self, wanted: str, options: Mapping[str, Any]) -> Sequence[str]:
+        """Pick the devices of a peer; none: it has no say. Raises Failure (usage, preflight)."""
+        return ()
+
     def joining(self, options: Mapping[str, Any]) -> Joining | None:
         """Make its part around a volunteer's sessions, by the options of its that were given."""
         return None
@@ -327,7 +359,7 @@ class Option(NamedTuple):
     kind: type[Any] | str  # of its value; or the function of the extension that reads what is typed
     panel: str  # of the help page
     metavar: str | None = None
-    bounds: tuple[int, int] | tuple[()] = ()
+    bounds: tuple[int, ...] = ()  # the least, and the most
     setting: bool = True  # may stand in config.toml
     excluded: tuple[str, str, str] | tuple[()] = ()  # by this option of the command; why, and a hint
 
@@ -369,6 +401,9 @@ PYTHON_API = (
 RELAY = "Be reachable through this `cocktail relay` too."
 PAGE, SHOWN = "Show a page in the browser during the run.", "cocktail dashboard RUN shows it at any time"
 NO_PAGE = ("detach", "with --detach there is nobody to show a page to", SHOWN)
+SPREAD = "Spread each peer here over N GPUs."
+ONE = "--layers and --gpus: the hub places a machine with one device, at any hour"
+ONE_DEVICE = ("layers", ONE, "give one of them")
 EXTENSIONS = (
     Row("api", names=PYTHON_API),
     Row(
@@ -386,6 +421,11 @@ EXTENSIONS = (
     Row("audits", keys=True),
     Row("doctor", commands={"doctor": CHECK}),
     Row("dpo", keys=True),
+    Row(
+        "multi_gpu",
+        options_of=("launch", "resume", "join"),
+        options=(Option("--gpus", SPREAD, int, MACHINE, "N", (1,), excluded=ONE_DEVICE),),
+    ),
     Row(
         "plan",
         commands={"plan": CHECK},
@@ -493,6 +533,40 @@ def options_of(command: str) -> Iterator[tuple[str, Option]]:
     """Yield the options that extensions add to a command, each with its extension."""
     for row in EXTENSIONS:
         yield from ((row.folder, option) for option in row.options if command in row.options_of)
+
+
+def for_peers(given: Given, before: Mapping[str, Any] = {}) -> Given:
+    """Return the options that a launch hands to its peers: as they are given, else as they were `before`, by
+    their names in Python."""
+    found = dict[str, dict[str, Any]]()
+    for folder, option in options_of("join"):
+        value = given.get(folder, {}).get(option.parameter, before.get(option.parameter))
+        if value is not None and (folder, option) in options_of("launch"):
+            found.setdefault(folder, {})[option.parameter] = value
+    return found
+
+
+def words_of(given: Given) -> list[str]:
+    """Return the words of a `join` with these options."""
+    typed = (
+        (option.name, given.get(folder, {}).get(option.parameter)) for folder, option in options_of("join")
+    )
+    return [word for name, value in typed if value is not None for word in (name, str(value))]
+
+
+def devices_each(given: Given) -> int:
+    """Return how many devices each peer of this machine trains on."""
+    rows = (row for row in EXTENSIONS if row.folder in given)
+    return max((extension_of(row).devices_each(given[row.folder]) for row in rows), default=1)
+
+
+def pick_devices(wanted: str, given: Given) -> Sequence[str]:
+    """Pick the devices of a peer. Raises Failure."""
+    from cocktail_cli.machine import pick_device
+
+    rows = (row for row in EXTENSIONS if row.folder in given)
+    found = (extension_of(row).pick_devices(wanted, given[row.folder]) for row in rows)
+    return next(filter(None, found), ()) or [pick_device(wanted)]
 
 
 def joining_of(given: Given) -> list[Joining]:

@@ -145,9 +145,6 @@ Device = Annotated[str, DEVICE]
 MicroBatch = Annotated[
     int | None, value("--micro-batch-size", "N", "Sequences in memory at once.", MACHINE, min=1)
 ]
-SPREAD = "Spread each peer here over N GPUs."
-GPUS = typer.Option("--gpus", min=1, metavar="N", rich_help_panel=MACHINE, help=SPREAD)
-Gpus = Annotated[int, GPUS]
 MAX_UP = "Limit sending: 5mbit, 500kbit or 2MB/s."
 MAX_DOWN = "Limit receiving: 50mbit."
 VRAM_LIMIT = "Limit a peer's GPU memory: 20GiB."

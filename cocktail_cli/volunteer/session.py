@@ -29,7 +29,6 @@ from cocktail_cli.ui import View, counted, events, megabytes, poll_status
 from . import checkpoint_store
 from .base_weights import folder_bytes
 from .bootstrap import Bootstrap
-from .gpu_processes import GpuProcesses
 from .limits import CONNECT_TIMEOUT, Resources, VolunteerLimits, check_requirements
 from .step_events import StepMeter
 
@@ -202,10 +201,8 @@ class VolunteerSession:
             bootstrap = Bootstrap(link, limits, self.view.show, request.raising, checkpoint)
             check_trust(bootstrap.recipe, limits.trust_remote_code, "rejected")
             check_requirements(bootstrap.recipe, Resources.of(limits, bootstrap.downloads.bytes_here))
-            if len(limits.devices) > 1:
-                from recipes.multi_gpu import check_fsdp
-
-                check_fsdp(bootstrap.recipe)
+            for around in self.joining:
+                around.check(bootstrap.recipe)
             self._show_joined(welcome, bootstrap)
         key, recipe = own_keys().public, bootstrap.recipe
         parts = PeerParts(recipe, self.url, key, self.warn, limits.devices, link, self.server)
@@ -216,17 +213,18 @@ class VolunteerSession:
         with ExitStack() as stack:
             stack.enter_context(bootstrap.kept)
             ours = {os.getpid()}
-            if len(limits.devices) > 1:
-                ranks = GpuProcesses(limits.devices, lambda: self.leave(link, "rank lost"), limits.vram_limit)
-                bootstrap.ranks = stack.enter_context(closing(ranks))
-                ours |= {process.pid for process in ranks.processes}
+            leave = partial(self.leave, link)
+            builders = (around.builder(leave, limits.vram_limit) for around in self.joining)
+            if (builder := next(filter(None, builders), None)) is not None:
+                bootstrap.builder = stack.enter_context(closing(builder))
+                ours |= builder.pids
             for around in self.joining:
-                stack.enter_context(around.beside(ours, partial(self.leave, link)))
+                stack.enter_context(around.beside(ours, leave))
             for one in self.run.extensions:
                 stack.enter_context(one.beside(ours))
             self.train_and_store(self.run, welcome, bootstrap)
-            if bootstrap.ranks is not None and self.run.ended is None:
-                bootstrap.ranks.check()
+            if builder is not None and self.run.ended is None:
+                builder.check()
 
     def _show_joined(self, welcome: messages.Welcome, bootstrap: Bootstrap) -> None:
         from transport import ask_status

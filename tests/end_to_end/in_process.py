@@ -176,7 +176,7 @@ class Swarm:
             self.work,
             folder / "ledger",
             port,
-            extend=lambda keys, ledger: hub_extensions(HostParts(recipe, keys, ledger)),
+            extend=lambda keys, ledger: hub_extensions(HostParts(recipe, keys, ledger, self.work)),
         )
         self.work.recover(self.memory.ledger)
         self.members: dict[str, Member] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from cocktail_cli import options
-from cocktail_cli.assembly import NONE_GIVEN, Given, places_of
+from cocktail_cli.assembly import NONE_GIVEN, Given, for_peers, places_of
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import LaunchSettings, LocalSettings, launch_run
 from cocktail_cli.machine import BIND, PORT, ListenAddress, isolate_model_code
@@ -31,7 +31,6 @@ def launch(
     port: options.Port = None,
     advertise: options.Advertise = None,
     device: options.Device = "auto",
-    gpus: options.Gpus = 1,
     micro_batch_size: options.MicroBatch = None,
     max_up: options.MaxUp = None,
     max_down: options.MaxDown = None,
@@ -63,7 +62,9 @@ def launch(
             "usage", f"--no-train starts no peer here, and --peers {peers} some", hints=("give one of them",)
         )
     isolate_model_code(trust_remote_code)
-    local = LocalSettings(device, micro_batch_size, max_up, max_down, gpus, vram_limit, trust_remote_code)
+    local = LocalSettings(
+        device, micro_batch_size, max_up, max_down, vram_limit, trust_remote_code, for_peers(given)
+    )
     at = PORT if port is None else port
     wanted = LaunchSettings(
         recipe=recipe,

@@ -27,7 +27,6 @@ def resume(
         str | None, options.value("--advertise", "HOST[:PORT]", "Address in a new run URL.", options.NETWORK)
     ] = None,
     device: Annotated[str | None, options.DEVICE] = None,
-    gpus: Annotated[int | None, options.GPUS] = None,
     micro_batch_size: options.MicroBatch = None,
     max_up: options.MaxUp = None,
     max_down: options.MaxDown = None,
@@ -60,9 +59,9 @@ def resume(
     record = load_run(run)
     local, count = hosted_before(
         record,
+        given,
         peers=peers,
         device=device,
-        gpus=gpus,
         micro_batch_size=micro_batch_size,
         max_up=max_up,
         max_down=max_down,

@@ -141,7 +141,16 @@ def plan(
     data: options.DataPath = None,
     model: options.ModelName = None,
     device: options.Device = "auto",
-    gpus: options.Gpus = 1,
+    gpus: Annotated[
+        int,
+        typer.Option(
+            "--gpus",
+            min=1,
+            metavar="N",
+            rich_help_panel=options.MACHINE,
+            help="Spread each peer here over N GPUs.",
+        ),
+    ] = 1,
     micro_batch_size: options.MicroBatch = None,
     trust_remote_code: options.TrustCode = False,
     as_json: options.Json = False,

@@ -78,9 +78,7 @@ class PeerExtension:
     which trains.
     """
 
-    name = (
-        ""  # of its bodies: `extra` in Welcome, Report and Committed, and Extension, which `link.say` sends
-    )
+    name = ""  # of its bodies: in `extra` of Welcome, Report and Committed, and in Extension messages
     serves = False  # other peers fetch from this one, where they can dial it
 
     def beside(self, processes: set[int]) -> AbstractContextManager[None]:

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_948,
+    "lines with code, heart": 30_968,
     "lines with code, extensions": 14_733,
     "lines with code, scripts": 9865,
-    "lines with code, tests": 43_992,
-    "modules": 438,
+    "lines with code, tests": 43_993,
+    "modules": 437,
     "recipe keys": 110,
     "options": 195,
     "messages": 37,
-    "words of documents": 69_834,
+    "words of documents": 69_824,
     "functions without a docstring, %": 22,
 }
 

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -23,14 +22,14 @@ if TYPE_CHECKING:
 
     from recipes.config import Recipe
     from recipes.errors import Finding
-    from recipes.models import Base
-    from recipes.training import Delivery, ModelExtension
+    from recipes.training import Delivery, ModelExtension, Peer
     from transport import Ledger, PeerLink, RunURL
     from transport.direct import PeerServer
     from transport.hub import Extend
     from transport.protocol import CurveKeys, Route, RunKeys, WeightedPacket, messages
     from transport.transfer import Download
 
+RUN, CHECK, RESULTS, TOOLS = "Run", "Check", "Results", "Tools"  # panels of `cocktail --help`
 NETWORK, MACHINE, WHEN, OUTPUT = "Network", "This machine", "When", "Output"  # panels of a command's options
 
 
@@ -41,7 +40,7 @@ class HostParts:
     recipe: Recipe
     keys: RunKeys
     ledger: Ledger
-    work: HostedModel
+    work: Any  # `cocktail_cli.host.RunDelegate`
 
 
 class View(Protocol):
@@ -131,6 +130,22 @@ class PeerExtension:
         return ""
 
 
+class PeerBuilder(Protocol):
+    """Builds the peer of a session, which other processes of this machine train."""
+
+    @property
+    def pids(self) -> set[int]:
+        """Return these processes."""
+
+    def build(self, recipe: Recipe, base: Path, snapshot: Path | None, micro_batch: int, round: int) -> Peer:
+        """Build it with the global model of `round`: that of the snapshot's folder, else the base's."""
+
+    def check(self) -> None:
+        """Raise Failure where one of them has ended."""
+
+    def close(self) -> None: ...
+
+
 class Joining:
     """An optional capability around the sessions that a volunteer has in a run, one after the other."""
 
@@ -140,6 +155,14 @@ class Joining:
 
     def begin(self, devices: Sequence[str], warn: Callable[[str], None]) -> None:
         """Note the devices that are to train, once before the first session."""
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise an error of recipes where this run is not for it."""
+
+    def builder(self, leave: Callable[[str], None], vram_limit: int | None) -> PeerBuilder | None:
+        """Start what builds a session's peer, with so many bytes of each GPU; None: this process does.
+        `leave` asks the session to end, and says why."""
+        return None
 
     def wait(self, show: Callable[[Any], None]) -> int | None:
         """Wait until a session may begin; return an exit status where this machine leaves for good."""
@@ -152,17 +175,6 @@ class Joining:
     def returns_after(self, reason: str) -> bool:
         """Tell whether another session is to follow one that was asked to leave for this reason."""
         return False
-
-
-class HostedModel(Protocol):
-    """A run's model at its host (`cocktail_cli.host.RunDelegate`)."""
-
-    recipe: Recipe
-    base: Base
-    corpus: Any  # `Corpus | StreamedCorpus` of `recipes.data`
-    model: Any  # `cocktail_cli.host.CommittedModel`
-    durable: Any  # `cocktail_cli.aggregation.DurableAggregator`
-    tell: Callable[[str, str], None]  # (peer, message) for the host; set once there is a hub
 
 
 class UpdateJudge:
@@ -181,25 +193,6 @@ class UpdateJudge:
 
     def close(self) -> None:
         """End what runs beside."""
-
-
-class WrittenModel(Protocol):
-    """A run whose model is written (`cocktail_cli.host.CommittedModel`)."""
-
-    @property
-    def folder(self) -> Path:
-        """Return the folder of the run."""
-
-    def card(self, rounds: int, merged: bool = False, more: Sequence[str] = ()) -> str:
-        """Render the model card, with `more` lines."""
-
-
-class Command(NamedTuple):
-    """A command of an extension."""
-
-    name: str
-    group: str  # of the help page
-    function: Callable[..., None]
 
 
 class Crossing(NamedTuple):
@@ -262,26 +255,23 @@ class Extension:
 
     files: Sequence[str] = ()  # that it adds to a model's folder, and that are pushed with it
 
-    @property
-    def commands(self) -> Sequence[Command]:
-        """Return its commands. Its row says that it has some."""
-        return ()
-
     def origin(self, keys: RunKeys) -> Mapping[str, str]:
         """Return words for the origin of a new run's ledger: they are under every head of its chain."""
         return {}
 
-    def wrote_model(self, model: WrittenModel, folder: Path, rounds: int, merged: bool) -> None:
+    # `model`: a `cocktail_cli.host.CommittedModel`.
+    def wrote_model(self, model: Any, folder: Path, rounds: int, merged: bool) -> None:
         """Add to a model's folder, once all else is written there."""
 
-    def wrote_run(self, model: WrittenModel, rounds: int) -> None:
+    def wrote_run(self, model: Any, rounds: int) -> None:
         """Add to a run's folder, once nothing else is written there any more."""
 
     def hub(self, host: HostParts) -> Extend | None:
         """Return what makes its part at the hub; None: it has none."""
 
-    def judge(self, work: HostedModel, round: int) -> UpdateJudge | None:
-        """Make what judges the updates of a run that goes on with `round`; None: it judges none."""
+    def judge(self, work: Any, round: int) -> UpdateJudge | None:
+        """Make what judges the updates of a run (a `cocktail_cli.host.RunDelegate`) that goes on with
+        `round`; None: it judges none."""
 
     def views(self, parts: ViewParts) -> Sequence[View]:
         """Make its views of a run's events, before anything is prepared. They are shown all that `--json`
@@ -296,6 +286,14 @@ class Extension:
 
     def model(self, recipe: Recipe) -> ModelExtension | None:
         """Make its part in a peer's training; None: it has none."""
+
+    def devices_each(self, options: Mapping[str, Any]) -> int:
+        """Return how many devices a peer trains on, by the options of its that were given."""
+        return 1
+
+    def pick_devices(self, wanted: str, options: Mapping[str, Any]) -> Sequence[str]:
+        """Pick the devices of a peer; none: it has no say. Raises Failure (usage, preflight)."""
+        return ()
 
     def joining(self, options: Mapping[str, Any]) -> Joining | None:
         """Make its part around a volunteer's sessions, by the options of its that were given."""
@@ -325,12 +323,9 @@ class Extension:
         return False
 
     def crossing(self, recipe: Recipe, reachable: int, peers: int) -> Crossing | None:
-        """Return how aggregates come to peers, of which some are reachable; None: all from the hub."""
+        """Return how aggregates come to peers, of which some are reachable: their addresses are told to the
+        others. None: all from the hub."""
         return None
-
-    def shows_addresses(self, recipe: Recipe) -> bool:
-        """Tell whether peers of a run learn the addresses of others."""
-        return False
 
     def page(self) -> PagePart | None:
         """Make its part of a run's page; None: it has none."""
@@ -356,33 +351,17 @@ class Extension:
         return ()
 
 
-class Exclusion(NamedTuple):
-    """An option of a command that excludes one of an extension."""
-
-    name: str
-    why: str
-    hint: str
-
-
 class Option(NamedTuple):
     """An option that an extension adds to commands of others."""
 
-    commands: tuple[str, ...]
     name: str
     help: str
     kind: type[Any] | str  # of its value; or the function of the extension that reads what is typed
     panel: str  # of the help page
     metavar: str | None = None
-    bounds: tuple[int, int] | tuple[()] = ()
+    bounds: tuple[int, ...] = ()  # the least, and the most
     setting: bool = True  # may stand in config.toml
-    excluded: Exclusion | None = None
-
-    def check(self, given: Mapping[str, Any]) -> None:
-        """Raise Failure (usage) where what else was given excludes it."""
-        if self.excluded is not None and given.get(self.excluded.name.lstrip("-").replace("-", "_")):
-            from cocktail_cli.errors import Failure
-
-            raise Failure("usage", self.excluded.why, hints=(self.excluded.hint,))
+    excluded: tuple[str, str, str] | tuple[()] = ()  # by this option of the command; why, and a hint
 
     @property
     def parameter(self) -> str:
@@ -404,11 +383,12 @@ class Row(NamedTuple):
     folder: str
     always: bool = False  # each run uses it
     keys: bool = False  # it has a section of recipes
-    commands: bool = False
+    commands: Mapping[str, str] = {}  # group of the help page by the name of a function of its `command`
     shows: tuple[str, ...] = ()  # of its commands: they show a run, with the options of `launch` for that
     options: tuple[Option, ...] = ()
+    options_of: tuple[str, ...] = ()  # commands that have them
     names: tuple[str, ...] = ()  # that it adds to the package `cocktail_cli`
-    removed: Mapping[str, str] = MappingProxyType({})  # what is gone, as it was typed -> what to type now
+    removed: Mapping[str, str] = {}  # what is gone, as it was typed -> what to type now
     # Asked for ways to other machines where a place is named, or the environment has one of these variables.
     dials: tuple[str, ...] = ()
 
@@ -418,41 +398,37 @@ PYTHON_API = (
     *("Altered", "ConnectionLost", "InvalidInput", "NoResult", "OutOfResources", "PreflightFailed"),
     *("Rejected", "Unreachable"),
 )
+RELAY = "Be reachable through this `cocktail relay` too."
+PAGE, SHOWN = "Show a page in the browser during the run.", "cocktail dashboard RUN shows it at any time"
+NO_PAGE = ("detach", "with --detach there is nobody to show a page to", SHOWN)
+SPREAD = "Spread each peer here over N GPUs."
+ONE = "--layers and --gpus: the hub places a machine with one device, at any hour"
+ONE_DEVICE = ("layers", ONE, "give one of them")
 EXTENSIONS = (
     Row("api", names=PYTHON_API),
     Row(
         "availability",
+        options_of=("join",),
         options=(
+            Option("--hours", "Take part in these hours: 22:00-07:00.", "parse_hours", WHEN, "FROM-TO"),
             Option(
-                ("join",), "--hours", "Take part in these hours: 22:00-07:00.", "parse_hours", WHEN, "FROM-TO"
+                "--until", "Leave for good at this time: 08:00.", "parse_time", WHEN, "TIME", setting=False
             ),
-            Option(
-                ("join",),
-                "--until",
-                "Leave for good at this time: 08:00.",
-                "parse_time",
-                WHEN,
-                "TIME",
-                setting=False,
-            ),
-            Option(("join",), "--only-idle", "Pause while others use the GPU (NVIDIA).", bool, WHEN),
-            Option(
-                ("join",),
-                "--max-temp",
-                "Pause while the GPU is hotter (NVIDIA).",
-                int,
-                WHEN,
-                "CELSIUS",
-                (40, 110),
-            ),
+            Option("--only-idle", "Pause while others use the GPU (NVIDIA).", bool, WHEN),
+            Option("--max-temp", "Pause while the GPU is hotter (NVIDIA).", int, WHEN, "CELSIUS", (40, 110)),
         ),
     ),
     Row("audits", keys=True),
-    Row("doctor", commands=True),
+    Row("doctor", commands={"doctor": CHECK}),
     Row("dpo", keys=True),
     Row(
+        "multi_gpu",
+        options_of=("launch", "resume", "join"),
+        options=(Option("--gpus", SPREAD, int, MACHINE, "N", (1,), excluded=ONE_DEVICE),),
+    ),
+    Row(
         "plan",
-        commands=True,
+        commands={"plan": CHECK},
         removed={
             "plan --bandwidth": "cocktail plan --lines 200 (Mbit/s)",
             **dict.fromkeys(("plan --up", "plan --down"), "cocktail plan --lines 20/100 (Mbit/s)"),
@@ -460,45 +436,23 @@ EXTENSIONS = (
             "plan --listening": "cocktail plan --lines listen=4",
         },
     ),
-    Row("proofs", always=True, commands=True),
+    Row("proofs", always=True, commands={"verify": RESULTS}),
     Row(
         "reach",
-        commands=True,
-        options=(
-            Option(
-                ("launch", "resume", "standby"),
-                "--relay",
-                "Be reachable through this `cocktail relay` too.",
-                str,
-                NETWORK,
-                "HOST[:PORT]",
-                setting=False,
-            ),
-        ),
+        commands={"relay": RUN},
+        options_of=("launch", "resume", "standby"),
+        options=(Option("--relay", RELAY, str, NETWORK, "HOST[:PORT]", setting=False),),
         dials=("HTTPS_PROXY", "ALL_PROXY"),
     ),
-    Row("standby", always=True, keys=True, commands=True, shows=("standby",)),
+    Row("standby", always=True, keys=True, commands={"standby": RUN}, shows=("standby",)),
     Row("turns", keys=True),
     Row("trust", keys=True),
     Row("trackers", keys=True),
     Row(
         "dashboard",
-        commands=True,
-        options=(
-            Option(
-                ("launch", "resume"),
-                "--dashboard",
-                "Show a page in the browser during the run.",
-                bool,
-                OUTPUT,
-                setting=False,
-                excluded=Exclusion(
-                    "--detach",
-                    "with --detach there is nobody to show a page to",
-                    "cocktail dashboard RUN shows it at any time",
-                ),
-            ),
-        ),
+        commands={"dashboard": RUN, "report": RESULTS},
+        options_of=("launch", "resume"),
+        options=(Option("--dashboard", PAGE, bool, OUTPUT, setting=False, excluded=NO_PAGE),),
     ),
     Row("passing", always=True, keys=True),
     Row("diagnosis", always=True),  # the last: it measures how long the others take
@@ -556,11 +510,11 @@ def extension_of(row: Row) -> Extension:
     return extension
 
 
-def commands() -> Iterator[Command]:
-    """Import the extensions that have commands, and yield these."""
+def commands() -> Iterator[tuple[str, Callable[..., None]]]:
+    """Import the commands of extensions; yield each, after its group of the help page."""
     for row in EXTENSIONS:
-        if row.commands:
-            yield from extension_of(row).commands
+        for name, group in row.commands.items():
+            yield group, getattr(import_module(f"cocktail_cli.extensions.{row.folder}.command"), name)
 
 
 def used(recipe: Recipe, given: Given = NONE_GIVEN) -> Iterator[Extension]:
@@ -578,7 +532,41 @@ def api() -> dict[str, str]:
 def options_of(command: str) -> Iterator[tuple[str, Option]]:
     """Yield the options that extensions add to a command, each with its extension."""
     for row in EXTENSIONS:
-        yield from ((row.folder, option) for option in row.options if command in option.commands)
+        yield from ((row.folder, option) for option in row.options if command in row.options_of)
+
+
+def for_peers(given: Given, before: Mapping[str, Any] = {}) -> Given:
+    """Return the options that a launch hands to its peers: as they are given, else as they were `before`, by
+    their names in Python."""
+    found = dict[str, dict[str, Any]]()
+    for folder, option in options_of("join"):
+        value = given.get(folder, {}).get(option.parameter, before.get(option.parameter))
+        if value is not None and (folder, option) in options_of("launch"):
+            found.setdefault(folder, {})[option.parameter] = value
+    return found
+
+
+def words_of(given: Given) -> list[str]:
+    """Return the words of a `join` with these options."""
+    typed = (
+        (option.name, given.get(folder, {}).get(option.parameter)) for folder, option in options_of("join")
+    )
+    return [word for name, value in typed if value is not None for word in (name, str(value))]
+
+
+def devices_each(given: Given) -> int:
+    """Return how many devices each peer of this machine trains on."""
+    rows = (row for row in EXTENSIONS if row.folder in given)
+    return max((extension_of(row).devices_each(given[row.folder]) for row in rows), default=1)
+
+
+def pick_devices(wanted: str, given: Given) -> Sequence[str]:
+    """Pick the devices of a peer. Raises Failure."""
+    from cocktail_cli.machine import pick_device
+
+    rows = (row for row in EXTENSIONS if row.folder in given)
+    found = (extension_of(row).pick_devices(wanted, given[row.folder]) for row in rows)
+    return next(filter(None, found), ()) or [pick_device(wanted)]
 
 
 def joining_of(given: Given) -> list[Joining]:
@@ -598,7 +586,7 @@ def hub_extensions(host: HostParts) -> list[Extend]:
     return [part for one in used(host.recipe) if (part := one.hub(host)) is not None]
 
 
-def update_judges(work: HostedModel, round: int) -> list[UpdateJudge]:
+def update_judges(work: Any, round: int) -> list[UpdateJudge]:
     """Make what judges the updates of a run that goes on with `round`."""
     return [judge for one in used(work.recipe) if (judge := one.judge(work, round)) is not None]
 
@@ -624,31 +612,15 @@ def model_extensions(recipe: Recipe) -> list[ModelExtension]:
     return [part for one in used(recipe) if (part := one.model(recipe)) is not None]
 
 
-def hubs_line(status: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the bytes a second that a hub's line carries for one peer, up and down; 0: not known."""
-    found = [one.hubs_line(status) for one in everyone()]
-    return max(up for up, _ in found), max(down for _, down in found)
-
-
-def others_send(status: Mapping[str, Any]) -> bool:
-    """Tell whether aggregates of a run come from others than its hub alone."""
-    return any(one.others_send(status) for one in everyone())
-
-
 def crossing(recipe: Recipe, reachable: int, peers: int) -> Crossing | None:
     """Return how aggregates come to peers, of which some are reachable; None: all from the hub."""
     found = (one.crossing(recipe, reachable, peers) for one in used(recipe))
     return next((one for one in found if one is not None), None)
 
 
-def shows_addresses(recipe: Recipe) -> bool:
-    """Tell whether peers of a run learn the addresses of others."""
-    return any(one.shows_addresses(recipe) for one in used(recipe))
-
-
 def page_parts() -> dict[str, PagePart]:
-    """Make the parts of extensions in the page of any run, by their folders."""
-    return {row.folder: part for row in EXTENSIONS if (part := extension_of(row).page()) is not None}
+    """Make the parts of extensions in the page of any run, by their names."""
+    return {type(part).__name__: part for one in everyone() if (part := one.page()) is not None}
 
 
 def events_of_extensions() -> dict[str, type[Any]]:

@@ -72,9 +72,9 @@ class KeyOptions:
             raise self._unknown(name, key)
 
     def _unknown(self, name: str, key: str) -> Failure:
-        from recipes.config import key_names, our_name_of
+        from recipes.config import foreign_keys, key_names
 
-        if ours := our_name_of(key, recipe_type()):
+        if ours := foreign_keys(recipe_type()).get(key):
             return Failure(
                 "usage", f"no such option: {name}", hints=(f"cocktail calls this {OPTIONS.get(ours, ours)}",)
             )

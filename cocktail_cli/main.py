@@ -21,20 +21,11 @@ import typer
 from typer.main import get_command
 
 import cocktail_cli
-from cocktail_cli.assembly import SHOWING, reader_of
+from cocktail_cli.assembly import CHECK, RESULTS, RUN, SHOWING, TOOLS, reader_of
 from cocktail_cli.assembly import commands as extensions_commands
 from cocktail_cli.commands.check import preview, validate
 from cocktail_cli.commands.results import export, generate
-from cocktail_cli.commands.run import (
-    join,
-    launch,
-    logs,
-    peers,
-    resume,
-    run_list,
-    status,
-    stop,
-)
+from cocktail_cli.commands.run import join, launch, logs, peers, resume, run_list, status, stop
 from cocktail_cli.commands.tools import recipes
 from cocktail_cli.host import log_to
 from cocktail_cli.machine import hide_token
@@ -44,7 +35,7 @@ from . import user_config
 from .errors import EXIT, Failure, Interrupted, explain
 from .help_pages import CommandTable
 from .key_options import rewritten
-from .options import CHECK, RESULTS, RUN, TOOLS, with_extensions
+from .options import with_extensions
 from .removed import check_removed
 from .signals import Interruption
 
@@ -148,8 +139,8 @@ def command_table(typed: list[str]) -> typer.core.TyperGroup:
     table = get_command(app)
     assert isinstance(table, typer.core.TyperGroup)
     if not typed or typed[0] not in table.commands:
-        for one in extensions_commands():
-            app.command(one.name, rich_help_panel=one.group)(one.function)
+        for group, function in extensions_commands():
+            app.command(function.__name__, rich_help_panel=group)(function)
         table = get_command(app)
         assert isinstance(table, typer.core.TyperGroup)
     return table

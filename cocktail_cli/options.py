@@ -14,18 +14,32 @@ from typing import Annotated, Any
 import typer
 
 from cocktail_cli.assembly import MACHINE, NETWORK, OUTPUT, Option, options_of
+from cocktail_cli.errors import Failure
 from cocktail_cli.machine import PORT, parse_rate, parse_size
 from cocktail_cli.ui import Progress
 
 from .completion import overrides, recipe_names, run_names
-
-RUN, CHECK, RESULTS, TOOLS = "Run", "Check", "Results", "Tools"  # panels of `cocktail --help`
 
 
 def parsed(name: str, metavar: str, parser: Callable[[str], object], help: str, **more: Any) -> Any:
     """Declare an option whose text is parsed, and which has no default to show."""
     panel = {"rich_help_panel": MACHINE} | more
     return typer.Option(name, metavar=metavar, parser=parser, help=help, show_default=False, **panel)
+
+
+def value(name: str, metavar: str | None, help: str, panel: str | None = None, **more: Any) -> Any:
+    """Declare an option by its names, with a blank between them, and what is shown of it."""
+    return typer.Option(*name.split(), metavar=metavar, help=help, rich_help_panel=panel, **more)
+
+
+def flag(name: str, help: str, panel: str | None = None, **more: Any) -> Any:
+    """Declare an option without a value, by its names with a blank between them."""
+    return typer.Option(*name.split(), help=help, rich_help_panel=panel, **more)
+
+
+def argument(metavar: str, help: str, completes: Any = None, **more: Any) -> Any:
+    """Declare an argument, and what completes it."""
+    return typer.Argument(metavar=metavar, help=help, autocompletion=completes, **more)
 
 
 def duration(name: str, help: str) -> Any:
@@ -54,7 +68,8 @@ def with_extensions(function: Callable[..., None]) -> Callable[..., None]:
         given: dict[str, dict[str, Any]] = {}
         for name, (folder, option) in added.items():
             if (value := values.pop(name)) not in (None, False):
-                option.check(values)
+                if option.excluded and values.get(option.excluded[0]):
+                    raise Failure("usage", option.excluded[1], hints=(option.excluded[2],))
                 given.setdefault(folder, {})[option.parameter] = value
         function(**values, given=given)
 
@@ -71,14 +86,7 @@ def declared(name: str, folder: str, option: Option) -> inspect.Parameter:
     kind, more = option.kind, dict[str, Any](zip(("min", "max"), option.bounds, strict=False))
     if isinstance(kind, str):
         kind, more = object, more | {"parser": option.reader(folder)}
-    info = typer.Option(
-        option.name,
-        metavar=option.metavar,
-        help=option.help,
-        rich_help_panel=option.panel,
-        show_default=False,
-        **more,
-    )
+    info = value(option.name, option.metavar, option.help, option.panel, show_default=False, **more)
     where, default = inspect.Parameter.KEYWORD_ONLY, False if kind is bool else None
     wanted = kind if kind is bool else kind | None
     return inspect.Parameter(name, where, default=default, annotation=Annotated[wanted, info])
@@ -91,114 +99,43 @@ def set_cache(folder: str | None) -> str | None:
     return folder
 
 
-Json = Annotated[
-    bool,
-    typer.Option("--json", rich_help_panel=OUTPUT, help="Write JSON: an object, or an event a line."),
-]
-Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", rich_help_panel=OUTPUT, help="Print results (id, path, URL) and errors."),
-]
-Verbose = Annotated[
-    int, typer.Option("--verbose", "-v", count=True, rich_help_panel=OUTPUT, help="Print more; -vv: debug.")
-]
-NoColor = Annotated[
-    bool, typer.Option("--no-color", rich_help_panel=OUTPUT, help="Print no colours, as with NO_COLOR.")
-]
-ProgressOption = Annotated[
-    Progress,
-    typer.Option(
-        "--progress",
-        metavar="KIND",
-        rich_help_panel=OUTPUT,
-        help="auto, rich, plain or none.",
-    ),
-]
-Recipe = Annotated[
-    str,
-    typer.Argument(
-        metavar="RECIPE", help="A shipped recipe, a YAML file, or its address.", autocompletion=recipe_names
-    ),
-]
+Json = Annotated[bool, flag("--json", "Write JSON: an object, or an event a line.", OUTPUT)]
+Quiet = Annotated[bool, flag("--quiet -q", "Print results (id, path, URL) and errors.", OUTPUT)]
+Verbose = Annotated[int, flag("--verbose -v", "Print more; -vv: debug.", OUTPUT, count=True)]
+NoColor = Annotated[bool, flag("--no-color", "Print no colours, as with NO_COLOR.", OUTPUT)]
+ProgressOption = Annotated[Progress, value("--progress", "KIND", "auto, rich, plain or none.", OUTPUT)]
+Recipe = Annotated[str, argument("RECIPE", "A shipped recipe, a YAML file, or its address.", recipe_names)]
 RecipeOrModel = Annotated[
     str | None,
-    typer.Argument(
-        metavar="RECIPE",
-        help="A shipped recipe, a YAML file, its address, or a model.",
-        show_default=False,
-        autocompletion=recipe_names,
+    argument(
+        "RECIPE", "A shipped recipe, a YAML file, its address, or a model.", recipe_names, show_default=False
     ),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="KEY=VALUE",
-        help="Recipe fields: max_steps=20 training.seed=1.",
-        show_default=False,
-        autocompletion=overrides,
-    ),
+    argument("KEY=VALUE", "Recipe fields: max_steps=20 training.seed=1.", overrides, show_default=False),
 ]
-DataPath = Annotated[
-    str | None,
-    typer.Option("--data", metavar="DATA", help="jsonl, json, csv, parquet, txt, folder or hub id."),
-]
-ModelName = Annotated[
-    str | None, typer.Option("--model", metavar="MODEL", help="Train this: a folder or a hub id.")
-]
-TrustCode = Annotated[
-    bool,
-    typer.Option("--trust-remote-code", rich_help_panel=MACHINE, help="Run Python code of the model here."),
-]
-RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run's name, or its output folder.", autocompletion=run_names)
-]
+DataPath = Annotated[str | None, value("--data", "DATA", "jsonl, json, csv, parquet, txt, folder or hub id.")]
+ModelName = Annotated[str | None, value("--model", "MODEL", "Train this: a folder or a hub id.")]
+TrustCode = Annotated[bool, flag("--trust-remote-code", "Run Python code of the model here.", MACHINE)]
+RunArgument = Annotated[str, argument("RUN", "A run's name, or its output folder.", run_names)]
 Output = Annotated[Path | None, typer.Option("--output-dir", "-o", metavar="DIR", help="Folder to write to.")]
 Listen = Annotated[
-    str | None,
-    typer.Option(
-        "--listen",
-        metavar="HOST:PORT",
-        rich_help_panel=NETWORK,
-        help="Pass packets on, aggregate here; port 0: any.",
-    ),
+    str | None, value("--listen", "HOST:PORT", "Pass packets on, aggregate here; port 0: any.", NETWORK)
 ]
 PeerAdvertise = Annotated[
-    str | None,
-    typer.Option(
-        "--advertise",
-        metavar="HOST[:PORT]",
-        rich_help_panel=NETWORK,
-        help="With --listen: address others dial.",
-    ),
+    str | None, value("--advertise", "HOST[:PORT]", "With --listen: address others dial.", NETWORK)
 ]
 Layers = Annotated[
-    str | None,
-    typer.Option(
-        "--layers",
-        metavar="auto|SIZE",
-        rich_help_panel=MACHINE,
-        help="Lend memory for some layers; the hub places them.",
-    ),
+    str | None, value("--layers", "auto|SIZE", "Lend memory for some layers; the hub places them.", MACHINE)
 ]
 BIND = typer.Option("--bind", metavar="ADDRESS", rich_help_panel=NETWORK, help="Address to listen on.")
 Bind = Annotated[str, BIND]
 Port = Annotated[
     int | None,
-    port(
-        f"TCP port ({PORT}, or the next free one); 0: any.",
-        rich_help_panel=NETWORK,
-        show_default=False,
-    ),
+    port(f"TCP port ({PORT}, or the next free one); 0: any.", rich_help_panel=NETWORK, show_default=False),
 ]
-Advertise = Annotated[
-    str | None,
-    typer.Option(
-        "--advertise",
-        metavar="HOST[:PORT]",
-        rich_help_panel=NETWORK,
-        help="Address in the run URL.",
-    ),
-]
+Advertise = Annotated[str | None, value("--advertise", "HOST[:PORT]", "Address in the run URL.", NETWORK)]
 Detach = Annotated[bool, typer.Option("--detach", help="Return when the run has started; it goes on.")]
 Detached = Annotated[bool, typer.Option("--detached", hidden=True)]
 LifeLine = Annotated[bool, typer.Option("--life-line", hidden=True)]  # leave when stdin ends
@@ -206,18 +143,8 @@ DEVICES = "auto, cpu, mps, xpu, cuda:1 or cuda:0,1."
 DEVICE = typer.Option("--device", metavar="DEVICE", rich_help_panel=MACHINE, help=DEVICES)
 Device = Annotated[str, DEVICE]
 MicroBatch = Annotated[
-    int | None,
-    typer.Option(
-        "--micro-batch-size",
-        metavar="N",
-        min=1,
-        rich_help_panel=MACHINE,
-        help="Sequences in memory at once.",
-    ),
+    int | None, value("--micro-batch-size", "N", "Sequences in memory at once.", MACHINE, min=1)
 ]
-SPREAD = "Spread each peer here over N GPUs."
-GPUS = typer.Option("--gpus", min=1, metavar="N", rich_help_panel=MACHINE, help=SPREAD)
-Gpus = Annotated[int, GPUS]
 MAX_UP = "Limit sending: 5mbit, 500kbit or 2MB/s."
 MAX_DOWN = "Limit receiving: 50mbit."
 VRAM_LIMIT = "Limit a peer's GPU memory: 20GiB."
@@ -228,13 +155,13 @@ VramLimit = Annotated[int | None, parsed("--vram-limit", "SIZE", parse_size, VRA
 MaxDisk = Annotated[int | None, parsed("--max-disk", "SIZE", parse_size, MAX_DISK)]
 CacheDir = Annotated[
     str | None,
-    typer.Option(
+    value(
         "--cache-dir",
+        "DIR",
+        "Folder of downloaded models.",
+        MACHINE,
         envvar="COCKTAIL_CACHE",
-        metavar="DIR",
         callback=set_cache,
-        rich_help_panel=MACHINE,
-        help="Folder of downloaded models.",
         show_default=False,
     ),
 ]

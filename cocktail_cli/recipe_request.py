@@ -146,12 +146,12 @@ class RecipeRequest:
         return shlex.join(given)
 
 
-def room_for(devices: Sequence[str], gpus: int = 1, limit: int | None = None) -> Machine | None:
+def room_for(devices: Sequence[str], each: int = 1, limit: int | None = None) -> Machine | None:
     """Measure the memory of a peer on this machine; None: no peer trains here.
 
     Args:
         devices: of each peer, as --device takes it; peers on the same one share its memory.
-        gpus: a peer is spread over so many.
+        each: devices of a peer.
         limit: bytes of a GPU that a peer may take.
     """
     from recipes.planning import Machine
@@ -161,7 +161,7 @@ def room_for(devices: Sequence[str], gpus: int = 1, limit: int | None = None) ->
     device = pick_device(devices[0].partition(",")[0])
     have = memory_of(device)
     share = min(have, limit or have) // max(Counter(devices).values())
-    return Machine(share - RUNTIME, device != "cpu", gpus)
+    return Machine(share - RUNTIME, device != "cpu", each)
 
 
 def is_model(word: str) -> bool:

@@ -30,7 +30,6 @@ Kind = type | Callable[[str], object]  # type of a value, or its parser
 OWN: dict[str, Kind] = {
     "cache-dir": str,
     "device": str,
-    "gpus": int,
     "max-disk": parse_size,
     "max-down": parse_rate,
     "max-up": parse_rate,

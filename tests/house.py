@@ -17,7 +17,6 @@ EXTENSIONS = (  # packages of one capability; all others are the heart
     "cocktail_cli/lending",
     "cocktail_cli/stage_machines",
     "compress/activations",
-    "recipes/multi_gpu",
     "recipes/pipeline",
     "recipes/planning",
     "recipes/staged_peer",

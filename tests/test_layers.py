@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "transport": "zmq msgspec cryptography",
     "recipes": "compress torch numpy transformers datasets peft trl pydantic pydantic_core yaml "
     "safetensors huggingface_hub jinja2 psutil",
-    "cocktail_cli": "compress transport recipes typer rich platformdirs starlette uvicorn torch "
+    "cocktail_cli": "compress transport recipes typer rich platformdirs starlette uvicorn torch safetensors "
     "transformers yaml pynvml psutil msgspec numpy pydantic cryptography zmq h11 websockets",
 }
 
@@ -54,13 +54,12 @@ TESTS_PAST_A_FRONT = {
     "cocktail_cli.volunteer.shard_aggregator_link",
     "end_to_end/test_damage.py": "cocktail_cli.host.snapshot_thread",
     "end_to_end/test_joining.py": "cocktail_cli.volunteer.run_link",
-    "end_to_end/test_spread_peer.py": "cocktail_cli.volunteer.gpu_processes recipes.multi_gpu.fsdp_peer "
-    "recipes.training.lease_gradient recipes.training.micro_batch",
+    "extensions/multi_gpu/test_spread_peer.py": "recipes.training.lease_gradient "
+    "recipes.training.micro_batch",
     "end_to_end/test_staged_peers.py": "recipes.staged_peer.ring_request transport.stages.stage_line",
     "fake_cuda/claims_codec.py": "compress.backends.dispatch recipes.planning.memory_plan",
     "fake_cuda/claims_memory.py": "recipes.planning.memory_plan",
-    "fake_cuda/claims_ranks.py": "cocktail_cli.machine.devices cocktail_cli.volunteer.gpu_processes "
-    "recipes.training.micro_batch",
+    "fake_cuda/claims_ranks.py": "cocktail_cli.machine.devices recipes.training.micro_batch",
     "fuzzing/packet_targets.py": "compress.backends.dispatch",
     "fuzzing/transport_targets.py": "transport.hub.reader_thread transport.ledger.packet_log "
     "transport.peer.connection_manager transport.peer.peer_state transport.protocol.message_codec "

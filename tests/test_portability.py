@@ -30,9 +30,7 @@ UNIX_MODULES = {"fcntl", "pwd", "grp", "resource", "termios", "tty", "pty", "cur
 UNIX_ARGUMENTS = {"pass_fds", "preexec_fn"}  # of subprocess
 UNIX_PATHS = ("/proc", "/sys/", "/dev/", "/tmp", "/etc/", "/var/", "/usr/")
 # What runs behind a guard elsewhere: where, and what guards it.
-GUARDED = {
-    "cocktail_cli/volunteer/gpu_processes.py pass_fds": "machine.pick_devices refuses --gpus on Windows"
-}
+GUARDED = {"cocktail_cli/extensions/multi_gpu/gpu_processes.py pass_fds": "--gpus is refused on Windows"}
 FORKS = {"fork", "forkserver"}  # as a word: multiprocessing's ways to start a process
 
 

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_968,
-    "lines with code, extensions": 14_733,
-    "lines with code, scripts": 9865,
-    "lines with code, tests": 43_993,
-    "modules": 437,
+    "lines with code, heart": 30_444,
+    "lines with code, extensions": 14_965,
+    "lines with code, scripts": 9857,
+    "lines with code, tests": 43_878,
+    "modules": 431,
     "recipe keys": 110,
     "options": 195,
     "messages": 37,
-    "words of documents": 69_824,
+    "words of documents": 69_698,
     "functions without a docstring, %": 22,
 }
 

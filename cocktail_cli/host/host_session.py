@@ -22,6 +22,7 @@ from cocktail_cli.assembly import (
     files_of,
     hub_extensions,
     leads,
+    pick_devices,
     used,
     views_of,
 )
@@ -99,7 +100,7 @@ def check_machine(wanted: LaunchSettings) -> None:
     machine.check_home()
     machine.free_address(wanted.listen)
     for device in wanted.local.devices_of(wanted.peers):
-        devices = machine.pick_devices(device, wanted.local.gpus)
+        devices = pick_devices(device, wanted.local.given)
         machine.check_memory_limit(devices, wanted.local.vram_limit)
 
 
@@ -161,7 +162,7 @@ def settled(request: RecipeRequest, wanted: LaunchSettings) -> tuple[Resolved, l
 
     local, room = wanted.local, None
     if request.is_own:
-        room = room_for(local.devices_of(wanted.peers), local.gpus, local.vram_limit)
+        room = room_for(local.devices_of(wanted.peers), local.each, local.vram_limit)
     request, said = request.choose(room)
     recipe = request.described()
     warnings = [

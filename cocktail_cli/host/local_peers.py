@@ -16,9 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from cocktail_cli.assembly import Given, devices_each, words_of
 from cocktail_cli.errors import EXIT, TRACEBACK_HINT, Failure
 from cocktail_cli.machine import ListenAddress, rate_text, split_devices
 from recipes.hardware import usable_cores
@@ -60,16 +61,21 @@ class LocalSettings:
     micro_batch_size: int | None = None
     max_up: float | None = None  # bytes a second, each peer
     max_down: float | None = None
-    gpus: int = 1  # GPUs that each peer is spread over
     vram_limit: int | None = None  # bytes of each GPU, each peer
     trust_remote_code: bool = False
+    given: Given = field(default_factory=dict)  # options of extensions
     door: ListenAddress | None = None  # where each listens, if peers aggregate shards
+
+    @property
+    def each(self) -> int:
+        """Return how many devices each peer trains on."""
+        return devices_each(self.given)
 
     def devices_of(self, peers: int) -> list[str]:
         """Return the --device of each peer."""
         devices = split_devices(self.device)
-        if self.gpus > 1 and devices != ["cpu"]:
-            devices = [",".join(devices[i : i + self.gpus]) for i in range(0, len(devices), self.gpus)]
+        if (each := self.each) > 1 and devices != ["cpu"]:
+            devices = [",".join(devices[i : i + each]) for i in range(0, len(devices), each)]
         return [devices[i % len(devices)] for i in range(peers)]
 
 
@@ -95,9 +101,7 @@ class LocalPeers:
 
     def command(self, name: str, device: str) -> list[str]:
         command = ["join", "-", "--life-line", "--yes", "--json", "--verbose"]  # tracebacks go to its log
-        command += ["--name", name, "--device", device]
-        if self.settings.gpus > 1:
-            command += ["--gpus", str(self.settings.gpus)]
+        command += ["--name", name, "--device", device, *words_of(self.settings.given)]
         if self.settings.trust_remote_code:
             command.append("--trust-remote-code")
         if self.settings.micro_batch_size:
@@ -114,7 +118,7 @@ class LocalPeers:
     def environment(self, count: int) -> dict[str, str]:
         """Return the environment of one of `count` peers, which has no volunteer's hours or limits."""
         # Peers on one machine share its cores; more threads than cores make each slower than one.
-        threads = max(1, usable_cores() // (count * self.settings.gpus))
+        threads = max(1, usable_cores() // (count * self.settings.each))
         return {"OMP_NUM_THREADS": str(threads), **os.environ, "COCKTAIL_CONFIG": os.devnull}
 
     def spawn(self, url: str, name: str, device: str, count: int) -> Child:

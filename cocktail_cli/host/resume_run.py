@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli import __version__
+from cocktail_cli.assembly import NONE_GIVEN, Given, for_peers
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import FORMAT, RunRecord, check_record
 
@@ -31,7 +32,6 @@ REMEMBERED = (  # fields of LocalSettings
     "micro_batch_size",
     "max_up",
     "max_down",
-    "gpus",
     "vram_limit",
     "trust_remote_code",
 )
@@ -92,15 +92,17 @@ def recipe_to_resume(record: RunRecord) -> tuple[Recipe, tuple[str, ...]]:
 
 def arguments_of(local: LocalSettings, peers: int) -> dict[str, Any]:
     """Return what run.json remembers of how the run is hosted; its address is there already."""
-    return {"peers": peers, **{name: getattr(local, name) for name in REMEMBERED}}
+    added = {name: value for options in local.given.values() for name, value in options.items()}
+    return {"peers": peers, **{name: getattr(local, name) for name in REMEMBERED}, **added}
 
 
-def hosted_before(record: RunRecord, **typed: Any) -> tuple[LocalSettings, int]:
-    """Return local settings and number of peers as the run was launched, but for what is `typed` now."""
+def hosted_before(record: RunRecord, given: Given = NONE_GIVEN, **typed: Any) -> tuple[LocalSettings, int]:
+    """Return local settings and number of peers as the run was launched, but for what is typed now; of that,
+    options of extensions are `given`."""
     known = {name: record.arguments[name] for name in ("peers", *REMEMBERED) if name in record.arguments}
     now = {"peers": 1} | known | {name: value for name, value in typed.items() if value is not None}
     peers = now.pop("peers")
-    return LocalSettings(**now), peers
+    return LocalSettings(**now, given=for_peers(given, record.arguments)), peers
 
 
 def url_at(record: RunRecord, port: int) -> str:

@@ -20,15 +20,7 @@ from cocktail_cli.assembly import recipe_type
 from cocktail_cli.errors import Failure, damaged
 from cocktail_cli.foreign_text import one_line, paragraphs
 from cocktail_cli.machine import FILE, FORMAT, RunRecord, check_record, read_run
-from cocktail_cli.ui import (
-    Metrics,
-    Named,
-    counted,
-    events,
-    read_written,
-    sentence,
-    step_line,
-)
+from cocktail_cli.ui import Metrics, Named, counted, events, read_written, sentence, step_line
 
 if TYPE_CHECKING:
     from recipes.config import Dataset, Recipe

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 from collections.abc import Iterator, Sequence
@@ -60,25 +59,6 @@ def split_devices(wanted: str) -> list[str]:
     return [f"{kind}:{device}" if device.isdigit() else device for device in devices] or ["auto"]
 
 
-def pick_devices(wanted: str, count: int) -> list[str]:
-    """Pick devices for the `count` processes of a peer. Raises Failure, as `pick_device` does."""
-    if count == 1:
-        return [pick_device(wanted)]
-    if os.name == "nt":
-        hints = ("use WSL 2, or start one peer for each GPU",)
-        raise Failure("preflight", "--gpus: not on Windows, where NCCL is not", hints=hints)
-    if wanted in ("auto", "cuda"):
-        if (have := devices_of("cuda")) < count:
-            hints = ("--device cpu tries it out on the processor",)
-            raise Failure("preflight", f"--gpus {count}: this machine has {have} CUDA devices", hints=hints)
-        wanted = "cuda:" + ",".join(map(str, range(count)))
-    devices = [wanted] * count if wanted == "cpu" else split_devices(wanted)
-    gpus = {device for device in map(pick_device, devices) if device.startswith("cuda")}
-    if len(devices) != count or (len(gpus) < count and set(devices) != {"cpu"}):
-        raise Failure("usage", f"--device {wanted}: expected {count} GPUs, for --gpus {count}")
-    return [pick_device(device) for device in devices]
-
-
 def hardware(device: str, count: int = 1) -> str:
     """Describe the device to the other peers: `NVIDIA H200, 139 GiB`, `4 x ...` or `CPU, 8 cores`."""
     if device.startswith(NUMBERED):
@@ -107,7 +87,7 @@ class Glance:
 
 
 def glance(wanted: str, count: int = 1) -> Glance:
-    """Look at the device that `pick_devices` would pick, in milliseconds; torch has the last word on it."""
+    """Look at the devices that would be picked, in milliseconds; torch has the last word on it."""
     gpus = nvidia_gpus() if wanted.startswith(("auto", "cuda")) else []
     if gpus:
         numbers = re.findall(r"\d+", wanted)

@@ -64,9 +64,8 @@ class Metrics:
         self.step = self.round = 0
 
     def lines(self, event: Event) -> Iterator[Line]:
-        if isinstance(event, RunStarted):
-            if event.round and self.ledger is not None:
-                yield from missing_lines(self.ledger, self.known, self.batch, event.steps, self.named)
+        if isinstance(event, RunStarted) and event.round and self.ledger is not None:
+            yield from self.missing(self.ledger, event.steps)
         elif isinstance(event, Step):
             self.step, self.round = event.step, event.round
             yield line("step", **step_numbers(event))
@@ -81,6 +80,22 @@ class Metrics:
             yield self.peer(event.peer, "ready", joining_s=event.joining_s)
         elif isinstance(event, PeerLeft):
             yield self.peer(event.peer, "left", reason=event.reason)
+
+    def missing(self, ledger: Path, steps: int) -> Iterator[Line]:
+        """Yield the lines that are not written and the ledger has, in order; `steps` of the run."""
+        from transport import Ledger
+
+        with Ledger(ledger, write=False) as opened:
+            evaluated = {row.round: row for row in opened.evaluations() if row.round > self.known[1]}
+            counted = tokens = 0
+            for row in opened.rounds():
+                if found := evaluated.get(row.round):
+                    about: Line = {"eval_loss": found.loss, "tokens": found.tokens}
+                    about |= held_out(self.named(found.figures))
+                    yield line("eval", step=found.step, round=found.round, **about)
+                counted, tokens = counted + row.counted, tokens + row.tokens
+                if row.round > self.known[0]:
+                    yield line_of_round(row, min(steps, counted // self.batch), tokens)
 
     def peer(self, name: str, did: str, **more: Any) -> Line:
         return line("peer", step=self.step, round=self.round, peer=name, did=did, **more)
@@ -125,32 +140,6 @@ def held_out(extra: Mapping[str, Any]) -> Line:
 def median_or_none(values: Iterable[float]) -> float | None:
     there = list(values)
     return round(median(there), 3) if there else None
-
-
-def missing_lines(
-    ledger: Path, known: tuple[int, int], batch: int, steps: int, named: Named = lambda figures: {}
-) -> Iterator[Line]:
-    """Yield the lines that a file lacks and the ledger has, in order.
-
-    Args:
-        known: as of read_written.
-        batch: samples per step.
-        steps: steps of the run.
-        named: names the objective's further figures.
-    """
-    from transport import Ledger
-
-    with Ledger(ledger, write=False) as opened:
-        evaluated = {row.round: row for row in opened.evaluations() if row.round > known[1]}
-        counted = tokens = 0
-        for row in opened.rounds():
-            if found := evaluated.get(row.round):
-                about: Line = {"eval_loss": found.loss, "tokens": found.tokens}
-                about |= held_out(named(found.figures))
-                yield line("eval", step=found.step, round=found.round, **about)
-            counted, tokens = counted + row.counted, tokens + row.tokens
-            if row.round > known[0]:
-                yield line_of_round(row, min(steps, counted // batch), tokens)
 
 
 def line_of_round(row: RoundRow, step: int, tokens: int) -> Line:

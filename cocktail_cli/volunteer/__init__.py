@@ -5,5 +5,4 @@ from .bootstrap import Bootstrap, Imports, micro_batch_of
 from .download_plan import DownloadPlan
 from .join_prompt import JoinQuestion, Offer, read_url
 from .limits import CONNECT_TIMEOUT, NOMINAL, Resources, VolunteerLimits, lacking, requirements_column
-from .session import VolunteerSession
-from .session_loop import take_turns
+from .session import VolunteerSession, take_turns

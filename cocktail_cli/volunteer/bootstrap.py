@@ -35,7 +35,7 @@ from .base_weights import (
 from .download_plan import DownloadPlan
 
 if TYPE_CHECKING:
-    from cocktail_cli.assembly import PeerExtension
+    from cocktail_cli.assembly import PeerBuilder, PeerExtension
     from recipes.config import Recipe
     from recipes.training import Peer
     from transport import CatchUpDownloads, PeerLink, WantedFile
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from transport.transfer import Download
 
     from .checkpoint_store import StoredCheckpoint
-    from .gpu_processes import GpuProcesses
     from .limits import VolunteerLimits
     from .run_link import RunBounds
 
@@ -95,7 +94,7 @@ class Bootstrap:
         self.micro_batch = micro_batch_of(self.recipe, limits.micro_batch_size)
         self.imports = Imports(self.recipe, self._check_sizes)
         self.frozen, self.checkpoint = self.downloads.frozen, checkpoint
-        self.ranks: GpuProcesses | None = None  # over which the peer is spread
+        self.builder: PeerBuilder | None = None  # of the peer; None: it is built here
         self.extensions: Sequence[PeerExtension] = ()  # of this peer
         self.stays = False  # a snapshot stays on the disk until `kept` is closed
         self.kept = ExitStack()
@@ -251,10 +250,8 @@ class Bootstrap:
                 peer, measured = ring.peer(
                     lambda head: load_replica(head, *source), batch, self.link.raise_if_leaving
                 )
-            elif self.ranks is not None:
-                from recipes.multi_gpu import build_fsdp_peer  # no run on one GPU imports it
-
-                peer = build_fsdp_peer(self.ranks, self.folder, snapshot, recipe, batch, round)
+            elif self.builder is not None:
+                peer = self.builder.build(recipe, self.folder, snapshot, batch, round)
             else:
                 model = load_trained(recipe, self.folder, device, snapshot)
                 peer = build_peer(model, recipe, batch, name, round, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ class VolunteerLimits:
     """The options by which a user limits what this machine lends to a run."""
 
     name: str
-    devices: list[str]  # several: one peer is spread over them
+    devices: Sequence[str]  # several: one peer is spread over them
     micro_batch_size: int | None = None  # None: the recipe decides
     max_up: float | None = None  # bytes a second
     max_down: float | None = None

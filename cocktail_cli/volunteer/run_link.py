@@ -70,11 +70,7 @@ class RunLink:
     bounds: RunBounds
 
     def __init__(
-        self,
-        link: PeerLink,
-        spool: Spool,
-        staleness: int = 1,
-        extensions: Sequence[PeerExtension] = (),
+        self, link: PeerLink, spool: Spool, staleness: int = 1, extensions: Sequence[PeerExtension] = ()
     ) -> None:
         self.link, self.spool = link, spool
         self.name = link.name  # known once the hub has welcomed this peer

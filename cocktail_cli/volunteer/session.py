@@ -1,8 +1,10 @@
-"""One session of a volunteer in a run, from the handshake to the goodbye."""
+"""A session of a volunteer in a run, from the handshake to the goodbye; one after the other."""
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -14,13 +16,19 @@ from cocktail_cli import signals
 from cocktail_cli.assembly import Joining, PeerParts, peer_extensions
 from cocktail_cli.errors import EXIT, Failure, explain, is_fault
 from cocktail_cli.host import LifeLine
-from cocktail_cli.machine import cache, check_trust, own_keys, parse_listen, registered_as
+from cocktail_cli.machine import (
+    cache,
+    check_trust,
+    own_keys,
+    parse_listen,
+    registered_as,
+    return_freed_memory,
+)
 from cocktail_cli.ui import View, counted, events, megabytes, poll_status
 
 from . import checkpoint_store
 from .base_weights import folder_bytes
 from .bootstrap import Bootstrap
-from .gpu_processes import GpuProcesses
 from .limits import CONNECT_TIMEOUT, Resources, VolunteerLimits, check_requirements
 from .step_events import StepMeter
 
@@ -193,10 +201,8 @@ class VolunteerSession:
             bootstrap = Bootstrap(link, limits, self.view.show, request.raising, checkpoint)
             check_trust(bootstrap.recipe, limits.trust_remote_code, "rejected")
             check_requirements(bootstrap.recipe, Resources.of(limits, bootstrap.downloads.bytes_here))
-            if len(limits.devices) > 1:
-                from recipes.multi_gpu import check_fsdp
-
-                check_fsdp(bootstrap.recipe)
+            for around in self.joining:
+                around.check(bootstrap.recipe)
             self._show_joined(welcome, bootstrap)
         key, recipe = own_keys().public, bootstrap.recipe
         parts = PeerParts(recipe, self.url, key, self.warn, limits.devices, link, self.server)
@@ -207,17 +213,18 @@ class VolunteerSession:
         with ExitStack() as stack:
             stack.enter_context(bootstrap.kept)
             ours = {os.getpid()}
-            if len(limits.devices) > 1:
-                ranks = GpuProcesses(limits.devices, lambda: self.leave(link, "rank lost"), limits.vram_limit)
-                bootstrap.ranks = stack.enter_context(closing(ranks))
-                ours |= {process.pid for process in ranks.processes}
+            leave = partial(self.leave, link)
+            builders = (around.builder(leave, limits.vram_limit) for around in self.joining)
+            if (builder := next(filter(None, builders), None)) is not None:
+                bootstrap.builder = stack.enter_context(closing(builder))
+                ours |= builder.pids
             for around in self.joining:
-                stack.enter_context(around.beside(ours, partial(self.leave, link)))
+                stack.enter_context(around.beside(ours, leave))
             for one in self.run.extensions:
                 stack.enter_context(one.beside(ours))
             self.train_and_store(self.run, welcome, bootstrap)
-            if bootstrap.ranks is not None and self.run.ended is None:
-                bootstrap.ranks.check()
+            if builder is not None and self.run.ended is None:
+                builder.check()
 
     def _show_joined(self, welcome: messages.Welcome, bootstrap: Bootstrap) -> None:
         from transport import ask_status
@@ -357,3 +364,47 @@ class VolunteerSession:
             return None
         people = [*status.get("others", ()), *status["peers"]]
         return next((peer.get("share") for peer in people if peer["name"] == name), None)
+
+
+def take_turns(
+    joining: Sequence[Joining],
+    session: Callable[[bool], VolunteerSession],
+    join_first: bool,
+    show: Callable[[events.Event], None],
+) -> int:
+    """Run one session after the other as long as it is to return; return the exit status.
+
+    Args:
+        session: joins, takes part and leaves; its argument tells whether it is a return.
+        join_first: the first session does not wait: a person at the terminal answers its prompt.
+    """
+    from recipes.errors import StageLost
+    from transport.protocol import RefusedByHub, RolledBack
+
+    again = False
+    while True:
+        for one in joining if again or not join_first else ():
+            if (status := one.wait(show)) is not None:
+                return status
+        try:
+            ended = session(again)
+            if not ended.returns:
+                return ended.status
+            del ended
+        except StageLost as error:
+            show(events.Warning(f"{error}: joining anew"))
+            again = True
+            continue  # at once: the ring has kept its peer, so there is little to free
+        except RolledBack as error:
+            show(events.Warning(f"{error}: joining anew"))
+        except RefusedByHub as refused:
+            if not again or refused.code != "over":
+                raise
+            show(events.Progressed("the run has ended meanwhile"))
+            return 0
+        again = True
+        gc.collect()
+        return_freed_memory()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available():
+            torch.cuda.empty_cache()

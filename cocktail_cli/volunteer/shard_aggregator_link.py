@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING
 
 from cocktail_cli.aggregation import DurableShards
 from transport import PeerLink
-from transport.aggregators import (
-    AggregatorThread,
-    PacketSharding,
-    ShardClients,
-    ShardedExchange,
-)
+from transport.aggregators import AggregatorThread, PacketSharding, ShardClients, ShardedExchange
 from transport.direct import link_to
 from transport.protocol import CurveKeys
 

@@ -16,7 +16,7 @@ WINDOW = 1 << 24  # elements of a long vector that are worked on at a time: 64 M
 
 
 class LocalModel(Protocol):
-    """x_i, in this process (`LocalVector`) or spread over several (`recipes.multi_gpu`)."""
+    """x_i, in this process (`LocalVector`) or spread over several."""
 
     @property
     def from_global_model(self) -> bool:

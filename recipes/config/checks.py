@@ -54,11 +54,7 @@ VALUE_HINTS: dict[tuple[str, str], str] = {
 }
 
 # keys of `compression` that act once a round -> the value at which they do nothing
-COUNTED_IN_ROUNDS = {
-    "outer_momentum": 0.0,
-    "error_decay": 1.0,
-    "uncompressed_steps": 0,
-}
+COUNTED_IN_ROUNDS = {"outer_momentum": 0.0, "error_decay": 1.0, "uncompressed_steps": 0}
 
 # names of axolotl, LLaMA-Factory, torchtune, older transformers and the reference code. They are errors that
 # give our name: silent synonyms would give one recipe two spellings with two hashes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import get_args
 
-from .checks import foreign_keys
 from .document import bare_keys, sections
 from .schema import Dataset, Recipe
 
@@ -27,8 +26,3 @@ def is_switch(name: str, of: type[Recipe] = Recipe) -> bool:
         return False
     field = sections(of)[str(full[0])].model_fields.get(str(full[1]))
     return field is not None and bool in (field.annotation, *get_args(field.annotation))
-
-
-def our_name_of(name: str, of: type[Recipe] = Recipe) -> str | None:
-    """Return the dotted name of the key that another tool calls `name`; None: no tool we know does."""
-    return foreign_keys(of).get(name)

@@ -18,14 +18,7 @@ from zlib import crc32
 import torch
 
 from compress.activations import ActivationDecoder, ActivationEncoder, ActivationMemory
-from recipes.algorithm import (
-    DecodedPacket,
-    GlobalModel,
-    Part,
-    Worker,
-    adaptive_rate_of,
-    compressor_of,
-)
+from recipes.algorithm import DecodedPacket, GlobalModel, Part, Worker, adaptive_rate_of, compressor_of
 from recipes.config import Compression, Recipe
 from recipes.errors import ModelError
 from recipes.pipeline import Line, StageModel, StageWorker, stage_ranges

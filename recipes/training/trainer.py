@@ -1,7 +1,7 @@
 """The trainer of a peer on one device: x_i, its gradient and its optimizer, and the optimizer's state by
 name.
 
-What the loop asks for is `types.Trainer`; the other one is spread over several devices (multi_gpu).
+What the loop asks for is `types.Trainer`, which may be spread over several devices too.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ Event = CaughtUp | EvaluatedPart | Lowered | StepDone | HandedOver | NotHandedOv
 
 class Trainer(Protocol):
     """The local model x_i in training: its gradient and its optimizer, on one device (`SingleDeviceTrainer`)
-    or spread over several (`recipes.multi_gpu.FsdpTrainer`)."""
+    or spread over several."""
 
     extensions: Sequence[ModelExtension]  # of this peer
     at_once: int  # micro-batches that are computed at the same time

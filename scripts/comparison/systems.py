@@ -168,12 +168,7 @@ class Cocktail:
     """`cocktail launch` at the hub and `cocktail join` at the peers, where a sample takes a given time."""
 
     def __init__(
-        self,
-        folder: Path,
-        width: int,
-        seconds: float,
-        keys: Sequence[str] = (),
-        count: int = work.PEERS,
+        self, folder: Path, width: int, seconds: float, keys: Sequence[str] = (), count: int = work.PEERS
     ) -> None:
         self.folder, self.width, self.keys, self.count = folder, width, keys, count
         self.members = list[Process]()

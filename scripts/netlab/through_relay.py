@@ -23,8 +23,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from cocktail_cli.assembly import Server
+from cocktail_cli.extensions.reach.dialling import hub_routes
 from cocktail_cli.extensions.reach.hub_tunnel import HubTunnel
-from cocktail_cli.extensions.reach.relay_routes import hub_routes
 from cocktail_cli.extensions.reach.relay_server import Relay
 from scripts.netlab import lab as netlab
 from scripts.swarms import lab

@@ -22,8 +22,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 
+from cocktail_cli.extensions.reach.dialling import hub_routes
 from cocktail_cli.extensions.reach.proxies import Proxies, Proxy
-from cocktail_cli.extensions.reach.relay_routes import hub_routes
 from cocktail_cli.extensions.reach.relay_server import Relay
 from scripts import ROOT
 from scripts.netlab.through_relay import AT_ONCE, BLOB, RUN, join, print_rounded, serve

@@ -199,11 +199,7 @@ def serve() -> None:
 
 
 def become(
-    files: Sequence[int],
-    environment: dict[str, str],
-    folder: str,
-    command: Sequence[str],
-    **special: Any,
+    files: Sequence[int], environment: dict[str, str], folder: str, command: Sequence[str], **special: Any
 ) -> None:
     """Become the command, in the fork, as if it had been typed.
 

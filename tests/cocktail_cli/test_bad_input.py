@@ -63,12 +63,7 @@ COMMAND_LINES = [
         "cannot listen on no-such.invalid",
         "--bind takes an address",
     ),
-    Bad(
-        "launch smoke --bind no-such.invalid --port 0",
-        4,
-        "cannot listen on",
-        "--bind takes an address",
-    ),
+    Bad("launch smoke --bind no-such.invalid --port 0", 4, "cannot listen on", "--bind takes an address"),
     Bad("launch smoke --advertise http://x", 2, "--advertise 'http://x'", "HOST or HOST:PORT"),
     Bad("launch smoke -o rows.jsonl", 4, "rows.jsonl is a file", "-o DIR"),
     Bad("launch smoke -o rows.jsonl/x", 4, "Not a directory", "choose another place: -o DIR"),

@@ -118,7 +118,7 @@ WRITERS = {
     "ui/live_view.py",  # a table that redraws itself; its texts pass through one_line
     "host/run_folder.py",  # records of the log, which its formatter makes lines of
     "main.py",  # the traceback of -v, through the guarded stream
-    "volunteer/gpu_process.py",  # JSON to the process that started it
+    "extensions/multi_gpu/gpu_process.py",  # JSON to the process that started it
 }
 
 

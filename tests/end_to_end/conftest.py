@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from even_shares import even_shares  # noqa: F401
 from in_process import rows, save_tiny
 from traced_once import traces_are_shared  # noqa: F401
-
-from transport.scheduling import LoadBalancer
-
-
-@pytest.fixture(scope="module", autouse=True)
-def even_shares() -> Iterator[None]:
-    """Shares that follow a clock differ by run, and losses with them. They have tests of their own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LoadBalancer, "note", lambda *_: None)
-        yield
 
 
 @pytest.fixture(scope="module")

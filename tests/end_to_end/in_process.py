@@ -34,11 +34,7 @@ from transformers import (
 from cocktail_cli.assembly import HostParts, hub_extensions, model_extensions, recipe_type
 from cocktail_cli.host import CommittedModel, RunDelegate, settings_of
 from cocktail_cli.volunteer.run_link import RunBounds, RunLink
-from cocktail_cli.volunteer.shard_aggregator_link import (
-    connect_aggregators,
-    exchange_by_shard,
-    shard_backend,
-)
+from cocktail_cli.volunteer.shard_aggregator_link import connect_aggregators, exchange_by_shard, shard_backend
 from recipes.config import Model, Recipe
 from recipes.data import build_corpus
 from recipes.models import BUILTIN_MODELS, Base, load_model, load_tokenizer, load_trained, prepare_base
@@ -180,7 +176,7 @@ class Swarm:
             self.work,
             folder / "ledger",
             port,
-            extend=lambda keys, ledger: hub_extensions(HostParts(recipe, keys, ledger)),
+            extend=lambda keys, ledger: hub_extensions(HostParts(recipe, keys, ledger, self.work)),
         )
         self.work.recover(self.memory.ledger)
         self.members: dict[str, Member] = {}

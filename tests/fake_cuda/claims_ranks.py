@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from cocktail_cli.extensions.multi_gpu import GpuProcesses
 from cocktail_cli.machine.devices import CONTEXT
-from cocktail_cli.volunteer.gpu_processes import GpuProcesses
 from recipes.config import load_recipe
 from recipes.data import Sample, batches
 from recipes.models import load_trained, prepare_base
-from recipes.multi_gpu import build_fsdp_peer
 from recipes.planning import Machine, plan_memory
 from recipes.training import Lowered, Peer, build_peer
 from recipes.training.micro_batch import shrink_to_fit
@@ -50,7 +49,7 @@ def test_two_gpus_step_and_send_like_one_and_where_memory_runs_out_with_smaller_
     room = sum(plan_memory(recipe, base, size, machine).bytes for size in (2, 4)) // 2
     alone = build_peer(load_trained(recipe, base, "cuda"), recipe, 2, device="cuda")
     with closing(GpuProcesses(["cuda:0", "cuda:1"], lambda: None, CONTEXT + room)) as ranks:
-        two = build_fsdp_peer(ranks, base, None, recipe, 4)
+        two = ranks.build(recipe, base, None, 4)
 
         def rounds() -> Iterator[Lowered]:
             for some in (samples[:2], samples, samples[2:4]):

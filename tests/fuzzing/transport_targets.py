@@ -39,21 +39,8 @@ from transport.wire.zeromq_sockets import MAX_FRAME
 
 SHA = "ab" * 32
 FILE = m.File("model.safetensors", 3 << 20, SHA, SHA)
-WELCOME = m.Welcome(
-    m.PROTOCOL,
-    "toy-run",
-    "ann",
-    "s-ann",
-    "{}",
-    "00",
-    [FILE],
-    3,
-    1.0,
-    False,
-    2,
-    99,
-    [m.SnapshotOffer(2, 400, SHA, 50)],
-)
+OFFERS = [m.SnapshotOffer(2, 400, SHA, 50)]
+WELCOME = m.Welcome(m.PROTOCOL, "toy-run", "ann", "s-ann", "{}", "00", [FILE], 3, 1.0, False, 2, 99, OFFERS)
 TO_HUB: list[m.Message] = [
     m.Hello(m.PROTOCOL, "token", "toy-run", "cyd", "CPU", {"codec": "1"}),
     m.Hello(m.PROTOCOL, "token", "toy-run", "ann"),

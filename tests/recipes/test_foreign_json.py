@@ -285,10 +285,10 @@ UNMEASURED = {
     "cocktail_cli/commands/run/run_list.py": "the last line of this machine's own file",
     "cocktail_cli/host/local_peers.py": "output of our own process",
     "cocktail_cli/host/command_process.py": "output of our own process",
-    "cocktail_cli/volunteer/gpu_process.py": "a pipe of our own process",
-    "cocktail_cli/volunteer/gpu_processes.py": "a pipe of our own process",
 }
 OF_EXTENSIONS = {
+    "cocktail_cli/extensions/multi_gpu/gpu_process.py": "a pipe of our own process",
+    "cocktail_cli/extensions/multi_gpu/gpu_processes.py": "a pipe of our own process",
     "cocktail_cli/extensions/dashboard/page_process.py": "output of our own process",
     "cocktail_cli/extensions/dashboard/report_page.py": "YAML that this program has written just now",
     "cocktail_cli/extensions/proofs/signed_documents.py": "NotGenuine for all of it",

@@ -175,10 +175,7 @@ class SimSwarm:
     """Hub, peers, cables, ledger, clock."""
 
     def __init__(
-        self,
-        staleness: int = 1,
-        settings: RunSettings | None = None,
-        extensions: Sequence[Extend] = (),
+        self, staleness: int = 1, settings: RunSettings | None = None, extensions: Sequence[Extend] = ()
     ) -> None:
         self.settings = settings or toy_settings(
             samples=13,

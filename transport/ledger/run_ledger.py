@@ -69,14 +69,7 @@ from .books import (
 )
 from .decision_chain import FORMAT, Kind, first_head_of, newest_head, next_link, verify_chain
 from .journal import JOURNAL, Changes, read_journal
-from .packet_log import (
-    PACKETS,
-    PacketLog,
-    Record,
-    count_records,
-    read_packets,
-    record_at,
-)
+from .packet_log import PACKETS, PacketLog, Record, count_records, read_packets, record_at
 from .residual_handoffs import Deliveries, HandoffStore, PendingHandoff
 
 LOCK = "ledger.lock"

@@ -43,9 +43,19 @@ from .object_names import (
     round_of,
 )
 from .peer_names import clean_name, hash_of_names, unique_name
-from .routes import OpenRoute, Route, join_address, parse_address
 from .run_settings import LayerDivision, RunSettings
-from .run_url import RUN_NAME, TOKEN_BYTES, RunURL, parse_url, to_base64, to_bytes
+from .run_url import (
+    RUN_NAME,
+    TOKEN_BYTES,
+    OpenRoute,
+    Route,
+    RunURL,
+    join_address,
+    parse_address,
+    parse_url,
+    to_base64,
+    to_bytes,
+)
 from .sample_ranges import (
     SamplePool,
     SampleRanges,

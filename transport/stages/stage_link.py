@@ -15,15 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from transport.protocol import (
-    CurveKeys,
-    LinkLost,
-    ProtocolError,
-    Route,
-    Unreachable,
-    messages,
-    parse_address,
-)
+from transport.protocol import CurveKeys, LinkLost, ProtocolError, Route, Unreachable, messages, parse_address
 from transport.wire import (
     GUARD_S,
     STAGES,

@@ -8,10 +8,17 @@ from collections.abc import Iterator
 from itertools import groupby, repeat
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from cocktail_cli.machine import check_trust
-from cocktail_cli.options import DataPath, Json, ModelName, NoColor, Overrides, RecipeOrModel, TrustCode
+from cocktail_cli.options import (
+    DataPath,
+    Json,
+    ModelName,
+    NoColor,
+    Overrides,
+    RecipeOrModel,
+    TrustCode,
+    value,
+)
 from cocktail_cli.recipe_request import RecipeRequest, room_for
 from cocktail_cli.ui import Style, say, say_json, say_styled
 
@@ -27,9 +34,7 @@ BAR = 40  # columns of the longest bar
 def preview(
     recipe: RecipeOrModel = None,
     overrides: Overrides = None,
-    count: Annotated[
-        int, typer.Option("-n", metavar="N", min=0, help="Samples to show from each data set.")
-    ] = 3,
+    count: Annotated[int, value("-n", "N", "Samples to show from each data set.", min=0)] = 3,
     data: DataPath = None,
     model: ModelName = None,
     trust_remote_code: TrustCode = False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cocktail_cli.machine import check_trust
-from cocktail_cli.options import DataPath, Json, ModelName, Overrides, Quiet, RecipeOrModel, TrustCode
+from cocktail_cli.options import DataPath, Json, ModelName, Overrides, Quiet, RecipeOrModel, TrustCode, flag
 from cocktail_cli.recipe_request import RecipeRequest, room_for
 from cocktail_cli.ui import print_findings, say, say_text
 
@@ -28,14 +28,13 @@ def validate(
     model: ModelName = None,
     offline: Annotated[
         bool,
-        typer.Option(
-            "--offline",
-            help="Do not contact the Hugging Face hub; files missing from the cache are not checked.",
+        flag(
+            "--offline", "Do not contact the Hugging Face hub; files missing from the cache are not checked."
         ),
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as failures.")] = False,
     print_: Annotated[
-        bool, typer.Option("--print", help="Print every value with its origin, and check nothing else.")
+        bool, flag("--print", "Print every value with its origin, and check nothing else.")
     ] = False,
     trust_remote_code: TrustCode = False,
     as_json: Json = False,

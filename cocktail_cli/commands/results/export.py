@@ -11,7 +11,7 @@ from cocktail_cli.assembly import files_of
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import check_trust, load_run
-from cocktail_cli.options import Json, ProgressOption, Quiet, RunArgument, TrustCode
+from cocktail_cli.options import Json, ProgressOption, Quiet, RunArgument, TrustCode, flag, value
 from cocktail_cli.ui import Display, ProgressMeter, Warning, open_view, say, say_json, say_own
 
 
@@ -20,29 +20,22 @@ def export(
     output_dir: Annotated[Path, typer.Option("--output-dir", "-o", metavar="DIR", help="Folder to create.")],
     checkpoint: Annotated[
         str | None,
-        typer.Option(
-            "--checkpoint",
-            metavar="N|best",
-            help="Export the model after N rounds; best: at the lowest held-out loss.",
+        value(
+            "--checkpoint", "N|best", "Export the model after N rounds; best: at the lowest held-out loss."
         ),
     ] = None,
     merge_lora: Annotated[
-        bool,
-        typer.Option("--merge-lora", help="Merge the adapters into the base: the model then needs no peft."),
+        bool, flag("--merge-lora", "Merge the adapters into the base: the model then needs no peft.")
     ] = False,
     dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"],
-        typer.Option("--dtype", metavar="DTYPE", help="float32, bfloat16 or float16."),
+        Literal["float32", "bfloat16", "float16"], value("--dtype", "DTYPE", "float32, bfloat16 or float16.")
     ] = "float32",
     push: Annotated[
         str | None,
-        typer.Option(
-            "--push", metavar="ORG/NAME", help="Upload the model to this repository of the Hugging Face hub."
-        ),
+        value("--push", "ORG/NAME", "Upload the model to this repository of the Hugging Face hub."),
     ] = None,
     private: Annotated[
-        bool | None,
-        typer.Option("--private/--public", help="Visibility of a new repository (default: your account's)."),
+        bool | None, flag("--private/--public", "Visibility of a new repository (default: your account's).")
     ] = None,
     trust_remote_code: TrustCode = False,
     as_json: Json = False,

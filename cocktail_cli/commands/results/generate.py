@@ -7,42 +7,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import load_run
-from cocktail_cli.options import Json, TrustCode
+from cocktail_cli.options import Json, TrustCode, argument, flag, value
 from cocktail_cli.ui import say_json, say_text
 
 
 def generate(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="DIR|RUN", help="A model's folder, or a finished run's name.", autocompletion=run_names
-        ),
-    ],
+    model: Annotated[str, argument("DIR|RUN", "A model's folder, or a finished run's name.", run_names)],
     prompt: Annotated[
-        str | None,
-        typer.Argument(metavar="PROMPT", help="Prompt to continue (default: stdin).", show_default=False),
+        str | None, argument("PROMPT", "Prompt to continue (default: stdin).", show_default=False)
     ] = None,
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", metavar="N", min=1, help="Most tokens to generate.")
-    ] = 128,
-    temperature: Annotated[
-        float,
-        typer.Option("--temperature", metavar="T", min=0.0, help="0 takes the likeliest token."),
-    ] = 0.0,
-    seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", help="Seed, to sample the same text again.")
-    ] = None,
-    base: Annotated[
-        bool, typer.Option("--base", help="Print the base model's continuation first, to compare.")
-    ] = False,
-    interactive: Annotated[
-        bool, typer.Option("-i", help="Chat: one prompt after the other, until Ctrl-D.")
-    ] = False,
+    max_new_tokens: Annotated[int, value("--max-new-tokens", "N", "Most tokens to generate.", min=1)] = 128,
+    temperature: Annotated[float, value("--temperature", "T", "0 takes the likeliest token.", min=0.0)] = 0.0,
+    seed: Annotated[int | None, value("--seed", "N", "Seed, to sample the same text again.")] = None,
+    base: Annotated[bool, flag("--base", "Print the base model's continuation first, to compare.")] = False,
+    interactive: Annotated[bool, flag("-i", "Chat: one prompt after the other, until Ctrl-D.")] = False,
     trust_remote_code: TrustCode = False,
     as_json: Json = False,
 ) -> None:

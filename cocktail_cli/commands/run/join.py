@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from cocktail_cli import machine, options, volunteer
-from cocktail_cli.assembly import NONE_GIVEN, Given, joining_of, url_to_dial
+from cocktail_cli.assembly import NONE_GIVEN, Given, devices_each, joining_of, pick_devices, url_to_dial
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.host import LifeLine, log_to
 from cocktail_cli.signals import StopAsked, leave_on_signal
@@ -23,24 +23,22 @@ RETURN_WITHIN = 600.0  # seconds to reach the hub after a pause: nobody may be t
 def join(
     run_url: Annotated[
         str | None,
-        typer.Argument(
-            metavar="RUN_URL",
+        options.argument(
+            "RUN_URL",
+            "The host's line; @FILE reads it from a file, - from stdin.",
             envvar="COCKTAIL_RUN_URL",
-            help="The host's line; @FILE reads it from a file, - from stdin.",
             show_default=False,
             show_envvar=True,
         ),
     ] = None,
     name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="NAME", help="Name to show (default: this machine's)."),
+        str | None, options.value("--name", "NAME", "Name to show (default: this machine's).")
     ] = None,
     wait: Annotated[
         float, options.duration("--wait", "Keep trying while the run is unreachable: 10m.")
     ] = 0.0,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before joining.")] = False,
     device: options.Device = "auto",
-    gpus: options.Gpus = 1,
     micro_batch_size: options.MicroBatch = None,
     max_up: options.MaxUp = None,
     max_down: options.MaxDown = None,
@@ -95,18 +93,18 @@ def join(
             )
             joining = joining_of(given)
             terms = [term for one in joining for term in one.terms()]
-            check_lending(layers, gpus, terms)
+            check_lending(layers, terms)
             question = None
             if not yes:
                 # before torch is imported, which takes seconds: a person waits
-                offer = volunteer.Offer(limits, machine.glance(device, gpus), terms)
+                offer = volunteer.Offer(limits, machine.glance(device, devices_each(given)), terms)
                 question = stack.enter_context(volunteer.JoinQuestion(url, offer))
                 if not question.ask(wait):
                     return
             view.show(Progressed("loading the libraries"))
             machine.isolate_model_code(trust_remote_code)
-            limits = replace(limits, devices=machine.pick_devices(device, gpus))
-            if gpus == 1:
+            limits = replace(limits, devices=pick_devices(device, given))
+            if len(limits.devices) == 1:
                 machine.limit_memory(limits.devices, vram_limit)
             for around in joining:
                 around.begin(limits.devices, lambda what: view.show(Warning(what)))
@@ -145,10 +143,10 @@ def join(
         raise typer.Exit(status)
 
 
-def check_lending(layers: str | None, gpus: int, terms: Sequence[str]) -> None:
+def check_lending(layers: str | None, terms: Sequence[str]) -> None:
     """Raise Failure (usage) where a machine that lends memory for layers is asked for something else too."""
-    other = "--gpus" if gpus > 1 else "--hours, --until and the like" if terms else ""
-    if layers is not None and other:
+    if layers is not None and terms:
+        other = "--hours, --until and the like"
         said = f"--layers and {other}: the hub places a machine with one device, at any hour"
         raise Failure("usage", said, hints=("give one of them",))
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from cocktail_cli import options
-from cocktail_cli.assembly import NONE_GIVEN, Given, places_of
+from cocktail_cli.assembly import NONE_GIVEN, Given, for_peers, places_of
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import LaunchSettings, LocalSettings, launch_run
 from cocktail_cli.machine import BIND, PORT, ListenAddress, isolate_model_code
@@ -20,35 +18,26 @@ def launch(
     data: options.DataPath = None,
     model: options.ModelName = None,
     output_dir: options.Output = None,
-    peers: Annotated[
-        int, typer.Option("--peers", metavar="N", min=0, help="Peers to start on this machine.")
-    ] = 1,
-    no_train: Annotated[
-        bool, typer.Option("--no-train", help="Only coordinate: start no peer here.")
-    ] = False,
+    peers: Annotated[int, options.value("--peers", "N", "Peers to start on this machine.", min=0)] = 1,
+    no_train: Annotated[bool, options.flag("--no-train", "Only coordinate: start no peer here.")] = False,
     wait_for_guests: Annotated[
-        int,
-        typer.Option(
-            "--wait-for-guests", metavar="N", min=0, help="Start once N peers from elsewhere are here."
-        ),
+        int, options.value("--wait-for-guests", "N", "Start once N peers from elsewhere are here.", min=0)
     ] = 0,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Leave the run in DIR alone, begin anew in DIR-2.")
+        bool, options.flag("--fresh", "Leave the run in DIR alone, begin anew in DIR-2.")
     ] = False,
     detach: options.Detach = False,
     bind: options.Bind = BIND,
     port: options.Port = None,
     advertise: options.Advertise = None,
     device: options.Device = "auto",
-    gpus: options.Gpus = 1,
     micro_batch_size: options.MicroBatch = None,
     max_up: options.MaxUp = None,
     max_down: options.MaxDown = None,
     vram_limit: options.VramLimit = None,
     trust_remote_code: options.TrustCode = False,
     share_gated_base: Annotated[
-        bool,
-        typer.Option("--share-gated-base", help="Serve a gated base, if you may."),
+        bool, options.flag("--share-gated-base", "Serve a gated base, if you may.")
     ] = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -73,7 +62,9 @@ def launch(
             "usage", f"--no-train starts no peer here, and --peers {peers} some", hints=("give one of them",)
         )
     isolate_model_code(trust_remote_code)
-    local = LocalSettings(device, micro_batch_size, max_up, max_down, gpus, vram_limit, trust_remote_code)
+    local = LocalSettings(
+        device, micro_batch_size, max_up, max_down, vram_limit, trust_remote_code, for_peers(given)
+    )
     at = PORT if port is None else port
     wanted = LaunchSettings(
         recipe=recipe,

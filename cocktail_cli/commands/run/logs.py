@@ -9,13 +9,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from cocktail_cli.completion import local_peers
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import RunRecord, load_run, reread_run
-from cocktail_cli.options import Json, RunArgument
+from cocktail_cli.options import Json, RunArgument, argument, flag, value
 from cocktail_cli.ui import Progressed, events, from_json, say, sentence, step_line
 
 EVERY = 0.5  # seconds between two looks of --follow
@@ -28,19 +26,12 @@ def logs(
     run: RunArgument,
     peer: Annotated[
         str | None,
-        typer.Argument(
-            metavar="PEER",
-            help="A local peer, such as local-1 (default: the hub).",
-            show_default=False,
-            autocompletion=local_peers,
+        argument(
+            "PEER", "A local peer, such as local-1 (default: the hub).", local_peers, show_default=False
         ),
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Print new lines until the run is over.")
-    ] = False,
-    count: Annotated[
-        int, typer.Option("--lines", "-n", metavar="N", min=0, help="Print the last N lines first.")
-    ] = 50,
+    follow: Annotated[bool, flag("--follow -f", "Print new lines until the run is over.")] = False,
+    count: Annotated[int, value("--lines -n", "N", "Print the last N lines first.", min=0)] = 50,
     as_json: Json = False,
 ) -> None:
     """Print what a run says: its last lines, and with -f the new ones.

@@ -11,7 +11,7 @@ import typer
 from cocktail_cli.errors import Failure
 from cocktail_cli.foreign_text import one_line, readable
 from cocktail_cli.machine import RunRecord, load_run, save_run
-from cocktail_cli.options import Json, Quiet, RunArgument
+from cocktail_cli.options import Json, Quiet, RunArgument, flag, value
 from cocktail_cli.ui import duration_text, megabytes, say, say_json, table
 
 from .status import unreachable, words_of
@@ -28,20 +28,16 @@ COLUMNS |= dict.fromkeys(("SINCE", "STRIKES", "UP", "DOWN"), ">") | {"": "<"}  #
 
 def peers(
     run: RunArgument,
-    approve: Annotated[
-        str | None, typer.Option("--approve", metavar=WHOM, help="Admit a peer that asks to join.")
-    ] = None,
-    deny: Annotated[
-        str | None, typer.Option("--deny", metavar=WHOM, help="Refuse a peer that asks to join.")
-    ] = None,
+    approve: Annotated[str | None, value("--approve", WHOM, "Admit a peer that asks to join.")] = None,
+    deny: Annotated[str | None, value("--deny", WHOM, "Refuse a peer that asks to join.")] = None,
     unban: Annotated[
-        str | None, typer.Option("--unban", metavar=WHOM, help="Lift a ban: the peer may ask to join again.")
+        str | None, value("--unban", WHOM, "Lift a ban: the peer may ask to join again.")
     ] = None,
     rotate_token: Annotated[
-        bool, typer.Option("--rotate-token", help="Make a new join line; the old one admits no new peer.")
+        bool, flag("--rotate-token", "Make a new join line; the old one admits no new peer.")
     ] = False,
     everybody: Annotated[
-        bool, typer.Option("--all", help="Show all that are gone or banned, not the first 50 alone.")
+        bool, flag("--all", "Show all that are gone or banned, not the first 50 alone.")
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -73,9 +69,7 @@ def kick(
     run: RunArgument,
     peer: Annotated[str, typer.Argument(metavar=WHOM, help="A name, or the 16 digits of a key.")],
     ban: Annotated[bool, typer.Option("--ban", help="Refuse its key from now on, under any name.")] = False,
-    reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Text that the peer is shown.")
-    ] = "",
+    reason: Annotated[str, value("--reason", "TEXT", "Text that the peer is shown.")] = "",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from cocktail_cli import options
 from cocktail_cli.assembly import NONE_GIVEN, Given, places_of
 from cocktail_cli.completion import unfinished_runs
@@ -16,32 +14,19 @@ from cocktail_cli.ui import Display, open_view
 
 
 def resume(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN", help="A run's name, or its output folder.", autocompletion=unfinished_runs
-        ),
-    ],
+    run: Annotated[str, options.argument("RUN", "A run's name, or its output folder.", unfinished_runs)],
     peers: Annotated[
-        int | None, typer.Option("--peers", metavar="N", min=0, help="Peers to start here; 0: none.")
+        int | None, options.value("--peers", "N", "Peers to start here; 0: none.", min=0)
     ] = None,
     detach: options.Detach = False,
     bind: Annotated[str | None, options.BIND] = None,
     port: Annotated[
-        int | None,
-        options.port("TCP port. Another one makes a new URL.", rich_help_panel=options.NETWORK),
+        int | None, options.port("TCP port. Another one makes a new URL.", rich_help_panel=options.NETWORK)
     ] = None,
     advertise: Annotated[
-        str | None,
-        typer.Option(
-            "--advertise",
-            metavar="HOST[:PORT]",
-            rich_help_panel=options.NETWORK,
-            help="Address in a new run URL.",
-        ),
+        str | None, options.value("--advertise", "HOST[:PORT]", "Address in a new run URL.", options.NETWORK)
     ] = None,
     device: Annotated[str | None, options.DEVICE] = None,
-    gpus: Annotated[int | None, options.GPUS] = None,
     micro_batch_size: options.MicroBatch = None,
     max_up: options.MaxUp = None,
     max_down: options.MaxDown = None,
@@ -49,9 +34,9 @@ def resume(
     trust_remote_code: options.TrustCode = False,
     drop_error_feedback: Annotated[
         bool,
-        typer.Option(
+        options.flag(
             "--drop-error-feedback",
-            help="Go on where the aggregator's error feedback is lost: what it has not sent yet is lost too.",
+            "Go on where the aggregator's error feedback is lost: what it has not sent yet is lost too.",
         ),
     ] = False,
     as_json: options.Json = False,
@@ -74,9 +59,9 @@ def resume(
     record = load_run(run)
     local, count = hosted_before(
         record,
+        given,
         peers=peers,
         device=device,
-        gpus=gpus,
         micro_batch_size=micro_batch_size,
         max_up=max_up,
         max_down=max_down,
@@ -91,10 +76,7 @@ def resume(
         model=None,
         output_dir=Path(record.output_dir),
         listen=ListenAddress(
-            bind or record.bind,
-            record.port if port is None else port,
-            advertise,
-            places=places_of(given),
+            bind or record.bind, record.port if port is None else port, advertise, places=places_of(given)
         ),
         local=local,
         peers=count,

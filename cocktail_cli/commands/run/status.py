@@ -18,7 +18,7 @@ from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.foreign_text import one_line, readable
 from cocktail_cli.machine import RunRecord, load_run, the_run_going_on
-from cocktail_cli.options import Json, NoColor, Quiet
+from cocktail_cli.options import Json, NoColor, Quiet, argument, flag
 from cocktail_cli.ui import (
     Display,
     duration_text,
@@ -44,16 +44,9 @@ OVER = ("paused", "finished", "stopped", "failed")
 def status(
     run: Annotated[
         str | None,
-        typer.Argument(
-            metavar="RUN_URL|RUN",
-            help="Default: the run that goes on here.",
-            show_default=False,
-            autocompletion=run_names,
-        ),
+        argument("RUN_URL|RUN", "Default: the run that goes on here.", run_names, show_default=False),
     ] = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Keep showing it until Ctrl-C or the end of the run.")
-    ] = False,
+    watch: Annotated[bool, flag("--watch -w", "Keep showing it until Ctrl-C or the end of the run.")] = False,
     peers: Annotated[bool, typer.Option("--peers", help="Show all that the hub knows of each peer.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cocktail_cli.machine import load_run
-from cocktail_cli.options import Json, Quiet, RunArgument
+from cocktail_cli.options import Json, Quiet, RunArgument, flag
 from cocktail_cli.ui import say, say_json
 
 from .status import unreachable
@@ -18,9 +18,7 @@ TIMEOUT = 10.0  # seconds for an answer
 def stop(
     run: RunArgument,
     now: Annotated[bool, typer.Option("--now", help="Do not wait for the exchange in flight.")] = False,
-    pause: Annotated[
-        bool, typer.Option("--pause", help="Write no model: `resume` continues the run.")
-    ] = False,
+    pause: Annotated[bool, flag("--pause", "Write no model: `resume` continues the run.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

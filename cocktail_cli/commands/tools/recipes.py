@@ -18,7 +18,7 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.help_pages import CommandTable
 from cocktail_cli.host import as_yaml
 from cocktail_cli.machine import pick_device
-from cocktail_cli.options import Device, Json, Quiet, Recipe
+from cocktail_cli.options import Device, Json, Quiet, Recipe, argument, flag
 from cocktail_cli.ui import say, say_json, say_own, say_text
 from cocktail_cli.volunteer import Resources, VolunteerLimits, lacking, requirements_column
 
@@ -30,9 +30,7 @@ app = CommandTable(help="Shipped recipes, and the keys of a recipe.")
 
 @app.command("list")
 def list_(
-    fits: Annotated[
-        bool, typer.Option("--fits", help="Mark recipes whose requirements this machine meets.")
-    ] = False,
+    fits: Annotated[bool, flag("--fits", "Mark recipes whose requirements this machine meets.")] = False,
     device: Device = "auto",
     as_json: Json = False,
     quiet: Quiet = False,
@@ -109,7 +107,7 @@ def table(rows: list[dict[str, str]], width: int | None) -> list[str]:
 def show(
     recipe: Recipe,
     resolved: Annotated[
-        bool, typer.Option("--resolved", help="Show all keys with their values, defaults included.")
+        bool, flag("--resolved", "Show all keys with their values, defaults included.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -134,8 +132,7 @@ def show(
 def copy(
     recipe: Recipe,
     destination: Annotated[
-        Path | None,
-        typer.Argument(metavar="DEST", help="Where to write the copy (default: NAME.yaml in this folder)."),
+        Path | None, argument("DEST", "Where to write the copy (default: NAME.yaml in this folder).")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite DEST.")] = False,
     as_json: Json = False,
@@ -167,8 +164,7 @@ def copy(
 @app.command("schema")
 def schema(
     field: Annotated[
-        str | None,
-        typer.Argument(metavar="FIELD", help="A section or one key (default: all).", show_default=False),
+        str | None, argument("FIELD", "A section or one key (default: all).", show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> None:

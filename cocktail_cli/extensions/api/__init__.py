@@ -1,6 +1,5 @@
 """The commands `launch`, `resume` and `join` from Python: a run as an object that yields its events."""
 
-from cocktail_cli.assembly import Extension
 from cocktail_cli.ui import events
 
 from .callbacks import CallbackReader, RunControl, RunState
@@ -15,5 +14,3 @@ from .errors import (
     Unreachable,
 )
 from .runs import Run, join, launch, resume
-
-extension = Extension()  # it adds names alone

@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cocktail_cli.assembly import Command, Extension, View, ViewParts
-from cocktail_cli.options import RESULTS, RUN
+from cocktail_cli.assembly import Extension, View, ViewParts
 
 
 class Dashboard(Extension):
     """Both are read from a run's folder or its hub's answers, by processes of their own."""
-
-    @property
-    def commands(self) -> Sequence[Command]:
-        from .command import dashboard
-        from .report_command import report
-
-        return (Command("dashboard", RUN, dashboard), Command("report", RESULTS, report))
 
     def views(self, parts: ViewParts) -> Sequence[View]:
         """Serve the page of a launch, by a process that starts once its hub listens."""

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from cocktail_cli import options
 from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
@@ -16,6 +14,8 @@ from cocktail_cli.host import LifeLine
 from cocktail_cli.machine import RunRecord, load_run, reread_run, the_run_going_on
 from cocktail_cli.ui import say, say_json
 from cocktail_cli.volunteer import read_url
+
+from .report_command import report as report
 
 if TYPE_CHECKING:
     from .report_page import Document
@@ -27,20 +27,18 @@ LAST_LOOK = 5.0  # seconds that the page of a launch outlives it, so that viewer
 def dashboard(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[RUN_URL|RUN]...",
-            help="Default: the run that goes on here. @FILE, -: the URL from a file or stdin.",
+        options.argument(
+            "[RUN_URL|RUN]...",
+            "Default: the run that goes on here. @FILE, -: the URL from a file or stdin.",
+            run_names,
             show_default=False,
-            autocompletion=run_names,
         ),
     ] = None,
     bind: Annotated[
-        str,
-        typer.Option("--bind", metavar="ADDRESS", help="0.0.0.0 lets other machines look too."),
+        str, options.value("--bind", "ADDRESS", "0.0.0.0 lets other machines look too.")
     ] = "127.0.0.1",
     port: Annotated[
-        int | None,
-        options.port("TCP port (default: 29480, or a free one).", show_default=False),
+        int | None, options.port("TCP port (default: 29480, or a free one).", show_default=False)
     ] = None,
     life_line: options.LifeLine = False,
     as_json: options.Json = False,

@@ -15,7 +15,7 @@ import typer
 
 from cocktail_cli.completion import run_names
 from cocktail_cli.machine import load_run
-from cocktail_cli.options import Json, Quiet, RunArgument
+from cocktail_cli.options import Json, Quiet, RunArgument, flag, value
 from cocktail_cli.ui import MARK, say, say_json, say_own, showable, text_chart
 
 if TYPE_CHECKING:
@@ -28,27 +28,24 @@ def report(
     run: RunArgument,
     with_: Annotated[
         list[str] | None,
-        typer.Option(
+        value(
             "--with",
-            metavar="RUN",
-            help="Compare with this run instead: curves, figures, recipes. Repeatable.",
+            "RUN",
+            "Compare with this run instead: curves, figures, recipes. Repeatable.",
             show_default=False,
             autocompletion=run_names,
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help=f"Default: {FILE} (with --with: {COMPARISON}) in the run's folder.",
+        value(
+            "--output -o",
+            "FILE",
+            f"Default: {FILE} (with --with: {COMPARISON}) in the run's folder.",
             show_default=False,
         ),
     ] = None,
-    text: Annotated[
-        bool, typer.Option("--text", help="Print the report as text, and write no file.")
-    ] = False,
+    text: Annotated[bool, flag("--text", "Print the report as text, and write no file.")] = False,
     open_: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,

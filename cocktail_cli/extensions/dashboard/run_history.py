@@ -152,7 +152,7 @@ class RunHistory:
     before: tuple[tuple[int, float], ...] = ()  # (step, loss) of rounds before the first answer
     evaluations: tuple[Evaluation, ...] = ()
     samples: tuple[Generation, ...] = ()  # oldest first
-    parts: Mapping[str, Any] = field(default_factory=dict)  # what extensions know, by their folders
+    parts: Mapping[str, Any] = field(default_factory=dict)  # what extensions know, by their parts
     stages: tuple[str, ...] = ()  # sentences: which machines have which layers
     stays: tuple[Presence, ...] = ()
     contributions: tuple[Contribution, ...] = ()  # largest share first

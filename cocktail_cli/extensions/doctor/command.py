@@ -12,8 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from cocktail_cli import __version__, options
 from cocktail_cli.assembly import everyone
 from cocktail_cli.installation import command_to_add
@@ -59,19 +57,14 @@ WAYS = (("IPv4", socket.AF_INET, "192.0.2.1"), ("IPv6", socket.AF_INET6, "2001:d
 def doctor(
     run_url: Annotated[
         str | None,
-        typer.Argument(
-            metavar="RUN_URL",
-            help="Also check whether this run can be reached and joined.",
-            show_default=False,
+        options.argument(
+            "RUN_URL", "Also check whether this run can be reached and joined.", show_default=False
         ),
     ] = None,
     device: Device = "auto",
-    port: Annotated[
-        int,
-        options.port("Port that a hub on this machine would listen on.", min=1),
-    ] = PORT,
+    port: Annotated[int, options.port("Port that a hub on this machine would listen on.", min=1)] = PORT,
     env: Annotated[
-        bool, typer.Option("--env", help="Print versions to paste into a report; check nothing.")
+        bool, options.flag("--env", "Print versions to paste into a report; check nothing.")
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from cocktail_cli.assembly import ask_status, hubs_line, others_send, recipe_type, url_to_dial
+from cocktail_cli.assembly import ask_status, everyone, recipe_type, url_to_dial
 from cocktail_cli.errors import explain
 from cocktail_cli.machine import own_keys
 from cocktail_cli.ui import counted, found, megabytes
@@ -237,7 +237,8 @@ def shared_line(status: dict[str, Any], own: LinkSpeed) -> LinkSpeed:
     from recipes.planning import HUBS_DOWN, HUBS_UP
 
     count = status["peer_count"]
-    up, down = (rate * count / (count + 1) for rate in hubs_line(status))
-    if up and (others_send(status) or up < own.down):
+    rates = zip(*(one.hubs_line(status) for one in everyone()), strict=True)
+    up, down = (max(known) * count / (count + 1) for known in rates)
+    if up and (any(one.others_send(status) for one in everyone()) or up < own.down):
         return replace(own, down=up, down_line=HUBS_UP)
     return replace(own, up=down, up_line=HUBS_DOWN) if 0 < down < own.up else own

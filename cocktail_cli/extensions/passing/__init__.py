@@ -36,11 +36,6 @@ class Passing(Extension):
 
         return PassingPeer(peer.link, partial(dial, peer.link), peer.server)
 
-    def shows_addresses(self, recipe: Recipe) -> bool:
-        from .keys import mode_of
-
-        return mode_of(recipe) != "off"
-
     def crossing(self, recipe: Recipe, reachable: int, peers: int) -> Crossing | None:
         from .keys import mode_of
         from .packet_stripes import packets_over

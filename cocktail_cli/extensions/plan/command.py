@@ -116,38 +116,41 @@ def plan(
     overrides: options.Overrides = None,
     gpu: Annotated[
         str | None,
-        typer.Option(
-            "--gpu", metavar="NAME", help="Device by name, such as a100-80g (default: this machine)."
-        ),
+        options.value("--gpu", "NAME", "Device by name, such as a100-80g (default: this machine)."),
     ] = None,
     peers: Annotated[
-        int | None, typer.Option("--peers", metavar="N", min=1, help="Peers (default: swarm.min_peers).")
+        int | None, options.value("--peers", "N", "Peers (default: swarm.min_peers).", min=1)
     ] = None,
     speeds: Annotated[
         list[str] | None,
-        typer.Option(
+        options.value(
             "--lines",
-            metavar="UP/DOWN",
-            help="Mbit/s of a peer: 20/100 (default: 100/100); hub=100/40: the hub's (default: bounds "
+            "UP/DOWN",
+            "Mbit/s of a peer: 20/100 (default: 100/100); hub=100/40: the hub's (default: bounds "
             "nothing); listen=4: peers that pass packets on (join --listen).",
         ),
     ] = None,
     stages: Annotated[
         int,
-        typer.Option(
-            "--stages", metavar="N", min=1, help="Machines of a peer, each with some layers (join --layers)."
-        ),
+        options.value("--stages", "N", "Machines of a peer, each with some layers (join --layers).", min=1),
     ] = 1,
-    price: Annotated[
-        float | None, typer.Option("--price", metavar="PRICE", min=0, help="Price of one GPU hour.")
-    ] = None,
+    price: Annotated[float | None, options.value("--price", "PRICE", "Price of one GPU hour.", min=0)] = None,
     step_time: Annotated[
         float | None, options.duration("--step-time", "Measured seconds of a peer's step: 8s.")
     ] = None,
     data: options.DataPath = None,
     model: options.ModelName = None,
     device: options.Device = "auto",
-    gpus: options.Gpus = 1,
+    gpus: Annotated[
+        int,
+        typer.Option(
+            "--gpus",
+            min=1,
+            metavar="N",
+            rich_help_panel=options.MACHINE,
+            help="Spread each peer here over N GPUs.",
+        ),
+    ] = 1,
     micro_batch_size: options.MicroBatch = None,
     trust_remote_code: options.TrustCode = False,
     as_json: options.Json = False,
@@ -234,13 +237,7 @@ def make(asked: Asked) -> Plan:
         the errors of recipes, for a recipe, model or data set that cannot be used.
     """
     from recipes.models import check_fit, config_folder, load_tokenizer
-    from recipes.planning import (
-        compute_seconds,
-        cost_of_step,
-        packet_bytes,
-        samples_per_peer,
-        survey_data,
-    )
+    from recipes.planning import compute_seconds, cost_of_step, packet_bytes, samples_per_peer, survey_data
 
     recipe = asked.load()
     folder = config_folder(recipe.model)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cocktail_cli.assembly import Command, Extension, HostParts, PeerExtension, PeerParts, WrittenModel
-from cocktail_cli.options import RESULTS
+from cocktail_cli.assembly import Extension, HostParts, PeerExtension, PeerParts
 
 if TYPE_CHECKING:
+    from cocktail_cli.host import CommittedModel
     from transport.hub import Extend
     from transport.protocol import RunKeys
 
@@ -18,12 +18,6 @@ class Proofs(Extension):
     """A hub with a signing key issues receipts, each peer keeps its newest, and what is written is sealed."""
 
     files = ("seal.json",)
-
-    @property
-    def commands(self) -> Sequence[Command]:
-        from .command import verify
-
-        return (Command("verify", RESULTS, verify),)
 
     def hub(self, host: HostParts) -> Extend | None:
         from .hub import ReceiptWriter
@@ -41,13 +35,13 @@ class Proofs(Extension):
 
         return {"signer": signer_of(keys.signing) if keys.signing else ""}
 
-    def wrote_model(self, model: WrittenModel, folder: Path, rounds: int, merged: bool) -> None:
+    def wrote_model(self, model: CommittedModel, folder: Path, rounds: int, merged: bool) -> None:
         """Seal a model's folder."""
         from .seals import seal_model
 
         seal_model(model, folder, rounds, merged)
 
-    def wrote_run(self, model: WrittenModel, rounds: int) -> None:
+    def wrote_run(self, model: CommittedModel, rounds: int) -> None:
         """Seal the run's folder."""
         from .seals import seal_run
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from cocktail_cli.completion import run_names
 from cocktail_cli.machine import load_run
-from cocktail_cli.options import Json, ProgressOption, Quiet, TrustCode
+from cocktail_cli.options import Json, ProgressOption, Quiet, TrustCode, argument, value
 from cocktail_cli.ui import Display, ProgressMeter, counted, open_view, say, say_json
 
 SHOWN = 6  # names of files that are not covered
@@ -18,18 +16,10 @@ DETAILS = ("head", "fingerprint", "base", "recipe", "signer", "hub", "peer", "no
 
 def verify(
     target: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|MODEL|RECEIPT",
-            help="A run, a model's folder, or a receipt's file.",
-            autocompletion=run_names,
-        ),
+        str, argument("RUN|MODEL|RECEIPT", "A run, a model's folder, or a receipt's file.", run_names)
     ],
     run: Annotated[
-        str | None,
-        typer.Option(
-            "--run", metavar="RUN", help="Compare a model or a receipt with this run, and replay it."
-        ),
+        str | None, value("--run", "RUN", "Compare a model or a receipt with this run, and replay it.")
     ] = None,
     trust_remote_code: TrustCode = False,
     as_json: Json = False,

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cocktail_cli.assembly import WrittenModel
-from cocktail_cli.host import CARD, sha256_of
+from cocktail_cli.host import CARD, CommittedModel, sha256_of
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import read_run
 from recipes.weight_files import weights_file_in
@@ -21,7 +20,7 @@ from .sealed_folder import read_seal, write_seal
 from .signed_documents import signer_of
 
 
-def seal_model(model: WrittenModel, folder: Path, rounds: int, merged: bool) -> None:
+def seal_model(model: CommittedModel, folder: Path, rounds: int, merged: bool) -> None:
     """Name ledger and weights in the model's card, and sign the hashes of all its files."""
     statement, secret = statement_of(model, rounds)
     if secret:
@@ -32,7 +31,7 @@ def seal_model(model: WrittenModel, folder: Path, rounds: int, merged: bool) -> 
         write_seal(folder, statement, secret, {weights.name: sha256})
 
 
-def seal_run(model: WrittenModel, rounds: int) -> None:
+def seal_run(model: CommittedModel, rounds: int) -> None:
     """Sign the hashes of all files of the run's folder. Raises LedgerError where a reader of the ledger is in
     the way."""
     statement, secret = statement_of(model, rounds)
@@ -42,7 +41,7 @@ def seal_run(model: WrittenModel, rounds: int) -> None:
         write_seal(model.folder, statement, secret, seal.statement["files"] if seal else {})
 
 
-def statement_of(model: WrittenModel, rounds: int) -> tuple[dict[str, Any], str]:
+def statement_of(model: CommittedModel, rounds: int) -> tuple[dict[str, Any], str]:
     """Describe the model after so many rounds for a seal; return the key to sign it with, or ""."""
     record = read_run(model.folder)
     with Ledger(model.folder / in_folder.LEDGER, write=False) as ledger:

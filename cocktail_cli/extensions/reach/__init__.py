@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cocktail_cli.assembly import Command, Extension, Lead, Server
+from cocktail_cli.assembly import Extension, Lead, Server
 from cocktail_cli.machine import joined, own_address, parse_advertised
-from cocktail_cli.options import RUN
 
 if TYPE_CHECKING:
     from recipes.errors import Finding
@@ -19,12 +18,6 @@ if TYPE_CHECKING:
 
 class Reach(Extension):
     """A relay joins hubs and peers that both dial it; proxies and TLS are on this machine's way out."""
-
-    @property
-    def commands(self) -> Sequence[Command]:
-        from .command import relay
-
-        return (Command("relay", RUN, relay),)
 
     def checks(self) -> Mapping[str, Callable[[], Finding]]:
         from .command import proxy_finding
@@ -48,8 +41,8 @@ class Reach(Extension):
         return HubTunnel(place, server, proxies_of(os.environ))
 
     def hub_routes(self, url: RunURL) -> Sequence[Route]:
+        from .dialling import hub_routes
         from .proxies import proxies_of
-        from .relay_routes import hub_routes
 
         proxies = proxies_of(os.environ)
         if url.host == own_address():  # local peers dial the address at which their hub listens
@@ -57,8 +50,8 @@ class Reach(Extension):
         return hub_routes(url, proxies)
 
     def machine_routes(self, address: str) -> Sequence[Route]:
+        from .dialling import machine_routes
         from .proxies import proxies_of
-        from .relay_routes import machine_routes
 
         return machine_routes(address, proxies_of(os.environ))
 

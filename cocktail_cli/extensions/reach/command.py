@@ -8,9 +8,7 @@ import sys
 import threading
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from cocktail_cli import options
 from cocktail_cli.errors import Failure
@@ -21,39 +19,30 @@ from cocktail_cli.ui import counted, found, say, say_json
 if TYPE_CHECKING:
     from recipes.errors import Finding
 
-    from .certificate import Certificate
-    from .relay_server import Relay
+    from .relay_server import Certificate, Relay
 
 RELAY_PORT = 29399
 LOOK_S = 2.0  # seconds between two looks at what has changed
-PANEL: dict[str, Any] = {"rich_help_panel": options.NETWORK}
-PORT = options.port("TCP port that hubs and peers dial; 0: any.", **PANEL)
-RATE = options.parsed(
-    "--max-rate", "RATE", parse_rate, "Limit what a run may send and receive: 100mbit.", **PANEL
-)
+NETWORK = options.NETWORK
+PORT = options.port("TCP port that hubs and peers dial; 0: any.", rich_help_panel=NETWORK)
+LIMIT = "Limit what a run may send and receive: 100mbit."
+RATE = options.parsed("--max-rate", "RATE", parse_rate, LIMIT, rich_help_panel=NETWORK)
 RUNS = "Runs at the same time; each machine of a ring that nobody can dial is one more."
 CONNECTIONS = "Connections of a run's peers; each has up to 5."
 CERTIFICATE = "Certificate (PEM, with its chain): also serve WebSockets over TLS, at the same port."
-
-
-def at_most(name: str, help: str) -> Any:
-    """Declare the option of a limit."""
-    return typer.Option(name, metavar="N", min=1, help=help, **PANEL)
-
-
-def file(name: str, help: str) -> Any:
-    """Declare the option of a file."""
-    return typer.Option(name, metavar="FILE", help=help, **PANEL)
+KEY = "Its private key (PEM)."
 
 
 def relay(
     bind: options.Bind = BIND,
     port: Annotated[int, PORT] = RELAY_PORT,
     max_rate: Annotated[float | None, RATE] = None,
-    max_runs: Annotated[int, at_most("--max-runs", RUNS)] = 64,
-    max_connections: Annotated[int, at_most("--max-connections", CONNECTIONS)] = 4096,
-    tls_cert: Annotated[Path | None, file("--tls-cert", CERTIFICATE)] = None,
-    tls_key: Annotated[Path | None, file("--tls-key", "Its private key (PEM).")] = None,
+    max_runs: Annotated[int, options.value("--max-runs", "N", RUNS, NETWORK, min=1)] = 64,
+    max_connections: Annotated[
+        int, options.value("--max-connections", "N", CONNECTIONS, NETWORK, min=1)
+    ] = 4096,
+    tls_cert: Annotated[Path | None, options.value("--tls-cert", "FILE", CERTIFICATE, NETWORK)] = None,
+    tls_key: Annotated[Path | None, options.value("--tls-key", "FILE", KEY, NETWORK)] = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -92,7 +81,7 @@ def relay(
 
 def certificate_of(cert: Path | None, key: Path | None) -> Certificate | None:
     """Read the files that --tls-cert and --tls-key name. Raises Failure (usage)."""
-    from .certificate import Certificate, CertificateError
+    from .relay_server import Certificate, CertificateError
 
     if cert is None and key is None:
         return None

@@ -1,4 +1,8 @@
-"""Opens a route: connects, goes through its proxy, and puts the WebSocket on; each failure names its step.
+"""The ways to a hub, or to another machine, in the order in which they are tried: its own address, then each
+relay, plainly and by TLS; all of them with or without a proxy.
+
+A route is opened step by step: connect, go through its proxy, put the WebSocket on; each failure names its
+step.
 
 For libzmq a port of the loopback leads along it, so it needs to know of no relay, proxy or TLS. It speaks
 SOCKS, but 4.3.5 aborts the process when a SOCKS server closes or refuses a connection.
@@ -7,6 +11,8 @@ SOCKS, but 4.3.5 aborts the process when a SOCKS server closes or refuses a conn
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import re
 import socket
 import ssl
 import time
@@ -14,12 +20,12 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from transport.protocol import Unreachable, join_address
+from transport.protocol import Route, RunURL, Unreachable, UrlError, join_address, parse_address
+from transport.wire import TcpRoute
 
 from . import relay_socks
 from .loop_thread import LoopThread, TaskSet
-from .proxies import PROXY_PORTS, Proxy
-from .proxy_handshake import ProxyRefused, http_connect, socks_connect
+from .proxies import NO_PROXIES, PROXY_PORTS, Proxies, Proxy, ProxyRefused, http_connect, socks_connect
 from .streams import SocketStream, Stream, accept, dial, prepare, splice
 from .websocket_stream import TlsStream, WebSocketStream, client_context, open_websocket
 
@@ -33,6 +39,9 @@ HINTS = {
     "proxy": "HTTPS_PROXY and ALL_PROXY name it, with USER:PASSWORD@ where it wants a login; NO_PROXY: what "
     "needs none",
 }
+
+RUN = "run"  # a relay's name for what a peer wants: <run name>.run
+NAME = re.compile(r"[0-9a-f]{32}")  # of a run, or of a machine, at relays
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,43 @@ class FarRoute:
         stream.close()
         doubt = getattr(stream, "untrusted", "")
         return f"its certificate is not trusted here ({doubt}), which no secret depends on" if doubt else ""
+
+
+def run_name(key: str) -> str:
+    """Return a run's name at relays: a hash of its hub's public key, which a name must not give away."""
+    return hashlib.sha256(b"cocktail relay\0" + key.encode()).hexdigest()[:32]
+
+
+def hub_routes(url: RunURL, proxies: Proxies = NO_PROXIES) -> tuple[Route, ...]:
+    """Return the ways to a hub."""
+    direct = [
+        route if route.proxy else TcpRoute(url.host, url.port)
+        for route in plain_routes(url.host, url.port, "", proxies)
+    ]
+    name = f"{run_name(url.key)}.{RUN}"
+    return (*direct, *(route for relay in url.places for route in relay_routes(relay, name, proxies)))
+
+
+def plain_routes(host: str, port: int, name: str, proxies: Proxies) -> tuple[FarRoute, ...]:
+    """Return the ways to an address without TLS. A proxy that is for TLS is used where nothing else works."""
+    tcp, tls = proxies.of(host, port)
+    last = () if tls in (None, tcp) or tcp else (FarRoute(host, port, name, proxy=tls),)
+    return (FarRoute(host, port, name, proxy=tcp), *last)
+
+
+def relay_routes(relay: str, name: str, proxies: Proxies = NO_PROXIES) -> tuple[FarRoute, ...]:
+    """Return the ways to the relay at "host:port". Raises UrlError."""
+    host, port = parse_address(relay)
+    tls = FarRoute(host, port, name, tls=True, proxy=proxies.of(host, port)[1])
+    return (*plain_routes(host, port, name, proxies), tls)
+
+
+def machine_routes(address: str, proxies: Proxies = NO_PROXIES) -> tuple[FarRoute, ...]:
+    """Return the ways to a machine at "host:port/name" of a relay. Raises UrlError."""
+    relay, _, name = address.partition("/")
+    if not NAME.fullmatch(name):
+        raise UrlError(f"the name {name[:40]!r} at the relay {relay[:80]} is not of 32 hex digits")
+    return relay_routes(relay, f"{name}.{RUN}", proxies)
 
 
 class Bridge:

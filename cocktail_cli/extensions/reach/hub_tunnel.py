@@ -20,10 +20,9 @@ from transport.protocol import Unreachable
 from transport.wire import Connected, DealerWire, Disconnected, Received, TokenBuckets, raise_file_limit
 
 from . import relay_socks
-from .dialling import RELAY_HINT, first_answer, request
+from .dialling import RELAY_HINT, first_answer, relay_routes, request, run_name
 from .loop_thread import LoopThread, PolledWire, TaskSet
 from .proxies import NO_PROXIES, Proxies
-from .relay_routes import relay_routes, run_name
 from .relay_server import DIALS, DIALS_S, LOST_S, PING_S
 from .streams import dial_loopback, splice
 

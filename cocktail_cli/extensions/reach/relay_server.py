@@ -23,13 +23,14 @@ from collections import Counter
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from transport.protocol import AddressInUse, CurveKeys
 from transport.wire import RouterWire, TokenBucket, TokenBuckets, key_of, origin, origin_of, raise_file_limit
 
 from . import relay_socks
+from .dialling import RUN, run_name
 from .loop_thread import LoopThread, PolledWire, TaskSet
-from .relay_routes import RUN, run_name
 from .streams import SocketStream, Stream, accept, dial_loopback, prepare, splice
 from .websocket_stream import TLS_FIRST, accept_websocket
 
@@ -39,6 +40,45 @@ DIALS, DIALS_S = 2048.0, 64.0  # connections of one origin: in a burst, and a se
 OF_ONE_ORIGIN = 2048  # 256 peers of one house, and some that are dialled anew
 WAITING = 256  # connections of one run that its hub has not fetched yet
 SPARE_FILES = 64
+
+
+class CertificateError(Exception):
+    """The files are not there, or are not a certificate and its key."""
+
+
+class Certificate:
+    """Settings of a TLS server, `context`, from two PEM files, which are renewed every few months. Raises
+    CertificateError."""
+
+    def __init__(self, cert: Path, key: Path) -> None:
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._cert, self._key = cert, key
+        self._load()
+
+    def renewed(self) -> str:
+        """Read changed files again, for the connections to come; return, once, what is wrong with them."""
+        try:
+            if self._written() != self._read:
+                self._load()
+        except CertificateError as error:
+            return str(error)
+        return ""
+
+    def _written(self) -> list[int]:
+        return [path.stat().st_mtime_ns if path.exists() else 0 for path in (self._cert, self._key)]
+
+    def _load(self) -> None:
+        self._read = self._written()
+        try:
+            for path in (self._cert, self._key):
+                path.read_bytes()  # an error of this one has the file's name
+            # else it would ask at the terminal
+            self.context.load_cert_chain(self._cert, self._key, password="")
+        except ssl.SSLError as error:
+            why = error.reason or str(error)
+            raise CertificateError(f"not a certificate (PEM) and its private key ({why})") from None
+        except OSError as error:
+            raise CertificateError(f"{error.filename}: {(error.strerror or str(error)).lower()}") from None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from .streams import Stream, exactly
 VERSION, CONNECT, DOMAIN, NO_LOGIN = 5, 1, 3, 0
 GREETING = bytes((VERSION, 1, NO_LOGIN))
 ACCEPTED, FORBIDDEN, UNKNOWN = 0, 2, 4  # RFC 1928: succeeded, not allowed by ruleset, host unreachable
-CONTROL, RELAY, PROBE, GUEST = "control", "relay", "probe", "guest"  # and relay_routes.RUN
+CONTROL, RELAY, PROBE, GUEST = "control", "relay", "probe", "guest"  # and dialling.RUN
 PORT = (1).to_bytes(2, "big")  # SOCKS wants one; a relay ignores it
 
 

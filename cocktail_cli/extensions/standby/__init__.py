@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from cocktail_cli.assembly import Command, Extension, HostParts, PeerExtension, PeerParts
-from cocktail_cli.options import RUN, with_extensions
+from cocktail_cli.assembly import Extension, HostParts, PeerExtension, PeerParts
 
 if TYPE_CHECKING:
     from transport import PeerLink
@@ -56,12 +54,6 @@ class StandbyPeer(PeerExtension):
 
 class StandingBy(Extension):
     """The hub announces a round once the standby has it; peers look for the run there if the hub is lost."""
-
-    @property
-    def commands(self) -> Sequence[Command]:
-        from .command import standby
-
-        return (Command("standby", RUN, with_extensions(standby)),)
 
     def hub(self, host: HostParts) -> Extend:
         """Feed a standby from when one comes; where the run must have one, from the beginning."""

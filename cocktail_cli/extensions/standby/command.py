@@ -22,6 +22,7 @@ from cocktail_cli.ui import Display, open_view
 FOLDER = "outputs/standby-{run}"
 
 
+@options.with_extensions
 def standby(
     run_url: Annotated[
         str | None,

@@ -24,7 +24,7 @@ from transport.ledger import ERROR_FEEDBACK
 from transport.transfer import block_hashes
 
 if TYPE_CHECKING:
-    from cocktail_cli.assembly import HostedModel
+    from cocktail_cli.host import RunDelegate
     from recipes.config import Dataset
 
 # Fields of run.json that a standby has of its own, and the secrets
@@ -34,7 +34,7 @@ NOT_COPIED = ("keys", "url", "pid", "port", "bind", "output_dir", "base", "argum
 class ReplicaFiles:
     """The files of one run. `ledger`: the folder of its ledger."""
 
-    def __init__(self, work: HostedModel, ledger: Path) -> None:
+    def __init__(self, work: RunDelegate, ledger: Path) -> None:
         self.work, self.folder = work, ledger.parent
 
     def paths(self) -> dict[str, Path]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cocktail_cli.assembly import Extension, HostedModel, UpdateJudge
+from cocktail_cli.assembly import Extension, UpdateJudge
 
 if TYPE_CHECKING:
+    from cocktail_cli.host import RunDelegate
+
     from .contribution_score import Probe
 
 
 class Trust(Extension):
     """Harmful peers are refused, useless ones count for less; peers know nothing of it."""
 
-    def judge(self, work: HostedModel, round: int) -> UpdateJudge:
+    def judge(self, work: RunDelegate, round: int) -> UpdateJudge:
         from .contribution_probe import ProbeThread
 
         thread = ProbeThread(lambda: load_probe(work, round), lambda peer, what: work.tell(peer, what))
@@ -21,7 +23,7 @@ class Trust(Extension):
         return thread
 
 
-def load_probe(work: HostedModel, round: int) -> Probe:
+def load_probe(work: RunDelegate, round: int) -> Probe:
     """Build the probe at the global model of `round`; slow."""
     from recipes.data import Corpus
     from recipes.models import load_trained

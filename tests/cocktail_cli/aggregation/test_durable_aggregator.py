@@ -238,10 +238,7 @@ def test_an_error_that_cannot_be_had_is_not_taken_for_zero(tmp_path: Path) -> No
         ((other / UPDATES).read_bytes(), "round 0 are not those it was committed with"),
     ):
         (tmp_path / UPDATES).write_bytes(damaged)
-        with (
-            Ledger(tmp_path, run="toy", samples=9) as ledger,
-            pytest.raises(LedgerError, match=message),
-        ):
+        with Ledger(tmp_path, run="toy", samples=9) as ledger, pytest.raises(LedgerError, match=message):
             DurableAggregator(Aggregator(P, MIX, SEED), tmp_path).recover(ledger)
 
 

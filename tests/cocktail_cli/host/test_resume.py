@@ -208,13 +208,13 @@ def test_a_resumed_run_keeps_its_url_unless_it_listens_at_another_port(tmp_path:
 
 
 def test_a_resumed_run_has_the_options_of_its_launch_but_for_those_typed_now(tmp_path: Path) -> None:
-    launched = LocalSettings("cuda:0,1", 4, 1e6, None, 2, 20 << 30, True)
+    launched = LocalSettings("cuda:0,1", 4, 1e6, None, 20 << 30, True, {"multi_gpu": {"gpus": 2}})
     old = record(tmp_path, arguments=arguments_of(launched, 3))
     save_run(old)
     old = load_run("amber-otter-42")
 
     assert hosted_before(old) == (launched, 3)
-    assert hosted_before(old, peers=0, device="cpu", gpus=None) == (replace(launched, device="cpu"), 0)
+    assert hosted_before(old, peers=0, device="cpu", max_up=None) == (replace(launched, device="cpu"), 0)
     assert hosted_before(record(tmp_path)) == (LocalSettings(), 1), "a launch before this was recorded"
 
 

@@ -16,11 +16,7 @@ import torch
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.ui import Event
-from cocktail_cli.volunteer import (
-    VolunteerLimits,
-    VolunteerSession,
-    checkpoint_store,
-)
+from cocktail_cli.volunteer import VolunteerLimits, VolunteerSession, checkpoint_store
 from cocktail_cli.volunteer.base_weights import digest_of
 from cocktail_cli.volunteer.bootstrap import Prepared
 from cocktail_cli.volunteer.checkpoint_store import CheckpointKey

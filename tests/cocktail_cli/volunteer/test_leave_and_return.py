@@ -17,11 +17,7 @@ from test_processes import LAUNCH
 
 from cocktail_cli.assembly import Joining
 from cocktail_cli.ui import Event, Progressed, events
-from cocktail_cli.volunteer import (
-    VolunteerLimits,
-    VolunteerSession,
-    take_turns,
-)
+from cocktail_cli.volunteer import VolunteerLimits, VolunteerSession, take_turns
 from transport import parse_url
 
 pytestmark = [pytest.mark.slow, needs_fork]

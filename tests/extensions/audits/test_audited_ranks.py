@@ -9,7 +9,6 @@ from test_spread_peer import LEASE, lease
 
 from cocktail_cli.assembly import model_extensions
 from recipes.models import load_model
-from recipes.multi_gpu import build_fsdp_peer
 from recipes.training import build_peer
 
 pytestmark = pytest.mark.slow
@@ -21,7 +20,7 @@ def test_two_ranks_sketch_what_one_sketches(ranks: Any, tmp_path: Path, data: Pa
     recipe = recipe_of(save_tiny("gpt_neox", tmp_path / "model"), data, **audited)
     alone = build_peer(load_model(tmp_path / "model"), recipe, 2)
     alone.trainer.extensions = model_extensions(recipe)
-    two = build_fsdp_peer(ranks, tmp_path / "model", None, recipe, 2)
+    two = ranks.build(recipe, tmp_path / "model", None, 2)
     found = []
     for peer in (two, alone):
         peer.trainer.zero()

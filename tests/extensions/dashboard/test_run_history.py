@@ -79,10 +79,7 @@ def test_the_models_own_words_are_in_the_history_and_on_the_page(run: ARun) -> N
     told = look(run)
     _, (kind, shown) = blocks(told, "Samples")
 
-    assert [(one.step, one.text) for one in told.samples] == [
-        (0, " xx<b>xx"),
-        (10, " a??\n function"),
-    ]
+    assert [(one.step, one.text) for one in told.samples] == [(0, " xx<b>xx"), (10, " a??\n function")]
     assert kind == "sample"
     assert [(one["step"], one["text"], one["reference"]) for one in shown] == [
         (10, " a??\n function", " statement"),

@@ -151,9 +151,7 @@ def test_a_low_limit_of_open_files_is_a_warning_with_the_command_that_raises_it(
     assert doctor.files().hint == "ulimit -n 1024"
 
 
-def test_doctor_without_ipv4_says_what_this_machine_can_reach(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_doctor_without_ipv4_says_what_this_machine_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "leads_there", lambda family, there: family == socket.AF_INET6)
     finding = doctor.address()
 

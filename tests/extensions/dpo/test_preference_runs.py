@@ -17,7 +17,6 @@ from cocktail_cli.assembly import recipe_type
 from recipes.config import Recipe, load_recipe
 from recipes.data import Sample
 from recipes.models import load_trained
-from recipes.multi_gpu import build_fsdp_peer
 from recipes.objectives import Measured
 from recipes.planning import Machine, plan_memory
 from recipes.training import build_peer
@@ -74,7 +73,7 @@ def test_two_ranks_learn_from_preference_pairs_as_one_does(ranks: Any, tmp_path:
     base = save_tiny("qwen3", tmp_path / "model")
     recipe = recipe_of(base, data, lora={"lora_r": 4}, dpo={"beta": 0.5})
     alone = build_peer(load_trained(recipe, base), recipe, 2)
-    two = build_fsdp_peer(ranks, base, None, recipe, 2)
+    two = ranks.build(recipe, base, None, 2)
     answers = np.arange(6) > 2
     pair = [Sample(np.arange(n, n + 12, dtype=np.int32), np.tile(answers, 2), (6, 6)) for n in range(3)]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
+from cocktail_cli.extensions.dpo import RewardsOnPage
 from cocktail_cli.extensions.dpo.keys import Keys
-from cocktail_cli.extensions.dpo.rewards_page import RewardsOnPage
 from cocktail_cli.main import app
 from cocktail_cli.ui import Metrics, events, sentence
 

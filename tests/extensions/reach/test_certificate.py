@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tls_only import CERTIFICATE, KEY
 
-from cocktail_cli.extensions.reach.certificate import Certificate, CertificateError
+from cocktail_cli.extensions.reach.relay_server import Certificate, CertificateError
 
 
 def test_a_renewed_certificate_is_read_and_a_broken_one_told_while_the_old_one_serves(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import pytest
+from test_hub_tunnel import serving
 
 from cocktail_cli.extensions.reach.dialling import Bridge, FarRoute, open_stream
 from cocktail_cli.extensions.reach.proxies import Proxy
@@ -24,29 +25,16 @@ def answering(*parts: bytes) -> Iterator[int]:
     """Answer each connection with these parts, a moment after each other and again and again; with nothing
     where there are none. Yields the port."""
 
-    def serve() -> None:
-        with suppress(OSError):
-            while True:
-                came.append(listener.accept()[0])
-                threading.Thread(target=say, args=(came[-1],), daemon=True).start()
+    over = threading.Event()
 
     def say(sock: socket.socket) -> None:
-        with suppress(OSError):
-            while parts and not over.wait(0.01):
-                for part in parts:
-                    sock.sendall(part)
+        while not over.wait(0.01):
+            for part in parts:
+                sock.sendall(part)
 
-    came, over = list[socket.socket](), threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield listener.getsockname()[1]
+    with serving(say) as port:
+        yield port
         over.set()
-        with suppress(OSError):  # not on every system
-            listener.shutdown(socket.SHUT_RDWR)
-    thread.join(5.0)
-    for sock in came:
-        sock.close()
 
 
 def failed(route: FarRoute) -> Unreachable:

@@ -17,9 +17,8 @@ from waiting import until
 
 from cocktail_cli.assembly import Server
 from cocktail_cli.extensions.reach import hub_tunnel, relay_socks
-from cocktail_cli.extensions.reach.dialling import FarRoute
+from cocktail_cli.extensions.reach.dialling import FarRoute, hub_routes
 from cocktail_cli.extensions.reach.hub_tunnel import HubTunnel
-from cocktail_cli.extensions.reach.relay_routes import hub_routes
 from cocktail_cli.extensions.reach.relay_server import Relay
 from transport import PeerLink
 from transport.peer import PeerIdentity

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tls_only import memory_pair
 from tunnel_targets import Bytes
 
-from cocktail_cli.extensions.reach.proxies import Proxy
-from cocktail_cli.extensions.reach.proxy_handshake import ProxyRefused, http_connect, socks_connect
+from cocktail_cli.extensions.reach.proxies import Proxy, ProxyRefused, http_connect, socks_connect
 from transport.protocol import join_address
 
 HTTP, SOCKS = Proxy("http", "proxy", 3128), Proxy("socks5", "proxy", 1080)

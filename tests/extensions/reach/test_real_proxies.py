@@ -20,9 +20,9 @@ from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 from waiting import until
 
 from cocktail_cli.assembly import Server
+from cocktail_cli.extensions.reach.dialling import hub_routes
 from cocktail_cli.extensions.reach.hub_tunnel import HubTunnel
 from cocktail_cli.extensions.reach.proxies import Proxies, Proxy
-from cocktail_cli.extensions.reach.relay_routes import hub_routes
 from cocktail_cli.extensions.reach.relay_server import Relay
 from cocktail_cli.extensions.reach.websocket_stream import client_context
 from scripts.swarms.tcp_link import free_port
@@ -146,10 +146,7 @@ def test_a_run_trains_through_a_proxy_directly_and_by_tls_through_a_relay(
         proxied = AsGiven(every=for_relay)
         with closing(HubTunnel(place, Server(running.keys.pair, *here), proxies=proxied)) as tunnel:
             until(lambda: tunnel.claims)
-            urls = [
-                through(running.url, direct),
-                through(replace(running.url, port=SHUT), for_relay, place),
-            ]
+            urls = [through(running.url, direct), through(replace(running.url, port=SHUT), for_relay, place)]
             peers = [ToyPeer(PeerLink(url, PeerIdentity(f"p{n}"))) for n, url in enumerate(urls)]
             running.train(*peers)
 

@@ -20,9 +20,8 @@ from waiting import until
 
 from cocktail_cli.assembly import Server
 from cocktail_cli.extensions.reach import relay_socks
-from cocktail_cli.extensions.reach.dialling import Bridge, FarRoute, ask
+from cocktail_cli.extensions.reach.dialling import Bridge, FarRoute, ask, hub_routes, relay_routes, run_name
 from cocktail_cli.extensions.reach.hub_tunnel import HubTunnel
-from cocktail_cli.extensions.reach.relay_routes import hub_routes, relay_routes, run_name
 from cocktail_cli.extensions.reach.relay_server import FETCH_S, Relay, RelayLimits
 from cocktail_cli.extensions.reach.websocket_stream import client_context
 from transport import PeerLink, RunURL, ask_status
@@ -331,9 +330,8 @@ def test_each_address_behind_a_relay_has_limits_of_its_own_at_the_hub(
     there = relayed()
     (peer,) = peers_of(there.url, "ann")
     peer.link.connect(PATIENCE_S)
-    until(
-        lambda: any(isinstance(event, hub_events.PeerJoined) for event in there.running.events)
-    )  # told after the welcome
+    # told after the welcome
+    until(lambda: any(isinstance(event, hub_events.PeerJoined) for event in there.running.events))
     joined = next(event for event in there.running.events if isinstance(event, hub_events.PeerJoined))
     peer.link.leave("done")
 
@@ -341,14 +339,11 @@ def test_each_address_behind_a_relay_has_limits_of_its_own_at_the_hub(
     assert joined.origin != "127.0.0.1", "what floods through the relay is not charged to local peers"
 
 
-def test_every_command_finds_the_way_through_a_relay(relayed: Callable[..., Relayed]) -> None:
+def test_a_question_finds_the_way_through_a_relay_and_an_error_names_what_failed_on_each_way(
+    relayed: Callable[..., Relayed],
+) -> None:
     there = relayed()
-
     assert ask_status(there.url)["run"] == "toy-run"
-
-
-def test_an_error_names_what_failed_on_each_way(relayed: Callable[..., Relayed]) -> None:
-    there = relayed()
     there.relay.close()
     with pytest.raises(Unreachable) as direct_and_relay:
         ask_status(there.url, 5.0)

@@ -10,15 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tunnel_targets import Bytes
 
-from cocktail_cli.extensions.reach.dialling import FarRoute
-from cocktail_cli.extensions.reach.relay_routes import hub_routes, run_name
+from cocktail_cli.extensions.reach.dialling import FarRoute, hub_routes, run_name
 from cocktail_cli.extensions.reach.relay_socks import FORBIDDEN, read_reply, read_request, reply, request
 from cocktail_cli.extensions.reach.streams import Stream
 from transport import RunKeys
 
 names = st.text("abcdefghijklmnopqrstuvwxyz0123456789.-", min_size=1, max_size=255)
-
-
 T = TypeVar("T")
 
 
@@ -54,11 +51,7 @@ def test_a_name_at_a_relay_does_not_tell_the_hubs_key() -> None:
     route = hub_routes(url)[1]
 
     assert isinstance(route, FarRoute)
-    assert (route.host, route.port, route.name) == (
-        "relay.example.org",
-        29399,
-        f"{run_name(keys.public)}.run",
-    )
+    assert (route.address, route.name) == ("relay.example.org:29399", f"{run_name(keys.public)}.run")
     assert keys.public not in route.name
     assert len(hub_routes(keys.url("203.0.113.7", 29400, "amber-otter-42"))) == 1
 

@@ -16,8 +16,8 @@ from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 from waiting import until
 
 from cocktail_cli.assembly import Server
+from cocktail_cli.extensions.reach.dialling import hub_routes
 from cocktail_cli.extensions.reach.hub_tunnel import HubTunnel
-from cocktail_cli.extensions.reach.relay_routes import hub_routes
 from cocktail_cli.extensions.reach.relay_server import Relay
 from cocktail_cli.extensions.reach.streams import CHUNK, SocketStream, Stream, dial, splice
 from cocktail_cli.extensions.reach.websocket_stream import accept_websocket, client_context, open_websocket

@@ -12,8 +12,7 @@ from websockets.client import ClientProtocol
 from websockets.uri import WebSocketURI
 
 from cocktail_cli.extensions.reach import relay_socks
-from cocktail_cli.extensions.reach.proxies import Proxy
-from cocktail_cli.extensions.reach.proxy_handshake import ProxyRefused, http_connect, socks_connect
+from cocktail_cli.extensions.reach.proxies import Proxy, ProxyRefused, http_connect, socks_connect
 from cocktail_cli.extensions.reach.streams import CHUNK
 from cocktail_cli.extensions.reach.websocket_stream import upgraded
 from scripts.fuzzing.mutate import Target, mutated

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,9 +35,9 @@ def tracked(folder: Path, *overrides: str, tell: Callable[[Event], None] = pytes
     return views_of(ViewParts(load(*overrides), folder, tell))
 
 
-def told(tracker: Tracker) -> None:
+def told(tracker: Tracker, started: RunStarted = STARTED) -> None:
     """Give a tracker the start of a run, a step, an evaluation, and an event that holds no number for it."""
-    for event in (STARTED, STEP, events.Eval(3, 2, 1.75, 40), events.PeerJoined("d")):
+    for event in (started, STEP, events.Eval(3, 2, 1.75, 40), events.PeerJoined("d")):
         tracker.show(event)
 
 
@@ -106,15 +107,9 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(
     def refused() -> Broken:
         raise OSError("no\nnetwork")
 
-    class Terminal:
-        def __init__(self) -> None:
-            self.heard: list[Event] = []
-
-        def show(self, event: Event) -> None:
-            self.heard.append(event)
-
     monkeypatch.setattr("cocktail_cli.extensions.trackers.tracker.import_module", lambda name: Broken())
-    terminal: Any = Terminal()
+    heard = list[Any]()
+    terminal: Any = SimpleNamespace(show=heard.append)
     session = HostSession(load("report_to=wandb"), tmp_path, [terminal])
     session.views += tracked(tmp_path, "report_to=wandb", tell=session.news.put)
     for event in (STARTED, STEP, STEP):
@@ -122,9 +117,9 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(
         session.show_news()
     session.close()
 
-    said = [event.message for event in terminal.heard if event not in (STARTED, STEP)]
+    said = [event.message for event in heard if event not in (STARTED, STEP)]
     assert said == ["wandb does not take the run's numbers (no network): metrics.jsonl has them"]
-    assert terminal.heard.count(STEP) == 2
+    assert heard.count(STEP) == 2
 
 
 def test_a_tracker_that_is_not_installed_is_told_before_anything_is_done(
@@ -138,7 +133,9 @@ def test_a_tracker_that_is_not_installed_is_told_before_anything_is_done(
     assert failed.value.exit == 4
 
 
-def test_rounds_that_a_killed_hub_could_not_report_are_reported_when_the_run_goes_on(tmp_path: Path) -> None:
+def test_tensorboard_reads_what_it_is_given_and_rounds_that_a_killed_hub_could_not_report(
+    tmp_path: Path,
+) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     with Ledger(tmp_path / "ledger", run="amber-otter-42", samples=8) as ledger:
@@ -148,22 +145,11 @@ def test_rounds_that_a_killed_hub_could_not_report_are_reported_when_the_run_goe
     (tmp_path / "metrics.jsonl").write_text('{"kind": "step", "step": 1, "round": 0, "loss": 2.0}\n')
 
     [tracker] = tracked(tmp_path, "report_to=tensorboard", "global_batch_size=2")
-    tracker.show(RunStarted(**(vars(STARTED) | {"round": 3})))
+    told(tracker, RunStarted(**(vars(STARTED) | {"round": 3})))
     tracker.close()
 
     read = EventAccumulator(str(tmp_path / "tracking")).Reload()
-    assert [(each.step, each.value) for each in read.Scalars("train/loss")] == [(2, 1.0), (3, 0.0)]
-
-
-def test_tensorboard_reads_what_it_was_given(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    [tracker] = tracked(tmp_path, "report_to=tensorboard")
-    told(tracker)
-    tracker.close()
-
-    read = EventAccumulator(str(tmp_path / "tracking")).Reload()
-    assert [(each.step, each.value) for each in read.Scalars("train/loss")] == [(3, 1.5)]
+    assert [(each.step, each.value) for each in read.Scalars("train/loss")] == [(2, 1.0), (3, 0.0), (3, 1.5)]
     assert [(each.step, each.value) for each in read.Scalars("eval/loss")] == [(3, 1.75)]
 
 

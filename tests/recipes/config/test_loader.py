@@ -71,11 +71,7 @@ def test_an_unknown_name_is_reported_with_the_nearest_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("missing.yaml", "no such file"),
-        (".", "is a folder, not a recipe"),
-    ],
+    ("name", "message"), [("missing.yaml", "no such file"), (".", "is a folder, not a recipe")]
 )
 def test_a_path_that_is_no_recipe_is_reported(name: str, message: str) -> None:
     assert [p.message for p in problems(name)] == [message]

@@ -9,8 +9,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from recipes.config import Recipe, load_recipe
-from recipes.errors import ModelError
-from recipes.multi_gpu import check_fsdp
 from recipes.training import (
     SingleDeviceTrainer,
     build_optimizer,
@@ -179,12 +177,6 @@ def test_muon_moves_a_matrix_by_an_orthogonal_one() -> None:
 
     assert values.min() > 0.5
     assert values.max() < 1.5
-
-
-@pytest.mark.parametrize("optim", METHODS)
-def test_several_gpus_refuse_it_by_name(optim: str) -> None:
-    with pytest.raises(ModelError, match=f"training.optim={optim}: a peer on several GPUs cannot do that"):
-        check_fsdp(recipe(optim))
 
 
 def test_a_recipe_that_names_neither_has_the_hash_that_it_had() -> None:

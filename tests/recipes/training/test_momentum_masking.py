@@ -10,7 +10,6 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from recipes.algorithm import Aggregator, compressor_of
 from recipes.config import Recipe, load_recipe
 from recipes.errors import ModelError, RecipeError
-from recipes.multi_gpu import check_fsdp
 from recipes.staged_peer import check_staged
 from recipes.training import Peer, SingleDeviceTrainer, build_peer
 
@@ -84,10 +83,8 @@ def test_without_the_key_a_taken_update_leaves_the_first_moment_alone() -> None:
     assert torch.equal(moment(peer), before)
 
 
-def test_a_peer_of_several_gpus_or_machines_and_other_optimizers_refuse_it() -> None:
+def test_a_peer_of_several_machines_and_other_optimizers_refuse_it() -> None:
     with pytest.raises(RecipeError, match="`muon` has no first moment in float32 that could be masked"):
         recipe(MASKED, "optim=muon")
-    with pytest.raises(ModelError, match="momentum_masking: a peer on several GPUs cannot do that"):
-        check_fsdp(recipe(MASKED))
     with pytest.raises(ModelError, match="momentum_masking: a replica of several machines cannot do that"):
         check_staged(recipe(MASKED, "compression.shards=layers"))

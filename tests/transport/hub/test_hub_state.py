@@ -88,11 +88,7 @@ def lives_through(swarm: SimSwarm, peers: int, history: list[tuple[str, int]], w
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    st.sampled_from([0, 1, 3]),
-    st.integers(1, 4),
-    st.lists(DECISIONS, max_size=60),
-)
+@given(st.sampled_from([0, 1, 3]), st.integers(1, 4), st.lists(DECISIONS, max_size=60))
 def test_whatever_happens_each_sample_is_counted_once_and_the_run_ends(
     staleness: int, peers: int, history: list[tuple[str, int]]
 ) -> None:

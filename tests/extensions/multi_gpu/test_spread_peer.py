@@ -21,12 +21,11 @@ import torch
 from in_process import Member, Swarm, recipe_of, rows, save_tiny
 from torch import Tensor
 
-from cocktail_cli.volunteer.gpu_processes import GpuProcesses
+from cocktail_cli.extensions.multi_gpu import GpuProcesses
+from cocktail_cli.extensions.multi_gpu.fsdp_peer import FsdpTrainer, build_fsdp_peer
 from recipes.config import Recipe
 from recipes.data import Sample
 from recipes.models import load_model, load_trained
-from recipes.multi_gpu import build_fsdp_peer
-from recipes.multi_gpu.fsdp_peer import FsdpTrainer
 from recipes.training import HandedOver, Peer, StepDone, build_peer, peer_checkpoint, read, restore
 from recipes.training.lease_gradient import apply, compute
 from recipes.training.micro_batch import shrink_to_fit, tried

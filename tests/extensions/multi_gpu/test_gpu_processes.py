@@ -13,12 +13,19 @@ import pytest
 from forked import Command, Forked, needs_fork
 from stalling_hub import Material, stalling_hub
 
+from cocktail_cli.assembly import Given, pick_devices
 from cocktail_cli.errors import Failure
+from cocktail_cli.extensions.multi_gpu.fsdp_peer import check_fsdp
 from cocktail_cli.host import LocalSettings
-from cocktail_cli.machine import pick_devices
+from recipes.config import load_recipe
+from recipes.errors import ModelError
 
 SECONDS = 10.0  # for a peer to end, on a busy machine
 TWO = ("--gpus", "2", "--device", "cpu")
+
+
+def over(gpus: int) -> Given:
+    return {"multi_gpu": {"gpus": gpus}}
 
 
 def children(peer: Command) -> list[int]:
@@ -62,7 +69,9 @@ def test_a_rank_that_is_killed_ends_its_peer_with_the_reason_and_the_others(
 @pytest.mark.slow
 def test_a_rank_does_not_outlive_who_asks_it(root: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "cocktail_cli.volunteer.gpu_process"], cwd=root, stdin=subprocess.PIPE
+        [sys.executable, "-m", "cocktail_cli.extensions.multi_gpu.gpu_process"],
+        cwd=root,
+        stdin=subprocess.PIPE,
     ) as rank:
         assert rank.stdin is not None
         rank.stdin.write(b'{"do": "start", "bytes": 0, "number": 0}')  # half a question
@@ -72,16 +81,28 @@ def test_a_rank_does_not_outlive_who_asks_it(root: Path) -> None:
 
 
 def test_devices_are_as_many_as_gpus_are_asked_for() -> None:
-    assert pick_devices("cpu", 3) == ["cpu"] * 3
-    assert pick_devices("cpu", 1) == ["cpu"]
+    assert [*pick_devices("cpu", over(3))] == ["cpu"] * 3
+    assert [*pick_devices("cpu", over(1))] == ["cpu"]
     for wanted in ("cpu,cpu,cpu", "mps", "cuda:0,0"):
         with pytest.raises(Failure):
-            pick_devices(wanted, 2)
+            pick_devices(wanted, over(2))
 
 
 def test_local_peers_get_as_many_devices_each() -> None:
-    four = LocalSettings("cuda:0,1,2,3", gpus=2)
+    four = LocalSettings("cuda:0,1,2,3", given=over(2))
 
     assert four.devices_of(3) == ["cuda:0,cuda:1", "cuda:2,cuda:3", "cuda:0,cuda:1"]
-    assert LocalSettings("cpu", gpus=2).devices_of(2) == ["cpu", "cpu"]
+    assert LocalSettings("cpu", given=over(2)).devices_of(2) == ["cpu", "cpu"]
     assert LocalSettings("cuda:0,1").devices_of(3) == ["cuda:0", "cuda:1", "cuda:0"]
+
+
+@pytest.mark.parametrize(
+    "key", ["training.optim=muon", "training.optim=soap", "compression.momentum_masking=true"]
+)
+def test_what_several_gpus_cannot_do_is_refused_by_name(key: str) -> None:
+    """The name of a switch stands for itself, as it is off otherwise."""
+    recipe = load_recipe("smoke", ["compression.topk_ratio=0.05", "compression.staleness=0", key])
+    with pytest.raises(
+        ModelError, match=f"{key.removesuffix('=true')}: a peer on several GPUs cannot do that"
+    ):
+        check_fsdp(recipe)

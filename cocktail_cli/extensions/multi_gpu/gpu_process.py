@@ -1,4 +1,4 @@
-"""`python -m cocktail_cli.volunteer.gpu_process`: one process of a peer that spreads over several GPUs.
+"""`python -m cocktail_cli.extensions.multi_gpu.gpu_process`: one process of a peer on several.
 
 Its last answer is any error. It never outlives the process that asks.
 """
@@ -21,8 +21,9 @@ from cocktail_cli.ui import guarded_output
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
-    from recipes.multi_gpu import FsdpWorker
     from recipes.training import ModelExtension
+
+    from .fsdp_worker import FsdpWorker
 
 BESIDE = ("save", "difference", "bring")
 
@@ -69,7 +70,7 @@ class Process:
         raise AssertionError("it serves until it is ended")
 
     def serve(self) -> NoReturn:
-        from recipes.multi_gpu import FsdpWorker
+        from .fsdp_worker import FsdpWorker
 
         asked, _ = self.questions.get()
         assert asked.pop("do") == "start"

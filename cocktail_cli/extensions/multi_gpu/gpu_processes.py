@@ -28,10 +28,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cocktail_cli.errors import Failure
 from recipes.hardware import usable_cores
+
+if TYPE_CHECKING:
+    from recipes.config import Recipe
+    from recipes.training import Peer
 
 SILENT = 600.0  # seconds for an answer; collectives between ranks time out before
 GRACE = 2.0  # seconds to hear from all, once one has failed: the first need not be the cause
@@ -81,7 +85,7 @@ class GpuProcesses:
     def __init__(
         self, devices: Sequence[str], lost: Callable[[], None], vram_limit: int | None = None
     ) -> None:
-        from recipes.multi_gpu import anonymous_file
+        from .shared_memory import anonymous_file
 
         self.devices, self.count, self.lost = devices, len(devices), lost
         self.file = anonymous_file()
@@ -98,6 +102,17 @@ class GpuProcesses:
     @property
     def processes(self) -> list[subprocess.Popen[bytes]]:
         return self.crew.processes
+
+    @property
+    def pids(self) -> set[int]:
+        return {process.pid for process in self.processes}
+
+    def build(
+        self, recipe: Recipe, base: Path, snapshot: Path | None, micro_batch: int, round: int = 0
+    ) -> Peer:
+        from .fsdp_peer import build_fsdp_peer
+
+        return build_fsdp_peer(self, base, snapshot, recipe, micro_batch, round)
 
     def fresh(self) -> Generation:
         crew = Generation([self.spawn(rank) for rank in range(self.count)])
@@ -117,7 +132,7 @@ class GpuProcesses:
         own = {"OMP_NUM_THREADS": cores, "GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
         with self.log(rank).open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "cocktail_cli.volunteer.gpu_process"],
+                [sys.executable, "-m", "cocktail_cli.extensions.multi_gpu.gpu_process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_424,
+    "lines with code, heart": 30_444,
     "lines with code, extensions": 14_965,
-    "lines with code, scripts": 9856,
-    "lines with code, tests": 43_877,
-    "modules": 432,
+    "lines with code, scripts": 9857,
+    "lines with code, tests": 43_878,
+    "modules": 431,
     "recipe keys": 110,
     "options": 195,
     "messages": 37,
-    "words of documents": 69_708,
+    "words of documents": 69_698,
     "functions without a docstring, %": 22,
 }
 

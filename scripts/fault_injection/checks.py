@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from cocktail_cli.assembly import recipe_type
 from cocktail_cli.errors import EXIT
 from cocktail_cli.extensions.proofs.receipts import open_receipt
 from cocktail_cli.extensions.proofs.run_verification import RunVerification
@@ -92,7 +93,7 @@ def books(swarm: Swarm) -> Iterator[Check]:
         return
     figure = f"{audit.counted:,} of {samples:,} samples in {audit.rounds:,} rounds"
     yield Check(what, audit.counted == samples, figure)
-    recipe = recipe_from_json((swarm.out / "recipe.json").read_text())
+    recipe = recipe_from_json((swarm.out / "recipe.json").read_text(), recipe_type)
     base = FlatParameters(load_model(swarm.out / "base")).vector
     common = GlobalModel(base, compressor_of(recipe.compression), recipe.training.seed)
     truth: dict[int, str] = {}  # round -> fingerprint of the global model after it

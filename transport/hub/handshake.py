@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from transport import actions as do
@@ -52,12 +52,13 @@ class Handshake:
         self.term = recovered.term
         self.secret = ""  # the host's; "": nobody knows it
         self.rings: RingCoordinator | None = None  # of a run to which machines are lent
+        self.late: dict[str, Callable[[], None]] = {}  # extensions that a Hello begins, by name
         self.replaced = False  # peers have met a hub of a later term
         members.new_id = self._new_session
 
     def hello(self, conn: bytes, m: messages.Hello, now: float, *, approved: bool = False) -> None:
         """Begin a session, let the connection wait for approval, or refuse it."""
-        key, role = key_of(conn), self._with_role(m)
+        key = key_of(conn)
         if self._refuse_banned(conn) or not self._answers(key, m.extra):
             return
         standing, others = self._admission.standing(key), self._members.others(m.name, key)
@@ -69,7 +70,7 @@ class Handshake:
             self._out.send(conn, refused)
         elif not approved and not self._admission.in_turn(conn, now):
             self._members.refused += 1
-        elif role is not None:
+        elif (role := self._with_role(m)) is not None:
             self._begin_role(role, conn, m, now, approved)
         elif standing is not Standing.MEMBER and self.settings.join == "approve":
             self._admission.ask(conn, m, now)
@@ -84,6 +85,8 @@ class Handshake:
 
     def _with_role(self, m: messages.Hello) -> HubExtension | None:
         """Return the extension whose session a Hello asks for; None: it is a peer's."""
+        for name in self.late.keys() & m.extra.keys():
+            self.late.pop(name)()
         return next((one for one in self._rounds.extensions if one.role and one.name in m.extra), None)
 
     def _begin_role(

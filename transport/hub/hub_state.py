@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from transport import actions as do
@@ -63,6 +64,17 @@ class HubParts:
 Extend = Callable[[HubParts], HubExtension]
 
 
+@dataclass(frozen=True)
+class Late:
+    """An extension that begins with the first Hello that has a body for it."""
+
+    name: str
+    begin: Extend
+
+    def __call__(self, hub: HubParts) -> HubExtension:
+        return self.begin(hub)
+
+
 class HubState:
     """State machine of one run."""
 
@@ -89,10 +101,14 @@ class HubState:
                 settings, out, members, rounds, recovered.handoffs
             )
         parts = HubParts(settings, out, members, rounds, stop_secret, recovered)
-        rounds.extensions += [extend(parts) for extend in extensions]
+        rounds.extensions += [extend(parts) for extend in extensions if not isinstance(extend, Late)]
         self.uploads = UploadPolicy(settings, out, members, rounds)
         self.handshake = Handshake(settings, out, members, admission, rounds, recovered)
         self.handshake.secret = stop_secret
+        self.handshake.late |= {
+            one.name: partial(self._begin, one, parts) for one in extensions if isinstance(one, Late)
+        }
+        self.began: Callable[[HubExtension], None] = lambda _: None  # told of an extension that begins late
         self.admin = AdminCommands(out, members, admission, rounds, self.handshake, stop_secret)
         self._of_requests: dict[type[Request], RequestHandler] = {
             messages.Hello: self.handshake.hello,
@@ -112,6 +128,10 @@ class HubState:
             messages.Pong: self._pong,
             **(self.shards.handlers if self.shards else {}),
         }
+
+    def _begin(self, late: Late, parts: HubParts) -> None:
+        self.rounds.extensions.insert(0, one := late(parts))
+        self.began(one)
 
     # ---- from peers ----------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ from transport.protocol import (
     round_of,
     sample_ids,
 )
-from transport.scheduling import UnderWay
+from transport.scheduling import HubExtension, UnderWay
 from transport.transfer import (
     MAX_UPLOADS,
     NO_ROW,
@@ -117,9 +117,9 @@ class Hub:
         self._objects = ObjectStore(ledger, delegate, self._leased)
         if self._shards is not None:
             self._shards.serve(self._objects)
+        self._state.began = self._watched
         for one in self._rounds.extensions:
-            one.serve(self._objects)
-            one.watch(self)
+            self._watched(one)
         self._connections = ConnectionRegistry()
         self._guard_at = 0.0
         self._packets: dict[tuple[str, int], Future[bytes]] = {}  # (session, round) -> its update, opened
@@ -161,6 +161,10 @@ class Hub:
                 do.RejectPart: self._shards.reject_part,
                 do.LoseAggregator: self._shards.lose_aggregator,
             }
+
+    def _watched(self, one: HubExtension) -> None:
+        one.serve(self._objects)
+        one.watch(self)
 
     # ---- for the caller ------------------------------------------------------------------------------------
 

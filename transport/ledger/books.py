@@ -150,7 +150,7 @@ class StoredTables:
         assert self.db is not None
         try:
             if not rows_of(self.db, "meta") and not count_links(self.db):
-                return ""  # the copy of a standby that has not followed yet
+                return ""  # a copy that has not followed yet
             verify_chain(self.db)
             verify_rows(self.db)
         except (*MALFORMED, LedgerError) as error:

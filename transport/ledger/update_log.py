@@ -111,7 +111,7 @@ class UpdateLog:
         """Drop all records: the error feedback is on the disk as it is before round `next`. A round that was
         logged and is aggregated again, because all its aggregators were lost, is logged anew.
 
-        `keep` puts them aside, in place of those that were put aside before: a standby may lack the newest.
+        `keep` puts them aside, in place of those that were put aside before: a copy may lack the newest.
         """
         if keep:
             self._log.close()

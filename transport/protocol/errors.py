@@ -55,7 +55,7 @@ class LinkLost(TransportError):
 
 
 class RolledBack(LinkLost):
-    """The standby that took over lacks a round that this peer has applied: it joins anew."""
+    """The hub that took over lacks a round that this peer has applied: it joins anew."""
 
 
 class NotGenuine(TransportError):

@@ -119,7 +119,7 @@ def join(
                     try:
                         one.take_part(max(wait, RETURN_WITHIN) if again else wait, line, welcomed)
                     finally:
-                        url = one.url  # of the standby, where one has taken over
+                        url = one.url  # of another hub, where one has taken over
                     return one
 
                 return volunteer.take_turns(joining, session, not yes, view.show)

@@ -3,35 +3,80 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from cocktail_cli.assembly import Extension, HostParts, PeerParts
+from cocktail_cli.assembly import Extension, HostParts, PeerExtension, PeerParts
 
 if TYPE_CHECKING:
     from transport import PeerLink
     from transport.hub import Extend
+    from transport.peer import Elsewhere
 
-    from .peer import StandbyPeer
+    from .hub import Replication
+
+
+class Link(Protocol):
+    """A link to the hub (`transport.PeerLink`)."""
+
+    elsewhere: Elsewhere | None
+
+    def say(self, name: str, body: bytes) -> None: ...
+
+
+class StandbyPeer(PeerExtension):
+    """Dialling the standby is this peer's vote for it."""
+
+    name = "standby"
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.voted = 0  # number of the standby that this peer has dialled
+
+    def received(self, body: bytes) -> None:
+        """Note where the standby is; or promise not to vote for it, unless that is done."""
+        import msgspec
+
+        from transport.peer import Elsewhere
+        from transport.protocol import read_msgpack
+
+        from .bodies import Backs, Standby
+
+        said = read_msgpack(body, Standby, "where the hub says that its standby is")
+        if said.place:
+            self._link.elsewhere = Elsewhere(said.place, said.key, partial(self._vote, said.number))
+        elif self.voted < said.number:
+            self._link.elsewhere = None
+            self._link.say(self.name, msgspec.msgpack.encode(Backs(said.number)))
+
+    def _vote(self, number: int) -> None:
+        self.voted = number
 
 
 class StandingBy(Extension):
     """The hub announces a round once the standby has it; peers look for the run there if the hub is lost."""
 
     def hub(self, host: HostParts) -> Extend:
-        from .hub import Replication
-        from .hub_process import HubProcess
-        from .keys import lag_of
-        from .replica_files import ReplicaFiles
+        """Feed a standby from when one comes; where the run must have one, from the beginning."""
+        from transport.hub import HubParts, Late
 
-        process = HubProcess(host.keys, host.ledger, ReplicaFiles(host.work, host.ledger.folder).object)
-        return partial(Replication, lag=lag_of(host.recipe), process=process)
+        from .keys import lag_of
+
+        lag, name = lag_of(host.recipe), StandbyPeer.name
+
+        def begin(hub: HubParts) -> Replication:
+            from .hub import Replication
+            from .hub_process import HubProcess
+            from .replica_files import ReplicaFiles
+
+            files = ReplicaFiles(host.work, host.ledger.folder).object
+            return Replication(hub, lag, HubProcess(host.keys, host.ledger, files))
+
+        return begin if lag == 0 or host.ledger.noted(name) else Late(name, begin)
 
     def peer(self, peer: PeerParts) -> StandbyPeer:
         return self.line(peer.link)
 
     def line(self, link: PeerLink) -> StandbyPeer:
-        from .peer import StandbyPeer
-
         return StandbyPeer(link)
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from sim_swarm import STOP, TOKEN, SimPeer, SimSwarm
 from toy_swarm import toy_settings
 
+from cocktail_cli.extensions.standby import StandbyPeer
 from cocktail_cli.extensions.standby.bodies import NAME, Follow, Grown, Stored
 from cocktail_cli.extensions.standby.hub import Replication
-from cocktail_cli.extensions.standby.peer import StandbyPeer
 from cocktail_cli.extensions.standby.succession import Succession
 from transport import actions as do
 from transport.peer import Elsewhere, PeerState

@@ -16,14 +16,14 @@ import msgspec
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 from waiting import until
 
+from cocktail_cli.extensions.standby import StandbyPeer
 from cocktail_cli.extensions.standby.bodies import NAME, Follow
 from cocktail_cli.extensions.standby.follower import Follower
 from cocktail_cli.extensions.standby.hub import Replication
 from cocktail_cli.extensions.standby.hub_process import HubProcess
 from cocktail_cli.extensions.standby.lookout import Lookout
-from cocktail_cli.extensions.standby.peer import StandbyPeer
 from cocktail_cli.extensions.standby.succession import Succession
-from transport.hub import Extend, Hub
+from transport.hub import Extend, Hub, Late
 from transport.ledger import Ledger, LedgerCopy, UpdateLog
 from transport.peer import LinkLimits, PeerIdentity, PeerLink
 from transport.protocol import Event, RunEnded, RunKeys, RunSettings, WeightedPacket, messages
@@ -55,7 +55,8 @@ def file_of(name: str) -> bytes | Path:
 
 def standing_by(keys: RunKeys, ledger: Ledger, lag: int = 0) -> list[Extend]:
     """The hub's part of a standby."""
-    return [partial(Replication, lag=lag, process=HubProcess(keys, ledger, file_of))]
+    begin = partial(Replication, lag=lag, process=HubProcess(keys, ledger, file_of))
+    return [begin if lag == 0 else Late(NAME, begin)]
 
 
 def hub_of(

@@ -22,8 +22,8 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_442,
-    "lines with code, extensions": 14_965,
+    "lines with code, heart": 30_441,
+    "lines with code, extensions": 14_963,
     "lines with code, scripts": 9857,
     "lines with code, tests": 43_878,
     "modules": 431,

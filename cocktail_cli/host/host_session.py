@@ -139,11 +139,10 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
     def warn(what: str) -> None:
         view.show(events.Warning(what))
 
-    batch, named = recipe.training.global_batch_size, recipe.objective.named
     views = [DetachedView(view) if wanted.detached else view]
     session = HostSession(recipe, folder, views, old)
     views += views_of(ViewParts(recipe, folder, session.news.put), wanted.given)
-    views.insert(1, in_folder.Recorder(folder, warn, batch, named))
+    views.insert(1, in_folder.Recorder(folder, warn, recipe))
     with closing(session), writing_to(folder):
         session.asked_hash = asked_hash
         for note in notes:

@@ -20,7 +20,7 @@ from cocktail_cli.assembly import recipe_type
 from cocktail_cli.errors import Failure, damaged
 from cocktail_cli.foreign_text import one_line, paragraphs
 from cocktail_cli.machine import FILE, FORMAT, RunRecord, check_record, read_run
-from cocktail_cli.ui import Metrics, Named, counted, events, read_written, sentence, step_line
+from cocktail_cli.ui import Metrics, counted, events, read_written, sentence, step_line
 
 if TYPE_CHECKING:
     from recipes.config import Dataset, Recipe
@@ -226,19 +226,17 @@ class Recorder:
     A run goes on where that fails: `warn` is called once, and the lines are written with the next ones.
 
     Args:
-        batch: samples of a step, for steps that a killed hub did not record.
-        named: names the objective's further figures.
+        recipe: of the run, for rounds that a killed hub did not record; None: there are none.
     """
 
     def __init__(
         self,
         folder: Path,
         warn: Callable[[str], None] = lambda _: None,
-        batch: int = 1,
-        named: Named = lambda figures: {},
+        recipe: Recipe | None = None,
     ) -> None:
         self.events = appended(folder / EVENTS)
-        self.metrics = metrics_of(folder, batch, named)
+        self.metrics = metrics_of(folder, recipe)
         self.file = appended(folder / METRICS)
         self.warn = warn
         self.failing = False
@@ -272,10 +270,11 @@ class Recorder:
                 file.close()
 
 
-def metrics_of(folder: Path, batch: int, named: Named) -> Metrics:
+def metrics_of(folder: Path, recipe: Recipe | None) -> Metrics:
     """Return what converts the events of the run in a folder to lines, those of before included that its
-    file lacks. `batch`: samples of a step; `named`: names the objective's further figures."""
-    return Metrics(folder / LEDGER, read_written(folder / METRICS), batch, named)
+    file lacks."""
+    of = () if recipe is None else (recipe.training.global_batch_size, recipe.objective.named)
+    return Metrics(folder / LEDGER, read_written(folder / METRICS), *of)
 
 
 def appended(path: Path) -> TextIO:

@@ -252,8 +252,8 @@ class StandbySession:
         self.session.free_port = lookout.close
         self.session.resumed, self.session.asked_hash = record, record.asked_hash
         self.show(Progressed(f"hosting {record.run} in term {term}"))
-        named = self.session.recipe.objective.named
-        recorder = run_folder.Recorder(self.folder, lambda what: self.show(Warning(what)), named=named)
+        recipe = self.session.recipe
+        recorder = run_folder.Recorder(self.folder, lambda what: self.show(Warning(what)), recipe)
         listen = replace(self.wanted.listen, port=port, typed=True)
         with closing(recorder):
             self.session.views = [self.view, recorder]

@@ -50,9 +50,7 @@ class Tracker:
             raise Failure("preflight", f"trackers.report_to: {name} is not installed", hints=hints)
         self.name, self.project, self.parts = name, project, parts
         self.folder = parts.folder / FOLDER
-        recipe = parts.recipe
-        batch, named = recipe.training.global_batch_size, recipe.objective.named
-        self.metrics = run_folder.metrics_of(parts.folder, batch, named)
+        self.metrics = run_folder.metrics_of(parts.folder, parts.recipe)
         self.run: Any = None  # of the tracking library
 
     def show(self, event: Event) -> None:

@@ -12,6 +12,7 @@ from cocktail_cli.host import run_folder
 from cocktail_cli.ui import Metrics, RunStarted, read_written
 from cocktail_cli.ui.events import PeerJoined, PeerLeft, PeerReady, Step
 from cocktail_cli.ui.metrics_lines import line
+from recipes.config import load_recipe
 from transport import Ledger
 from transport.ledger import Counted, RoundRow
 
@@ -110,13 +111,12 @@ def test_rounds_that_a_killed_hub_could_not_write_down_are_filled_in_from_the_le
     ledger = Ledger(tmp_path / run_folder.LEDGER, run="amber-otter-42", samples=8)
     for round in range(4):
         row = RoundRow(round, round, 100.0, 101.0 + round, 7, ("a", "b"), ("a",), 2.0 - round, 50)
-        ids = ((2 * round, 2 * round + 2),)
-        ledger.commit(row, b"packet", (Counted(round, "a", "s", ids),))
+        ledger.commit(row, b"packet", (Counted(round, "a", "s", ((2 * round, 2 * round + 2),)),))
     ledger.close()
     before = [line("step", step=1, round=0, loss=2.0), line("step", step=2, round=1, loss=1.0)]
     (tmp_path / run_folder.METRICS).write_text("".join(json.dumps(each) + "\n" for each in before))
 
-    recorder = run_folder.Recorder(tmp_path, pytest.fail, batch=2)
+    recorder = run_folder.Recorder(tmp_path, pytest.fail, load_recipe("smoke", ["global_batch_size=2"]))
     recorder.show(RunStarted(**(vars(STARTED) | {"round": 4})))
     recorder.close()
 

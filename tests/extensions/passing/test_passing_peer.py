@@ -1,4 +1,4 @@
-"""What a hub can say to a peer's half: bounded, whatever it says."""
+"""A hub says whatever it likes to a peer's half, whose memory is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `launch`, `relay`, `join` and `doctor` say of relays and proxies."""
+"""The commands `launch`, `relay`, `join` and `doctor` say what they know of relays and proxies."""
 
 from __future__ import annotations
 

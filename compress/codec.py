@@ -16,16 +16,16 @@ from typing import Literal
 import numpy as np
 import torch
 
+from compress import topk
 from compress.backends import compiled, usable
 from compress.coding import encode_positions
 from compress.packet import PackedUpdate, decode_packed, longest, write
 from compress.quantization import BITS, quantize
 from compress.sampling import Sample, Schedule, most_sampled, schedule
-from compress.selection import topk
 
 from .errors import NonFiniteError
+from .packet import Update
 from .sharding import MOST_SHARDS, Shard, cut, rises
-from .sparse_update import Update
 
 
 @dataclass(frozen=True)
@@ -156,18 +156,18 @@ class Cocktail:
         return Encoded(packet, m)
 
     def _encode_on_device(self, v: torch.Tensor) -> Encoded:
-        from compress.backends.triton import code_kernels, selection_kernels  # imports triton
+        from compress import triton_kernels  # imports triton
 
         m, bits, bucket = len(v), self.quant_bits, self.quant_bucket_size
         if m == 0 or self._is_identity:
             return self._encode_on_host(v.cpu().numpy())
-        kept = selection_kernels.largest(v, topk.share_of(m, self.topk_ratio), bucket)  # waits once
+        kept = triton_kernels.largest(v, topk.share_of(m, self.topk_ratio), bucket)  # waits once
         k = len(kept.values)
-        if not k or not code_kernels.takes(bits, bucket):
+        if not k or not triton_kernels.takes(bits, bucket):
             found = topk.Survivors(kept.positions.cpu().numpy(), kept.values.cpu().numpy())
             return self._pack(m, found, compiled(k))
-        quantized = code_kernels.quantize(kept.values, bits, bucket, kept.rows, self.quant_step)
-        positions = selection_kernels.coded(kept.positions, m)
+        quantized = triton_kernels.quantize(kept.values, bits, bucket, kept.rows, self.quant_step)
+        positions = triton_kernels.coded(kept.positions, m)
         parts = [*positions.parts, quantized.scales, quantized.packed]
         read = torch.cat([part.view(torch.uint8) for part in parts]).cpu().numpy()  # waits once more
         *places, scales, packed = np.split(read, np.cumsum([part.nbytes for part in parts])[:-1])

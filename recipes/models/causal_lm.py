@@ -32,8 +32,7 @@ from recipes.weight_files import (
     vector_of_model,
 )
 
-from .base_files import AS_SAFETENSORS, WEIGHTS
-from .base_model import fetch_model, open_tokenizer
+from .base_model import AS_SAFETENSORS, WEIGHTS, fetch_model, open_tokenizer
 from .lora import adapter_base, is_adapter
 
 if TYPE_CHECKING:

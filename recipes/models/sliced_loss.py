@@ -1,4 +1,5 @@
-"""Cross-entropy of a causal language model, without holding the logits of all tokens.
+"""Cross-entropy of a causal language model, without holding the logits of all tokens; do documents stay
+apart?
 
 Logits are B x T x V numbers: 1.2 GB in float32 for 2,048 tokens of a vocabulary of 150,000, and the loss and
 its gradient need as much again. Here the loss is computed for one slice of tokens at a time, and once more in
@@ -7,6 +8,9 @@ the backward pass (activation checkpointing), so that the logits of one slice ex
 The head is all that the class of the model computes after its decoder: the linear layer, its bias, soft
 capping, scaling. To compute it for a slice, the class's own forward is called with a decoder that returns the
 slice.
+
+A model that does not isolate the documents of a packed sample would leak attention between them, and only a
+slightly better loss would show it: `check_packing_isolation` tries it.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from recipes.errors import ModelError
 
 IGNORED = -100  # the target of a token that is not trained, as in torch
 SLICE_BYTES = 128 << 20  # of a slice's logits in float32
@@ -167,3 +173,33 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
             del module.forward
         else:
             module.forward = before
+
+
+TOLERANCE = 0.01  # of another document's influence beside an own token's: quantized weights round a little
+
+
+def check_packing_isolation(model: nn.Module) -> None:
+    """Raise ModelError where the last document of a sample depends on the one before."""
+    if not isolates_documents(model):
+        name = type(model).__name__
+        raise ModelError(
+            f"{name} of this version of transformers lets packed documents attend to each other "
+            "(hint: data.packing_strategy=wrapped, if that is intended, or data.packing=false)"
+        )
+
+
+@torch.no_grad()
+def isolates_documents(model: nn.Module) -> bool:
+    """Compare the logits after two documents of three tokens: with another first document, and with another
+    first token in the last document."""
+    device, training = next(model.parameters()).device, model.training
+    tokens = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 0, 2, 4, 5, 6], [1, 2, 3, 0, 5, 6]])
+    positions = torch.arange(3).repeat(3, 2)
+    model.eval()
+    try:
+        batch = {"input_ids": tokens.to(device), "position_ids": positions.to(device)}
+        last = logits_of(model, batch)[:, -1].float()  # (3, V)
+    finally:
+        model.train(training)
+    other, own = (last[1:] - last[0]).abs().amax(dim=1).tolist()
+    return bool(other <= TOLERANCE * own)

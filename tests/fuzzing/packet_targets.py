@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from compress import Cocktail, PacketError, Update, decode, decode_packed, decode_windows
-from compress.backends import dispatch
+from compress import backends as dispatch
 from compress.coding import LZ4
 from compress.packet import BODY, HEAD, LEVELS
 from recipes.algorithm import Aggregator, RejectedUpdate

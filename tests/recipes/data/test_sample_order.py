@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.data import Corpus, Sample
-from recipes.data.sample_order import BLOCK, Mixture
+from recipes.data.corpus import BLOCK, Mixture
 
 WEIGHTS = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=5).map(tuple)
 

@@ -6,21 +6,235 @@ so a decoded value has at most 24 significant bits: it is exact in FP32 on any d
 instruction computes it. Scales are zero or normal numbers and levels zero or at least 1, so no product is
 denormal. A code is the sign (top bit) and the number of the level. At 16 bits the level is its own number and
 the table is left out; 32 bits are the FP32 patterns themselves.
+
+The 2**(q-1) levels are fitted to the values that top-k kept. All of these exceed some threshold, so a grid
+from 0 to max leaves its small levels empty and, on heavy tails, puts nearly all of them into the next one.
+Levels minimize
+
+    sum of scale**2 * ((y - level(y))**2 + price * bits(y)),    bits(y) = -log2 of the share of y's level,
+
+over the magnitudes y = |v| / (scale of the bucket). Without the price: Lloyd 1982. With it:
+entropy-constrained scalar quantization (Chou, Lookabaugh, Gray 1989). At 4 bits the price rises until a code
+costs no more on the wire than one of the max-scaled grid did, 3.05 bits; the error stays far below that
+grid's.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from types import ModuleType
 from typing import TypeVar
 
 import numpy as np
 import torch
 
-from compress.bit_packing import lookup, pack
+from compress.coding import lookup, pack
 
-from . import levels as fitted
+SHIFT = 14  # of an FP32 pattern: 512 bins an octave
+LOWEST = int(np.float32(2.0**-8).view(np.int32)) >> SHIFT
+BINS = 16 * 512  # magnitudes from 2**-8 to 2**8 of the scale
+ROUNDS = 12  # of Lloyd's iteration; then 5 at each price
+BUDGET = {4: 2.05}  # bits that the number of a level may carry, sign apart
+PRICES = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 2.5, 3, 3.5, 4)  # of one bit, in units of the error at price 0
+THIN = 1e-3  # share of the weight spread evenly at 8 bits: no range goes without levels
+BEYOND = {2: 6.0, 3: 2.0, 4: 1.5}  # times the top level: an outlier that stretching may pay for
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The fitted levels, in units of the scale, and a table that finds the nearest."""
+
+    at: np.ndarray  # (2**(bits-1),) float64, ascending, positive
+    by_bin: np.ndarray  # (BINS,) uint8: number of the level for each bin of magnitude
+    error: float  # share of the energy lost, on what it was fitted to
+
+    @property
+    def beyond(self) -> np.float32:
+        """Magnitude above which a value is an outlier."""
+        return np.float32(BEYOND.get(len(self.at).bit_length(), np.inf) * self.at[-1])
+
+    def nearest(self, y: np.ndarray) -> np.ndarray:
+        """Find the number of the nearest level, uint8, in the shape of y (float32, at least 0); values
+        out of range go to the first or the last."""
+        number = y.view(np.int32) >> SHIFT
+        number -= LOWEST
+        return self.by_bin.take(number, mode="clip")
+
+
+def fit(y: np.ndarray, scale: np.ndarray, bits: int, loops: ModuleType | None = None) -> Levels:
+    """Fit levels to magnitudes over their scales. y: (rows, bucket) float32, scale: (rows,); one bucket a
+    row."""
+    count = 1 << (bits - 1)
+    part = np.square(scale.astype(np.float64) / max(float(scale.max()), 1e-300))
+    weight: np.ndarray = np.zeros(BINS)
+    if loops:
+        loops.weigh(y.view(np.int32), part, SHIFT, LOWEST, weight)
+    else:
+        number = (y.view(np.int32).reshape(-1) >> SHIFT) - LOWEST
+        weight = np.bincount(number.clip(0, BINS - 1), np.repeat(part, y.shape[1]), BINS)
+    if count == 1 or not weight.any():
+        return Levels(np.ones(count), np.zeros(BINS, np.uint8), 0.0)
+    if bits == 8:
+        weight += THIN * weight.sum() * _centres() * (_centres() < 1) / _centres().sum()
+    fitting = _Fitting(weight, count, zero=bits == 8)
+    fitting.improve(ROUNDS)
+    fitting.employ()
+    if bits in BUDGET:
+        # what a grid of 2**bits steps up to each bucket's largest would lose: a twelfth of a squared step
+        grid = float((part * np.square(y.max(1))).sum() / part.sum()) / (12 * count * count)
+        fitting.cheapen(BUDGET[bits], 0.9 * grid)
+    lost = fitting.error() * fitting.mass[-1] / fitting.square[-1]
+    return Levels(fitting.level, fitting.by_bin(), lost)
+
+
+def even(y: np.ndarray, scale: np.ndarray, step: float) -> Levels:
+    """Space the 128 levels of 8 bits evenly, `step` root mean squares apart. y, scale: as in `fit`.
+
+    With an entropy coder behind it a uniform quantizer has nearly the least error at its bits (Gish and
+    Pierce 1968). The top level is at least 1, so that no value over the largest of its bucket is clipped;
+    those beyond it are unused, and equal to it.
+    """
+    part = np.square(scale.astype(np.float64) / max(float(scale.max()), 1e-300))
+    square = (part * np.square(y.astype(np.float64)).mean(1)).sum() / max(part.sum(), 1e-300)
+    apart = max(step * float(np.sqrt(square)), 1 / 127)
+    top = min(127, int(np.ceil(1 / apart)))
+    number = np.minimum(np.rint(_centres() / apart), top).astype(np.uint8)
+    return Levels(np.minimum(np.arange(128), top) * apart, number, apart**2 / 12 / max(square, 1e-300))
+
+
+class _Fitting:
+    """Lloyd's iteration on a histogram: cells from levels, levels from cells."""
+
+    def __init__(self, weight: np.ndarray, count: int, zero: bool) -> None:
+        self.weight, self.zero, self.price = weight, zero, 0.0
+        self.mass = np.concatenate([[0.0], np.cumsum(weight)])
+        self.moment = np.concatenate([[0.0], np.cumsum(weight * _centres())])
+        self.square = np.concatenate([[0.0], np.cumsum(weight * np.square(_centres()))])
+        self.level = _companded(weight, count)
+        self.share = np.full(count, 1 / count)
+
+    def improve(self, rounds: int) -> None:
+        """Move each level to the mean of its cell, again and again; an empty cell keeps its level."""
+        for _ in range(rounds):
+            edge = self.edges()
+            here = _between(self.mass, edge)
+            self.share = here / self.mass[-1]
+            mean = _between(self.moment, edge) / np.maximum(here, 1e-300)
+            self.level = np.maximum.accumulate(np.where(here > 0, mean, self.level))
+            if self.zero:
+                self.level[0] = 0.0
+
+    def employ(self) -> None:
+        """Move each unused level into the cell that loses most: few distinct values are met exactly."""
+        for _ in self.level:
+            idle = np.flatnonzero(self.share == 0)
+            if not len(idle):
+                return
+            lost = self.weight * np.square(_centres() - self.level[self.by_bin()])
+            if lost.sum() < 1e-9 * (self.weight * np.square(_centres())).sum():
+                return
+            edge = self.edges()
+            in_cell = np.add.reduceat(np.append(lost, 0.0), edge[:-1]) * (np.diff(edge) > 0)
+            cell = int(in_cell.argmax())
+            upper = slice(max(int(np.searchsorted(_centres(), self.level[cell])), edge[cell]), edge[cell + 1])
+            if not self.weight[upper].any():
+                return
+            self.level[idle[0]] = np.average(_centres()[upper], weights=self.weight[upper])
+            self.level.sort()
+            self.improve(8)
+
+    def cheapen(self, budget: float, most: float) -> None:
+        """Raise the price until a level's number carries `budget` bits, while the error is below `most`."""
+        unpriced = self.error()
+        for price in PRICES:
+            if self.entropy() <= budget:
+                return
+            before = self.level, self.share, self.price
+            self.price = price * unpriced
+            self.improve(5)
+            if self.error() > most:
+                self.level, self.share, self.price = before
+                return
+
+    def edges(self) -> np.ndarray:
+        """Compute the bins where the cells begin and end, (count + 1,). Between neighbours a < b the
+        border stands at (a + b) / 2 + price * log2(share_a / share_b) / (2 (b - a)): equal cost on
+        both sides.
+        """
+        a, b = self.level[:-1], self.level[1:]
+        middle = (a + b) / 2
+        if self.price:
+            dear = np.log2(np.maximum(self.share, 1e-12))
+            middle = middle + self.price * (dear[:-1] - dear[1:]) / (2 * np.maximum(b - a, 1e-12))
+            middle = np.maximum.accumulate(middle.clip(a[0], b[-1]))
+        edge = np.empty(len(self.level) + 1, np.int64)
+        edge[0], edge[1:-1], edge[-1] = 0, _centres().searchsorted(middle), BINS
+        return edge
+
+    def by_bin(self) -> np.ndarray:
+        """Return the number of the level for each bin, (BINS,) uint8."""
+        return np.repeat(np.arange(len(self.level), dtype=np.uint8), np.diff(self.edges()))
+
+    def entropy(self) -> float:
+        """Return the bits of a level's number."""
+        share = self.share[self.share > 0]
+        return float(-(share * np.log2(share)).sum())
+
+    def error(self) -> float:
+        """Return the mean square error of the binned magnitudes."""
+        edge, level = self.edges(), self.level
+        square, moment, mass = (_between(total, edge) for total in (self.square, self.moment, self.mass))
+        return max(float((square - 2 * level * moment + level * level * mass).sum() / self.mass[-1]), 0.0)
+
+
+def _between(total: np.ndarray, edge: np.ndarray) -> np.ndarray:
+    """Difference a running total at the edges: the sum of each cell."""
+    at = total[edge]
+    return at[1:] - at[:-1]
+
+
+def far(y: np.ndarray, levels: Levels) -> np.ndarray:
+    """Find the buckets with an outlier: rows of y (rows, bucket) with a magnitude far above the top level."""
+    return np.unique(np.flatnonzero(y > levels.beyond) // y.shape[1])
+
+
+def stretch(y: np.ndarray, levels: Levels) -> np.ndarray:
+    """Compute the factor by which each bucket's scale should grow, (rows,) float32, at least 1. y: (rows,
+    bucket).
+
+    A mean hardly sees one huge value among 128, which would then be clipped to the top level with all its
+    energy. Four factors are tried, the largest of which puts the outlier on the top level.
+    """
+    worst = np.maximum(y.max(1) / np.float32(levels.at[-1]), np.float32(1))
+    at = levels.at.astype(np.float32)
+    least, factor = np.full(len(y), np.inf, np.float32), np.ones(len(y), np.float32)
+    for power in (0, 1 / 3, 2 / 3, 1):
+        wider = worst ** np.float32(power)
+        there = at[levels.nearest(y / wider[:, None])] * wider[:, None]
+        error = np.square((y - there) / worst[:, None]).sum(1)
+        factor = np.where(error < least, wider, factor)
+        least = np.minimum(error, least)
+    return factor
+
+
+@lru_cache(maxsize=1)
+def _centres() -> np.ndarray:
+    """Return the magnitude in the middle of each bin, (BINS,) float64; 0 for the first."""
+    pattern = ((np.arange(BINS, dtype=np.int32) + LOWEST) << SHIFT) + (1 << (SHIFT - 1))
+    pattern[0] = 0
+    return pattern.view(np.float32).astype(np.float64)
+
+
+def _companded(weight: np.ndarray, count: int) -> np.ndarray:
+    """Start near the optimum: levels as dense as the cube root of the density (Panter and Dite 1951)."""
+    centre = _centres()
+    width = np.maximum(centre, centre[1])  # of a bin, but for a factor
+    root = np.cbrt(weight / width) * width
+    reach = np.cumsum(root)
+    return np.interp((np.arange(count) + 0.5) / count * reach[-1], reach, centre)
+
 
 BITS = (1, 2, 3, 4, 8, 16, 32)
 CHUNK = 1 << 16  # values at a time: the arrays of one chunk stay in L2
@@ -44,7 +258,7 @@ def quantize(
     values: np.ndarray,  # (k,) float32, finite
     bits: int,
     bucket: int,
-    loops: ModuleType | None = None,  # `compress.backends.numba_loops`: the same codes
+    loops: ModuleType | None = None,  # `compress.numba_loops`: the same codes
     step: float = 0.0,  # with 8 bits: levels so many root mean squares apart; 0: fitted ones
 ) -> Codes:
     """Quantize values to codes, scales and levels."""
@@ -129,7 +343,7 @@ def widen(scales: np.ndarray) -> np.ndarray:
 class Plan:
     """The quantization of a packet, decided on some of its values."""
 
-    levels: fitted.Levels
+    levels: Levels
     by_largest: bool  # the scale of a bucket is its largest magnitude; otherwise their mean
 
     @property
@@ -165,13 +379,13 @@ def plan(rows: np.ndarray, bits: int, loops: ModuleType | None = None, step: flo
     mean serves them badly.
     """
     if step and bits == 8:
-        return Plan(fitted.even(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=True), step), True)
+        return Plan(even(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=True), step), True)
     level = None
     if bits < 8:
-        level = fitted.fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=False), bits, loops)
+        level = fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=False), bits, loops)
         if level.error <= HEAVY.get(bits, 1.0):
             return Plan(level, False)
-    largest = fitted.fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=True), bits, loops)
+    largest = fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=True), bits, loops)
     if level and largest.error > 0.75 * level.error:
         return Plan(level, False)
     largest.at[-1] = 1.0  # exact for the largest of each bucket
@@ -189,12 +403,12 @@ def _to_levels(values: np.ndarray, how: Plan, bits: int, bucket: int, loops: Mod
         if loops:
             scales[part] = _scale(_magnitudes(values[here], bucket), len(values[here]), how.by_largest)
             inverse, by_bin = _inverse(scales[part]), how.levels.by_bin
-            ranges = fitted.SHIFT, fitted.LOWEST, int(how.levels.beyond.view(np.int32))
+            ranges = SHIFT, LOWEST, int(how.levels.beyond.view(np.int32))
             loops.nearest(values[here], inverse, bucket, by_bin, *ranges, codes[here], outside[part])
         else:
             y, scales[part] = _normalized(values[here], bucket, how.by_largest)
             codes[here] = how.levels.nearest(y.reshape(-1)[: len(values[here])])
-            outside[first + fitted.far(y, how.levels)] = True
+            outside[first + far(y, how.levels)] = True
     outlying = np.flatnonzero(outside) if bits > 1 and not how.by_largest else np.empty(0, np.int64)
     for first in range(0, len(outlying), step):  # once more, with a scale that serves them better
         rows = outlying[first : first + step]
@@ -202,7 +416,7 @@ def _to_levels(values: np.ndarray, how: Plan, bits: int, bucket: int, loops: Mod
         inside = index < k
         y = np.where(inside, np.abs(values.take(index, mode="clip")), np.float32(0))
         y *= _inverse(scales[rows])[:, None]
-        wider = bf16(scales[rows] * fitted.stretch(y, how.levels), up=False)
+        wider = bf16(scales[rows] * stretch(y, how.levels), up=False)
         y *= (scales[rows] / wider)[:, None]
         scales[rows] = wider
         codes[index[inside]] = how.levels.nearest(y)[inside]

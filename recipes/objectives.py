@@ -1,6 +1,9 @@
-"""An objective: a mean over terms, whose sum and number add up over micro-batches and peers.
+"""Objectives, which a run minimizes: a mean over terms, whose sum and number add up over micro-batches and
+peers.
 
-f(x) = sum of losses / terms        terms: trained tokens, or samples
+    f(x) = sum of losses / terms        terms: trained tokens, or samples
+
+The usual one is the cross-entropy of the trained tokens; an extension may have another.
 """
 
 from __future__ import annotations
@@ -8,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from math import log
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recipes.data import Sample, batches
+from recipes.config import Recipe
+from recipes.data import Sample, batches, collate
+from recipes.models import loss_sum
 
 Bounds = tuple[float, float]  # least and greatest mean of a term
 
@@ -87,3 +94,32 @@ def measured(loss: BatchLoss) -> Measured:
     """Read a loss as numbers."""
     figures = () if loss.figures is None else tuple(loss.figures.tolist())
     return Measured(float(loss.sum.detach()), loss.terms, figures)
+
+
+CHANCE = 100.0  # times the loss of a guess: more than any model has that learns
+LARGEST = 2**24  # tokens of a vocabulary that is not known
+
+
+class NextTokens:
+    """The mean loss of a trained token."""
+
+    def bounds(self, vocabulary: int) -> tuple[Bounds, ...]:
+        return ((0.0, CHANCE * log(max(2, vocabulary or LARGEST))),)
+
+    def terms(self, samples: Sequence[Sample]) -> int:
+        return sum(sample.count for sample in samples)
+
+    def loss(self, model: nn.Module, part: Sequence[Sample], device: torch.device) -> BatchLoss:
+        batch = {name: tensor.to(device) for name, tensor in collate(part).items()}
+        return BatchLoss(*loss_sum(model, batch))
+
+    def longest(self, length: int) -> Sample:
+        return Sample(np.zeros(length, np.int32), np.arange(length) > 0)
+
+    def uncounted(self, like: Sample) -> Sample:
+        return Sample(like.tokens[:2], np.zeros(2, bool))
+
+
+def objective_of(recipe: Recipe) -> Objective:
+    """Return what this recipe minimizes."""
+    return recipe.objective.objective() or NextTokens()

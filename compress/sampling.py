@@ -12,24 +12,110 @@ every n rounds each n-th of the vector once, from its first layers to its last.
 
 `Schedule` says which units a round visits without listing them: the permutation can be inverted, so a reader
 that goes through the vector window by window asks for the place of each unit. `Sample` lists the units.
+
+The permutation is evaluated at any index: no table of n numbers is ever made. A Feistel network over the
+domain a x b, a = ceil(sqrt(n)), b = ceil(n / a), with additions modulo a and b in turn (Black and Rogaway
+2002, "generalized Feistel"), repeated where it lands outside 0 .. n-1. Only 64-bit integer arithmetic,
+written with operators alone: NumPy on the host and torch on a device give the same order, on any platform and
+in any version, because no library's random numbers are involved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil
+from typing import Any
 
 import numpy as np
 import torch
 
 from compress.backends import compiled, usable
 from compress.fingerprint import fingerprint_change, fingerprint_tables
+from compress.packet import Update
 from compress.pinned_copy import brought
-from compress.sparse_update import Update
 
-from .permutation import keys, permute, place_of
+WORD = 0xFFFFFFFF
+LONG = 0xFFFFFFFFFFFFFFFF
+STEPS = 6  # three per half: beyond that the pair statistics in the tests no longer change
+
+
+def mix64(x: int) -> int:
+    """Apply splitmix64's finalizer (Steele, Lea, Flood 2014): every output bit depends on every input bit."""
+    x = (x + 0x9E3779B97F4A7C15) & LONG
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & LONG
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & LONG
+    return x ^ (x >> 31)
+
+
+def keys(*numbers: int) -> list[int]:
+    """Derive `STEPS` 32-bit keys from numbers (a seed, a round), each taken modulo 2**64."""
+    state = 0
+    for number in numbers:
+        state = mix64(state ^ (number & LONG))
+    return [mix64(state + step) & WORD for step in range(STEPS)]
+
+
+def mix32(x: Any, key: int) -> Any:
+    """Apply Chris Wellons' lowbias32 to x XOR key. x: int64 array or tensor with values in [0, 2**32)."""
+    x = x ^ key
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & WORD  # the product may wrap at 2**63: its low 32 bits are right all the same
+    x = x ^ (x >> 15)
+    x = (x * 0x846CA68B) & WORD
+    return x ^ (x >> 16)
+
+
+def permute(places: Any, n: int, key: list[int]) -> Any:
+    """Return the unit at each place: a bijection for a fixed n and key.
+
+    places: int64 array or tensor with values in [0, n); n < 2**60.
+    """
+    return _within(n, _walk, places, key)
+
+
+def place_of(units: Any, n: int, key: list[int]) -> Any:
+    """Invert `permute`: return the place of each unit. units: int64 array or tensor, in [0, n)."""
+    return _within(n, _walk_back, units, key)
+
+
+def _within(n: int, walk: Callable[[Any, int, int, list[int]], Any], start: Any, key: list[int]) -> Any:
+    """Walk from each number of `start` until it lands inside 0 .. n - 1."""
+    rows = math.isqrt(n - 1) + 1 if n > 1 else 1
+    columns = -(-n // rows)
+    there = walk(start, rows, columns, key)
+    out = there >= n
+    while out.any():  # a x b exceeds n by less than 2 sqrt(n): few walk twice
+        there[out] = walk(there[out], rows, columns, key)
+        out = there >= n
+    return there
+
+
+def _walk(places: Any, rows: int, columns: int, key: list[int]) -> Any:
+    left, right = places // columns, places % columns
+    for step, k in enumerate(key):
+        if step % 2 == 0:
+            left = left + ((mix32(right, k) * rows) >> 32)  # in [0, 2 rows)
+            left = left - rows * (left >= rows)
+        else:
+            right = right + ((mix32(left, k) * columns) >> 32)
+            right = right - columns * (right >= columns)
+    return left * columns + right
+
+
+def _walk_back(units: Any, rows: int, columns: int, key: list[int]) -> Any:
+    left, right = units // columns, units % columns
+    for step, k in reversed(list(enumerate(key))):
+        if step % 2 == 0:
+            left = left - ((mix32(right, k) * rows) >> 32)  # in (-rows, rows)
+            left = left + rows * (left < 0)
+        else:
+            right = right - ((mix32(left, k) * columns) >> 32)
+            right = right + columns * (right < 0)
+    return left * columns + right
+
 
 UNITS_PER_ROUND = 16  # small vectors get smaller blocks, so that rounds stay even in size
 RANGE = 1 << 12  # elements of a unit, where a sample is one range
@@ -161,9 +247,9 @@ class Sample:
         self._check(y, self.n, "the full vector")
         out = torch.empty(self.m, device=x.device)
         if usable(x.device):
-            from compress.backends.triton import vector_kernels  # imports triton, so only for a GPU
+            from compress import triton_kernels  # imports triton, so only for a GPU
 
-            vector_kernels.difference(x, y, self.units_on(x.device), self.block_size, out)
+            triton_kernels.difference(x, y, self.units_on(x.device), self.block_size, out)
             return out
         if x.device.type == "cpu":
             loops = compiled(self.m)
@@ -204,9 +290,9 @@ class Sample:
             return x
         where = self.coordinates(update.positions.to(x.device))
         if usable(x.device):
-            from compress.backends.triton import vector_kernels
+            from compress import triton_kernels
 
-            vector_kernels.add(x, where, update.values.to(x.device), alpha)
+            triton_kernels.add(x, where, update.values.to(x.device), alpha)
             return x
         return x.index_add_(0, where, update.values.to(x.device), alpha=alpha)
 

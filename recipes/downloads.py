@@ -1,19 +1,158 @@
-"""Fetch from the Hugging Face hub into its cache, push to it, and turn its errors into ours."""
+"""Fetch files from https addresses and the Hugging Face hub, push to it, and turn its errors into ours."""
 
 from __future__ import annotations
 
 import errno
 import shutil
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from fnmatch import fnmatch
+from functools import cache
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from recipes.errors import DataError, HubUnreachable, ModelError
+from yaml import YAMLError
 
-from .remote_code import CODE_FILES
+from recipes.errors import DataError, HubUnreachable, ModelError
+from recipes.foreign_json import parse_json, read_object
+
+TIMEOUT = 30.0  # seconds for a server to answer; for a text, to send all of it
+
+
+class DownloadError(Exception):
+    """The address gave nothing usable."""
+
+
+@contextmanager
+def open_url(url: str) -> Iterator[Any]:
+    """Open an address for reading. Errors, also while it is read: DownloadError."""
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
+            if not answer.url.startswith("https://"):
+                raise DownloadError(f"leads to {answer.url}, which is not https")
+            yield answer
+    except urllib.error.HTTPError as error:
+        raise DownloadError(f"the server answers {error.code} {error.reason}") from error
+    except (urllib.error.URLError, ConnectionError, TimeoutError, HTTPException) as error:
+        why = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise DownloadError(f"cannot be fetched: {why}") from error
+
+
+@cache  # one command reads an address more than once, and must see the same text
+def fetch_text(url: str, most: int) -> bytes:
+    """Fetch a text of at most `most` bytes. Errors: DownloadError."""
+    until, data = time.monotonic() + TIMEOUT, b""
+    with open_url(url) as answer:
+        wanted = int(answer.headers["Content-Length"] or 0)
+        while block := answer.read1(1 << 16):
+            data += block
+            if len(data) > most:
+                raise DownloadError(f"is larger than {most >> 10:,} KiB")
+            if time.monotonic() > until:
+                raise DownloadError(f"has not come within {TIMEOUT:.0f} s")
+        if "text/html" in (answer.headers["Content-Type"] or ""):
+            raise DownloadError("is a page to look at: take the address of the file itself (its `raw` form)")
+    if wanted and len(data) != wanted:
+        raise DownloadError(f"{len(data):,} bytes came, {wanted:,} were announced")
+    return data
+
+
+@dataclass(frozen=True)
+class HubAnswer:
+    """Result of a request to the hub."""
+
+    endpoint: str
+    error: str = ""  # why it did not answer
+    token: bool = False  # this machine has a token
+    user: str = ""  # the token's user; empty without a token, or where it is refused
+    skew: float | None = None  # seconds that this machine's clock is behind
+
+
+OFFLINE = HubAnswer("")
+
+
+def ask_hub(timeout: float) -> HubAnswer:
+    """Ask the hub for the token's user and the time. OFFLINE where HF_HUB_OFFLINE forbids it."""
+    from huggingface_hub import HfApi, constants, get_session, get_token
+
+    if constants.HF_HUB_OFFLINE:
+        return OFFLINE
+    endpoint, token = constants.ENDPOINT, get_token()
+    try:
+        answer = get_session().head(endpoint, timeout=timeout)
+    except Exception as error:  # HTTP library, transports and system each raise their own
+        return HubAnswer(endpoint, error=f"{type(error).__name__}: {error}", token=token is not None)
+    date, user = answer.headers.get("date"), ""
+    skew = parsedate_to_datetime(date).timestamp() - time.time() if date else None
+    if token:
+        with suppress(Exception):  # refused, for whatever reason: `user` stays empty
+            user = str(HfApi().whoami(token).get("name", ""))
+    return HubAnswer(endpoint, token=token is not None, user=user, skew=skew)
+
+
+@dataclass(frozen=True)
+class Licence:
+    """The licence of a model, as its card states it, and whether its repository is gated."""
+
+    name: str = ""  # as the hub spells it: apache-2.0, llama3.1, other; empty: not stated
+    title: str = ""  # of `other`
+    link: str = ""  # of `other`
+    gated: bool | None = False  # each reader has to accept the licence there; None: the hub did not say
+
+    def __str__(self) -> str:
+        return self.title or self.name or "not stated"
+
+
+def licence_of(model: str, revision: str | None) -> Licence:
+    """Look up the licence of a model: on the hub by its id, or in the card of a local folder."""
+    from huggingface_hub import HfApi, metadata_load
+
+    if (folder := Path(model).expanduser()).is_dir():
+        card = folder / "README.md"
+        try:
+            return _stated(metadata_load(card) or {}) if card.is_file() else Licence()
+        except (OSError, ValueError, YAMLError):  # a card that is no card
+            return Licence()
+    try:
+        info = HfApi().model_info(model, revision=revision)
+    except Exception:  # any of the hub's errors: a fetch tells it, or the cache has the model
+        return Licence(gated=None)
+    stated: dict[str, Any] = vars(info.card_data) if info.card_data else {}
+    return _stated(stated, bool(info.gated))
+
+
+def _stated(card: Mapping[str, Any], gated: bool = False) -> Licence:
+    names = ("license", "license_name", "license_link")
+    name, title, link = (str(card.get(key) or "") for key in names)
+    return Licence(name, title, link, gated)
+
+
+def hub_cache() -> str:
+    """Folder of the hub's cache."""
+    from huggingface_hub import constants
+
+    return constants.HF_HUB_CACHE
+
+
+def gated_models(models: Sequence[str]) -> Iterator[str]:
+    """Yield the hub models whose licence has not been accepted for this machine's token."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError
+
+    for name in models:
+        try:
+            HfApi().auth_check(name)
+        except GatedRepoError:
+            yield name
+        except Exception:  # missing, renamed, no answer: a launch reports it
+            continue
+
 
 DISK_RESERVE = 256 << 20  # bytes that stay free on the disk
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
@@ -264,3 +403,46 @@ def _pushing(name: str) -> Iterator[None]:
         if not is_hub_outage(error):
             raise
         raise HubUnreachable(f"the hub did not answer for {name}: {error}") from error
+
+
+CODE_FILES = "[!_.]*.py"  # in a folder; transformers makes an __init__.py of its own
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError)
+
+
+def from_pretrained_options(folder: Path, code: bool) -> dict[str, bool]:
+    """Options for loading from `folder`: no network, and the folder's own code only if `code`.
+
+    Errors: ModelError where such code is needed and not allowed, or lies in another repository: a file
+    outside the folder has no hash that peers could compare.
+    """
+    classes: dict[str, str] = {}
+    for name in ("config.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            classes |= _auto_map(folder / name)
+    elsewhere = sorted({each.partition("--")[0] for each in classes.values() if "--" in each})
+    if code and elsewhere:
+        hint = "(hint: copy its .py files beside config.json, and take the name out of `auto_map`)"
+        raise ModelError(f"{folder}: its code lies in another repository, {elsewhere[0]} {hint}")
+    if not code and (own := classes.get("AutoConfig")) is not None and not _known(folder):
+        hint = "(hint: model.trust_remote_code=true, and --trust-remote-code on each machine that trusts it)"
+        raise ModelError(
+            f"{folder}: transformers has no such model; it comes with code of its own, {own} {hint}"
+        )
+    return {"local_files_only": True, "trust_remote_code": code}
+
+
+def _auto_map(file: Path) -> dict[str, str]:
+    """Read `auto_map` of a config: Auto class -> file.Class."""
+    try:
+        found = parse_json(file.read_bytes())["auto_map"].items()
+    except UNREADABLE:  # there is none, or transformers will report the error
+        return {}
+    named = ((key, value) for key, each in found for value in (each if isinstance(each, list) else [each]))
+    return {str(key): value for key, value in named if isinstance(value, str)}
+
+
+def _known(folder: Path) -> bool:
+    """True where transformers itself has a class for this type of model."""
+    from transformers import CONFIG_MAPPING
+
+    return read_object(folder / "config.json").get("model_type") in CONFIG_MAPPING

@@ -36,10 +36,10 @@ def _tried(index: int) -> str | None:
         return "Triton is not installed"
     device = torch.device("cuda", index)
     try:
-        from .triton import vector_kernels
+        from compress import triton_kernels
 
         x, at = torch.zeros(2, device=device), torch.ones(1, dtype=torch.int64, device=device)
-        vector_kernels.add(x, at, torch.ones(1, device=device), 1)
+        triton_kernels.add(x, at, torch.ones(1, device=device), 1)
         return None if x.tolist() == [0.0, 1.0] else "a kernel of Triton gave a wrong result"
     except torch.OutOfMemoryError:
         raise
@@ -55,7 +55,7 @@ def compiled(size: int) -> ModuleType | None:
 @lru_cache(maxsize=1)
 def _compiled() -> ModuleType | None:
     try:
-        from . import numba_loops
+        from compress import numba_loops
     except ImportError:  # no numba for this Python or platform: NumPy gives the same bytes, later
         return None
     return numba_loops

@@ -1,6 +1,6 @@
 """The loops over elements on the host, compiled by numba: one pass where NumPy takes several.
 
-Each function stands beside a slow one that defines it (`topk`, `quantizer`, `index_coding`, `schedule`) and
+Each function stands beside a slow one that defines it (`topk`, `quantization`, `coding`, `sampling`) and
 gives the same bits: integers, or floating-point operations that round once, in the same order. Whatever
 depends on the order of a sum (means, the fit of the levels) stays with NumPy.
 
@@ -19,7 +19,7 @@ import numba.extending
 import numpy as np
 from llvmlite import ir
 
-from compress.selection import topk
+from compress import topk
 
 MAGNITUDE = np.int32(0x7FFFFFFF)
 WORD = np.uint64(64)  # elements whose comparisons make one word
@@ -176,14 +176,14 @@ def nearest(
     values: np.ndarray,  # (k,) float32
     inverse: np.ndarray,  # (rows,) float32: one over the scale of each bucket
     bucket: int,
-    by_bin: np.ndarray,  # (bins,) uint8, as in `levels.Levels`
-    shift: int,  # `levels.SHIFT`
-    lowest: int,  # `levels.LOWEST`
+    by_bin: np.ndarray,  # (bins,) uint8, as in `quantization.Levels`
+    shift: int,  # `quantization.SHIFT`
+    lowest: int,  # `quantization.LOWEST`
     beyond: int,  # pattern of `Levels.beyond`; those of positive numbers are ordered like the numbers
     codes: np.ndarray,  # (k,) uint8: gets the number of the nearest level
     far: np.ndarray,  # (rows,) bool: gets whether the bucket holds an outlier
 ) -> None:
-    """Compute `Levels.nearest` and `levels.far` in one pass over the values."""
+    """Compute `Levels.nearest` and `far` in one pass over the values."""
     highest = np.int32(len(by_bin) - 1)
     numbers = np.empty(bucket, np.int32)
     for row in range(len(inverse)):
@@ -201,7 +201,7 @@ def nearest(
 
 @loop
 def join(codes: np.ndarray, values: np.ndarray, width: int, out: np.ndarray) -> None:
-    """Pack signs and level numbers of 2 or 4 bits as `quantizer._join`. out: zeros, as long as the result."""
+    """Pack signs and level numbers of 2 or 4 bits as `quantization._join`. out: zeros."""
     each = 8 // width
     whole = len(codes) // 2 * 2 if width == 4 else 0
     for i in range(whole // 2):
@@ -265,7 +265,7 @@ def strides(gaps: np.ndarray, stride: int, far: np.ndarray, longer: np.ndarray, 
 
 @loop
 def squares(
-    packed: np.ndarray,  # codes, as in `quantize.Codes`: `count` of `width` bits, a bucket begins with a byte
+    packed: np.ndarray,  # codes, as in `Codes`: `count` of `width` bits, a bucket begins with a byte
     count: int,
     width: int,
     bucket: int,

@@ -23,14 +23,14 @@ from transport.protocol import messages
 
 CEILINGS = {
     "lines with code, heart": 30_441,
-    "lines with code, extensions": 14_963,
+    "lines with code, extensions": 14_733,
     "lines with code, scripts": 9857,
-    "lines with code, tests": 43_878,
-    "modules": 431,
+    "lines with code, tests": 43_863,
+    "modules": 409,
     "recipe keys": 110,
     "options": 195,
     "messages": 37,
-    "words of documents": 69_698,
+    "words of documents": 69_623,
     "functions without a docstring, %": 22,
 }
 

@@ -39,20 +39,9 @@ PAGE = 1 << 12
 
 # The methods of FsdpWorker that a peer calls over a pipe: a request is a name and the method's keywords
 REQUESTS = {
-    *(
-        "load",
-        "restore",
-        "zero",
-        "attempt",
-        "backward",
-        "partly",
-        "clip",
-        "step",
-        "use_global_model",
-        "score",
-    ),
-    *("score", "use_local_model", "add", "distance", "states", "expect", "take", "read", "write", "noise_state"),
-    "bytes",
+    *("load", "restore", "zero", "attempt", "backward", "partly", "clip", "step", "use_global_model"),
+    *("score", "use_local_model", "add", "distance", "states", "expect", "take", "read", "write"),
+    *("noise_state", "bytes"),
 }
 
 

@@ -12,6 +12,7 @@ asked for, so that a set of any length takes little memory:
 from __future__ import annotations
 
 import hashlib
+import io
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -49,6 +50,9 @@ class SampleLimits:
         width = 2 if self.vocabulary <= 1 << 16 else 4
         fixed = 4 + 4 * self.documents + width * self.tokens
         return HEADER.size + count * fixed + (count * self.tokens + 7) // 8
+
+
+UNBOUNDED = SampleLimits(tokens=1 << 62, documents=1 << 62)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,60 +124,6 @@ def pack_samples(samples: Sequence[Sample]) -> bytes:
     header = HEADER.pack(MAGIC, width, MASK * masked | DOCUMENTS * several, len(samples))
     parts = [header, counts.tobytes(), lengths.tobytes(), tokens.astype(f"<u{width}").tobytes(), bytes(mask)]
     return b"".join(parts)
-
-
-def unpack_samples(data: bytes, vocabulary: int | None = None, longest: int | None = None) -> list[Sample]:
-    """Deserialize samples that came from a socket: everything is checked.
-
-    Errors: ForeignSamples for bytes that `pack_samples` does not write, a token outside `vocabulary`, or a
-    sample of more than `longest` tokens.
-    """
-    if len(data) < HEADER.size:
-        raise ForeignSamples(f"samples of {len(data)} bytes, the header alone has {HEADER.size}")
-    magic, width, flags, count = HEADER.unpack_from(data)
-    if magic != MAGIC or width not in (2, 4) or flags & ~(MASK | DOCUMENTS):
-        raise ForeignSamples("these bytes are no packed samples")
-    body, documents = memoryview(data)[HEADER.size :], count
-    if flags & DOCUMENTS:
-        counts, body = _lengths(body, count, data), body[4 * count :]  # documents of each sample
-        documents = int(counts.sum())
-    lengths, body = _lengths(body, documents, data), body[4 * documents :]
-    total = int(lengths.sum())
-    wanted = width * total + ((total + 7) // 8 if flags & MASK else 0)
-    if len(body) != wanted:
-        raise ForeignSamples(f"samples of {len(data)} bytes, expected {len(data) - len(body) + wanted}")
-    if not count:
-        return []
-    tokens = np.frombuffer(body[: width * total], dtype=f"<u{width}").astype(np.int64)
-    limit = vocabulary if vocabulary is not None else 1 << 31
-    if tokens.max() >= limit:
-        raise ForeignSamples(f"token {tokens.max()} in a vocabulary of {limit}")
-    firsts = np.cumsum(lengths) - lengths
-    trained = np.ones(total, dtype=bool)
-    if flags & MASK:
-        bits = np.frombuffer(body[width * total :], dtype=np.uint8)
-        trained = np.unpackbits(bits, count=total, bitorder="little").astype(bool)
-        if trained[firsts].any():
-            raise ForeignSamples("the first token of a document cannot be trained: nothing predicts it")
-    trained[firsts] = False
-    starts = np.cumsum(counts) - counts if flags & DOCUMENTS else np.arange(count)
-    # lengths, then first token, of each sample
-    owns, cuts = np.split(lengths, starts[1:]), firsts[starts[1:]]
-    most = int(np.diff(np.append(cuts, total), prepend=0).max())
-    if longest is not None and most > longest:
-        raise ForeignSamples(f"a sample of {most:,} tokens, this run has at most {longest:,}")
-    sequences = zip(np.split(tokens.astype(np.int32), cuts), np.split(trained, cuts), owns, strict=True)
-    return [Sample(t, m, tuple(own.tolist()) if len(own) > 1 else ()) for t, m, own in sequences]
-
-
-def _lengths(body: memoryview, count: int, data: bytes) -> np.ndarray:
-    """Read `count` positive uint32 from `body`: (count,) int64."""
-    if len(body) < 4 * count:
-        raise ForeignSamples(f"samples of {len(data)} bytes, too short for {count} lengths")
-    numbers = np.frombuffer(body[: 4 * count], dtype="<u4").astype(np.int64)
-    if count and numbers.min() < 1:
-        raise ForeignSamples("a sample of no tokens among packed samples")
-    return numbers
 
 
 def collate(samples: Sequence[Sample], pad: int = 0) -> dict[str, Tensor]:
@@ -342,3 +292,8 @@ def numbers(file: BinaryIO, count: int) -> Iterator[np.ndarray]:
         if some.min() < 1:
             raise ForeignSamples("a sample of no tokens among packed samples")
         yield some
+
+
+def unpack_samples(data: bytes, limits: SampleLimits = UNBOUNDED) -> list[Sample]:
+    """Deserialize samples that came from a socket. Raises ForeignSamples as `StoredSamples` does."""
+    return list(StoredSamples(io.BytesIO(data), limits))

@@ -498,8 +498,7 @@ def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gra
 def leased(peer: Peer, packed: bytes, count: int) -> list[Sample]:
     """Unpack samples that the hub has sent. Raises ForeignSamples where they are not so many, or of other
     lengths than the run's."""
-    limits = SampleLimits.of(peer.recipe, peer.vocabulary)
-    samples = unpack_samples(packed, peer.vocabulary, limits.tokens)
+    samples = unpack_samples(packed, SampleLimits.of(peer.recipe, peer.vocabulary))
     if len(samples) != count:
         raise ForeignSamples(f"{len(samples):,} samples came, {count:,} were announced")
     return samples

@@ -35,6 +35,11 @@ import numpy as np
 
 from compress.errors import PacketError
 
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
 
 def pack(numbers: np.ndarray, width: int) -> np.ndarray:
     """Pack (k,) unsigned integers below 2**width to (ceil(k * width / 8),) uint8. Widths 1, 2, 4 and 8 are
@@ -82,11 +87,6 @@ def lookup(table: np.ndarray, data: np.ndarray, width: int) -> np.ndarray:
     each = (np.arange(256)[:, None] >> shifts) & ((1 << width) - 1)  # (256, 8 / width)
     return table[each].take(data, axis=0).reshape(-1)
 
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 STORED, ZSTD, LZ4 = 0, 1, 2
 WORTH = 0.98  # a section that does not shrink by 2 % is stored: it decodes for free
@@ -137,9 +137,9 @@ def expand(section: Section) -> bytes | memoryview:
             raw: bytes | memoryview = section.data
         elif section.codec == ZSTD:
             ZstdFrame.of(section)
-            unpack = zstd_decoder()
-            raw = unpack.decompress(section.data, section.raw + 1)  # one more, for the frame to end
-            if not unpack.eof:
+            decoder = zstd_decoder()
+            raw = decoder.decompress(section.data, section.raw + 1)  # one more, for the frame to end
+            if not decoder.eof:
                 raise PacketError(f"a zstd section of {len(section.data)} bytes ends early")
         elif section.codec == LZ4:
             raw = lz4.block.decompress(section.data, uncompressed_size=section.raw)
@@ -296,19 +296,19 @@ def _expanded(section: Section) -> Iterator[bytes | bytearray | memoryview]:
 
 def _from_zstd(section: Section) -> Iterator[bytes]:
     """Decompress one frame block by block (RFC 8878, 3.1.1): given more, a decoder may expand it all."""
-    unpack = zstd_decoder()
+    decoder = zstd_decoder()
     at, last = ZstdFrame.of(section).length, False
-    yield unpack.decompress(bytes(section.data[:at]))
+    yield decoder.decompress(bytes(section.data[:at]))
     while not last:
         head = int.from_bytes(bytes(section.data[at : at + 3]), "little")
         last, size = bool(head & 1), 1 if head >> 1 & 3 == 1 else head >> 3  # kind 1: one byte, repeated
         if size > BLOCK or at + 3 + size > len(section.data):
             raise PacketError(f"a block of {size} bytes in a zstd section of {len(section.data)}")
-        yield unpack.decompress(bytes(section.data[at : at + 3 + size]))
+        yield decoder.decompress(bytes(section.data[at : at + 3 + size]))
         at += 3 + size
-    if not unpack.eof:  # its checksum
-        yield unpack.decompress(bytes(section.data[at : at + 4]))
-    if not unpack.eof:
+    if not decoder.eof:  # its checksum
+        yield decoder.decompress(bytes(section.data[at : at + 4]))
+    if not decoder.eof:
         raise PacketError(f"a zstd section of {len(section.data)} bytes ends early")
 
 

@@ -350,15 +350,8 @@ class PackedUpdate:
 
     @property
     def nbytes(self) -> int:
-        parts = (
-            self.gaps,
-            self.far,
-            self.longer,
-            self.before,
-            self.codes.packed,
-            self.codes.scales,
-            self.scales,
-        )
+        codes = self.codes.packed, self.codes.scales, self.scales
+        parts = (self.gaps, self.far, self.longer, self.before, *codes)
         return sum(part.nbytes for part in parts)
 
     def norm(self) -> float:

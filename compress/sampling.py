@@ -23,10 +23,9 @@ in any version, because no library's random numbers are involved.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import ceil
 from typing import Any
 
 import numpy as np
@@ -73,48 +72,43 @@ def permute(places: Any, n: int, key: list[int]) -> Any:
 
     places: int64 array or tensor with values in [0, n); n < 2**60.
     """
-    return _within(n, _walk, places, key)
+    return _within(n, places, list(enumerate(key)), 1)
 
 
 def place_of(units: Any, n: int, key: list[int]) -> Any:
     """Invert `permute`: return the place of each unit. units: int64 array or tensor, in [0, n)."""
-    return _within(n, _walk_back, units, key)
+    return _within(n, units, list(enumerate(key))[::-1], -1)
 
 
-def _within(n: int, walk: Callable[[Any, int, int, list[int]], Any], start: Any, key: list[int]) -> Any:
+def _within(n: int, start: Any, steps: list[tuple[int, int]], sign: int) -> Any:
     """Walk from each number of `start` until it lands inside 0 .. n - 1."""
     rows = math.isqrt(n - 1) + 1 if n > 1 else 1
     columns = -(-n // rows)
-    there = walk(start, rows, columns, key)
+    there = _walk(start, rows, columns, steps, sign)
     out = there >= n
     while out.any():  # a x b exceeds n by less than 2 sqrt(n): few walk twice
-        there[out] = walk(there[out], rows, columns, key)
+        there[out] = _walk(there[out], rows, columns, steps, sign)
         out = there >= n
     return there
 
 
-def _walk(places: Any, rows: int, columns: int, key: list[int]) -> Any:
-    left, right = places // columns, places % columns
-    for step, k in enumerate(key):
+def _walk(at: Any, rows: int, columns: int, steps: list[tuple[int, int]], sign: int) -> Any:
+    left, right = at // columns, at % columns
+    for step, k in steps:
         if step % 2 == 0:
-            left = left + ((mix32(right, k) * rows) >> 32)  # in [0, 2 rows)
-            left = left - rows * (left >= rows)
+            left = _turned(left, (mix32(right, k) * rows) >> 32, rows, sign)
         else:
-            right = right + ((mix32(left, k) * columns) >> 32)
-            right = right - columns * (right >= columns)
+            right = _turned(right, (mix32(left, k) * columns) >> 32, columns, sign)
     return left * columns + right
 
 
-def _walk_back(units: Any, rows: int, columns: int, key: list[int]) -> Any:
-    left, right = units // columns, units % columns
-    for step, k in reversed(list(enumerate(key))):
-        if step % 2 == 0:
-            left = left - ((mix32(right, k) * rows) >> 32)  # in (-rows, rows)
-            left = left + rows * (left < 0)
-        else:
-            right = right - ((mix32(left, k) * columns) >> 32)
-            right = right + columns * (right < 0)
-    return left * columns + right
+def _turned(at: Any, by: Any, size: int, sign: int) -> Any:
+    """Turn places on a ring of this size, forwards or (-1) back; at and by: in [0, size)."""
+    if sign > 0:
+        at = at + by  # in [0, 2 size)
+        return at - size * (at >= size)
+    at = at - by  # in (-size, size)
+    return at + size * (at < 0)
 
 
 UNITS_PER_ROUND = 16  # small vectors get smaller blocks, so that rounds stay even in size
@@ -198,7 +192,7 @@ def schedule(
 def most_sampled(n: int, random_ratio: float, block_size: int) -> int:
     """Return the most of n coordinates that a round visits, whatever its number."""
     share, block_size = _units(n, random_ratio, block_size)
-    return min(n, ceil(share * -(-n // block_size)) * block_size)
+    return min(n, math.ceil(share * -(-n // block_size)) * block_size)
 
 
 def _units(n: int, random_ratio: float, block_size: int) -> tuple[Fraction, int]:

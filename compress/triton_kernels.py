@@ -19,16 +19,15 @@ import triton.language as tl
 
 from compress import coding, topk
 from compress import quantization as host
-from compress.coding import (
-    GAPS,
-    EncodedPositions,
-    bytes_and_escapes,
-    encode_gap_bytes,
-    encode_positions,
-    in_gap_bytes,
-)
+from compress.coding import GAPS, EncodedPositions, bytes_and_escapes
 from compress.errors import NonFiniteError, PacketError
 from compress.pinned_copy import array_brought
+
+BLOCK = 1024  # elements of a program
+WIDE = 4096  # likewise, in a selection
+AT_ONCE = 1024  # values of a program that quantizes, where buckets are no longer
+LONGEST = 4096  # bucket: beyond, a program would need more registers than there are
+SPARE = 1 << 16  # elements of room beyond an eighth more than are wanted
 
 
 def launch(kernel: Any, blocks: int, first: torch.Tensor, *arguments: Any, **options: Any) -> None:
@@ -68,11 +67,6 @@ def _add(x, at, values, k, alpha, BLOCK: tl.constexpr):
     where = tl.load(at + j, mask=inside, other=0)
     moved = tl.load(x + where, mask=inside) + alpha * tl.load(values + j, mask=inside)
     tl.store(x + where, moved, mask=inside)
-
-
-AT_ONCE = 1024  # values of a program, where buckets are no longer
-LONGEST = 4096  # bucket: beyond, a program would need more registers than there are
-BLOCK = 1024  # elements of a program
 
 
 def takes(bits: int, bucket: int) -> bool:
@@ -223,10 +217,6 @@ def _dequantize(packed, table, scales, out, k, before, bucket, BITS: tl.constexp
     tl.store(out + j, level * scale, mask=inside)
 
 
-WIDE = 4096  # elements of a program
-SPARE = 1 << 16  # elements of room beyond an eighth more than are wanted
-
-
 @dataclass(frozen=True)
 class Selected:
     """The result of top-k, on the device: values[j] stands at positions[j]."""
@@ -283,8 +273,8 @@ class CodedPositions:
     def read(self, *parts: np.ndarray) -> EncodedPositions:
         """Encode them from the bytes of the parts, as the host does."""
         if len(parts) == 1:
-            return encode_positions(parts[0].view(np.int64), self.m)
-        return encode_gap_bytes(parts[1][: int(parts[0].view(np.int64)[0])])
+            return coding.encode_positions(parts[0].view(np.int64), self.m)
+        return coding.encode_gap_bytes(parts[1][: int(parts[0].view(np.int64)[0])])
 
 
 def coded(positions: torch.Tensor, m: int) -> CodedPositions:
@@ -293,7 +283,7 @@ def coded(positions: torch.Tensor, m: int) -> CodedPositions:
     255 is for 255 skipped and more to come. How many bytes there are is in front of them; the rest of them
     has no meaning.
     """
-    if not in_gap_bytes(len(positions), m):
+    if not coding.in_gap_bytes(len(positions), m):
         return CodedPositions(m, (positions,))
     k, blocks = len(positions), triton.cdiv(len(positions), WIDE)
     counts = torch.empty(blocks, dtype=torch.int64, device=positions.device)
@@ -387,19 +377,8 @@ def _gathered(
     patterns = torch.zeros(room, dtype=torch.int32, device=bits.device)
     blocks = starts.shape[1]
     launch(
-        _gather,
-        blocks,
-        bits,
-        len(bits),
-        threshold,
-        starts,
-        blocks,
-        quota,
-        positions,
-        patterns,
-        room,
-        WIDE,
-    )
+        _gather, blocks, bits, len(bits), threshold, starts, blocks, quota, positions, patterns, room, WIDE
+    )  # fmt: skip
     return positions, patterns
 
 

@@ -62,10 +62,10 @@ TESTS_PAST_A_FRONT = {
     "fuzzing/transport_targets.py": "transport.hub.reader_thread transport.ledger.packet_log "
     "transport.peer.connection_manager transport.peer.peer_state transport.protocol.message_codec "
     "transport.wire.zeromq_sockets",
-    "recipes/data/test_packing.py": "recipes.models.base_model recipes.models.sliced_loss",
+    "recipes/data/test_packing.py": "recipes.models.base_model recipes.models.causal_lm",
     "recipes/planning/test_step_cost.py": "transport.scheduling.step_ladder",
-    "recipes/test_foreign_json.py": "recipes.config.document recipes.data.conversations recipes.models.lora "
-    "recipes.staged_peer.ring_request",
+    "recipes/test_foreign_json.py": "recipes.config.document recipes.data.conversations "
+    "recipes.models.trainable recipes.staged_peer.ring_request",
     "transport/attacks.py": "transport.wire.zeromq_sockets",
     "transport/hub/test_object_access.py": "transport.aggregators.shard_aggregation "
     "transport.peer.size_bounds transport.transfer.object_store",

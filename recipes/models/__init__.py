@@ -1,6 +1,5 @@
 """Causal language models: base, LoRA, loading, export, model card."""
 
-from .adapter_merge import AdapterVector, convert_dtype, write_merged
 from .base_model import (
     BUILTIN_MODELS,
     Base,
@@ -23,21 +22,31 @@ from .base_model import (
     vocabulary_of,
     width_of,
 )
-from .causal_lm import TextGenerator, load_model, open_vector
-from .lora import add_adapters, base_parameter_name
-from .model_card import RunSummary, package_versions, render_card
-from .sliced_loss import (
+from .causal_lm import (
     causal_model,
     check_packing_isolation,
     decoder_inputs,
+    load_model,
     loss_sum,
+    open_vector,
     replaced_forward,
     token_losses,
 )
+from .finished_model import (
+    AdapterVector,
+    RunSummary,
+    TextGenerator,
+    convert_dtype,
+    package_versions,
+    render_card,
+    write_merged,
+)
 from .trainable import (
     ParameterFiller,
+    add_adapters,
     autocast_dtype,
     available_attention,
+    base_parameter_name,
     build_on_meta,
     check_trainable,
     count_trainable,

@@ -31,7 +31,7 @@ from recipes.foreign_json import (
     read_object,
 )
 from recipes.models import base_manifest, context_of
-from recipes.models.lora import adapter_base
+from recipes.models.trainable import adapter_base
 from recipes.pipeline import StageMessage
 from recipes.staged_peer.ring_request import HEAD, request_of
 from recipes.weight_files import model_config_files, open_tensors, read_header

@@ -16,7 +16,7 @@ from recipes.data.tokenization import TokenizedDocument, make_samples
 from recipes.errors import ModelError
 from recipes.models import BUILTIN_MODELS, check_fit, check_packing_isolation, loss_sum, open_tokenizer
 from recipes.models.base_model import UNISOLATED_MODEL_TYPES
-from recipes.models.sliced_loss import isolates_documents, logits_of
+from recipes.models.causal_lm import isolates_documents, logits_of
 from recipes.training import build_peer
 
 KEPT_APART = [

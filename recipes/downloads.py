@@ -168,23 +168,24 @@ NO_ANSWER = {
     "TransportError",
 }
 
+TOKENIZER = (
+    "tokenizer*.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+COMPANIONS = ("config.json", "generation_config.json", *TOKENIZER)  # files beside a model's weights
 # files of a folder that are pushed; a run's folder has its ledger and its base below it
 PUSHED_FILES = (
     "README.md",
     "model.safetensors",
     "adapter_model.safetensors",
-    "config.json",
-    "generation_config.json",
     "adapter_config.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "chat_template.jinja",
+    *COMPANIONS,
 )
 TOKEN_HINT = "(hint: `hf auth login`, or HF_TOKEN with a token that may write)"
 

@@ -34,17 +34,10 @@ class HostMemory:
     free: int  # what more can be had; the system's file cache counts as free
 
 
-@dataclass(frozen=True)
-class CgroupFiles:
-    """The names of a controller's files in one version of cgroups."""
-
-    limit: str
-    used: str
-    cache: str  # line of memory.stat: the file cache that can go
-
-
-V1 = CgroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-V2 = CgroupFiles("memory.max", "memory.current", "inactive_file")
+CGROUPS = (  # controller, files of its limit and of its use, line of memory.stat: file cache that can go
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),  # version 1
+    ("", "memory.max", "memory.current", "inactive_file"),
+)
 
 
 def host_memory(mount: Path = MOUNT, own: Path = OWN) -> HostMemory:
@@ -56,11 +49,11 @@ def host_memory(mount: Path = MOUNT, own: Path = OWN) -> HostMemory:
     """
     machine = psutil.virtual_memory()
     total, free = machine.total, machine.available
-    for controller, files in (("memory", V1), ("", V2)):
+    for controller, most, use, cache in CGROUPS:
         for group in groups(controller, mount, own):
-            limit = number_in(group / files.limit)
+            limit = number_in(group / most)
             if limit is not None:
-                used = (number_in(group / files.used) or 0) - cached_in(group / "memory.stat", files.cache)
+                used = (number_in(group / use) or 0) - cached_in(group / "memory.stat", cache)
                 total, free = min(total, limit), min(free, limit - used)
     return HostMemory(total, max(0, free))
 

@@ -68,14 +68,6 @@ def shuffled_order(count: int, seed: int, epoch: int, shuffle: bool = True, part
 
 
 @dataclass(frozen=True)
-class Draw:
-    """The draw of a position."""
-
-    part: int  # number of the data set
-    place: int  # how many draws of this data set came before
-
-
-@dataclass(frozen=True)
 class Mixture:
     """Data sets mixed in proportion to their weights.
 
@@ -86,11 +78,12 @@ class Mixture:
     weights: tuple[float, ...]
     seed: int
 
-    def draw(self, position: int) -> Draw:
+    def draw(self, position: int) -> tuple[int, int]:
+        """Return the number of the data set of a position, and how many draws of it came before."""
         block, offset = divmod(position, BLOCK)
         parts = deal_block(self.weights, self.seed, block)
         part = int(parts[offset])
-        return Draw(part, self.before(block * BLOCK)[part] + int((parts[:offset] == part).sum()))
+        return part, self.before(block * BLOCK)[part] + int((parts[:offset] == part).sum())
 
     def before(self, position: int) -> list[int]:
         """Count the draws from each data set among the first `position` positions (whole blocks).
@@ -339,9 +332,9 @@ class StreamedCorpus(SampleSource):
     def sample(self, position: int) -> Sample:
         if not 0 <= position < self.total:
             raise IndexError(f"position {position} of a run of {self.total} samples")
-        draw = self.mixture.draw(position)
+        part, place = self.mixture.draw(position)
         with self.lock:
-            return self.parts[draw.part].sample(draw.place)
+            return self.parts[part].sample(place)
 
     def digest(self) -> str:
         """sha256, hex, of the held-out samples and of each data set's first chunk; later chunks are compared
@@ -388,11 +381,10 @@ class Corpus(SampleSource):
         if self.mixture is None:
             epoch, place = divmod(position, len(self.samples))
             return int(_order(len(self.samples), self.seed, epoch, self.shuffle)[place])
-        draw = self.mixture.draw(position)
-        size = self.sizes[draw.part]
-        epoch, place = divmod(draw.place, size)
-        order = _order(size, self.seed, epoch, self.shuffle, draw.part + 1)
-        return sum(self.sizes[: draw.part]) + int(order[place])
+        part, passed = self.mixture.draw(position)
+        epoch, place = divmod(passed, self.sizes[part])
+        order = _order(self.sizes[part], self.seed, epoch, self.shuffle, part + 1)
+        return sum(self.sizes[:part]) + int(order[place])
 
     def sample(self, position: int) -> Sample:
         return self.samples[self.sample_id(position)]

@@ -130,10 +130,7 @@ class RowTokenizer:
 
     def ids(self, texts: list[str]) -> list[list[int]]:
         """Tokenize texts, with the special tokens that the tokenizer adds."""
-        options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
-        untyped: Any = self.tokenizer
-        found: list[list[int]] = untyped(texts, **options)["input_ids"]
-        return found
+        return self.encoded(texts, add_special_tokens=True)["input_ids"]
 
     def ended(self, ids: list[int]) -> list[int]:
         """Append the eos token, as TRL does."""
@@ -142,14 +139,12 @@ class RowTokenizer:
 
     def _texts(self, texts: list[str]) -> list[TokenizedDocument]:
         """Tokenize texts; an empty text becomes no token, not even eos."""
-        ended = zip(texts, self.ids(texts) if texts else [], strict=True)
+        ended = zip(texts, self.ids(texts), strict=True)
         return [_all_trained(self.ended(ids) if text.strip() else []) for text, ids in ended]
 
     def _pairs(self, pairs: list[tuple[str, str]]) -> list[TokenizedDocument]:
         """Tokenize prompt and completion as one text, and mask the prompt's tokens. Where the last token of
         the prompt merged with the completion, the merged token is trained: the model must write it first."""
-        if not pairs:
-            return []
         prompts = self.ids([prompt for prompt, _ in pairs])
         wholes = self.ids([prompt + completion for prompt, completion in pairs])
         encoded = []
@@ -237,15 +232,15 @@ class RowTokenizer:
         wanted = self.data.assistant_only_loss
         return self.row_type == "chat" if wanted is None else wanted
 
-    def encoded(self, texts: list[str], **options: bool) -> dict[str, list[Any]]:
-        """Tokenize rendered texts, which have their special tokens."""
+    def encoded(
+        self, texts: list[str], add_special_tokens: bool = False, **options: bool
+    ) -> dict[str, list[Any]]:
+        """Tokenize texts: rendered ones have their special tokens."""
+        if not texts:
+            return {"input_ids": [], "offset_mapping": []}
         options |= {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
         untyped: Any = self.tokenizer
-        return (
-            dict(untyped(texts, add_special_tokens=False, **options))
-            if texts
-            else {"input_ids": [], "offset_mapping": []}
-        )
+        return dict(untyped(texts, add_special_tokens=add_special_tokens, **options))
 
 
 def make_row_tokenizer(

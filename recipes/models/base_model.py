@@ -28,6 +28,8 @@ from torch import Tensor
 from recipes.config import Dataset, Model, Recipe, is_hub_id, looks_like_path
 from recipes.downloads import (
     CODE_FILES,
+    COMPANIONS,
+    TOKENIZER,
     Licence,
     Progress,
     dataset_commit,
@@ -56,17 +58,6 @@ if TYPE_CHECKING:
 
 WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
 BINS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")  # converted to safetensors
-TOKENIZER = (
-    "tokenizer*.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-)
-COMPANIONS = ("config.json", "generation_config.json", *TOKENIZER)
 AS_SAFETENSORS = "the same model as safetensors, from somebody you trust"
 HASH_BLOCK = 1 << 20  # bytes under one hash (transport.transfer has the same)
 

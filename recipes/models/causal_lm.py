@@ -21,7 +21,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from recipes.config import Model
 from recipes.downloads import from_pretrained_options
 from recipes.errors import MissingPackage, ModelError
 from recipes.hardware import half_precision
@@ -48,29 +48,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@dataclass(frozen=True)
-class Quantized:
-    """Quantization of a frozen base by bitsandbytes."""
-
-    four_bits: bool  # else 8
-    double: bool = False  # scales of 4 bits are quantized too
-
-    def config(self, compute_dtype: torch.dtype) -> Any:
-        """Build transformers' BitsAndBytesConfig. Errors: MissingPackage."""
-        if find_spec("bitsandbytes") is None:
-            raise MissingPackage(
-                "a base in 8 or 4 bits needs bitsandbytes, which is not installed", "bitsandbytes"
-            )
-        from transformers import BitsAndBytesConfig
-
-        untyped: Any = BitsAndBytesConfig
-        return untyped(
-            load_in_4bit=self.four_bits,
-            load_in_8bit=not self.four_bits,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=self.double,
-            bnb_4bit_compute_dtype=compute_dtype,
+def quantization(model: Model, compute_dtype: torch.dtype) -> Any:
+    """Build transformers' BitsAndBytesConfig of a frozen base in 8 or 4 bits. Errors: MissingPackage."""
+    if find_spec("bitsandbytes") is None:
+        raise MissingPackage(
+            "a base in 8 or 4 bits needs bitsandbytes, which is not installed", "bitsandbytes"
         )
+    from transformers import BitsAndBytesConfig
+
+    untyped: Any = BitsAndBytesConfig
+    return untyped(
+        load_in_4bit=model.load_in_4bit,
+        load_in_8bit=not model.load_in_4bit,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=model.bnb_4bit_use_double_quant,
+        bnb_4bit_compute_dtype=compute_dtype,
+    )
 
 
 def load_model(
@@ -78,7 +71,7 @@ def load_model(
     attn_implementation: str = "auto",
     device: str | torch.device = "cpu",
     dtype: torch.dtype | Literal["auto"] = torch.float32,  # of the weights; auto: as stored
-    quantized: Quantized | None = None,
+    quantized: Model | None = None,  # as this section of a recipe says
     code: bool = False,  # run the folder's own code
 ) -> PreTrainedModel:
     """Load the causal LM in `folder`, in evaluation mode. Errors: ModelError."""
@@ -94,7 +87,7 @@ def load_model(
         chosen["attn_implementation"] = attn_implementation
     if quantized is not None:
         compute_dtype = half_precision(torch.device(device)).dtype if dtype == "auto" else dtype
-        chosen |= {"quantization_config": quantized.config(compute_dtype), "device_map": {"": device}}
+        chosen |= {"quantization_config": quantization(quantized, compute_dtype), "device_map": {"": device}}
     try:
         with quiet_transformers():
             loaded: Any = AutoModelForCausalLM.from_pretrained(

@@ -281,46 +281,26 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
     revision = f" at `{made.revision}`" if made.revision else ""
     peers = "one peer" if len(made.samples) == 1 else f"{len(made.samples)} peers"
     loss = "" if made.loss is None else f" Loss on held-out data: {made.loss:.4f}."
-    return "\n".join(
-        [
-            "---",
-            about.to_yaml(),
-            "---",
-            "",
-            f"# {base} fine-tuned on {', '.join(data)}",
-            "",
-            f"{trained_how(recipe, made)} of `{base}`{revision} on {what}, by {peers} over the internet with "
-            f"[CocktailSGD]({PAPER}): run {made.run}, {steps:,} steps, {made.rounds:,} rounds.{loss}",
-            "",
-            "## Training",
-            "",
-            *(f"- {line}" for line in training_lines(recipe, done)),
-            "",
-            "## Data",
-            "",
-            *(f"- `{name}`" for name in data),
-            "",
-            "## Contributors",
-            "",
-            "| peer | samples |",
-            "|---|---|",
-            *(f"| {plain(name)} | {count:,} |" for name, count in ranked(made.samples)),
-            "",
-            *made.more,
-            "## Recipe",
-            "",
-            "```yaml",
-            yaml.safe_dump(published, sort_keys=False, allow_unicode=True).rstrip(),
-            "```",
-            "",
-            f"sha256 of the recipe in full: `{recipe.recipe_hash}`",
-            "",
-            "## Versions",
-            "",
-            *(f"- {name} {found}" for name, found in package_versions().items()),
-            "",
-        ]
-    )
+    by = f"by {peers} over the internet with [CocktailSGD]({PAPER})"
+    lines = [
+        f"---\n{about.to_yaml()}\n---\n",
+        f"# {base} fine-tuned on {', '.join(data)}\n",
+        f"{trained_how(recipe, made)} of `{base}`{revision} on {what}, {by}: run {made.run}, "
+        f"{steps:,} steps, {made.rounds:,} rounds.{loss}\n",
+        "## Training\n",
+        *(f"- {line}" for line in training_lines(recipe, done)),
+        "\n## Data\n",
+        *(f"- `{name}`" for name in data),
+        "\n## Contributors\n\n| peer | samples |\n|---|---|",
+        *(f"| {plain(name)} | {count:,} |" for name, count in ranked(made.samples)),
+        "",
+        *made.more,
+        "## Recipe\n\n```yaml",
+        yaml.safe_dump(published, sort_keys=False, allow_unicode=True).rstrip(),
+        f"```\n\nsha256 of the recipe in full: `{recipe.recipe_hash}`\n\n## Versions\n",
+        *(f"- {name} {found}" for name, found in package_versions().items()),
+    ]
+    return "\n".join([*lines, ""])
 
 
 def evaluations(recipe: Recipe, made: RunSummary) -> list[EvalResult]:
@@ -358,13 +338,7 @@ def training_lines(recipe: Recipe, samples: int) -> Iterator[str]:
     training, data = recipe.training, recipe.data
     lora, model = recipe.lora, recipe.model
     if lora is not None:
-        bits = (
-            ", on a base in 4 bits"
-            if model.load_in_4bit
-            else ", on a base in 8 bits"
-            if model.load_in_8bit
-            else ""
-        )
+        bits = f", on a base in {4 if model.load_in_4bit else 8} bits" if model.quantized else ""
         dropout = lora.lora_dropout if recipe.objective.dropout else 0.0
         kind = "DoRA" if lora.use_dora else "LoRA"
         yield f"{kind}: rank {lora.lora_r}, alpha {lora.lora_alpha}, dropout {dropout:g}{bits}"

@@ -40,7 +40,7 @@ from recipes.errors import MissingPackage, ModelError
 from recipes.foreign_json import read_object
 from recipes.hardware import HalfPrecision, half_precision
 from recipes.models.base_model import cached_commit
-from recipes.models.causal_lm import Quantized, load_model, open_vector
+from recipes.models.causal_lm import load_model, open_vector
 from recipes.weight_files import (
     ADAPTER_FILE,
     Layout,
@@ -351,9 +351,7 @@ def load_trained(
     if recipe.lora is None:
         full = load_model(snapshot or base, attention, code=code)
         return prepare_for_training(with_liger_kernels(full, recipe, device), recipe, device)
-    bits = None
-    if wanted.quantized and quantized:
-        bits = Quantized(wanted.load_in_4bit, wanted.bnb_4bit_use_double_quant)
+    bits = wanted if wanted.quantized and quantized else None
     loaded = load_model(base, attention, device, frozen_dtype(recipe, base, device) or "auto", bits, code)
     model = prepare_for_training(with_liger_kernels(loaded, recipe, device), recipe, device)
     with closing(open_trained(recipe, base, snapshot)) as x, torch.no_grad():

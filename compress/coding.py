@@ -41,6 +41,9 @@ else:
     from backports import zstd
 
 
+# ---- bits --------------------------------------------------------------------------------------------------
+
+
 def pack(numbers: np.ndarray, width: int) -> np.ndarray:
     """Pack (k,) unsigned integers below 2**width to (ceil(k * width / 8),) uint8. Widths 1, 2, 4 and 8 are
     fast, and take uint8."""
@@ -87,6 +90,8 @@ def lookup(table: np.ndarray, data: np.ndarray, width: int) -> np.ndarray:
     each = (np.arange(256)[:, None] >> shifts) & ((1 << width) - 1)  # (256, 8 / width)
     return table[each].take(data, axis=0).reshape(-1)
 
+
+# ---- sections, whole ---------------------------------------------------------------------------------------
 
 STORED, ZSTD, LZ4 = 0, 1, 2
 WORTH = 0.98  # a section that does not shrink by 2 % is stored: it decodes for free
@@ -191,6 +196,8 @@ class ZstdFrame:
 def does_not_expand(section: Section, error: object) -> PacketError:
     return PacketError(f"a section of {len(section.data)} bytes does not decompress: {error}")
 
+
+# ---- sections as streams -----------------------------------------------------------------------------------
 
 STEP = 1 << 16  # bytes at a time
 BLOCK = 1 << 17  # a block of zstd, packed and expanded, has at most so many
@@ -388,6 +395,8 @@ def _in_steps(size: int) -> Iterator[int]:
         yield min(size, STEP)
         size -= STEP
 
+
+# ---- positions ---------------------------------------------------------------------------------------------
 
 ALL, GAPS, MASK, ELIAS_FANO, PLAIN = range(5)
 FEW = 4096  # up to here all four ways are tried

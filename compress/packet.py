@@ -102,6 +102,8 @@ class Update:
         return self
 
 
+# ---- the header --------------------------------------------------------------------------------------------
+
 MAGIC, VERSION = b"CK", 1
 HEAD = struct.Struct("<2sBBI")  # magic, version, quant_bits, CRC-32 of all that follows
 BODY = struct.Struct("<QQQIBBH")  # m, k, bytes of section 0 expanded, bucket, position kind, shift, zero
@@ -235,6 +237,8 @@ def _checksum(packet: Bytes) -> int:
     return crc
 
 
+# ---- decoding ----------------------------------------------------------------------------------------------
+
 WINDOW = 1 << 16  # values
 EACH = 48  # bytes of memory a value takes while its window is decoded
 PLANES = {3: 2, 16: 2, 32: 4}  # streams that read the codes, by quant_bits; else 1
@@ -326,6 +330,8 @@ def _finite_values(codes: Codes, inside: int = 0) -> np.ndarray:
         raise PacketError("a value that is not finite")
     return values
 
+
+# ---- updates kept packed -----------------------------------------------------------------------------------
 
 STRIDE = 1 << 10  # values from one whose position is known to the next
 

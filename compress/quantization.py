@@ -32,6 +32,8 @@ import torch
 
 from compress.coding import lookup, pack
 
+# ---- levels ------------------------------------------------------------------------------------------------
+
 SHIFT = 14  # of an FP32 pattern: 512 bins an octave
 LOWEST = int(np.float32(2.0**-8).view(np.int32)) >> SHIFT
 BINS = 16 * 512  # magnitudes from 2**-8 to 2**8 of the scale
@@ -235,6 +237,8 @@ def _companded(weight: np.ndarray, count: int) -> np.ndarray:
     reach = np.cumsum(root)
     return np.interp((np.arange(count) + 0.5) / count * reach[-1], reach, centre)
 
+
+# ---- codes -------------------------------------------------------------------------------------------------
 
 BITS = (1, 2, 3, 4, 8, 16, 32)
 CHUNK = 1 << 16  # values at a time: the arrays of one chunk stay in L2

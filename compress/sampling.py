@@ -36,6 +36,8 @@ from compress.fingerprint import fingerprint_change, fingerprint_tables
 from compress.packet import Update
 from compress.pinned_copy import brought
 
+# ---- the permutation ---------------------------------------------------------------------------------------
+
 WORD = 0xFFFFFFFF
 LONG = 0xFFFFFFFFFFFFFFFF
 STEPS = 6  # three per half: beyond that the pair statistics in the tests no longer change
@@ -110,6 +112,8 @@ def _turned(at: Any, by: Any, size: int, sign: int) -> Any:
     at = at - by  # in (-size, size)
     return at + size * (at < 0)
 
+
+# ---- the schedule ------------------------------------------------------------------------------------------
 
 UNITS_PER_ROUND = 16  # small vectors get smaller blocks, so that rounds stay even in size
 RANGE = 1 << 12  # elements of a unit, where a sample is one range

@@ -22,6 +22,8 @@ from yaml import YAMLError
 from recipes.errors import DataError, HubUnreachable, ModelError
 from recipes.foreign_json import parse_json, read_object
 
+# ---- files and texts from https addresses ------------------------------------------------------------------
+
 TIMEOUT = 30.0  # seconds for a server to answer; for a text, to send all of it
 
 
@@ -61,6 +63,9 @@ def fetch_text(url: str, most: int) -> bytes:
     if wanted and len(data) != wanted:
         raise DownloadError(f"{len(data):,} bytes came, {wanted:,} were announced")
     return data
+
+
+# ---- access to the hub, and licences -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -153,6 +158,8 @@ def gated_models(models: Sequence[str]) -> Iterator[str]:
         except Exception:  # missing, renamed, no answer: a launch reports it
             continue
 
+
+# ---- files of the hub, and a push to it --------------------------------------------------------------------
 
 DISK_RESERVE = 256 << 20  # bytes that stay free on the disk
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
@@ -405,6 +412,8 @@ def _pushing(name: str) -> Iterator[None]:
             raise
         raise HubUnreachable(f"the hub did not answer for {name}: {error}") from error
 
+
+# ---- models with code of their own -------------------------------------------------------------------------
 
 CODE_FILES = "[!_.]*.py"  # in a folder; transformers makes an __init__.py of its own
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError)

@@ -106,6 +106,8 @@ def text_of(file: Path) -> str:
         return ""
 
 
+# ---- accelerators ------------------------------------------------------------------------------------------
+
 TENSOR_CORES = (7, 0)  # compute capability from which float16 is faster than float32
 
 

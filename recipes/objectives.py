@@ -96,6 +96,8 @@ def measured(loss: BatchLoss) -> Measured:
     return Measured(float(loss.sum.detach()), loss.terms, figures)
 
 
+# ---- the usual objective -----------------------------------------------------------------------------------
+
 CHANCE = 100.0  # times the loss of a guess: more than any model has that learns
 LARGEST = 2**24  # tokens of a vocabulary that is not known
 

@@ -184,6 +184,8 @@ def write_chunk_hashes(folder: Path, stop: Callable[[], bool]) -> None:
         os.fsync(file.fileno())
 
 
+# ---- the fold ----------------------------------------------------------------------------------------------
+
 WINDOW = 1 << 20  # elements; a multiple of every block of a sample, and of a row of the fingerprint
 WINDOW_MEMORY = 48 * WINDOW  # bytes, about, while a window is worked on
 NOTHING: Mapping[str, str] = {}

@@ -227,6 +227,8 @@ class FlatParameters:
             p.data = view
 
 
+# ---- safetensors files -------------------------------------------------------------------------------------
+
 WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -441,6 +443,8 @@ def check_disk_space(folder: Path, needed: int) -> None:
         raise OSError(errno.ENOSPC, text, str(folder))
 
 
+# ---- model folders -----------------------------------------------------------------------------------------
+
 LONGEST_WORDS = 300  # characters of transformers' error texts, some of which list every model there is
 LOADING = threading.RLock()  # serializes transformers' loading code (`quiet_transformers`)
 
@@ -540,6 +544,8 @@ def write_model_files(folder: Path, config_files: Mapping[str, str], tokenizer: 
     for name, text in config_files.items():
         (folder / name).write_text(text, encoding="utf-8")
 
+
+# ---- a model folder as one vector --------------------------------------------------------------------------
 
 OF_ANOTHER = "(hint: config.json and weights of one model, as save_pretrained wrote them)"
 CONTINUE = "learn to continue text (hint: a decoder, such as GPT-2, Llama or Qwen)"

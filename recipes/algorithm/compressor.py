@@ -26,8 +26,9 @@ import torch
 
 from compress import Cocktail, decode, joined_size
 from compress.backends import WORTH
-from recipes.algorithm.global_model import each_window
 from recipes.config import Compression
+
+from .global_model import each_window
 
 OWN = ("shards", "uncompressed_rounds", "quant_step", "block_size", "quant_bucket_size")  # of the compressor
 SHARED = [one.name for one in fields(Cocktail) if one.name not in OWN]  # attributes of `Compression` too
@@ -59,6 +60,8 @@ def warm_up_codec(compressor: Cocktail, parameters: int) -> None:
         sample.add_(x, decode(sent.packet, sample.m))  # both decoders are compiled as well
         each_window(sent.update(), x.device, lambda window: sample.add_(x, window))
 
+
+# ---- the adaptive rate -------------------------------------------------------------------------------------
 
 STEP = 2 ** (1 / 16)
 STEPS = 48  # from an eighth of the recipe's K to it

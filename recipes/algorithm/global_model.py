@@ -26,6 +26,8 @@ from compress import (
     within,
 )
 
+# ---- updates on a device -----------------------------------------------------------------------------------
+
 AT_ONCE = 1 << 20  # values on a processor, whose caches hold some of it; some 60 bytes of temporaries each
 ON_GPU = 1 << 22  # values there, where a window costs some fifty launches
 LEAST = 1 << 10  # values of a window, where memory is short
@@ -53,6 +55,8 @@ def each_window(
                 raise
             size //= 4
 
+
+# ---- x' ----------------------------------------------------------------------------------------------------
 
 WRAP = (1 << 64) - 1  # fingerprints are counted modulo 2**64
 
@@ -189,6 +193,9 @@ def replay(model: GlobalModel, packets: Iterable[bytes]) -> Iterator[GlobalModel
     for packet in packets:
         model.apply(packet)
         yield model
+
+
+# ---- the stream of the exchange ----------------------------------------------------------------------------
 
 
 class SideStream:

@@ -29,9 +29,12 @@ import torch
 from torch import Tensor
 
 from compress import Cocktail, PackedUpdate, Update, decode_windows
-from recipes.algorithm.compressor import adaptive_rate_of
-from recipes.algorithm.decoded_updates import CORES, RejectedUpdate, WeightedUpdate, on_all_cores, to_float32
 from recipes.config import Compression
+
+from .compressor import adaptive_rate_of
+from .decoded_updates import CORES, RejectedUpdate, WeightedUpdate, on_all_cores, to_float32
+
+# ---- the outer step ----------------------------------------------------------------------------------------
 
 MOST = 8  # packets that are added up; of more it is so many times their mean (LOG.md)
 
@@ -90,6 +93,8 @@ def one_machine(compression: Compression) -> bool:
         whole and mean and not compression.uncompressed_steps
     )
 
+
+# ---- the mean ----------------------------------------------------------------------------------------------
 
 FEWEST = 3  # packets that have a median which one liar cannot move
 HELD = 2.0  # x the median norm: what is longer is shortened to it

@@ -44,15 +44,16 @@ from compress import (
     one_range,
     topk,
 )
-from recipes.algorithm.compressor import (
+from recipes.config import Recipe
+
+from .compressor import (
     AdaptiveRate,
     adaptive_rate_of,
     compressor_of,
     fixed_rate,
     handoff_compressor,
 )
-from recipes.algorithm.global_model import ON_GPU, DecodedPacket, GlobalModel, ShardUpdate, each_window
-from recipes.config import Recipe
+from .global_model import ON_GPU, DecodedPacket, GlobalModel, ShardUpdate, each_window
 
 
 class Worker:
@@ -277,6 +278,8 @@ def decayed(sent: ShardUpdate, share: float) -> Iterator[ShardUpdate]:
         yield replace(sent, update=Update(sent.sample.m, positions, values), unsent=None)
 
 
+# ---- x_i ---------------------------------------------------------------------------------------------------
+
 WINDOW = 1 << 24  # elements of a long vector that are worked on at a time: 64 MiB
 
 
@@ -332,6 +335,9 @@ class LocalVector:
         windows = zip(torch.split(self.x, WINDOW), torch.split(other, WINDOW), strict=True)
         square = float(sum(torch.dist(x, y.to(x.device)) ** 2 for x, y in windows))
         return float(square**0.5)
+
+
+# ---- d_i, window by window ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from recipes.config.document import (
+from recipes.errors import Problem, RecipeError
+
+from .document import (
     Document,
     Extend,
     Key,
@@ -25,8 +27,7 @@ from recipes.config.document import (
     heart_alone,
     sections,
 )
-from recipes.config.schema import ROW_TYPES, Compression, Conflict, Dataset, Recipe, Requires, Section
-from recipes.errors import Problem, RecipeError
+from .schema import ROW_TYPES, Compression, Conflict, Dataset, Recipe, Requires, Section
 
 # lr_scheduler_type -> (one of these is needed, these are allowed)
 _SCHEDULE_KEYS: dict[str, tuple[set[str], set[str]]] = {
@@ -368,6 +369,8 @@ def unknown_key(document: Document, key: Key, of: type[Recipe] = Recipe) -> Prob
         return document.problem(key, f"did you mean `{full}`?")
     return document.problem(key, "unknown key", f"known here: {', '.join(known)}" if known else "")
 
+
+# ---- keys in words -----------------------------------------------------------------------------------------
 
 TYPES = {"integer": "whole number", "string": "text", "boolean": "true | false", "object": "mapping"}
 LIMITS = {  # keyword of JSON schema -> attribute of pydantic's metadata, word for people

@@ -16,9 +16,10 @@ from typing import Any, get_args
 
 import yaml
 
-from recipes.config.presets import PRESETS
-from recipes.config.schema import Dataset, ExtensionSection, Recipe, Section
 from recipes.errors import Problem, RecipeError
+
+from .presets import PRESETS
+from .schema import Dataset, ExtensionSection, Recipe, Section
 
 Key = tuple[str | int, ...]  # ("datasets", 0, "path")
 
@@ -310,6 +311,9 @@ def set_value(values: dict[str, Any], key: Key, value: Any) -> None:
         if isinstance(node, dict) and node.get(part) is None:
             node[part] = [{}] if key[depth + 1] == 0 else {}
         node = node[part]
+
+
+# ---- names of keys -----------------------------------------------------------------------------------------
 
 
 def key_names(of: type[Recipe] = Recipe) -> list[str]:

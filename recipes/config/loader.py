@@ -23,8 +23,12 @@ from urllib.parse import urlparse
 
 from pydantic import ValidationError
 
-from recipes.config.checks import check
-from recipes.config.document import (
+from recipes.downloads import DownloadError, fetch_text
+from recipes.errors import Problem, RecipeError
+from recipes.foreign_json import parse_json
+
+from .checks import check
+from .document import (
     MAX_BYTES,
     Document,
     Extend,
@@ -38,12 +42,13 @@ from recipes.config.document import (
     resolve,
     set_value,
 )
-from recipes.config.schema import Dataset, Recipe
-from recipes.downloads import DownloadError, fetch_text
-from recipes.errors import Problem, RecipeError
-from recipes.foreign_json import parse_json
+from .schema import Dataset, Recipe
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
+
+
+# ---- local paths and hub ids -------------------------------------------------------------------------------
+
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")  # each also with .gz behind it
 NOT_LOCAL = "a recipe from the web may only name what is on the hub, at https, or builtin"
 
@@ -111,6 +116,8 @@ def _escapes(path: str) -> bool:
     return rooted or path.startswith("~") or ":" in path or ".." in path.replace("\\", "/").split("/")
 
 
+# ---- names of a run ----------------------------------------------------------------------------------------
+
 NEUTRAL = "finetune"
 LONGEST_NAME = 64  # letters of a recipe's name
 
@@ -165,6 +172,8 @@ def published_recipe(recipe: Recipe) -> dict[str, object]:
             ]
     return values
 
+
+# ---- loading -----------------------------------------------------------------------------------------------
 
 LIBRARY = Path(__file__).parent.parent / "library"
 

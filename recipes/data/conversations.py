@@ -20,12 +20,16 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from recipes.config import Dataset
-from recipes.data.sources import Row
 from recipes.errors import DataError
 from recipes.foreign_json import parse_json
 
+from .sources import Row
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+# ---- rows --------------------------------------------------------------------------------------------------
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
@@ -228,6 +232,8 @@ def _check_values(values: dict[str, Any], place: str) -> None:
         except (TypeError, ValueError, RecursionError) as error:
             raise DataError(f"{place}: `{name}` is not JSON: {error}") from None
 
+
+# ---- the chat template -------------------------------------------------------------------------------------
 
 GENERATION_MARK = re.compile(r"{%-?\s*generation\s*-?%}")
 REASONING = ("reasoning_content", "reasoning", "thinking")  # transformers gives a template all three

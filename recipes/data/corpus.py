@@ -33,9 +33,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from recipes.config import Dataset, Recipe
-from recipes.data.samples import MOST, Sample, SampleSource, samples_digest
-from recipes.data.sources import Row, no_rows, read_rows
-from recipes.data.tokenization import (
+from recipes.errors import DataError
+
+from .samples import MOST, Sample, SampleSource, samples_digest
+from .sources import Row, no_rows, read_rows
+from .tokenization import (
     NOTHING_DROPPED,
     Dropped,
     PackedDocuments,
@@ -45,10 +47,12 @@ from recipes.data.tokenization import (
     make_samples,
     tokenize_batches,
 )
-from recipes.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+# ---- the order ---------------------------------------------------------------------------------------------
 
 BLOCK = 1024  # positions assigned to data sets at once
 BLOCK_SEED = (1 << 32) - 1  # separates the seeds of blocks from those of epochs
@@ -115,6 +119,8 @@ def remaining_shares(weights: tuple[float, ...]) -> tuple[Fraction, ...]:
     exact = [Fraction(weight) for weight in weights]
     return tuple(weight / sum(exact[i:]) for i, weight in enumerate(exact))
 
+
+# ---- a stream ----------------------------------------------------------------------------------------------
 
 ROWS = 1024  # of a chunk, at most
 CHARACTERS = 8 << 20  # of a chunk, about: bounds it where rows are books
@@ -346,6 +352,8 @@ class StreamedCorpus(SampleSource):
         """Stop reading ahead."""
         self.thread.shutdown(wait=False, cancel_futures=True)
 
+
+# ---- the corpus --------------------------------------------------------------------------------------------
 
 BATCH = 1024  # rows tokenized at once
 FEW = 20  # rows

@@ -173,6 +173,8 @@ def samples_digest(samples: Iterable[Sample], *more: bytes) -> str:
     return digest.hexdigest()
 
 
+# ---- samples in a file -------------------------------------------------------------------------------------
+
 MOST = 1 << 20  # samples of an evaluation set: 17 MB of places
 WINDOW = 1 << 16  # numbers that are read at once
 

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from recipes.config import Data, Dataset, ObjectiveSection
-from recipes.data.conversations import ChatTemplate, ConversationReader, Span, common_length, messages_column
-from recipes.data.samples import Sample
-from recipes.data.sources import Row
 from recipes.errors import DataError
+
+from .conversations import ChatTemplate, ConversationReader, Span, common_length, messages_column
+from .samples import Sample
+from .sources import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -376,6 +377,9 @@ def _inside(spans: Sequence[Span], offsets: np.ndarray) -> np.ndarray:
         if len(touched):
             marked[touched[0] : touched[-1] + 1] = True
     return marked
+
+
+# ---- documents to samples ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

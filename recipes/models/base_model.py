@@ -149,6 +149,8 @@ def base_digests(files: Sequence[HashedFile]) -> dict[str, str]:
     return found
 
 
+# ---- `.bin` weights ----------------------------------------------------------------------------------------
+
 SINGLE_FILE, INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
 
@@ -228,6 +230,8 @@ def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
             for start in range(0, len(data), HASH_BLOCK):
                 file.write(bytes(data[start : start + HASH_BLOCK]))
 
+
+# ---- the base and its tokenizer ----------------------------------------------------------------------------
 
 BUILTIN = Path(__file__).parent.parent / "builtin"
 BUILTIN_MODELS = {"builtin:tiny-gpt-neox": BUILTIN / "tiny-gpt-neox"}
@@ -438,6 +442,9 @@ def _make_builtin(name: str, seed: int, folder: Path) -> Path:
             shutil.copyfile(file, part / file.name)
         model.save_pretrained(part)
     return folder
+
+
+# ---- revisions ---------------------------------------------------------------------------------------------
 
 
 def pin_revisions(recipe: Recipe, base: Path) -> Recipe:

@@ -33,7 +33,6 @@ from recipes.config import Model
 from recipes.downloads import from_pretrained_options
 from recipes.errors import MissingPackage, ModelError
 from recipes.hardware import half_precision
-from recipes.models.base_model import AS_SAFETENSORS, WEIGHTS
 from recipes.weight_files import (
     StoredVector,
     check_model_folder,
@@ -43,6 +42,8 @@ from recipes.weight_files import (
     quiet_transformers,
     vector_of_model,
 )
+
+from .base_model import AS_SAFETENSORS, WEIGHTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -113,6 +114,8 @@ def open_vector(folder: Path, code: bool = False) -> StoredVector:
     into memory. Errors: ModelError."""
     return open_stored_vector(folder, code) or vector_of_model(load_model(folder, code=code), folder, code)
 
+
+# ---- the loss ----------------------------------------------------------------------------------------------
 
 IGNORED = -100  # the target of a token that is not trained, as in torch
 SLICE_BYTES = 128 << 20  # of a slice's logits in float32
@@ -262,6 +265,8 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
         else:
             module.forward = before
 
+
+# ---- packed documents --------------------------------------------------------------------------------------
 
 TOLERANCE = 0.01  # of another document's influence beside an own token's: quantized weights round a little
 

@@ -27,16 +27,6 @@ from torch import Tensor, nn
 from recipes.config import Recipe, is_repository_id, method_of, public_name, published_recipe
 from recipes.downloads import Licence
 from recipes.foreign_json import parse_object, read_object
-from recipes.models.base_model import configs_with_eos, fetch_model, open_tokenizer
-from recipes.models.causal_lm import load_model, open_vector
-from recipes.models.trainable import (
-    DTYPES,
-    adapter_base,
-    adapter_scale,
-    is_adapter,
-    meta_trained_model,
-    split_adapters,
-)
 from recipes.weight_files import (
     TENSOR_DTYPES,
     WEIGHTS_FILE,
@@ -49,8 +39,22 @@ from recipes.weight_files import (
     write_model_files,
 )
 
+from .base_model import configs_with_eos, fetch_model, open_tokenizer
+from .causal_lm import load_model, open_vector
+from .trainable import (
+    DTYPES,
+    adapter_base,
+    adapter_scale,
+    is_adapter,
+    meta_trained_model,
+    split_adapters,
+)
+
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
+
+
+# ---- weights -----------------------------------------------------------------------------------------------
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 WINDOW = 1 << 22  # elements converted at a time
@@ -148,6 +152,9 @@ def as_bytes(tensor: Tensor, dtype: Dtype) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes()
 
 
+# ---- text --------------------------------------------------------------------------------------------------
+
+
 def load_adapted(folder: Path, code: bool = False) -> nn.Module:
     """Load an adapter's folder: the base that it names, and the adapter. Errors: ModelError."""
     from peft import PeftModel
@@ -228,6 +235,8 @@ class TextGenerator:
         text = apply(list(messages), tokenize=False, add_generation_prompt=True)
         return self.generate(text, max_new_tokens, temperature, seed, special_tokens=False)
 
+
+# ---- the model card ----------------------------------------------------------------------------------------
 
 PAPER = "https://proceedings.mlr.press/v202/wang23t.html"
 PACKAGES = ("cocktail-sgd", "torch", "transformers", "peft", "datasets")  # with their versions

@@ -39,8 +39,6 @@ from recipes.downloads import from_pretrained_options
 from recipes.errors import MissingPackage, ModelError
 from recipes.foreign_json import read_object
 from recipes.hardware import HalfPrecision, half_precision
-from recipes.models.base_model import cached_commit
-from recipes.models.causal_lm import load_model, open_vector
 from recipes.weight_files import (
     ADAPTER_FILE,
     Layout,
@@ -54,9 +52,15 @@ from recipes.weight_files import (
     stored_from_tensor,
 )
 
+from .base_model import cached_commit
+from .causal_lm import load_model, open_vector
+
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
+
+
+# ---- adapters ----------------------------------------------------------------------------------------------
 
 CONFIG = "adapter_config.json"
 STEPS = 1 << 23  # distinct values of an element of A: odd multiples of bound / STEPS
@@ -244,6 +248,8 @@ def adapter_base(folder: Path) -> tuple[str, str | None]:
         raise ModelError(f"{folder / CONFIG} names no base model", "base_model_name_or_path in that file")
     return name, revision
 
+
+# ---- the trained vector ------------------------------------------------------------------------------------
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ATTENTION = {
@@ -463,6 +469,8 @@ def frozen_dtype(recipe: Recipe, base: Path, device: str | torch.device) -> torc
     here = half_precision(torch.device(device)).dtype
     return here if stored == torch.bfloat16 and recipe.training.bf16 == "auto" else named
 
+
+# ---- a model filled block by block -------------------------------------------------------------------------
 
 WINDOW = 1 << 22  # parameters read at a time
 

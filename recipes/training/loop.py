@@ -40,11 +40,12 @@ from recipes.data import Sample, SampleLimits, StoredSamples, batches, unpack_sa
 from recipes.errors import ForeignPacket, ForeignSamples
 from recipes.models import check_packing_isolation
 from recipes.objectives import Measured, objective_of
-from recipes.training.gradient_noise import compared_in
-from recipes.training.micro_batch import first_line, global_model_fits, is_full, shrink_to_fit
-from recipes.training.optimizers import learning_rate, mask_momentum
-from recipes.training.trainer import RoundedLocalModel, SingleDeviceTrainer
-from recipes.training.types import (
+
+from .gradient_noise import compared_in
+from .micro_batch import first_line, global_model_fits, is_full, shrink_to_fit
+from .optimizers import learning_rate, mask_momentum
+from .trainer import RoundedLocalModel, SingleDeviceTrainer
+from .types import (
     CaughtUp,
     Delivery,
     EvaluatedPart,
@@ -450,6 +451,9 @@ def evaluate_part(link: Link, peer: Peer, round: Round, held_out: StoredSamples)
     found = peer.trainer.evaluate(peer.worker.global_model.vector, part, peer.micro_batch)
     link.evaluated(round.round, round.eval_part, found)
     return EvaluatedPart(round.round, found)
+
+
+# ---- the work of a lease -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

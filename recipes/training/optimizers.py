@@ -25,6 +25,8 @@ from recipes.algorithm import ShardUpdate, each_window
 from recipes.config import Training
 from recipes.errors import MissingPackage
 
+# ---- optimizers of matrices --------------------------------------------------------------------------------
+
 METHODS = ("muon", "soap")
 LONGEST = 4096  # a longer side of a matrix has no basis of its own: SOAP is one-sided there
 EVERY = 10  # steps between two refreshes of a basis
@@ -182,6 +184,8 @@ def rotated(x: Tensor, left: Tensor | None, right: Tensor | None, back: bool = F
     return x
 
 
+# ---- all optimizers, and the schedule ----------------------------------------------------------------------
+
 # bytes of state for each parameter; of 8 bits with a scale for each 256
 STATE = {
     "adamw_torch_fused": 8.0,
@@ -309,6 +313,9 @@ def set_learning_rate(
                 group[name] = given * scale
         if beta1 is not None and "betas" in group:
             group["betas"] = (beta1, *group["betas"][1:])
+
+
+# ---- momentum masking --------------------------------------------------------------------------------------
 
 
 def mask_momentum(

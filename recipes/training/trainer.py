@@ -33,11 +33,14 @@ from recipes.data import Sample
 from recipes.hardware import half_precision
 from recipes.models import autocast_dtype, trained_dtype
 from recipes.objectives import BatchLoss, Measured, evaluate, measured, objective_of
-from recipes.training.gradient_noise import NOISE_VALUES, GradientNoise, positions_of
-from recipes.training.micro_batch import share_taken, sizes_of
-from recipes.training.optimizers import LINEAR, build_optimizer, embeddings_of, set_learning_rate
-from recipes.training.types import ModelExtension
-from recipes.weight_files import GRADIENT_CHUNK, FlatParameters, Layout
+from recipes.weight_files import GRADIENT_CHUNK, FlatParameters
+
+from .gradient_noise import NOISE_VALUES, GradientNoise, positions_of
+from .micro_batch import share_taken, sizes_of
+from .optimizers import LINEAR, build_optimizer, embeddings_of, set_learning_rate
+from .types import ModelExtension
+
+# ---- x_i without master weights ----------------------------------------------------------------------------
 
 LOW = 0xFFFF  # the bits of a float32 that bfloat16 has not
 
@@ -175,6 +178,8 @@ class RoundedLocalModel:
         yield range(first, len(self.layout.names))
 
 
+# ---- the trainer -------------------------------------------------------------------------------------------
+
 LOCAL, OPTIMIZER = "x", "optimizer"  # names of what is kept: x, and optimizer.<parameter's number>.<what>
 NOISE = "noise"  # and what was measured of the gradient's
 RANK = "@"  # behind the name of what is kept as one of several ranks has it: its number / how many
@@ -232,6 +237,8 @@ class SingleDeviceTrainer:
         else:
             apart = None if recipe.compression.state_device == "accelerator" else torch.device("cpu")
             self.flat = RoundedLocalModel(model, seed, device, apart)
+        self.layout, self.device = self.flat.layout, self.flat.grad.device
+        self.kind, self.sizes = self.device.type, sizes_of(getattr(model, "config", None))
         self.optimizer = build_optimizer(self.flat.masters, recipe.training, embeddings_of(model))
         # None: as the weights are
         self.half = autocast_dtype(recipe.training, model, half_precision(self.device))
@@ -241,25 +248,9 @@ class SingleDeviceTrainer:
         if recipe.training.torch_compile:
             model.compile()
 
-    @property
-    def device(self) -> torch.device:
-        return self.flat.grad.device
-
     def precision(self) -> AbstractContextManager[object]:
         """Enter the precision of forward passes."""
         return torch.autocast(self.device.type, self.half, enabled=self.half is not None)
-
-    @property
-    def kind(self) -> str:
-        return self.device.type
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        return sizes_of(getattr(self.model, "config", None))
-
-    @property
-    def layout(self) -> Layout:
-        return self.flat.layout
 
     @property
     def stepped(self) -> bool:

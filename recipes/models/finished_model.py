@@ -1,4 +1,4 @@
-"""What a run's model becomes: adapters merged into their base, weights cast, a card, and text that it writes.
+"""Finish a run's model: merge adapters into their base, cast weights, write a card, and let it write text.
 
     W' = W + s B A     in float32, one weight at a time, whatever the size; DoRA: see trainable.py
 

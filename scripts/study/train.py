@@ -34,12 +34,15 @@ from recipes.algorithm import (
     outer_optimizer_of,
 )
 from recipes.config.schema import Compression, Training
-from recipes.training import GradientNoise, compared_in, mask_momentum, positions_of
-from recipes.training.optimizers import (
+from recipes.training import (
     LINEAR,
+    GradientNoise,
     build_optimizer,
+    compared_in,
     embeddings_of,
     learning_rate,
+    mask_momentum,
+    positions_of,
     set_learning_rate,
 )
 from recipes.weight_files import FlatParameters

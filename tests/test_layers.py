@@ -248,7 +248,7 @@ def past_a_front() -> Iterator[str]:
             inside = package_of(base)
             if base == inside or inside == own or own.startswith(f"{inside}."):
                 continue  # through a front, or the package's own module, or one that encloses it
-            if inside in ROOMS or (inside == "cocktail_cli.commands" or ".commands." in f"{base}."):
+            if inside in ROOMS or inside == "cocktail_cli.commands":
                 continue  # a leaf of a room (errors, options); main.py hangs up each command by its module
             if own == inside.rpartition(".")[0] and is_package(module):
                 continue  # a front may gather what its own subpackages hold

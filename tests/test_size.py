@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_391,
-    "lines with code, extensions": 14_733,
+    "lines with code, heart": 30_352,
+    "lines with code, extensions": 14_732,
     "lines with code, scripts": 9857,
-    "lines with code, tests": 43_862,
-    "modules": 401,
+    "lines with code, tests": 43_861,
+    "modules": 392,
     "recipe keys": 110,
     "options": 195,
     "messages": 37,
-    "words of documents": 69_594,
+    "words of documents": 69_598,
     "functions without a docstring, %": 22,
 }
 

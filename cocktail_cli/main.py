@@ -31,9 +31,8 @@ from cocktail_cli.ui import guarded_output, say, say_text
 from . import user_config
 from .errors import EXIT, Failure, Interrupted, explain
 from .help_pages import CommandTable
-from .key_options import rewritten
+from .key_options import check_removed, rewritten
 from .options import with_extensions
-from .removed import check_removed
 from .signals import Interruption
 
 app = CommandTable(

@@ -19,7 +19,7 @@ import pytest
 from house import ROOMS, ROOT, files
 from processor_time import half_a_second, timed
 
-HEAVY = ("zmq", "torch", "transformers", "datasets", "peft", "trl", "starlette", "uvicorn")
+HEAVY = ("zmq", "torch", "transformers", "datasets", "peft", "trl")
 
 # room -> packages it may import beside the standard library and itself: the table of the README
 MAY_IMPORT = {
@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "transport": "zmq msgspec cryptography",
     "recipes": "compress torch numpy transformers datasets peft trl pydantic pydantic_core yaml "
     "safetensors huggingface_hub jinja2 psutil",
-    "cocktail_cli": "compress transport recipes typer rich platformdirs starlette uvicorn torch safetensors "
+    "cocktail_cli": "compress transport recipes typer rich platformdirs torch safetensors "
     "transformers yaml pynvml psutil msgspec numpy pydantic cryptography zmq h11 websockets",
 }
 

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_352,
-    "lines with code, extensions": 14_732,
+    "lines with code, heart": 30_348,
+    "lines with code, extensions": 14_687,
     "lines with code, scripts": 9857,
-    "lines with code, tests": 43_861,
-    "modules": 392,
+    "lines with code, tests": 43_891,
+    "modules": 390,
     "recipe keys": 110,
     "options": 195,
     "messages": 37,
-    "words of documents": 69_598,
+    "words of documents": 69_592,
     "functions without a docstring, %": 22,
 }
 

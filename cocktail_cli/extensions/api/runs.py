@@ -30,8 +30,8 @@ from cocktail_cli.commands import launch as launch_command
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import read_events, start_command
 from cocktail_cli.host import run_folder as in_folder
+from cocktail_cli.key_options import REMOVED
 from cocktail_cli.options import with_extensions
-from cocktail_cli.removed import REMOVED
 from cocktail_cli.ui import events, held_out, step_numbers
 
 from .errors import public

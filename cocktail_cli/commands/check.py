@@ -13,19 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cocktail_cli import options
 from cocktail_cli.machine import check_trust
-from cocktail_cli.options import (
-    DataPath,
-    Json,
-    ModelName,
-    NoColor,
-    Overrides,
-    Quiet,
-    RecipeOrModel,
-    TrustCode,
-    flag,
-    value,
-)
 from cocktail_cli.recipe_request import RecipeRequest, room_for
 from cocktail_cli.ui import Style, print_findings, say, say_json, say_styled, say_text
 
@@ -41,14 +30,14 @@ BAR = 40  # columns of the longest bar
 
 
 def preview(
-    recipe: RecipeOrModel = None,
-    overrides: Overrides = None,
-    count: Annotated[int, value("-n", "N", "Samples to show from each data set.", min=0)] = 3,
-    data: DataPath = None,
-    model: ModelName = None,
-    trust_remote_code: TrustCode = False,
-    as_json: Json = False,
-    no_color: NoColor = False,
+    recipe: options.RecipeOrModel = None,
+    overrides: options.Overrides = None,
+    count: Annotated[int, options.value("-n", "N", "Samples to show from each data set.", min=0)] = 3,
+    data: options.DataPath = None,
+    model: options.ModelName = None,
+    trust_remote_code: options.TrustCode = False,
+    as_json: options.Json = False,
+    no_color: options.NoColor = False,
 ) -> None:
     """Show samples as the model gets them.
 
@@ -181,23 +170,23 @@ COLUMN = 56  # column of the origins
 
 
 def validate(
-    recipe: RecipeOrModel = None,
-    overrides: Overrides = None,
-    data: DataPath = None,
-    model: ModelName = None,
+    recipe: options.RecipeOrModel = None,
+    overrides: options.Overrides = None,
+    data: options.DataPath = None,
+    model: options.ModelName = None,
     offline: Annotated[
         bool,
-        flag(
+        options.flag(
             "--offline", "Do not contact the Hugging Face hub; files missing from the cache are not checked."
         ),
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as failures.")] = False,
     print_: Annotated[
-        bool, flag("--print", "Print every value with its origin, and check nothing else.")
+        bool, options.flag("--print", "Print every value with its origin, and check nothing else.")
     ] = False,
-    trust_remote_code: TrustCode = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    trust_remote_code: options.TrustCode = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Check a recipe: keys, model, data, and the first 1,000 rows.
 

@@ -77,16 +77,6 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Generation:
-    """A text of the held-out data, continued by the global model of a step."""
-
-    step: int
-    prompt: str
-    text: str
-    reference: str = ""
-
-
-@dataclass(frozen=True)
 class Presence:
     """A peer's time in the run, from joining to leaving."""
 
@@ -151,7 +141,7 @@ class RunHistory:
     rounds: tuple[Round, ...] = ()
     before: tuple[tuple[int, float], ...] = ()  # (step, loss) of rounds before the first answer
     evaluations: tuple[Evaluation, ...] = ()
-    samples: tuple[Generation, ...] = ()  # oldest first
+    samples: tuple[events.Sample, ...] = ()  # oldest first
     parts: Mapping[str, Any] = field(default_factory=dict)  # what extensions know, by their parts
     stages: tuple[str, ...] = ()  # sentences: which machines have which layers
     stays: tuple[Presence, ...] = ()
@@ -334,7 +324,12 @@ class RunFolderReader:
                 self.told[event["round"]] = dict(event)
         elif kind == "sample":
             said = (event.get(key, "") for key in ("prompt", "text", "reference"))
-            self.know(samples=(*self.known.samples[-SAMPLES:], Generation(event["step"], *said)))
+            self.know(
+                samples=(
+                    *self.known.samples[-SAMPLES:],
+                    events.Sample(event["step"], event.get("round", 0), *said),
+                )
+            )
         elif kind == "stages":
             self.know(stages=tuple(stage_lines(event["rings"], event["waiting"])))
         elif kind == "run_finished":

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_332,
-    "lines with code, extensions": 14_650,
+    "lines with code, heart": 30_236,
+    "lines with code, extensions": 14_781,
     "lines with code, scripts": 9857,
-    "lines with code, tests": 43_891,
-    "modules": 390,
+    "lines with code, tests": 43_952,
+    "modules": 393,
     "recipe keys": 110,
     "options": 195,
     "messages": 37,
-    "words of documents": 69_611,
+    "words of documents": 69_753,
     "functions without a docstring, %": 22,
 }
 

@@ -23,7 +23,6 @@ from cocktail_cli.ui import events, stage_lines
 BYTES_FP16 = 2  # bytes of one parameter
 MEASURED = ("up_bytes", "down_bytes", "fetched_bytes", "compute_s", "wait_s")  # of a peer, by its events
 STAYS = 2000  # presences remembered; the oldest are dropped first
-SAMPLES = 400  # samples remembered, likewise
 WINDOW = 5  # rounds that a point of the curve of speed is averaged over
 LATELY = 20  # rounds of the figure of speed
 QUIET = 30.0  # seconds without news, until a run's hub is looked for
@@ -141,7 +140,6 @@ class RunHistory:
     rounds: tuple[Round, ...] = ()
     before: tuple[tuple[int, float], ...] = ()  # (step, loss) of rounds before the first answer
     evaluations: tuple[Evaluation, ...] = ()
-    samples: tuple[events.Sample, ...] = ()  # oldest first
     parts: Mapping[str, Any] = field(default_factory=dict)  # what extensions know, by their parts
     stages: tuple[str, ...] = ()  # sentences: which machines have which layers
     stays: tuple[Presence, ...] = ()
@@ -322,14 +320,6 @@ class RunFolderReader:
                 self.measure(event)
             else:
                 self.told[event["round"]] = dict(event)
-        elif kind == "sample":
-            said = (event.get(key, "") for key in ("prompt", "text", "reference"))
-            self.know(
-                samples=(
-                    *self.known.samples[-SAMPLES:],
-                    events.Sample(event["step"], event.get("round", 0), *said),
-                )
-            )
         elif kind == "stages":
             self.know(stages=tuple(stage_lines(event["rings"], event["waiting"])))
         elif kind == "run_finished":

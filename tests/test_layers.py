@@ -19,7 +19,7 @@ import pytest
 from house import ROOMS, ROOT, files
 from processor_time import half_a_second, timed
 
-HEAVY = ("zmq", "torch", "transformers", "datasets", "peft", "trl", "starlette", "uvicorn")
+HEAVY = ("zmq", "torch", "transformers", "datasets", "peft", "trl")
 
 # room -> packages it may import beside the standard library and itself: the table of the README
 MAY_IMPORT = {
@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "transport": "zmq msgspec cryptography",
     "recipes": "compress torch numpy transformers datasets peft trl pydantic pydantic_core yaml "
     "safetensors huggingface_hub jinja2 psutil",
-    "cocktail_cli": "compress transport recipes typer rich platformdirs starlette uvicorn torch safetensors "
+    "cocktail_cli": "compress transport recipes typer rich platformdirs torch safetensors "
     "transformers yaml pynvml psutil msgspec numpy pydantic cryptography zmq h11 websockets",
 }
 
@@ -244,7 +244,7 @@ def past_a_front() -> Iterator[str]:
             inside = package_of(base)
             if base == inside or inside == own or own.startswith(f"{inside}."):
                 continue  # through a front, or the package's own module, or one that encloses it
-            if inside in ROOMS or (inside == "cocktail_cli.commands" or ".commands." in f"{base}."):
+            if inside in ROOMS or inside == "cocktail_cli.commands":
                 continue  # a leaf of a room (errors, options); main.py hangs up each command by its module
             if own == inside.rpartition(".")[0] and is_package(module):
                 continue  # a front may gather what its own subpackages hold

@@ -10,7 +10,7 @@ import pytest
 from drawn_board import drawn
 from in_this_process import Run
 
-from cocktail_cli.commands.run import status
+from cocktail_cli.commands import status
 from cocktail_cli.errors import Failure
 from cocktail_cli.ui.board import Board
 

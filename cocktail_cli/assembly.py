@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO, runtime_checkable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,6 +48,17 @@ class View(Protocol):
 
     def show(self, event: Any) -> None: ...
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Screen(View, Protocol):
+    """A view that draws a run on a terminal."""
+
+    def look_on(self, ask: Callable[[], dict[str, Any]]) -> None:
+        """Call `ask` for the hub's status again and again, in a thread, and show it."""
+
+    def watch(self, status: dict[str, Any]) -> None:
+        """Show a run that this process takes no part in, as its hub says."""
 
 
 @dataclass(frozen=True)
@@ -294,6 +305,9 @@ class Extension:
         has, and closed at the end. Raises Failure where the run lacks what its recipe wants."""
         return ()
 
+    def open_screen(self, out: TextIO, err: TextIO, color: bool) -> Screen | None:
+        """Open a screen on a terminal; results go to `out`, all else to `err`. None: it draws nothing."""
+
     def peer(self, peer: PeerParts) -> PeerExtension | None:
         """Make its part at a peer; None: it has none."""
 
@@ -403,6 +417,7 @@ class Row(NamedTuple):
     shows: tuple[str, ...] = ()  # of its commands: they show a run, with the options of `launch` for that
     options: tuple[Option, ...] = ()
     options_of: tuple[str, ...] = ()  # commands that have them
+    draws: bool = False  # it has a screen, which is opened where a run is shown on a terminal
     names: tuple[str, ...] = ()  # that it adds to the package `cocktail_cli`
     removed: Mapping[str, str] = {}  # what is gone, as it was typed -> what to type now
     # Asked for ways to other machines where a place is named, or the environment has one of these variables.
@@ -435,6 +450,7 @@ EXTENSIONS = (
         ),
     ),
     Row("audits", keys=True),
+    Row("board", draws=True),
     Row("doctor", commands={"doctor": CHECK}),
     Row("dpo", keys=True),
     Row(
@@ -617,6 +633,12 @@ def model_here(work: Any, model: ModelOnDisk) -> None:
 def views_of(parts: ViewParts, given: Given = NONE_GIVEN) -> list[View]:
     """Make the views of a run that its extensions have."""
     return [view for one in used(parts.recipe, given) for view in one.views(parts)]
+
+
+def open_screen(out: TextIO, err: TextIO, color: bool) -> Screen | None:
+    """Open a screen on a terminal; None: no extension has one."""
+    found = (extension_of(row).open_screen(out, err, color) for row in EXTENSIONS if row.draws)
+    return next(found, None)
 
 
 def peer_extensions(peer: PeerParts) -> list[PeerExtension]:

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_345,
-    "lines with code, extensions": 15_093,
+    "lines with code, heart": 29_965,
+    "lines with code, extensions": 15_502,
     "lines with code, scripts": 9857,
-    "lines with code, tests": 43_939,
-    "modules": 434,
+    "lines with code, tests": 43_979,
+    "modules": 435,
     "recipe keys": 110,
     "options": 195,
     "messages": 37,
-    "words of documents": 69_840,
+    "words of documents": 69_898,
     "functions without a docstring, %": 22,
 }
 

@@ -7,13 +7,13 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from cocktail_cli.assembly import ask_status, everyone, url_to_dial
+from cocktail_cli.assembly import Screen, ask_status, everyone, open_screen, url_to_dial
 from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.foreign_text import one_line, readable
@@ -23,7 +23,6 @@ from cocktail_cli.ui import (
     Display,
     duration_text,
     megabytes,
-    open_board,
     say,
     short,
     stage_lines,
@@ -77,8 +76,8 @@ def status(
     if watch:
         words = partial(in_short, as_json=as_json) if as_json or quiet else line_of
         with suppress(KeyboardInterrupt):
-            display = Display(color=not no_color)
-            watched(run, words, display if words is line_of and display.live(sys.stdout) else None)
+            drawn = words is line_of and Display().live(sys.stdout)
+            watched(run, words, open_screen(sys.stdout, sys.stdout, not no_color) if drawn else None)
         return
     found = ask(run)
     if as_json or quiet:
@@ -113,15 +112,12 @@ def after(found: dict[str, Any]) -> str:
 # ---- again and again ---------------------------------------------------------------------------------------
 
 
-def watched(run: str, line: Callable[[dict[str, Any]], str], display: Display | None) -> None:
-    """Show the status until the run is over: on a terminal's board, or without one a line for each change."""
-    if display is not None:
-        view = open_board(sys.stdout, sys.stdout, display.color)
-        try:
+def watched(run: str, line: Callable[[dict[str, Any]], str], screen: Screen | None) -> None:
+    """Show the status until the run is over: on a screen, or without one a line for each change."""
+    if screen is not None:
+        with closing(screen):
             for found in answers_of(run):
-                view.watch(found)
-        finally:
-            view.close()
+                screen.watch(found)
         return
     told: tuple[Any, ...] = ()
     for found in answers_of(run):

@@ -23,14 +23,14 @@ from transport.protocol import messages
 
 CEILINGS = {
     "lines with code, heart": 29_965,
-    "lines with code, extensions": 15_502,
+    "lines with code, extensions": 15_272,
     "lines with code, scripts": 9857,
-    "lines with code, tests": 43_979,
-    "modules": 435,
+    "lines with code, tests": 43_964,
+    "modules": 413,
     "recipe keys": 110,
     "options": 195,
     "messages": 37,
-    "words of documents": 69_898,
+    "words of documents": 69_823,
     "functions without a docstring, %": 22,
 }
 

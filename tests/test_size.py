@@ -25,7 +25,7 @@ CEILINGS = {
     "lines with code, heart": 29_965,
     "lines with code, extensions": 15_272,
     "lines with code, scripts": 9857,
-    "lines with code, tests": 43_964,
+    "lines with code, tests": 43_967,
     "modules": 413,
     "recipe keys": 110,
     "options": 195,

@@ -471,6 +471,7 @@ class Row(NamedTuple):
     options: tuple[Option, ...] = ()
     options_of: tuple[str, ...] = ()  # commands that have them
     draws: bool = False  # it has a screen, which is opened where a run is shown on a terminal
+    leaves: tuple[str, ...] = ()  # files and folders in a run's folder that carry no truth
     names: tuple[str, ...] = ()  # that it adds to the package `cocktail_cli`
     removed: Mapping[str, str] = {}  # what is gone, as it was typed -> what to type now
     # Asked for ways to other machines where a place is named, or the environment has one of these variables.
@@ -540,9 +541,10 @@ EXTENSIONS = (
     ),
     Row("turns", keys=True),
     Row("trust", keys=True),
-    Row("trackers", keys=True),
+    Row("trackers", keys=True, leaves=("tracking",)),
     Row(
         "dashboard",
+        leaves=("report.html", "comparison.html"),
         commands={"dashboard": RUN, "report": RESULTS},
         options_of=("launch", "resume"),
         options=(Option("--dashboard", PAGE, bool, OUTPUT, setting=False, excluded=NO_PAGE),),

@@ -218,7 +218,8 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
     yield " · ".join(parts)
     if found.get("reason"):
         yield str(found["reason"])
-    for one in everyone():
+    extensions = everyone()
+    for one in extensions:
         yield from one.above_peers(found)
     if stages := found.get("stages"):
         yield from stage_lines(stages["rings"], stages["waiting"])
@@ -230,7 +231,7 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
         yield from table(BRIEF, map(brief, [*found["peers"], *found.get("others", ())]))
     if (more := peers_of(found) - len(found["peers"])) > 0:
         yield f"and {more:,} more peers"
-    for one in everyone():
+    for one in extensions:
         yield from one.below_peers(found)
 
 

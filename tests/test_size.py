@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_794,
-    "lines with code, extensions": 14_781,
+    "lines with code, heart": 29_499,
+    "lines with code, extensions": 15_192,
     "lines with code, scripts": 9863,
-    "lines with code, tests": 43_921,
-    "modules": 334,
-    "recipe keys": 110,
+    "lines with code, tests": 44_088,
+    "modules": 335,
+    "recipe keys": 111,
     "options": 195,
     "messages": 37,
-    "words of documents": 69_500,
+    "words of documents": 69_651,
     "functions without a docstring, %": 22,
 }
 

@@ -22,13 +22,13 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_345,
-    "lines with code, extensions": 14_863,
+    "lines with code, heart": 30_443,
+    "lines with code, extensions": 14_851,
     "lines with code, scripts": 9857,
-    "lines with code, tests": 43_924,
-    "modules": 412,
+    "lines with code, tests": 43_986,
+    "modules": 413,
     "recipe keys": 110,
-    "options": 195,
+    "options": 196,
     "messages": 37,
     "words of documents": 69_765,
     "functions without a docstring, %": 22,

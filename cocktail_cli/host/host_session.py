@@ -508,6 +508,13 @@ class HostSession:
 
     def _new_record(self, work: RunDelegate, keys: RunKeys, name: str) -> machine.RunRecord:
         """Describe a new run, but for what its hub determines."""
+        from recipes.data import typed_prompt
+        from recipes.models import open_tokenizer
+
+        code = self.recipe.model.trust_remote_code
+        tokenizer, corpus = open_tokenizer(self.folder / in_folder.TOKENIZER, code=code), work.corpus
+        trained = (corpus.sample(position) for position in range(len(corpus)))
+        typed = typed_prompt(tokenizer, corpus.held_out or trained)
         return machine.RunRecord(
             run=name,
             url="",
@@ -524,6 +531,8 @@ class HostSession:
             base_sha256=work.base.digest,
             data_sha256=work.data_digest,
             licence=asdict(work.base.licence),
+            prompt=typed.text if typed else "",
+            chats=typed.chat if typed else None,
         )
 
     def door(self) -> machine.ListenAddress:
@@ -615,6 +624,7 @@ class HostSession:
                 eval_loss=narrator.eval_loss,
                 reason=ended.reason,
                 planned=self.record.planned,
+                prompt=self.record.prompt,
             )
         )
 

@@ -13,6 +13,7 @@ from .text_chart import MARK, round_ticks, showable, text_chart
 from .wording import (
     counted,
     duration_text,
+    generate_command,
     layers_text,
     megabytes,
     sentence,

@@ -12,7 +12,16 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import check_trust, load_run
 from cocktail_cli.options import Json, ProgressOption, Quiet, RunArgument, TrustCode, flag, value
-from cocktail_cli.ui import Display, ProgressMeter, Warning, open_view, say, say_json, say_own
+from cocktail_cli.ui import (
+    Display,
+    ProgressMeter,
+    Warning,
+    generate_command,
+    open_view,
+    say,
+    say_json,
+    say_own,
+)
 
 
 def export(
@@ -85,7 +94,7 @@ def export(
             say(f"best: after {rounds} rounds", err=True)
         if repository is not None:
             say(f"pushed: {told['pushed']}", err=True)
-        say(f'Next: cocktail generate {output_dir} "Once upon a time"', err=True)
+        say(f"Next: {generate_command(str(output_dir), record.prompt)}", err=True)
 
 
 def round_of(checkpoint: str, ledger: Path) -> int:

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_443,
+    "lines with code, heart": 30_465,
     "lines with code, extensions": 14_851,
     "lines with code, scripts": 9857,
-    "lines with code, tests": 43_986,
+    "lines with code, tests": 44_012,
     "modules": 413,
     "recipe keys": 110,
     "options": 196,
     "messages": 37,
-    "words of documents": 69_765,
+    "words of documents": 69_873,
     "functions without a docstring, %": 22,
 }
 

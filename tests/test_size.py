@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_087,
-    "lines with code, extensions": 14_863,
-    "lines with code, scripts": 9860,
-    "lines with code, tests": 43_916,
-    "modules": 356,
-    "recipe keys": 110,
-    "options": 195,
+    "lines with code, heart": 29_619,
+    "lines with code, extensions": 15_180,
+    "lines with code, scripts": 9863,
+    "lines with code, tests": 44_176,
+    "modules": 336,
+    "recipe keys": 111,
+    "options": 196,
     "messages": 37,
-    "words of documents": 69_516,
+    "words of documents": 69_770,
     "functions without a docstring, %": 22,
 }
 

@@ -22,7 +22,7 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_619,
+    "lines with code, heart": 29_607,
     "lines with code, extensions": 15_180,
     "lines with code, scripts": 9863,
     "lines with code, tests": 44_176,

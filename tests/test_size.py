@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_050,
-    "lines with code, extensions": 15_274,
-    "lines with code, scripts": 9857,
-    "lines with code, tests": 44_091,
-    "modules": 413,
+    "lines with code, heart": 29_499,
+    "lines with code, extensions": 15_192,
+    "lines with code, scripts": 9863,
+    "lines with code, tests": 44_092,
+    "modules": 335,
     "recipe keys": 111,
     "options": 195,
     "messages": 37,
-    "words of documents": 69_916,
+    "words of documents": 69_651,
     "functions without a docstring, %": 22,
 }
 

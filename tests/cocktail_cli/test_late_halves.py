@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from in_this_process import Run
 
 from cocktail_cli import assembly
 from cocktail_cli.assembly import Extension, HostParts, LatePeer, PeerExtension, Row, recipe_type
@@ -128,3 +129,9 @@ def test_what_a_recipe_does_without_is_something_that_each_run_has() -> None:
     with pytest.raises(RecipeError) as refused:
         load_resolved("smoke", ["without=[audits]"], extend=recipe_type)
     assert [problem.key for problem in refused.value.problems] == ["without"]
+
+
+def test_validate_takes_a_recipe_that_does_without(cocktail: Run) -> None:
+    done = cocktail("validate", "smoke", "without=[proofs, diagnosis]")
+
+    assert done.exit == 0, done.err

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from in_this_process import Run
 
-from cocktail_cli.commands.run import status
+from cocktail_cli.commands import status
 from cocktail_cli.errors import Failure
 
 PEER = {

@@ -15,9 +15,8 @@ from waiting import until
 
 import cocktail_cli
 from cocktail_cli import assembly
-from cocktail_cli.commands.run import join as join_command
-from cocktail_cli.commands.run import launch as launch_command
-from cocktail_cli.commands.run import resume as resume_command
+from cocktail_cli.commands import join as join_command
+from cocktail_cli.commands import launch as launch_command
 from cocktail_cli.extensions.api.runs import TERMINAL, Feed, as_yaml_value, command_words, options_of
 from cocktail_cli.machine import load_run
 from recipes.config import load_recipe
@@ -39,7 +38,7 @@ def test_the_front_names_what_it_imports_at_first_use() -> None:
         assert getattr(cocktail_cli, name) is not None
 
 
-@pytest.mark.parametrize("command", [launch_command.launch, resume_command.resume, join_command.join])
+@pytest.mark.parametrize("command", [launch_command.launch, launch_command.resume, join_command.join])
 def test_every_option_of_the_command_is_a_keyword_unless_it_is_for_the_terminal(command: Any) -> None:
     found, names = options_of(command), set(command.__annotations__) - {"return", "given"}
     names |= {option.parameter for _, option in assembly.options_of(command.__name__)}

@@ -24,13 +24,13 @@ from transport.protocol import messages
 CEILINGS = {
     "lines with code, heart": 29_499,
     "lines with code, extensions": 15_192,
-    "lines with code, scripts": 9863,
+    "lines with code, scripts": 9866,
     "lines with code, tests": 44_092,
     "modules": 335,
     "recipe keys": 111,
     "options": 195,
     "messages": 37,
-    "words of documents": 69_651,
+    "words of documents": 69_660,
     "functions without a docstring, %": 22,
 }
 

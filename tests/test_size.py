@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_499,
-    "lines with code, extensions": 15_192,
+    "lines with code, heart": 29_619,
+    "lines with code, extensions": 15_180,
     "lines with code, scripts": 9866,
-    "lines with code, tests": 44_092,
-    "modules": 335,
+    "lines with code, tests": 44_180,
+    "modules": 336,
     "recipe keys": 111,
-    "options": 195,
+    "options": 196,
     "messages": 37,
-    "words of documents": 69_660,
+    "words of documents": 69_779,
     "functions without a docstring, %": 22,
 }
 

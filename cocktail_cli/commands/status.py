@@ -28,6 +28,7 @@ from cocktail_cli.options import Json, NoColor, Quiet, RunArgument, argument, fl
 from cocktail_cli.ui import (
     Display,
     duration_text,
+    generate_command,
     megabytes,
     say,
     say_json,
@@ -112,7 +113,8 @@ def peers_of(found: dict[str, Any]) -> int:
 def after(found: dict[str, Any]) -> str:
     """Return the next command for a run that does not go on."""
     if found["state"] in ("finished", "stopped") and found["step"] and "output_dir" in found:
-        return f'cocktail report {found["run"]} · cocktail generate {found["output_dir"]} "Once upon a time"'
+        generate = generate_command(found["output_dir"], found.get("prompt", ""))
+        return f"cocktail report {found['run']} · {generate}"
     return f"cocktail resume {found['run']}" if found["state"] == "paused" else ""
 
 
@@ -211,6 +213,7 @@ def remembered(record: RunRecord) -> dict[str, Any]:
         "eval_loss": record.eval_loss,
         "peers": [],
         "output_dir": record.output_dir,
+        "prompt": record.prompt,
     }
 
 

@@ -25,6 +25,7 @@ from .wording import (
     counted,
     duration_text,
     farewell,
+    generate_command,
     invitation,
     layers_text,
     megabytes,

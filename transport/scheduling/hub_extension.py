@@ -146,7 +146,7 @@ class HubExtension:
         return {}
 
     def wrote(self, rounds: int) -> None:
-        """Note that the ledger has changed, and has so many rounds. None is told where none `copies`."""
+        """Note that the ledger has changed, and has so many rounds; told where an extension `copies` it."""
 
     def may_announce(self, round: int) -> bool:
         """Tell whether a durable round may be announced. It is asked again after whatever comes."""

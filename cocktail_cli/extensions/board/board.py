@@ -341,4 +341,4 @@ class Board:
             return "Ctrl-C: leave after this step · twice: leave now"
         if self.watched:
             return "Ctrl-C: look no more; the run goes on"
-        return "Ctrl-C: end after this exchange · twice: at once"
+        return "Ctrl-C: pause · twice: end the run with its model"

@@ -16,7 +16,6 @@ from test_snapshot_thread import Story
 
 from cocktail_cli.assembly import ModelOnDisk, model_here, recipe_type
 from cocktail_cli.extensions.results.events import Sample, SamplesOnPage
-from cocktail_cli.extensions.results.sample_writer import NEW
 from cocktail_cli.foreign_text import paragraphs
 from cocktail_cli.host import HostSession
 from cocktail_cli.machine import RunRecord, save_run
@@ -72,7 +71,7 @@ def test_the_base_and_each_snapshot_continue_the_same_held_out_text(
     held_out = tokenizer.decode(ROW.tolist(), skip_special_tokens=True)
     assert before.prompt + before.reference == paragraphs(held_out)
     model = load_model(made)
-    greedy = model.generate(torch.from_numpy(ROW[None, :16]).long(), do_sample=False, max_new_tokens=NEW)
+    greedy = model.generate(torch.from_numpy(ROW[None, :16]).long(), do_sample=False, max_new_tokens=data.NEW)
     assert after.text == paragraphs(tokenizer.decode(greedy[0, 16:], skip_special_tokens=True))
 
 

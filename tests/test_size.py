@@ -22,8 +22,8 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_236,
-    "lines with code, extensions": 14_781,
+    "lines with code, heart": 30_230,
+    "lines with code, extensions": 14_779,
     "lines with code, scripts": 9857,
     "lines with code, tests": 43_952,
     "modules": 393,

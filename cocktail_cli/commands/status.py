@@ -317,14 +317,7 @@ def described(record: RunRecord) -> dict[str, Any]:
 def cells(run: dict[str, Any]) -> list[str]:
     step = f"{run['step']}/{run['planned']}" if run["planned"] else str(run["step"])
     age = duration_text(run["age_s"]) if run["age_s"] < 48 * 3600 else f"{run['age_s'] / 86400:.0f} days"
-    return [
-        run["run"],
-        run["state"],
-        step,
-        one_line(run["model"], 32),
-        age,
-        one_line(run["output_dir"]),
-    ]
+    return [run["run"], run["state"], step, one_line(run["model"], 32), age, one_line(run["output_dir"])]
 
 
 def last_step(metrics: Path) -> int:

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_230,
-    "lines with code, extensions": 14_779,
-    "lines with code, scripts": 9857,
-    "lines with code, tests": 43_952,
-    "modules": 393,
-    "recipe keys": 110,
-    "options": 195,
+    "lines with code, heart": 29_600,
+    "lines with code, extensions": 15_161,
+    "lines with code, scripts": 9863,
+    "lines with code, tests": 44_168,
+    "modules": 336,
+    "recipe keys": 111,
+    "options": 196,
     "messages": 37,
-    "words of documents": 69_753,
+    "words of documents": 69_770,
     "functions without a docstring, %": 22,
 }
 

@@ -234,7 +234,7 @@ def values(resolved: Resolved) -> Iterator[tuple[tuple[str | int, ...], Any, str
         inner: list[tuple[str | int, ...]] = [(name,)]
         if isinstance(held, dict):
             inner = [(name, leaf) for leaf in held]
-        elif isinstance(held, list) and held:
+        elif isinstance(held, list) and isinstance(next(iter(held), None), dict):
             inner = [(name, place, leaf) for place, item in enumerate(held) for leaf in item]
         for key in inner:
             leaf = held

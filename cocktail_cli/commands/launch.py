@@ -7,6 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from cocktail_cli import options
 from cocktail_cli.assembly import NONE_GIVEN, Given, for_peers, places_of
 from cocktail_cli.completion import unfinished_runs
@@ -89,7 +91,9 @@ def launch(
         given=given,
     )
     with open_view(Display(as_json, quiet, verbose, not no_color, progress, life_line)) as view:
-        launch_run(wanted, view)
+        status = launch_run(wanted, view)
+    if status:
+        raise typer.Exit(status)
 
 
 def resume(
@@ -168,4 +172,6 @@ def resume(
         given=given,
     )
     with open_view(Display(as_json, quiet, verbose, not no_color, progress, life_line)) as view:
-        launch_run(wanted, view)
+        status = launch_run(wanted, view)
+    if status:
+        raise typer.Exit(status)

@@ -15,9 +15,19 @@ from cocktail_cli.assembly import files_of
 from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import run_folder as in_folder
-from cocktail_cli.machine import check_trust, load_run
+from cocktail_cli.machine import check_trust, load_run, read_run
 from cocktail_cli.options import Json, ProgressOption, Quiet, RunArgument, TrustCode, argument, flag, value
-from cocktail_cli.ui import Display, ProgressMeter, Warning, open_view, say, say_json, say_own, say_text
+from cocktail_cli.ui import (
+    Display,
+    ProgressMeter,
+    Warning,
+    generate_command,
+    open_view,
+    say,
+    say_json,
+    say_own,
+    say_text,
+)
 
 
 def export(
@@ -90,7 +100,7 @@ def export(
             say(f"best: after {rounds} rounds", err=True)
         if repository is not None:
             say(f"pushed: {told['pushed']}", err=True)
-        say(f'Next: cocktail generate {output_dir} "Once upon a time"', err=True)
+        say(f"Next: {generate_command(str(output_dir), record.prompt)}", err=True)
 
 
 def round_of(checkpoint: str, ledger: Path) -> int:
@@ -119,26 +129,29 @@ def round_of(checkpoint: str, ledger: Path) -> int:
 def generate(
     model: Annotated[str, argument("DIR|RUN", "A model's folder, or a finished run's name.", run_names)],
     prompt: Annotated[
-        str | None, argument("PROMPT", "Prompt to continue (default: stdin).", show_default=False)
+        str | None, argument("PROMPT", "Question, or text to continue (default: stdin).", show_default=False)
     ] = None,
     max_new_tokens: Annotated[int, value("--max-new-tokens", "N", "Most tokens to generate.", min=1)] = 128,
     temperature: Annotated[float, value("--temperature", "T", "0 takes the likeliest token.", min=0.0)] = 0.0,
     seed: Annotated[int | None, value("--seed", "N", "Seed, to sample the same text again.")] = None,
-    base: Annotated[bool, flag("--base", "Print the base model's continuation first, to compare.")] = False,
+    base: Annotated[bool, flag("--base", "Print the base model's text first, to compare.")] = False,
+    raw: Annotated[bool, flag("--raw", "Continue the prompt as it is, without the chat template.")] = False,
     interactive: Annotated[bool, flag("-i", "Chat: one prompt after the other, until Ctrl-D.")] = False,
     trust_remote_code: TrustCode = False,
     as_json: Json = False,
 ) -> None:
-    """Let a model go on from a prompt, or answer in a conversation.
+    """Let a model answer a question, or go on from a text.
 
-    Examples: cocktail generate outputs/smoke "The import statement"
-    cocktail generate RUN "The import statement" --base
+    A run that trained conversations answers, by its chat template; one that trained texts goes on.
+
+    Examples: cocktail generate outputs/mine "When does the harbour office open?" --base
+    cocktail generate outputs/smoke "The import statement"
     cocktail generate RUN -i
     """
     from recipes.models import TextGenerator
 
-    if base and interactive:
-        raise Failure("usage", "one of --base and -i at a time")
+    if interactive and (base or raw):
+        raise Failure("usage", f"one of {'--base' if base else '--raw'} and -i at a time")
     if "/" in model and not Path(model).exists():
         hint = "a run, or the folder of a model; `cocktail runs` lists the runs of this machine"
         raise Failure("run_unknown", f"no folder {model} here, and generate fetches nothing", hints=(hint,))
@@ -166,18 +179,25 @@ def generate(
         prompt = sys.stdin.read()
     if not prompt.strip():
         raise Failure("usage", "the prompt is empty", hints=('cocktail generate DIR "a prompt"',))
+    record = read_run(folder)
+    plain = raw or (record is not None and record.chats is False)
+
+    def written(place: Path) -> str:
+        writer = TextGenerator(place, trust_remote_code, tokenizer=folder)
+        if plain or not writer.chats:
+            return prompt + writer.generate(prompt, *settings)
+        return writer.reply([{"role": "user", "content": prompt}], *settings)
+
     # one after the other, as two models may not fit; both use the run's tokenizer
-    before = None
-    if start:
-        before = TextGenerator(start, trust_remote_code, tokenizer=folder).generate(prompt, *settings)
-    text = TextGenerator(folder, trust_remote_code).generate(prompt, *settings)
+    before = written(start) if start else None
+    text = written(folder)
     if as_json:
-        compared = {} if before is None else {"base": str(start), "base_text": before}
-        say_json({"model": str(folder), "prompt": prompt, "text": text} | compared)
-    elif before is None:
-        say_text(prompt + text)
+        compared = {} if before is None else {"base": str(start), "base_text": before.removeprefix(prompt)}
+        say_json({"model": str(folder), "prompt": prompt, "text": text.removeprefix(prompt)} | compared)
     else:
-        say_text(f"base:\n{prompt}{before}\n\n{model}:\n{prompt}{text}")
+        say_text(text if before is None else f"base:\n{before}\n\n{model}:\n{text}")
+    if not text.removeprefix(prompt).strip():
+        say(f"{model} ended at once, without a word", err=True)
 
 
 def prompts(first: str | None) -> Iterator[str]:

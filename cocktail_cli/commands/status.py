@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cocktail_cli.assembly import ask_status, everyone, url_to_dial
+from cocktail_cli.assembly import Screen, ask_status, everyone, open_screen, url_to_dial
 from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.foreign_text import one_line, readable
@@ -28,8 +28,8 @@ from cocktail_cli.options import Json, NoColor, Quiet, RunArgument, argument, fl
 from cocktail_cli.ui import (
     Display,
     duration_text,
+    generate_command,
     megabytes,
-    open_board,
     say,
     say_json,
     short,
@@ -87,8 +87,8 @@ def status(
     if watch:
         words = partial(in_short, as_json=as_json) if as_json or quiet else line_of
         with suppress(KeyboardInterrupt):
-            display = Display(color=not no_color)
-            watched(run, words, display if words is line_of and display.live(sys.stdout) else None)
+            drawn = words is line_of and Display().live(sys.stdout)
+            watched(run, words, open_screen(sys.stdout, sys.stdout, not no_color) if drawn else None)
         return
     found = ask(run)
     if as_json or quiet:
@@ -116,22 +116,20 @@ def peers_of(found: dict[str, Any]) -> int:
 def after(found: dict[str, Any]) -> str:
     """Return the next command for a run that does not go on."""
     if found["state"] in ("finished", "stopped") and found["step"] and "output_dir" in found:
-        return f'cocktail report {found["run"]} · cocktail generate {found["output_dir"]} "Once upon a time"'
+        generate = generate_command(found["output_dir"], found.get("prompt", ""))
+        return f"cocktail report {found['run']} · {generate}"
     return f"cocktail resume {found['run']}" if found["state"] == "paused" else ""
 
 
 # ---- again and again ---------------------------------------------------------------------------------------
 
 
-def watched(run: str, line: Callable[[dict[str, Any]], str], display: Display | None) -> None:
-    """Show the status until the run is over: on a terminal's board, or without one a line for each change."""
-    if display is not None:
-        view = open_board(sys.stdout, sys.stdout, display.color)
-        try:
+def watched(run: str, line: Callable[[dict[str, Any]], str], screen: Screen | None) -> None:
+    """Show the status until the run is over: on a screen, or without one a line for each change."""
+    if screen is not None:
+        with closing(screen):
             for found in answers_of(run):
-                view.watch(found)
-        finally:
-            view.close()
+                screen.watch(found)
         return
     told: tuple[Any, ...] = ()
     for found in answers_of(run):
@@ -219,6 +217,7 @@ def remembered(record: RunRecord) -> dict[str, Any]:
         "eval_loss": record.eval_loss,
         "peers": [],
         "output_dir": record.output_dir,
+        "prompt": record.prompt,
     }
 
 
@@ -233,7 +232,8 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
     yield " · ".join(parts)
     if found.get("reason"):
         yield str(found["reason"])
-    for one in everyone():
+    extensions = everyone()
+    for one in extensions:
         yield from one.above_peers(found)
     if stages := found.get("stages"):
         yield from stage_lines(stages["rings"], stages["waiting"])
@@ -245,7 +245,7 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
         yield from table(BRIEF, map(brief, [*found["peers"], *found.get("others", ())]))
     if (more := peers_of(found) - len(found["peers"])) > 0:
         yield f"and {more:,} more peers"
-    for one in everyone():
+    for one in extensions:
         yield from one.below_peers(found)
 
 

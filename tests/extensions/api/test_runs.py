@@ -176,7 +176,7 @@ def test_an_interrupt_or_an_error_of_a_callback_ends_the_run_in_good_order_befor
     assert run._process.poll() is not None
     assert load_run("out").state == "stopped"
     log = (tmp_path / "out" / "events.jsonl").read_text()
-    assert "stopping (stopped from Python): finishing the exchange in flight" in log
+    assert "ending (stopped from Python): finishing the exchange in flight" in log
 
 
 HOST = """
@@ -189,7 +189,7 @@ os.kill(os.getpid(), 9)
 
 @pytest.mark.slow
 @needs_fork
-def test_a_run_ends_in_good_order_when_its_program_is_killed(
+def test_a_run_pauses_when_its_program_is_killed(
     tmp_path: Path, forked: Forked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -199,6 +199,6 @@ def test_a_run_ends_in_good_order_when_its_program_is_killed(
     )
     assert program.process.wait(200) == -signal.SIGKILL, program.said
     assert (tmp_path / "told").read_text().startswith("cocktail://")
-    until(lambda: load_run("out").state == "stopped", 60)
+    until(lambda: load_run("out").state == "paused", 60)
     log = (tmp_path / "out" / "events.jsonl").read_text()
-    assert "stopping (its launching process ended): finishing the exchange in flight" in log
+    assert "pausing (its launching process ended): finishing the exchange in flight" in log

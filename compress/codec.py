@@ -54,10 +54,10 @@ class Cocktail:
     sample_kind: Literal["block", "element", "fragment"] = "block"
     block_size: int = 256  # neighbours visited together; a power of two
     quant_bucket_size: int = 128  # sent values that share a scale
-    shards: int = 1  # ranges of the vector, each compressed on its own: draw, schedule and encode take one
+    # ranges of the vector, or where each ends; all are compressed alone: draw, schedule and encode take one
+    shards: int | tuple[int, ...] = 1
     uncompressed_rounds: int = 0  # rounds at the start that visit and send everything, in 16 bits
     topk_chunk: int = 0  # top-k within chunks of this many visited values; 0: over the whole sample
-    shard_ends: tuple[int, ...] = ()  # where each shard ends; none: shards of one size
     quant_step: float = 0.0  # with 8 bits: levels so many root mean squares apart; 0: fitted ones
 
     def __post_init__(self) -> None:
@@ -75,14 +75,18 @@ class Cocktail:
             raise ValueError(f"block_size {self.block_size}: a power of two up to {1 << 20}")
         if not 1 <= self.quant_bucket_size <= 1 << 20:
             raise ValueError(f"quant_bucket_size {self.quant_bucket_size}: from 1 to {1 << 20}")
-        if not 1 <= self.shards <= MOST_SHARDS:
+        if not 1 <= self.shard_count <= MOST_SHARDS:
             raise ValueError(f"shards {self.shards}: from 1 to {MOST_SHARDS}")
-        if self.shard_ends and not rises(self.shard_ends, self.shards):
-            raise ValueError(f"shard_ends {self.shard_ends}: {self.shards} numbers that rise from 1 on")
+        if isinstance(self.shards, tuple) and not rises(self.shards):
+            raise ValueError(f"shards {self.shards}: numbers that rise from 1 on")
 
     def cut(self, n: int, seed: int) -> tuple[Shard, ...]:
         """Cut a vector of n coordinates into shards, in a run of this seed."""
-        return cut(n, self.shards, seed, self.shard_ends)
+        return cut(n, self.shards, seed)
+
+    @property
+    def shard_count(self) -> int:
+        return self.shards if isinstance(self.shards, int) else len(self.shards)
 
     def at(self, round: int) -> Cocktail:
         """Return the compressor of one round, whose `encode` is to be called."""

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_441,
-    "lines with code, extensions": 14_963,
-    "lines with code, scripts": 9857,
-    "lines with code, tests": 43_878,
-    "modules": 431,
+    "lines with code, heart": 30_283,
+    "lines with code, extensions": 15_174,
+    "lines with code, scripts": 9879,
+    "lines with code, tests": 44_035,
+    "modules": 425,
     "recipe keys": 110,
     "options": 195,
-    "messages": 37,
-    "words of documents": 69_698,
+    "messages": 34,
+    "words of documents": 69_417,
     "functions without a docstring, %": 22,
 }
 

@@ -13,11 +13,9 @@ from .text_chart import MARK, round_ticks, showable, text_chart
 from .wording import (
     counted,
     duration_text,
-    layers_text,
     megabytes,
     sentence,
     short,
-    stage_lines,
     step_line,
     time_left_text,
 )

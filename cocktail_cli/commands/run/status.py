@@ -26,7 +26,6 @@ from cocktail_cli.ui import (
     open_board,
     say,
     short,
-    stage_lines,
     table,
     timestamp,
 )
@@ -224,8 +223,6 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
         yield str(found["reason"])
     for one in everyone():
         yield from one.above_peers(found)
-    if stages := found.get("stages"):
-        yield from stage_lines(stages["rings"], stages["waiting"])
     if found.get("reach"):
         yield f"reach: {found['reach']}"
     if in_full:

@@ -55,8 +55,6 @@ def hostile(kind: Any) -> Any:
 
 
 def hostile_event(kind: type[Any]) -> Any:
-    if kind is events.Stages:
-        return kind([[{"name": HOSTILE, "layers": [0, 2]}, {"name": None, "layers": [2, 4]}]], [HOSTILE])
     hints = typing.get_type_hints(kind)
     return kind(**{field.name: hostile(hints[field.name]) for field in dataclasses.fields(kind)})
 

@@ -22,16 +22,16 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_283,
-    "lines with code, extensions": 15_174,
+    "lines with code, heart": 30_185,
+    "lines with code, extensions": 15_074,
     "lines with code, scripts": 9879,
-    "lines with code, tests": 44_035,
-    "modules": 425,
+    "lines with code, tests": 44_081,
+    "modules": 406,
     "recipe keys": 110,
     "options": 195,
     "messages": 34,
-    "words of documents": 69_417,
-    "functions without a docstring, %": 22,
+    "words of documents": 69_484,
+    "functions without a docstring, %": 23,
 }
 
 

@@ -86,6 +86,7 @@ class Cocktail:
 
     @property
     def shard_count(self) -> int:
+        """Count the shards."""
         return self.shards if isinstance(self.shards, int) else len(self.shards)
 
     def at(self, round: int) -> Cocktail:

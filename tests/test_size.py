@@ -23,15 +23,15 @@ from transport.protocol import messages
 
 CEILINGS = {
     "lines with code, heart": 30_185,
-    "lines with code, extensions": 15_074,
+    "lines with code, extensions": 15_036,
     "lines with code, scripts": 9879,
-    "lines with code, tests": 44_081,
+    "lines with code, tests": 44_067,
     "modules": 406,
     "recipe keys": 110,
     "options": 195,
     "messages": 34,
-    "words of documents": 69_484,
-    "functions without a docstring, %": 23,
+    "words of documents": 69_450,
+    "functions without a docstring, %": 22,
 }
 
 

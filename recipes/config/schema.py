@@ -388,6 +388,7 @@ class Compression(Section):
 
     @property
     def shard_count(self) -> int:
+        """Count the shards."""
         return self.shards if isinstance(self.shards, int) else len(self.shards)
 
 

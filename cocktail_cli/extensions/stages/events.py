@@ -23,7 +23,9 @@ class Stages(events.OfExtension):
 def stage_lines(told: Mapping[str, Any]) -> Iterator[str]:
     """Say which machines are a peer together, each with its layers, and which wait: fields of a `Stages`."""
     for ring in told["rings"]:
-        machines = [f"{one['name'] or 'nobody'} ({layers_text(one['layers'])})" for one in ring]
+        machines = [
+            f"{one.get('name') or 'nobody'} ({layers_text(one.get('layers', (0, 0)))})" for one in ring
+        ]
         yield f"stages: {', '.join(machines)}"
     if told["waiting"]:
         yield f"waiting for a place: {', '.join(told['waiting'])}"

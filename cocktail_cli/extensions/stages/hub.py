@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transport import actions as do
 from transport.hub import HubParts
@@ -18,7 +18,10 @@ from transport.wire import key_of, origin_of
 from .bodies import NAME, Lends, OtherMachine, Placed, Probed, RingMachine, packed
 from .events import Stages
 from .lines import check_address, dials
-from .ring_table import MOST, LayerDivision, Lender, Ring, RingTable
+from .ring_table import MOST, Lender, Ring, RingTable
+
+if TYPE_CHECKING:
+    from .compute import StageMemory
 
 PROBE_S = 5.0  # for a new machine and those that are there to measure their lines
 STANDS_BY = "stands by: it takes the place of a machine that is lost, or one in another ring"
@@ -55,7 +58,7 @@ class RingCoordinator(HubExtension):
 
     name, role = NAME, "stage"
 
-    def __init__(self, hub: HubParts, division: LayerDivision) -> None:
+    def __init__(self, hub: HubParts, division: StageMemory) -> None:
         self._out, self._members, self._rounds = hub.out, hub.members, hub.rounds
         self._admission, self._asks = hub.admission, hub.settings.join == "approve"
         self.table = RingTable(division)

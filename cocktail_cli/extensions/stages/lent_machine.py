@@ -206,13 +206,13 @@ class LentMachine:
 
     def _wait(self, link: PeerLink, place: Placed) -> None:
         """Wait for another place than this one. Raises RunOver at the end of the run, and as `wait`."""
-        link.wait("a place in a ring", lambda: self._newest is not place or bool(link.over), PLACE_S)
+        link.wait("a place in a ring", lambda: self._newest != place or bool(link.over), PLACE_S)
         if link.over is not None:
             raise RunOver.of(link.over)
 
     def _watch(self, link: PeerLink) -> None:
         """Follow the places until the session ends; in a thread of its own."""
-        place = self._newest
+        place = self.place
         while self.ended is None:
             try:
                 self._wait(link, place)

@@ -13,8 +13,7 @@ nothing changes.
 
 Of two neighbours one must be reachable, directly or elsewhere. So a new ring has at most every second
 machine that is not. The best lines are those on which a step takes the fewest seconds
-(`stage_placement.place`), by the latencies and rates that the machines have measured. Their speeds are not
-known: they count as much faster than any line.
+(`stage_placement.best_ring`), by the latencies and rates that the machines have measured.
 """
 
 from __future__ import annotations
@@ -22,9 +21,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from .stage_placement import Machines, PipelineLoad, Placement, place
+from .stage_placement import Machines, PipelineLoad, Placement, best_ring
+
+if TYPE_CHECKING:
+    from .compute import StageMemory  # which imports torch
 
 GAP_S = 60.0  # that a ring waits for a machine in the place of a lost one
 BACK_S = 10.0  # the same for those that had its places at the hub before this one
@@ -32,32 +34,6 @@ MOST = 64  # machines of a ring: all of them are named in a message of a hub
 ORDERED = 10  # machines of which the best ring is looked for, within a tenth of a second
 UNKNOWN_S = 0.05  # latency of two machines that have not measured it
 UNKNOWN_RATE = 1e6  # bytes a second of a line that was not measured
-
-
-class LayerDivision(Protocol):
-    """Divides a model's layers among machines of a ring, by what each takes of their memory. Pure."""
-
-    @property
-    def layers(self) -> int:
-        """Count the model's layers."""
-
-    @property
-    def micro_batches(self) -> int:
-        """Count the micro-batches of a step, where one ring has the whole batch."""
-
-    @property
-    def activation(self) -> float:
-        """Return the bytes of a micro-batch's activations between two stages."""
-
-    @property
-    def gradient(self) -> float:
-        """Return the bytes of their gradients."""
-
-    def divide(self, memories: Sequence[int]) -> tuple[range, ...] | None:
-        """Divide all layers among machines with so many bytes; None: they do not hold the model."""
-
-    def memory(self, stages: int, number: int, layers: range) -> int:
-        """Return the bytes that these layers take on one of so many machines."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +63,7 @@ class Ring:
 class RingTable:
     """All lent machines of a run. `changed` collects those whose place, or whose ring, is another now."""
 
-    def __init__(self, division: LayerDivision) -> None:
+    def __init__(self, division: StageMemory) -> None:
         self._division = division
         self.lenders: dict[str, Lender] = {}  # in the order in which they came
         self.rings: dict[str, Ring] = {}
@@ -130,7 +106,7 @@ class RingTable:
             [self.latency(one, other) if self._connect(one, other) else inf for other in ids] for one in ids
         ]
         memories = [self.lenders[id].memory if id else inf for id in ids]
-        return Machines(rates, latencies, [inf] * len(ids), memories)
+        return Machines(rates, latencies, memories)
 
     def _load(self, stages: int) -> PipelineLoad:
         """Return a step of a ring of so many machines."""
@@ -280,8 +256,8 @@ class RingTable:
         if not 1 < count <= ORDERED:
             return able[:count]
         able = able[:ORDERED]
-        rings = place(self._machines([one.id for one in able]), self._load(count), count, replicas=1).rings
-        return [able[number] for ring in rings for number in ring] or able[:count]
+        ring = best_ring(self._machines([one.id for one in able]), self._load(count), count)
+        return [able[number] for number in ring or range(count)]
 
 
 def pairs(order: Sequence[Lender]) -> list[tuple[Lender, Lender]]:

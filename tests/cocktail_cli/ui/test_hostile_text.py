@@ -183,7 +183,7 @@ def exceptions() -> Iterator[type[BaseException]]:
 
 
 def hostile_error(kind: type[BaseException]) -> BaseException:
-    if issubclass(kind, Failure):
+    if issubclass(kind, Failure) and (kind is Failure or "__init__" not in vars(kind)):
         problem = Problem(HOSTILE, HOSTILE, 3, HOSTILE, HOSTILE)
         return kind("rejected", HOSTILE, (problem, problem), (HOSTILE,))
     if kind.__name__ == "RecipeError":

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from in_this_process import Run
+from lying_host import lying_host
 from test_run_delegate import Rows
 
 from cocktail_cli.assembly import pinned, recipe_type
@@ -65,3 +67,19 @@ def test_a_run_that_stages_cannot_train_divides_no_model_so_its_hub_refuses_lent
         begin = extension.hub(parts)
         assert begin.name == "stages"
         assert type(begin(None)).__name__ == "Undivided"
+
+
+def test_who_would_lend_memory_to_a_run_without_stages_is_told_what_its_host_can_do(cocktail: Run) -> None:
+    with lying_host() as hub:
+        said = cocktail("join", hub.url, "-y", "--device", "cpu", "--layers", "25MB")
+
+    assert said.exit == 6, said.err
+    assert "this run's model is not divided among machines: its host can set stages={}" in said.err
+
+
+@pytest.mark.parametrize("other", [("--gpus", "2"), ("--until", "08:00"), ("--max-temp", "70")])
+def test_a_machine_is_lent_with_one_device_and_at_any_hour(cocktail: Run, other: tuple[str, str]) -> None:
+    said = cocktail("join", "cocktail://x", "-y", "--layers", "auto", *other)
+
+    assert said.exit == 2, said.err
+    assert "the hub places a machine with one device, at any hour" in said.err

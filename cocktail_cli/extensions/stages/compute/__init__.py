@@ -10,7 +10,7 @@ from .activation_codec import (
     encode_gradient,
 )
 from .ring_head import RingHead
-from .ring_request import StageFailed, StageFull, StageLines, StageLost
+from .ring_request import StageFailed, StageFull, StageLost
 from .stage_machine import CONFIG, StageMachine, open_weights
 from .stage_model import ARCHITECTURES, StageModel, architecture_of, layers_of, stage_ranges
 from .stage_part import StagePart, check_staged

@@ -17,13 +17,12 @@ from typing import Any
 
 from compress import PacketError
 
-from ..lines import LineLost, StageMessage
+from ..lines import LineLost, RingLines, StageMessage
 from .ring_request import (
     FAILED,
     Answer,
     RingRequest,
     StageFailed,
-    StageLines,
     StageLost,
     answers_of,
     raise_error,
@@ -47,7 +46,7 @@ class RingHead:
         layers: of each machine of the replica, this one's first.
     """
 
-    def __init__(self, machine: StageMachine, lines: StageLines, layers: tuple[range, ...]) -> None:
+    def __init__(self, machine: StageMachine, lines: RingLines, layers: tuple[range, ...]) -> None:
         self.machine, self.lines, self.layers, self.stages = machine, lines, layers, len(layers)
         self.key = ""  # of the newest loading of machines
         self.steps = -1  # the last step begun: they count up whatever is loaded anew

@@ -15,14 +15,14 @@ import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from cocktail_cli.errors import Failure
 from compress import PacketError
 from recipes.errors import ModelError, PartLost
 from recipes.foreign_json import parse_json
 
-from ..lines import FORWARD, LineLost, StageMessage
+from ..lines import FORWARD, StageMessage
 
 HEAD = struct.Struct("<I")
 FAILED = "failed"  # a request that nobody made: a stage tells the head what it met
@@ -69,19 +69,6 @@ class StageFull(MemoryError):
     def __init__(self, message: str, stage: int) -> None:
         super().__init__(message)
         self.stage = stage
-
-
-class StageLines(Protocol):
-    """A stage's lines to its two neighbours. `send` may be called from any thread, `receive` from one."""
-
-    def send(self, message: StageMessage) -> None:
-        """Send activations and requests to the next stage, all else to the one before. Does not wait."""
-
-    def receive(self, timeout: float) -> StageMessage | LineLost | None:
-        """Wait for what a neighbour sends, or becomes; None: nothing in so many seconds."""
-
-    def refuse(self, kind: str, why: str) -> None:
-        """Note that a neighbour has sent a message of this kind, which no stage would send."""
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,13 @@ from compress import PacketError
 from recipes.algorithm import SideStream
 from recipes.training import is_full
 
-from ..lines import LineLost, StageMessage
+from ..lines import LineLost, RingLines, StageMessage
 from .ring_request import (
     BESIDE,
     FAILED,
     UNASKED,
     Answer,
     RingRequest,
-    StageLines,
     StageLost,
     error_values,
     request_of,
@@ -38,7 +37,7 @@ LOOK_S = 0.1  # between two looks at `stop`
 class StageServer:
     """Serves as one machine of a replica of so many stages, until `stop` is set."""
 
-    def __init__(self, machine: StageMachine, lines: StageLines, stages: int) -> None:
+    def __init__(self, machine: StageMachine, lines: RingLines, stages: int) -> None:
         self.machine, self.lines, self.stages = machine, lines, stages
         self.stop = threading.Event()
         self.side = SideStream(machine.device)

@@ -51,9 +51,12 @@ class RingLines:
         self._told_of = set[str]()  # keys of neighbours of which that was said
 
     def send(self, message: StageMessage) -> None:
+        """Send activations and requests to the next stage, all else to the one before, from any thread. Does
+        not wait."""
         self.link.send(message)
 
     def receive(self, timeout: float) -> StageMessage | LineLost | None:
+        """Wait for what a neighbour sends, or becomes; None: nothing in so many seconds. For one thread."""
         came = self.link.receive(timeout)
         if came is None:
             return None
@@ -69,6 +72,7 @@ class RingLines:
         return lost
 
     def refuse(self, kind: str, why: str) -> None:
+        """Note that a neighbour has sent a message of this kind, which no stage would send."""
         neighbour = self.link.sender(kind)
         if neighbour is not None and neighbour.key not in self._told_of:
             self._told_of.add(neighbour.key)

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_185,
+    "lines with code, heart": 29_743,
     "lines with code, extensions": 15_036,
-    "lines with code, scripts": 9879,
-    "lines with code, tests": 44_067,
-    "modules": 406,
+    "lines with code, scripts": 9885,
+    "lines with code, tests": 44_036,
+    "modules": 347,
     "recipe keys": 110,
     "options": 195,
     "messages": 34,
-    "words of documents": 69_450,
+    "words of documents": 69_195,
     "functions without a docstring, %": 22,
 }
 

@@ -14,7 +14,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -38,8 +38,7 @@ from compress import (
 from recipes.config import Recipe
 from recipes.weight_files import CHECK, float32_header, words_digest, write_safetensors
 
-from .adaptive_rate import AdaptiveRate, adaptive_rate_of, fixed_rate
-from .compressor import handoff_compressor
+from .compressor import AdaptiveRate, adaptive_rate_of, fixed_rate, handoff_compressor
 from .decoded_updates import (
     DecodedUpdates,
     RejectedUpdate,
@@ -49,8 +48,18 @@ from .decoded_updates import (
     measured,
     select_shards,
 )
-from .outer_optimizer import PLAIN, OuterOptimizer, outer_optimizer_of
-from .robust_mean import MEAN, AggregateStep, Rule, collect, fade_of, handoff_scale, rule_of
+from .robust_mean import (
+    MEAN,
+    PLAIN,
+    AggregateStep,
+    OuterOptimizer,
+    Rule,
+    collect,
+    fade_of,
+    handoff_scale,
+    outer_optimizer_of,
+    rule_of,
+)
 
 ERROR, MOMENTUM = "error", "momentum"  # e and v, in a file
 SUMS = "sums"  # the word of its header with the fingerprint of each
@@ -64,18 +73,6 @@ def unlogged(steps: Mapping[int, AggregateStep]) -> Callable[[], object]:
     return lambda: None
 
 
-@dataclass(frozen=True)
-class Before:
-    """The state that a step has replaced."""
-
-    sample: Sample
-    error: Tensor  # (m,) e on it
-    momentum: Tensor | None  # (m,) v on it
-    usual: float
-    recent: float
-    packets: int
-
-
 class ShardAggregator:
     """Algorithm 2 for one shard, with its error feedback e and its outer momentum v."""
 
@@ -87,7 +84,7 @@ class ShardAggregator:
         self.usual = float("inf")  # typical absolute value in a packet; inf: a handoff is taken as it is
         self.recent = 0.0  # the largest of those of late; not in a file: it only decides what is refused
         self.packets = 1  # in the newest step
-        self._before: Before | None = None  # the newest step
+        self._undo: Callable[[], None] | None = None  # takes the newest step back
         self._drawn: tuple[int, Sample] | None = None
 
     def sample(self, round: int) -> Sample:
@@ -121,7 +118,15 @@ class ShardAggregator:
         sample, D = self.sample(round), step.D
         e = sample.take(self.error) if step.error is None else step.error
         v = sample.take(self.momentum) if self.outer.momentum else None
-        self._before = Before(sample, e, v, self.usual, self.recent, self.packets)
+        before = self.usual, self.recent, self.packets
+
+        def undo() -> None:
+            sample.put_(self.error, e)
+            if v is not None:
+                sample.put_(self.momentum, v)
+            self.usual, self.recent, self.packets = before
+
+        self._undo = undo
         if step.momentum is not None:
             sample.put_(self.momentum, step.momentum)
         decode_packed(packet, sample.m).add_to(D, 0, sample.m, -1.0)
@@ -132,16 +137,13 @@ class ShardAggregator:
 
     def undo(self) -> None:
         """Take back the newest step: it was not committed. To be called before another handoff is merged."""
-        if (before := self._before) is not None:
-            before.sample.put_(self.error, before.error)
-            if before.momentum is not None:
-                before.sample.put_(self.momentum, before.momentum)
-            self.usual, self.recent, self.packets = before.usual, before.recent, before.packets
-            self._before = None
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
 
     def settle(self) -> None:
         """Forget what `undo` needs: the newest step is committed."""
-        self._before = None
+        self._undo = None
 
     def open_handoff(self, peer: str, packet: bytes) -> tuple[PackedUpdate | Update, float]:
         """Decode a handoff of this shard; returns its update and s. Raises RejectedUpdate."""

@@ -31,9 +31,8 @@ from recipes.foreign_json import (
     read_object,
 )
 from recipes.models import base_manifest, context_of
-from recipes.models.lora import adapter_base
-from recipes.weight_files import open_tensors, read_header
-from recipes.weight_files.stored_vector import model_config_files
+from recipes.models.trainable import adapter_base
+from recipes.weight_files import model_config_files, open_tensors, read_header
 
 DEEP = 200_000
 HOSTILE = {
@@ -257,8 +256,8 @@ UNMEASURED = {
     "recipes/foreign_json.py": "measured just before",
     "recipes/config/document.py": "YAML, whose events are checked first",
     "recipes/config/loader.py": "pydantic, which stops at 200 levels with an error of its own",
-    "recipes/data/chat_template.py": "arguments that `check_tool_calls` has parsed",
-    "recipes/data/streaming.py": "the host's own file",
+    "recipes/data/conversations.py": "arguments that `check_tool_calls` has parsed",
+    "recipes/data/corpus.py": "the host's own file",
     "recipes/algorithm/aggregator.py": "the host's own file",
     "recipes/training/peer_checkpoint.py": "the peer's own file",
     "transport/protocol/foreign_values.py": "measured just after",

@@ -86,7 +86,7 @@ PHASES = (
     ),
     Phase("catching up", told("loading"), NEVER | {"rounds": 40}, ("-y", "--max-down", "20kbit")),
     Phase("waiting for a round", ready, NEVER),
-    Phase("computing", in_a_round, ALONE, before=slow("recipes.objectives.next_tokens.loss_sum", 1.5)),
+    Phase("computing", in_a_round, ALONE, before=slow("recipes.objectives.loss_sum", 1.5)),
     Phase("in an exchange", sent, ALONE),
     Phase("evaluating", in_a_round, {"min_peers": 1}, before=slow("recipes.training.trainer.evaluate", 60)),
     Phase("dialling a hub that is gone", ready, NEVER, left=False),
@@ -267,7 +267,7 @@ def test_the_second_signal_ends_a_launch_at_once_and_it_can_be_resumed(
         "@url",
         "-y",
         "--json",
-        before=slow("recipes.objectives.next_tokens.loss_sum", 60),
+        before=slow("recipes.objectives.loss_sum", 60),
     )
     until(lambda: told("caught up")(peer, None), WITHIN * 2)  # type: ignore[arg-type]
     time.sleep(1.0)

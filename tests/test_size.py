@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_743,
-    "lines with code, extensions": 15_036,
+    "lines with code, heart": 29_459,
+    "lines with code, extensions": 15_353,
     "lines with code, scripts": 9885,
-    "lines with code, tests": 44_036,
-    "modules": 347,
-    "recipe keys": 110,
-    "options": 195,
+    "lines with code, tests": 44_318,
+    "modules": 330,
+    "recipe keys": 111,
+    "options": 196,
     "messages": 34,
-    "words of documents": 69_195,
+    "words of documents": 69_453,
     "functions without a docstring, %": 22,
 }
 

@@ -82,7 +82,7 @@ class RunLink:
         self.resumable = False  # whether it failed and may be started again
         self.why = ""  # this peer leaves, if there is more to say than that it was asked to
         self.sharded: ShardedExchange | None = None  # where peers aggregate shards
-        self.extensions = tuple(extensions)
+        self.extensions = extensions
         self.measuring = threading.Lock()  # of the next three: one round goes up while another comes down
         self.budget = BandwidthBudget.of(staleness)  # what the line carries beside the compute
         self.opened_at: dict[int, float] = {}  # of the rounds in flight

@@ -280,7 +280,8 @@ def resolve(name: str, datasets: int = 0, extend: Extend = heart_alone) -> Key:
                 return ("datasets", 0, name)
             raise ValueError(f"which data set? write datasets.0.{name}=...")
         if name not in found and name not in Recipe.model_fields:
-            found = bare_keys(extend(None))
+            of_name = bare_keys(extend([name]))
+            found = of_name if name in of_name else bare_keys(extend(None))
         return found.get(name, (name,))
     return tuple(int(part) if part.isdecimal() else part for part in name.split("."))
 

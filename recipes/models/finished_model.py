@@ -182,6 +182,11 @@ class TextGenerator:
         self.tokenizer = open_tokenizer(tokenizer or folder, code=code)
         self.model: Any = load_adapted(folder, code) if is_adapter(folder) else load_model(folder, code=code)
 
+    @property
+    def chats(self) -> bool:
+        """True where the tokenizer has a chat template."""
+        return self.tokenizer.chat_template is not None
+
     @torch.no_grad()
     def generate(
         self,
@@ -229,7 +234,7 @@ class TextGenerator:
         self, messages: Sequence[Mapping[str, str]], max_new_tokens: int, temperature: float, seed: int | None
     ) -> str:
         """Generate the next message of a conversation; without a chat template, continue the last message."""
-        if self.tokenizer.chat_template is None:
+        if not self.chats:
             return self.generate(messages[-1]["content"], max_new_tokens, temperature, seed)
         apply: Any = self.tokenizer.apply_chat_template
         text = apply(list(messages), tokenize=False, add_generation_prompt=True)

@@ -270,9 +270,9 @@ UNMEASURED = {
     "transport/ledger/journal.py": "the hub's own ledger",
     "cocktail_cli/host/run_folder.py": "the host's own file",
     "cocktail_cli/installation.py": "pip's own file",
-    "cocktail_cli/machine/identity.py": "this machine's own file",
+    "cocktail_cli/machine/local_files.py": "this machine's own file",
     "cocktail_cli/ui/metrics_lines.py": "this machine's own file",
-    "cocktail_cli/commands/run/run_list.py": "the last line of this machine's own file",
+    "cocktail_cli/commands/status.py": "the last line of this machine's own file",
     "cocktail_cli/host/local_peers.py": "output of our own process",
     "cocktail_cli/host/command_process.py": "output of our own process",
 }

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +20,7 @@ from cocktail_cli.help_pages import CommandTable
 from cocktail_cli.host import as_yaml
 from cocktail_cli.machine import pick_device
 from cocktail_cli.options import Device, Json, Quiet, Recipe, argument, flag
-from cocktail_cli.ui import say, say_json, say_own, say_text
+from cocktail_cli.ui import say, say_json, say_own, say_text, table
 from cocktail_cli.volunteer import Resources, VolunteerLimits, lacking, requirements_column
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def list_(
         for row in rows:
             say(row["name"])
         return
-    say(*table(rows, width_of_output()))
+    say(*laid_out(rows, width_of_output()))
     say("Next: cocktail plan NAME · cocktail launch NAME", err=True)
     say("      with your own: cocktail launch --model MODEL --data FILE", err=True)
 
@@ -78,29 +79,25 @@ def width_of_output() -> int | None:
     return shutil.get_terminal_size().columns if told else None
 
 
-def table(rows: list[dict[str, str]], width: int | None) -> list[str]:
-    """Lay rows out in columns; those that do not fit go on below, wrapped between words."""
-    columns = list(rows[0])
-    widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in columns}
-    short = list(columns)
-    while width is not None and len(short) > 1 and sum(widths[key] + 2 for key in short) - 2 > width:
-        short.pop()
-    lines = []
-    for row in [{key: key.upper() for key in columns}, *rows]:
-        lines.append("  ".join(row[key].ljust(widths[key]) for key in short).rstrip())
-        for key in columns[len(short) :]:
-            if row[key] != key.upper():
-                text = row[key] if key == "description" else f"{key}: {row[key]}"
-                indent = "    "
-                lines += textwrap.wrap(
-                    text,
-                    width or 80,
-                    initial_indent=indent,
-                    subsequent_indent=indent,
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
-    return lines
+def laid_out(rows: list[dict[str, str]], width: int | None) -> Iterator[str]:
+    """Lay rows out in columns; the last ones go on below where they do not fit, wrapped between words."""
+    columns, below = list(rows[0]), list[str]()
+
+    def lines() -> list[str]:
+        titles = dict.fromkeys(map(str.upper, columns), "<")
+        return [*table(titles, [[row[key] for key in columns] for row in rows])]
+
+    while width is not None and len(columns) > 1 and max(map(len, lines())) > width:
+        below.insert(0, columns.pop())
+    title, *shown = lines()
+    yield title
+    for line, row in zip(shown, rows, strict=True):
+        yield line
+        for key in below:
+            text, indent = row[key] if key == "description" else f"{key}: {row[key]}", " " * 4
+            wrapper = textwrap.TextWrapper(width or 80, indent, indent, break_on_hyphens=False)
+            wrapper.break_long_words = False
+            yield from wrapper.wrap(text)
 
 
 @app.command("show")

@@ -12,22 +12,11 @@ from drawn_board import drawn
 from rich.cells import cell_len
 from rich.console import Console, Group
 
-from cocktail_cli.ui import Progressed, RunStarted, megabytes, sentence, time_left_text
-from cocktail_cli.ui.board import Board, state_of
-from cocktail_cli.ui.events import (
-    Eval,
-    Joined,
-    Left,
-    PeerDeciding,
-    PeerDeclined,
-    PeerJoined,
-    PeerLeft,
-    RunFinished,
-    Step,
-)
+from cocktail_cli.extensions.board.board import Board, state_of
+from cocktail_cli.ui import Progressed, RunStarted, events, megabytes, sentence, time_left_text
 
 STARTED = RunStarted("amber-otter-42", "cocktail://x", "smoke", "9f2c41ab" * 8, 860_160, 80, "outputs/smoke")
-STEP = Step(
+STEP = events.Step(
     step=12,
     steps=80,
     round=12,
@@ -43,17 +32,17 @@ STEP = Step(
     wait_s={"a": 0.1, "b": 0.1},
     eta_s=34.0,
 )
-JOINED = Joined("amber-otter-42", "vm", "smoke", "9f" * 32, 0)
+JOINED = events.Joined("amber-otter-42", "vm", "smoke", "9f" * 32, 0)
 CURVE = [replace(STEP, step=step, loss=6.0 - step / 10) for step in range(1, 41)]
 SIZES = [(79, 24), (59, 20), (139, 40), (39, 10), (199, 60), (19, 5), (9, 3), (79, 100)]
 
 
-def board_of(*events: object, peers: int = 0) -> Board:
+def board_of(*told: object, peers: int = 0) -> Board:
     board = Board()
     for event in (
         STARTED,
-        *(PeerJoined(f"peer-{number:02}", "RTX 3090, 24 GiB") for number in range(peers)),
-        *events,
+        *(events.PeerJoined(f"peer-{number:02}", "RTX 3090, 24 GiB") for number in range(peers)),
+        *told,
     ):
         board.take(event)  # type: ignore[arg-type]
     return board
@@ -72,7 +61,11 @@ def chart_rows(lines: list[str]) -> int:
 def test_the_screen_fits_its_terminal(width: int, height: int, peers: int) -> None:
     """No line is longer than the terminal is wide, and the last row stays free."""
     board = board_of(
-        Eval(0, 0, 6.0), *CURVE, Eval(40, 40, 2.0), PeerLeft("peer-00", "left: Ctrl-C"), peers=peers
+        events.Eval(0, 0, 6.0),
+        *CURVE,
+        events.Eval(40, 40, 2.0),
+        events.PeerLeft("peer-00", "left: Ctrl-C"),
+        peers=peers,
     )
 
     lines = drawn(board, width, height)
@@ -125,10 +118,10 @@ def test_a_state_has_its_word_and_a_colour() -> None:
 
 
 def test_the_best_evaluation_is_named_with_its_step() -> None:
-    board = board_of(Eval(0, 0, 6.0), Eval(20, 20, 2.5), Eval(40, 40, 2.75))
+    board = board_of(events.Eval(0, 0, 6.0), events.Eval(20, 20, 2.5), events.Eval(40, 40, 2.75))
     assert "◆ eval 2.750 (best 2.500 at step 20)" in figures(board)
 
-    board.take(Eval(60, 60, 2.25))
+    board.take(events.Eval(60, 60, 2.25))
     assert "◆ eval 2.250 (best now)" in figures(board)
 
 
@@ -182,7 +175,7 @@ def test_what_peers_do_a_second_is_measured_between_two_looks_at_the_hub(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [100.0]
-    monkeypatch.setattr("cocktail_cli.ui.board.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("cocktail_cli.extensions.board.board.time.monotonic", lambda: clock[0])
     board = Board(me="attic")
     board.look(status(*(peer(name, tokens=0, up_bytes=0, down_bytes=0) for name in ("attic", "dana"))))
     clock[0] += 10.0
@@ -261,7 +254,9 @@ def test_rates_are_never_negative_after_a_restart_of_the_hub(monkeypatch: pytest
 def test_the_time_left_is_the_hubs_estimate_less_what_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    alone = Step(25, 100, 25, 2.0, 2, step_s=40.0, eta_s=3000.0)  # a slow machine, whose leases span rounds
+    alone = events.Step(
+        25, 100, 25, 2.0, 2, step_s=40.0, eta_s=3000.0
+    )  # a slow machine, whose leases span rounds
     board = board_of(JOINED, alone)
     board.look(status(peer("vm"), eta_s=540))
     board.take(alone)
@@ -271,45 +266,49 @@ def test_the_time_left_is_the_hubs_estimate_less_what_has_passed(monkeypatch: py
 
 
 def test_somebody_who_decides_is_no_peer_and_is_never_late() -> None:
-    board = board_of(PeerDeciding("vm", "CPU, 2 cores"))
-    board.take(Step(1, 100, 1, 2.0, 1, accepted=["a"], up_bytes={"a": 9, "vm": 9}, ratio_up={"a": 2.0}))
+    board = board_of(events.PeerDeciding("vm", "CPU, 2 cores"))
+    board.take(
+        events.Step(1, 100, 1, 2.0, 1, accepted=["a"], up_bytes={"a": 9, "vm": 9}, ratio_up={"a": 2.0})
+    )
 
     assert "deciding" in row(board, "vm")
-    board.take(PeerDeclined("vm"))
+    board.take(events.PeerDeclined("vm"))
     assert not any(line.startswith("vm") for line in drawn(board, 120))
 
 
 def test_a_peer_that_joins_is_not_called_late() -> None:
-    board = board_of(PeerJoined("vm", "CPU"))
-    board.take(Step(1, 100, 1, 2.0, 1, accepted=["a"], up_bytes={"a": 9, "vm": 9}, ratio_up={"a": 2.0}))
+    board = board_of(events.PeerJoined("vm", "CPU"))
+    board.take(
+        events.Step(1, 100, 1, 2.0, 1, accepted=["a"], up_bytes={"a": 9, "vm": 9}, ratio_up={"a": 2.0})
+    )
 
     assert "syncing" in row(board, "vm")
 
 
 def test_the_last_frame_of_a_run_shows_its_peers_done_and_those_that_went_before_as_they_went() -> None:
-    board = board_of(PeerJoined("a"), PeerJoined("b"), PeerJoined("c"))
-    board.take(PeerLeft("b", "connection lost", how="lost"))
-    board.take(PeerLeft("c", "left: Ctrl-C", how="left"))
-    board.take(RunFinished("amber-otter-42", "outputs/smoke", 100, None, "all steps are done"))
+    board = board_of(events.PeerJoined("a"), events.PeerJoined("b"), events.PeerJoined("c"))
+    board.take(events.PeerLeft("b", "connection lost", how="lost"))
+    board.take(events.PeerLeft("c", "left: Ctrl-C", how="left"))
+    board.take(events.RunFinished("amber-otter-42", "outputs/smoke", 100, None, "all steps are done"))
 
     assert {name: row(board, name)[1] for name in "abc"} == {"a": "done", "b": "lost", "c": "left"}
 
 
 def test_a_run_that_waits_says_so_and_gives_no_time_left() -> None:
-    board = board_of(PeerJoined("a"), Step(3, 100, 3, 2.0, 1))
+    board = board_of(events.PeerJoined("a"), events.Step(3, 100, 3, 2.0, 1))
     board.look(status(peer("a"), eta_s=90))
     assert "ETA 1 min" in drawn(board, 120)[0]
     board.look(status(peer("a", "lost")) | {"state": "waiting", "eta_s": None})
 
     assert "ETA" not in drawn(board, 120)[0]
     assert drawn(board, 120)[1].startswith("waiting for peers")
-    board.take(Step(4, 100, 4, 2.0, 1))
+    board.take(events.Step(4, 100, 4, 2.0, 1))
     assert drawn(board, 120)[1].startswith("training")
 
 
 def test_a_hub_that_does_not_answer_is_no_training() -> None:
-    board = board_of(JOINED, PeerJoined("vm"))
-    board.take(Step(3, 100, 3, 2.0, 1, accepted=["vm"], ratio_up={"vm": 2.0}, up_bytes={"vm": 9}))
+    board = board_of(JOINED, events.PeerJoined("vm"))
+    board.take(events.Step(3, 100, 3, 2.0, 1, accepted=["vm"], ratio_up={"vm": 2.0}, up_bytes={"vm": 9}))
     board.look(status(peer("vm"), eta_s=90))
     board.miss()
 
@@ -327,7 +326,7 @@ def test_this_machine_is_not_lost_to_a_hub_that_was_started_again() -> None:
 
 
 def test_a_table_that_is_left_on_the_screen_names_no_keys() -> None:
-    board = board_of(PeerJoined("a"), Step(3, 100, 3, 2.0, 1))
+    board = board_of(events.PeerJoined("a"), events.Step(3, 100, 3, 2.0, 1))
     assert any("Ctrl-C" in line for line in drawn(board, 120))
     board.over = True
 
@@ -343,15 +342,52 @@ def test_the_others_of_a_status_stay_on_the_board_below_the_peers() -> None:
 
 
 def test_leaving_says_what_was_given_and_how_to_return() -> None:
-    left = Left("amber-otter-42", "vm", "left (Ctrl-C)", False, 40, 2_000_000, 3_000_000, 0.34, 720.0, True)
+    left = events.Left(
+        "amber-otter-42", "vm", "left (Ctrl-C)", False, 40, 2_000_000, 3_000_000, 0.34, 720.0, True
+    )
     said = (
         "left amber-otter-42 (Ctrl-C). You gave 40 steps, 34% of all that was trained, in 12 min "
         "(sent 2.0 MB, received 3.0 MB). Thank you! The same command returns."
     )
 
     assert sentence(left) == said
-    over = Left("amber-otter-42", "vm", "all steps are done", True, 60, 1000, 2000, 0.52, 34.0)
+    over = events.Left("amber-otter-42", "vm", "all steps are done", True, 60, 1000, 2000, 0.52, 34.0)
     assert sentence(over) == (
         "amber-otter-42 is over: all steps are done. You gave 60 steps, 52% of all that was trained, in 34 s "
         "(sent 1.0 kB, received 2.0 kB). Thank you!"
     )
+
+
+def test_progress_without_an_end_has_no_bar() -> None:
+    board = Board()
+    board.take(Progressed("tokenizing me/data", 4000, 0, "rows", 2000.0, None))
+
+    assert drawn(board, 80) == ["tokenizing me/data   4,000 rows, 2,000 rows/s"]
+
+
+@pytest.mark.parametrize("width", [30, 60, 100])
+def test_a_bar_takes_one_line_and_the_room_there_is(width: int) -> None:
+    board = Board()
+    board.take(Progressed("fetching the base", 89 * 10**8, 121 * 10**8, "bytes", 61e6, 52.0))
+
+    [line] = drawn(board, width)
+
+    assert len(line) <= width
+    assert ("━" * 3 in line, line.endswith("8.9 GB of 12.1 GB, 61.0 MB/s, 52 s left")) == (
+        width > 60,
+        width >= 60,
+    )
+
+
+def test_the_screen_of_watch_has_loss_curve_peers_and_what_ctrl_c_does() -> None:
+    board = Board(run="amber-otter-42", watched=True)
+    for step in (1, 2, 3):
+        losses = [(n, 5.0 - n / 4) for n in range(1, step + 1)]
+        figures = {"step": step, "max_steps": 20, "losses": losses, "eta_s": 2 * (20 - step)}
+        board.look(status(peer("attic\x1b[2J", gpu="RTX 3090"), **figures))
+    lines = drawn(board, 99, 30)
+
+    assert lines[0].startswith("step 3/20 · 15 % · ETA 34 s · amber-otter-42 ──")
+    assert any("loss 4.250" in line for line in lines)
+    assert any(line.startswith("attic?[2J") and "RTX 3090" in line for line in lines)
+    assert lines[-1] == "Ctrl-C: look no more; the run goes on"

@@ -1,7 +1,6 @@
 """The board of a run: a state that events and hub answers change, and how rich draws it.
 
-Only this module and live_view.py import rich, and they are imported where a board is shown: `cocktail --help`
-must be fast.
+Only this module and live_view.py import rich.
 """
 
 from __future__ import annotations
@@ -19,11 +18,19 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from cocktail_cli.foreign_text import readable
-
-from . import events
-from .metrics_lines import step_numbers
-from .text_chart import LEAST_ROWS, MARK, text_chart
-from .wording import counted, megabytes, progress_text, sentence, short, time_left_text
+from cocktail_cli.ui import (
+    LEAST_ROWS,
+    MARK,
+    counted,
+    events,
+    megabytes,
+    progress_text,
+    sentence,
+    short,
+    step_numbers,
+    text_chart,
+    time_left_text,
+)
 
 OF_LATE = 20  # answers of the hub over which rates are averaged, a minute or less
 GONE = ("left", "lost", "removed")
@@ -334,4 +341,4 @@ class Board:
             return "Ctrl-C: leave after this step · twice: leave now"
         if self.watched:
             return "Ctrl-C: look no more; the run goes on"
-        return "Ctrl-C: end after this exchange · twice: at once"
+        return "Ctrl-C: pause · twice: end the run with its model"

@@ -1,4 +1,6 @@
-"""`cocktail status`: one screen about a run, from its hub; or the runs that this machine knows."""
+"""`cocktail status`: one screen about a run, from its hub; `cocktail stop`: end it, or pause it; `cocktail
+runs`: the runs that were launched on this machine, finished ones too.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +9,29 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from cocktail_cli.assembly import ask_status, everyone, url_to_dial
+from cocktail_cli.assembly import Screen, ask_status, everyone, open_screen, url_to_dial
 from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.foreign_text import one_line, readable
-from cocktail_cli.machine import RunRecord, load_run, the_run_going_on
-from cocktail_cli.options import Json, NoColor, Quiet, argument, flag
+from cocktail_cli.host import run_folder as in_folder
+from cocktail_cli.machine import RunRecord, known_runs, load_run, the_run_going_on
+from cocktail_cli.options import Json, NoColor, Quiet, RunArgument, argument, flag
 from cocktail_cli.ui import (
     Display,
     duration_text,
+    generate_command,
     megabytes,
-    open_board,
     say,
+    say_json,
     short,
     table,
     timestamp,
@@ -76,8 +83,8 @@ def status(
     if watch:
         words = partial(in_short, as_json=as_json) if as_json or quiet else line_of
         with suppress(KeyboardInterrupt):
-            display = Display(color=not no_color)
-            watched(run, words, display if words is line_of and display.live(sys.stdout) else None)
+            drawn = words is line_of and Display().live(sys.stdout)
+            watched(run, words, open_screen(sys.stdout, sys.stdout, not no_color) if drawn else None)
         return
     found = ask(run)
     if as_json or quiet:
@@ -105,22 +112,20 @@ def peers_of(found: dict[str, Any]) -> int:
 def after(found: dict[str, Any]) -> str:
     """Return the next command for a run that does not go on."""
     if found["state"] in ("finished", "stopped") and found["step"] and "output_dir" in found:
-        return f'cocktail report {found["run"]} · cocktail generate {found["output_dir"]} "Once upon a time"'
+        generate = generate_command(found["output_dir"], found.get("prompt", ""))
+        return f"cocktail report {found['run']} · {generate}"
     return f"cocktail resume {found['run']}" if found["state"] == "paused" else ""
 
 
 # ---- again and again ---------------------------------------------------------------------------------------
 
 
-def watched(run: str, line: Callable[[dict[str, Any]], str], display: Display | None) -> None:
-    """Show the status until the run is over: on a terminal's board, or without one a line for each change."""
-    if display is not None:
-        view = open_board(sys.stdout, sys.stdout, display.color)
-        try:
+def watched(run: str, line: Callable[[dict[str, Any]], str], screen: Screen | None) -> None:
+    """Show the status until the run is over: on a screen, or without one a line for each change."""
+    if screen is not None:
+        with closing(screen):
             for found in answers_of(run):
-                view.watch(found)
-        finally:
-            view.close()
+                screen.watch(found)
         return
     told: tuple[Any, ...] = ()
     for found in answers_of(run):
@@ -207,6 +212,7 @@ def remembered(record: RunRecord) -> dict[str, Any]:
         "eval_loss": record.eval_loss,
         "peers": [],
         "output_dir": record.output_dir,
+        "prompt": record.prompt,
     }
 
 
@@ -221,7 +227,8 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
     yield " · ".join(parts)
     if found.get("reason"):
         yield str(found["reason"])
-    for one in everyone():
+    extensions = everyone()
+    for one in extensions:
         yield from one.above_peers(found)
     if found.get("reach"):
         yield f"reach: {found['reach']}"
@@ -231,7 +238,7 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
         yield from table(BRIEF, map(brief, [*found["peers"], *found.get("others", ())]))
     if (more := peers_of(found) - len(found["peers"])) > 0:
         yield f"and {more:,} more peers"
-    for one in everyone():
+    for one in extensions:
         yield from one.below_peers(found)
 
 
@@ -255,3 +262,127 @@ def all_of(peer: dict[str, Any]) -> list[str]:
 
 def words_of(peer: dict[str, Any], *keys: str) -> list[str]:
     return [one_line(str(peer.get(key) or ""), 20) for key in keys]
+
+
+COLUMNS = {"RUN": "<", "STATE": "<", "STEP": ">", "MODEL": "<", "AGE": ">", "FOLDER": "<"}
+SECRETS = ("url", "keys")
+TAIL = 1 << 16  # bytes of metrics.jsonl that hold the last step
+
+
+def runs(as_json: Json = False, quiet: Quiet = False) -> None:
+    """List the runs of this machine, the newest first.
+
+    A run that was killed is shown as died: `cocktail resume RUN` continues it. Nothing is removed.
+
+    Example: cocktail runs
+
+    With --json one object: runs, each with run, state, step, planned, model, age_s, output_dir, recipe,
+    started, and the other fields of its run.json but for the secrets.
+    """
+    found = [described(record) for record in sorted(known_runs(), key=lambda r: r.started, reverse=True)]
+    if as_json:
+        say_json({"runs": found})
+    elif quiet:
+        for run in found:
+            say(run["run"])
+    else:
+        for line in table(COLUMNS, map(cells, found)):
+            say(line)
+        if not found:
+            say("No runs were launched on this machine yet. Next: cocktail launch smoke", err=True)
+
+
+def described(record: RunRecord) -> dict[str, Any]:
+    """Describe a run without its secrets: its record, its state now, how far it came, and its model."""
+    known = {key: value for key, value in asdict(record).items() if key not in SECRETS}
+    folder = Path(record.output_dir)
+    began = datetime.fromisoformat(record.started)
+    age = (datetime.now(UTC) - began.replace(tzinfo=began.tzinfo or UTC)).total_seconds()
+    now = {
+        "state": record.state_now(),
+        "step": max(record.steps, last_step(folder / in_folder.METRICS)),  # run.json is written at the end
+        "model": model_of(folder / in_folder.RESOLVED),
+        "age_s": round(max(0.0, age)),
+    }
+    return known | now
+
+
+def cells(run: dict[str, Any]) -> list[str]:
+    step = f"{run['step']}/{run['planned']}" if run["planned"] else str(run["step"])
+    age = duration_text(run["age_s"]) if run["age_s"] < 48 * 3600 else f"{run['age_s'] / 86400:.0f} days"
+    return [
+        run["run"],
+        run["state"],
+        step,
+        one_line(run["model"], 32),
+        age,
+        one_line(run["output_dir"]),
+    ]
+
+
+def last_step(metrics: Path) -> int:
+    """Return the newest step that metrics.jsonl tells of; 0 where it tells of none."""
+    try:
+        with metrics.open("rb") as file:
+            file.seek(max(0, metrics.stat().st_size - TAIL))
+            lines = file.read().splitlines()
+    except OSError:  # no step was made, or the folder is being removed
+        return 0
+    for line in reversed(lines):
+        if b'"kind": "step"' in line and line.endswith(b"}"):
+            with suppress(ValueError, TypeError, LookupError):  # a damaged line
+                return int(json.loads(line[line.index(b"{") :])["step"])
+    return 0
+
+
+def model_of(recipe: Path) -> str:
+    """Return the model's name in a run's resolved recipe."""
+    from recipes.foreign_json import parse_json
+
+    try:
+        return str(parse_json(recipe.read_bytes())["model"]["model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError):  # the folder is being removed, or was edited
+        return "?"
+
+
+def stop(
+    run: RunArgument,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait for the exchange in flight.")] = False,
+    pause: Annotated[bool, flag("--pause", "Write no model: `resume` continues the run.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """End a run of this machine and write its model; or pause it.
+
+    A paused run's peers store checkpoints, its launch ends, and `cocktail resume` continues it.
+
+    Examples: cocktail stop amber-otter-42
+    cocktail stop amber-otter-42 --pause
+
+    With --json one object: run, was (its state), output_dir.
+    """
+    from transport import ask_status, ask_stop, parse_url
+    from transport.protocol import Unreachable
+
+    record, rounds = load_run(run), 0
+    if record.state == "running":
+        try:
+            rounds = ask_status(parse_url(record.local_url()), TIMEOUT)["round"]
+            ask_stop(parse_url(record.local_url()), record.keys["stop"], now, pause, TIMEOUT)
+        except Unreachable as error:
+            raise unreachable(record, error) from error
+    if as_json:
+        say_json({"run": record.run, "was": record.state, "output_dir": record.output_dir})
+    elif quiet:
+        say(record.run)
+    elif record.state == "running" and pause:
+        say(f"{record.run} is pausing. To continue it:", f"cocktail resume {record.run}")
+    elif record.state == "running" and not rounds:
+        say(f"{record.run} is ending before its first step, so there is no model")
+    elif record.state == "running":
+        say(f"{record.run} is ending; its model will be in {record.output_dir}")
+    elif record.state == "paused":
+        say(f"{record.run} is paused. To continue it:", f"cocktail resume {record.run}")
+        say(f"Or make a model of it: cocktail export {record.run} -o DIR", err=True)
+    else:
+        say(f"{record.run} was over already ({record.state}); see {record.output_dir}")

@@ -15,12 +15,9 @@ from rich.segment import ControlType, Segment, SegmentLines
 from rich.text import Text
 
 from cocktail_cli.foreign_text import one_line
+from cocktail_cli.ui import GuardedStream, events, farewell, invitation, sentence, showable, unguarded
 
-from . import events
 from .board import Board, is_news
-from .output import GuardedStream, unguarded
-from .text_chart import showable
-from .wording import farewell, invitation, sentence
 
 # events that change only the board; the others are said above it
 DRAWN = (events.Eval, events.PeerReady, events.Progressed, events.Step)
@@ -99,7 +96,7 @@ class LiveView(RenderHook):
     def watch(self, status: dict[str, Any]) -> None:
         """Show a run that this process takes no part in, from its hub's answers."""
         with self.lock:
-            self.board.run, self.board.watched = str(status["run"]), True
+            self.board.run, self.board.watched = one_line(str(status["run"])), True
             self.board.look(status)
             self.draw()
 

@@ -23,7 +23,7 @@ from transport.protocol import messages
 
 CEILINGS = {
     "lines with code, heart": 29_459,
-    "lines with code, extensions": 15_353,
+    "lines with code, extensions": 15_350,
     "lines with code, scripts": 9885,
     "lines with code, tests": 44_318,
     "modules": 330,

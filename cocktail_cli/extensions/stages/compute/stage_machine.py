@@ -13,7 +13,7 @@ has the run's base on its own disk reads its layers there.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -119,11 +119,10 @@ class StageMachine:
 
     def answer(self, do: str, fields: Mapping[str, Any], data: bytes) -> Answer:
         """Do what the head asks. Raises KeyError where it is no request."""
-        methods: dict[str, Callable[..., Answer]]
-        methods = {"held": self.held, "load": self.load, "fill": self.fill, "begin": self.begin}
-        if do in methods:
-            return methods[do](data, **fields)
-        return self.part.answer(do, fields, data)
+        if do not in ("held", "load", "fill", "begin"):
+            return self.part.answer(do, fields, data)
+        answer: Answer = getattr(self, do)(data, **fields)
+        return answer
 
     def held(self, data: bytes) -> Answer:
         """Say which loading gave this machine its part, the round of its x', and the last step that it knows.

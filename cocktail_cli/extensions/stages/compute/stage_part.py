@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,10 @@ from .stage_worker import Line, StageWorker
 
 MEMORY = 2 << 30  # bytes of samples' activations that each of a machine's two ends remembers, on disk
 MOST_SAMPLES = 1 << 16
+REQUESTS = (  # methods of StagePart
+    *("state", "settle", "catch_up", "encode", "decode", "move", "zero", "partly", "square", "scale", "step"),
+    *("follow", "subtract", "handoff", "distance", "use_global_model", "use_local_model"),
+)
 OTHERWISE = "the run's host can launch it with another value; a machine that holds the whole model can join"
 
 
@@ -105,15 +109,6 @@ class StagePart:
         self.sent: dict[int, DecodedPacket] = {}  # by round: updates in flight, or handed over
         self.aggregates: dict[int, DecodedPacket] = {}  # by round
         self._evaluating = ExitStack()
-        self._methods: Mapping[str, Callable[..., Answer]] = {
-            **{"state": self.state, "settle": self.settle, "catch_up": self.catch_up},
-            **{"encode": self.encode, "decode": self.decode, "move": self.move},
-            **{"zero": self.zero, "partly": self.partly, "square": self.square, "scale": self.scale},
-            "step": self.step,
-            **{"follow": self.follow, "subtract": self.subtract, "handoff": self.handoff},
-            **{"use_global_model": self.use_global_model, "use_local_model": self.use_local_model},
-            "distance": self.distance,
-        }
 
     @property
     def share(self) -> float:
@@ -127,7 +122,10 @@ class StagePart:
 
     def answer(self, do: str, fields: Mapping[str, Any], data: bytes) -> Answer:
         """Do what is asked. Raises KeyError where it is no request."""
-        return self._methods[do](data, **fields)
+        if do not in REQUESTS:
+            raise KeyError(do)
+        answer: Answer = getattr(self, do)(data, **fields)
+        return answer
 
     # ---- the model x' and the exchange ---------------------------------------------------------------------
 

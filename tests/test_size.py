@@ -30,7 +30,7 @@ CEILINGS = {
     "recipe keys": 111,
     "options": 196,
     "messages": 34,
-    "words of documents": 69_453,
+    "words of documents": 69_454,
     "functions without a docstring, %": 22,
 }
 

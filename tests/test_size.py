@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_459,
-    "lines with code, extensions": 15_350,
-    "lines with code, scripts": 9885,
-    "lines with code, tests": 44_318,
+    "lines with code, heart": 29_446,
+    "lines with code, extensions": 15_340,
+    "lines with code, scripts": 9888,
+    "lines with code, tests": 44_328,
     "modules": 330,
     "recipe keys": 111,
     "options": 196,
     "messages": 34,
-    "words of documents": 69_454,
+    "words of documents": 69_515,
     "functions without a docstring, %": 22,
 }
 

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_606,
-    "lines with code, extensions": 15_170,
-    "lines with code, scripts": 9866,
-    "lines with code, tests": 44_186,
-    "modules": 336,
+    "lines with code, heart": 29_446,
+    "lines with code, extensions": 15_340,
+    "lines with code, scripts": 9888,
+    "lines with code, tests": 44_328,
+    "modules": 330,
     "recipe keys": 111,
     "options": 196,
-    "messages": 37,
-    "words of documents": 69_831,
+    "messages": 34,
+    "words of documents": 69_515,
     "functions without a docstring, %": 22,
 }
 

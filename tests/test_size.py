@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_637,
+    "lines with code, heart": 29_625,
     "lines with code, extensions": 15_189,
-    "lines with code, scripts": 9863,
-    "lines with code, tests": 44_190,
+    "lines with code, scripts": 9866,
+    "lines with code, tests": 44_194,
     "modules": 336,
     "recipe keys": 111,
     "options": 196,
     "messages": 37,
-    "words of documents": 69_822,
+    "words of documents": 69_831,
     "functions without a docstring, %": 22,
 }
 

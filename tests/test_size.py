@@ -22,10 +22,10 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_625,
-    "lines with code, extensions": 15_189,
+    "lines with code, heart": 29_606,
+    "lines with code, extensions": 15_170,
     "lines with code, scripts": 9866,
-    "lines with code, tests": 44_194,
+    "lines with code, tests": 44_186,
     "modules": 336,
     "recipe keys": 111,
     "options": 196,

@@ -24,7 +24,7 @@ from transport.protocol import messages
 CEILINGS = {
     "lines with code, heart": 29_619,
     "lines with code, extensions": 15_180,
-    "lines with code, scripts": 9866,
+    "lines with code, scripts": 9869,
     "lines with code, tests": 44_180,
     "modules": 336,
     "recipe keys": 111,

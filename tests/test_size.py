@@ -22,10 +22,10 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_619,
+    "lines with code, heart": 29_621,
     "lines with code, extensions": 15_180,
     "lines with code, scripts": 9869,
-    "lines with code, tests": 44_180,
+    "lines with code, tests": 44_182,
     "modules": 336,
     "recipe keys": 111,
     "options": 196,

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_621,
-    "lines with code, extensions": 15_180,
-    "lines with code, scripts": 9869,
-    "lines with code, tests": 44_182,
-    "modules": 336,
+    "lines with code, heart": 29_448,
+    "lines with code, extensions": 15_340,
+    "lines with code, scripts": 9891,
+    "lines with code, tests": 44_330,
+    "modules": 330,
     "recipe keys": 111,
     "options": 196,
-    "messages": 37,
-    "words of documents": 69_779,
+    "messages": 34,
+    "words of documents": 69_515,
     "functions without a docstring, %": 22,
 }
 

@@ -24,6 +24,7 @@ from cocktail_cli.assembly import (
     leads,
     model_here,
     pick_devices,
+    pinned,
     used,
     views_of,
 )
@@ -384,11 +385,7 @@ class HostSession:
         """Replace revisions by commits, and write the recipe to the run's folder."""
         from recipes.models import pin_revisions
 
-        self.recipe = pin_revisions(self.recipe, base.folder)
-        if self.recipe.compression.shards_at_layers:
-            from recipes.pipeline import cut_at_layers  # no run without stages imports it
-
-            self.recipe = cut_at_layers(self.recipe, base.folder)
+        self.recipe = pinned(pin_revisions(self.recipe, base.folder), base.folder)
         if (commit := self.recipe.model.model_revision) is not None:
             model = self.recipe.model.model_name_or_path
             self.show(events.Progressed(f"{model}: commit {commit}, for this run and all its peers"))
@@ -640,6 +637,7 @@ class HostSession:
                 reason=ended.reason,
                 planned=self.record.planned,
                 prompt=self.record.prompt,
+                base_loss=narrator.base_loss,
             )
         )
 

@@ -33,14 +33,12 @@ from .upload_policy import UploadPolicy
 
 if TYPE_CHECKING:
     from transport.aggregators import ShardCoordinator
-    from transport.rings import RingCoordinator
 
 SessionHandler = Callable[[Session, Any, float], None]
 RequestHandler = Callable[[bytes, Any, float], None]
 # messages that need no session
 Request = (
     messages.Hello
-    | messages.Lends
     | messages.Resume
     | messages.AskStatus
     | messages.Deciding
@@ -56,6 +54,7 @@ class HubParts:
     settings: RunSettings
     out: Outbox
     members: Roster
+    admission: Admission
     rounds: Rounds
     secret: str  # the host's: nobody else knows what it seeds
     recovered: Recovered  # what an earlier hub of the run has left
@@ -102,7 +101,7 @@ class HubState:
             self.shards = rounds.sharding = ShardCoordinator(
                 settings, out, members, rounds, recovered.handoffs
             )
-        parts = HubParts(settings, out, members, rounds, stop_secret, recovered)
+        parts = HubParts(settings, out, members, admission, rounds, stop_secret, recovered)
         rounds.extensions += [extend(parts) for extend in extensions if not isinstance(extend, Late)]
         self.uploads = UploadPolicy(settings, out, members, rounds)
         self.handshake = Handshake(settings, out, members, admission, rounds, recovered)
@@ -114,7 +113,6 @@ class HubState:
         self.admin = AdminCommands(out, members, admission, rounds, self.handshake, stop_secret)
         self._of_requests: dict[type[Request], RequestHandler] = {
             messages.Hello: self.handshake.hello,
-            messages.Lends: self.handshake.hello,
             messages.Resume: self.handshake.resume,
             messages.AskStatus: self._answer_status,
             messages.Deciding: self._visit,
@@ -150,8 +148,6 @@ class HubState:
         elif session is None:
             if not self.admission.heard(conn, message, now):
                 self.out.refuse(conn, "session", "the hub does not know this session")
-        elif isinstance(message, messages.Probed) and self.rings is not None:
-            self.rings.probed(session, message, now)
         elif (handle := self._of_sessions.get(type(message))) is not None:
             handle(session, message, now)
         else:
@@ -169,10 +165,12 @@ class HubState:
     def reached(self, session: str, ok: bool) -> None:
         """Take the result of dialling a peer."""
         peer = self.members.get(session)
-        if peer is not None and peer.role == "stage" and self.rings is not None:
-            self.rings.reached(peer, ok)
+        if peer is None or peer.role == "peer":
+            self.members.reached(session, ok)
             return
-        self.members.reached(session, ok)
+        for one in self.rounds.extensions:
+            if one.role == peer.role:
+                one.reached(peer, ok)
 
     def apply(self, change: Callable[[float], object], now: float) -> list[do.Action]:
         """Call `change(now)`, a method of one of the parts, and return the actions that it causes."""
@@ -184,26 +182,17 @@ class HubState:
         asleep = self.members.tick(now)
         self.admission.tick(now, asleep)
         self.rounds.tick(now, asleep)
-        if self.rings is not None:
-            self.rings.tick(now)
         return self._drain(now)
 
     def deadline(self) -> float:
         """Return when to call `tick`, if nothing else happens before. inf: never."""
-        times = [self.members.deadline(), self.admission.deadline(), self.rounds.deadline()]
-        return min([*times, self.rings.deadline()] if self.rings is not None else times)
-
-    @property
-    def rings(self) -> RingCoordinator | None:
-        """The rings of lent machines, of a run that has such."""
-        return self.handshake.rings
+        return min(self.members.deadline(), self.admission.deadline(), self.rounds.deadline())
 
     def status(self, now: float, recipe: bool = False) -> str:
         """Return the JSON text of `cocktail status --json`; `recipe` adds what a joiner wants to know."""
         status = run_status(self.rounds, now)
         status |= people_status(self.members, self.admission.visitors, self.rounds.extensions, now)
         status["term"] = self.handshake.term
-        status["stages"] = None if self.rings is None else self.rings.status()
         return json.dumps(status | (joiners_status(self.rounds) if recipe else {}))
 
     # ---- handlers ------------------------------------------------------------------------------------------
@@ -227,8 +216,6 @@ class HubState:
         self.members.ignored += not named
 
     def _session_ended(self, session: Session) -> int:
-        if self.rings is not None:
-            self.rings.ended(session)
         if not self.members.with_key(session.key):
             self.admission.left(session.key)
         return self.rounds.session_ended(session)

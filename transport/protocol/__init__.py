@@ -43,7 +43,7 @@ from .object_names import (
     round_of,
 )
 from .peer_names import clean_name, hash_of_names, unique_name
-from .run_settings import LayerDivision, RunSettings
+from .run_settings import RunSettings
 from .run_url import (
     RUN_NAME,
     TOKEN_BYTES,

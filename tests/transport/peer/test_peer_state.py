@@ -239,7 +239,6 @@ FULL: dict[str, Callable[[int, int], messages.Message]] = {
     "close": lambda n, size: messages.Close(n, 0, [], dict.fromkeys(names(size), 0.5)),
     "estates": lambda n, size: messages.Close(n, 0, [], {}, {}, [messages.HandoffOffer(0, "", 0.0)] * size),
     "bodies": lambda n, size: messages.Extension(f"{n:x}", b"x" * size),
-    "place": lambda n, size: messages.Placed("r", n, [], "x" * size),
     "over": lambda n, size: messages.Over("x" * size, False),
 }
 

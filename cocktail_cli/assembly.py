@@ -624,7 +624,9 @@ def recipe_type(names: Iterable[str] | None = None) -> type[Recipe]:
 
     The name of a section is that of its extension's folder, whose `keys.py` has it.
     """
-    folders = {WITHOUT, *(row.folder for row in EXTENSIONS if row.keys)}
+    folders = {row.folder for row in EXTENSIONS if row.keys}
+    if any(row.always for row in EXTENSIONS):
+        folders.add(WITHOUT)
     return _recipe_type(tuple(sorted(folders if names is None else folders & {*names})))
 
 

@@ -22,10 +22,10 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_446,
+    "lines with code, heart": 29_448,
     "lines with code, extensions": 15_340,
-    "lines with code, scripts": 9888,
-    "lines with code, tests": 44_328,
+    "lines with code, scripts": 9891,
+    "lines with code, tests": 44_330,
     "modules": 330,
     "recipe keys": 111,
     "options": 196,

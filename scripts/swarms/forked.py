@@ -36,14 +36,17 @@ from scripts import ROOT
 # What a command would import, and what that imports in its turn.
 MODULES: tuple[str, ...] = (
     "cocktail_cli.main",
-    "cocktail_cli.extensions.standby.standby_session",
     "cocktail_cli.volunteer.run_link",
     "cocktail_cli.host.host_session",
     "cocktail_cli.host.run_delegate",
     "recipes.training.loop",
     "transport.aggregators",
-    "cocktail_cli.extensions.reach.hub_tunnel",
-    "cocktail_cli.extensions.standby.hub_process",
+)
+OF_EXTENSIONS = ("standby.standby_session", "reach.hub_tunnel", "standby.hub_process")
+MODULES += tuple(
+    f"cocktail_cli.extensions.{name}"
+    for name in OF_EXTENSIONS
+    if (ROOT / "cocktail_cli" / "extensions" / name.replace(".", "/")).with_suffix(".py").is_file()
 )
 MODULES += ("datasets", "zmq", "transformers.models.gpt_neox.modeling_gpt_neox", "transformers.optimization")
 WARM = "scripts.swarms.warm"  # what each of them would work out first

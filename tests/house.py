@@ -12,7 +12,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("compress", "transport", "recipes", "cocktail_cli")
 EXTENSIONS = (  # packages of one capability; all others are the heart
-    "cocktail_cli/aggregation",
     "cocktail_cli/extensions",
     "cocktail_cli/lending",
     "cocktail_cli/stage_machines",
@@ -20,7 +19,6 @@ EXTENSIONS = (  # packages of one capability; all others are the heart
     "recipes/pipeline",
     "recipes/planning",
     "recipes/staged_peer",
-    "transport/aggregators",
     "transport/direct",  # of those whose peers dial each other
     "transport/rings",
     "transport/stages",

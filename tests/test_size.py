@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_441,
-    "lines with code, extensions": 14_963,
-    "lines with code, scripts": 9857,
-    "lines with code, tests": 43_878,
-    "modules": 431,
+    "lines with code, heart": 30_184,
+    "lines with code, extensions": 15_289,
+    "lines with code, scripts": 9859,
+    "lines with code, tests": 44_123,
+    "modules": 428,
     "recipe keys": 110,
     "options": 195,
-    "messages": 37,
-    "words of documents": 69_698,
+    "messages": 33,
+    "words of documents": 69_808,
     "functions without a docstring, %": 22,
 }
 

@@ -31,7 +31,6 @@ LAUNCH = "launch smoke --peers 2 --port 0 --bind 127.0.0.1 --json data.max_lengt
 SMALL = "global_batch_size=12 data.val_set_size=4"
 MOST = {"a round": (845, 128), "a join": (855, 125)}  # functions, files; on a quiet machine some 10, 2 fewer
 LOADED = {  # packages of one capability that a run without it loads all the same
-    "cocktail_cli/aggregation",
     "cocktail_cli/extensions",  # diagnosis, and proofs: each run signs receipts
     "recipes/planning",
 }

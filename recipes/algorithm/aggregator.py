@@ -25,11 +25,9 @@ from torch import Tensor
 from compress import (
     Cocktail,
     PackedUpdate,
-    PacketError,
     Sample,
     Shard,
     Update,
-    decode,
     decode_packed,
     fingerprint,
     join,
@@ -318,36 +316,9 @@ class Aggregator:
         """Make an empty cache for the packets of a round."""
         return DecodedUpdates({n: self.assigned[n].sample(round).m for n in numbers}, len(self.shards))
 
-    # ---- packets of other aggregators ----------------------------------------------------------------------
-
-    def assemble(self, round: int, own: bytes, others: Sequence[tuple[str, Collection[int], bytes]]) -> bytes:
-        """Assemble the packet of the whole vector.
-
-        Args:
-            own: the packet of the shards that are assigned here.
-            others: (aggregator, its shards, its packet) for all other shards.
-
-        Raises:
-            RejectedUpdate: an aggregator's packet is not of its shards, or does not decode.
-        """
-        parts = split(own, len(self.shards))
-        for name, numbers, packet in others:
-            for number in numbers:
-                parts[number] = self._checked(round, name, number, packet)
-        return join(parts)
-
     def select(self, packet: bytes) -> bytes:
         """Cut a packet of the whole vector down to the shards that are assigned here."""
         return select_shards(packet, self.assigned, len(self.shards))
-
-    def _checked(self, round: int, name: str, number: int, packet: bytes) -> bytes:
-        shard = self.shards[number]
-        try:
-            part = split(packet, len(self.shards))[number]
-            decode(part, self.compressor.schedule(shard.size, shard.seed, round).m)
-        except PacketError as error:
-            raise RejectedUpdate(name, f"as the aggregator of shard {number}: {error}") from error
-        return part
 
     # ---- files ---------------------------------------------------------------------------------------------
 
@@ -378,13 +349,12 @@ class Aggregator:
         except (SafetensorError, KeyError) as problem:
             raise ValueError(f"what round {round} came to is not of these shards: {problem}") from problem
 
-    def save(self, path: Path, round: int, given: int = 0) -> None:
-        """Write every e and v as they are before `round`: whole under that name, or not at all. `given` is
-        for `newest_given`."""
+    def save(self, path: Path, round: int) -> None:
+        """Write every e and v as they are before `round`: whole under that name, or not at all."""
         tensors = {name_of(number): shard.error for number, shard in self.assigned.items()}
         if self.outer.momentum:
             tensors |= {name_of(n, MOMENTUM): shard.momentum for n, shard in self.assigned.items()}
-        about = {"round": str(round), **described(self.assigned.values()), "given": str(given)}
+        about = {"round": str(round), **described(self.assigned.values())}
         about[SUMS] = json.dumps({name: sum_of(tensor) for name, tensor in tensors.items()})
         write_safetensors(path, tensors, {**about, CHECK: words_digest(about)})
 
@@ -456,12 +426,6 @@ def verify_saved(path: Path) -> int:
             return int(said["round"])
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as problem:
         raise ValueError(f"{path} is damaged: {problem}") from problem
-
-
-def newest_given(path: Path) -> int:
-    """Read the number that `save` noted: of the newest e that this aggregator had given up."""
-    with safe_open(path, "pt") as file:
-        return int(file.metadata()["given"])
 
 
 def name_of(number: int, kind: str = ERROR) -> str:

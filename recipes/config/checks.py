@@ -49,7 +49,6 @@ GONE_KEYS: dict[str, str] = {
 
 # (key, value) -> what to write instead
 VALUE_HINTS: dict[tuple[str, str], str] = {
-    ("swarm.owners", "auto"): "`peers` where the line of the hub is thin and peers can be reached",
     ("swarm.join", "open"): "`token`, and publish the run URL: it is all one needs",
 }
 
@@ -327,6 +326,8 @@ def _explain(document: Document, detail: Any, extend: Extend) -> Problem:
         hint = "YAML reads yes, no, on and off as true or false; put it in quotes"
     elif isinstance(given, str):
         hint = VALUE_HINTS.get((".".join(map(str, key)), given), "")
+        hints = (one.value_hints for name, one in extension_sections(extend(None)) if name == key[0])
+        hint = next((of[str(key[-1]), given] for of in hints if (str(key[-1]), given) in of), hint)
     if kind not in {"value_error", "too_short", "string_too_short"} and not isinstance(given, dict | list):
         message += f", not {'null' if given is None else repr(given)}"
     return document.problem(key, message, hint)

@@ -121,9 +121,15 @@ class ExtensionSection(Section):
 
     one_machine: ClassVar[bool] = False  # a sample's passes through the model must be on one machine
     gone_keys: ClassVar[Mapping[str, str]] = {}  # as `checks.GONE_KEYS`
+    value_hints: ClassVar[Mapping[tuple[str, str], str]] = {}  # as `checks.VALUE_HINTS`, without the section
     foreign_names: ClassVar[Mapping[str, str]] = {}  # our key -> names of it elsewhere
     row_type: ClassVar[str] = ""  # of data sets, beside ROW_TYPES; empty: it reads no other rows
     row_columns: ClassVar[Set[str]] = frozenset()  # without which there are no such rows
+
+    @property
+    def hub_sums(self) -> bool:
+        """True where updates come whole to the hub, which sums them."""
+        return True
 
     def conflicts(self, recipe: Recipe) -> Iterator[Conflict]:
         """Yield contradictions between its keys and others."""
@@ -427,9 +433,6 @@ class Swarm(Section):
     join: Literal["token", "approve"] = key("token", "approve: the host also approves each newcomer")
     min_peers: Whole = key(1, "no step starts with fewer")
     max_peers: Whole | None = key(None, "more are refused; null: no limit")
-    owners: Literal["hub", "peers"] = key(
-        "hub", "who aggregates the shards; peers: those that accept connections"
-    )
     start_timeout: Seconds = key(1800.0, "longest wait for min_peers")
     step_timeout: Seconds = key(600.0, "upper bound of the straggler deadline")
     peer_timeout: Seconds = key(30.0, "a silent peer is dropped after this time")
@@ -494,6 +497,11 @@ class Recipe(Section):
         """The section that says what the run minimizes."""
         found = (one for one in self.extensions.values() if isinstance(one, ObjectiveSection))
         return next(found, ObjectiveSection())
+
+    @property
+    def hub_sums(self) -> bool:
+        """True where updates come whole to the hub, which sums them."""
+        return all(one.hub_sums for one in self.extensions.values())
 
     @property
     def output_dir(self) -> str:

@@ -41,7 +41,9 @@ MODULES: tuple[str, ...] = (
     "cocktail_cli.host.host_session",
     "cocktail_cli.host.run_delegate",
     "recipes.training.loop",
-    "transport.aggregators",
+    "cocktail_cli.extensions.aggregators.durable_shards",
+    "cocktail_cli.extensions.aggregators.peer",
+    "cocktail_cli.extensions.aggregators.hub",
     "cocktail_cli.extensions.reach.hub_tunnel",
     "cocktail_cli.extensions.standby.hub_process",
 )

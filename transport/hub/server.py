@@ -19,16 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transport import actions as do
 from transport.ledger import Ledger
 from transport.membership import AWAKE_S, Session, wrong_version
 from transport.protocol import (
-    HANDOFF,
     TRIAL,
     UPDATE,
-    UPLOADED,
     Cost,
     Event,
     HubDelegate,
@@ -73,9 +71,6 @@ from .hub_state import Extend, HubState
 from .newcomer_queue import NewcomerQueue, Waiting
 from .reader_thread import ReaderThread, Reading
 
-if TYPE_CHECKING:
-    from transport.aggregators import ShardAggregation
-
 LONGEST_LINGER_S = 120.0  # for peers that fetch slowly after the end
 MEASURED, MEASURED_S = 16 * 1024, 0.1  # bytes, s; a shorter upload tells nothing of its line
 NEWCOMERS_UPLOADS = 4  # of the longest updates: what newcomers may have here, all together
@@ -109,14 +104,7 @@ class Hub:
         pool = max(POOL, NEWCOMERS_UPLOADS * settings.update_limit)
         self._inbox = Inbox(self._state.uploads.refusal, self._members.newcomer_from, pool)
         self._newcomers = NewcomerQueue()  # what they say beside the rounds
-        self._shards: ShardAggregation | None = None
-        if self._state.shards is not None:
-            from transport.aggregators import ShardAggregation  # star mode never loads that package
-
-            self._shards = ShardAggregation(self._state.shards, ledger, delegate, self)
         self._objects = ObjectStore(ledger, delegate, self._leased)
-        if self._shards is not None:
-            self._shards.serve(self._objects)
         self._state.began = self._watched
         for one in self._rounds.extensions:
             self._watched(one)
@@ -132,7 +120,7 @@ class Hub:
         self._tick_at = 0.0
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._openers = ThreadPoolExecutor(os.cpu_count() or 1, "cocktail-opener")
-        self._commits = CommitThread(ledger, delegate, self._objects, self._rounds, self, self._shards)
+        self._commits = CommitThread(ledger, delegate, self._objects, self._rounds, self)
         self._reader = ReaderThread(lambda: self._rounds.busy)
         self._thread = threading.Thread(target=self._run, name="cocktail-hub", daemon=True)
         self._end_at: float | None = None  # when to stop serving, once the run is over
@@ -156,11 +144,6 @@ class Hub:
             do.Forget: self._forget,
             do.End: self._end,
         }
-        if self._shards is not None:
-            self._handlers |= {
-                do.RejectPart: self._shards.reject_part,
-                do.LoseAggregator: self._shards.lose_aggregator,
-            }
 
     def _watched(self, one: HubExtension) -> None:
         one.serve(self._objects)
@@ -217,8 +200,6 @@ class Hub:
             reason = f"{type(error).__name__} in the hub: {error}"
             self._change(lambda _: self._rounds.end(reason, 1))
         finally:
-            if self._shards is not None:
-                self._shards.barrier.end()
             self._commits.shutdown()
             self._openers.shutdown(cancel_futures=True)
             self._reader.shutdown()
@@ -325,7 +306,7 @@ class Hub:
         if isinstance(message, messages.Get):
             return session is None or self._objects.kind_of(message.name, session.role) is None
         return isinstance(message, messages.Put | messages.Chunk) and (
-            session is None or not message.name.startswith(UPLOADED)
+            session is None or not self._state.uploads.known(message.name)
         )
 
     def _hear_newcomers(self) -> None:
@@ -405,12 +386,12 @@ class Hub:
         if session is None:
             self._of_no_session(conn, now)
             return
-        if not message.name.startswith(UPLOADED):
+        if not self._state.uploads.known(message.name):
             self._send(conn, messages.PutDone(message.name, False, "no upload has such a name"))
             self._unwanted(conn, VIOLATION, now)
             return
-        if self._shards is not None and isinstance(message, messages.Chunk):
-            self._shards.barrier.moves(session)
+        if isinstance(message, messages.Chunk):
+            self._rounds.moves(session)
         for answer in self._inbox.receive(session, message, payload):
             if isinstance(answer, CompletedUpload):
                 self._arrived(answer)
@@ -439,9 +420,8 @@ class Hub:
         if round is not None:
             self._packets[session, round] = self._openers.submit(self._open, round, sender.name, upload.parts)
             self._change(lambda now: self._rounds.uploaded(session, round, now))
-        elif round_of(HANDOFF, upload.name) is None:
-            if (shards := self._shards) is not None:
-                self._change(lambda now: shards.arrived(upload, now))
+        elif (kind := self._state.uploads.kind_of(upload.name)) is not None:
+            self._change(lambda now: kind.took(sender, upload.name, upload.parts, now))
         else:
             self._handoffs[session] = upload.parts
             self._change(lambda _: self._state.uploads.handed_over(session, upload.parts.map.size))
@@ -457,8 +437,7 @@ class Hub:
             self._send(conn, messages.NoObject(message.name, NO_ROW))
             self._unwanted(conn, VIOLATION, now)
             return
-        if self._shards is not None:
-            self._shards.barrier.moves(session)
+        self._rounds.moves(session)
         if self._end_at is not None:  # a peer still fetches: the end waits for it
             self._end_at = min(self._end_by, now + self.settings.linger_s)
         held = sum(map(self._wire.held, self._connections.of(session)))
@@ -520,16 +499,11 @@ class Hub:
         kept = None, action.round
         self._inbox.forget(lambda name: round_of(UPDATE, name) not in kept)
         self._packets = {k: v for k, v in self._packets.items() if k[1] >= action.round}
-        if self._shards is not None:
-            self._shards.opened(action.round)
-            self._reader.submit(self._shards.forget_made)
         self._put_at = {key: at for key, at in self._put_at.items() if round_of(UPDATE, key[1]) in kept}
-        self._inbox.at_once = MAX_UPLOADS + action.aggregators
+        self._inbox.at_once = MAX_UPLOADS + sum(one.at_once for one in self._rounds.extensions)
         self.later(lambda: self._commits.write_leases(action))
 
     def _commit(self, action: do.Commit) -> None:
-        if self._shards is not None:
-            self._shards.barrier.begin()
         found = {c.session: self._packets.get((c.session, action.round)) for c in action.claims}
         packets = {session: packet for session, packet in found.items() if packet is not None}
         self.later(lambda: self._commits.commit(action, packets))
@@ -539,7 +513,7 @@ class Hub:
         self.later(lambda: self._commits.inherit(action, handoff))
 
     def _reach(self, action: do.Reach) -> None:
-        """Dial a peer's shard server, which accepts the hub's key, in a thread: a timeout takes seconds."""
+        """Dial a peer's server, which accepts the hub's key, in a thread: a timeout takes seconds."""
 
         def dial() -> None:
             ok = self._wire.reaches(action.address, action.key)
@@ -559,8 +533,6 @@ class Hub:
             self.later(lambda: self.ledger.gone(action.session))
 
     def _end(self, action: do.End) -> None:
-        if self._shards is not None:
-            self._shards.barrier.end()
         self._end_at = time.monotonic() + self.settings.linger_s
         self._end_by = self._end_at + LONGEST_LINGER_S
 

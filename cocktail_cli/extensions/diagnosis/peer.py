@@ -43,7 +43,7 @@ class TimeKeeper(PeerExtension):
             meter.start()
             yield
 
-    def took_round(self, asked: float, now: float) -> None:
+    def took_round(self, round: messages.Round, asked: float, now: float) -> None:
         self.timer.took_round(asked, now)
 
     def fetched(self, kind: str, started: float, now: float) -> None:

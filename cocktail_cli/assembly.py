@@ -192,6 +192,17 @@ class Joining:
         return False
 
 
+@dataclass(frozen=True)
+class ModelOnDisk:
+    """A whole model of a run on its host's disk: the base at first, a snapshot, at the end the run's own."""
+
+    folder: Path
+    round: int  # it is the global model before this one
+    step: int
+    tell: Callable[[Any], None]  # shows an event
+    stop: Callable[[], bool]  # the host wants to end
+
+
 class UpdateJudge:
     """Judges updates before they are summed. It is called in the commit thread, which it may not hold up."""
 
@@ -273,6 +284,13 @@ class Extension:
     def origin(self, keys: RunKeys) -> Mapping[str, str]:
         """Return words for the origin of a new run's ledger: they are under every head of its chain."""
         return {}
+
+    def check_host(self, recipe: Recipe) -> None:
+        """Raise an error of recipes where a host lacks what its part needs later: no run is prepared then."""
+
+    def model_here(self, work: Any, model: ModelOnDisk) -> None:
+        """Use a model of a run (a `cocktail_cli.host.RunDelegate`). It may take its time: at the end it is
+        called in the main thread, before that in the one which writes snapshots. It must not raise."""
 
     # `model`: a `cocktail_cli.host.CommittedModel`.
     def wrote_model(self, model: Any, folder: Path, rounds: int, merged: bool) -> None:
@@ -468,6 +486,7 @@ EXTENSIONS = (
         options=(Option("--relay", RELAY, str, NETWORK, "HOST[:PORT]", setting=False),),
         dials=("HTTPS_PROXY", "ALL_PROXY"),
     ),
+    Row("results", keys=True),
     Row("standby", always=True, keys=True, commands={"standby": RUN}, shows=("standby",)),
     Row("turns", keys=True),
     Row("trust", keys=True),
@@ -618,6 +637,12 @@ def files_in_use(ledger: Ledger) -> dict[Path, bool]:
 def update_judges(work: Any, round: int) -> list[UpdateJudge]:
     """Make what judges the updates of a run that goes on with `round`."""
     return [judge for one in used(work.recipe) if (judge := one.judge(work, round)) is not None]
+
+
+def model_here(work: Any, model: ModelOnDisk) -> None:
+    """Let the extensions of a run use a model."""
+    for one in used(work.recipe):
+        one.model_here(work, model)
 
 
 def views_of(parts: ViewParts, given: Given = NONE_GIVEN) -> list[View]:

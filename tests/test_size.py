@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_184,
-    "lines with code, extensions": 15_289,
+    "lines with code, heart": 30_088,
+    "lines with code, extensions": 15_189,
     "lines with code, scripts": 9859,
-    "lines with code, tests": 44_123,
-    "modules": 428,
+    "lines with code, tests": 44_169,
+    "modules": 409,
     "recipe keys": 110,
     "options": 195,
     "messages": 33,
-    "words of documents": 69_808,
+    "words of documents": 69_875,
     "functions without a docstring, %": 22,
 }
 

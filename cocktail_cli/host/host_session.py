@@ -17,12 +17,13 @@ from cocktail_cli import __version__, machine
 from cocktail_cli.assembly import (
     Given,
     HostParts,
+    ModelOnDisk,
     Server,
     ViewParts,
     dialled,
-    files_of,
     hub_extensions,
     leads,
+    model_here,
     pick_devices,
     used,
     views_of,
@@ -52,14 +53,13 @@ if TYPE_CHECKING:
 
     from recipes.config import Recipe as Resolved
     from recipes.data import Corpus, StreamedCorpus
-    from recipes.downloads import Licence, Repository
+    from recipes.downloads import Licence
     from recipes.models import Base
     from transport import Hub, Ledger, RunKeys, RunSettings
     from transport.protocol import RunEnded
 
     from .narrator import Narrator
     from .run_delegate import RunDelegate
-    from .sample_writer import SampleWriter
     from .snapshot_thread import SnapshotThread
 
 STATUS_TIMEOUT = 5.0  # seconds for the hub to answer how its peers are
@@ -250,9 +250,9 @@ class HostSession:
             steps = hub.settings.steps
             narrator.rate_at = learning_rate(self.recipe.training, steps)
             every = self.recipe.checkpoint.save_every(steps)
-            samples = self.sample_writer(work)
             offer = hub.offer if work.serves_snapshots else lambda _: None
-            snapshots = SnapshotThread(work.model, every, steps, offer, samples, self.news)
+            use = partial(model_here, work)
+            snapshots = SnapshotThread(work.model, every, steps, offer, use, self.news)
             try:
                 snapshots.start()
                 children.start(self.record.local_url(), peers)
@@ -309,8 +309,8 @@ class HostSession:
         from .run_delegate import RunDelegate
 
         stored, model = self.folder / in_folder.TOKENIZER, self.recipe.model
-        if (repository := self.repository) is not None:
-            repository.open()  # a token that may not write is found before hours of training
+        for one in used(self.recipe):
+            one.check_host(self.recipe)
         data = in_folder.with_data_here(self.recipe, self.folder)
         for dataset in (*data.datasets, *data.eval_datasets):
             # a missing file is found before a model is fetched
@@ -534,16 +534,6 @@ class HostSession:
         host = parse_url(self.record.url).host
         return machine.ListenAddress(self.record.bind, 0, f"[{host}]" if ":" in host else host)
 
-    @property
-    def repository(self) -> Repository | None:
-        """The repository to push the model to, if the recipe names one."""
-        from recipes.downloads import Repository
-
-        checkpoint = self.recipe.checkpoint
-        if not checkpoint.push_to_hub:
-            return None
-        return Repository(checkpoint.hub_model_id or "", checkpoint.hub_private_repo)
-
     # ---- meanwhile -----------------------------------------------------------------------------------------
 
     def follow(
@@ -594,8 +584,8 @@ class HostSession:
             if narrator.rounds and not full and state != "paused":
                 self.show(events.Progressed("writing the model"))
                 rounds = work.model.write_model(self.folder, progress=self.meter("writing the model"))
-                self.push(rounds)
-                self.write_samples(work, narrator)
+                here = partial(ModelOnDisk, self.folder, rounds, narrator.step, self.show)
+                model_here(work, here(lambda: bool(self.stop_reason)))
             self.record_end(state, narrator, ended.reason)
         except Exception as error:
             if not full and not disk_is_full(error):
@@ -629,29 +619,6 @@ class HostSession:
             )
         )
 
-    def sample_writer(self, work: RunDelegate) -> SampleWriter | None:
-        """Return what writes samples of the held-out texts, if the recipe asks for them."""
-        if not (many := self.recipe.logging.sample_prompts):
-            return None
-        from .sample_writer import SampleWriter, prompts_of
-
-        prompts = prompts_of(work.corpus.held_out, many)
-        code = self.recipe.model.trust_remote_code
-        return SampleWriter(prompts, self.folder / in_folder.TOKENIZER, code)
-
-    def write_samples(self, work: RunDelegate, narrator: Narrator) -> None:
-        """Show how the finished model continues held-out texts; a run that was told to stop ends at once."""
-        if (writer := self.sample_writer(work)) is None or self.stop_reason:
-            return
-        self.show(events.Progressed("writing samples"))
-        try:
-            for sample in writer.write(
-                self.folder, narrator.rounds, narrator.step, lambda: bool(self.stop_reason)
-            ):
-                self.show(sample)
-        except Exception as error:  # the model is on the disk even if this fails
-            self.show(events.Warning(f"no samples: {explain(error).message}"))
-
     def record_end(self, state: machine.State, narrator: Narrator, reason: str) -> None:
         """Write to run.json how the run ended, beside what other commands have written there."""
         record = machine.reread_run(self.record)
@@ -664,20 +631,6 @@ class HostSession:
             work.model.wrote_run(rounds)
         except Exception as error:
             self.show(events.Warning(f"the run's folder is not complete: {explain(error).message}"))
-
-    def push(self, rounds: int) -> None:
-        """Push the model, which is on the disk even if this fails."""
-        if (repository := self.repository) is None:
-            return
-        self.show(events.Progressed(f"pushing the model to {repository.name}"))
-        try:
-            said = f"{self.record.run}, {rounds} rounds"
-            address = repository.push(self.folder, said, files_of(self.recipe))
-        except Exception as error:
-            again = f"cocktail export {self.record.run} -o DIR --push {repository.name}"
-            self.show(events.Warning(f"the model is not pushed: {explain(error).message}; again: {again}"))
-        else:
-            self.show(events.Progressed(f"pushed: {address}"))
 
     def say_how_to_go_on(self) -> None:
         """Show the command that resumes the run, on the terminal alone: its URL must not be recorded."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cocktail_cli.assembly import used
+from cocktail_cli.assembly import ModelOnDisk, used
 from cocktail_cli.errors import explain
 from cocktail_cli.foreign_text import paragraphs
 from cocktail_cli.machine import read_run
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from recipes.config import Recipe
     from recipes.snapshots import Fold, Snapshot
     from recipes.weight_files import Layout
-
-    from .sample_writer import SampleWriter
 
 log = logging.getLogger(__name__)
 
@@ -233,7 +231,7 @@ class SnapshotThread:
         every: steps between two; 0: none are made.
         steps: of the whole run, which ends with the model itself.
         offer: announces the newest to joiners; called from either thread.
-        samples: has the base and each snapshot continue held-out texts; None: no samples.
+        use: takes the base of a run that begins, and each snapshot.
         news: takes the events for the views.
     """
 
@@ -243,14 +241,13 @@ class SnapshotThread:
         every: int,
         steps: int,
         offer: Callable[[list[messages.SnapshotOffer]], None],
-        samples: SampleWriter | None = None,
+        use: Callable[[ModelOnDisk], None] = lambda _: None,
         news: queue.SimpleQueue[Event] | None = None,
     ) -> None:
-        self.every, self.steps, self.offer = every, steps, offer
-        self.samples = samples
+        self.every, self.steps, self.offer, self.use = every, steps, offer, use
         self.limit = model.recipe.checkpoint.save_total_limit
         self.news = news or queue.SimpleQueue[Event]()
-        self.warned: set[str] = set()  # kinds of warnings that are told once
+        self.warned: set[Event] = set()
         self.last = 0  # step of the newest snapshot, or of the one being made
         self.fresh = True  # no round is committed yet
         self.stopped = threading.Event()
@@ -290,7 +287,7 @@ class SnapshotThread:
 
     def _work(self) -> None:
         if self.fresh:
-            self._write_samples(self.model.base, 0, 0)
+            self.use(ModelOnDisk(self.model.base, 0, 0, self._tell, self.stopped.is_set))
         self._drop_damaged()
         while not self.stopped.is_set():
             round, step = self.due.get()
@@ -302,7 +299,10 @@ class SnapshotThread:
                 self._make(round, step)
             except Exception as error:  # the run does not depend on it: say what happened, and go on
                 log.warning("snapshot of round %d", round, exc_info=True)
-                self._warn(round, error)
+                if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                    self._warn(f"no snapshots while the disk is full: {error.strerror}")
+                else:
+                    self._warn(f"no snapshot of round {round}: {explain(error).message}")
 
     def _drop_damaged(self) -> None:
         """Remove the snapshots of an earlier process that are damaged, and fold the newest round in their
@@ -319,14 +319,14 @@ class SnapshotThread:
             return
         except Exception as error:  # the run does not depend on it
             log.warning("snapshots of before", exc_info=True)
-            self._warn_once("before", f"the snapshots of before are not checked: {explain(error).message}")
+            self._warn(f"the snapshots of before are not checked: {explain(error).message}")
             return
         broken = broken_files(self.model.snapshots)
         for path in broken:
-            self.news.put(Warning(f"{path} is damaged or gone: this snapshot is not used"))
+            self._warn(f"{path} is damaged or gone: this snapshot is not used")
         for folder in {*(one.folder for one in damaged), *(path.parent for path in broken)}:
             remove_snapshot(folder)
-            self.news.put(Warning(f"the snapshot {folder} was removed, as the ledger has all that is in it"))
+            self._warn(f"the snapshot {folder} was removed, as the ledger has all that is in it")
             if self.every and rows:
                 self.due.put((rows[-1].round, rows[-1].step))
 
@@ -339,8 +339,7 @@ class SnapshotThread:
         try:
             with self.model.fold(round, self.stopped.is_set, meter) as fold, atomic_folder(folder) as part:
                 if not fold.source.on_disk:
-                    self._warn_once(
-                        "memory",
+                    self._warn(
                         f"{self.model.base} has its weights under other names or not as safetensors: for the "
                         f"first snapshot the model is loaded, {4 * fold.source.layout.size / 1e9:.1f} GB",
                     )
@@ -357,17 +356,7 @@ class SnapshotThread:
             remove_snapshot(old.folder)
         size, seconds = weights_file_in(folder).stat().st_size, time.monotonic() - began
         self.news.put(Checkpoint(round, step, str(folder), size, seconds, f"{number:016x}"))
-        self._write_samples(folder, round, step)
-
-    def _write_samples(self, folder: Path, round: int, step: int) -> None:
-        if self.samples is None:
-            return
-        try:
-            for sample in self.samples.write(folder, round, step, self.stopped.is_set):
-                self.news.put(sample)
-        except Exception as error:  # training and snapshots do not depend on it
-            log.warning("samples of round %d", round, exc_info=True)
-            self._warn_once("samples", f"no samples: {explain(error).message}")
+        self.use(ModelOnDisk(folder, round, step, self._tell, self.stopped.is_set))
 
     def _offer(self, ledger: Ledger, whole: list[Snapshot], always: bool = False) -> None:
         offers = []
@@ -381,16 +370,15 @@ class SnapshotThread:
         if offers or always:
             self.offer(offers)
 
-    def _warn(self, round: int, error: Exception) -> None:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            self._warn_once("disk", f"no snapshots while the disk is full: {error.strerror}")
-        else:
-            self.news.put(Warning(f"no snapshot of round {round}: {explain(error).message}"))
+    def _warn(self, message: str) -> None:
+        self._tell(Warning(message))
 
-    def _warn_once(self, kind: str, message: str) -> None:
-        if kind not in self.warned:
-            self.warned.add(kind)
-            self.news.put(Warning(message))
+    def _tell(self, event: Event) -> None:
+        """Show an event, a warning once."""
+        if not isinstance(event, Warning) or event not in self.warned:
+            self.news.put(event)
+        if isinstance(event, Warning):
+            self.warned.add(event)
 
 
 def snapshot_object(snapshots: Path, name: str) -> bytes | Path:

@@ -37,7 +37,7 @@ NEEDS = {"GPU": 56, "UP/S": 56, "DOWN/S": 79, "RTT": 79, "LAST": 79}  # columns 
 WORDS: dict[str, Any] = {"PEER": {"max_width": 20}, "GPU": {"max_width": 24}, "STATE": {"no_wrap": True}}
 FIGURES: dict[str, Any] = {"justify": "right", "no_wrap": True}
 NUMBERS = ("lr", "grad_norm", "step_s", "compute_s", "wait_s", "sync_s")
-NEWS = (events.PeerDeciding, events.PeerDeclined, events.PeerJoined, events.PeerLeft, events.Sample)
+NEWS = (events.PeerDeciding, events.PeerDeclined, events.PeerJoined, events.PeerLeft)
 # the 16 colours of the terminal, which its user has chosen -> words with which states begin
 STATES = {
     "green": ("train", "running"),
@@ -45,6 +45,10 @@ STATES = {
     "bold red": ("lost", "late", "failed"),
     "dim": ("done", "left", "removed", "finished", "stopped", "paused"),
 }
+
+
+def is_news(event: events.Event) -> bool:
+    return isinstance(event, NEWS) or (isinstance(event, events.OfExtension) and event.news)
 
 
 def cut(text: str, style: str = "") -> Text:
@@ -131,7 +135,7 @@ class Board:
 
     def take(self, event: events.Event) -> None:
         """Apply one event."""
-        if isinstance(event, NEWS):
+        if is_news(event):
             self.said.append(f"{time.strftime('%H:%M:%S')} {' '.join((sentence(event) or '').split())}")
         match event:
             case events.RunStarted():

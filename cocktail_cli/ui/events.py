@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform, get_args
 
 from cocktail_cli.assembly import events_of_extensions
 from cocktail_cli.foreign_text import one_line, paragraphs, readable
@@ -22,7 +22,6 @@ from cocktail_cli.foreign_text import one_line, paragraphs, readable
 VERSION = 1
 OWN = ("url", "output_dir", "model", "install")  # fields that this machine's programs need to the letter
 NAMES, LONGEST_NAME = ("peer", "hardware"), 128  # characters, as of a word on the wire
-OF_THE_MODEL = ("prompt", "text", "reference")  # fields with texts of several lines
 T = TypeVar("T")
 
 
@@ -35,7 +34,7 @@ def event(kind: type[T]) -> type[T]:
             value = getattr(self, each.name)
             if each.name not in OWN and not isinstance(value, bool | int | float | None):
                 line = partial(one_line, limit=LONGEST_NAME) if each.name in NAMES else one_line
-                safe = paragraphs if each.name in OF_THE_MODEL else line
+                safe = paragraphs if each.name in getattr(kind, "texts", ()) else line
                 object.__setattr__(self, each.name, readable(value, safe))
 
     kind.__post_init__ = make_readable  # type: ignore[attr-defined]
@@ -46,8 +45,15 @@ def event(kind: type[T]) -> type[T]:
 class OfExtension:
     """An event that an extension defines."""
 
+    texts: ClassVar[tuple[str, ...]] = ()  # fields whose texts have several lines
+    news: ClassVar[bool] = False  # a board shows its sentence among the newest ones
+
     def sentence(self) -> str | None:
         """Format it as a line for people; None: it has none."""
+
+    def measured(self) -> dict[str, Any]:
+        """Return the fields of its line in metrics.jsonl; none: it has no line."""
+        return {}
 
     def recorded(self) -> OfExtension:
         """Return it as the run's folder has it: without a secret."""
@@ -213,17 +219,6 @@ class Eval:
 
 
 @event
-class Sample:
-    """The global model has continued a text of the held-out data."""
-
-    step: int
-    round: int
-    prompt: str
-    text: str  # the model's own words
-    reference: str = ""  # how the held-out text goes on
-
-
-@event
 class Checkpoint:
     """A snapshot of the global model is on disk, in a folder that `from_pretrained` loads."""
 
@@ -298,7 +293,6 @@ Event = (
     | PeerLeft
     | Step
     | Eval
-    | Sample
     | Checkpoint
     | Warning
     | RunFinished

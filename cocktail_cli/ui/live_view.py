@@ -17,13 +17,13 @@ from rich.text import Text
 from cocktail_cli.foreign_text import one_line
 
 from . import events
-from .board import NEWS, Board
+from .board import Board, is_news
 from .output import GuardedStream, unguarded
 from .text_chart import showable
 from .wording import farewell, invitation, sentence
 
 # events that change only the board; the others are said above it
-DRAWN = (*NEWS, events.Eval, events.PeerReady, events.Progressed, events.Step)
+DRAWN = (events.Eval, events.PeerReady, events.Progressed, events.Step)
 REDRAW_S = 1.0  # seconds; some cells change by themselves, such as when a peer was last seen
 ASK_S = 3.0
 
@@ -67,7 +67,7 @@ class LiveView(RenderHook):
             elif isinstance(event, events.Progressed) and self.board.progress is None and not self.board.run:
                 self.say(event.state)
             else:
-                self.say(None if isinstance(event, DRAWN) else sentence(event))
+                self.say(None if is_news(event) or isinstance(event, DRAWN) else sentence(event))
 
     def say(self, text: str | None) -> None:
         """Print a line above the board."""

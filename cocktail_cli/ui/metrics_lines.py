@@ -2,7 +2,6 @@
 
     {"v":1,"t":"2026-11-20T14:02:40Z","kind":"step","step":131,"round":131,"loss":1.842,...}  a round
     {"v":1,"t":...,"kind":"eval","step":130,"round":130,"eval_loss":1.901,"tokens":40960}
-    {"v":1,"t":...,"kind":"sample","step":130,"round":130,"prompt":"...","text":"...","reference":"..."}
     {"v":1,"t":...,"kind":"peer","step":131,"round":131,"peer":"attic-3090","did":"joined",...}  ready, left
 
 Each committed round appears exactly once: lines that a killed hub could not write are filled in from the
@@ -15,7 +14,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -24,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 from .events import (
     Eval,
     Event,
+    OfExtension,
     PeerJoined,
     PeerLeft,
     PeerReady,
     RunStarted,
-    Sample,
     Step,
     figures_of,
+    name_of,
     timestamp,
 )
 
@@ -72,8 +71,8 @@ class Metrics:
         elif isinstance(event, Eval):
             numbers: Line = {"eval_loss": event.loss, "tokens": event.tokens} | held_out(event.extra)
             yield line("eval", step=event.step, round=event.round, **numbers)
-        elif isinstance(event, Sample):
-            yield line("sample", **asdict(event))
+        elif isinstance(event, OfExtension) and (fields := event.measured()):
+            yield line(name_of(type(event)), **fields)
         elif isinstance(event, PeerJoined):
             yield self.peer(event.peer, "joined", hardware=event.hardware)
         elif isinstance(event, PeerReady):

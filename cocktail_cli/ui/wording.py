@@ -138,8 +138,6 @@ def sentence(event: events.Event) -> str | None:
                 f" {name}={value:.3f}" for name, value in events.figures_of(event.extra).items()
             )
             return f"eval step={event.step} loss={event.loss:.4f}{figures}"
-        case events.Sample():
-            return f"sample step={event.step} {event.prompt!r} -> {event.text!r}"
         case events.Checkpoint():
             return f"snapshot of round {event.round} in {event.model}: {megabytes(event.bytes)}"
         case events.RunPaused():

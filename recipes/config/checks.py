@@ -43,7 +43,6 @@ GONE_KEYS: dict[str, str] = {
     "activation_gradient_bits": "there is no such key: under activation_bits gradients have 8 bits",
     "chat_template_path": "write data.chat_template: FILE.jinja, and model.eos_token: what ends its turns",
     "dataset_text_field": "write column_map: {text: NAME}, which names any column",
-    "hub_strategy": "there is no such key: the model is pushed at the end (before: cocktail export --push)",
     "loss_watchdog_patience": "there is no such key: three rounds above loss_watchdog_threshold end the run",
 }
 
@@ -94,7 +93,6 @@ _FOREIGN_NAMES: dict[str, str] = {  # ours -> theirs
     "compression.quant_bits": "QUANT_BITS",
     "checkpoint.eval_steps": "eval_strategy evaluation_strategy evals_per_epoch",
     "checkpoint.save_steps": "save_strategy saves_per_epoch",
-    "checkpoint.hub_model_id": "push_to_hub_model_id",
     "lora.lora_r": "lora_rank r",
     "lora.lora_target_modules": "lora_target target_modules lora_target_linear",
     "lora.target_parameters": "lora_target_parameters",
@@ -162,17 +160,11 @@ def _conflicts(recipe: Recipe, extend: Extend) -> Iterator[Conflict]:
         yield Conflict("data.val_set_size", text)
     if recipe.checkpoint.eval_steps and not recipe.has_eval:
         yield Conflict("checkpoint.eval_steps", "there is nothing to evaluate on", "data.val_set_size=0.05")
-    if recipe.logging.sample_prompts and not recipe.has_eval:
-        text = "there is no held-out text to continue"
-        yield Conflict("logging.sample_prompts", text, "data.val_set_size=0.05")
     if training.max_steps == 0 or training.max_steps < -1:
         text = f"must be at least 1, or -1 for whole epochs, not {training.max_steps}"
         yield Conflict("training.max_steps", text)
     yield from _schedule_conflicts(recipe)
     yield from _dtype_conflicts(recipe)
-    checkpoint = recipe.checkpoint
-    if checkpoint.push_to_hub and not checkpoint.hub_model_id:
-        yield Conflict("checkpoint.push_to_hub", "where to?", "hub_model_id: me/my-model")
     yield from _compression_conflicts(recipe)
     for section in recipe.extensions.values():
         yield from section.conflicts(recipe)

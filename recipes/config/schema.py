@@ -448,9 +448,6 @@ class Checkpoint(Section):
     eval_steps: StepsOrRatio | None = key(
         None, "steps between two evaluations, or a share of the run below 1; null: no evaluation"
     )
-    push_to_hub: bool = key(False, "push at the end, with this machine's token: HF_TOKEN or `hf auth login`")
-    hub_model_id: str | None = key(None, "repository to push to: me/my-model")
-    hub_private_repo: bool | None = key(None, "make a private repository; null: the account's default")
 
     def save_every(self, steps: int) -> int:
         """Steps between two snapshots in a run of `steps` steps; 0: none."""
@@ -463,9 +460,6 @@ class Checkpoint(Section):
 
 class Logging(Section):
     logging_steps: Whole = key(1, "steps between two lines of metrics")
-    sample_prompts: Annotated[int, Field(ge=0, le=16)] = key(
-        0, "held-out texts that the host's model continues before the first step, at snapshots and at the end"
-    )
     loss_watchdog_threshold: Annotated[Real, Field(gt=0)] | None = key(
         None, "end the run when its loss is above this in three consecutive rounds"
     )

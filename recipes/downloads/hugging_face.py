@@ -253,7 +253,7 @@ def _pushing(name: str) -> Iterator[None]:
     try:
         yield
     except errors.HFValidationError as error:
-        raise ModelError(f"checkpoint.hub_model_id `{name}` is no id of a model: {error}") from error
+        raise ModelError(f"`{name}` is no id of a model: {error}") from error
     except errors.LocalTokenNotFoundError as error:
         raise ModelError(f"{name}: no token to write with {TOKEN_HINT}") from error
     except errors.HfHubHTTPError as error:

@@ -26,7 +26,7 @@ def distances(rate: float, rounds: int, keys: Sequence[str]) -> None:
     from numpy.typing import NDArray
 
     from cocktail_cli.assembly import recipe_type
-    from cocktail_cli.extensions.audits.gradient_sketch import sketching
+    from cocktail_cli.extensions.audits.model import sketching
     from recipes.config import load_resolved
     from recipes.data import Sample, batches
     from recipes.training import StepDone

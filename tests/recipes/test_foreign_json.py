@@ -289,7 +289,7 @@ UNMEASURED = {
 OF_EXTENSIONS = {
     "cocktail_cli/extensions/multi_gpu/gpu_process.py": "a pipe of our own process",
     "cocktail_cli/extensions/multi_gpu/gpu_processes.py": "a pipe of our own process",
-    "cocktail_cli/extensions/dashboard/page_process.py": "output of our own process",
+    "cocktail_cli/extensions/dashboard/__init__.py": "output of our own process",
     "cocktail_cli/extensions/dashboard/report_page.py": "YAML that this program has written just now",
     "cocktail_cli/extensions/proofs/signed_documents.py": "NotGenuine for all of it",
     "cocktail_cli/extensions/standby/standby_session.py": "this machine's own file",

@@ -2,7 +2,6 @@
 
 from cocktail_cli.ui import events
 
-from .callbacks import CallbackReader, RunControl, RunState
 from .errors import (
     Altered,
     ConnectionLost,
@@ -13,4 +12,4 @@ from .errors import (
     Rejected,
     Unreachable,
 )
-from .runs import Run, join, launch, resume
+from .runs import CallbackReader, Run, RunControl, RunState, join, launch, resume

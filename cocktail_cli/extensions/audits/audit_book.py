@@ -15,6 +15,10 @@
 All draws are seeded by a secret of the host and the round: no peer knows what will be audited, or by whom.
 The third is asked only once the first has answered, so no auditor knows whether the other is an accomplice.
 Budget: the cost of all audits is at most `share` of the cost of all leases before.
+
+An opinion is a gradient sketch: BITS bits, of which two computations of the same gradient differ in few, and
+two of unrelated gradients in half. The first two opinions that agree are right, and whoever is far from both
+of them is wrong. So one peer alone convicts nobody: its word against another's is decided by a third.
 """
 
 from __future__ import annotations
@@ -22,11 +26,54 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, combinations
 from random import Random
 from statistics import median
 
-from .audit_case import SKETCH, Case, Ruling
+BITS, SKETCH = 128, 16  # of a sketch; in bytes
+LIMIT = 48  # bits in which two sketches of one gradient may differ: a cosine of 0.38
+MOST_OPINIONS = 5  # after which a case is dropped
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """The end of a case, by machine."""
+
+    right: tuple[str, ...] = ()  # the two that agree
+    wrong: Collection[str] = ()
+
+
+@dataclass(eq=False)
+class Case:
+    """A sample whose gradient is computed by one peer after the other until two agree."""
+
+    peer: str  # that had the sample in its lease
+    machine: str  # of that peer then: its name may be another's when the case is decided
+    lease: int  # round of that lease, which seeds the sketches
+    sample: int
+    opinions: dict[str, bytes] = field(default_factory=dict)  # by machine, in their order
+    auditor: str = ""  # the peer whose opinion is awaited; "": nobody's yet
+    asked: int = -1  # the round in which somebody was asked last
+
+    def ruling(self) -> Ruling | None:
+        """Decide the case. None: another opinion is needed."""
+        for pair in combinations(self.opinions, 2):
+            if self.between(*pair) <= LIMIT:
+                others = self.opinions.keys() - pair
+                far = {one for one in others if all(self.between(one, right) > LIMIT for right in pair)}
+                return Ruling(pair, far)
+        return Ruling() if len(self.opinions) == MOST_OPINIONS else None
+
+    def between(self, one: str, other: str) -> int:
+        """Count the bits in which two opinions differ. No gradient at all agrees with nothing."""
+        a, b = self.opinions[one], self.opinions[other]
+        return differing(a, b) if any(a) and any(b) else BITS
+
+
+def differing(one: bytes, other: bytes) -> int:
+    """Count the bits in which two sketches differ."""
+    return (int.from_bytes(one, "big") ^ int.from_bytes(other, "big")).bit_count()
+
 
 THRESHOLD = 2.0  # L above which a peer is convicted
 FORGIVEN = 1 / 8  # of a case, by each sample on which another peer agrees
@@ -51,14 +98,6 @@ class DeliveredLease:
         """Open a case on the `number`-th sample."""
         sketch = self.sketches[number * SKETCH : (number + 1) * SKETCH]
         return Case(peer, machine, self.lease, self.samples[number], {machine: sketch})
-
-
-@dataclass(frozen=True)
-class Task:
-    """A sample that a peer is to audit."""
-
-    sample: int
-    lease: int
 
 
 @dataclass
@@ -152,9 +191,9 @@ class AuditBook:
             if case not in waiting:
                 self.cases.append(case)
 
-    def tasks(self, round: int, peer: str) -> list[Task]:
+    def tasks(self, round: int, peer: str) -> Sequence[Case]:
         """Return what a peer audits in a round, in the order of its answers."""
-        return [Task(case.sample, case.lease) for case in self._given.get(round, {}).get(peer, ())]
+        return self._given.get(round, {}).get(peer, ())
 
     def _drop_late(self, round: int) -> None:
         """Give up auditors that do not answer, and cases that nobody is left for."""

@@ -29,8 +29,7 @@ from transport.protocol import (
 from transport.scheduling import Exchange, HubExtension
 from transport.transfer import ObjectStore
 
-from .audit_book import AuditBook, DeliveredLease
-from .audit_case import BITS, SKETCH
+from .audit_book import BITS, SKETCH, AuditBook, DeliveredLease
 from .bodies import AUDITED, NAME, Answers, Tasks
 
 SAMPLES = ObjectKind(f"{AUDITED}<round>", ("peer",), "`Tasks.leases` x the longest sample", Cost.ROUND)

@@ -26,7 +26,6 @@ RUNS = 4  # on one page; page.js has as many looks of a curve
 MOST = 120  # points of a curve; more are averaged
 WIDE = 10  # an axis is logarithmic where a value is this many times the median
 UNSET = "-"
-GOES_ON = "The model goes on from texts that it was not trained on; it takes the likeliest token each time."
 
 STATES = {
     "running": "is running",
@@ -69,7 +68,6 @@ def page_of_one(c: RunHistory) -> Document:
         "Speed": chart("Tokens a second", {"trained tokens a second": c.speeds}),
         "Learning rate": over("step", "Learning rate", {"learning rate": lambda r: r.lr}),
         "Gradient norm": over("step", "Gradient norm", {"before clipping": lambda r: r.grad_norm}),
-        "Samples": samples(c),
         "Bytes": over("round", "Bytes of a peer", up_down),
         "Below FP16": over("round", "Times fewer bytes than FP16", {"times fewer bytes": ratio}),
         "Waiting": over("round", "Share of a step spent waiting", {"share of a step": lambda r: r.idle}),
@@ -282,15 +280,7 @@ def evaluations(c: RunHistory) -> list[Point]:
     return [(e.step, e.loss) for e in c.evaluations]
 
 
-# ---- samples, peers, recipe --------------------------------------------------------------------------------
-
-
-def samples(c: RunHistory) -> list[Block]:
-    """Describe how the model continues held-out texts, the newest words first."""
-    by_prompt: dict[str, list[Any]] = {}
-    for one in reversed(c.samples):
-        by_prompt.setdefault(one.prompt, []).append(asdict(one))
-    return [("p", GOES_ON), *(("sample", made) for made in by_prompt.values())] if by_prompt else []
+# ---- peers, recipe -----------------------------------------------------------------------------------------
 
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Block]:

@@ -23,7 +23,6 @@ from cocktail_cli.ui import events, stage_lines
 BYTES_FP16 = 2  # bytes of one parameter
 MEASURED = ("up_bytes", "down_bytes", "fetched_bytes", "compute_s", "wait_s")  # of a peer, by its events
 STAYS = 2000  # presences remembered; the oldest are dropped first
-SAMPLES = 400  # samples remembered, likewise
 WINDOW = 5  # rounds that a point of the curve of speed is averaged over
 LATELY = 20  # rounds of the figure of speed
 QUIET = 30.0  # seconds without news, until a run's hub is looked for
@@ -74,16 +73,6 @@ class Round:
 class Evaluation:
     step: int
     loss: float  # of the global model, on held-out data
-
-
-@dataclass(frozen=True)
-class Generation:
-    """A text of the held-out data, continued by the global model of a step."""
-
-    step: int
-    prompt: str
-    text: str
-    reference: str = ""
 
 
 @dataclass(frozen=True)
@@ -151,7 +140,6 @@ class RunHistory:
     rounds: tuple[Round, ...] = ()
     before: tuple[tuple[int, float], ...] = ()  # (step, loss) of rounds before the first answer
     evaluations: tuple[Evaluation, ...] = ()
-    samples: tuple[Generation, ...] = ()  # oldest first
     parts: Mapping[str, Any] = field(default_factory=dict)  # what extensions know, by their parts
     stages: tuple[str, ...] = ()  # sentences: which machines have which layers
     stays: tuple[Presence, ...] = ()
@@ -332,9 +320,6 @@ class RunFolderReader:
                 self.measure(event)
             else:
                 self.told[event["round"]] = dict(event)
-        elif kind == "sample":
-            said = (event.get(key, "") for key in ("prompt", "text", "reference"))
-            self.know(samples=(*self.known.samples[-SAMPLES:], Generation(event["step"], *said)))
         elif kind == "stages":
             self.know(stages=tuple(stage_lines(event["rings"], event["waiting"])))
         elif kind == "run_finished":

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec import structs, to_builtins
+
 from transport.actions import CommitDone
 from transport.hub import HubParts
 from transport.ledger import Counted
@@ -19,13 +21,9 @@ from transport.membership import Session, State
 from transport.protocol import Event, SampleRanges, count_samples, events, messages
 from transport.scheduling import CommitSeconds, Exchange, HubExtension, Lines
 
-from .causes import Culprit
-from .events import Culprit as CulpritNamed
-from .round_sample import PeerSample, RoundSample
-from .sight import Moving, Sight
-from .slow_rounds import SlowRounds
-from .slowest_line import LineWatch, SlowestLine
-from .spent import NAME, spent_of
+from .bodies import NAME, Culprit, NamedCulprit, SlowestLine, spent_of
+from .slow_rounds import Moving, PeerSample, RoundSample, Sight, SlowRounds
+from .slowest_line import LineWatch
 
 NOTHING = CommitSeconds(0.0, 0.0)
 
@@ -95,8 +93,7 @@ class Diagnostician(HubExtension):
         self.slow.forget(session.id)
 
     def status(self) -> Mapping[str, Any]:
-        bottleneck = None if self.slowest is None else slowest_status(self.slowest)
-        return {"bottleneck": bottleneck, "culprits": [culprit_status(one) for one in self.slow.culprits]}
+        return {"bottleneck": to_builtins(self.slowest), "culprits": to_builtins(self.slow.culprits)}
 
     def _size(self, lease: SampleRanges) -> tuple[int, float]:
         """Return the number of samples of a lease, and their cost."""
@@ -142,29 +139,6 @@ class Diagnostician(HubExtension):
         return Sight.of(self._lines.crossed(session.id), session.seen, update, now)
 
 
-def told(found: Iterable[Culprit]) -> list[Event]:
+def told(found: Iterable[NamedCulprit]) -> list[Event]:
     """Return the events that name culprits."""
-    return [events.OfExtension(0.0, culprit_event(one)) for one in found]
-
-
-def culprit_event(one: Culprit) -> CulpritNamed:
-    longer = round(one.lengthened, 3)
-    return CulpritNamed(one.peer, one.cause, one.evidence, one.remedy, longer, one.round)
-
-
-def slowest_status(one: SlowestLine) -> dict[str, Any]:
-    """Describe what bounds the last rounds, and for what share of the time devices wait for it."""
-    return {"line": one.line, "waiting": round(one.waiting, 3), "bytes_per_s": round(one.rate)}
-
-
-def culprit_status(one: Culprit) -> dict[str, Any]:
-    """Describe who has lengthened one of the last rounds, why, and what helps."""
-    return {
-        "peer": one.peer,
-        "cause": one.cause,
-        "evidence": one.evidence,
-        "remedy": one.remedy,
-        "lengthened": round(one.lengthened, 3),
-        "round": one.round,
-        "since": one.since,
-    }
+    return [events.OfExtension(0.0, Culprit(*structs.astuple(one)[:-1])) for one in found]

@@ -19,19 +19,297 @@
 - From outside a process without memory looks as a stopped one. What a silent peer is named for is withdrawn
   once it says itself what has kept it.
 - Many TCP segments sent again are the line's loss, not its noise: one slow round with them suffices.
+
+What a hub sees of a peer that a round goes on without (`Sight`), by the bytes of its connections:
+
+    stopped   nothing comes, and its machine acknowledges all that it is sent: its process says nothing
+    up        part of a message is here, and more of it comes: its line up carries its update slowly
+    down      what it is sent is acknowledged a little at a time, and nothing is on its way up
+    dark      nothing comes, and nothing is acknowledged
+
+A process without a core sends a message at its line's rate once it runs, so nothing is half here for long.
+It also says something now and then, so SlowRounds asks for a silence of most of the time since the round was
+opened before it calls a process stopped.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import exp, log
 from statistics import median
+from typing import TYPE_CHECKING, Literal
 
-from .causes import Cause, Culprit, evidence_of, resent_by, seconds
-from .round_sample import PeerSample, RoundSample, Usual, usual
-from .sight import Sight
-from .spent import Spent
+from msgspec import structs
+
+from .bodies import NamedCulprit, Spent
+
+if TYPE_CHECKING:
+    from transport.wire import Crossed
+
+STOPPED_S, ANSWERS_S = 2.0, 0.8  # of silence, and how much later its machine has acknowledged a ping
+MOVES_S = 1.5  # seconds; bytes that came or were acknowledged within them move
+PACKET = 1400  # bytes; fewer are pings, whose acknowledgements may wait behind its update
+
+
+@dataclass(frozen=True)
+class Moving:
+    """An object, or what a peer was sent, on its way."""
+
+    seconds: float  # so far
+    came: int  # bytes
+    size: int = 0  # 0: not known
+
+
+@dataclass(frozen=True)
+class Sight:
+    """A peer as the hub sees it now."""
+
+    silent: float = 0.0  # seconds since something last came from it
+    heard: float = 0.0  # when that was, in the hub's monotonic seconds
+    stopped: bool = False
+    dark: bool = False
+    up: Moving | None = None
+    down: Moving | None = None
+
+    def seconds(self, phase: str) -> float:
+        """Return the seconds of a phase of its round, or a counter of its machine, so far; 0: not seen."""
+        if phase in ("silent", "stopped"):
+            return self.silent if phase == "silent" or self.stopped else 0.0
+        moving = {"upload": self.up, "download": self.down}.get(phase)
+        return moving.seconds if moving is not None else 0.0
+
+    @classmethod
+    def of(cls, lines: Sequence[Crossed], said: float, update: Moving | None, now: float) -> Sight:
+        """See a peer.
+
+        Args:
+            lines: its connections.
+            said: when its last whole message came.
+            update: its update on its way, of which whole chunks are counted; None: there is none.
+        """
+        heard = max([said, *(line.received_at for line in lines)])
+        answered = max((line.acknowledged_at for line in lines), default=0.0)
+        caught_up, silent = min((line.caught_up_at for line in lines), default=0.0), now - heard
+        partly, owed = sum(line.partly for line in lines), [line for line in lines if line.unacknowledged]
+        up = down = None
+        if partly and update is not None and silent < MOVES_S:
+            up = Moving(update.seconds, min(update.size, update.came + partly), update.size)
+        elif not partly and now - answered < MOVES_S:
+            slow = [line for line in owed if min(line.acknowledged, line.unacknowledged) >= PACKET]
+            since = min((line.caught_up_at for line in slow), default=0.0)
+            down = Moving(now - since, sum(line.acknowledged for line in slow)) if slow else None
+        alone = all(line.is_peers for line in lines)  # what a relay acknowledges says nothing of the peer
+        return cls(
+            silent,
+            heard,
+            stopped=alone and silent >= STOPPED_S and min(answered, caught_up) >= heard + ANSWERS_S,
+            dark=alone and bool(owed) and now - max(heard, answered) >= STOPPED_S,
+            up=up,
+            down=down,
+        )
+
+
+TENTHS = 2.563  # standard deviations between the lowest and the highest tenth
+SPREAD = 0.05  # the least: nothing on a computer is more regular
+TICK = 0.01  # seconds; less is not measured well
+
+
+@dataclass(frozen=True)
+class PeerSample:
+    """One member's part in a round."""
+
+    name: str
+    arrived: float  # hub's monotonic seconds: its update was whole, or the round closed without it
+    compute_s: float = 0.0  # of the lease before
+    wait_s: float = 0.0  # that its device then waited for the exchange
+    samples: int = 0  # of that lease; 0: not known
+    cost: float = 0.0  # of these samples, as the load balancer sees it
+    upload_s: float = 0.0  # from its report to its whole update
+    up: int = 0  # bytes of its update; 0: not known
+    down: int = 0  # bytes of the aggregate that it has fetched since its last update
+    spent: Spent | None = None
+    whole: bool = True  # False: the round closed without its update
+    sight: Sight | None = None  # what the hub sees of a peer that the round went on without
+
+    def seconds(self, phase: str) -> float:
+        """Return the seconds of a phase of its round, or of a counter of its machine: a field of `Spent`."""
+        if phase in ("compute", "upload"):
+            measured = self.compute_s if phase == "compute" else self.upload_s
+        else:
+            measured = getattr(self.spent, phase) / 1000 if self.spent is not None else 0.0
+        return measured if self.sight is None else max(measured, self.sight.seconds(phase))
+
+    def sizes(self, phase: str) -> tuple[float, ...]:
+        """Return what the seconds of a phase are in proportion to; 0: not known, (1,): to nothing."""
+        if phase == "compute":
+            return self.samples, self.cost
+        return ({"upload": self.up, "download": self.down}.get(phase) or 1,)
+
+
+@dataclass(frozen=True)
+class RoundSample:
+    """One committed round."""
+
+    round: int
+    opened: float  # hub's monotonic seconds
+    peers: dict[str, PeerSample] = field(default_factory=dict)  # by session
+    sights: dict[str, Sight] = field(default_factory=dict)  # of sessions that it has gone on without
+    aggregate_s: float = 0.0  # of the hub
+    disk_s: float = 0.0  # of the hub: until the round was durable
+    uneven: bool = False  # peers had other work too: an evaluation
+
+
+@dataclass(frozen=True)
+class Usual:
+    """Usual seconds of a phase, and how far they spread: a standard deviation of their logarithm."""
+
+    seconds: float
+    spread: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Usual:
+        """Summarise at least one value. Few values make the spread larger, as it is not well known then."""
+        logs, cut = sorted(log(max(value, TICK)) for value in values), len(values) // 10
+        spread = (logs[-1 - cut] - logs[cut]) / TENTHS
+        return cls(median(values), max(SPREAD, spread) * (1 + 8 / len(values)))
+
+    def excess(self, seconds: float, sigmas: float = 4.0) -> float:
+        """Return the seconds above the usual ones; 0 within `sigmas` of them."""
+        most = max(self.seconds, TICK) * exp(sigmas * self.spread)
+        return seconds - self.seconds if seconds > most else 0.0
+
+
+def usual(phase: str, of: PeerSample, before: Iterable[PeerSample]) -> Usual | None:
+    """Estimate the usual seconds of a phase from other samples, for a round as large as `of`; None: unknown.
+
+    Where two sizes are known, samples and their cost, the larger estimate counts: neither is exact.
+    """
+    found = []
+    for number, size in enumerate(of.sizes(phase)):
+        pairs = [(one.seconds(phase), one.sizes(phase)) for one in before]
+        if values := [size * seconds / sizes[number] for seconds, sizes in pairs if size and sizes[number]]:
+            found.append(Usual.of(values))
+    return max(found, key=lambda one: one.seconds, default=None)
+
+
+Cause = Literal[
+    "asleep", "stopped", "silent", "memory", "thermal", "disk", "other load", "gpu load", "compute",
+    "upload", "download", "clock", "aggregation",
+]  # fmt: skip
+
+REMEDIES: dict[Cause, str] = {
+    "asleep": "keep that machine from sleeping: power settings, or the mains for a laptop",
+    "stopped": "let its process run: SIGSTOP or a paused container freezes it, others may starve it",
+    "silent": "see whether that machine is on, its process not stopped, and its line up",
+    "memory": "end other programs there, or join with a smaller --micro-batch-size",
+    "thermal": "cool that machine, or clean its fans; --max-temp pauses it before it is slowed down",
+    "disk": "set COCKTAIL_HOME (a hub: -o) to a faster disk, or end what keeps that disk busy",
+    "other load": "end other programs there, or raise its priority or its quota of cores",
+    "gpu load": "end other programs on that GPU, or join with --only-idle",
+    "compute": "see what slows its device; its share of the batch follows its speed within three rounds",
+    "upload": "see who else sends on that line, and its Wi-Fi; compression.topk_ratio bounds its packets",
+    "download": "see who else receives on that line, and its Wi-Fi; compression.topk_ratio bounds packets",
+    "clock": "keep the clock of that machine right: timedatectl set-ntp true",
+    "aggregation": "end other programs on the hub's machine, or take one with more cores",
+}
+
+
+def culprit(peer: str, cause: Cause, evidence: str, lengthened: float, round_: int) -> NamedCulprit:
+    return NamedCulprit(peer, cause, evidence, REMEDIES[cause], round(lengthened, 3), round_, round_)
+
+
+def evidence_of(cause: Cause, sample: PeerSample, usual: Usual | None) -> str:
+    """Describe what was measured, beside what is usual there."""
+    seen = sample.sight if cause in SEEN else None
+    said = SEEN[cause](seen) if seen is not None and seen.seconds(cause) else MEASURED[cause](sample)
+    before = f", usually {seconds(usual.seconds)}" if usual is not None else ""
+    resent = resent_by(cause, sample)
+    return f"{said}{before}{f'; {resent:.0%} of its TCP segments were sent again' if resent >= LOSSY else ''}"
+
+
+LOSSY = 0.02  # share of TCP segments sent again from which a line is said to lose some
+
+
+def resent_by(cause: Cause, sample: PeerSample) -> float:
+    """Return the share of TCP segments that were sent again, where the cause is the line; else 0."""
+    if cause not in ("upload", "download") or sample.spent is None:
+        return 0.0
+    return sample.spent.resent / 1000
+
+
+def seconds(value: float) -> str:
+    return f"{value:.1f} s" if value >= 1 else f"{1000 * value:.0f} ms"
+
+
+def rate(size: int, took: float) -> str:
+    return f" ({8e-6 * size / took:.2g} Mbit/s)" if size and took > 0 else ""
+
+
+def _upload(sample: PeerSample) -> str:
+    return f"its update took {seconds(sample.upload_s)}{rate(sample.up, sample.upload_s)} to arrive"
+
+
+def _download(sample: PeerSample) -> str:
+    took = sample.seconds("download") + sample.seconds("lease")
+    return f"it fetched for {seconds(took)}{rate(sample.down, took)}"
+
+
+def _compute(sample: PeerSample) -> str:
+    many = f" for {sample.samples} samples" if sample.samples > 1 else ""
+    return f"it computed for {seconds(sample.compute_s)}{many}"
+
+
+def _stood(phase: str, what: str) -> Callable[[PeerSample], str]:
+    """Describe a counter of the machine, as seconds of the peer's cycle."""
+    return lambda sample: f"{what} for {seconds(sample.seconds(phase))} of {seconds(sample.seconds('cycle'))}"
+
+
+def _pages(sample: PeerSample) -> str:
+    faults = sample.spent.faults if sample.spent is not None else 0
+    return f", and {faults:,} of its pages were read from disk" if faults else ""
+
+
+MEASURED: dict[Cause, Callable[[PeerSample], str]] = {
+    "asleep": _stood("slept", "that machine was suspended"),
+    "stopped": _stood("stopped", "its process did not run"),
+    "memory": lambda s: f"{_stood('memory', 'its tasks stood still for lack of memory')(s)}{_pages(s)}",
+    "thermal": _stood("throttled", "its device was slowed down for heat or power"),
+    "disk": lambda s: f"it waited for its disk for {seconds(max(s.seconds('io'), s.seconds('disk')))}",
+    "other load": _stood("cpu_wait", "a thread that could run waited for a core"),
+    "gpu load": _stood("gpu_wait", "other programs used its GPU"),
+    "compute": _compute,
+    "upload": _upload,
+    "download": _download,
+    "clock": lambda s: (
+        f"its clock was set {abs(s.seconds('clock')):,.0f} s "
+        f"{'forward' if s.seconds('clock') > 0 else 'back'}"
+    ),
+}
+
+
+def _silent(sight: Sight) -> str:
+    nor = ", and what it is sent is not acknowledged" if sight.dark else ""
+    return f"nothing has come from it for {seconds(sight.silent)}{nor}"
+
+
+def _slowly(what: str, moving: Moving | None) -> str:
+    """Describe what is on its way; it is only called where something is."""
+    assert moving is not None
+    part = f"{moving.came / 1000:.0f}{f' of {moving.size / 1000:.0f}' if moving.size else ''} kB"
+    return f"{part} of {what} in {seconds(moving.seconds)}{rate(moving.came, moving.seconds)}"
+
+
+SEEN: dict[Cause, Callable[[Sight], str]] = {
+    "silent": _silent,
+    "stopped": lambda s: (
+        f"its machine acknowledges what it is sent, its process has said nothing for {seconds(s.silent)}"
+    ),
+    "upload": lambda s: _slowly("its update have come", s.up),
+    "download": lambda s: _slowly("what it was sent are acknowledged", s.down),
+}
+
 
 HUB = "the hub"
 EFFECT = 0.2  # of the round without that peer
@@ -132,11 +410,11 @@ class SlowRounds:
         self._known: dict[str, History] = {}  # by session
         self._hub = History(HUB)
         self._hub_times: deque[tuple[float, float]] = deque(maxlen=HISTORY)  # aggregation, disk
-        self._named: dict[tuple[str, Cause], Culprit] = {}
+        self._named: dict[tuple[str, str], NamedCulprit] = {}
         self.round = -1
 
     @property
-    def culprits(self) -> list[Culprit]:
+    def culprits(self) -> list[NamedCulprit]:
         """Return those of the last rounds, the worst first."""
         fresh = [one for one in self._named.values() if one.round > self.round - FRESH]
         return sorted(fresh, key=lambda one: (-one.lengthened, one.peer))
@@ -144,7 +422,7 @@ class SlowRounds:
     def forget(self, session: str) -> None:
         self._known.pop(session, None)
 
-    def add(self, sample: RoundSample) -> list[Culprit]:
+    def add(self, sample: RoundSample) -> list[NamedCulprit]:
         """Add a committed round. Returns those that are news."""
         self.round = sample.round
         owns = {
@@ -163,14 +441,14 @@ class SlowRounds:
             known.at, known.arrived = sample.round, peer.arrived
         return self._tell(found)
 
-    def late(self, session: str, peer: PeerSample) -> list[Culprit]:
+    def late(self, session: str, peer: PeerSample) -> list[NamedCulprit]:
         """Add the report of a peer that a round has closed without: it says what has kept it."""
         known = self._known.get(session)
         if known is None or known.left_out is None or peer.spent is None:
             return []
         return self._tell(self._back(known, session, peer))
 
-    def _amid(self, session: str, sight: Sight) -> list[Culprit]:
+    def _amid(self, session: str, sight: Sight) -> list[NamedCulprit]:
         """Name a peer that was left out by what the hub sees, where that is beyond doubt."""
         known = self._known.get(session)
         if known is None or known.left_out is None:
@@ -186,10 +464,9 @@ class SlowRounds:
             verdict = Verdict("silent", said, True, sight.silent)
         known.mute = known.mute or verdict.cause in SILENT_CAUSES
         lengthened = max(EFFECT, suspect.lengthened)
-        one = Culprit(known.name, verdict.cause, verdict.evidence, lengthened, self.round, self.round)
-        return [one]
+        return [culprit(known.name, verdict.cause, verdict.evidence, lengthened, self.round)]
 
-    def _back(self, known: History, session: str, peer: PeerSample) -> list[Culprit]:
+    def _back(self, known: History, session: str, peer: PeerSample) -> list[NamedCulprit]:
         """Vote on a peer that was left out, by the first report since: it says how long its update took."""
         missed = known.left_out
         assert missed is not None
@@ -235,7 +512,7 @@ class SlowRounds:
             if suspect.excess >= LEAST_S and suspect.lengthened >= EFFECT:
                 yield suspect
 
-    def _judge(self, sample: RoundSample, session: str, suspect: Suspect | None) -> list[Culprit]:
+    def _judge(self, sample: RoundSample, session: str, suspect: Suspect | None) -> list[NamedCulprit]:
         """Vote on one member, and remember its round."""
         peer = sample.peers[session]
         known = self._known.setdefault(session, History(peer.name))
@@ -260,25 +537,25 @@ class SlowRounds:
             known.own.append(peer.arrived - known.arrived - peer.seconds("idle"))
         return []
 
-    def _voted(self, known: History, suspect: Suspect, verdict: Verdict, round: int) -> list[Culprit]:
+    def _voted(self, known: History, suspect: Suspect, verdict: Verdict, round: int) -> list[NamedCulprit]:
         known.votes.append(verdict.cause)
         if not verdict.certain and known.votes.count(verdict.cause) < VOTES:
             return []
-        return [Culprit(known.name, verdict.cause, verdict.evidence, suspect.lengthened, round, round)]
+        return [culprit(known.name, verdict.cause, verdict.evidence, suspect.lengthened, round)]
 
     # ---- without a vote ------------------------------------------------------------------------------------
 
-    def _of_clocks(self, sample: RoundSample) -> list[Culprit]:
+    def _of_clocks(self, sample: RoundSample) -> list[NamedCulprit]:
         return [
-            Culprit(peer.name, "clock", evidence_of("clock", peer, None), 0.0, sample.round, sample.round)
+            culprit(peer.name, "clock", evidence_of("clock", peer, None), 0.0, sample.round)
             for peer in sample.peers.values()
             if abs(peer.seconds("clock")) >= CLOCK_S and not peer.seconds("slept")
         ]
 
-    def _of_hub(self, sample: RoundSample, rest: float) -> list[Culprit]:
+    def _of_hub(self, sample: RoundSample, rest: float) -> list[NamedCulprit]:
         """Vote on the hub: its disk and its sums lengthen the round of everybody."""
         times, self_known = list(self._hub_times), self._hub
-        found: list[Culprit] = []
+        found: list[NamedCulprit] = []
         vote: Cause | None = None
         for number, cause in enumerate(("disk", "aggregation")):
             took = (sample.disk_s, sample.aggregate_s)[number]
@@ -294,7 +571,7 @@ class SlowRounds:
                 self_known.votes.append(vote)
                 if self_known.votes.count(vote) >= VOTES:
                     longer = above / max(rest - above, LEAST_S)
-                    found.append(Culprit(HUB, vote, said, longer, sample.round, sample.round))
+                    found.append(culprit(HUB, vote, said, longer, sample.round))
         if vote is None:
             self_known.votes.append(None)
             self._hub_times.append((sample.disk_s, sample.aggregate_s))
@@ -302,12 +579,12 @@ class SlowRounds:
 
     # ---- telling -------------------------------------------------------------------------------------------
 
-    def _has_reason(self, one: Culprit) -> bool:
+    def _has_reason(self, one: NamedCulprit) -> bool:
         """Tell whether this peer has been named for a counter of its machine in the last rounds."""
         named = [self._named.get((one.peer, cause)) for _, cause, _ in COUNTERS]
         return any(reason is not None and one.round - reason.round <= FRESH for reason in named)
 
-    def _tell(self, found: Iterable[Culprit]) -> list[Culprit]:
+    def _tell(self, found: Iterable[NamedCulprit]) -> list[NamedCulprit]:
         """Remember culprits; return those that are news. A phase, or silence, is none of a peer whose machine
         has just told the reason: it follows from that."""
         news = []
@@ -317,7 +594,7 @@ class SlowRounds:
                 continue
             before = self._named.get(key)
             if before is not None and one.round - before.round <= FRESH:
-                one = replace(one, since=before.since)
+                one = structs.replace(one, since=before.since)
             if before is None:
                 news.append(one)
             self._named[key] = one

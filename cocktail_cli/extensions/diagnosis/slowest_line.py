@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from math import log
 from statistics import median, pstdev
 
-from .round_sample import RoundSample
+from .bodies import SlowestLine
+from .slow_rounds import RoundSample
 
 COMPUTE = "the compute"
 HUBS = "the hub's"
@@ -27,15 +28,6 @@ LEAST = 0.1  # share of a step
 APART = 0.6
 MANY = 32  # peers; beyond, it is the hub's line that they share, and comparing all pairs takes long
 SHORT_S = 0.02  # a shorter transfer says nothing of its line
-
-
-@dataclass(frozen=True)
-class SlowestLine:
-    """A line, or the compute, that bounds the rounds of late."""
-
-    line: str  # "the hub's up", "the hub's down", "NAME's up", "NAME's down", "each peer's up", "the compute"
-    waiting: float  # share of a step that devices wait for the exchange
-    rate: float  # bytes a second that the line carries for one peer; 0: of the compute
 
 
 @dataclass(frozen=True)
@@ -85,12 +77,12 @@ class LineWatch:
         ups, downs = [one.ups for one in self._rounds], [one.downs for one in self._rounds]
         went_up, came_down = longest(ups), longest(downs)
         if waiting < LEAST or not went_up + came_down:
-            return SlowestLine(COMPUTE, waiting, 0.0)
+            return SlowestLine(COMPUTE, round(waiting, 3), 0)
         way, rounds = ("up", ups) if went_up >= came_down else ("down", downs)
         whose, rate = owner(rounds, up=way == "up")
         if whose == HUBS:  # what goes up at a peer comes down at the hub
             way = "down" if way == "up" else "up"
-        return SlowestLine(f"{whose} {way}", waiting, rate)
+        return SlowestLine(f"{whose} {way}", round(waiting, 3), round(rate))
 
 
 def transfers(sample: RoundSample, *, up: bool) -> list[Transfer]:

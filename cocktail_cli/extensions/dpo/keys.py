@@ -10,8 +10,7 @@ from pydantic import Field
 from recipes.config import Conflict, ObjectiveSection, Real, Recipe, key
 
 if TYPE_CHECKING:
-    from .preference_pairs import PreferencePairs
-    from .preferences import Preferences
+    from .preferences import PreferencePairs, Preferences
 
 REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins")  # TRL's names
 
@@ -57,7 +56,7 @@ class Keys(ObjectiveSection):
         return {"rewards": {name: round(value, 6) for name, value in zip(REWARDS, values, strict=True)}}
 
     def row_reader(self) -> PreferencePairs:
-        from .preference_pairs import PreferencePairs
+        from .preferences import PreferencePairs
 
         return PreferencePairs()
 

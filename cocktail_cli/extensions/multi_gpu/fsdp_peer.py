@@ -1,14 +1,19 @@
-"""A peer whose x_i, gradient and optimizer are sharded over the workers of its machine: the peer's own
-process.
+"""The own process of a peer whose x_i, gradient and optimizer are sharded over workers of its machine.
 
 This process has x', in memory that all of them see, the packets and the loop; the workers (fsdp_worker.py)
 have the rest, a shard each. All answer the same request, one after another. Of x_i only what a round samples
-comes here, as x_i - x', and only what a packet changes goes there.
+comes here, as x_i - x', and only what a packet changes goes there. The shared memory has no name: it is gone
+when the last of them is, however that ended:
+
+    x' (P,) float32 | coordinates (WINDOW,) int64 | values (WINDOW,) float32
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from math import prod
@@ -29,7 +34,49 @@ from recipes.objectives import Measured, Objective, objective_of
 from recipes.training import LOCAL, NOISE, NOISE_VALUES, OPTIMIZER, RANK, Lazy, ModelExtension, Peer, parsed
 from recipes.weight_files import Layout
 
-from .shared_memory import WINDOW, Request, SharedMemory, windows
+WINDOW = 1 << 22  # coordinates
+PAGE = 1 << 12
+
+# The methods of FsdpWorker that a peer calls over a pipe: a request is a name and the method's keywords
+REQUESTS = {
+    *("load", "restore", "zero", "attempt", "backward", "partly", "clip", "step", "use_global_model"),
+    *("score", "use_local_model", "add", "distance", "states", "expect", "take", "read", "write"),
+    *("noise_state", "bytes"),
+}
+
+
+class SharedMemory:
+    """One process's view of it.
+
+    Args:
+        file: its descriptor, of `anonymous_file`.
+        parameters: P; the file grows to what that takes.
+    """
+
+    def __init__(self, file: int, parameters: int) -> None:
+        ends = [0]
+        for size in (4 * parameters, 8 * WINDOW, 4 * WINDOW):
+            ends.append(ends[-1] + size + -size % PAGE)
+        if os.fstat(file).st_size < ends[-1]:
+            os.ftruncate(file, ends[-1])
+        memory = mmap.mmap(file, ends[-1])
+        self.global_model = torch.frombuffer(memory, dtype=torch.float32, count=parameters)  # x'   (P,)
+        self.where = torch.frombuffer(memory, dtype=torch.int64, count=WINDOW, offset=ends[1])
+        self.values = torch.frombuffer(memory, dtype=torch.float32, count=WINDOW, offset=ends[2])
+
+
+def anonymous_file() -> int:
+    """Create an empty file in memory, or where the system cannot, on the disk; return its descriptor."""
+    if hasattr(os, "memfd_create"):  # not in /dev/shm, which containers make small
+        return os.memfd_create("cocktail")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def windows(start: int, stop: int, size: int = WINDOW) -> Iterator[tuple[int, int]]:
+    """Divide start .. stop - 1 into windows of `size`."""
+    for begin in range(start, stop, size):
+        yield begin, min(begin + size, stop)
 
 
 class FsdpWorkers(Protocol):
@@ -38,7 +85,7 @@ class FsdpWorkers(Protocol):
     count: int
     file: int  # the descriptor of what they share with this process
 
-    def all(self, do: Request, parts: Sequence[bytes] = (), **fields: Any) -> list[dict[str, Any]]:
+    def all(self, do: str, parts: Sequence[bytes] = (), **fields: Any) -> list[dict[str, Any]]:
         """Send every worker the request `do`, with its part, where there are parts; return their answers, by
         rank.
 
@@ -169,7 +216,7 @@ class FsdpTrainer:
         self.ranks.all("use_local_model")
         return sum((Measured(**answer) for answer in answers), Measured())
 
-    def _deal(self, do: Request, parts: Sequence[Sequence[Sample]], **fields: Any) -> list[dict[str, Any]]:
+    def _deal(self, do: str, parts: Sequence[Sequence[Sample]], **fields: Any) -> list[dict[str, Any]]:
         """Deal a micro-batch to each rank; one without gets a sample that does not count."""
         idle = [[self.objective.uncounted(parts[0][0])]] * (self.at_once - len(parts))
         return self.ranks.all(do, [pack_samples(part) for part in [*parts, *idle]], **fields)

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from recipes.algorithm import SideStream
-from recipes.config import Recipe, Training, recipe_from_json
+from recipes.config import Recipe, Training
 from recipes.data import Sample, unpack_samples
 from recipes.hardware import half_precision
 from recipes.models import ParameterFiller, autocast_dtype, build_on_meta, open_vector, trained_dtype
@@ -58,7 +58,7 @@ from recipes.training import (
 )
 from recipes.weight_files import layout_of, write_safetensors
 
-from .shared_memory import REQUESTS, SharedMemory, windows
+from .fsdp_peer import REQUESTS, SharedMemory, windows
 
 # a recipe in JSON -> the recipe, and the extensions of its training
 ReadRecipe = Callable[[str], tuple[Recipe, Sequence[ModelExtension]]]
@@ -81,11 +81,6 @@ class Range:
         return slice(first - start, last - start), self.values[first - self.start : last - self.start]
 
 
-def heart_alone(recipe: str) -> tuple[Recipe, Sequence[ModelExtension]]:
-    """Read a recipe without its extensions."""
-    return recipe_from_json(recipe, None), ()
-
-
 class FsdpWorker:
     """A rank, from its start on.
 
@@ -102,7 +97,7 @@ class FsdpWorker:
         device: str,
         file: int,
         store: str,
-        read_recipe: ReadRecipe = heart_alone,
+        read_recipe: ReadRecipe,
     ) -> None:
         self.number, self.count, self.device, self.file = number, count, torch.device(device), file
         if self.device.type == "cuda":

@@ -85,7 +85,7 @@ class GpuProcesses:
     def __init__(
         self, devices: Sequence[str], lost: Callable[[], None], vram_limit: int | None = None
     ) -> None:
-        from .shared_memory import anonymous_file
+        from .fsdp_peer import anonymous_file
 
         self.devices, self.count, self.lost = devices, len(devices), lost
         self.file = anonymous_file()

@@ -25,7 +25,7 @@ class Proofs(Extension):
         return (lambda _: ReceiptWriter(host.keys, host.ledger)) if host.keys.signing else None
 
     def peer(self, peer: PeerParts) -> PeerExtension:
-        from .peer import ReceiptFile
+        from .receipts import ReceiptFile
 
         return ReceiptFile(peer.url, peer.key, peer.warn)
 

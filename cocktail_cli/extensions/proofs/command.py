@@ -90,7 +90,7 @@ def check_run(folder: Path, trust: bool, meter: ProgressMeter) -> dict[str, Any]
 def check_model(folder: Path, run: str | None, trust: bool, meter: ProgressMeter) -> dict[str, Any]:
     """Verify a model's folder by its seal; with a run, by a replay too."""
     from .run_verification import RunVerification
-    from .sealed_folder import check_sealed_model, uncovered
+    from .seals import check_sealed_model, uncovered
 
     seal = check_sealed_model(folder)
     said = seal.statement

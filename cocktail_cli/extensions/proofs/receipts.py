@@ -4,17 +4,25 @@ A receipt proves to anybody that the holder of the run's key counted so many sam
 that had this head. It does not prove that they were trained well, or that the hub counted rightly: the peer
 has to compare. A hub that later shows a ledger with another head, or fewer samples, is contradicted by it. It
 names the hub by 16 digits of its key, as who has the whole key can dial it.
+
+A peer stores the newest one of a run: COCKTAIL_HOME/receipts/<run>-<8 digits of its key>.json. Peers of one
+machine have one key, so one receipt is for all of them. It may be deleted or shown to anybody.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from transport.protocol import NotGenuine, messages, short_key
+from cocktail_cli.assembly import PeerExtension
+from cocktail_cli.machine import home, write_private
+from cocktail_cli.ui import counted
+from transport import RunURL
+from transport.protocol import NotGenuine, ProtocolError, messages, read_msgpack, short_key
 
 from .signed_documents import SignedDocument
 
@@ -54,17 +62,55 @@ def receipt_document(run: str, hub: str, peer: str, round: int, receipt: Receipt
     return document
 
 
-def read_receipt(text: str) -> SignedDocument:
-    """Read a receipt's file and check its signature. Raises NotGenuine."""
-    receipt = SignedDocument.parse(text, KIND)
-    if any(not isinstance(receipt.statement.get(name), of) for name, of in FIELDS.items()):
-        raise NotGenuine(f"it lacks one of {', '.join(FIELDS)}")
-    return receipt
-
-
 def open_receipt(path: Path) -> SignedDocument:
     """Read a receipt's file and check its signature. Raises NotGenuine, OSError."""
     try:
-        return read_receipt(path.read_bytes().decode())
+        receipt = SignedDocument.parse(path.read_bytes().decode(), KIND)
+        if any(not isinstance(receipt.statement.get(name), of) for name, of in FIELDS.items()):
+            raise NotGenuine(f"it lacks one of {', '.join(FIELDS)}")
+        return receipt
     except (NotGenuine, UnicodeDecodeError) as error:
         raise NotGenuine(f"{path}: {error}") from None
+
+
+class ReceiptFile(PeerExtension):
+    """Checks and stores the receipts of one session.
+
+    Args:
+        peer: public key of this machine.
+        warn: called once, where a receipt is not genuine or cannot be written; training goes on.
+    """
+
+    name = NAME
+
+    def __init__(self, url: RunURL, peer: str, warn: Callable[[str], None]) -> None:
+        self.url, self.peer, self.warn = url, peer, warn
+        self.path: Path | None = None  # of the newest receipt, once there is one
+        self.signer, self.samples = b"", 0
+        self.failed = False
+
+    def committed(self, message: messages.Committed) -> None:
+        """Store the receipt of a round, if it brought one."""
+        if not (body := message.extra.get(NAME)):
+            return
+        try:
+            receipt = read_msgpack(body, Receipt, "it")
+            document = receipt_document(self.url.run, self.url.key, self.peer, message.round, receipt)
+            if self.signer not in (b"", receipt.signer):
+                raise NotGenuine("it is signed by another key than the one before")
+            if receipt.samples < self.samples:
+                raise NotGenuine(f"it counts {receipt.samples} samples, the one before {self.samples}")
+            path = home() / "receipts" / f"{self.url.run}-{receipt.signer.hex()[:8]}.json"
+            write_private(path, document.text())
+        except (ProtocolError, NotGenuine, OSError) as error:
+            if not self.failed:
+                self.failed = True
+                self.warn(f"no receipt of round {message.round}: {error}")
+            return
+        self.path, self.signer, self.samples = path, receipt.signer, receipt.samples
+
+    def farewell(self) -> str:
+        """Say where the newest receipt is."""
+        if self.path is None:
+            return ""
+        return f"the run's receipt for {counted(self.samples, 'sample')} of this machine: {self.path}"

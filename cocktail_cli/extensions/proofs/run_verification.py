@@ -34,7 +34,7 @@ from transport import Ledger
 from transport.ledger import DATABASE, JOURNAL, PACKETS
 from transport.protocol import LedgerError
 
-from .sealed_folder import SEAL, check_files, read_seal, uncovered
+from .seals import SEAL, check_files, read_seal, uncovered
 from .signed_documents import SignedDocument
 
 if TYPE_CHECKING:

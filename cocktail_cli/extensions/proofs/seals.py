@@ -1,6 +1,9 @@
-"""Seals the folders that a run writes, and says in a model's card how to verify it.
+"""Seals: the SHA-256 of every file of a model's or a run's folder, signed by the run's key.
 
-A run that began without a signing key signs nothing.
+    DIR/seal.json   a SignedDocument: run, rounds, head of the ledger's chain, base, recipe, files
+
+A seal is written last. Files that carry no truth, and files that were added later, are not under it.
+A run that began without a signing key signs nothing. A model's card says how to verify it.
 """
 
 from __future__ import annotations
@@ -9,15 +12,100 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cocktail_cli.host import CARD, CommittedModel, sha256_of
+from cocktail_cli.errors import Failure
+from cocktail_cli.host import CARD, COPY_AGAIN, CommittedModel, sha256_of
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import read_run
 from recipes.weight_files import weights_file_in
 from transport import Ledger
 from transport.ledger import merge_wal
+from transport.protocol import NotGenuine
 
-from .sealed_folder import read_seal, write_seal
-from .signed_documents import signer_of
+from .signed_documents import SignedDocument, signer_of
+
+SEAL = "seal.json"
+SNAPSHOTS = "snapshots/"  # which its host may delete
+# Of a run's folder: keys and this machine's record, logs, figures, trackers, what local peers say, locks.
+UNSEALED = (
+    *("run.json", "cocktail.log", "events.jsonl", "metrics.jsonl", "report.html", "comparison.html"),
+    *("tracking", "peers", "ledger/ledger.lock", "ledger/ledger.lock-journal"),
+    *("ledger/ledger.db-wal", "ledger/ledger.db-shm"),
+)
+
+
+def files_in(folder: Path) -> list[str]:
+    """List the files of a folder but its seal, by name."""
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in names if name != SEAL)
+
+
+def to_seal(name: str) -> bool:
+    """Tell whether a seal covers a file of this name."""
+    return not any(name == one or name.startswith(one + "/") for one in UNSEALED)
+
+
+def uncovered(folder: Path, seal: SignedDocument | None) -> list[str]:
+    """List the files of a folder that its seal does not cover."""
+    files = seal.statement["files"] if seal is not None else {}
+    return [name for name in files_in(folder) if name not in files]
+
+
+def write_seal(folder: Path, statement: dict[str, Any], secret: str, known: dict[str, str]) -> None:
+    """Seal every file of the folder with RunKeys.signing; some SHA-256 are `known`, by name."""
+    names = filter(to_seal, files_in(folder))
+    files = {name: known.get(name) or sha256_of(folder / name) for name in names}
+    document = SignedDocument.sign("seal", statement | {"files": files}, secret)
+    (folder / SEAL).write_text(document.text(), encoding="utf-8", newline="\n")
+
+
+def read_seal(folder: Path) -> SignedDocument | None:
+    """Read and check the folder's seal; None where it has none. Raises NotGenuine, OSError."""
+    path = folder / SEAL
+    if not path.exists():
+        return None
+    try:
+        seal = SignedDocument.parse(path.read_bytes().decode(), "seal")
+        said = seal.statement
+        texts = (said["run"], said["head"], *said["files"], *said["files"].values())
+        if not isinstance(said["rounds"], int) or any(not isinstance(one, str) for one in texts):
+            raise TypeError("it lacks a run, its rounds, or the hash of a file")
+    except (NotGenuine, UnicodeDecodeError, LookupError, TypeError, AttributeError) as error:
+        raise NotGenuine(f"{path}: {error}") from None
+    return seal
+
+
+def check_files(folder: Path, files: dict[str, str]) -> None:
+    """Raise Failure (altered) for the first file that is not as it was sealed, or is missing."""
+    for name, expected in files.items():
+        path = folder / name
+        if not path.is_file():
+            if name.startswith(SNAPSHOTS):
+                continue
+            said = f"{path} is missing: it was sealed with sha256 {expected}"
+            raise Failure("altered", said, hints=(COPY_AGAIN,))
+        if (found := sha256_of(path)) != expected:
+            said = f"{path} was altered: its sha256 is {found}, sealed was {expected}"
+            raise Failure("altered", said, hints=(COPY_AGAIN,))
+
+
+def check_sealed_model(folder: Path) -> SignedDocument:
+    """Verify a model's folder by itself: its seal, its files, and the hashes in its card.
+
+    Raises Failure (altered; model_invalid where it has no seal).
+    """
+    if (seal := read_seal(folder)) is None:
+        hints = ("the folder of a run, or what `cocktail export` of this version has written",)
+        raise Failure(
+            "model_invalid", f"{folder} has no {SEAL}: there is nothing to check it by", hints=hints
+        )
+    files = seal.statement["files"]
+    check_files(folder, files)
+    card = (folder / CARD).read_text(encoding="utf-8") if CARD in files else ""
+    for name in (seal.statement["head"], *(files[one] for one in files if one.endswith(".safetensors"))):
+        if name not in card:
+            said = f"{folder / CARD} does not name {name}, which {SEAL} does"
+            raise Failure("altered", said, hints=(COPY_AGAIN,))
+    return seal
 
 
 def seal_model(model: CommittedModel, folder: Path, rounds: int, merged: bool) -> None:

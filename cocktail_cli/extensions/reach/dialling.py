@@ -24,9 +24,8 @@ from transport.protocol import Route, RunURL, Unreachable, UrlError, join_addres
 from transport.wire import TcpRoute
 
 from . import relay_socks
-from .loop_thread import LoopThread, TaskSet
 from .proxies import NO_PROXIES, PROXY_PORTS, Proxies, Proxy, ProxyRefused, http_connect, socks_connect
-from .streams import SocketStream, Stream, accept, dial, prepare, splice
+from .streams import LoopThread, SocketStream, Stream, TaskSet, accept, dial, prepare, splice
 from .websocket_stream import TlsStream, WebSocketStream, client_context, open_websocket
 
 PLAIN_S, FAR_S = 5.0, 8.0  # to open a route: as it is, and with a proxy or TLS on the way

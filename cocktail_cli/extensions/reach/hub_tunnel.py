@@ -21,10 +21,9 @@ from transport.wire import Connected, DealerWire, Disconnected, Received, TokenB
 
 from . import relay_socks
 from .dialling import RELAY_HINT, first_answer, relay_routes, request, run_name
-from .loop_thread import LoopThread, PolledWire, TaskSet
 from .proxies import NO_PROXIES, Proxies
 from .relay_server import DIALS, DIALS_S, LOST_S, PING_S
-from .streams import dial_loopback, splice
+from .streams import LoopThread, PolledWire, TaskSet, dial_loopback, splice
 
 FIRST_RETRY, LAST_RETRY = 0.25, 4.0  # seconds between dials
 ANSWER_S = 10.0  # for the relay to answer with a peer

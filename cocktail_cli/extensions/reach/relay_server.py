@@ -30,8 +30,17 @@ from transport.wire import RouterWire, TokenBucket, TokenBuckets, key_of, origin
 
 from . import relay_socks
 from .dialling import RUN, run_name
-from .loop_thread import LoopThread, PolledWire, TaskSet
-from .streams import SocketStream, Stream, accept, dial_loopback, prepare, splice
+from .streams import (
+    LoopThread,
+    PolledWire,
+    SocketStream,
+    Stream,
+    TaskSet,
+    accept,
+    dial_loopback,
+    prepare,
+    splice,
+)
 from .websocket_stream import TLS_FIRST, accept_websocket
 
 FETCH_S = 10.0  # for a hub to fetch a peer

@@ -16,7 +16,7 @@ class Trust(Extension):
     """Harmful peers are refused, useless ones count for less; peers know nothing of it."""
 
     def judge(self, work: RunDelegate, round: int) -> UpdateJudge:
-        from .contribution_probe import ProbeThread
+        from .contribution_score import ProbeThread
 
         thread = ProbeThread(lambda: load_probe(work, round), lambda peer, what: work.tell(peer, what))
         thread.start()

@@ -8,21 +8,17 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from flipped_bytes import altered
-from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+from huggingface_hub.errors import LocalTokenNotFoundError
 from in_this_process import Run
+from pushing_hub import Hub, status
 from safetensors.torch import load_file
 from test_snapshot_thread import RECIPE, Story, minding, told
 
-from cocktail_cli.errors import Failure
-from cocktail_cli.host import HostSession as Launch
 from cocktail_cli.host import hashes_of
 from cocktail_cli.machine import RunRecord, save_run
 from cocktail_cli.ui import Checkpoint
@@ -46,43 +42,6 @@ from transport.ledger import EvaluationRow
 LORA = load_recipe(
     "smoke", ["lora_r=2", "lora_target_modules=[query_key_value]", "max_steps=40", "save_steps=4"]
 )
-
-
-@dataclass
-class Hub:
-    """A stand-in for HfApi that records requests."""
-
-    made: list[dict[str, Any]] = field(default_factory=list)
-    pushed: list[dict[str, Any]] = field(default_factory=list)
-    error: Exception | None = None
-
-    def create_repo(self, repo_id: str, **more: Any) -> SimpleNamespace:
-        if self.error:
-            raise self.error
-        self.made.append({"repo_id": repo_id, **more})
-        return SimpleNamespace(repo_id=repo_id)
-
-    def upload_folder(self, *, folder_path: Path, allow_patterns: list[str], **more: Any) -> SimpleNamespace:
-        if self.error:
-            raise self.error
-        from huggingface_hub.utils import filter_repo_objects
-
-        every = [str(path.relative_to(folder_path)) for path in folder_path.rglob("*") if path.is_file()]
-        sent = sorted(filter_repo_objects(every, allow_patterns=allow_patterns))
-        self.pushed.append({"sent": sent, **more})
-        return SimpleNamespace(commit_url="https://hub/me/m/commit/1")
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
-    found = Hub()
-    monkeypatch.setattr("huggingface_hub.HfApi", lambda: found)
-    return found
-
-
-def status(code: int) -> HfHubHTTPError:
-    response: Any = SimpleNamespace(status_code=code, headers={}, request=None)
-    return HfHubHTTPError("no", response=response)
 
 
 @pytest.fixture(scope="module")
@@ -307,28 +266,3 @@ def test_a_push_without_a_token_exports_nothing(
     assert done.exit == 3
     assert "hf auth login" in done.err
     assert not (tmp_path / "out").exists()
-
-
-PUSHING = ["push_to_hub=true", "hub_model_id=me/m", "save_steps=4", "max_steps=40"]
-
-
-def test_a_token_that_may_not_write_fails_the_launch_before_the_run(tmp_path: Path, hub: Hub) -> None:
-    hub.error = status(401)
-    launch = Launch(load_recipe("smoke", PUSHING), tmp_path, [])
-
-    with pytest.raises((ModelError, Failure), match="may not write"):
-        launch.prepare()
-
-
-def test_a_final_push_that_fails_is_a_warning_with_the_command_that_repeats_it(
-    whole: Story, hub: Hub
-) -> None:
-    told: list[Any] = []
-    launch = Launch(load_recipe("smoke", PUSHING), whole.folder, [SimpleNamespace(show=told.append)])  # type: ignore[list-item]
-    launch.record = SimpleNamespace(run="amber-otter-42")  # type: ignore[assignment]
-    launch.push(6)
-    hub.error = status(500)
-    launch.push(6)
-
-    assert [pushed["commit_message"] for pushed in hub.pushed] == ["amber-otter-42, 6 rounds"]
-    assert "cocktail export amber-otter-42 -o DIR --push me/m" in told[-1].message

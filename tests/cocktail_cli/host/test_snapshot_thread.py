@@ -12,19 +12,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from cocktail_cli.foreign_text import paragraphs
+from cocktail_cli.assembly import ModelOnDisk
 from cocktail_cli.host import CommittedModel
-from cocktail_cli.host.sample_writer import NEW, Prompt, SampleWriter, prompts_of
 from cocktail_cli.host.snapshot_thread import SnapshotThread, snapshot_object
-from cocktail_cli.ui import Checkpoint, Event, Progressed, Warning, events
+from cocktail_cli.ui import Checkpoint, Event, Progressed, Warning
 from compress import fingerprint
 from recipes.algorithm import GlobalModel, compressor_of
 from recipes.config import load_recipe
-from recipes.data import Sample
 from recipes.models import load_model, open_tokenizer, prepare_base
 from recipes.snapshots import Fold
 from recipes.weight_files import FlatParameters
@@ -125,44 +122,27 @@ def test_snapshots_are_made_when_due_and_are_what_the_peers_had(story: Story) ->
     assert [[offer.round for offer in offer] for offer in offers] == [[3], [3, 7], [7, 11]]
 
 
-def test_the_base_and_each_snapshot_continue_the_same_held_out_text(story: Story) -> None:
-    row = np.arange(40, dtype=np.int32)
-    prompts = prompts_of([Sample(row, np.arange(40) > 0)] * 5, 1)
-    writer = SampleWriter(prompts, story.folder / "tokenizer")
-    snapshots = SnapshotThread(story.model, 4, 40, lambda offers: None, writer)
+def test_the_base_and_each_snapshot_are_used_and_a_warning_of_the_user_is_told_once(story: Story) -> None:
+    used: list[ModelOnDisk] = []
+
+    def use(model: ModelOnDisk) -> None:
+        used.append(model)
+        model.tell(Warning("no room"))
+
+    snapshots = SnapshotThread(story.model, 4, 40, lambda offers: None, use)
     snapshots.start()
-    before = told(snapshots)
+    assert told(snapshots) == Warning("no room")
     story.commit(5)
     snapshots.committed(4, 5)
-    made, after = told(snapshots), told(snapshots)
+    made = told(snapshots)
     snapshots.close()
 
     assert isinstance(made, Checkpoint)
-    assert isinstance(before, events.Sample)
-    assert isinstance(after, events.Sample)
-    assert ((before.round, before.step), (after.round, after.step)) == ((0, 0), (4, 5))
-    assert (before.prompt, before.reference) == (after.prompt, after.reference)
-    tokenizer = open_tokenizer(story.folder / "tokenizer")
-    held_out = tokenizer.decode(row.tolist(), skip_special_tokens=True)
-    assert before.prompt + before.reference == paragraphs(held_out)
-    model = load_model(Path(made.model))
-    greedy = model.generate(torch.from_numpy(row[None, :16]).long(), do_sample=False, max_new_tokens=NEW)
-    assert after.text == paragraphs(tokenizer.decode(greedy[0, 16:], skip_special_tokens=True))
-
-
-def test_a_sample_that_cannot_be_written_is_a_warning_and_snapshots_go_on(story: Story) -> None:
-    writer = SampleWriter([Prompt([1, 2], [3])], story.folder / "no-tokenizer")
-    snapshots = SnapshotThread(story.model, 4, 40, lambda offers: None, writer)
-    snapshots.start()
-    first = told(snapshots)
-    story.commit(5)
-    snapshots.committed(4, 5)
-    second = told(snapshots)
-    snapshots.close()
-
-    assert isinstance(first, Warning)
-    assert first.message.startswith("no samples: ")
-    assert isinstance(second, Checkpoint)
+    assert snapshots.news.empty()
+    assert [(one.round, one.step, one.folder) for one in used] == [
+        (0, 0, story.model.base),
+        (4, 5, Path(made.model)),
+    ]
 
 
 def test_an_offer_says_what_to_fetch_and_how_to_check_it_and_nothing_else_is_served(story: Story) -> None:

@@ -10,8 +10,15 @@ from typing import Literal
 
 import pytest
 
-from cocktail_cli.extensions.audits.audit_book import THRESHOLD, AuditBook, DeliveredLease
-from cocktail_cli.extensions.audits.audit_case import BITS, SKETCH, Case, differing
+from cocktail_cli.extensions.audits.audit_book import (
+    BITS,
+    SKETCH,
+    THRESHOLD,
+    AuditBook,
+    Case,
+    DeliveredLease,
+    differing,
+)
 
 SHARE = 0.02
 NOISE_DIGITS = 10  # binary digits of a probability: .001

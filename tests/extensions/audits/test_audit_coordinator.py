@@ -14,7 +14,7 @@ from sim_swarm import STOP, SimPeer, SimSwarm
 from test_run_ledger import begin
 from toy_swarm import ToyWork, toy_settings
 
-from cocktail_cli.extensions.audits.audit_case import SKETCH
+from cocktail_cli.extensions.audits.audit_book import SKETCH
 from cocktail_cli.extensions.audits.bodies import NAME, Answers, Tasks
 from cocktail_cli.extensions.audits.hub import AuditCoordinator
 from transport.protocol import events, messages

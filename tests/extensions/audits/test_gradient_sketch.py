@@ -14,8 +14,7 @@ from torch import nn
 
 from cocktail_cli.assembly import recipe_type
 from cocktail_cli.extensions.audits.bodies import NAME
-from cocktail_cli.extensions.audits.gradient_sketch import BITS, drawn_signs, signs, sketch_key
-from cocktail_cli.extensions.audits.model import Auditor
+from cocktail_cli.extensions.audits.model import BITS, Auditor, drawn_signs, signs, sketch_key
 from recipes.config import Recipe
 from recipes.data import Sample, batches
 from recipes.training import SingleDeviceTrainer, in_order

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from test_user_config import understood, write
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.extensions.availability import availability_rules as module
-from cocktail_cli.extensions.availability.availability_rules import (
+from cocktail_cli.extensions import availability as module
+from cocktail_cli.extensions.availability import (
     BUSY_S,
     COOLER,
     FREE_S,
@@ -33,7 +33,7 @@ from cocktail_cli.extensions.availability.availability_rules import (
     parse_hours,
     parse_time,
 )
-from cocktail_cli.extensions.availability.availability_rules import AvailabilityState as State
+from cocktail_cli.extensions.availability import AvailabilityState as State
 from cocktail_cli.machine import limit_memory, parse_size
 from cocktail_cli.measures import GpuReading, NvidiaGpus, nvidia_gpus
 from cocktail_cli.signals import leave_on_signal

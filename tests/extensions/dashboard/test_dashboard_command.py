@@ -17,9 +17,8 @@ from in_this_process import Run
 from test_remote_reader import answer
 
 from cocktail_cli.assembly import View, ViewParts, views_of
+from cocktail_cli.extensions.dashboard import PageOpened, PageProcess
 from cocktail_cli.extensions.dashboard.command import page_source, source_of
-from cocktail_cli.extensions.dashboard.events import PageOpened
-from cocktail_cli.extensions.dashboard.page_process import PageProcess
 from cocktail_cli.host import run_folder
 from cocktail_cli.machine import save_run
 from cocktail_cli.ui import RunStarted, Warning, events, from_json, sentence

@@ -12,7 +12,7 @@ from a_run import ARun, a_run
 from browser import ENTER, TAB, Browser, browser, missing
 from uvicorn import Server
 
-from cocktail_cli.extensions.dashboard.report_command import as_html
+from cocktail_cli.extensions.dashboard.command import as_html
 from cocktail_cli.extensions.dashboard.report_page import page_of
 from cocktail_cli.extensions.dashboard.web_server import application, listen, server
 

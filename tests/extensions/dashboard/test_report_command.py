@@ -14,7 +14,7 @@ import pytest
 from a_run import ARun, a_run
 from in_this_process import Run
 
-from cocktail_cli.extensions.dashboard import report_command
+from cocktail_cli.extensions.dashboard import command
 from cocktail_cli.extensions.dashboard.report_page import page_of, ratio_of, words
 from cocktail_cli.extensions.dashboard.run_history import Round, RunHistory
 from cocktail_cli.ui import events
@@ -43,11 +43,11 @@ def other(tmp_path: Path) -> Iterator[ARun]:
 
 
 def as_html(told: RunHistory) -> str:
-    return report_command.as_html(page_of([told]))
+    return command.as_html(page_of([told]))
 
 
 def as_text(told: RunHistory) -> list[str]:
-    return [*report_command.as_text(page_of([told]))]
+    return [*command.as_text(page_of([told]))]
 
 
 def run_in(text: str) -> str:

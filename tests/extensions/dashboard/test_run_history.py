@@ -72,21 +72,6 @@ def test_a_round_that_the_diary_lacks_is_there_without_its_bytes(run: ARun) -> N
     assert (one.loss, one.up, one.idle, one.ratio(PARAMETERS)) == (4.0, 0, None, None)
 
 
-def test_the_models_own_words_are_in_the_history_and_on_the_page(run: ARun) -> None:
-    for step, text in ((0, " xx<b>xx"), (10, " a\x1b\x00\n function")):
-        run.tell(events.Sample(step, step, "The import", text, " statement"), 10.0 + step)
-
-    told = look(run)
-    _, (kind, shown) = blocks(told, "Samples")
-
-    assert [(one.step, one.text) for one in told.samples] == [(0, " xx<b>xx"), (10, " a??\n function")]
-    assert kind == "sample"
-    assert [(one["step"], one["text"], one["reference"]) for one in shown] == [
-        (10, " a??\n function", " statement"),
-        (0, " xx<b>xx", " statement"),
-    ], "the newest first"
-
-
 def test_the_best_evaluation_is_the_first_of_the_lowest_loss(run: ARun) -> None:
     for loss in (4.0, 2.5, 2.5, 3.0):
         run.commit("ann")

@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from cocktail_cli.extensions.diagnosis.round_sample import PeerSample, RoundSample
-from cocktail_cli.extensions.diagnosis.spent import Spent
+from cocktail_cli.extensions.diagnosis.bodies import Spent
+from cocktail_cli.extensions.diagnosis.slow_rounds import PeerSample, RoundSample
 from transport.scheduling import LoadBalancer
 
 

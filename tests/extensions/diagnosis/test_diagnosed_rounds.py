@@ -13,12 +13,10 @@ from msgspec.structs import replace
 from sim_swarm import SimPeer, SimSwarm
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 
-from cocktail_cli.extensions.diagnosis.causes import Culprit as Named
-from cocktail_cli.extensions.diagnosis.events import Culprit
+from cocktail_cli.extensions.diagnosis.bodies import NAME, Culprit, Spent
 from cocktail_cli.extensions.diagnosis.hub import Diagnostician
-from cocktail_cli.extensions.diagnosis.round_sample import RoundSample
-from cocktail_cli.extensions.diagnosis.slow_rounds import SlowRounds
-from cocktail_cli.extensions.diagnosis.spent import NAME, Spent
+from cocktail_cli.extensions.diagnosis.slow_rounds import NamedCulprit as Named
+from cocktail_cli.extensions.diagnosis.slow_rounds import RoundSample, SlowRounds
 from transport.protocol import RoundCommitted, events, messages
 from transport.scheduling import UnderWay
 from transport.wire import Crossed

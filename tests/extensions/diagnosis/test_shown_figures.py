@@ -14,8 +14,8 @@ from lying_host import lying_host
 import cocktail_cli
 from cocktail_cli.assembly import with_figures
 from cocktail_cli.commands.run.status import screen
-from cocktail_cli.extensions.diagnosis.events import Culprit
-from cocktail_cli.extensions.diagnosis.shown_figures import SLOW, SlowRoundsOnPage
+from cocktail_cli.extensions.diagnosis import SLOW, SlowRoundsOnPage
+from cocktail_cli.extensions.diagnosis.bodies import Culprit
 from cocktail_cli.ui import events, from_json, sentence
 from transport.protocol import ProtocolError
 

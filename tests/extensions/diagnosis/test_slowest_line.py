@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cocktail_cli.extensions.diagnosis.round_sample import PeerSample, RoundSample
+from cocktail_cli.extensions.diagnosis.bodies import Spent
+from cocktail_cli.extensions.diagnosis.slow_rounds import PeerSample, RoundSample
 from cocktail_cli.extensions.diagnosis.slowest_line import LineWatch, SlowestLine
-from cocktail_cli.extensions.diagnosis.spent import Spent
 
 MB = 1_000_000
 
@@ -52,7 +52,7 @@ def test_the_slowest_line_is_a_peers_or_the_hubs(ups: list[float], downs: list[f
 
     assert one is not None
     assert one.line == line
-    assert one.rate == MB / max(*ups, *downs)
+    assert one.bytes_per_s == round(MB / max(*ups, *downs))
 
 
 def test_lines_that_carry_the_same_however_many_send_are_the_peers_own() -> None:
@@ -67,7 +67,7 @@ def test_where_devices_hardly_wait_the_compute_is_the_bottleneck() -> None:
     one = found([4, 4], [4, 4], wait=0.2)
 
     assert one is not None
-    assert (one.line, one.rate) == ("the compute", 0.0)
+    assert (one.line, one.bytes_per_s) == ("the compute", 0)
 
 
 def test_few_rounds_say_nothing() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from cocktail_cli.extensions.diagnosis.bodies import NAME, Spent, spent_of
 from cocktail_cli.extensions.diagnosis.machine_load import GpuLoad
 from cocktail_cli.extensions.diagnosis.peer import TimeKeeper, load_of
-from cocktail_cli.extensions.diagnosis.spent import NAME, Spent, spent_of
 from cocktail_cli.measures import NvidiaGpus
 from recipes.training import Delivery
 from transport.protocol import messages
@@ -38,7 +38,23 @@ def test_a_report_says_where_the_time_since_the_last_one_went() -> None:
 
     said = reported(keeper, 10.4)
 
-    assert (said.cycle, said.idle, said.lease, said.download, said.upload) == (9900, 5300, 200, 1000, 1000)
+    assert (said.cycle, said.lease, said.download, said.upload) == (9900, 200, 1000, 1000)
+    assert said.idle == 4800 + 500, "from the end of its compute to the commit, and until the next round"
+    assert (said.encode, said.apply) == (400, 500)
+
+
+def test_without_staleness_the_compute_of_a_round_comes_before_its_exchange() -> None:
+    keeper = TimeKeeper(staleness=0, devices=["cpu"])
+    keeper.took_round(ROUND, 0.0, 0.0)
+    reported(keeper, 1.0)
+    keeper.exchanged(2.0, 5.0)
+    keeper.fetched("packet", 5.0, 6.0)
+    keeper.took_round(ROUND, 6.5, 6.5)
+    keeper.fetched("lease", 6.5, 7.0)
+
+    said = reported(keeper, 10.2)
+
+    assert (said.idle, said.lease, said.encode, said.apply) == (3000, 500, 200, 500)
 
 
 def test_what_other_extensions_store_with_a_commit_is_time_for_the_disk(
@@ -59,7 +75,7 @@ def test_a_machine_is_measured_while_it_trains_and_no_longer() -> None:
     before = {thread.name for thread in threading.enumerate()}
     with keeper.beside({1}):
         assert "load" in {thread.name for thread in threading.enumerate()} - before
-        assert keeper.timer.meter is not None
+        assert keeper.meter is not None
         assert reported(keeper, 1.0).gpu_wait == 0
     for thread in threading.enumerate():
         if thread.name == "load":

@@ -15,7 +15,7 @@ from lying_host import lying_host
 from stalling_hub import Material, stalling_hub
 
 from cocktail_cli.extensions.doctor import command as doctor
-from cocktail_cli.extensions.doctor.doctor_run_url import pace
+from cocktail_cli.extensions.doctor.command import pace
 from recipes.config import load_recipe
 from recipes.downloads import HubAnswer
 from recipes.hardware import HostMemory

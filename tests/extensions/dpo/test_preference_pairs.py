@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cocktail_cli.assembly import reader_of, recipe_type
-from cocktail_cli.extensions.dpo.preference_pairs import TextPair, conversation_pair, text_pair
+from cocktail_cli.extensions.dpo.preferences import TextPair, conversation_pair, text_pair
 from recipes.config import Recipe, load_recipe
 from recipes.data import ConversationReader, Row, build_corpus, make_row_tokenizer
 from recipes.errors import DataError, RecipeError
@@ -29,8 +29,8 @@ def read(fields: dict[str, Any], *overrides: str) -> Any:
     row = Row(json.loads(json.dumps(fields)), "my.jsonl:7")
     dataset = recipe.datasets[0]
     if isinstance(fields["chosen"], list):
-        pair = conversation_pair(ConversationReader(dataset), row)
-        return pair.chosen.messages, pair.rejected.messages, pair.chosen.prompt
+        chosen, rejected = conversation_pair(ConversationReader(dataset), row)
+        return chosen.messages, rejected.messages, chosen.prompt
     return text_pair(dataset, row)
 
 

@@ -21,7 +21,7 @@ from cocktail_cli.errors import Failure, explain
 from cocktail_cli.extensions.proofs.hub import ReceiptWriter
 from cocktail_cli.extensions.proofs.receipts import Receipt, receipt_document
 from cocktail_cli.extensions.proofs.run_verification import RunVerification
-from cocktail_cli.extensions.proofs.sealed_folder import check_sealed_model
+from cocktail_cli.extensions.proofs.seals import check_sealed_model
 from cocktail_cli.extensions.proofs.signed_documents import SignedDocument, signer_of
 from cocktail_cli.host import CommittedModel, hashes_of
 from cocktail_cli.machine import RunRecord, save_run

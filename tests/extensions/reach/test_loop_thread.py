@@ -8,8 +8,7 @@ import threading
 
 import pytest
 
-from cocktail_cli.extensions.reach.loop_thread import LoopThread, PolledWire
-from cocktail_cli.extensions.reach.streams import accept
+from cocktail_cli.extensions.reach.streams import LoopThread, PolledWire, accept
 
 
 class Wire:

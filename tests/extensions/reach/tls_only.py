@@ -8,8 +8,14 @@ import ssl
 from contextlib import closing, suppress
 from pathlib import Path
 
-from cocktail_cli.extensions.reach.loop_thread import LoopThread
-from cocktail_cli.extensions.reach.streams import CHUNK, SocketStream, dial_loopback, prepare, splice
+from cocktail_cli.extensions.reach.streams import (
+    CHUNK,
+    LoopThread,
+    SocketStream,
+    dial_loopback,
+    prepare,
+    splice,
+)
 from cocktail_cli.extensions.reach.websocket_stream import TlsStream
 from transport.protocol import Unreachable
 

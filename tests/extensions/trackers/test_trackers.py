@@ -15,7 +15,7 @@ from in_this_process import Run
 
 from cocktail_cli.assembly import ViewParts, recipe_type, views_of
 from cocktail_cli.errors import Failure
-from cocktail_cli.extensions.trackers.tracker import Tracker, metric_names
+from cocktail_cli.extensions.trackers import Tracker, metric_names
 from cocktail_cli.host import HostSession
 from cocktail_cli.ui import Event, Metrics, RunStarted, events
 from recipes.config import Recipe, load_resolved
@@ -107,7 +107,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(
     def refused() -> Broken:
         raise OSError("no\nnetwork")
 
-    monkeypatch.setattr("cocktail_cli.extensions.trackers.tracker.import_module", lambda name: Broken())
+    monkeypatch.setattr("cocktail_cli.extensions.trackers.import_module", lambda name: Broken())
     heard = list[Any]()
     terminal: Any = SimpleNamespace(show=heard.append)
     session = HostSession(load("report_to=wandb"), tmp_path, [terminal])
@@ -125,7 +125,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(
 def test_a_tracker_that_is_not_installed_is_told_before_anything_is_done(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("cocktail_cli.extensions.trackers.tracker.find_spec", lambda name: None)
+    monkeypatch.setattr("cocktail_cli.extensions.trackers.find_spec", lambda name: None)
 
     with pytest.raises(Failure, match="wandb is not installed") as failed:
         tracked(tmp_path, "report_to=wandb")

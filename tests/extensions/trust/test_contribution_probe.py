@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from cocktail_cli.extensions.trust import contribution_probe
-from cocktail_cli.extensions.trust.contribution_probe import ProbeThread
-from cocktail_cli.extensions.trust.contribution_score import Gain
+from cocktail_cli.extensions.trust.contribution_score import ENDS_WITHIN, Gain, ProbeThread
 from transport.membership import STRIKES
 from transport.protocol import WeightedPacket
 
@@ -124,4 +122,4 @@ def test_a_probe_that_fails_is_a_warning_and_no_end(told: list[str]) -> None:
 def test_ends_within_is_less_than_a_hub_is_given() -> None:
     host_session = import_module("cocktail_cli.host.host_session")
 
-    assert contribution_probe.ENDS_WITHIN < host_session.STOPS_WITHIN
+    assert ENDS_WITHIN < host_session.STOPS_WITHIN

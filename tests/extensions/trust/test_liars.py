@@ -12,8 +12,7 @@ import pytest
 import torch
 from in_process import Member, Swarm, recipe_of, rows, save_tiny
 
-from cocktail_cli.extensions.trust.contribution_probe import ProbeThread
-from cocktail_cli.extensions.trust.contribution_score import Evidence, Verdict
+from cocktail_cli.extensions.trust.contribution_score import Evidence, ProbeThread, Verdict
 from cocktail_cli.host import RunDelegate
 from recipes.algorithm import DecodedPacket, Worker
 from recipes.training import Event, StepDone

@@ -289,7 +289,6 @@ def test_durations_are_seconds(text: str | int, seconds: float) -> None:
         ("eval_datasets: [{path: x.jsonl, weight: 2}]", "eval_datasets.0.weight"),
         ("data: {val_set_size: 1}\neval_datasets: [{path: x.jsonl}]", "data.val_set_size"),
         ("checkpoint: {eval_steps: 10}", "checkpoint.eval_steps"),
-        ("logging: {sample_prompts: 2}", "logging.sample_prompts"),
         (
             "training: {lr_scheduler_type: linear, lr_scheduler_kwargs: {min_lr: 0.1}}",
             "training.lr_scheduler_kwargs",
@@ -306,7 +305,6 @@ def test_durations_are_seconds(text: str | int, seconds: float) -> None:
         ("lora: {}\ntraining: {fp32_master_weights: false}", "training.fp32_master_weights"),
         ("training: {fp32_master_weights: false}", "training.fp32_master_weights"),
         ("training: {bf16: true, fp16: true}", "training.fp16"),
-        ("checkpoint: {push_to_hub: true}", "checkpoint.push_to_hub"),
     ],
 )
 def test_keys_that_contradict_each_other_are_reported(write, text: str, key: str) -> None:

@@ -22,7 +22,6 @@ RECIPE = Recipe.model_validate(
         "lora": {"lora_r": 4},
         "datasets": [{"path": "/home/dana/letters.jsonl"}, {"path": "me/otters"}],
         "training": {"seed": 7},
-        "checkpoint": {"push_to_hub": True, "hub_model_id": "me/otters-model"},
     }
 )
 

@@ -1,12 +1,15 @@
-"""The body of Report: how a peer has spent the time since its last one."""
+"""Words of the diagnosis: the body of Report, a hub's figures, and the event that names a culprit."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from cocktail_cli.ui import events
 from transport.protocol import ProtocolError, messages, read_msgpack
 
 NAME = "diagnosis"
@@ -44,3 +47,51 @@ def spent_of(report: messages.Report) -> Spent | None:
         return read_msgpack(report.extra.get(NAME, b""), Spent, "what a peer has measured")
     except ProtocolError:
         return None
+
+
+@events.event
+class Culprit(events.OfExtension):
+    """A peer, or "the hub", lengthens rounds, and it is known why."""
+
+    peer: str
+    cause: str
+    evidence: str  # what was measured
+    remedy: str
+    lengthened: float  # what share longer the round was
+    round: int
+
+    def sentence(self) -> str:
+        return accusation(asdict(self))
+
+
+def accusation(told: Mapping[str, Any]) -> str:
+    """Say who lengthens rounds, why, and what helps: the fields of a `Culprit`."""
+    longer = f"makes rounds {told['lengthened']:.0%} longer: " if told["lengthened"] else ""
+    return f"{told['peer']} {longer}{told['cause']}, {told['evidence']}. Remedy: {told['remedy']}"
+
+
+class SlowestLine(msgspec.Struct, frozen=True):
+    """A line, or the compute, that bounds the last rounds."""
+
+    line: str  # "the hub's up", "the hub's down", "NAME's up", "NAME's down", "each peer's up", "the compute"
+    waiting: messages.Finite  # share of a step that devices wait for the exchange
+    bytes_per_s: messages.Finite  # that the line carries for one peer; 0: of the compute
+
+
+class NamedCulprit(msgspec.Struct, frozen=True):
+    """A peer, or "the hub", that lengthens rounds."""
+
+    peer: str
+    cause: str
+    evidence: str  # what was measured
+    remedy: str
+    lengthened: messages.Finite  # what share longer the round was; 0: no longer (a clock that was set)
+    round: messages.Count  # the newest that shows it
+    since: messages.Count  # the first
+
+
+class Figures(msgspec.Struct):
+    """Fields of a status."""
+
+    bottleneck: SlowestLine | None = None
+    culprits: list[NamedCulprit] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cocktail_cli.host.sample_writer import MOST, NEW, SHOWN, Prompt, prompt_of, prompts_of
+from cocktail_cli.extensions.results.sample_writer import MOST, NEW, SHOWN, Prompt, prompt_of, prompts_of
 from recipes.data import Sample
 
 

@@ -1,0 +1,51 @@
+"""The event of a sample, and the samples on a run's page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from cocktail_cli.assembly import PageBlocks, PagePart
+from cocktail_cli.ui import events
+
+SAMPLES = 400  # that a page remembers; the oldest are dropped first
+GOES_ON = "The model goes on from texts that it was not trained on; it takes the likeliest token each time."
+
+
+@events.event
+class Sample(events.OfExtension):
+    """The global model has continued a text of the held-out data."""
+
+    step: int
+    round: int
+    prompt: str
+    text: str  # the model's own words
+    reference: str = ""  # how the held-out text goes on
+
+    texts = ("prompt", "text", "reference")
+    news = True
+
+    def sentence(self) -> str:
+        return f"sample step={self.step} {self.prompt!r} -> {self.text!r}"
+
+    def measured(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class SamplesOnPage(PagePart):
+    """The model's continuations of held-out texts, the newest first."""
+
+    def heard(self, known: tuple[Sample, ...] | None, event: Mapping[str, Any]) -> tuple[Sample, ...]:
+        known = known or ()
+        if event["event"] != "sample":
+            return known
+        said = (str(event.get(name, "")) for name in Sample.texts)
+        return (*known[-SAMPLES:], Sample(event["step"], event["round"], *said))
+
+    def show(self, known: tuple[Sample, ...] | None) -> PageBlocks:
+        by_prompt: dict[str, list[Any]] = {}
+        for one in reversed(known or ()):
+            by_prompt.setdefault(one.prompt, []).append(asdict(one))
+        blocks = [("p", GOES_ON), *(("sample", made) for made in by_prompt.values())] if by_prompt else []
+        return PageBlocks(sections={"Samples": blocks})

@@ -22,8 +22,8 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_088,
-    "lines with code, extensions": 15_189,
+    "lines with code, heart": 30_094,
+    "lines with code, extensions": 15_167,
     "lines with code, scripts": 9859,
     "lines with code, tests": 44_169,
     "modules": 409,

@@ -259,8 +259,8 @@ def check_hub(case: bytes) -> bool:
     assert sum(state.rounds.leases.places()) == SETTINGS.samples
     assert len(state.members.sessions) <= len(conns)
     assert set(state.members.traffic) <= set(state.members.sessions)
-    assert set(hub._connections.owners.values()) <= set(state.members.sessions)
-    assert len(hub._connections.owners) <= (MAX_CONNECTIONS + 1) * len(state.members.sessions)
+    assert set(hub._connections.sessions.values()) <= set(state.members.sessions)
+    assert len(hub._connections.sessions) <= (MAX_CONNECTIONS + 1) * len(state.members.sessions)
     assert len(hub._inbox._parts) <= MAX_UPLOADS * len(state.members.sessions)
     assert not hub._connections.reading
     assert len(state.rounds.history.commits) <= 64

@@ -238,7 +238,7 @@ class Hub:
     def _owner(self, conn: bytes) -> str | None:
         """Name who pays for a connection: its session; one that waits or decides pays for itself."""
         alone = self._state.admission.pays_for_itself(conn)
-        return conn.hex() if alone else self._connections.owners.get(conn)
+        return conn.hex() if alone else self._connections.sessions.get(conn)
 
     # ---- any thread (actions.Shell) ------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class Hub:
 
     def _receive(self, conn: bytes, frames: Frames) -> None:
         now, size = time.monotonic(), wire_size(frames)
-        owner = self._connections.owners.get(conn)
+        owner = self._connections.sessions.get(conn)
         session = self._members.get(owner) if owner is not None else None
         if owner is not None:
             self._members.traffic[owner].up += size
@@ -330,7 +330,7 @@ class Hub:
             self._hang_up(conn)
 
     def _handle(self, conn: bytes, message: messages.ToHub, payload: Frames, size: int, now: float) -> None:
-        if conn not in self._connections.owners:
+        if conn not in self._connections.sessions:
             self._hello_size = size
         self._connections.costs(conn, message, now)
         if isinstance(message, messages.Attach):
@@ -350,7 +350,7 @@ class Hub:
     def _unwanted(self, conn: bytes, cost: float, now: float) -> None:
         """Charge a connection for what nobody wants: it asks for what is not there, or sends it."""
         if not self._connections.tolerates(conn, cost, now):
-            self._hang_up_on(self._connections.owners.get(conn, conn.hex()))
+            self._hang_up_on(self._connections.sessions.get(conn, conn.hex()))
 
     def _look_for(self, name: str, key: str, now: float) -> None:
         """Ping earlier sessions of this peer: it may be back before the loss of a connection was noticed."""
@@ -365,7 +365,7 @@ class Hub:
 
     def _own(self, conn: bytes, session: str) -> None:
         """Count this connection, its handshake and Hello included, as the session's from now on."""
-        if self._connections.owners.get(conn) != session:
+        if self._connections.sessions.get(conn) != session:
             whose = self._members.get(session)
             self._connections.own(conn, session, whose.conn if whose else None)
             self._members.traffic[session].up += HANDSHAKE_UP + self._hello_size
@@ -382,7 +382,7 @@ class Hub:
     def _put(
         self, conn: bytes, message: messages.Put | messages.Chunk, payload: bytes | memoryview, now: float
     ) -> None:
-        session = self._connections.owners.get(conn)
+        session = self._connections.sessions.get(conn)
         if session is None:
             self._of_no_session(conn, now)
             return
@@ -421,13 +421,14 @@ class Hub:
             self._packets[session, round] = self._openers.submit(self._open, round, sender.name, upload.parts)
             self._change(lambda now: self._rounds.uploaded(session, round, now))
         elif (kind := self._state.uploads.kind_of(upload.name)) is not None:
-            self._change(lambda now: kind.took(sender, upload.name, upload.parts, now))
+            places = kind.places(upload.name) or ()
+            self._change(lambda now: kind.took(sender, places, upload.parts, now))
         else:
             self._handoffs[session] = upload.parts
             self._change(lambda _: self._state.uploads.handed_over(session, upload.parts.map.size))
 
     def _get(self, conn: bytes, message: messages.Get, now: float) -> None:
-        session = self._connections.owners.get(conn)
+        session = self._connections.sessions.get(conn)
         sender = self._members.get(session) if session is not None else None
         if session is None or sender is None:
             self._of_no_session(conn, now)
@@ -461,7 +462,7 @@ class Hub:
             self._own(conn, message.session)
         self._members.refused += isinstance(message, messages.Refused)
         self._connections.costs(conn, message, time.monotonic())
-        owner = self._connections.owners.get(conn)
+        owner = self._connections.sessions.get(conn)
         if owner is not None:
             self._members.traffic[owner].down += wire_size(frames)
         if not self._wire.send(conn, frames):

@@ -10,7 +10,7 @@ from transport import actions as do
 from transport.actions import Outbox
 from transport.membership import Roster, Session, SessionEvent, State
 from transport.protocol import HANDOFF, TRIAL, UPDATE, RunSettings, round_of
-from transport.scheduling import UNWANTED, Phase, Rounds, UploadKind
+from transport.scheduling import Phase, Rounds, UploadKind
 
 TRIALS, LONGEST = 4, 4 << 20  # of a session; bytes of each
 
@@ -24,7 +24,7 @@ class UploadPolicy:
 
     def add(self, kinds: Iterable[UploadKind]) -> None:
         """Take these uploads too."""
-        self._kinds |= {kind.prefix: kind for kind in kinds}
+        self._kinds |= {prefix_of(kind.form): kind for kind in kinds}
 
     def known(self, name: str) -> bool:
         """Tell whether there are uploads whose names begin as this one does."""
@@ -42,8 +42,8 @@ class UploadPolicy:
         if round_of(TRIAL, name) is not None:
             return self._trial(session, size)
         leaves, kind = round_of(HANDOFF, name) is not None, self.kind_of(name)
-        if kind is not None:
-            reason = kind.refusal(session, name)
+        if kind is not None and (places := kind.places(name)) is not None:
+            reason = kind.refusal(session, places)
         else:
             reason = self._handoff(session) if leaves else self._update(session, name)
         if reason is None:
@@ -70,7 +70,7 @@ class UploadPolicy:
     def _update(self, session: Session, name: str) -> str | None:
         round = round_of(UPDATE, name)
         if round is None:
-            return UNWANTED.format(name)
+            return f"nothing of the name {name!r} is wanted"
         ex = self._rounds.open_to(session.id, round)
         if ex is None:
             return f"round {round} is not open to this peer, or is closed"

@@ -47,9 +47,7 @@ class ObjectKind:
     pattern: re.Pattern[str] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        parts = re.split("(<[a-z]+>)", self.form)
-        pattern = "".join(f"({PLACES[part]})" if part in PLACES else re.escape(part) for part in parts)
-        object.__setattr__(self, "pattern", re.compile(pattern, re.ASCII))
+        object.__setattr__(self, "pattern", pattern_of(self.form))
 
     @property
     def prefix(self) -> str:
@@ -60,6 +58,13 @@ class ObjectKind:
         """Return what stands in the places of the form; None where the name is of another form."""
         found = self.pattern.fullmatch(name)
         return None if found is None else found.groups()
+
+
+def pattern_of(form: str) -> re.Pattern[str]:
+    """Return the pattern of names of this form; its groups are what stands in the places."""
+    parts = re.split("(<[a-z]+>)", form)
+    pattern = "".join(f"({PLACES[part]})" if part in PLACES else re.escape(part) for part in parts)
+    return re.compile(pattern, re.ASCII)
 
 
 # ---- names of uploaded objects ---------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from transport.actions import CommitDone, Shell
 from transport.ledger import Counted
 from transport.membership import Session
-from transport.protocol import Event, SampleRanges, WeightedPacket, messages
+from transport.protocol import Event, SampleRanges, WeightedPacket, messages, pattern_of
 from transport.transfer import ChunkBuffer, ObjectStore
 from transport.wire import Crossed
 
@@ -40,17 +40,22 @@ class Lines(Shell, Protocol):
         """Return what is here of a session's update for a round; None: none of it, or all."""
 
 
-UNWANTED = "nothing of the name {!r} is wanted"
+Places = tuple[str, ...]  # what stands in those of a form
 
 
 @dataclass(frozen=True)
 class UploadKind:
-    """Uploads whose names begin with `prefix`, a word and a slash."""
+    """Uploads whose names have a form, as those of `ObjectKind`. Both functions are given the places."""
 
-    prefix: str
-    refusal: Callable[[Session, str], str | None]  # why one of this name is not wanted now; None: it is
-    took: Callable[[Session, str, ChunkBuffer, float], object]  # one that is whole
+    form: str
+    refusal: Callable[[Session, Places], str | None]  # why one is not wanted now; None: it is
+    took: Callable[[Session, Places, ChunkBuffer, float], object]  # one that is whole
     largest: int = 0  # bytes; 0: as of an update
+
+    def places(self, name: str) -> Places | None:
+        """Return what stands in the places; None where the name is of another form."""
+        found = pattern_of(self.form).fullmatch(name)
+        return None if found is None else found.groups()
 
 
 class Sums(NamedTuple):

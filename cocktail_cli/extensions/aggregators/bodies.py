@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from transport.protocol import messages, round_of
+from transport.protocol import messages
 
 from . import NAME as NAME
 
@@ -130,10 +130,3 @@ def digest_of(part: bytes) -> str:
 
 def short(sha256: bytes) -> str:
     return sha256.hex()[:16]
-
-
-def round_and_name(prefix: str, name: str) -> tuple[int, str] | None:
-    """Parse round and name in "part/17/ann"; None for another name."""
-    round, _, rest = name.removeprefix(prefix).partition("/")
-    number = round_of(prefix, prefix + round) if name.startswith(prefix) and rest else None
-    return None if number is None else (number, rest)

@@ -26,10 +26,8 @@ from transport.protocol import (
     WeightedPacket,
     messages,
     read_msgpack,
-    round_of,
 )
 from transport.scheduling import (
-    UNWANTED,
     CommitSeconds,
     Exchange,
     HubExtension,
@@ -41,7 +39,7 @@ from transport.scheduling import (
 from transport.transfer import ChunkBuffer, ObjectSource, ObjectStore, memory_source
 
 from . import bodies
-from .bodies import ERROR, NAME, PART, SHARD, AggregatorInfo, Holds, Resigns, ShardPacket, Unusable
+from .bodies import NAME, AggregatorInfo, Holds, Resigns, ShardPacket, Unusable
 from .residual_handoffs import (
     HUB,
     HandoffStore,
@@ -87,7 +85,7 @@ class ShardCoordinator(HubExtension):
         self._out, self._members, self._rounds = hub.out, hub.members, hub.rounds
         self.store, self._work, self.shards = store, work, shards
         self.handoffs = dict(store.rows)  # as the I/O thread has them
-        self.now: ShardRound | None = None  # the newest round
+        self.now = ShardRound(-1, {}, (), {})  # the newest round
         self.barrier = ShardBarrier(hub.settings.peer_timeout)
         self.moved: dict[str, str] = {}  # session -> digest of its packet in the newest aggregate
         self.denied: dict[str, str] = {}  # peer -> session of who has refused its part of that round
@@ -100,9 +98,9 @@ class ShardCoordinator(HubExtension):
         self._merged: dict[int, tuple[int, ...]] = {}
         self._made: OrderedDict[tuple[str, str], ObjectSource] = OrderedDict()  # by session and name
         self.uploads = (
-            UploadKind(PART, self._part_refusal, self._part_came),
-            UploadKind(SHARD, self._shard_refusal, self._shard_came),
-            UploadKind(ERROR, self._error_refusal, self._error_came, largest),
+            UploadKind("part/<round>/<peer>", self._part_refusal, self._part_came),
+            UploadKind("shard/<round>/<number>", self._shard_refusal, self._shard_came),
+            UploadKind("error/<round>", self._error_refusal, self._error_came, largest),
         )
         self._placed: tuple[object, list[int] | None] = (), None  # lines and aggregators, and their counts
         self._uplinks: dict[str, float] = {}  # key -> bytes a second, a power of two
@@ -168,7 +166,7 @@ class ShardCoordinator(HubExtension):
         """Name the aggregators to a member. Those that have shards in this round, or have error feedback of
         some, are told of it before."""
         now = self.now
-        if now is None or now.round != ex.round:
+        if now.round != ex.round:
             return b""
         if (mine := now.aggregators.get(session.id)) is not None:
             self._say(session, bodies.Open(ex.round, mine.shards, dict(ex.keys), ex.fits))
@@ -183,7 +181,7 @@ class ShardCoordinator(HubExtension):
     def heard(self, session: Session, report: messages.Report, now: float) -> None:
         """Note the parts that a member reports; the newest count."""
         ex = self._rounds.open_to(session.id, report.round)
-        if ex is None or session.id in ex.claims or self.now is None:
+        if ex is None or session.id in ex.claims:
             return
         with self._members.ignoring_unreadable():
             body = report.extra.get(NAME)
@@ -191,11 +189,10 @@ class ShardCoordinator(HubExtension):
 
     def whole(self, session: Session) -> bool:
         """Tell whether all parts of a member's update have arrived."""
-        return self.now is None or self.now.whole(session.id)
+        return self.now.whole(session.id)
 
     def closes(self, ex: Exchange) -> None:
         """Choose the handoffs that the hub merges with this round."""
-        assert self.now is not None
         self.now.handoffs = self._handoffs_for(self.now.hub_shards)
         self._round, self.moved, self.denied = self.now, {}, {}
         self.barrier.begin()
@@ -208,7 +205,7 @@ class ShardCoordinator(HubExtension):
     def counted(self, round: int, counted: Sequence[Counted], took: CommitSeconds) -> Mapping[str, bytes]:
         """Tell members which aggregators' shards have not moved; in the commit thread."""
         now, moved = self.now, self.moved
-        if now is None or not now.aggregators:
+        if not now.aggregators:
             return {}
         unmoved = [one.name for s, one in now.aggregators.items() if s not in moved]
         return dict.fromkeys(now.members, msgspec.msgpack.encode(bodies.Unmoved(unmoved)))
@@ -220,7 +217,6 @@ class ShardCoordinator(HubExtension):
     def committed(self, ex: Exchange, done: CommitDone, now: float) -> Sequence[Event]:
         """Rest aggregators that failed, and settle the handoffs that a durable round has merged."""
         current, moved, why_lost = self.now, self.moved, self.barrier.lost
-        assert current is not None
         lost = (current.lost | why_lost.keys()) & current.aggregators.keys() - moved.keys()
         for aggregator in sorted(lost, key=lambda s: current.aggregators[s].name):
             why = why_lost.get(aggregator, SILENT)
@@ -248,14 +244,12 @@ class ShardCoordinator(HubExtension):
         """Say again what an aggregator on a new connection may have missed."""
         if (done := self._done.get(session.id)) is not None:
             self._say(session, done)
-        if self.now is not None and self._rounds.phase is Phase.CLOSED and session.id in self.now.closes:
+        if self._rounds.phase is Phase.CLOSED and session.id in self.now.closes:
             self._say(session, self.now.closes[session.id])
 
     def tick(self, now: float) -> None:
         """Give up aggregators that are gone or silent. A lost connection may be back in a moment."""
-        if self.now is None or self._rounds.exchange is None:
-            return
-        for aggregator in sorted(self.now.aggregators.keys() - self.now.lost):
+        for aggregator in sorted(self.now.aggregators.keys() - self.now.lost) if self._open else ():
             session = self._members.get(aggregator)
             if session is None or self._members.suspect(session, now):
                 self._lose(aggregator, now)
@@ -308,7 +302,7 @@ class ShardCoordinator(HubExtension):
     def _open(self) -> ShardRound | None:
         """The round that is open, or closed and not committed yet."""
         ex = self._rounds.exchange
-        return self.now if ex is not None and self.now is not None and ex.round == self.now.round else None
+        return self.now if ex is not None and ex.round == self.now.round else None
 
     def _holds(self, session: Session, m: Holds, now: float) -> None:
         """Note which members' parts an aggregator has."""
@@ -340,54 +334,43 @@ class ShardCoordinator(HubExtension):
 
     # ---- uploads -------------------------------------------------------------------------------------------
 
-    def _part_refusal(self, session: Session, name: str) -> str | None:
+    def _part_refusal(self, session: Session, at: Sequence[str]) -> str | None:
         """Refuse parts but those for an aggregator that this peer cannot reach."""
-        part, of = bodies.round_and_name(PART, name), self._open
-        if part is None:
-            return UNWANTED.format(name)
-        if of is None or self._rounds.open_to(session.id, part[0]) is None:
-            return f"round {part[0]} is not open to this peer, or is closed"
-        aggregator = of.named(part[1])
-        if aggregator is None:
-            return f"{part[1]!r} aggregates nothing in round {part[0]}, or is lost"
+        of, (round, name) = self._open, at
+        if of is None or self._rounds.open_to(session.id, int(round)) is None:
+            return f"round {int(round)} is not open to this peer, or is closed"
+        if (aggregator := of.named(name)) is None:
+            return f"{name!r} aggregates nothing in round {int(round)}, or is lost"
         return "it is here already" if (aggregator, session.id) in of.at_hub else None
 
-    def _part_came(self, session: Session, name: str, part: ChunkBuffer, now: float) -> None:
-        where, of = bodies.round_and_name(PART, name), self._open
-        if where is None or of is None or of.round != where[0]:
-            return
-        if (aggregator := of.named(where[1])) is not None:
+    def _part_came(self, session: Session, at: Sequence[str], part: ChunkBuffer, now: float) -> None:
+        of = self._open
+        if of is not None and of.round == int(at[0]) and (aggregator := of.named(at[1])) is not None:
             self._parts[of.round, aggregator, session.id] = part
             self.part_uploaded(session, aggregator, bodies.short(part.sha256), now)
 
     def part_uploaded(self, session: Session, aggregator: str, digest: str, now: float) -> None:
         """Note that a member's part for this aggregator is at the hub, whole."""
-        assert self.now is not None
         session.seen = now
         self.now.at_hub[aggregator, session.id] = digest
         self._rounds.check_arrived(session, now)
 
-    def _shard_refusal(self, session: Session, name: str) -> str | None:
-        shard, of = bodies.round_and_name(SHARD, name), self._open
-        if shard is None:
-            return UNWANTED.format(name)
-        order = of.closes.get(session.id) if of is not None and of.round == shard[0] else None
-        if order is not None and str(order.attempt) == shard[1] and self._rounds.phase is Phase.CLOSED:
+    def _shard_refusal(self, session: Session, at: Sequence[str]) -> str | None:
+        of, (round, attempt) = self._open, map(int, at)
+        order = of.closes.get(session.id) if of is not None and of.round == round else None
+        if order is not None and order.attempt == attempt and self._rounds.phase is Phase.CLOSED:
             return None
-        return f"attempt {shard[1]} of round {shard[0]} is not, or no more, what the hub asks for"
+        return f"attempt {attempt} of round {round} is not, or no more, what the hub asks for"
 
-    def _shard_came(self, session: Session, name: str, packet: ChunkBuffer, now: float) -> None:
-        if (shard := bodies.round_and_name(SHARD, name)) is not None:
-            self.barrier.came(session.id, int(shard[1]), packet)
+    def _shard_came(self, session: Session, at: Sequence[str], packet: ChunkBuffer, now: float) -> None:
+        self.barrier.came(session.id, int(at[1]), packet)
 
-    def _error_refusal(self, session: Session, name: str) -> str | None:
-        if round_of(ERROR, name) is None:
-            return UNWANTED.format(name)
+    def _error_refusal(self, session: Session, at: Sequence[str]) -> str | None:
         if not self._aggregated.get(session.id):
             return "this session has no error feedback that it has not handed over"
         return "the one before is being checked" if session.id in self._handing_over else None
 
-    def _error_came(self, session: Session, name: str, packet: ChunkBuffer, now: float) -> None:
+    def _error_came(self, session: Session, at: Sequence[str], packet: ChunkBuffer, now: float) -> None:
         self._handing_over.add(session.id)
         of, shards = (session.id, session.name), frozenset(self._aggregated.get(session.id, ()))
         self._lines.later(lambda: self._store_error_feedback(*of, shards, packet.data()))
@@ -426,7 +409,7 @@ class ShardCoordinator(HubExtension):
         self._out.send(session.conn, messages.Extension(NAME, msgspec.msgpack.encode(order)))
 
     def _rest(self, aggregator: str) -> None:
-        if aggregator in self._members and self.now is not None:
+        if aggregator in self._members:
             self._rests[aggregator] = self.now.round + RESTS
 
     def _lose(self, aggregator: str, now: float) -> None:
@@ -458,8 +441,7 @@ class ShardCoordinator(HubExtension):
 
     def _part(self, session: str, of: tuple[str, ...]) -> bytes:
         """Return a member's part for the aggregator that asks. Raises KeyError, as do the next two."""
-        now = self.now
-        member = next((s for s, called in now.members.items() if called == of[1]), "") if now else ""
+        member = next((s for s, called in self.now.members.items() if called == of[1]), "")
         if (parts := self._parts.get((int(of[0]), session, member))) is None:
             raise KeyError(NOT_HERE)
         return parts.data()
@@ -475,7 +457,7 @@ class ShardCoordinator(HubExtension):
         """Return a handoff, cut down to those shards of the aggregator that have not merged it."""
         number, now = int(of[0]), self.now
         handoff = self.handoffs.get(number)
-        if handoff is None or now is None or session not in now.aggregators:
+        if handoff is None or session not in now.aggregators:
             raise KeyError(NOT_HERE)
         try:
             return self._lacking(number, handoff, now.aggregators[session].shards)

@@ -55,8 +55,8 @@ def check_door(case: bytes) -> bool:
         payload = b"x" * (1024 if data[-1:] == b"\0" else 976)
         door._receive(name_of(conn), [data, payload] if b"Chunk" in data else [data])
     assert sorted(door._sessions.values()) == [("ann", "ann"), ("bob", "bob")]
-    assert set(door._connections.owners.values()) <= set(door._sessions)
-    assert len(door._connections.owners) <= 2 * (MAX_CONNECTIONS + 1)
+    assert set(door._connections.sessions.values()) <= set(door._sessions)
+    assert len(door._connections.sessions) <= 2 * (MAX_CONNECTIONS + 1)
     assert len(door._inbox._parts) <= 2 * MAX_UPLOADS
     assert all(round in (3, 4) and len(part) <= LIMIT for round, _, part in came)
     return bool(came or door._inbox._parts)

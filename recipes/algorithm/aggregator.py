@@ -5,7 +5,7 @@
 
 An aggregator has some shards of the vector, or all of them; each shard has an e of its own. Between two
 rounds shards may change hands (`assign`): e goes to the next aggregator as a handoff with all the weight of
-the mean, momentum begins anew. A step that was not committed is taken back by `undo`.
+the mean, momentum begins anew.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -62,18 +62,6 @@ def unlogged(steps: Mapping[int, AggregateStep]) -> Callable[[], object]:
     return lambda: None
 
 
-@dataclass(frozen=True)
-class Before:
-    """The state that a step has replaced."""
-
-    sample: Sample
-    error: Tensor  # (m,) e on it
-    momentum: Tensor | None  # (m,) v on it
-    usual: float
-    recent: float
-    packets: int
-
-
 class ShardAggregator:
     """Algorithm 2 for one shard, with its error feedback e and its outer momentum v."""
 
@@ -85,7 +73,6 @@ class ShardAggregator:
         self.usual = float("inf")  # typical absolute value in a packet; inf: a handoff is taken as it is
         self.recent = 0.0  # the largest of those of late; not in a file: it only decides what is refused
         self.packets = 1  # in the newest step
-        self._before: Before | None = None  # the newest step
         self._drawn: tuple[int, Sample] | None = None
 
     def sample(self, round: int) -> Sample:
@@ -108,7 +95,7 @@ class ShardAggregator:
         zero = torch.zeros(sample.m)  # momentum is not to have e
         step = collect(zero, updates, self.rule, self.outer, recent)
         v = sample.take(self.momentum)
-        return replace(step, D=self.outer.step(step.D, v).add_(e), momentum=v, error=e)
+        return replace(step, D=self.outer.step(step.D, v).add_(e), momentum=v)
 
     def apply(self, round: int, step: AggregateStep, packet: bytes) -> None:
         """e <- D - C[D] (line 4), in the place of D.
@@ -117,9 +104,6 @@ class ShardAggregator:
         bit (this machine, this many threads), and what was sent is what the packet says in any case.
         """
         sample, D = self.sample(round), step.D
-        e = sample.take(self.error) if step.error is None else step.error
-        v = sample.take(self.momentum) if self.outer.momentum else None
-        self._before = Before(sample, e, v, self.usual, self.recent, self.packets)
         if step.momentum is not None:
             sample.put_(self.momentum, step.momentum)
         decode_packed(packet, sample.m).add_to(D, 0, sample.m, -1.0)
@@ -127,19 +111,6 @@ class ShardAggregator:
         self.shortened, self.usual, self.packets = step.shortened, step.usual, step.packets
         if step.length < float("inf"):
             self.recent = max(step.length, self.recent * fade_of(self.compressor))
-
-    def undo(self) -> None:
-        """Take back the newest step: it was not committed. To be called before another handoff is merged."""
-        if (before := self._before) is not None:
-            before.sample.put_(self.error, before.error)
-            if before.momentum is not None:
-                before.sample.put_(self.momentum, before.momentum)
-            self.usual, self.recent, self.packets = before.usual, before.recent, before.packets
-            self._before = None
-
-    def settle(self) -> None:
-        """Forget what `undo` needs: the newest step is committed."""
-        self._before = None
 
     def open_handoff(self, peer: str, packet: bytes) -> tuple[PackedUpdate | Update, float]:
         """Decode a handoff of this shard; returns its update and s. Raises RejectedUpdate."""
@@ -266,16 +237,6 @@ class Aggregator:
         moved = [number for number in self.assigned if parts[number]]
         for number, step in self._collect(round, packets, self._fresh(round, moved), replay=True).items():
             self.assigned[number].apply(round, step, parts[number])
-
-    def undo(self) -> None:
-        """Take back the newest step: it was not committed."""
-        for shard in self.assigned.values():
-            shard.undo()
-
-    def settle(self) -> None:
-        """Forget what `undo` needs: the newest step is committed."""
-        for shard in self.assigned.values():
-            shard.settle()
 
     def merge_handoff(self, peer: str, packet: bytes, share: float) -> float:
         """e <- e + share * s * handoff: the swarm's mean has not lost a leaver's residual.

@@ -52,6 +52,7 @@ class DurableShards:
         self.saved, self.records = (path.with_name(path.name + end) for end in (SHARD_ERRORS, SHARD_UPDATES))
         self.pending: tuple[int, bytes] | None = None  # the newest aggregate, until `settle` or `undo`
         self._handoffs: Sequence[WeightedPacket] = ()  # that join e once `pending` is committed
+        self._take_back: Callable[[], None] = lambda: None  # the newest step
         self._next = 0  # the round before which e would be saved now
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._log = PacketLog(self.records, scan_rounds(self.records, NEVER)[0])
@@ -67,6 +68,7 @@ class DurableShards:
                 mine = shards_in(packet, len(self.aggregator.shards))
                 # given up, and not yet at the hub
                 self.aggregator.assign({*self.aggregator.assigned, *mine})
+                self._take_back = before(self.aggregator, record.round)
                 self.aggregator.replay(record.round, updates, packet)
                 self.pending, self._handoffs = (record.round, packet), record.inherited
         except LedgerError as error:
@@ -101,13 +103,14 @@ class DurableShards:
 
         Raises UpdateRejected and OSError, with nothing changed.
         """
+        self._take_back = before(self.aggregator, round)
         with rejections():
             packet = self.aggregator.step(round, updates)
         sha256 = hashlib.sha256(packet).digest()
         try:
             self._log.append(round, *pack_updates([WeightedPacket("", packet, 0.0), *updates], left), sha256)
         except OSError:
-            self.aggregator.undo()
+            self._take_back()
             self._log.close()
             self._log = PacketLog(self.records, self._log.end, keep=False)
             raise
@@ -134,7 +137,7 @@ class DurableShards:
         assert self.pending is not None
         handoffs, self._handoffs = self._handoffs, ()
         self._next, self.pending = self.pending[0] + 1, None
-        self.aggregator.settle()
+        self._take_back = lambda: None
         for handoff in handoffs:
             try:
                 self.aggregator.merge_handoff(*handoff)
@@ -144,7 +147,7 @@ class DurableShards:
     def undo(self) -> None:
         """Note that the newest aggregate is not committed."""
         assert self.pending is not None
-        self.aggregator.undo()
+        self._take_back()
         self._log.cut(scan_rounds(self.records, self.pending[0])[0])
         self.pending, self._handoffs = None, ()
 
@@ -159,6 +162,26 @@ class DurableShards:
         """Delete what is on the disk."""
         self._log.cut()
         self.saved.unlink(missing_ok=True)
+
+
+def before(aggregator: Aggregator, round: int) -> Callable[[], None]:
+    """Return what takes back a step of this round that is made next. To be called before another handoff is
+    merged."""
+    kept = [
+        (shard.sample(round), vector, shard.sample(round).take(vector))
+        for shard in aggregator.assigned.values()
+        for vector in (shard.error, shard.momentum)
+        if len(vector)
+    ]
+    figures = [(one, one.usual, one.recent, one.packets) for one in aggregator.assigned.values()]
+
+    def take_back() -> None:
+        for sample, vector, values in kept:
+            sample.put_(vector, values)
+        for one, usual, recent, packets in figures:
+            one.usual, one.recent, one.packets = usual, recent, packets
+
+    return take_back
 
 
 def shard_backend(recipe: Recipe, parameters: int, path: Path, warn: Callable[[str], None]) -> DurableShards:

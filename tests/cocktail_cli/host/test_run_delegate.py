@@ -59,7 +59,7 @@ def test_a_run_that_stages_cannot_train_divides_no_model_so_its_hub_refuses_lent
         assert settings_of(work, "amber-otter-42").division is None
 
 
-@pytest.mark.parametrize("overrides", [[], ["compression.uncompressed_steps=2"], ["owners=peers"]])
+@pytest.mark.parametrize("overrides", [[], ["compression.uncompressed_steps=2"]])
 def test_no_peer_uploads_more_than_its_longest_packet_and_what_a_leaver_hands_over(
     tmp_path: Path, overrides: list[str]
 ) -> None:

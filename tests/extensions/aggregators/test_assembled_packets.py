@@ -6,9 +6,9 @@ import pytest
 import torch
 from test_aggregator import MIX, SEED, N, updates_of, workers
 
-from cocktail_cli.extensions.aggregators.durable_shards import assemble, longest_errors
+from cocktail_cli.extensions.aggregators.durable_shards import assemble, before, longest_errors
 from compress import join, split
-from recipes.algorithm import Aggregator, RejectedUpdate, adaptive_rate_of, select_shards
+from recipes.algorithm import Aggregator, OuterOptimizer, RejectedUpdate, adaptive_rate_of, select_shards
 from recipes.config import PRESETS, Compression
 
 
@@ -35,6 +35,28 @@ def test_what_an_aggregator_sends_for_its_shards_is_looked_at() -> None:
             assemble(aggregator, 0, select_shards(good, [0], 3), [("ann", [2], good), ("eve", [1], bad)])
 
     assert split(assemble(aggregator, 0, select_shards(good, [0, 2], 3), []), 3)[1] == b"", "it has not moved"
+
+
+@pytest.mark.parametrize("outer", [OuterOptimizer(1.0), OuterOptimizer(0.7, 0.9)], ids=["sum", "momentum"])
+def test_an_aggregate_that_was_not_committed_is_taken_back(outer: OuterOptimizer) -> None:
+    peers, aggregator = workers(), Aggregator(N, MIX, SEED, outer=outer)
+    aggregator.step(0, updates_of(peers))
+
+    def state() -> list[torch.Tensor]:
+        return [
+            vector.clone() for own in aggregator.assigned.values() for vector in (own.error, own.momentum)
+        ]
+
+    was = state()
+    for worker in peers:
+        worker.global_model.round = 1
+    take_back = before(aggregator, 1)
+    packet = aggregator.step(1, updates_of(peers))
+    assert not all(map(torch.equal, state(), was))
+    take_back()
+
+    assert all(map(torch.equal, state(), was))
+    assert aggregator.step(1, updates_of(peers)) == packet
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))

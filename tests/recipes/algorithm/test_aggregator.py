@@ -237,19 +237,6 @@ def test_a_shard_that_changes_hands_takes_its_error_along() -> None:
     assert list(one.assigned) == [0, 2]
 
 
-def test_an_aggregate_that_was_not_committed_is_taken_back() -> None:
-    peers, aggregator = workers(), Aggregator(N, MIX, SEED)
-    aggregator.step(0, updates_of(peers))
-    errors = [own.error.clone() for own in aggregator.assigned.values()]
-    for worker in peers:
-        worker.global_model.round = 1
-    packet = aggregator.step(1, updates_of(peers))
-    aggregator.undo()
-
-    assert all(torch.equal(o.error, e) for o, e in zip(aggregator.assigned.values(), errors, strict=True))
-    assert aggregator.step(1, updates_of(peers)) == packet
-
-
 @pytest.mark.parametrize("members", [1, 3, MOST, MOST + 1, 64])
 def test_beyond_so_many_the_aggregators_step_is_no_longer_and_a_peers_share_no_smaller(members: int) -> None:
     outer = OuterOptimizer("packets")

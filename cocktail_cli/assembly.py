@@ -7,12 +7,23 @@ imported where a run uses it. All that an extension brings does nothing unless i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from threading import Lock
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TextIO,
+    TypeVar,
+    runtime_checkable,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +40,7 @@ if TYPE_CHECKING:
     from transport.protocol import CurveKeys, Route, RunKeys, WeightedPacket, messages
     from transport.transfer import Download
 
+T = TypeVar("T")
 RUN, CHECK, RESULTS, TOOLS = "Run", "Check", "Results", "Tools"  # panels of `cocktail --help`
 NETWORK, MACHINE, WHEN, OUTPUT = "Network", "This machine", "When", "Output"  # panels of a command's options
 
@@ -48,6 +60,17 @@ class View(Protocol):
 
     def show(self, event: Any) -> None: ...
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Screen(View, Protocol):
+    """A view that draws a run on a terminal."""
+
+    def look_on(self, ask: Callable[[], dict[str, Any]]) -> None:
+        """Call `ask` for the hub's status again and again, in a thread, and show it."""
+
+    def watch(self, status: dict[str, Any]) -> None:
+        """Show a run that this process takes no part in, as its hub says."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +166,44 @@ class PeerExtension:
     def farewell(self) -> str:
         """Return a sentence for the user when this peer leaves; empty: none."""
         return ""
+
+
+class LatePeer(PeerExtension):
+    """An extension of a peer that is imported with the first body for it, and then takes this one's place.
+
+    Args:
+        among: the extensions of the peer, with this one.
+    """
+
+    def __init__(
+        self, name: str, begin: Callable[[], PeerExtension | None], among: list[PeerExtension]
+    ) -> None:
+        self.name, self._begin, self._among = name, begin, among
+        self._ours: set[int] | None = None  # processes that train
+        self._stack, self._lock = ExitStack(), Lock()
+
+    @contextmanager
+    def beside(self, processes: set[int]) -> Iterator[None]:
+        self._ours = processes
+        with self._stack:
+            yield
+
+    def received(self, body: bytes) -> None:
+        self._here().received(body)
+
+    def committed(self, message: messages.Committed) -> None:
+        if self.name in message.extra:
+            self._here().committed(message)
+
+    def _here(self) -> PeerExtension:
+        """Return the extension, once it has begun."""
+        with self._lock:
+            if self in self._among:
+                self._one = self._begin() or PeerExtension()
+                if self._ours is not None:
+                    self._stack.enter_context(self._one.beside(self._ours))
+                self._among[self._among.index(self)] = self._one
+            return self._one
 
 
 class PeerBuilder(Protocol):
@@ -315,6 +376,9 @@ class Extension:
         has, and closed at the end. Raises Failure where the run lacks what its recipe wants."""
         return ()
 
+    def open_screen(self, out: TextIO, err: TextIO, color: bool) -> Screen | None:
+        """Open a screen on a terminal; results go to `out`, all else to `err`. None: it draws nothing."""
+
     def peer(self, peer: PeerParts) -> PeerExtension | None:
         """Make its part at a peer; None: it has none."""
 
@@ -422,12 +486,17 @@ class Row(NamedTuple):
     """An extension. A run uses it where a recipe has a section of its name, or an option of it is given."""
 
     folder: str
-    always: bool = False  # each run uses it
+    always: bool = False  # each run uses it that does not say that it does without
+    # Halves that are imported once they are needed: "peer" with the first body for it, "hub" with a Hello
+    # that has one; and, where it is "dialled", with the first peer that others can reach.
+    late: tuple[str, ...] = ()
     keys: bool = False  # it has a section of recipes
     commands: Mapping[str, str] = {}  # group of the help page by the name of a function of its `command`
     shows: tuple[str, ...] = ()  # of its commands: they show a run, with the options of `launch` for that
     options: tuple[Option, ...] = ()
     options_of: tuple[str, ...] = ()  # commands that have them
+    draws: bool = False  # it has a screen, which is opened where a run is shown on a terminal
+    leaves: tuple[str, ...] = ()  # files and folders in a run's folder that carry no truth
     names: tuple[str, ...] = ()  # that it adds to the package `cocktail_cli`
     removed: Mapping[str, str] = {}  # what is gone, as it was typed -> what to type now
     # Asked for ways to other machines where a place is named, or the environment has one of these variables.
@@ -461,6 +530,7 @@ EXTENSIONS = (
     ),
     Row("aggregators", keys=True),
     Row("audits", keys=True),
+    Row("board", draws=True),
     Row("doctor", commands={"doctor": CHECK}),
     Row("dpo", keys=True),
     Row(
@@ -478,7 +548,7 @@ EXTENSIONS = (
             "plan --listening": "cocktail plan --lines listen=4",
         },
     ),
-    Row("proofs", always=True, commands={"verify": RESULTS}),
+    Row("proofs", always=True, late=("peer",), commands={"verify": RESULTS}),
     Row(
         "reach",
         commands={"relay": RUN},
@@ -487,44 +557,58 @@ EXTENSIONS = (
         dials=("HTTPS_PROXY", "ALL_PROXY"),
     ),
     Row("results", keys=True),
-    Row("standby", always=True, keys=True, commands={"standby": RUN}, shows=("standby",)),
+    Row(
+        "standby",
+        always=True,
+        late=("hub", "peer"),
+        keys=True,
+        commands={"standby": RUN},
+        shows=("standby",),
+    ),
     Row("turns", keys=True),
     Row("trust", keys=True),
-    Row("trackers", keys=True),
+    Row("trackers", keys=True, leaves=("tracking",)),
     Row(
         "dashboard",
+        leaves=("report.html", "comparison.html"),
         commands={"dashboard": RUN, "report": RESULTS},
         options_of=("launch", "resume"),
         options=(Option("--dashboard", PAGE, bool, OUTPUT, setting=False, excluded=NO_PAGE),),
     ),
-    Row("passing", always=True, keys=True),
+    Row("passing", always=True, late=("hub", "peer", "dialled"), keys=True),
     Row("diagnosis", always=True),  # the last: it measures how long the others take
 )
 
+WITHOUT = "without"  # key of a recipe: extensions of each run that this one does without
 
 # commands that show a run
 SHOWING = ("launch", "resume", "join", *(name for row in EXTENSIONS for name in row.shows))
 
 
 def recipe_type(names: Iterable[str] | None = None) -> type[Recipe]:
-    """Return the schema of recipes with the sections of the extensions among these names; None: of all.
+    """Return the schema of recipes with the keys of extensions among these names; None: with all.
 
     The name of a section is that of its extension's folder, whose `keys.py` has it.
     """
-    folders = {row.folder for row in EXTENSIONS if row.keys}
+    folders = {WITHOUT, *(row.folder for row in EXTENSIONS if row.keys)}
     return _recipe_type(tuple(sorted(folders if names is None else folders & {*names})))
 
 
 @cache
 def _recipe_type(folders: tuple[str, ...]) -> type[Recipe]:
-    from pydantic import create_model
+    from pydantic import Strict, create_model
 
-    from recipes.config import Recipe
+    from recipes.config import Recipe, key
 
     if not folders:
         return Recipe
-    sections = {name: import_module(f"cocktail_cli.extensions.{name}.keys").Keys for name in folders}
+    names = [name for name in folders if name != WITHOUT]
+    sections = {name: import_module(f"cocktail_cli.extensions.{name}.keys").Keys for name in names}
     fields: dict[str, Any] = {name: (section | None, None) for name, section in sections.items()}
+    if WITHOUT in folders:
+        usual: Any = Literal[tuple(row.folder for row in EXTENSIONS if row.always)]
+        several: Any = tuple[usual, ...]
+        fields[WITHOUT] = (Annotated[several, Strict(False)], key((), "capabilities that are not wanted"))
     return create_model("Recipe", __base__=Recipe, **fields)
 
 
@@ -560,11 +644,21 @@ def commands() -> Iterator[tuple[str, Callable[..., None]]]:
             yield group, getattr(import_module(f"cocktail_cli.extensions.{row.folder}.command"), name)
 
 
-def used(recipe: Recipe, given: Given = NONE_GIVEN) -> Iterator[Extension]:
-    """Import the extensions that a run uses, in the order of the rows."""
-    for row in EXTENSIONS:
-        if row.always or row.folder in {*recipe.extensions, *given}:
-            yield extension_of(row)
+def rows_of(recipe: Recipe, given: Given = NONE_GIVEN) -> list[Row]:
+    """Return the extensions that a run uses, in the order of the rows; those that its recipe names are not
+    late."""
+    named, without = {*recipe.extensions, *given}, getattr(recipe, WITHOUT, ())
+    rows = (row._replace(late=()) if row.folder in named else row for row in EXTENSIONS)
+    return [row for row in rows if row.folder in named or (row.always and row.folder not in without)]
+
+
+def used(recipe: Recipe, given: Given = NONE_GIVEN, half: str = "hub") -> Iterator[Extension]:
+    """Import the extensions that a run uses, but for those whose half here, "hub" or "peer", begins later."""
+    return (extension_of(row) for row in rows_of(recipe, given) if half not in row.late)
+
+
+def _parts(extensions: Iterable[Extension], make: Callable[[Extension], T | None]) -> list[T]:
+    return [part for one in extensions if (part := make(one)) is not None]
 
 
 def api() -> dict[str, str]:
@@ -614,9 +708,8 @@ def pick_devices(wanted: str, given: Given) -> Sequence[str]:
 
 def joining_of(given: Given) -> list[Joining]:
     """Make the parts of extensions around a volunteer's sessions."""
-    rows = (row for row in EXTENSIONS if row.folder in given)
-    found = (extension_of(row).joining(given[row.folder]) for row in rows)
-    return [part for part in found if part is not None]
+    rows = [row for row in EXTENSIONS if row.folder in given]
+    return [part for row in rows if (part := extension_of(row).joining(given[row.folder])) is not None]
 
 
 def files_of(recipe: Recipe) -> list[str]:
@@ -626,7 +719,19 @@ def files_of(recipe: Recipe) -> list[str]:
 
 def hub_extensions(host: HostParts) -> list[Extend]:
     """Return what makes the extensions of a run's hub."""
-    return [part for one in used(host.recipe) if (part := one.hub(host)) is not None]
+    from transport.hub import HubParts, Late
+    from transport.scheduling import HubExtension
+
+    def begin(row: Row, hub: HubParts) -> HubExtension:
+        extend = extension_of(row).hub(host)
+        return HubExtension() if extend is None else extend(hub)
+
+    def half(row: Row) -> Extend | None:
+        if "hub" in row.late and not host.ledger.noted(row.folder):
+            return Late(row.folder, partial(begin, row), "dialled" in row.late)
+        return extension_of(row).hub(host)
+
+    return [extend for row in rows_of(host.recipe) if (extend := half(row)) is not None]
 
 
 def files_in_use(ledger: Ledger) -> dict[Path, bool]:
@@ -636,7 +741,7 @@ def files_in_use(ledger: Ledger) -> dict[Path, bool]:
 
 def update_judges(work: Any, round: int) -> list[UpdateJudge]:
     """Make what judges the updates of a run that goes on with `round`."""
-    return [judge for one in used(work.recipe) if (judge := one.judge(work, round)) is not None]
+    return _parts(used(work.recipe), lambda one: one.judge(work, round))
 
 
 def model_here(work: Any, model: ModelOnDisk) -> None:
@@ -650,26 +755,46 @@ def views_of(parts: ViewParts, given: Given = NONE_GIVEN) -> list[View]:
     return [view for one in used(parts.recipe, given) for view in one.views(parts)]
 
 
+def open_screen(out: TextIO, err: TextIO, color: bool) -> Screen | None:
+    """Open a screen on a terminal; None: no extension has one."""
+    found = (extension_of(row).open_screen(out, err, color) for row in EXTENSIONS if row.draws)
+    return next(found, None)
+
+
 def peer_extensions(peer: PeerParts) -> list[PeerExtension]:
     """Make the extensions of a peer."""
-    return [part for one in used(peer.recipe) if (part := one.peer(peer)) is not None]
+    now = {*peer.link.welcome.extra}
+    if peer.server is not None:
+        now |= {row.folder for row in EXTENSIONS if "dialled" in row.late}
+    return _halves(rows_of(peer.recipe), lambda one: one.peer(peer), now)
 
 
 def line_extensions(link: PeerLink) -> list[PeerExtension]:
     """Make the extensions of a machine that has a line to a hub and trains nothing."""
-    rows = (row for row in EXTENSIONS if row.always)
-    return [part for row in rows if (part := extension_of(row).line(link)) is not None]
+    return _halves((row for row in EXTENSIONS if row.always), lambda one: one.line(link))
+
+
+def _halves(
+    rows: Iterable[Row], make: Callable[[Extension], PeerExtension | None], now: Collection[str] = ()
+) -> list[PeerExtension]:
+    """Make the peer's halves of extensions; those that are late later, unless they are among `now`."""
+    found: list[PeerExtension] = []
+    for row in rows:
+        if "peer" in row.late and row.folder not in now:
+            found.append(LatePeer(row.folder, partial(lambda one: make(extension_of(one)), row), found))
+        elif (half := make(extension_of(row))) is not None:
+            found.append(half)
+    return found
 
 
 def model_extensions(recipe: Recipe) -> list[ModelExtension]:
     """Make the extensions of a peer's training."""
-    return [part for one in used(recipe) if (part := one.model(recipe)) is not None]
+    return _parts(used(recipe, half="peer"), lambda one: one.model(recipe))
 
 
 def crossing(recipe: Recipe, reachable: int, peers: int) -> Crossing | None:
     """Return how aggregates come to peers, of which some are reachable; None: all from the hub."""
-    found = (one.crossing(recipe, reachable, peers) for one in used(recipe))
-    return next((one for one in found if one is not None), None)
+    return next(iter(_parts(used(recipe, half=""), lambda one: one.crossing(recipe, reachable, peers))), None)
 
 
 def dialled(recipe: Recipe) -> bool:

@@ -1,16 +1,51 @@
-"""Options named like keys of a recipe: `--learning-rate 1e-4`, as in TRL, becomes `learning_rate=1e-4`.
+"""The words of a command line, before its command sees them: options named like keys, and what is gone.
 
-It applies to commands that take KEY=VALUE arguments. Options of the command itself stay what they are.
+`--learning-rate 1e-4`, as in TRL, becomes `learning_rate=1e-4` for commands that take KEY=VALUE arguments.
+Options of the command itself stay what they are. Of commands, options and variables that are gone it is said
+what does their work now.
 """
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .assembly import recipe_type
+from .assembly import EXTENSIONS, NETWORK, SHOWING, options_of, recipe_type
 from .errors import Failure
+
+REMOVED = {  # as it was typed after `cocktail` -> what to type now
+    "bench": "scripts/bench_compress, scripts/bench_step, and of a line to a run cocktail doctor RUN_URL",
+    "launch --resume": "cocktail resume RUN, or its folder",
+    "launch --dry-run": "cocktail validate RECIPE and cocktail plan RECIPE",
+    "stage": "cocktail join RUN_URL --layers auto, on each machine",
+    "join --ring": "cocktail join RUN_URL --layers auto, on each machine",
+} | {old: new for row in EXTENSIONS for old, new in row.removed.items()}
+VARIABLES = {  # of the environment -> option; COCKTAIL_PORT is not here, as Kubernetes sets it by itself
+    f"COCKTAIL_{name}": "--" + name.lower().replace("_", "-")
+    for name in [
+        *("ADVERTISE", "MAX_DOWN", "MAX_UP", "MICRO_BATCH_SIZE", "NAME", "PROGRESS", "YES"),
+        *(option.parameter.upper() for _, option in options_of("launch") if option.panel == NETWORK),
+    ]
+}
+
+
+def check_removed(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Raise Failure (usage), in one line, where a command was given something that is gone.
+
+    A variable that is ignored in silence could be a limit that its user relies on.
+    """
+    given = [*arguments[: arguments.index("--")]] if "--" in arguments else [*arguments]
+    options = {word.partition("=")[0].replace("_", "-") for word in given[1:] if word.startswith("--")}
+    for old, new in REMOVED.items():
+        command, _, option = old.partition(" ")
+        if given[:1] == [command] and (not option or option in options):
+            raise Failure("usage", f"cocktail {old} is gone; now it is {new}")
+    for old, new in VARIABLES.items():
+        if given[:1] and given[0] in SHOWING and environment.get(old):
+            raise Failure("usage", f"{old} of the environment is gone; now it is {new}")
+
 
 OPTIONS = {"datasets": "--data", "model.model_name_or_path": "--model"}  # keys that have an option as well
 SWITCHED = {"true", "false", "auto", "null", "yes", "no", "on", "off"}  # values of a key that may be a switch

@@ -23,10 +23,7 @@ from typer.main import get_command
 import cocktail_cli
 from cocktail_cli.assembly import CHECK, RESULTS, RUN, SHOWING, TOOLS, reader_of
 from cocktail_cli.assembly import commands as extensions_commands
-from cocktail_cli.commands.check import preview, validate
-from cocktail_cli.commands.results import export, generate
-from cocktail_cli.commands.run import join, launch, logs, peers, resume, run_list, status, stop
-from cocktail_cli.commands.tools import recipes
+from cocktail_cli.commands import check, join, launch, logs, peers, recipes, results, status
 from cocktail_cli.host import log_to
 from cocktail_cli.machine import hide_token
 from cocktail_cli.ui import guarded_output, say, say_text
@@ -34,9 +31,8 @@ from cocktail_cli.ui import guarded_output, say, say_text
 from . import user_config
 from .errors import EXIT, Failure, Interrupted, explain
 from .help_pages import CommandTable
-from .key_options import rewritten
+from .key_options import check_removed, rewritten
 from .options import with_extensions
-from .removed import check_removed
 from .signals import Interruption
 
 app = CommandTable(
@@ -47,17 +43,17 @@ app = CommandTable(
 )
 app.command("launch", rich_help_panel=RUN)(with_extensions(launch.launch))
 app.command("join", rich_help_panel=RUN)(with_extensions(join.join))
-app.command("resume", rich_help_panel=RUN)(with_extensions(resume.resume))
-app.command("runs", rich_help_panel=RUN)(run_list.runs)
+app.command("resume", rich_help_panel=RUN)(with_extensions(launch.resume))
+app.command("runs", rich_help_panel=RUN)(status.runs)
 app.command("status", rich_help_panel=RUN)(status.status)
 app.command("logs", rich_help_panel=RUN)(logs.logs)
-app.command("stop", rich_help_panel=RUN)(stop.stop)
+app.command("stop", rich_help_panel=RUN)(status.stop)
 app.command("peers", rich_help_panel=RUN)(peers.peers)
 app.command("kick", rich_help_panel=RUN)(peers.kick)
-app.command("validate", rich_help_panel=CHECK)(validate.validate)
-app.command("preview", rich_help_panel=CHECK)(preview.preview)
-app.command("export", rich_help_panel=RESULTS)(export.export)
-app.command("generate", rich_help_panel=RESULTS)(generate.generate)
+app.command("validate", rich_help_panel=CHECK)(check.validate)
+app.command("preview", rich_help_panel=CHECK)(check.preview)
+app.command("export", rich_help_panel=RESULTS)(results.export)
+app.command("generate", rich_help_panel=RESULTS)(results.generate)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=TOOLS)
 
 

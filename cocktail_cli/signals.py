@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal: the first asks to leave in good order, the second ends at once."""
+"""Ctrl-C, SIGTERM and a closed terminal: the first asks to leave in good order, the last ends at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if 
 LEAVE_WITHIN = 22.0  # seconds from the first signal to the goodbye, whatever this process does
 PAUSE_WITHIN = 600.0  # the same for a pause: nobody takes the machine away, so the checkpoint is completed
 ENDS_WITHIN = 8.0  # seconds from Ctrl-C to the end, where nothing is in flight
-SAME_S = 0.5  # `timeout` and systemd signal the process and then its group, a terminal its shell likewise
+SAME_S = 0.5  # `timeout` and systemd signal a process and its group, systemd with SIGTERM and SIGHUP
 
 
 class StopAsked(BaseException):
@@ -76,16 +76,25 @@ class Interruption:
 
 @contextmanager
 def leave_on_signal(
-    leave: Callable[[str], None], at_once: Callable[[], None] = lambda: None
+    leave: Callable[[str], None],
+    at_once: Callable[[], None] = lambda: None,
+    second: Callable[[str], None] | None = None,
 ) -> Iterator[LeaveRequest]:
-    """Call `leave` with the reason at the first signal; call `at_once` and raise Interrupted at the second.
+    """Call `leave` with the reason at the first signal; call `at_once` and raise Interrupted at the next.
 
-    Both run in the main thread between two bytecodes of whatever it does: they may only set flags.
+    All run in the main thread between two bytecodes of whatever it does: they may only set flags.
+
+    Args:
+        second: is called at a second Ctrl-C, which then does not end at once.
     """
-    request = LeaveRequest()
+    request, left = LeaveRequest(), [second] if second else []
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        if signum == request.signum != signal.SIGINT and time.monotonic() < request.at + SAME_S:
+        both = signal.SIGINT not in (signum, request.signum)
+        if request.reason and both and time.monotonic() < request.at + SAME_S:
+            return
+        if request.reason and left and signum == signal.SIGINT:
+            left.pop()("Ctrl-C")
             return
         if request.reason:
             at_once()

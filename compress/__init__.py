@@ -7,10 +7,10 @@ from compress.codec import Cocktail, Encoded
 from compress.errors import NonFiniteError, PacketError
 from compress.fingerprint import fingerprint, fingerprint_change
 from compress.packet import VERSION as PACKET_VERSION
-from compress.packet import PackedUpdate, decode, decode_packed, decode_windows
+from compress.packet import PackedUpdate, Update, decode, decode_packed, decode_windows
 from compress.pinned_copy import Arriving, brought
 from compress.sampling import Sample, one_range
-from compress.selection import topk
 from compress.sharding import Shard, join, joined_size, split, within
-from compress.sparse_update import Update
 from compress.yardsticks import entropy, heavy_tailed_models, heavy_tailed_packet
+
+from . import topk

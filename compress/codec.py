@@ -11,21 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 
+from compress import topk
 from compress.backends import compiled, usable
 from compress.coding import encode_positions
-from compress.packet import PackedUpdate, decode_packed, longest, write
+from compress.errors import NonFiniteError
+from compress.packet import PackedUpdate, Update, decode_packed, longest, write
 from compress.quantization import BITS, quantize
 from compress.sampling import Sample, Schedule, most_sampled, schedule
-from compress.selection import topk
+from compress.sharding import MOST_SHARDS, Shard, cut, rises
 
-from .errors import NonFiniteError
-from .sharding import MOST_SHARDS, Shard, cut, rises
-from .sparse_update import Update
+Kind = Literal["block", "element", "fragment"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Cocktail:
     topk_ratio: float = 0.2  # K: share of the visited ones that is sent, the largest; 0 < K <= 1
     quant_bits: int = 4  # q: of 1, 2, 3, 4, 8, 16, or 32 (off)
     # whole blocks (a round reads only p of the memory), single elements, or one range after the other
-    sample_kind: Literal["block", "element", "fragment"] = "block"
+    sample_kind: Kind = "block"
     block_size: int = 256  # neighbours visited together; a power of two
     quant_bucket_size: int = 128  # sent values that share a scale
     shards: int = 1  # ranges of the vector, each compressed on its own: draw, schedule and encode take one
@@ -61,24 +61,28 @@ class Cocktail:
     quant_step: float = 0.0  # with 8 bits: levels so many root mean squares apart; 0: fitted ones
 
     def __post_init__(self) -> None:
-        if not 1e-6 <= self.random_ratio <= 1:
-            raise ValueError(f"random_ratio {self.random_ratio}: a share from 1e-6 to 1")
-        if not 0 < self.topk_ratio <= 1:
-            raise ValueError(f"topk_ratio {self.topk_ratio}: a share above 0, up to 1")
-        if self.quant_bits not in BITS:
-            raise ValueError(f"quant_bits {self.quant_bits}: one of {', '.join(map(str, BITS))}")
-        if self.sample_kind not in ("block", "element", "fragment"):
-            raise ValueError(f"sample_kind {self.sample_kind!r}: block, element or fragment")
-        if not 0 <= self.topk_chunk <= 1 << 20:
-            raise ValueError(f"topk_chunk {self.topk_chunk}: from 1 to {1 << 20}, or 0")
-        if not 1 <= self.block_size <= 1 << 20 or self.block_size & (self.block_size - 1):
-            raise ValueError(f"block_size {self.block_size}: a power of two up to {1 << 20}")
-        if not 1 <= self.quant_bucket_size <= 1 << 20:
-            raise ValueError(f"quant_bucket_size {self.quant_bucket_size}: from 1 to {1 << 20}")
-        if not 1 <= self.shards <= MOST_SHARDS:
-            raise ValueError(f"shards {self.shards}: from 1 to {MOST_SHARDS}")
-        if self.shard_ends and not rises(self.shard_ends, self.shards):
-            raise ValueError(f"shard_ends {self.shard_ends}: {self.shards} numbers that rise from 1 on")
+        block, ends = self.block_size, self.shard_ends
+        for name, fits, wanted in (
+            ("random_ratio", 1e-6 <= self.random_ratio <= 1, "a share from 1e-6 to 1"),
+            ("topk_ratio", 0 < self.topk_ratio <= 1, "a share above 0, up to 1"),
+            ("quant_bits", self.quant_bits in BITS, f"one of {', '.join(map(str, BITS))}"),
+            ("sample_kind", self.sample_kind in get_args(Kind), "block, element or fragment"),
+            ("topk_chunk", 0 <= self.topk_chunk <= 1 << 20, f"from 1 to {1 << 20}, or 0"),
+            (
+                "block_size",
+                block.bit_count() == 1 and 1 <= block <= 1 << 20,
+                f"a power of two up to {1 << 20}",
+            ),
+            ("quant_bucket_size", 1 <= self.quant_bucket_size <= 1 << 20, f"from 1 to {1 << 20}"),
+            ("shards", 1 <= self.shards <= MOST_SHARDS, f"from 1 to {MOST_SHARDS}"),
+            (
+                "shard_ends",
+                not ends or rises(ends, self.shards),
+                f"{self.shards} numbers that rise from 1 on",
+            ),
+        ):
+            if not fits:
+                raise ValueError(f"{name} {getattr(self, name)!r}: {wanted}")
 
     def cut(self, n: int, seed: int) -> tuple[Shard, ...]:
         """Cut a vector of n coordinates into shards, in a run of this seed."""
@@ -156,18 +160,18 @@ class Cocktail:
         return Encoded(packet, m)
 
     def _encode_on_device(self, v: torch.Tensor) -> Encoded:
-        from compress.backends.triton import code_kernels, selection_kernels  # imports triton
+        from compress import triton_kernels  # imports triton
 
         m, bits, bucket = len(v), self.quant_bits, self.quant_bucket_size
         if m == 0 or self._is_identity:
             return self._encode_on_host(v.cpu().numpy())
-        kept = selection_kernels.largest(v, topk.share_of(m, self.topk_ratio), bucket)  # waits once
+        kept = triton_kernels.largest(v, topk.share_of(m, self.topk_ratio), bucket)  # waits once
         k = len(kept.values)
-        if not k or not code_kernels.takes(bits, bucket):
+        if not k or not triton_kernels.takes(bits, bucket):
             found = topk.Survivors(kept.positions.cpu().numpy(), kept.values.cpu().numpy())
             return self._pack(m, found, compiled(k))
-        quantized = code_kernels.quantize(kept.values, bits, bucket, kept.rows, self.quant_step)
-        positions = selection_kernels.coded(kept.positions, m)
+        quantized = triton_kernels.quantize(kept.values, bits, bucket, kept.rows, self.quant_step)
+        positions = triton_kernels.coded(kept.positions, m)
         parts = [*positions.parts, quantized.scales, quantized.packed]
         read = torch.cat([part.view(torch.uint8) for part in parts]).cpu().numpy()  # waits once more
         *places, scales, packed = np.split(read, np.cumsum([part.nbytes for part in parts])[:-1])

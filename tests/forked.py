@@ -35,7 +35,7 @@ needs_fork = pytest.mark.skipif(
 def paced(seconds: float) -> str:
     """Python that lets each pass take longer, at no cost: no run is over before all has happened in it."""
     return (
-        "import recipes.objectives.next_tokens as objective, time; fine = objective.loss_sum\n"
+        "import recipes.objectives as objective, time; fine = objective.loss_sum\n"
         f"objective.loss_sum = lambda *a: (time.sleep({seconds}), fine(*a))[1]\n"
     )
 

@@ -259,7 +259,7 @@ def test_the_notebook_launches_joins_stops_early_and_loads_the_model(tmp_path: P
     assert status == 0, notebook.said
     assert "can be joined at cocktail://" in printed
     assert "guest trains from round" in printed
-    assert re.search(r"stopped by its host: \d+ of 60 steps ->", printed)
+    assert re.search(r"stopped by its host \(stopped from Python\): \d+ of 60 steps ->", printed)
     assert "recipe_invalid ['  override  learning_rat  did you mean" in printed
     assert "\nThe import statement" in printed
 

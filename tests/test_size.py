@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 30_066,
-    "lines with code, extensions": 15_184,
-    "lines with code, scripts": 9859,
-    "lines with code, tests": 44_185,
-    "modules": 409,
-    "recipe keys": 110,
-    "options": 195,
+    "lines with code, heart": 29_345,
+    "lines with code, extensions": 15_501,
+    "lines with code, scripts": 9865,
+    "lines with code, tests": 44_437,
+    "modules": 333,
+    "recipe keys": 111,
+    "options": 196,
     "messages": 33,
-    "words of documents": 69_875,
+    "words of documents": 69_880,
     "functions without a docstring, %": 22,
 }
 

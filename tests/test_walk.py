@@ -29,9 +29,9 @@ from scripts.swarms.processes import Process
 COCKTAIL = (sys.executable, "-m", "cocktail_cli")
 LAUNCH = "launch smoke --peers 2 --port 0 --bind 127.0.0.1 --json data.max_length=32 max_steps=4000 -o out"
 SMALL = "global_batch_size=12 data.val_set_size=4"
-MOST = {"a round": (845, 128), "a join": (855, 125)}  # functions, files; on a quiet machine some 10, 2 fewer
+BARE = "without=[proofs,diagnosis]"  # each other run signs receipts, and finds out who is slow
+MOST = {"a round": (790, 110), "a join": (803, 112)}  # functions, files; on a quiet machine some 10, 2 fewer
 LOADED = {  # packages of one capability that a run without it loads all the same
-    "cocktail_cli/extensions",  # diagnosis, and proofs: each run signs receipts
     "recipes/planning",
 }
 
@@ -116,7 +116,7 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Walk]:
     folder = tmp_path_factory.mktemp("walk")
     with (
         Forker((*LIBRARIES, "tests.walk_tracer")) as forker,
-        started(forker, folder, *LAUNCH.split(), *SMALL.split()) as launch,
+        started(forker, folder, *LAUNCH.split(), *SMALL.split(), BARE) as launch,
     ):
         url = launch.until("run_started")["url"]
         launch.until("step", 6)  # the bandwidth was measured, deadlines are known
@@ -139,3 +139,17 @@ def test_capabilities_that_a_run_loads_without_using_them_only_get_fewer(walks: 
     packages = {module.replace(".", "/") for walk in walks.values() for module in walk.modules}
 
     assert {name for name in packages if name in EXTENSIONS} == LOADED
+    assert not any(name.startswith("cocktail_cli/extensions/") for name in packages)
+
+
+def test_a_run_that_names_no_extension_loads_those_that_each_run_uses_and_no_other(tmp_path: Path) -> None:
+    with (
+        Forker((*LIBRARIES, "tests.walk_tracer")) as forker,
+        started(forker, tmp_path, *LAUNCH.split(), *SMALL.split()) as launch,
+    ):
+        launch.until("step", 3)
+        local = [int(path.read_text().split()[0]) for path in (tmp_path / "out" / "peers").glob("*.pid")]
+        modules = written(tmp_path, [launch.pid, *local]).modules
+
+    parts = [name.split(".") for name in modules if name.startswith("cocktail_cli.extensions.")]
+    assert {folder for _, _, folder, *_ in parts} == {"diagnosis", "proofs"}

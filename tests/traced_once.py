@@ -12,7 +12,7 @@ from torch import nn
 from recipes import planning
 from recipes.models import causal_model
 
-trace, kind_of = planning.activations.trace, planning.repeated_layers.kind_of
+trace, kind_of = planning.activations.trace, planning.activations.kind_of
 traced: dict[tuple[object, ...], Any] = {}
 
 

@@ -1,1 +1,1 @@
-"""Commands of the command line, by the panel of the help they stand in."""
+"""The commands of the command line; some are beside those that have much in common with them."""

@@ -28,7 +28,7 @@ from cocktail_cli.assembly import (
     used,
     views_of,
 )
-from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
+from cocktail_cli.errors import EXIT, Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
 from cocktail_cli.installation import command_elsewhere
 from cocktail_cli.recipe_request import RecipeRequest, room_for
 from cocktail_cli.signals import leave_on_signal
@@ -37,7 +37,7 @@ from cocktail_cli.ui import ProgressMeter, View, events, poll_status, timestamp
 from . import run_folder as in_folder
 from .begun_files import check_begun_files, hashes_of
 from .detached import DetachedView, start_detached
-from .local_peers import LEAVE_WITHIN, LifeLine, LocalPeers, LocalSettings
+from .local_peers import LEAVE_WITHIN, PARENT_ENDED, LifeLine, LocalPeers, LocalSettings
 from .resume_run import (
     arguments_of,
     check_corpus,
@@ -105,8 +105,10 @@ def check_machine(wanted: LaunchSettings) -> None:
         machine.check_memory_limit(devices, wanted.local.vram_limit)
 
 
-def launch_run(wanted: LaunchSettings, view: View) -> None:
+def launch_run(wanted: LaunchSettings, view: View) -> int:
     """Resolve the recipe, claim the output folder and host the run; or start a process that does.
+
+    Returns the exit status: after a pause by SIGTERM one at which a supervisor starts it again.
 
     Raises: Failure and the errors of recipes; nothing is made for a recipe or a folder that cannot be used.
     """
@@ -132,7 +134,7 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
         in_folder.claim(folder, asked_hash)
     if wanted.detach:
         start_detached(sys.argv[1:], folder, view)
-        return
+        return 0
     in_folder.log_to(folder / in_folder.LOG, wanted.verbose)
     if request is not None:
         recipe, notes = settled(request, wanted)
@@ -150,7 +152,7 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
             session.show(note)
         session.life_line, session.share_gated_base = life_line, wanted.share_gated_base
         session.drop_error_feedback = wanted.drop_error_feedback
-        session.run(wanted.listen, wanted.local, wanted.peers, wanted.guests)
+        return session.run(wanted.listen, wanted.local, wanted.peers, wanted.guests)
 
 
 def settled(request: RecipeRequest, wanted: LaunchSettings) -> tuple[Resolved, list[events.Event]]:
@@ -198,7 +200,7 @@ class HostSession:
         # Called just before the hub listens, where this machine takes over: it uses the port until then.
         self.free_port: Callable[[], None] | None = None
         self.arguments: dict[str, Any] = {}  # by which `resume` hosts the run again
-        self.stop_reason = ""
+        self.stop_reason, self.pauses = "", False
         self.stop_by = float("inf")  # on the monotonic clock
 
     def show(self, event: events.Event) -> None:
@@ -219,14 +221,24 @@ class HostSession:
     def meter(self, what: str, unit: str = "bytes") -> ProgressMeter:
         return ProgressMeter(self.show, what, unit)
 
-    def ask_stop(self, why: str) -> None:
-        self.stop_reason, self.stop_by = why, time.monotonic() + STOPS_WITHIN
+    def ask_pause(self, why: str) -> None:
+        """Ask for the end of this process; `resume` goes on with the run."""
+        self.stop_reason, self.pauses, self.stop_by = why, True, time.monotonic() + STOPS_WITHIN
+
+    def ask_end(self, why: str) -> None:
+        """Ask for the end of the run, whose committed rounds become the model."""
+        self.stop_reason, self.pauses, self.stop_by = why, False, time.monotonic() + STOPS_WITHIN
+
+    def ask(self, why: str) -> None:
+        """Pause where the process that started this one has ended, else end as it asks."""
+        (self.ask_pause if why == PARENT_ENDED else self.ask_end)(why)
 
     def within(self, seconds: float) -> float:
         """Return `seconds`, or less where the run has to be stopped by then."""
         return max(0.0, min(seconds, self.stop_by - time.monotonic()))
 
-    def run(self, listen: machine.ListenAddress, local: LocalSettings, peers: int, guests: int = 0) -> None:
+    def run(self, listen: machine.ListenAddress, local: LocalSettings, peers: int, guests: int = 0) -> int:
+        """Host the run until it is over or paused; returns the exit status."""
         from recipes.training import learning_rate
 
         from .narrator import Narrator
@@ -240,9 +252,9 @@ class HostSession:
         narrator = Narrator(work.parameters, self.recipe.objective.named)
         # Before this there is nothing to end in good order: Ctrl-C is the usual KeyboardInterrupt.
         with ExitStack() as stack:
-            stack.enter_context(leave_on_signal(self.ask_stop))
+            signals = stack.enter_context(leave_on_signal(self.ask_pause, second=self.ask_end))
             if self.life_line is not None:
-                stack.enter_context(self.life_line.leaving(self.ask_stop, lambda: True))
+                stack.enter_context(self.life_line.leaving(self.ask, lambda: True))
             hub = self.open(work, narrator, ledger, listen, peers, guests)
             self._lead_here(hub, stack)
             door = self.door() if dialled(self.recipe) else None
@@ -275,6 +287,7 @@ class HostSession:
                     work.close()
             full = hub.error is not None and disk_is_full(hub.error)
             self.hand_over(work, narrator, ended, full)
+            return EXIT["lost"] if self.pauses and signals.reason == "SIGTERM" else 0
 
     # ---- before --------------------------------------------------------------------------------------------
 
@@ -509,6 +522,13 @@ class HostSession:
 
     def _new_record(self, work: RunDelegate, keys: RunKeys, name: str) -> machine.RunRecord:
         """Describe a new run, but for what its hub determines."""
+        from recipes.data import typed_prompt
+        from recipes.models import open_tokenizer
+
+        code = self.recipe.model.trust_remote_code
+        tokenizer, corpus = open_tokenizer(self.folder / in_folder.TOKENIZER, code=code), work.corpus
+        trained = (corpus.sample(position) for position in range(len(corpus)))
+        typed = typed_prompt(tokenizer, corpus.held_out or trained)
         return machine.RunRecord(
             run=name,
             url="",
@@ -525,6 +545,8 @@ class HostSession:
             base_sha256=work.base.digest,
             data_sha256=work.data_digest,
             licence=asdict(work.base.licence),
+            prompt=typed.text if typed else "",
+            chats=typed.chat if typed else None,
         )
 
     def door(self) -> machine.ListenAddress:
@@ -542,14 +564,14 @@ class HostSession:
         """Show the run until it is over; pass on a request to stop, watch local peers, snapshots and loss."""
         from transport.protocol import RoundCommitted, RunEnded
 
-        logging, asked = self.recipe.logging, False
+        logging, asked = self.recipe.logging, ("", False)
         watchdog = LossWatchdog(logging.loss_watchdog_threshold)
         for event in hub.events(TICK):
-            if self.stop_reason and not asked:
-                asked = True
-                said = f"stopping ({self.stop_reason}): finishing the exchange in flight"
-                self.show(events.Progressed(said))
-                hub.stop(now=False)
+            if (why := self.stop_reason, self.pauses) != asked:
+                asked = why, self.pauses
+                doing, done = ("pausing", "paused") if self.pauses else ("ending", "stopped")
+                self.show(events.Progressed(f"{doing} ({why}): finishing the exchange in flight"))
+                hub.stop(reason=f"{done} by its host ({why})", pause=self.pauses)
             for peer in children.newly_ended():
                 if not self.stop_reason:
                     self.show(events.Warning(f"{peer.name} {peer.how}"))
@@ -578,6 +600,8 @@ class HostSession:
         from transport.protocol import PAUSED
 
         state: machine.State = "finished" if ended.finished else "stopped"
+        if ended.exit_code == PAUSED and self.stop_reason and not self.pauses:  # the hub was quicker
+            ended = replace(ended, exit_code=0, reason=f"stopped by its host ({self.stop_reason})")
         if ended.exit_code:
             state = "paused" if ended.exit_code == PAUSED else "failed"
         try:
@@ -613,9 +637,10 @@ class HostSession:
                 run=self.record.run,
                 model=shown(self.folder),
                 steps=narrator.step,
-                eval_loss=narrator.eval_loss,
+                eval_loss=narrator.eval_loss if narrator.evaluated == narrator.rounds else None,
                 reason=ended.reason,
                 planned=self.record.planned,
+                prompt=self.record.prompt,
             )
         )
 

@@ -28,6 +28,7 @@ from .command_process import start_command
 
 LEAVE_WITHIN = 20.0  # seconds that a peer has to leave before it is killed
 PASSING = ("lost", "rank_lost", "unreachable", "interrupted", "terminated")  # failures that need not repeat
+PARENT_ENDED = "its launching process ended"  # why a process is to leave
 PARENT_WAITS = 25.0  # seconds that a process has to leave where its parent asked it to
 
 
@@ -241,7 +242,7 @@ class LifeLine:
                 said += part
         grace = self.grace
         if self.leave is not None:
-            self.leave(said.decode().strip() or "its launching process ended")
+            self.leave(said.decode().strip() or PARENT_ENDED)
             grace = PARENT_WAITS if said else grace
         until = time.monotonic() + grace
         while time.monotonic() < until or self.busy():

@@ -31,6 +31,7 @@ class Narrator:
         self.present: set[str] = set()  # peers that are in the run
         self.met: set[str] = set()  # peers that have been in it since this hub started
         self.eval_loss: float | None = None
+        self.evaluated = 0  # rounds in the model that it is of
         self.reached = ""  # where a peer has joined from: this network or the internet
 
     def recall(self, ledger: Ledger) -> None:
@@ -38,7 +39,8 @@ class Narrator:
         rows, evaluations = ledger.rounds(), ledger.evaluations()
         self.rounds, self.tokens = len(rows), sum(row.tokens for row in rows)
         self.step = rows[-1].step if rows else 0
-        self.eval_loss = evaluations[-1].loss if evaluations else None
+        if evaluations:
+            self.eval_loss, self.evaluated = evaluations[-1].loss, evaluations[-1].round
 
     def tell(self, event: theirs.Event) -> Iterator[ours.Event]:
         """Yield the events to show for one of the hub's."""
@@ -73,7 +75,7 @@ class Narrator:
         elif isinstance(event, theirs.OfExtension):
             yield event.told
         elif isinstance(event, theirs.EvaluationDone):
-            self.eval_loss = event.loss
+            self.eval_loss, self.evaluated = event.loss, event.round
             extra = dict(self.named(event.figures))
             yield ours.Eval(event.step, event.round, event.loss, event.tokens, extra)
         elif isinstance(event, theirs.Warned):

@@ -1,25 +1,32 @@
 """This machine: devices, identity, address, cache, the runs it knows."""
 
-from .cache_locks import locked_folder, remove_unlocked
 from .devices import (
+    GIB,
+    GPUS,
+    RUNTIME,
     Glance,
+    Gpu,
+    GpuReading,
+    NvidiaGpus,
     check_memory_limit,
     default_peer_name,
     devices_of,
+    driver_version,
     glance,
+    gpu_of,
     hardware,
     limit_memory,
     memory_of,
     no_kernels,
+    nvidia_gpus,
+    nvml,
     pick_device,
     split_devices,
+    this_machine,
+    users_of,
     weaknesses,
 )
-from .file_systems import network_file_system
-from .freed_memory import return_freed_memory
-from .gpu_catalogue import GIB, GPUS, RUNTIME, Gpu, gpu_of, this_machine
-from .hide_argv import hide_token
-from .identity import own_keys, registered_as
+from .local_files import locked_folder, network_file_system, own_keys, registered_as, remove_unlocked
 from .network_address import (
     BIND,
     EVERYWHERE,
@@ -35,8 +42,7 @@ from .network_address import (
     parse_listen,
     reach_of,
 )
-from .nvidia_driver import driver_version, handle_of, nvml, users_of
-from .remote_code_consent import check_trust, isolate_model_code
+from .own_process import check_trust, hide_token, isolate_model_code, return_freed_memory
 from .run_registry import (
     FILE,
     FORMAT,

@@ -3,18 +3,33 @@
 from cocktail_cli.assembly import View
 
 from . import events
-from .display import Display, Progress, open_board, open_view, poll_status
+from .display import Display, Progress, open_view, poll_status
 from .events import Checkpoint, Event, Progressed, RunStarted, Warning, from_json, timestamp
 from .findings import found, print_findings
 from .metrics_lines import Line, Metrics, Named, held_out, read_written, step_numbers
-from .output import Style, guarded_output, say, say_json, say_own, say_styled, say_text, table
+from .output import (
+    GuardedStream,
+    Style,
+    guarded_output,
+    say,
+    say_json,
+    say_own,
+    say_styled,
+    say_text,
+    table,
+    unguarded,
+)
 from .progress_meter import ProgressMeter
-from .text_chart import MARK, round_ticks, showable, text_chart
+from .text_chart import LEAST_ROWS, MARK, showable, text_chart
 from .wording import (
     counted,
     duration_text,
+    farewell,
+    generate_command,
+    invitation,
     layers_text,
     megabytes,
+    progress_text,
     sentence,
     short,
     stage_lines,

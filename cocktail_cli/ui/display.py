@@ -1,8 +1,7 @@
-"""Views of a run's events: a live table on a terminal, plain lines, NDJSON for programs, almost
-nothing for -q.
+"""Views of a run's events: plain lines, NDJSON for programs, almost nothing for -q.
 
-Results (the run URL, the model's folder, JSON) go to stdout and all else to stderr. The live table is in
-live_view.py.
+Results (the run URL, the model's folder, JSON) go to stdout and all else to stderr. An extension may draw on
+a terminal.
 """
 
 from __future__ import annotations
@@ -13,17 +12,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import Any, Literal, TextIO
 
-from cocktail_cli.assembly import View
+from cocktail_cli.assembly import Screen, View, open_screen
 from cocktail_cli.errors import disk_is_full
 
 from . import events
 from .output import put, put_own
 from .wording import farewell, invitation, progress_text, sentence, step_line
-
-if TYPE_CHECKING:
-    from .live_view import LiveView
 
 Progress = Literal["auto", "rich", "plain", "none"]
 
@@ -40,7 +36,7 @@ class Display:
     life_line: bool = False  # whoever reads the output may end first; stdin then says so
 
     def live(self, stream: TextIO) -> bool:
-        """Tell whether a table that redraws itself is useful on this stream."""
+        """Tell whether a screen that redraws itself is useful on this stream."""
         if self.progress == "auto":
             dumb = os.environ.get("TERM") == "dumb" or bool(os.environ.get("CI"))
             return stream.isatty() and not dumb
@@ -87,7 +83,7 @@ class TolerantView:
 def poll_status(view: View, ask: Callable[[], dict[str, Any]]) -> None:
     """Have a view that shows all peers call `ask` periodically; other views ignore it."""
     inner = view.view if isinstance(view, TolerantView) else view
-    if hasattr(inner, "look_on"):
+    if isinstance(inner, Screen):
         inner.look_on(ask)
 
 
@@ -96,16 +92,9 @@ def choose_view(display: Display) -> View:
         return JsonView(sys.stdout)
     if display.quiet:
         return QuietView(sys.stdout, sys.stderr)
-    if display.live(sys.stderr):
-        return open_board(sys.stdout, sys.stderr, display.color)
-    return PlainView(sys.stdout, sys.stderr, steps=display.progress != "none", verbose=display.verbose)
-
-
-def open_board(out: TextIO, err: TextIO, color: bool) -> LiveView:
-    """Open the board at the foot of a terminal; rich is imported here, as `cocktail --help` must be fast."""
-    from .live_view import LiveView
-
-    return LiveView(out, err, color)
+    screen = open_screen(sys.stdout, sys.stderr, display.color) if display.live(sys.stderr) else None
+    plain = PlainView(sys.stdout, sys.stderr, steps=display.progress != "none", verbose=display.verbose)
+    return screen or plain
 
 
 # ---- for programs ------------------------------------------------------------------------------------------

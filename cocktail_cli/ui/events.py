@@ -245,6 +245,7 @@ class RunFinished:
     eval_loss: float | None
     reason: str
     planned: int = 0  # planned steps; 0: unknown
+    prompt: str = ""  # of the held-out data, to try the model with
 
 
 @event

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from shlex import quote
 from typing import Any, TextIO
 
 from . import events
@@ -106,7 +107,12 @@ def farewell(event: events.RunFinished, out: TextIO, err: TextIO) -> None:
         how = f"is finished: {counted(event.steps, 'step')}"
     put(f"{event.run} {how}{loss}. The model:", err)
     put_own(event.model, out)
-    put(f'Next: cocktail generate {event.model} "Once upon a time"', err)
+    put(f"Next: {generate_command(event.model, event.prompt)}", err)
+
+
+def generate_command(folder: str, prompt: str) -> str:
+    """Write the command that lets the model of this folder answer `prompt`, which may be empty."""
+    return f"cocktail generate {quote(folder)} {quote(prompt or 'Once upon a time')}"
 
 
 def sentence(event: events.Event) -> str | None:

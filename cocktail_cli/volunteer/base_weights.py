@@ -2,7 +2,7 @@
 
 The cache has one folder for each set of base files; downloads under way are in its `.fetching`. The folder of
 a snapshot is deleted once the model is loaded. Peers of one machine share complete files, and each downloads
-into a folder of its own (machine.cache_locks).
+into a folder of its own (machine.local_files).
 """
 
 from __future__ import annotations

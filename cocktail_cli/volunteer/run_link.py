@@ -77,7 +77,7 @@ class RunLink:
         self.finished = False  # whether it reached its end
         self.resumable = False  # whether it failed and may be started again
         self.why = ""  # this peer leaves, if there is more to say than that it was asked to
-        self.extensions = tuple(extensions)
+        self.extensions = extensions
         self.through: Exchange = link
         for one in self.extensions:
             self.through = one.exchange_by(self.through)

@@ -36,8 +36,7 @@ from compress import (
 from recipes.config import Recipe
 from recipes.weight_files import CHECK, float32_header, words_digest, write_safetensors
 
-from .adaptive_rate import AdaptiveRate, adaptive_rate_of, fixed_rate
-from .compressor import handoff_compressor
+from .compressor import AdaptiveRate, adaptive_rate_of, fixed_rate, handoff_compressor
 from .decoded_updates import (
     DecodedUpdates,
     RejectedUpdate,
@@ -47,8 +46,18 @@ from .decoded_updates import (
     measured,
     select_shards,
 )
-from .outer_optimizer import PLAIN, OuterOptimizer, outer_optimizer_of
-from .robust_mean import MEAN, AggregateStep, Rule, collect, fade_of, handoff_scale, rule_of
+from .robust_mean import (
+    MEAN,
+    PLAIN,
+    AggregateStep,
+    OuterOptimizer,
+    Rule,
+    collect,
+    fade_of,
+    handoff_scale,
+    outer_optimizer_of,
+    rule_of,
+)
 
 ERROR, MOMENTUM = "error", "momentum"  # e and v, in a file
 SUMS = "sums"  # the word of its header with the fingerprint of each

@@ -1,8 +1,13 @@
-"""The global model x' and what a packet says about it. All peers hold the same x', to the bit (law 2)."""
+"""The global model x', what a packet says about it, and the CUDA stream on which it moves beside the compute.
+
+All peers hold the same x', to the bit (law 2). Updates are brought to a device window by window: no more than
+a window's temporaries are allocated there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +26,37 @@ from compress import (
     within,
 )
 
-from .update_windows import each_window
+# ---- updates on a device -----------------------------------------------------------------------------------
+
+AT_ONCE = 1 << 20  # values on a processor, whose caches hold some of it; some 60 bytes of temporaries each
+ON_GPU = 1 << 22  # values there, where a window costs some fifty launches
+LEAST = 1 << 10  # values of a window, where memory is short
+
+
+def each_window(
+    update: PackedUpdate | Update, device: torch.device, work: Callable[[Update], object]
+) -> None:
+    """Call `work` with every window of an update, on a device, in order.
+
+    Where memory runs out, the same values are offered again in smaller windows: `work` is to change nothing
+    before it has all its memory. So each value is worked in once.
+
+    Raises:
+        torch.OutOfMemoryError: even the smallest window does not fit.
+    """
+    start, size = 0, ON_GPU if device.type == "cuda" else AT_ONCE
+    while start < update.count:
+        stop = min(start + size, update.count)
+        try:
+            work(update.window(start, stop, device))
+            start = stop
+        except torch.OutOfMemoryError:
+            if size <= LEAST:
+                raise
+            size //= 4
+
+
+# ---- x' ----------------------------------------------------------------------------------------------------
 
 WRAP = (1 << 64) - 1  # fingerprints are counted modulo 2**64
 
@@ -158,3 +193,47 @@ def replay(model: GlobalModel, packets: Iterable[bytes]) -> Iterator[GlobalModel
     for packet in packets:
         model.apply(packet)
         yield model
+
+
+# ---- the stream of the exchange ----------------------------------------------------------------------------
+
+
+class SideStream:
+    """A stream of high priority on a device. What is made on it is used and freed on it; x_i and x' are both
+    streams'."""
+
+    def __init__(self, device: torch.device) -> None:
+        cuda = device.type == "cuda"
+        self.stream = torch.cuda.Stream(device, priority=-1) if cuda else None  # type: ignore[no-untyped-call]
+
+    def mark(self) -> torch.cuda.Event | None:
+        """Mark what the compute's stream was asked so far, in the thread of the compute."""
+        if self.stream is None:
+            return None
+        event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.stream.device))
+        return event
+
+    @contextmanager
+    def behind(self, mark: torch.cuda.Event | None) -> Iterator[None]:
+        """Do work on this stream, behind a mark."""
+        if self.stream is None or mark is None:
+            yield
+            return
+        with torch.cuda.stream(self.stream):
+            self.stream.wait_event(mark)
+            yield
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Do work on this stream, behind what the compute's was asked before, which then waits for it."""
+        try:
+            with self.behind(self.mark()):
+                yield
+        finally:
+            self.rejoin()
+
+    def rejoin(self) -> None:
+        """Let the compute's stream wait for this one."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)

@@ -24,8 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,17 +39,21 @@ from compress import (
     Sample,
     Shard,
     Update,
+    brought,
     join,
+    one_range,
     topk,
 )
 from recipes.config import Recipe
 
-from .adaptive_rate import AdaptiveRate, adaptive_rate_of, fixed_rate
-from .compressor import compressor_of, handoff_compressor
-from .global_model import DecodedPacket, GlobalModel, ShardUpdate
-from .local_vector import LocalModel, LocalVector
-from .update_windows import ON_GPU, each_window
-from .windowed_delta import WindowedDelta, delta_on_host
+from .compressor import (
+    AdaptiveRate,
+    adaptive_rate_of,
+    compressor_of,
+    fixed_rate,
+    handoff_compressor,
+)
+from .global_model import ON_GPU, DecodedPacket, GlobalModel, ShardUpdate, each_window
 
 
 class Worker:
@@ -270,3 +276,111 @@ def decayed(sent: ShardUpdate, share: float) -> Iterator[ShardUpdate]:
         values = sent.unsent[start : start + ON_GPU] * share
         positions = torch.arange(start, start + len(values), device=values.device)
         yield replace(sent, update=Update(sent.sample.m, positions, values), unsent=None)
+
+
+# ---- x_i ---------------------------------------------------------------------------------------------------
+
+WINDOW = 1 << 24  # elements of a long vector that are worked on at a time: 64 MiB
+
+
+class LocalModel(Protocol):
+    """x_i, in this process (`LocalVector`) or spread over several."""
+
+    @property
+    def from_global_model(self) -> bool:
+        """Tell whether x_i is stored as its difference from x': then x' may not move during the compute."""
+
+    def difference(self, shard: Shard, sample: Sample, other: Tensor) -> Tensor:
+        """Compute x_i - other, (m,), on the shard's sample; other: (P,)."""
+
+    def bring(self, update: ShardUpdate) -> None:
+        """Do what of a later `add_` can be done beside the compute; x_i stays."""
+
+    def add_(self, update: ShardUpdate, alpha: int = 1) -> None:
+        """x_i += alpha * update."""
+
+    def distance(self, other: Tensor) -> float:
+        """Compute the Euclidean norm of x_i - other; other: (P,)."""
+
+
+def fetched_difference(sample: Sample, x: Tensor, y: Tensor) -> Tensor:
+    """Compute x - y, (m,), on the device of x, to which only the sample of y is brought: the same bits. It is
+    brought in windows of pinned memory, and nobody waits for the device."""
+    out = sample.take(x)
+    for start, window in sample.windows(WINDOW // 4):  # pinned memory is taken in small pieces
+        out[start : start + window.m].sub_(brought(window.take(y), x.device))
+    return out
+
+
+@dataclass(frozen=True)
+class LocalVector:
+    """x_i as one tensor. x' is on its device, or in the host's memory."""
+
+    x: Tensor  # (P,)
+    from_global_model = False
+
+    def difference(self, shard: Shard, sample: Sample, other: Tensor) -> Tensor:
+        x, y = shard.of(self.x), shard.of(other)
+        if x.device == y.device:
+            return sample.difference(x, y)
+        return fetched_difference(sample, x, y)
+
+    def bring(self, update: ShardUpdate) -> None:
+        """Pass: windows of an update are decoded on the device itself, at the join."""
+
+    def add_(self, update: ShardUpdate, alpha: int = 1) -> None:
+        update.add_(self.x, alpha)
+
+    def distance(self, other: Tensor) -> float:
+        windows = zip(torch.split(self.x, WINDOW), torch.split(other, WINDOW), strict=True)
+        square = float(sum(torch.dist(x, y.to(x.device)) ** 2 for x, y in windows))
+        return float(square**0.5)
+
+
+# ---- d_i, window by window ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WindowedDelta:
+    """A `topk.Source`: d_i = x_i - x' of one shard. Only what is asked for comes to the host."""
+
+    local_model: LocalModel
+    shard: Shard
+    global_model: Tensor  # (P,) x'
+
+    @property
+    def size(self) -> int:
+        return self.shard.size
+
+    def magnitudes(self, line: int, step: int) -> np.ndarray:
+        """Gather the patterns without signs of every `step`-th line of `line` elements: (seen,) int32."""
+        parts = [np.empty(0, np.int32)]
+        for start, bits in self._windows():
+            whole = len(bits) // line * line
+            lines = bits[:whole].view(-1, line)[-(start // line) % step :: step]
+            parts.append((lines & topk.MAGNITUDE).reshape(-1).cpu().numpy())
+        return np.concatenate(parts)
+
+    def reaching(self, low: int, expected: int) -> topk.Survivors:
+        """Collect all elements whose magnitude has a pattern of at least `low`."""
+        positions, values = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
+        for start, bits in self._windows():
+            here = ((bits & topk.MAGNITUDE) >= low).nonzero().view(-1)
+            positions.append(here.cpu().numpy() + start)
+            values.append(bits[here].view(torch.float32).cpu().numpy())
+        return topk.Survivors(np.concatenate(positions), np.concatenate(values))
+
+    def _windows(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield the start and the patterns (w,) int32 of each window."""
+        for start in range(0, self.size, WINDOW):
+            window = one_range(self.size, start, min(start + WINDOW, self.size))
+            d = self.local_model.difference(self.shard, window, self.global_model)
+            yield start, d.view(torch.int32)
+
+
+def delta_on_host(local_model: LocalModel, shard: Shard, sample: Sample, global_model: Tensor) -> Tensor:
+    """Compute d_i on a round's sample, (m,), in the host's memory: a device gets no more than a window."""
+    out = torch.empty(sample.m)
+    for start, window in sample.windows(WINDOW // 4):  # this is done where memory is short
+        out[start : start + window.m] = local_model.difference(shard, window, global_model)
+    return out

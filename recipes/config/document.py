@@ -1,7 +1,8 @@
 """Parse the text of a recipe: YAML to plain values, with the line of every key and the overrides applied.
 
 `yaml.safe_load` only, so a recipe builds nothing but lists, mappings, text and numbers. Aliases are refused:
-no recipe needs them, and nested ones grow without bound.
+no recipe needs them, and nested ones grow without bound. The names of keys, as other commands and tools write
+them, are here too.
 """
 
 from __future__ import annotations
@@ -279,7 +280,8 @@ def resolve(name: str, datasets: int = 0, extend: Extend = heart_alone) -> Key:
                 return ("datasets", 0, name)
             raise ValueError(f"which data set? write datasets.0.{name}=...")
         if name not in found and name not in Recipe.model_fields:
-            found = bare_keys(extend(None))
+            of_name = bare_keys(extend([name]))
+            found = of_name if name in of_name else bare_keys(extend(None))
         return found.get(name, (name,))
     return tuple(int(part) if part.isdecimal() else part for part in name.split("."))
 
@@ -310,3 +312,26 @@ def set_value(values: dict[str, Any], key: Key, value: Any) -> None:
         if isinstance(node, dict) and node.get(part) is None:
             node[part] = [{}] if key[depth + 1] == 0 else {}
         node = node[part]
+
+
+# ---- names of keys -----------------------------------------------------------------------------------------
+
+
+def key_names(of: type[Recipe] = Recipe) -> list[str]:
+    """List the names that an override takes without a path: `learning_rate`, and those of data sets."""
+    return [*bare_keys(of), *(name for name in Dataset.model_fields if name not in bare_keys(of))]
+
+
+def known_key(name: str, of: type[Recipe] = Recipe) -> bool:
+    """True for the bare name of a key, a section, or a dotted path that begins with one."""
+    first = name.partition(".")[0]
+    return name in key_names(of) or first in of.model_fields
+
+
+def is_switch(name: str, of: type[Recipe] = Recipe) -> bool:
+    """True for the bare or dotted name of a key that may be true or false."""
+    full = bare_keys(of).get(name) or tuple(name.split("."))
+    if len(full) != 2 or full[0] not in sections(of):
+        return False
+    field = sections(of)[str(full[0])].model_fields.get(str(full[1]))
+    return field is not None and bool in (field.annotation, *get_args(field.annotation))

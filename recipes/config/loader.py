@@ -2,16 +2,21 @@
 
 Precedence: override > recipe > default; never the environment, so two people with one recipe get one run.
 Nothing here imports torch or transformers: the CLI checks recipes while it completes a command line.
+
+A recipe from the web may not name local files: its author is not the one who runs it, and the data of a run
+go to all peers. What was set here, by an override, --data or --model, may be local; of that, others are told
+the names alone.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlparse
@@ -27,6 +32,7 @@ from .document import (
     MAX_BYTES,
     Document,
     Extend,
+    Key,
     decoded,
     extension_sections,
     heart_alone,
@@ -36,9 +42,138 @@ from .document import (
     resolve,
     set_value,
 )
-from .locations import local_paths
-from .own_model import NEUTRAL, describe, run_name
-from .schema import Recipe
+from .schema import Dataset, Recipe
+
+TEMPLATES = Path(__file__).parent.parent / "templates"
+
+
+# ---- local paths and hub ids -------------------------------------------------------------------------------
+
+DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")  # each also with .gz behind it
+NOT_LOCAL = "a recipe from the web may only name what is on the hub, at https, or builtin"
+
+
+def is_hub_id(path: str) -> bool:
+    """True for the id of a hub data set: neither an existing path nor anything that looks like one."""
+    if path.startswith(("builtin:", "http://", "https://")) or looks_like_data_file(path):
+        return False
+    return not Path(path).exists() and not any(c in path for c in "*?[")
+
+
+def looks_like_path(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or Path(name).is_absolute()
+
+
+def looks_like_data_file(path: str) -> bool:
+    return looks_like_path(path) or data_suffix(Path(path)) in DATA_SUFFIXES
+
+
+def data_suffix(path: Path) -> str:
+    """The suffix that tells the format of a data file; of one that is compressed, the suffix before `.gz`."""
+    return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
+
+
+def local_paths(document: Document, recipe: Recipe) -> list[Problem]:
+    """Problems of a recipe from the web: the keys in its text that name local files."""
+    return [
+        document.problem(key, f"{value} is of this machine: {NOT_LOCAL}", hint)
+        for key, value, hint in _named_paths(recipe)
+        if value is not None and (document.origin(key) or "").startswith(f"{document.file}:")
+    ]
+
+
+def _named_paths(recipe: Recipe) -> Iterator[tuple[Key, str | None, str]]:
+    """Yield (key, its value where that is local, hint)."""
+    model, template = recipe.model, recipe.data.chat_template
+    yield ("model", "model_name_or_path"), _if_local(model.model_name_or_path), "--model FOLDER"
+    if model.tokenizer_name_or_path is not None:
+        hint = "tokenizer_name_or_path=FOLDER"
+        yield ("model", "tokenizer_name_or_path"), _if_local(model.tokenizer_name_or_path), hint
+    for section in ("datasets", "eval_datasets"):
+        for number, dataset in enumerate(getattr(recipe, section)):
+            hint = f"{section}.{number}.path=FILE"
+            yield (section, number, "path"), _if_local(dataset.path), hint
+            yield (section, number, "data_files"), _outside_repository(dataset), hint
+    shipped = {"auto", *(file.stem for file in TEMPLATES.glob("*.jinja"))}
+    yield ("data", "chat_template"), None if template in shipped else template, "chat_template=FILE"
+    folder = recipe.checkpoint.output_dir
+    yield ("checkpoint", "output_dir"), folder if _escapes(folder) else None, "checkpoint.output_dir=DIR"
+
+
+def _if_local(path: str) -> str | None:
+    return None if is_hub_id(path) or path.startswith(("builtin:", "http://", "https://")) else path
+
+
+def _outside_repository(dataset: Dataset) -> str | None:
+    files = dataset.data_files or ()
+    files = (files,) if isinstance(files, str) else files
+    return next((name for name in files if _escapes(name) and not name.startswith("https://")), None)
+
+
+def _escapes(path: str) -> bool:
+    """True where a path may lie outside the folder it is relative to."""
+    rooted = PurePosixPath(path).is_absolute() or bool(PureWindowsPath(path).anchor)
+    return rooted or path.startswith("~") or ":" in path or ".." in path.replace("\\", "/").split("/")
+
+
+# ---- names of a run ----------------------------------------------------------------------------------------
+
+NEUTRAL = "finetune"
+LONGEST_NAME = 64  # letters of a recipe's name
+
+
+def is_repository_id(path: str) -> bool:
+    """Match owner/name, unless such a file or folder exists here."""
+    return bool(re.fullmatch(r"[\w][\w.-]*/[\w.-]+", path)) and not Path(path).exists()
+
+
+def public_name(path: str) -> str:
+    """Return a hub id unchanged, and the last part of a local path."""
+    if is_repository_id(path) or path.startswith(("builtin:", "https://")):
+        return path
+    return Path(path).name or Path(path).expanduser().resolve().name or path
+
+
+def run_name(model: str, data: str) -> str:
+    """Make a recipe's name of a model and data: `qwen3-0.6b-my` of Qwen/Qwen3-0.6B and my.jsonl."""
+    words = [re.split("[/:]", public_name(path))[-1] for path in (model, data)]
+    words[1] = re.sub(r"\.(jsonl|json|csv|tsv|parquet|txt)(\.gz)?$", "", words[1])
+    slug = re.sub(r"[^a-z0-9.]+", "-", "-".join(words).lower()).strip(".-")
+    return slug[:LONGEST_NAME].rstrip(".-") or NEUTRAL
+
+
+def describe(model: str, data: str) -> str:
+    """Describe a run by its model and data, without local paths."""
+    return f"{public_name(model)} fine-tuned on {public_name(data)}."
+
+
+def method_of(recipe: Recipe) -> str:
+    """Name the training method."""
+    if recipe.lora is None:
+        return "Full fine-tune"
+    method = recipe.objective.method
+    return f"LoRA adapters, by {method}," if method else "LoRA adapters"
+
+
+def published_recipe(recipe: Recipe) -> dict[str, object]:
+    """Dump the keys that the recipe sets, local files by their names alone."""
+    values: dict[str, object] = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"checkpoint"})
+    values["version"] = recipe.version
+    model = recipe.model.model_dump(mode="json", exclude_defaults=True)
+    for key in ("model_name_or_path", "tokenizer_name_or_path"):
+        if model.get(key):
+            model[key] = public_name(model[key])
+    values["model"] = model
+    for key, datasets in (("datasets", recipe.datasets), ("eval_datasets", recipe.eval_datasets)):
+        kept = [dataset.model_dump(mode="json", exclude_defaults=True) for dataset in datasets]
+        if kept:
+            values[key] = [
+                one | {"path": public_name(dataset.path)} for one, dataset in zip(kept, datasets, strict=True)
+            ]
+    return values
+
+
+# ---- loading -----------------------------------------------------------------------------------------------
 
 LIBRARY = Path(__file__).parent.parent / "library"
 

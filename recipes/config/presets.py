@@ -53,11 +53,6 @@ PRESETS: dict[str, Preset] = {
         "CocktailSGD, as above; p, bits, decay and staleness: our quality study (LOG.md)",
         {"random_ratio": 0.0264, "quant_bits": 1, "error_decay": 0.9, "staleness": 2},
     ),
-    "lora-cocktail": Preset(
-        "adapters are small: all of them each step, in 4 bits, overlapped with the next step",
-        "CocktailSGD, as above; LoRA: Low-Rank Adaptation of Large Language Models, Hu et al., 2021",
-        {**EVERYTHING, "quant_bits": 4},
-    ),
     "allreduce": Preset(
         "everything each step, synchronously: with `optim: sgd` SGD on the whole batch",
         "Sergeev and Del Balso, Horovod, 2018, is the usual reference for the pattern",
@@ -115,5 +110,10 @@ PRESETS: dict[str, Preset] = {
         "everything each step in 1 bit, error feedback on both sides, after 100 steps of 16 bits",
         "1-Bit Stochastic Gradient Descent, Seide et al., 2014; 1-bit Adam, Tang et al., 2021",
         {**FRESH, "quant_bits": 1, "uncompressed_steps": 100},
+    ),
+    "lora-cocktail": Preset(
+        "adapters are small: all of them each step, in 4 bits, overlapped with the next step",
+        "CocktailSGD, as above; LoRA: Low-Rank Adaptation of Large Language Models, Hu et al., 2021",
+        {**EVERYTHING, "quant_bits": 4},
     ),
 }

@@ -14,13 +14,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 from .presets import PRESETS
 
 T = TypeVar("T")
+
+if TYPE_CHECKING:
+    PresetName = str
+else:
+    PresetName = Literal[tuple(PRESETS)]
 
 ROW_TYPES = ("auto", "text", "prompt_completion", "alpaca", "chat", "tokenized")
 RUNGS = (1, 2, 4, 8)  # local steps under `auto`
@@ -326,21 +331,7 @@ class Training(Section):
 
 
 class Compression(Section):
-    preset: Literal[
-        "cocktail",
-        "cocktail-paper",
-        "cocktail-wide",
-        "cocktail-thin",
-        "allreduce",
-        "local-sgd",
-        "diloco",
-        "co2",
-        "streaming-diloco",
-        "sparseloco",
-        "dgc",
-        "onebit",
-        "lora-cocktail",
-    ] = key("cocktail", "named defaults for the keys below (presets.py); a written key wins")
+    preset: PresetName = key("cocktail", "named defaults for the keys below (presets.py); a written key wins")
     random_ratio: Annotated[Ratio, Field(ge=1e-6)] = key(0.113, "p: share of the coordinates sampled a round")
     topk_ratio: Ratio = key(0.2, "K: share of the sampled values that is sent")
     auto: bool = key(

@@ -2,17 +2,23 @@
 batches.
 
 A trained token is one term of the loss. The first token of a document has no context to be predicted from:
-its `trained` is False in every sample, here and on the wire.
+its `trained` is False in every sample, here and on the wire. Packed samples in a file are read when they are
+asked for, so that a set of any length takes little memory:
+
+    held_out = StoredSamples(open("eval", "rb"), limits)
+    held_out[1::4]      every fourth, from 1 on; none of them is read yet
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO, overload
 
 import numpy as np
 import torch
@@ -45,6 +51,9 @@ class SampleLimits:
         width = 2 if self.vocabulary <= 1 << 16 else 4
         fixed = 4 + 4 * self.documents + width * self.tokens
         return HEADER.size + count * fixed + (count * self.tokens + 7) // 8
+
+
+UNBOUNDED = SampleLimits(tokens=1 << 62, documents=1 << 62)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,60 +127,6 @@ def pack_samples(samples: Sequence[Sample]) -> bytes:
     return b"".join(parts)
 
 
-def unpack_samples(data: bytes, vocabulary: int | None = None, longest: int | None = None) -> list[Sample]:
-    """Deserialize samples that came from a socket: everything is checked.
-
-    Errors: ForeignSamples for bytes that `pack_samples` does not write, a token outside `vocabulary`, or a
-    sample of more than `longest` tokens.
-    """
-    if len(data) < HEADER.size:
-        raise ForeignSamples(f"samples of {len(data)} bytes, the header alone has {HEADER.size}")
-    magic, width, flags, count = HEADER.unpack_from(data)
-    if magic != MAGIC or width not in (2, 4) or flags & ~(MASK | DOCUMENTS):
-        raise ForeignSamples("these bytes are no packed samples")
-    body, documents = memoryview(data)[HEADER.size :], count
-    if flags & DOCUMENTS:
-        counts, body = _lengths(body, count, data), body[4 * count :]  # documents of each sample
-        documents = int(counts.sum())
-    lengths, body = _lengths(body, documents, data), body[4 * documents :]
-    total = int(lengths.sum())
-    wanted = width * total + ((total + 7) // 8 if flags & MASK else 0)
-    if len(body) != wanted:
-        raise ForeignSamples(f"samples of {len(data)} bytes, expected {len(data) - len(body) + wanted}")
-    if not count:
-        return []
-    tokens = np.frombuffer(body[: width * total], dtype=f"<u{width}").astype(np.int64)
-    limit = vocabulary if vocabulary is not None else 1 << 31
-    if tokens.max() >= limit:
-        raise ForeignSamples(f"token {tokens.max()} in a vocabulary of {limit}")
-    firsts = np.cumsum(lengths) - lengths
-    trained = np.ones(total, dtype=bool)
-    if flags & MASK:
-        bits = np.frombuffer(body[width * total :], dtype=np.uint8)
-        trained = np.unpackbits(bits, count=total, bitorder="little").astype(bool)
-        if trained[firsts].any():
-            raise ForeignSamples("the first token of a document cannot be trained: nothing predicts it")
-    trained[firsts] = False
-    starts = np.cumsum(counts) - counts if flags & DOCUMENTS else np.arange(count)
-    # lengths, then first token, of each sample
-    owns, cuts = np.split(lengths, starts[1:]), firsts[starts[1:]]
-    most = int(np.diff(np.append(cuts, total), prepend=0).max())
-    if longest is not None and most > longest:
-        raise ForeignSamples(f"a sample of {most:,} tokens, this run has at most {longest:,}")
-    sequences = zip(np.split(tokens.astype(np.int32), cuts), np.split(trained, cuts), owns, strict=True)
-    return [Sample(t, m, tuple(own.tolist()) if len(own) > 1 else ()) for t, m, own in sequences]
-
-
-def _lengths(body: memoryview, count: int, data: bytes) -> np.ndarray:
-    """Read `count` positive uint32 from `body`: (count,) int64."""
-    if len(body) < 4 * count:
-        raise ForeignSamples(f"samples of {len(data)} bytes, too short for {count} lengths")
-    numbers = np.frombuffer(body[: 4 * count], dtype="<u4").astype(np.int64)
-    if count and numbers.min() < 1:
-        raise ForeignSamples("a sample of no tokens among packed samples")
-    return numbers
-
-
 def collate(samples: Sequence[Sample], pad: int = 0) -> dict[str, Tensor]:
     """Collate samples into a batch, padded on the right, each (B, T) int64: input_ids; labels, -100 where not
     trained; attention_mask, or position_ids where a sample has several documents.
@@ -216,3 +171,108 @@ def samples_digest(samples: Iterable[Sample], *more: bytes) -> str:
     for part in more:
         digest.update(part)
     return digest.hexdigest()
+
+
+# ---- samples in a file -------------------------------------------------------------------------------------
+
+MOST = 1 << 20  # samples of an evaluation set: 17 MB of places
+WINDOW = 1 << 16  # numbers that are read at once
+
+
+class StoredSamples(Sequence[Sample]):
+    """Samples of a file that `pack_samples` has written, all or some.
+
+    Args:
+        file: is read by one thread at a time.
+
+    Errors: ForeignSamples, here and where a sample is read, for bytes that `pack_samples` does not write, or
+    samples beyond the limits.
+    """
+
+    def __init__(self, file: BinaryIO, limits: SampleLimits) -> None:
+        self._file, self._limits = file, limits
+        size = file.seek(0, 2)
+        file.seek(0)
+        head = file.read(HEADER.size)
+        if len(head) < HEADER.size:
+            raise ForeignSamples(f"samples of {size} bytes, the header alone has {HEADER.size}")
+        magic, width, flags, count = HEADER.unpack(head)
+        if magic != MAGIC or width not in (2, 4) or flags & ~(MASK | DOCUMENTS):
+            raise ForeignSamples("these bytes are no packed samples")
+        several = bool(flags & DOCUMENTS)
+        self._lengths_at = HEADER.size + 4 * count * several
+        if count > MOST or self._lengths_at + 4 * count > size:
+            raise ForeignSamples(f"{count:,} samples in {size:,} bytes, at most {MOST:,} are evaluated")
+        documents = np.arange(count + 1)  # before each sample, and all
+        if several:
+            documents[1:] = np.cumsum(np.concatenate([*numbers(file, count), np.empty(0, np.int64)]))
+        self._tokens_at = self._lengths_at + 4 * int(documents[-1])
+        if self._tokens_at > size:
+            raise ForeignSamples(f"samples of {size} bytes, too short for {documents[-1]:,} lengths")
+        tokens, before, total = np.zeros(count + 1, np.int64), 0, 0  # tokens before each sample, and all
+        for lengths in numbers(file, int(documents[-1])):
+            here = slice(*np.searchsorted(documents, (before + 1, before + len(lengths) + 1)))
+            sums = np.cumsum(lengths)
+            tokens[here] = total + sums[documents[here] - before - 1]
+            before, total = before + len(lengths), total + int(sums[-1])
+        if (longest := int(np.diff(tokens).max(initial=0))) > limits.tokens:
+            raise ForeignSamples(f"a sample of {longest:,} tokens, this run has at most {limits.tokens:,}")
+        end = self._tokens_at + width * total
+        self._mask_at = end if flags & MASK else None  # None: all are trained but the first of each document
+        if size != (wanted := end + ((total + 7) // 8 if flags & MASK else 0)):
+            raise ForeignSamples(f"samples of {size} bytes, expected {wanted}")
+        self._documents, self._tokens, self._width = documents, tokens, width
+        self._numbers = range(count)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, which: int, /) -> Sample: ...
+    @overload
+    def __getitem__(self, which: slice, /) -> StoredSamples: ...
+    def __getitem__(self, which: int | slice, /) -> Sample | StoredSamples:
+        if isinstance(which, int):
+            return self._read(self._numbers[which])
+        some = copy(self)
+        some._numbers = self._numbers[which]
+        return some
+
+    def __iter__(self) -> Iterator[Sample]:
+        return map(self._read, self._numbers)
+
+    def _read(self, number: int) -> Sample:
+        start, stop = (int(at) for at in self._tokens[number : number + 2])
+        first, last = (int(at) for at in self._documents[number : number + 2])
+        lengths = np.frombuffer(self._bytes(self._lengths_at, 4, first, last), "<u4").astype(np.int64)
+        raw, limit = self._bytes(self._tokens_at, self._width, start, stop), self._limits.vocabulary
+        tokens = np.frombuffer(raw, f"<u{self._width}").astype(np.int64)
+        if tokens.max() >= limit:
+            raise ForeignSamples(f"token {tokens.max()} in a vocabulary of {limit}")
+        firsts, trained = np.cumsum(lengths) - lengths, np.ones(stop - start, dtype=bool)
+        if self._mask_at is not None:
+            bits = np.frombuffer(self._bytes(self._mask_at, 1, start // 8, -(-stop // 8)), np.uint8)
+            trained = np.unpackbits(bits, bitorder="little")[start % 8 :][: stop - start].astype(bool)
+            if trained[firsts].any():
+                raise ForeignSamples("the first token of a document cannot be trained: nothing predicts it")
+        trained[firsts] = False
+        owns = tuple(lengths.tolist()) if len(lengths) > 1 else ()
+        return Sample(tokens.astype(np.int32), trained, owns)
+
+    def _bytes(self, at: int, width: int, start: int, stop: int) -> bytes:
+        self._file.seek(at + width * start)
+        return self._file.read(width * (stop - start))
+
+
+def numbers(file: BinaryIO, count: int) -> Iterator[np.ndarray]:
+    """Read `count` positive uint32, a window at a time: (n,) int64 each. Errors: ForeignSamples."""
+    for start in range(0, count, WINDOW):
+        some = np.frombuffer(file.read(4 * min(WINDOW, count - start)), "<u4").astype(np.int64)
+        if some.min() < 1:
+            raise ForeignSamples("a sample of no tokens among packed samples")
+        yield some
+
+
+def unpack_samples(data: bytes, limits: SampleLimits = UNBOUNDED) -> list[Sample]:
+    """Deserialize samples that came from a socket. Raises ForeignSamples as `StoredSamples` does."""
+    return list(StoredSamples(io.BytesIO(data), limits))

@@ -1,37 +1,237 @@
 """Bring the model a run starts from to this disk, as a folder with config, weights and tokenizer.
 
-A local folder, a hub id or `builtin:` becomes such a folder, whose files peers know by hash. Code that comes
-with a model is fetched and run only where the recipe says `trust_remote_code`; the CLI has asked before
-whether it may say so on this machine.
+A local folder, a hub id or `builtin:` becomes such a folder, whose files peers know by hash. Hub revisions
+are pinned to commits, so that all peers and every resumption use the same files. Code that comes with a model
+is fetched and run only where the recipe says `trust_remote_code`; the CLI has asked before whether it may say
+so on this machine.
+
+`.bin` weights are converted to safetensors once, by the host, for all peers. A `.bin` is a pickle. It is
+opened with `weights_only`, which gives tensors or refuses, and mapped into memory, so that at most one of its
+tensors is resident at a time. Peers fetch plain bytes behind a header.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import Tensor
 
-from recipes.config import Model, Recipe, looks_like_path
-from recipes.downloads import Progress, fetch_model_files, from_pretrained_options, licence_of
+from recipes.config import Dataset, Model, Recipe, is_hub_id, looks_like_path
+from recipes.downloads import (
+    CODE_FILES,
+    COMPANIONS,
+    TOKENIZER,
+    Licence,
+    Progress,
+    dataset_commit,
+    fetch_model_files,
+    from_pretrained_options,
+    licence_of,
+)
 from recipes.errors import ModelError
-from recipes.foreign_json import parse_object, read_object
+from recipes.foreign_json import check_json_file, parse_json, parse_object, read_object
 from recipes.weight_files import (
+    TENSOR_DTYPES,
+    WEIGHTS_FILE,
     atomic_folder,
     check_config,
     check_model_folder,
+    meta_model,
     not_loadable,
     quiet_transformers,
+    safetensors_writer,
+    stored_from_tensor,
+    tied_names,
 )
-
-from .base_files import BINS, WEIGHTS, Base, base_manifest, companion_patterns
-from .bin_conversion import convert_bin_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
+BINS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")  # converted to safetensors
+AS_SAFETENSORS = "the same model as safetensors, from somebody you trust"
+HASH_BLOCK = 1 << 20  # bytes under one hash (transport.transfer has the same)
+
+
+@dataclass(frozen=True)
+class BaseFile:
+    """One file of the base, as announced to peers."""
+
+    name: str  # no directories
+    size: int
+    sha256: str
+    blocks: bytes = b""  # SHA-256 of each MiB, one after the other: a peer repairs a damaged file by them
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model a run starts from, on this disk."""
+
+    folder: Path
+    files: tuple[BaseFile, ...]  # by name
+    licence: Licence = field(default_factory=Licence)
+
+    @property
+    def digest(self) -> str:
+        """sha256, hex, of the names and hashes of its files."""
+        return manifest_digest(self.files)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+def companion_patterns(code: bool) -> tuple[str, ...]:
+    """Patterns of the files fetched beside the weights; `code`: those with code as well."""
+    return (*COMPANIONS, CODE_FILES) if code else COMPANIONS
+
+
+def cached_commit(folder: Path) -> str | None:
+    """The commit that a folder of the Hugging Face cache holds; None for any other folder."""
+    inside = folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--")
+    return folder.name if inside and re.fullmatch("[0-9a-f]{40}", folder.name) else None
+
+
+def base_manifest(folder: Path, code: bool = False) -> tuple[BaseFile, ...]:
+    """List and hash the files that a peer needs to hold this base. Errors: ModelError where a peer would not
+    take one of them."""
+    names = {path.name for pattern in (*WEIGHTS, *companion_patterns(code)) for path in folder.glob(pattern)}
+    for path in sorted(folder / name for name in names if name.endswith(".json")):
+        try:
+            check_json_file(path)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path} cannot be used: {error}") from error
+    return tuple(hash_file(folder / name) for name in sorted(names))
+
+
+def hash_file(path: Path) -> BaseFile:
+    """Hash a file and its blocks in one pass: a disk is slower than SHA-256."""
+    digest, size, blocks = hashlib.sha256(), 0, list[bytes]()
+    with path.open("rb") as file:
+        while (block := file.read(HASH_BLOCK)) or not blocks:
+            digest.update(block)
+            blocks.append(hashlib.sha256(block).digest())
+            size += len(block)
+    return BaseFile(path.name, size, digest.hexdigest(), b"".join(blocks))
+
+
+class HashedFile(Protocol):
+    """A file of a base, as the host or a peer describes it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def sha256(self) -> str: ...
+
+
+def manifest_digest(files: Iterable[HashedFile]) -> str:
+    """sha256, hex, of the names and hashes of files, in the given order."""
+    listed = "\n".join(f"{file.sha256} {file.name}" for file in files)
+    return hashlib.sha256(listed.encode()).hexdigest()
+
+
+def base_digests(files: Sequence[HashedFile]) -> dict[str, str]:
+    """Digests compared at a join: "tokenizer", and "base" (config and weights) where `files` have weights."""
+    tokenizer = [f for f in files if any(fnmatch(f.name, pattern) for pattern in TOKENIZER)]
+    others = [f for f in files if f not in tokenizer]
+    found = {"tokenizer": manifest_digest(tokenizer)}
+    if any(fnmatch(f.name, pattern) for f in others for pattern in WEIGHTS):
+        found["base"] = manifest_digest(others)
+    return found
+
+
+# ---- `.bin` weights ----------------------------------------------------------------------------------------
+
+SINGLE_FILE, INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+
+
+def convert_bin_folder(folder: Path, place: Path, code: bool = False) -> Path:
+    """Convert the model in `folder` to a folder below `place` with one safetensors file.
+
+    The path of a hub model's conversion names its commit (`cached_commit`), and it is made once. Errors:
+    ModelError; OSError where the disk is full.
+    """
+    if cached_commit(folder):
+        place = place / folder.parent.parent.name / "snapshots" / folder.name
+        if (place / WEIGHTS_FILE).exists():
+            return place
+    else:  # a name per source: never the conversion of another model, left by a launch that failed
+        place /= hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    tied, tensors = tied_names(meta_model(folder, code=code)), dict(_tensors_in(folder))
+    for name, first in tied.items():  # only where the file has one storage for both: else they may differ
+        if name in tensors and first in tensors and tensors[name].data_ptr() == tensors[first].data_ptr():
+            del tensors[name]
+    with atomic_folder(place) as part:
+        for name in {path.name for pattern in companion_patterns(code) for path in folder.glob(pattern)}:
+            shutil.copyfile(folder / name, part / name)
+        _write(part / WEIGHTS_FILE, tensors)
+    return place
+
+
+def _tensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of all `.bin` files, in their order. Errors: ModelError."""
+    for name in _bin_files(folder):
+        try:
+            loaded = load_bin(folder / name)
+        except Exception as error:  # any kind: a pickle holds whatever its author put there
+            if "weights_only" in str(error):  # torch's own text goes on to say how to run it all the same
+                said = f"{folder}: a .bin file with more than tensors in it, which could be code"
+                raise ModelError(said, AS_SAFETENSORS) from error
+            raise ModelError(
+                f"{folder / name} cannot be read: {error}", "download or save it again"
+            ) from error
+        if not isinstance(loaded, Mapping):
+            raise ModelError(f"{folder / name} holds no weights by name")
+        for key, tensor in loaded.items():
+            dtype = getattr(tensor, "dtype", type(tensor).__name__)
+            if not isinstance(key, str) or dtype not in TENSOR_DTYPES:
+                floats = "float32, float16 or bfloat16"
+                raise ModelError(f"{folder / name}: {key} is stored as {dtype}, expected {floats}")
+            yield key, tensor
+
+
+def _bin_files(folder: Path) -> list[str]:
+    """List the files that transformers would load. Errors: ModelError."""
+    if (folder / SINGLE_FILE).is_file():
+        return [SINGLE_FILE]
+    try:
+        index = parse_json((folder / INDEX).read_bytes())
+        return sorted({Path(name).name for name in index["weight_map"].values()})
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ModelError(f"{folder}: its weights cannot be read: {error}") from error
+
+
+def load_bin(path: Path) -> object:
+    """Load a `.bin` file, memory-mapped where its format allows."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError as error:
+        if "mmap" not in str(error):
+            raise
+        return torch.load(path, map_location="cpu", weights_only=True)  # the format before 2020: no archive
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write wide dtypes first, so that each tensor is aligned. Two that share memory are both written."""
+    order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    specs = {name: stored_from_tensor(tensors[name]).spec for name in order}
+    with safetensors_writer(path, {"format": "pt"}, specs) as file:
+        for name in order:
+            data = stored_from_tensor(tensors[name]).data
+            for start in range(0, len(data), HASH_BLOCK):
+                file.write(bytes(data[start : start + HASH_BLOCK]))
+
+
+# ---- the base and its tokenizer ----------------------------------------------------------------------------
 
 BUILTIN = Path(__file__).parent.parent / "builtin"
 BUILTIN_MODELS = {"builtin:tiny-gpt-neox": BUILTIN / "tiny-gpt-neox"}
@@ -242,3 +442,30 @@ def _make_builtin(name: str, seed: int, folder: Path) -> Path:
             shutil.copyfile(file, part / file.name)
         model.save_pretrained(part)
     return folder
+
+
+# ---- revisions ---------------------------------------------------------------------------------------------
+
+
+def pin_revisions(recipe: Recipe, base: Path) -> Recipe:
+    """Pin the model, whose folder is `base`, and the data sets. Local ones have no revision and stay
+    unchanged.
+
+    Errors: DataError.
+    """
+    model = recipe.model
+    local = Path(model.model_name_or_path).expanduser().is_dir()
+    if not local and (commit := cached_commit(base)) is not None:
+        model = model.model_copy(update={"model_revision": commit})
+    found = {
+        "model": model,
+        "datasets": tuple(map(_pin_dataset, recipe.datasets)),
+        "eval_datasets": tuple(map(_pin_dataset, recipe.eval_datasets)),
+    }
+    return recipe.model_copy(update=found)
+
+
+def _pin_dataset(dataset: Dataset) -> Dataset:
+    if not is_hub_id(dataset.path) or (commit := dataset_commit(dataset.path, dataset.revision)) is None:
+        return dataset
+    return dataset.model_copy(update={"revision": commit})

@@ -1,24 +1,35 @@
-"""Hugging Face causal language models: load, export, generate text.
+"""Hugging Face causal language models: load one, and compute its loss without holding the logits of all
+tokens.
 
 A model comes from the folder of a base and leaves as such a folder, with the trained vector in it. Weights
 are tensors: safetensors, or `.bin` through `torch.load(weights_only=True)`, as transformers does. Only a
 folder of this machine's user has `.bin` alone: what comes from a hub has no such name, and an index no
 other files.
+
+Logits are B x T x V numbers: 1.2 GB in float32 for 2,048 tokens of a vocabulary of 150,000, and the loss and
+its gradient need as much again. Here the loss is computed for one slice of tokens at a time, and once more in
+the backward pass (activation checkpointing), so that the logits of one slice exist at any time. The head is
+all that the class of the model computes after its decoder: the linear layer, its bias, soft capping, scaling.
+To compute it for a slice, the class's own forward is called with a decoder that returns the slice.
+
+A model that does not isolate the documents of a packed sample would leak attention between them, and only a
+slightly better loss would show it: `check_packing_isolation` tries it.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from recipes.config import Model
 from recipes.downloads import from_pretrained_options
 from recipes.errors import MissingPackage, ModelError
 from recipes.hardware import half_precision
@@ -32,37 +43,28 @@ from recipes.weight_files import (
     vector_of_model,
 )
 
-from .base_files import AS_SAFETENSORS, WEIGHTS
-from .base_model import fetch_model, open_tokenizer
-from .lora import adapter_base, is_adapter
+from .base_model import AS_SAFETENSORS, WEIGHTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@dataclass(frozen=True)
-class Quantized:
-    """Quantization of a frozen base by bitsandbytes."""
-
-    four_bits: bool  # else 8
-    double: bool = False  # scales of 4 bits are quantized too
-
-    def config(self, compute_dtype: torch.dtype) -> Any:
-        """Build transformers' BitsAndBytesConfig. Errors: MissingPackage."""
-        if find_spec("bitsandbytes") is None:
-            raise MissingPackage(
-                "a base in 8 or 4 bits needs bitsandbytes, which is not installed", "bitsandbytes"
-            )
-        from transformers import BitsAndBytesConfig
-
-        untyped: Any = BitsAndBytesConfig
-        return untyped(
-            load_in_4bit=self.four_bits,
-            load_in_8bit=not self.four_bits,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=self.double,
-            bnb_4bit_compute_dtype=compute_dtype,
+def quantization(model: Model, compute_dtype: torch.dtype) -> Any:
+    """Build transformers' BitsAndBytesConfig of a frozen base in 8 or 4 bits. Errors: MissingPackage."""
+    if find_spec("bitsandbytes") is None:
+        raise MissingPackage(
+            "a base in 8 or 4 bits needs bitsandbytes, which is not installed", "bitsandbytes"
         )
+    from transformers import BitsAndBytesConfig
+
+    untyped: Any = BitsAndBytesConfig
+    return untyped(
+        load_in_4bit=model.load_in_4bit,
+        load_in_8bit=not model.load_in_4bit,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=model.bnb_4bit_use_double_quant,
+        bnb_4bit_compute_dtype=compute_dtype,
+    )
 
 
 def load_model(
@@ -70,7 +72,7 @@ def load_model(
     attn_implementation: str = "auto",
     device: str | torch.device = "cpu",
     dtype: torch.dtype | Literal["auto"] = torch.float32,  # of the weights; auto: as stored
-    quantized: Quantized | None = None,
+    quantized: Model | None = None,  # as this section of a recipe says
     code: bool = False,  # run the folder's own code
 ) -> PreTrainedModel:
     """Load the causal LM in `folder`, in evaluation mode. Errors: ModelError."""
@@ -86,7 +88,7 @@ def load_model(
         chosen["attn_implementation"] = attn_implementation
     if quantized is not None:
         compute_dtype = half_precision(torch.device(device)).dtype if dtype == "auto" else dtype
-        chosen |= {"quantization_config": quantized.config(compute_dtype), "device_map": {"": device}}
+        chosen |= {"quantization_config": quantization(quantized, compute_dtype), "device_map": {"": device}}
     try:
         with quiet_transformers():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -113,82 +115,184 @@ def open_vector(folder: Path, code: bool = False) -> StoredVector:
     return open_stored_vector(folder, code) or vector_of_model(load_model(folder, code=code), folder, code)
 
 
-def load_adapted(folder: Path, code: bool = False) -> nn.Module:
-    """Load an adapter's folder: the base that it names, and the adapter. Errors: ModelError."""
-    from peft import PeftModel
+# ---- the loss ----------------------------------------------------------------------------------------------
 
-    name, revision = adapter_base(folder)
-    base = Path(name) if Path(name).is_dir() else fetch_model(name, revision, code)
-    plain = load_model(base, code=code)
-    with quiet_transformers(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # peft calls deprecated functions of transformers
-        model: nn.Module = PeftModel.from_pretrained(plain, folder).eval()
-    return model
+IGNORED = -100  # the target of a token that is not trained, as in torch
+SLICE_BYTES = 128 << 20  # of a slice's logits in float32
 
 
-class TextGenerator:
-    """A loaded model with its tokenizer.
+def loss_sum(
+    model: nn.Module, batch: Mapping[str, Tensor], slice_bytes: int = SLICE_BYTES
+) -> tuple[Tensor, int]:
+    """Sum the token losses in nats, and count them: labels other than -100 after the shift by one.
 
-    Args:
-        folder: of the model, or of an adapter.
-        code: run the folder's own code.
-        tokenizer: folder of another tokenizer than the model's own.
+    A sum, since parts of a batch that are computed separately (micro-batches, peers) must add up to the
+    whole. More logits than `slice_bytes` are computed slice by slice.
     """
+    inputs, targets = decoder_inputs(model, batch), next_tokens(batch["labels"])
+    causal = causal_model(model)
+    if model.training and uses_liger(causal):  # liger fuses nothing in evaluation
+        fused = {"labels": targets, "shift_labels": targets, "num_items_in_batch": 1}  # 1: a sum, not a mean
+        loss: Tensor = model(**inputs, **fused, use_cache=False).loss
+    else:
+        loss = _losses(model, inputs, targets, slice_bytes, "sum").sum()
+    return loss, int((targets != IGNORED).sum())
 
-    def __init__(self, folder: Path, code: bool = False, tokenizer: Path | None = None) -> None:
-        folder = Path(folder)
-        self.tokenizer = open_tokenizer(tokenizer or folder, code=code)
-        self.model: Any = load_adapted(folder, code) if is_adapter(folder) else load_model(folder, code=code)
 
-    @torch.no_grad()
-    def generate(
-        self,
-        prompt: str,
-        max_new_tokens: int = 128,
-        temperature: float = 0.0,
-        seed: int | None = None,
-        special_tokens: bool = True,  # begin with the tokenizer's special tokens
-    ) -> str:
-        """Generate the text after `prompt`; temperature 0 takes the likeliest token each time."""
-        if seed is not None:
-            torch.manual_seed(seed)
-        tokenizer = self.tokenizer
-        inputs = tokenizer(
-            prompt or tokenizer.eos_token,
-            return_tensors="pt",
-            return_token_type_ids=False,
-            add_special_tokens=special_tokens,
+def token_losses(
+    model: nn.Module, batch: Mapping[str, Tensor], slice_bytes: int = SLICE_BYTES
+) -> tuple[Tensor, Tensor]:
+    """Compute the loss of each token in nats, 0 where none is trained, and which are: (B, T) float and bool.
+
+    Position t is that of the token which predicts t + 1. Slices as in `loss_sum`.
+    """
+    inputs, targets = decoder_inputs(model, batch), next_tokens(batch["labels"])
+    losses = _losses(model, inputs, targets, slice_bytes, "none")
+    return losses.reshape(targets.shape), targets != IGNORED
+
+
+def _losses(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    targets: Tensor,
+    slice_bytes: int,
+    reduction: Literal["sum", "none"],
+) -> Tensor:
+    """Compute the losses at `targets`: one for each token, or summed for each slice."""
+    causal = causal_model(model)
+    if can_slice(causal) and 4 * targets.numel() * vocabulary_size(causal) > slice_bytes:
+        rows = max(slice_bytes // (4 * vocabulary_size(causal)), 1)
+        with loss_as_output(causal, targets, rows, reduction):
+            losses: Tensor = model(**inputs, use_cache=False)
+            return losses
+    return cross_entropy(model(**inputs, use_cache=False).logits, targets, reduction)
+
+
+def logits_of(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Compute the logits (B, T, V) of a batch of `collate`, with or without labels."""
+    logits: Tensor = model(**decoder_inputs(model, batch), use_cache=False).logits
+    return logits.reshape(*batch["input_ids"].shape, -1)
+
+
+def decoder_inputs(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A batch without its labels. Callers add `use_cache=False`: with a cache, transformers drops the
+    isolation of packed documents."""
+    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    attention = getattr(getattr(model, "config", None), "_attn_implementation", None) or ""
+    if "position_ids" in inputs and attention.startswith("flash"):  # it isolates documents in one row only
+        inputs = {name: tensor.reshape(1, -1) for name, tensor in inputs.items()}
+    return inputs
+
+
+def next_tokens(labels: Tensor) -> Tensor:
+    """Shift labels (B, T) by one: position t has the label of t + 1, and the last one is not trained."""
+    return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], dim=1)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, reduction: Literal["sum", "none"] = "sum") -> Tensor:
+    """Compute the losses of logits (..., V) at `targets` (...), in float32: their sum, or each, (N,)."""
+    scores = logits.reshape(-1, logits.shape[-1]).float()
+    wanted = targets.reshape(-1)
+    return nn.functional.cross_entropy(scores, wanted, ignore_index=IGNORED, reduction=reduction)
+
+
+def causal_model(model: Any) -> Any:
+    """Unwrap peft's adapters: the model of transformers, with its adapters in it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def vocabulary_size(causal: Any) -> int:
+    return int(causal.get_output_embeddings().weight.shape[0])
+
+
+def uses_liger(causal: Any) -> bool:
+    """True where liger-kernel has replaced the forward by one that computes a fused loss."""
+    return str(inspect.unwrap(causal.forward).__module__).startswith("liger_kernel")
+
+
+def can_slice(causal: Any) -> bool:
+    """True where the class has a decoder apart from its head, and can leave logits out."""
+    apart = hasattr(causal, "get_decoder") and causal.get_decoder() is not causal
+    return apart and "logits_to_keep" in inspect.signature(causal.forward).parameters
+
+
+@contextmanager
+def loss_as_output(
+    causal: Any, targets: Tensor, rows: int, reduction: Literal["sum", "none"]
+) -> Iterator[None]:
+    """Make `causal` return the losses at `targets` (B, T) instead of logits, `rows` tokens at a time: one for
+    each token, or one sum for each slice.
+
+    The model is called as always, from its outermost wrapper, so that hooks (FSDP's, peft's) run.
+    """
+    whole, decoder = causal.forward, causal.get_decoder()
+
+    def forward(*args: Any, **kwargs: Any) -> Tensor:
+        seen: list[Any] = []
+        hook = decoder.register_forward_hook(lambda module, given, output: seen.append(output))
+        try:
+            whole(*args, **kwargs, logits_to_keep=1)
+        finally:
+            hook.remove()
+        [output] = seen
+
+        def head(part: Tensor, wanted: Tensor) -> Tensor:
+            with replaced_forward(
+                decoder, lambda *args, **kwargs: type(output)(last_hidden_state=part[None])
+            ):
+                return cross_entropy(whole(*args, **kwargs).logits, wanted, reduction)
+
+        hidden: Any = output.last_hidden_state
+        hidden = hidden.reshape(-1, hidden.shape[-1])  # (B T, H)
+        slices = zip(torch.split(hidden, rows), torch.split(targets.reshape(-1), rows), strict=True)
+        losses = [checkpoint(head, part, wanted, use_reentrant=False) for part, wanted in slices]
+        return torch.cat([loss.reshape(-1) for loss in losses])
+
+    with replaced_forward(causal, forward):
+        yield
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Replace the forward of one module, whether its own is the class's or has been replaced before."""
+    before = module.__dict__.get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
+
+
+# ---- packed documents --------------------------------------------------------------------------------------
+
+TOLERANCE = 0.01  # of another document's influence beside an own token's: quantized weights round a little
+
+
+def check_packing_isolation(model: nn.Module) -> None:
+    """Raise ModelError where the last document of a sample depends on the one before."""
+    if not isolates_documents(model):
+        name = type(model).__name__
+        raise ModelError(
+            f"{name} of this version of transformers lets packed documents attend to each other "
+            "(hint: data.packing_strategy=wrapped, if that is intended, or data.packing=false)"
         )
-        options: dict[str, Any] = {"do_sample": True, "temperature": temperature} if temperature > 0 else {}
-        known = self.model.generation_config.eos_token_id
-        ends = {*(known if isinstance(known, list) else [known]), tokenizer.eos_token_id} - {None}
-        if ends:  # the base of an adapter need not know the eos token that the adapter was trained with
-            options["eos_token_id"] = sorted(ends)
-        pad = tokenizer.pad_token_id
-        tokens = self.model.generate(**inputs, max_new_tokens=max_new_tokens, pad_token_id=pad, **options)
-        return str(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 
-    @torch.no_grad()
-    def complete(self, tokens: Sequence[int], max_new_tokens: int, max_seconds: float) -> list[int]:
-        """Generate the likeliest tokens after these, within a number of tokens and a time."""
-        prompt = torch.tensor([list(tokens)])  # (1, T)
-        made = self.model.generate(
-            input_ids=prompt,
-            attention_mask=torch.ones_like(prompt),
-            do_sample=False,
-            max_new_tokens=max_new_tokens,
-            max_time=max_seconds,
-            pad_token_id=self.tokenizer.pad_token_id,
-        )
-        added: list[int] = made[0, prompt.shape[1] :].tolist()
-        return added
 
-    def reply(
-        self, messages: Sequence[Mapping[str, str]], max_new_tokens: int, temperature: float, seed: int | None
-    ) -> str:
-        """Generate the next message of a conversation; without a chat template, continue the last message."""
-        if self.tokenizer.chat_template is None:
-            return self.generate(messages[-1]["content"], max_new_tokens, temperature, seed)
-        apply: Any = self.tokenizer.apply_chat_template
-        text = apply(list(messages), tokenize=False, add_generation_prompt=True)
-        return self.generate(text, max_new_tokens, temperature, seed, special_tokens=False)
+@torch.no_grad()
+def isolates_documents(model: nn.Module) -> bool:
+    """Compare the logits after two documents of three tokens: with another first document, and with another
+    first token in the last document."""
+    device, training = next(model.parameters()).device, model.training
+    tokens = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 0, 2, 4, 5, 6], [1, 2, 3, 0, 5, 6]])
+    positions = torch.arange(3).repeat(3, 2)
+    model.eval()
+    try:
+        batch = {"input_ids": tokens.to(device), "position_ids": positions.to(device)}
+        last = logits_of(model, batch)[:, -1].float()  # (3, V)
+    finally:
+        model.train(training)
+    other, own = (last[1:] - last[0]).abs().amax(dim=1).tolist()
+    return bool(other <= TOLERANCE * own)

@@ -4,51 +4,252 @@
     full            every parameter  the base's weights        config.json, model.safetensors
     `lora:`         the adapters     drawn from the seed       adapter_config.json, adapter_model.safetensors
 
-The vector comes from files and a model on the meta device, or from a loaded model.
+Adapters are PEFT's (LoRA, Hu et al., 2021), beside a frozen base; only they are trained and exchanged.
+
+    y = W x + s B A x      A: (r, in), drawn from the seed      B: (out, r), 0      s = alpha / r
+    y = m V x / |V|        DoRA (Liu et al., 2024): V = W + s B A, m: (out,), at first |W|; |.| of each row
+
+x_0 must be bit-identical at every peer, whatever its device and version of torch: A is drawn from a raw PCG64
+stream, with one rounding an element. PEFT's own initialization has the same variance.
+
+The vector comes from files and a model on the meta device, or from a loaded model. A model larger than a
+device, or a host, is never there as a whole: it is built on the meta device, and its parameters are filled
+one block at a time.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
-from math import prod
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from math import prod, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from recipes.config import Recipe, Training
+from recipes.config import Lora, Recipe, Training
+from recipes.downloads import from_pretrained_options
 from recipes.errors import MissingPackage, ModelError
 from recipes.foreign_json import read_object
 from recipes.hardware import HalfPrecision, half_precision
 from recipes.weight_files import (
     ADAPTER_FILE,
+    Layout,
     StoredTensor,
     StoredVector,
     layout_of,
     meta_model,
+    not_loadable,
     open_tensors,
     quiet_transformers,
     stored_from_tensor,
 )
 
-from .base_files import cached_commit
-from .causal_lm import Quantized, load_model, open_vector
-from .lora import (
-    CONFIG,
-    adapted_weight,
-    adapter_config_text,
-    add_adapters,
-    base_parameter_name,
-    initial_value,
-    is_transposed,
-    row_norms,
-    stored_names,
-)
+from .base_model import cached_commit
+from .causal_lm import load_model, open_vector
 
 if TYPE_CHECKING:
+    from peft import PeftModel
     from transformers import PreTrainedModel
+
+
+# ---- adapters ----------------------------------------------------------------------------------------------
+
+CONFIG = "adapter_config.json"
+STEPS = 1 << 23  # distinct values of an element of A: odd multiples of bound / STEPS
+
+
+def add_adapters(model: PreTrainedModel, lora: Lora) -> PeftModel:
+    """Freeze `model` and add float32 adapters, not initialized yet.
+
+    Errors: ModelError where the model has no such modules.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    listed = lora.lora_target_modules
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.lora_r,
+        lora_alpha=lora.lora_alpha,
+        lora_dropout=lora.lora_dropout,
+        target_modules=listed if isinstance(listed, str) else list(listed),
+        modules_to_save=list(lora.lora_modules_to_save) or None,
+        use_dora=lora.use_dora,
+        target_parameters=list(lora.target_parameters) or None,
+    )
+    _check_names("lora_modules_to_save", lora.lora_modules_to_save, model.named_modules(), "module")
+    _check_names("target_parameters", lora.target_parameters, model.named_parameters(), "parameter")
+    try:
+        with quiet_transformers(), warnings.catch_warnings(), next(model.parameters()).device:
+            warnings.simplefilter("ignore")  # peft corrects what it warns of: Conv1D, tied weights
+            made: Any = get_peft_model(model, config)
+    except ValueError as error:  # names the modules that peft did not find
+        hint = " (hint: lora_dropout=0)" if "lora_dropout" in str(error) else ""
+        raise ModelError(f"lora_target_modules: {error}{hint}") from error
+    for parameter in made.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()  # modules_to_save come in the base's dtype
+    peft: PeftModel = made
+    return peft
+
+
+def stored_names(model: PeftModel) -> dict[str, str]:
+    """Name of a trained parameter -> its name in an adapter's file."""
+    from peft import get_peft_model_state_dict
+
+    names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    stored: Mapping[str, Tensor] = get_peft_model_state_dict(
+        model, state_dict=model.state_dict(keep_vars=True), save_embedding_layers=False
+    )
+    return {names[id(tensor)]: name for name, tensor in stored.items() if id(tensor) in names}
+
+
+def initial_value(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray | None:
+    """Draw x_0 of the adapter parameter `name`, float32; None: it is a copy of the base's."""
+    if "lora_B" in name or "lora_embedding_A" in name:
+        return np.zeros(shape, np.float32)
+    if "lora_A" in name:  # of the adapter of experts A has r rows for each
+        return np.asarray(draw_uniform(name, shape, seed) * np.float32(1 / sqrt(shape[1])))
+    if "lora_embedding_B" in name:
+        return np.asarray(draw_uniform(name, shape, seed) * np.float32(sqrt(3)))  # variance 1
+    return None
+
+
+def draw_uniform(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Draw uniformly from (-1, 1): odd multiples of 1 / STEPS, exact in float32."""
+    stream = np.random.PCG64(np.random.SeedSequence([seed, crc32(name.encode())]))
+    count = int(np.prod(shape))
+    whole = (stream.random_raw(count) >> np.uint64(64 - 23)).astype(np.int64)
+    return np.asarray((2 * whole + 1 - STEPS).astype(np.float32) / np.float32(STEPS)).reshape(shape)
+
+
+def adapter_config_text(model: PeftModel, base: str, revision: str | None) -> str:
+    """Render adapter_config.json. `base`: hub id or folder, by which peft finds the base."""
+    config = model.peft_config["default"]
+    values = config.to_dict() | {
+        "base_model_name_or_path": base,
+        "revision": revision,
+        "inference_mode": True,
+    }
+    return json.dumps(values, indent=2, sort_keys=True, default=_plain) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """Sort sets: two snapshots of one x' must be the same bytes."""
+    return sorted(value) if isinstance(value, set) else getattr(value, "value", str(value))
+
+
+def _check_names(key: str, names: Sequence[str], known: Iterable[tuple[str, object]], kind: str) -> None:
+    """Check that the model has what a key of `lora:` names, whole or from a dot on. Errors: ModelError."""
+    there = [name for name, _ in known]
+    missing = [name for name in names if not any(f".{one}".endswith(f".{name}") for one in there)]
+    if missing:
+        near = get_close_matches(missing[0], sorted({one.rpartition(".")[2] for one in there}), n=1)
+        meant = f" (did you mean `{near[0]}`?)" if near else ""
+        raise ModelError(f"{key}: the model has no {kind} {', '.join(missing)}{meant}")
+
+
+def adapter_scale(lora: Lora) -> float:
+    return lora.lora_alpha / lora.lora_r
+
+
+@dataclass
+class Adapter:
+    """The trained factors of one weight's adapter, float32."""
+
+    transposed: bool  # the weight is (in, out), or (experts, in, out)
+    factors: dict[str, Tensor] = field(default_factory=dict)  # A: (r, in), B: (out, r), of DoRA m: (out,)
+
+    def merged(self, weight: Tensor, scale: float) -> Tensor:
+        """Compute W + s B A, or what DoRA makes of it, for a weight (out, in) or (experts, out, in)."""
+        A, B, m = (self.factors.get(name) for name in "ABm")
+        assert A is not None
+        assert B is not None
+        if weight.dim() == 3:  # A: (experts r, in), B: (out, r experts)
+            experts = weight.shape[0]
+            A, B = A.reshape(experts, -1, A.shape[-1]), B.reshape(len(B), -1, experts).permute(2, 0, 1)
+        found = (weight.mT if self.transposed else weight) + scale * (B @ A)
+        if m is not None:
+            found *= (m.reshape(-1) / torch.linalg.norm(found, dim=1))[:, None]
+        return found.mT if self.transposed else found
+
+
+def split_adapters(model: Any, values: Mapping[str, Tensor]) -> tuple[dict[str, Adapter], dict[str, Tensor]]:
+    """Map weights of the base to their adapters, and weights trained in full to their values.
+
+    Args:
+        model: with adapters, on any device.
+        values: trained parameter of `model` -> its values.
+    """
+    modules, adapters, full = dict(model.named_modules()), dict[str, Adapter](), dict[str, Tensor]()
+    for name, part in values.items():
+        module, lora, rest = name.partition(".lora_")
+        if not lora:
+            full[base_parameter_name(name)] = part
+            continue
+        of = adapters.setdefault(
+            adapted_weight(modules[module], module), Adapter(is_transposed(modules[module]))
+        )
+        of.factors["m" if rest.startswith("magnitude") else rest.removeprefix("embedding_")[0]] = part
+    return adapters, full
+
+
+def adapted_weight(layer: Any, name: str) -> str:
+    """Name, in the base, of the weight that peft's layer `name` adapts. Adapters of several parameters of one
+    module are layers around each other."""
+    outer = base_parameter_name(name)
+    while outer.endswith(".base_layer"):
+        outer = outer.removesuffix(".base_layer")
+    return f"{outer}.{getattr(layer, 'parameter_name', 'weight')}"
+
+
+def is_transposed(layer: Any) -> bool:
+    """True where the weight that peft's layer adapts is (in, out) instead of (out, in)."""
+    base = layer.get_base_layer()
+    if hasattr(layer, "parameter_name"):  # of experts
+        return bool(getattr(base, "is_transposed", False))
+    return type(base).__name__ in ("Conv1D", "Embedding")
+
+
+def row_norms(weight: np.ndarray) -> np.ndarray:
+    """Compute the norms of the rows of a weight (out, in): (out,) float32.
+
+    Sums are of halves, element by element in float64, so that every machine gets the same bits.
+    """
+    squares = weight.astype(np.float64) ** 2
+    while squares.shape[1] > 1:
+        half = -(-squares.shape[1] // 2)
+        squares = np.pad(squares, ((0, 0), (0, 2 * half - squares.shape[1])))
+        squares = squares[:, :half] + squares[:, half:]
+    return np.sqrt(squares[:, 0]).astype(np.float32)
+
+
+def base_parameter_name(name: str) -> str:
+    """Strip peft's wrappers: base_model.model.lm_head.modules_to_save.default.weight -> lm_head.weight"""
+    return name.removeprefix("base_model.model.").replace(".modules_to_save.default", "")
+
+
+def is_adapter(folder: Path) -> bool:
+    return (folder / CONFIG).is_file()
+
+
+def adapter_base(folder: Path) -> tuple[str, str | None]:
+    """Read which base an adapter is for: folder or hub id, and its revision. Errors: ModelError."""
+    config = read_object(folder / CONFIG)
+    name, revision = config.get("base_model_name_or_path"), config.get("revision")
+    if not isinstance(name, str) or not isinstance(revision, str | None):
+        raise ModelError(f"{folder / CONFIG} names no base model", "base_model_name_or_path in that file")
+    return name, revision
+
+
+# ---- the trained vector ------------------------------------------------------------------------------------
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ATTENTION = {
@@ -156,9 +357,7 @@ def load_trained(
     if recipe.lora is None:
         full = load_model(snapshot or base, attention, code=code)
         return prepare_for_training(with_liger_kernels(full, recipe, device), recipe, device)
-    bits = None
-    if wanted.quantized and quantized:
-        bits = Quantized(wanted.load_in_4bit, wanted.bnb_4bit_use_double_quant)
+    bits = wanted if wanted.quantized and quantized else None
     loaded = load_model(base, attention, device, frozen_dtype(recipe, base, device) or "auto", bits, code)
     model = prepare_for_training(with_liger_kernels(loaded, recipe, device), recipe, device)
     with closing(open_trained(recipe, base, snapshot)) as x, torch.no_grad():
@@ -269,3 +468,105 @@ def frozen_dtype(recipe: Recipe, base: Path, device: str | torch.device) -> torc
     stored = named or DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")))
     here = half_precision(torch.device(device)).dtype
     return here if stored == torch.bfloat16 and recipe.training.bf16 == "auto" else named
+
+
+# ---- a model filled block by block -------------------------------------------------------------------------
+
+WINDOW = 1 << 22  # parameters read at a time
+
+
+def build_on_meta(base: Path, recipe: Recipe, device: torch.device) -> Any:
+    """Build the model like `load_trained`: parameters without memory, buffers as they should be.
+
+    Raises:
+        ModelError: also where buffers are stored with its weights: parameters alone do not make it.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    wanted = recipe.model
+    attention = available_attention(wanted.attn_implementation, device)
+    chosen: dict[str, Any] = {} if attention == "auto" else {"attn_implementation": attention}
+    # trained weights are masters in float32, whatever is computed in
+    dtype = torch.float32 if recipe.lora is None else frozen_dtype(recipe, base, device)
+    if dtype is not None:
+        chosen["dtype"] = dtype
+    told = from_pretrained_options(base, wanted.trust_remote_code)
+    try:
+        with parameters_on_meta():
+            config = AutoConfig.from_pretrained(base, **told)
+            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config, trust_remote_code=wanted.trust_remote_code, **chosen
+            )
+    except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
+        raise not_loadable(base, "causal language model", error) from error
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    if stored := sorted(model.state_dict().keys() - names):
+        raise ModelError(f"{base}: the buffer {stored[0]} cannot be spread over several devices", "--gpus 1")
+    with parameters_on_meta():
+        return prepare_for_training(model, recipe)
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Put the parameters of modules that are made inside on the meta device. One thread at a time, under the
+    lock of transformers' loading: modules that another makes meanwhile have theirs there, too."""
+    with quiet_transformers():
+        register = nn.Module.register_parameter
+
+        def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+            if parameter is not None and not parameter.is_meta:  # one that is: tied to another
+                parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+            register(module, name, parameter)
+
+        nn.Module.register_parameter = on_meta  # type: ignore[assignment,method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def frozen_name(stored: StoredVector, name: str) -> str:
+    """Name in the layout of the base what a model with adapters calls so, and does not train."""
+    name = base_parameter_name(name).replace(".base_layer", "").replace(".original_module", "")
+    return stored.tied.get(name, name)
+
+
+class ParameterFiller:
+    """Gives the parameters of a model on the meta device their values: what is trained, out of the vector;
+    the rest, of the base, as it is stored."""
+
+    def __init__(self, model: nn.Module, layout: Layout, vector: Tensor, device: torch.device) -> None:
+        self.layout, self.vector, self.device = layout, vector, device
+        self.stored: StoredVector | None = None  # the base, where some of it is not trained
+        self.waiting = {parameter: name for name, parameter in model.named_parameters()}  # by identity
+
+    def fill(self, module: nn.Module) -> None:
+        """Fill the parameters of `module` that have none yet. Errors: ModelError: one is tied elsewhere."""
+        here: dict[nn.Parameter, nn.Parameter] = {}
+        for owner in module.modules():
+            for name, empty in list(owner.named_parameters(recurse=False)):
+                if not empty.is_meta:
+                    continue
+                if empty not in here:
+                    if empty not in self.waiting:
+                        said = f"{name}, tied across blocks, cannot be spread over several devices"
+                        raise ModelError(said, "--gpus 1")
+                    here[empty] = self.value(self.waiting.pop(empty), empty)
+                setattr(owner, name, here[empty])
+
+    def value(self, name: str, empty: nn.Parameter) -> nn.Parameter:
+        values = torch.empty(empty.shape, dtype=empty.dtype, device=self.device)
+        layout, flat = self.layout, values.view(-1)
+        if frozen := not empty.requires_grad:
+            assert self.stored is not None
+            layout, name = self.stored.layout, frozen_name(self.stored, name)
+        first = layout.offsets[layout.names.index(name)]
+        for start in range(0, len(flat), WINDOW):
+            stop = min(start + WINDOW, len(flat))
+            place = first + start, first + stop
+            flat[start:stop] = self.of_base(*place) if frozen else self.vector[slice(*place)]
+        return nn.Parameter(values, empty.requires_grad)
+
+    def of_base(self, start: int, stop: int) -> Tensor:
+        assert self.stored is not None
+        return torch.from_numpy(self.stored.read(start, stop))

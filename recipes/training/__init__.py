@@ -10,9 +10,7 @@ from .gradient_noise import (
     positions_of,
     positions_within,
 )
-from .lease_gradient import in_order, leased
-from .loop import build_peer, finetune, foreign_packet
-from .matrix_optimizers import embeddings_of, step_flops
+from .loop import build_peer, finetune, foreign_packet, in_order, leased
 from .micro_batch import (
     LEAVE,
     MOST,
@@ -24,15 +22,17 @@ from .micro_batch import (
     shrink_to_fit,
     sizes_of,
 )
-from .momentum_masking import mask_momentum
 from .optimizers import (
     LINEAR,
     SCRATCH,
     STATE,
     build_optimizer,
+    embeddings_of,
     learning_rate,
+    mask_momentum,
     optimizer_bytes,
     set_learning_rate,
+    step_flops,
 )
 from .peer_checkpoint import read, restore, restore_residual
 from .trainer import (

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from compress import entropy
-from compress.bit_packing import unpack
+from compress.coding import unpack
 from compress.packet import read_header
 
 

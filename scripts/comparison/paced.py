@@ -13,14 +13,13 @@ import time
 from dataclasses import replace
 from typing import Any
 
-import recipes.training.lease_gradient as work
 import recipes.training.loop as loop
 from cocktail_cli.main import main as command
 from scripts.swarms.processes import say
 
 
 def main(args: list[str], sample_s: float | None = None) -> None:
-    compute, join = work.compute, loop.join
+    compute, join = loop.compute, loop.join
 
     def slow(link: Any, peer: Any, round: int, number: int, lease: Any) -> Any:
         done = compute(link, peer, round, number, lease)
@@ -44,7 +43,7 @@ def main(args: list[str], sample_s: float | None = None) -> None:
         say("round", **row)
         return step
 
-    work.compute, loop.join = slow, told
+    loop.compute, loop.join = slow, told
     sys.argv = ["cocktail", *args]
     command()
 

@@ -17,7 +17,7 @@ from cocktail_cli.extensions.proofs.run_verification import RunVerification
 from recipes.algorithm import GlobalModel, compressor_of
 from recipes.config.loader import recipe_from_json
 from recipes.models.causal_lm import load_model
-from recipes.weight_files.parameter_layout import FlatParameters
+from recipes.weight_files import FlatParameters
 from scripts.fault_injection.faults import LEAVES, RECONNECTS, Record
 from scripts.fault_injection.schedule import JOINER, KINDS
 from scripts.swarms.commands import HUB, RELAY, Child, Swarm

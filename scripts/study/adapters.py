@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from recipes.weight_files.parameter_layout import FlatParameters, Layout
+from recipes.weight_files import FlatParameters, Layout
 
 SCALE = 2.0  # alpha / r
 SEED = 78

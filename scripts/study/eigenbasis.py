@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recipes.training.matrix_optimizers import rotated
-from recipes.weight_files.parameter_layout import Layout
+from recipes.training.optimizers import rotated
+from recipes.weight_files import Layout
 
 
 class FixedEigenbasis:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, gelu, layer_norm, scaled_dot_product_attention
 from transformers import GPTNeoXConfig
 
-from recipes.weight_files.parameter_layout import Layout
+from recipes.weight_files import Layout
 
 Named = dict[str, Tensor]  # each (N, ...)
 

@@ -34,10 +34,18 @@ from recipes.algorithm import (
     outer_optimizer_of,
 )
 from recipes.config.schema import Compression, Training
-from recipes.training import GradientNoise, compared_in, mask_momentum, positions_of
-from recipes.training.matrix_optimizers import embeddings_of
-from recipes.training.optimizers import LINEAR, build_optimizer, learning_rate, set_learning_rate
-from recipes.weight_files.parameter_layout import FlatParameters
+from recipes.training import (
+    LINEAR,
+    GradientNoise,
+    build_optimizer,
+    compared_in,
+    embeddings_of,
+    learning_rate,
+    mask_momentum,
+    positions_of,
+    set_learning_rate,
+)
+from recipes.weight_files import FlatParameters
 from scripts.study.adapters import Adapters
 from scripts.study.eigenbasis import FixedEigenbasis, TurnedUpdate
 from scripts.study.model import Models

@@ -115,7 +115,7 @@ def test_every_text_in_a_value_of_json_is_made_safe_and_nothing_else() -> None:
 ROOM = Path(__file__).resolve().parents[2] / "cocktail_cli"
 WRITERS = {
     "ui/output.py",
-    "ui/live_view.py",  # a table that redraws itself; its texts pass through one_line
+    "extensions/board/live_view.py",  # a table that redraws itself; its texts pass through one_line
     "host/run_folder.py",  # records of the log, which its formatter makes lines of
     "main.py",  # the traceback of -v, through the guarded stream
     "extensions/multi_gpu/gpu_process.py",  # JSON to the process that started it

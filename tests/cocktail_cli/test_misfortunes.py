@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, needs_fork]
 
 # In its third micro-batch torch is asked for more than any machine has.
 NO_MEMORY = """
-import recipes.objectives.next_tokens as objective, torch, itertools
+import recipes.objectives as objective, torch, itertools
 fine, calls = objective.loss_sum, itertools.count()
 objective.loss_sum = lambda *a: torch.empty(10**15) if next(calls) == 3 else fine(*a)
 """

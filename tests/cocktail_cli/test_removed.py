@@ -9,7 +9,7 @@ from in_this_process import Run
 from test_completion import COMMANDS
 
 from cocktail_cli.assembly import SHOWING
-from cocktail_cli.removed import REMOVED, VARIABLES
+from cocktail_cli.key_options import REMOVED, VARIABLES
 
 
 @pytest.mark.parametrize("old", REMOVED)

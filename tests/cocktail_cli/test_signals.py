@@ -26,6 +26,16 @@ def test_the_first_ctrl_c_asks_and_the_second_ends_with_130() -> None:
     assert asked == ["Ctrl-C"]
 
 
+def test_a_second_ctrl_c_may_ask_for_something_else_and_the_third_ends() -> None:
+    asked: list[str] = []
+    with leave_on_signal(lambda why: asked.append("pause"), second=lambda why: asked.append("end")):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert asked == ["pause", "end"]
+        with pytest.raises(Interrupted):
+            signal.raise_signal(signal.SIGINT)
+
+
 def test_a_termination_after_a_ctrl_c_ends_with_143() -> None:
     with leave_on_signal(lambda why: None):
         signal.raise_signal(signal.SIGINT)

@@ -19,9 +19,7 @@ from triton.compiler import ASTSource
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from compress.backends.triton import code_kernels as codes
-from compress.backends.triton import selection_kernels as select
-from compress.backends.triton import vector_kernels as vectors
+from compress import triton_kernels as kernels
 
 VECTORS = {"x": "*fp32", "y": "*fp32", "units": "*i64", "out": "*fp32", "m": "i64", "shift": "i32"}
 ADD = {"x": "*fp32", "at": "*i64", "values": "*fp32", "k": "i64", "alpha": "fp32"}
@@ -69,17 +67,19 @@ def stack(ptx: str, target: GPUTarget) -> int:
 
 def quantize(target: GPUTarget, bits: int, bucket: int) -> str:
     return assembled(
-        target, codes._quantize, QUANTIZE,
-        BITS=bits, BUCKET=bucket, ROWS=max(codes.AT_ONCE // bucket, 1), BY_LARGEST=bits == 8,
+        target, kernels._quantize, QUANTIZE,
+        BITS=bits, BUCKET=bucket, ROWS=max(kernels.AT_ONCE // bucket, 1), BY_LARGEST=bits == 8,
         STRETCH=1 < bits < 8, LOWEST=1, SHIFT=14, BINS=8192, BEYOND=1.25, num_warps=max(4, bucket // 512),
     )  # fmt: skip
 
 
 def decoders(target: GPUTarget, bits: Iterable[int]) -> dict[str, str]:
     """The kernels whose bits must be the same everywhere."""
-    made = {"add": assembled(target, vectors._add, ADD, BLOCK=1024)}
+    made = {"add": assembled(target, kernels._add, ADD, BLOCK=1024)}
     for width in bits:
-        made[f"dequantize {width}"] = assembled(target, codes._dequantize, DEQUANTIZE, BITS=width, BLOCK=1024)
+        made[f"dequantize {width}"] = assembled(
+            target, kernels._dequantize, DEQUANTIZE, BITS=width, BLOCK=1024
+        )
     return made
 
 
@@ -90,15 +90,15 @@ def main() -> None:
         every = target.arch == 80
         made = decoders(target, (1, 2, 3, 4, 8, 16) if every else (4,))
         made["quantize 4, 128"] = quantize(target, 4, 128)
-        made["gather"] = assembled(target, select._gather, GATHER, BLOCK=4096)
+        made["gather"] = assembled(target, kernels._gather, GATHER, BLOCK=4096)
         if every:
-            made["difference"] = assembled(target, vectors._difference, VECTORS, BLOCK=1024)
-            made["count"] = assembled(target, select._count, COUNT, BLOCK=4096)
-            made["escapes"] = assembled(target, select._escapes, ESCAPES, BLOCK=4096)
-            made["gap bytes"] = assembled(target, select._gap_bytes, GAP_BYTES, BLOCK=4096)
+            made["difference"] = assembled(target, kernels._difference, VECTORS, BLOCK=1024)
+            made["count"] = assembled(target, kernels._count, COUNT, BLOCK=4096)
+            made["escapes"] = assembled(target, kernels._escapes, ESCAPES, BLOCK=4096)
+            made["gap bytes"] = assembled(target, kernels._gap_bytes, GAP_BYTES, BLOCK=4096)
             for bits in (1, 2, 3, 8):
                 made[f"quantize {bits}, 128"] = quantize(target, bits, 128)
-            for bucket in (1024, codes.LONGEST):
+            for bucket in (1024, kernels.LONGEST):
                 made[f"quantize 4, {bucket}"] = quantize(target, 4, bucket)
         cuda = target.backend == "cuda"
         told[f"{target.backend} {target.arch}"] = {

@@ -16,8 +16,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from compress import Cocktail, decode
-from compress.coding import index_coding
+from compress import Cocktail, coding, decode
 from compress.packet import write
 from compress.quantization import quantize
 
@@ -55,10 +54,10 @@ def main() -> None:
         mix = Cocktail(topk_ratio=0.1, quant_bits=bits, quant_bucket_size=16)
         made.append(entry(f"{bits} bits", mix.encode(torch.from_numpy(v)).packet, M))
     ways = {
-        "gaps": index_coding._gaps,
-        "mask": index_coding._mask,
-        "Elias-Fano": index_coding._elias_fano,
-        "plain": index_coding._plain,
+        "gaps": coding._gaps,
+        "mask": coding._mask,
+        "Elias-Fano": coding._elias_fano,
+        "plain": coding._plain,
     }
     for name, way in ways.items():
         made.append(entry(name, write(M, way(at, M), quantize(v[at], 4, 16)), M))
@@ -67,7 +66,7 @@ def main() -> None:
         ("gaps with escapes", 1400, np.array([*range(38), 400, 1201])),
     ):
         few = quantize(v[: len(at)], 2, 128)
-        made.append(entry(name, write(m, index_coding._gaps(at, m), few), m))
+        made.append(entry(name, write(m, coding._gaps(at, m), few), m))
     same = np.repeat(np.float32([1.5, -0.25]), 2000)
     made.append(
         entry("repeats", Cocktail(topk_ratio=1, quant_bits=8).encode(torch.from_numpy(same)).packet, 4000)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.bit_packing import lookup, pack, unpack
+from compress.coding import lookup, pack, unpack
 
 
 @settings(max_examples=100)

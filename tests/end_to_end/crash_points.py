@@ -154,7 +154,7 @@ def watched(folder: Path, at: Callable[[str], None]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("transport.ledger.packet_log.open", opened, raising=False)
         patch.setattr("transport.ledger.run_ledger.sqlite3.connect", connected)
-        patch.setattr("recipes.weight_files.safetensors_files.open", opened, raising=False)
+        patch.setattr("recipes.weight_files.open", opened, raising=False)
         patch.setattr(os, "fsync", around(os.fsync, "fsync"))
         patch.setattr(os, "replace", around(os.replace, "replace"))
         yield

@@ -209,7 +209,7 @@ def test_a_run_takes_any_vector_by_the_loops_of_long_ones_and_of_short_ones(
     worth: int, neox: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that is exchanged: the empty first round, deltas, what a leaver hands over, what a joiner folds."""
-    monkeypatch.setattr("compress.backends.dispatch.WORTH", worth)
+    monkeypatch.setattr("compress.backends.WORTH", worth)
     with Swarm(recipe_of(neox, data), tmp_path / "run") as swarm:
 
         def at_round(member: Member, event: Event) -> None:

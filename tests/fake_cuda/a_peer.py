@@ -11,8 +11,7 @@ from test_loop import Bigram, FakeHub, OneRound, recipe
 from torch import nn
 
 import compress.fingerprint  # noqa: F401 - the front has a function of this name
-from compress.backends.triton import selection_kernels
-from compress.selection import topk
+from compress import topk, triton_kernels
 from recipes.algorithm import Aggregator, compressor_of
 from recipes.config import Recipe
 from recipes.training import Peer, build_peer, finetune
@@ -80,18 +79,18 @@ def small_windows(monkeypatch: Any, elements: int) -> None:
     """Let long vectors be worked on so many elements at a time."""
     monkeypatch.setattr(fingerprint, "ROWS_AT_ONCE", 1)
     monkeypatch.setattr(fingerprint, "AT_ONCE", elements)
-    monkeypatch.setattr("recipes.algorithm.local_vector.WINDOW", elements)
-    monkeypatch.setattr("recipes.weight_files.parameter_layout.GRADIENT_CHUNK", elements)
-    monkeypatch.setattr("recipes.training.stochastic_rounding.GRADIENT_CHUNK", elements)
+    monkeypatch.setattr("recipes.algorithm.worker.WINDOW", elements)
+    monkeypatch.setattr("recipes.weight_files.GRADIENT_CHUNK", elements)
+    monkeypatch.setattr("recipes.training.trainer.GRADIENT_CHUNK", elements)
     monkeypatch.setattr("recipes.planning.memory_plan.GRADIENT_CHUNK", elements)
-    monkeypatch.setattr("recipes.algorithm.windowed_delta.WINDOW", elements)
-    monkeypatch.setattr("recipes.algorithm.update_windows.ON_GPU", max(elements, 1 << 14))
+    monkeypatch.setattr("recipes.algorithm.worker.WINDOW", elements)
+    monkeypatch.setattr("recipes.algorithm.global_model.ON_GPU", max(elements, 1 << 14))
 
 
 def small_samples(monkeypatch: Any) -> None:
     """Let a short vector be encoded and decoded like a long one, of which a small part is looked at first."""
-    monkeypatch.setattr("compress.backends.dispatch.WORTH", 1 << 14)
+    monkeypatch.setattr("compress.backends.WORTH", 1 << 14)
     monkeypatch.setattr(topk, "SAMPLED", 1 << 13)
-    monkeypatch.setattr(selection_kernels, "SPARE", 1 << 8)
+    monkeypatch.setattr(triton_kernels, "SPARE", 1 << 8)
     monkeypatch.setattr(fingerprint, "AT_ONCE", 1 << 10)
     monkeypatch.setattr("recipes.planning.memory_plan.FINGERPRINT_AT_ONCE", 1 << 10)

@@ -13,10 +13,9 @@ import torch
 from a_peer import PRECISIONS, Hub, OneRound, peer_on, recipe_of, small_samples
 
 from cocktail_cli.machine import no_kernels
-from compress import Cocktail, decode, fingerprint
-from compress.backends import dispatch
-from compress.backends.triton import selection_kernels
-from compress.quantization import quantizer
+from compress import Cocktail, decode, fingerprint, triton_kernels
+from compress import backends as dispatch
+from compress.quantization import SEEN
 from recipes.algorithm import DecodedPacket, GlobalModel, compressor_of, replay
 from recipes.planning.memory_plan import exchange_part
 from recipes.training import finetune
@@ -58,8 +57,8 @@ def test_where_triton_cannot_compile_the_host_encodes_to_the_same_bits(
         }.items():
             image.setenv(name, str(value))
         image.setenv("TRITON_INTERPRET", "0")  # kernels are launched, which compiles Triton's launcher
-        image.delitem(sys.modules, "compress.backends.triton.vector_kernels")
-        image.delattr("compress.backends.triton.vector_kernels")
+        image.delitem(sys.modules, "compress.triton_kernels")
+        image.delattr("compress.triton_kernels")
         dispatch._tried.cache_clear()
         why = no_kernels("cuda:1")
         packet = mix.encode(v.to("cuda:1")).packet
@@ -130,7 +129,7 @@ def test_an_exchange_waits_for_the_device_twice_and_takes_the_memory_that_is_pla
     assert since.isnan().all()
     assert told == fingerprint(worker.global_model.vector)
     assert brought < 8 * k, (start.to_device, finish.to_device)
-    fitted = 4 * min(k, 2 * quantizer.SEEN)  # values that the levels are fitted to: never more than 1 MiB
+    fitted = 4 * min(k, 2 * SEEN)  # values that the levels are fitted to: never more than 1 MiB
     assert sum(start.to_host.values()) < 2 * k + fitted, start.to_host
     planned = exchange_part(around.peer.recipe.compression, LONG**2, beside=0, gpu=True).bytes
     assert taken == pytest.approx(planned, rel=0.1)
@@ -191,7 +190,7 @@ def test_candidates_that_are_all_equal_take_no_more_memory_than_those_that_are_n
     k, peaks = 1 << 14, []
     for v in (torch.randn(1 << 17, device="cuda"), torch.ones(1 << 17, device="cuda")):
         before = fake.peak_from_here()
-        found = selection_kernels.largest(v, k)
+        found = triton_kernels.largest(v, k)
         peaks.append(fake.peak() - before)
 
         assert k <= len(found.positions) <= 1.01 * k

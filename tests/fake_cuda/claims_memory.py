@@ -145,7 +145,7 @@ def test_evaluating_leaving_keeping_and_returning_take_less_than_half_a_byte_a_p
     small_windows(monkeypatch, P // 64)
     wanted = recipe_of(state_device=where, random_ratio=0.2, **PRECISIONS[precision])
     peer, hub = trained("cuda", wanted=wanted)
-    samples = unpack_samples(hub.fetch("eval"), None)
+    samples = unpack_samples(hub.fetch("eval"))
     before, x, taken = fake.peak_from_here(), peer.trainer.tensors()["x"].cpu(), {}
     peer.trainer.evaluate(peer.worker.global_model.vector, samples, 4)
     taken["evaluating"] = fake.peak() - before

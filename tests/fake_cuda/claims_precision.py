@@ -71,7 +71,7 @@ def test_doctor_plan_and_join_know_what_the_device_emulates(
 ) -> None:
     fake.machine.capability = capability
     # A fake device is slow.
-    monkeypatch.setattr("cocktail_cli.machine.gpu_catalogue.measured", lambda device, dtype: 1.0)
+    monkeypatch.setattr("cocktail_cli.machine.devices.measured", lambda device, dtype: 1.0)
 
     doctor = pytest.importorskip("cocktail_cli.extensions.doctor.command")  # a project may be without it
     assert words in doctor.accelerator("cuda:1").text

@@ -77,8 +77,6 @@ interpreter.GridExecutor._restore_args_dev = lambda self, *_: None
 
 def long_blocks() -> None:
     """Let a program of the codec's kernels work on more elements: the interpreter is slow with many."""
-    from compress.backends.triton import code_kernels, selection_kernels, vector_kernels
+    from compress import triton_kernels
 
-    for module in (code_kernels, selection_kernels, vector_kernels):
-        module.BLOCK = 1 << 15
-    code_kernels.AT_ONCE = 1 << 15
+    triton_kernels.BLOCK = triton_kernels.WIDE = triton_kernels.AT_ONCE = 1 << 15

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 
 from compress import Cocktail, PacketError, Update, decode, decode_packed, decode_windows
-from compress.backends import dispatch
+from compress import backends as dispatch
 from compress.coding import LZ4
 from compress.packet import BODY, HEAD, LEVELS
 from recipes.algorithm import Aggregator, RejectedUpdate
 from recipes.config import load_recipe, recipe_from_json
-from recipes.data import Sample, pack_samples, unpack_samples
+from recipes.data import Sample, SampleLimits, pack_samples, unpack_samples
 from recipes.errors import DataError, ModelError, RecipeError
 from recipes.training import peer_checkpoint, read
 from recipes.weight_files import TensorSpec, read_header, safetensors_header, words_digest, write_safetensors
@@ -210,7 +210,7 @@ def make_samples(rng: Random) -> bytes:
 
 def check_samples(case: bytes) -> bool:
     try:
-        samples = unpack_samples(case, 70000)
+        samples = unpack_samples(case, SampleLimits(1 << 20, 1 << 20, vocabulary=70000))
     except DataError:
         return False
     for sample in samples:

@@ -31,11 +31,10 @@ from recipes.foreign_json import (
     read_object,
 )
 from recipes.models import base_manifest, context_of
-from recipes.models.lora import adapter_base
+from recipes.models.trainable import adapter_base
 from recipes.pipeline import StageMessage
 from recipes.staged_peer.ring_request import HEAD, request_of
-from recipes.weight_files import open_tensors, read_header
-from recipes.weight_files.stored_vector import model_config_files
+from recipes.weight_files import model_config_files, open_tensors, read_header
 
 DEEP = 200_000
 HOSTILE = {
@@ -264,8 +263,8 @@ UNMEASURED = {
     "recipes/foreign_json.py": "measured just before",
     "recipes/config/document.py": "YAML, whose events are checked first",
     "recipes/config/loader.py": "pydantic, which stops at 200 levels with an error of its own",
-    "recipes/data/chat_template.py": "arguments that `check_tool_calls` has parsed",
-    "recipes/data/streaming.py": "the host's own file",
+    "recipes/data/conversations.py": "arguments that `check_tool_calls` has parsed",
+    "recipes/data/corpus.py": "the host's own file",
     "recipes/algorithm/aggregator.py": "the host's own file",
     "recipes/training/peer_checkpoint.py": "the peer's own file",
     "transport/protocol/foreign_values.py": "measured just after",
@@ -280,9 +279,9 @@ UNMEASURED = {
     "transport/ledger/journal.py": "the hub's own ledger",
     "cocktail_cli/host/run_folder.py": "the host's own file",
     "cocktail_cli/installation.py": "pip's own file",
-    "cocktail_cli/machine/identity.py": "this machine's own file",
+    "cocktail_cli/machine/local_files.py": "this machine's own file",
     "cocktail_cli/ui/metrics_lines.py": "this machine's own file",
-    "cocktail_cli/commands/run/run_list.py": "the last line of this machine's own file",
+    "cocktail_cli/commands/status.py": "the last line of this machine's own file",
     "cocktail_cli/host/local_peers.py": "output of our own process",
     "cocktail_cli/host/command_process.py": "output of our own process",
 }

@@ -77,8 +77,8 @@ class CommitThread:
             self._shell.fail(error, reason, code)
 
     def _tell_written(self) -> None:
-        """Pass on that the ledger has changed, where there are extensions."""
-        if self._rounds.extensions and self._written != self._ledger.changes:
+        """Pass on that the ledger has changed, where an extension copies it."""
+        if any(one.copies for one in self._rounds.extensions) and self._written != self._ledger.changes:
             self._written, rounds = self._ledger.changes, self._ledger.next_round
             self._shell.apply(lambda _: self._rounds.wrote(rounds))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import TYPE_CHECKING
 
 from transport import actions as do
@@ -52,7 +52,8 @@ class Handshake:
         self.term = recovered.term
         self.secret = ""  # the host's; "": nobody knows it
         self.rings: RingCoordinator | None = None  # of a run to which machines are lent
-        self.late: dict[str, Callable[[], None]] = {}  # extensions that a Hello begins, by name
+        self.late: dict[str, Callable[[], None]] = {}  # what begins extensions later, by name
+        self.late_dialled: set[str] = set()  # of them those that a peer with an address begins
         self.replaced = False  # peers have met a hub of a later term
         members.new_id = self._new_session
 
@@ -85,9 +86,12 @@ class Handshake:
 
     def _with_role(self, m: messages.Hello) -> HubExtension | None:
         """Return the extension whose session a Hello asks for; None: it is a peer's."""
-        for name in self.late.keys() & m.extra.keys():
-            self.late.pop(name)()
+        self._begin_late(m.extra.keys())
         return next((one for one in self._rounds.extensions if one.role and one.name in m.extra), None)
+
+    def _begin_late(self, names: Set[str]) -> None:
+        for name in names & self.late.keys():
+            self.late.pop(name)()
 
     def _begin_role(
         self, of: HubExtension, conn: bytes, m: messages.Hello, now: float, approved: bool
@@ -204,6 +208,8 @@ class Handshake:
 
     def _dial(self, session: Session) -> None:
         """Check that others can reach the peer's server before they are sent there."""
+        if session.address:
+            self._begin_late(self.late_dialled)
         if session.address and any(one.dials for one in self._rounds.extensions):
             session.dialled = True
             self._out.add(do.Reach(session.id, session.address, session.key))

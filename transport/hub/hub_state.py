@@ -64,10 +64,12 @@ Extend = Callable[[HubParts], HubExtension]
 
 @dataclass(frozen=True)
 class Late:
-    """An extension that begins with the first Hello that has a body for it."""
+    """An extension that begins with the first Hello that has a body for it; or, where `dialled`, with the
+    first peer that others may reach."""
 
     name: str
     begin: Extend
+    dialled: bool = False
 
     def __call__(self, hub: HubParts) -> HubExtension:
         return self.begin(hub)
@@ -98,9 +100,9 @@ class HubState:
             self.uploads.add(one.uploads)
         self.handshake = Handshake(settings, out, members, admission, rounds, recovered)
         self.handshake.secret = stop_secret
-        self.handshake.late |= {
-            one.name: partial(self._begin, one, parts) for one in extensions if isinstance(one, Late)
-        }
+        late = [one for one in extensions if isinstance(one, Late)]
+        self.handshake.late |= {one.name: partial(self._begin, one, parts) for one in late}
+        self.handshake.late_dialled |= {one.name for one in late if one.dialled}
         self.began: Callable[[HubExtension], None] = lambda _: None  # told of an extension that begins late
         self.admin = AdminCommands(out, members, admission, rounds, self.handshake, stop_secret)
         self._of_requests: dict[type[Request], RequestHandler] = {

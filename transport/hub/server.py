@@ -166,9 +166,10 @@ class Hub:
                 return
             yield event
 
-    def stop(self, now: bool = False, reason: str = "stopped by its host") -> None:
-        """End the run, after the exchange in flight, or `now`. Returns at once; `events` ends with it."""
-        self.apply(lambda t: self._rounds.stop(reason, t, at_once=now))
+    def stop(self, now: bool = False, reason: str = "stopped by its host", *, pause: bool = False) -> None:
+        """End or pause the run, after the exchange in flight, or `now`. Returns at once; `events` ends with
+        it."""
+        self.apply(lambda t: self._rounds.stop(reason, t, at_once=now, pause=pause))
 
     def offer(self, offers: Sequence[messages.SnapshotOffer]) -> None:
         """Announce the newest two of these snapshots to peers that join from now on; from any thread.

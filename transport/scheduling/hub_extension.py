@@ -82,6 +82,7 @@ class HubExtension:
 
     name = ""  # of its bodies
     role = ""  # of the sessions whose Hello has a body for it: they are no peers, and train nothing
+    copies = False  # it is told of each change of the ledger: `wrote`
     dials = False  # it sends peers to others: the hub tries the addresses at which they can be reached
     uploads: Sequence[UploadKind] = ()  # that it takes from peers
     at_once = 0  # of these, that a session may have under way in the round that opens
@@ -199,7 +200,7 @@ class HubExtension:
         return {}
 
     def wrote(self, rounds: int) -> None:
-        """Note that the ledger has changed, and has so many rounds."""
+        """Note that the ledger has changed, and has so many rounds; told where an extension `copies` it."""
 
     def may_announce(self, round: int) -> bool:
         """Tell whether a durable round may be announced. It is asked again after whatever comes."""

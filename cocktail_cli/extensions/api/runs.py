@@ -25,14 +25,13 @@ from typing import IO, Any
 import typer
 
 from cocktail_cli.assembly import recipe_type
-from cocktail_cli.commands.run import join as join_command
-from cocktail_cli.commands.run import launch as launch_command
-from cocktail_cli.commands.run import resume as resume_command
+from cocktail_cli.commands import join as join_command
+from cocktail_cli.commands import launch as launch_command
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import read_events, start_command
 from cocktail_cli.host import run_folder as in_folder
+from cocktail_cli.key_options import REMOVED
 from cocktail_cli.options import with_extensions
-from cocktail_cli.removed import REMOVED
 from cocktail_cli.ui import events, held_out, step_numbers
 
 from .errors import public
@@ -421,7 +420,7 @@ def resume(run: Path_, callbacks: Iterable[Any] = (), **options: Any) -> Run:
     Raises:
         Failure: here, if an argument is none of these; all other errors when the run is read.
     """
-    words = command_words("resume", options_of(resume_command.resume), options)
+    words = command_words("resume", options_of(launch_command.resume), options)
     return Run(["resume", "--json", "--life-line", *words, "--", text_of("run", run)], callbacks)
 
 

@@ -21,7 +21,7 @@ import typer
 
 from cocktail_cli.assembly import Extension, Joining
 from cocktail_cli.errors import EXIT
-from cocktail_cli.measures import GpuReading, NvidiaGpus, nvidia_gpus
+from cocktail_cli.machine import GpuReading, NvidiaGpus, nvidia_gpus
 from cocktail_cli.signals import StopAsked, leave_on_signal
 from cocktail_cli.ui import events
 

@@ -187,13 +187,14 @@ def dashboard(
 
     With --json one object: url, read_only.
     """
+    import asyncio
     import secrets
 
-    from .web_server import application, listen, server
+    from .web_server import Page, PageServer, listen
 
     look, join_line = page_source(runs or [])
     key = secrets.token_urlsafe(18)
-    app = application(look, key, join_line)
+    page = Page(look, key, join_line)
     with listen(bind, port) as sock:
         host, number = sock.getsockname()[:2]
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
@@ -207,8 +208,8 @@ def dashboard(
         sys.stdout.flush()
         if life_line:
             LifeLine(grace=LAST_LOOK)
-        with suppress(KeyboardInterrupt):  # uvicorn raises it again after an orderly end
-            server(app).run(sockets=[sock])
+        with suppress(KeyboardInterrupt):
+            asyncio.run(PageServer(page).serve(sock))
 
 
 def page_source(runs: list[str]) -> tuple[Callable[[], Document], Callable[[], str]]:

@@ -1,15 +1,16 @@
-"""The dashboard over HTTP, served by Starlette and uvicorn.
+"""The dashboard over HTTP: what is answered to whom, and the connections that ask.
 
 - The page is static, draws the document of `/run.json`, and is read-only: it answers GET and HEAD.
 - Anyone who reaches it sees the run; the join line needs the page's key, from this machine.
 - Other sites cannot read it: the Host must be an address or localhost (DNS rebinding), nothing is shared
   across origins, and it loads nothing from elsewhere.
 - The run is read once a second at most, however many clients watch.
-- Connections are bounded in number, and none waits for its client for long.
+- Connections are bounded in number, and none waits for its client for long: the one that came first makes
+  room for a new one, of the address that has most of those that wait. So whoever asks in one go is answered,
+  whatever others hold open.
 
-uvicorn waits for ever for the rest of a request, and for a client that reads nothing; and it answers 503 to
-all while too many of such are open. Here the one that came first makes room for a new one, of the address
-that has most of those that wait. So whoever asks in one go is answered, whatever others hold open.
+The protocol is h11's, without I/O. Not a server of others, such as uvicorn: it waits for ever for the rest of
+a request, and for a client that reads nothing, and answers 503 to all while too many of such are open.
 """
 
 from __future__ import annotations
@@ -24,135 +25,25 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
+
+import h11
 
 from cocktail_cli.errors import Failure
 
 from .report_page import Document
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-    from uvicorn import Server
-
-CONNECTION = "connection"  # in the state of a request: what it came on
-PATIENCE = 10.0  # seconds for a whole request, from the connection or from the answer before
-TAKES = 16 * 1024  # bytes of an answer that a client takes in that time
-
-
-class Room:
-    """All connections of a page.
-
-    Args:
-        http: uvicorn's protocol, which handles a connection.
-        most: connections at once.
-        patience: seconds that each of them waits for its client.
-    """
-
-    def __init__(self, http: Callable[..., asyncio.Protocol], most: int, patience: float = PATIENCE) -> None:
-        self.http, self.most, self.patience = http, most, patience
-        self.connections: dict[Connection, None] = {}  # in the order in which they came
-
-    def protocol(self, **given: Any) -> Connection:
-        """Make the protocol of a new connection, of what uvicorn gives to one of its own."""
-        return Connection(self, given)
-
-    def enter(self, new: Connection) -> None:
-        """Take a connection, and end one where there are too many: the new one if all others compute."""
-        self.connections[new] = None
-        if len(self.connections) > self.most:
-            waiting = [one for one in self.connections if one.waits and one is not new]
-            crowd = Counter(one.address for one in waiting).most_common(1)
-            ended = next((one for one in waiting if one.address == crowd[0][0]), new)
-            self.leave(ended)
-            ended.transport.abort()
-
-    def leave(self, gone: Connection) -> None:
-        self.connections.pop(gone, None)
-
-
-class Connection(asyncio.Protocol):
-    """A connection that uvicorn's protocol handles, and that ends when its client takes too long."""
-
-    transport: asyncio.Transport
-    timer: asyncio.TimerHandle
-
-    def __init__(self, room: Room, given: dict[str, Any]) -> None:
-        self.room, self.address = room, ""
-        self.answering = False  # the page is asked for an answer
-        self.paused = False  # the client does not read what is written
-        self.left = 0  # bytes that it had not taken when the timer was set
-        state = {**given.pop("app_state"), CONNECTION: self}
-        self.inner = room.http(app_state=state, **given)
-
-    @property
-    def waits(self) -> bool:
-        """Tell whether it is the client's turn."""
-        return self.paused or not self.answering
-
-    @contextmanager
-    def answers(self) -> Iterator[None]:
-        """Have the page's turn inside; then wait for the client to take the answer, and to ask again."""
-        self.answering = True
-        try:
-            yield
-        finally:
-            self.answering = False
-            self.set_timer()
-
-    def set_timer(self) -> None:
-        self.timer.cancel()
-        self.left = self.transport.get_write_buffer_size()
-        self.timer = asyncio.get_running_loop().call_later(self.room.patience, self.expire)
-
-    def expire(self) -> None:
-        """End the connection, unless its client has read on, or it is not the client's turn."""
-        taken = self.left - self.transport.get_write_buffer_size()
-        if self.waits and taken < TAKES:
-            self.transport.abort()
-        else:
-            self.set_timer()
-
-    # ---- asyncio.Protocol ----------------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
-        peer = transport.get_extra_info("peername")
-        self.address = peer[0] if peer else ""
-        self.inner.connection_made(transport)
-        self.timer = asyncio.get_running_loop().call_later(self.room.patience, self.expire)
-        self.room.enter(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.timer.cancel()
-        self.room.leave(self)
-        self.inner.connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        self.inner.data_received(data)
-
-    def eof_received(self) -> None:
-        self.inner.eof_received()
-
-    def pause_writing(self) -> None:
-        self.paused = True
-        self.inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        self.paused = False
-        self.inner.resume_writing()
-
 
 PORT = 29480
 AGAIN = 1.0  # seconds between two reads of the run
 WATCHERS = 64  # connections at once
 HEAD = 16 * 1024  # bytes of a request
 BUFFER = 64 * 1024  # bytes of an answer that the system holds
+PATIENCE = 10.0  # seconds for a whole request, from the connection or from the answer before
+TAKES = 16 * 1024  # bytes of an answer that a client takes in that time
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -162,79 +53,6 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-logger = logging.getLogger(__name__)
-
-
-class Screen:
-    """A cache of the newest document, shared by all clients."""
-
-    def __init__(self, look: Callable[[], Document], again: float) -> None:
-        self.newest, self.again = look, again
-        self.lock = threading.Lock()
-        self.at, self.drawn = 0.0, ""
-
-    def look(self) -> str:
-        """Return the document as JSON."""
-        with self.lock:
-            if not self.drawn or time.monotonic() - self.at >= self.again:
-                self.drawn = json.dumps(self.newest())
-                self.at = time.monotonic()
-            return self.drawn
-
-
-# ---- HTTP --------------------------------------------------------------------------------------------------
-
-
-def application(
-    look: Callable[[], Document], key: str, join_line: Callable[[], str], again: float = AGAIN
-) -> Starlette:
-    """Build the application of one page.
-
-    Args:
-        look: reads the run, or the runs, anew.
-        key: the secret that a client shows to receive the join line.
-        join_line: returns the line, or "" where nobody can join.
-        again: seconds between two reads of the run.
-    """
-    from starlette.applications import Starlette
-    from starlette.middleware import Middleware
-    from starlette.responses import PlainTextResponse, Response
-    from starlette.routing import Route
-
-    from transport.protocol import TransportError
-
-    screen = Screen(look, again)
-
-    def run(request: Request) -> Response:
-        try:
-            drawn = screen.look().encode()
-        except (TransportError, OSError) as error:
-            logger.warning("the run cannot be read: %s", error)
-            return PlainTextResponse("The run cannot be read at the moment.", 503)
-        tag = f'"{hashlib.sha256(drawn).hexdigest()[:32]}"'
-        if request.headers.get("If-None-Match") == tag:
-            return Response(status_code=304)
-        return Response(drawn, media_type="application/json", headers={"ETag": tag})
-
-    def join(request: Request) -> Response:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        client = address_of(request.client.host) if request.client else None
-        if not (client and client.is_loopback and hmac.compare_digest(given.encode(), key.encode())):
-            return PlainTextResponse("The join line is for the run's host.", 403)
-        line = join_line()
-        return PlainTextResponse(line, 200 if line else 204)  # a browser logs 404 as an error
-
-    return Starlette(
-        routes=[
-            Route("/", part("page.html", "text/html")),
-            Route("/run.json", run),
-            Route("/join", join),
-            *(Route(f"/{name}", part(name, kind)) for name, kind in PARTS.items()),
-        ],
-        middleware=[Middleware(Guard)],
-    )
-
-
 PARTS = {
     "vendor/uPlot.iife.min.js": "text/javascript",
     "page.js": "text/javascript",
@@ -242,44 +60,80 @@ PARTS = {
     "style.css": "text/css",
     "icon.svg": "image/svg+xml",
 }
-
-
-def part(name: str, kind: str) -> Callable[[Request], Response]:
-    """Create an endpoint that serves one file of the folder `page`."""
-    from starlette.responses import Response
-
-    body = read_part(name)
-    return lambda request: Response(body, media_type=kind)
+log = logging.getLogger(__name__)
 
 
 def read_part(name: str) -> str:
     return (files(__package__) / "page" / name).read_text(encoding="utf-8")
 
 
-class Guard:
-    """Middleware that refuses foreign hosts, adds security headers, and says when it is the page's turn."""
+# ---- what is answered --------------------------------------------------------------------------------------
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from starlette.datastructures import Headers, MutableHeaders
-        from starlette.responses import PlainTextResponse
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    text: str = ""
+    kind: str = "text/plain"
+    headers: Mapping[str, str] = field(default_factory=dict)  # beside HEADERS
 
-        if scope["type"] != "http":
-            return
 
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
+@dataclass
+class Page:
+    """The page of a run, or of several, whose document all clients share.
 
-        app = self.app
-        if not is_own_host(Headers(scope=scope).get("host", "")):
-            app = PlainTextResponse("Ask for this page by its address, or by localhost.", 421)
-        connection = scope.get("state", {}).get(CONNECTION)
-        with nullcontext() if connection is None else connection.answers():  # None: another server than ours
-            await app(scope, receive, with_headers)
+    Args:
+        look: reads the run, or the runs, anew.
+        key: the secret that a client shows to receive the join line.
+        join_line: returns the line, or "" where nobody can join.
+        again: seconds between two reads of the run.
+    """
+
+    look: Callable[[], Document]
+    key: str
+    join_line: Callable[[], str]
+    again: float = AGAIN
+
+    def __post_init__(self) -> None:
+        self._lock, self._at, self._drawn = threading.Lock(), 0.0, ""
+        self._parts = {f"/{name}": Answer(200, read_part(name), kind) for name, kind in PARTS.items()}
+        self._parts["/"] = Answer(200, read_part("page.html"), "text/html")
+
+    def answer(self, method: str, target: str, headers: Mapping[str, str], client: str) -> Answer:
+        """Answer a request. `headers`: by names in small letters; `client`: its address."""
+        path = target.partition("?")[0]
+        if not is_own_host(headers.get("host", "")):
+            return Answer(421, "Ask for this page by its address, or by localhost.")
+        if path not in ("/run.json", "/join", *self._parts):
+            return Answer(404, "There is no such part of this page.")
+        if method not in ("GET", "HEAD"):
+            return Answer(405, "This page can only be read.", headers={"Allow": "GET, HEAD"})
+        if path == "/run.json":
+            return self._run(headers.get("if-none-match", ""))
+        return self._parts.get(path) or self._join(headers.get("authorization", ""), client)
+
+    def _run(self, known: str) -> Answer:
+        from transport.protocol import TransportError
+
+        try:
+            with self._lock:
+                if not self._drawn or time.monotonic() - self._at >= self.again:
+                    self._drawn, self._at = json.dumps(self.look()), time.monotonic()
+                drawn = self._drawn
+        except (TransportError, OSError) as error:
+            log.warning("the run cannot be read: %s", error)
+            return Answer(503, "The run cannot be read at the moment.")
+        tag = f'"{hashlib.sha256(drawn.encode()).hexdigest()[:32]}"'
+        if known == tag:
+            return Answer(304)
+        return Answer(200, drawn, "application/json", {"ETag": tag})
+
+    def _join(self, shown: str, client: str) -> Answer:
+        given, address = shown.removeprefix("Bearer "), address_of(client)
+        if not (address and address.is_loopback and hmac.compare_digest(given.encode(), self.key.encode())):
+            return Answer(403, "The join line is for the run's host.")
+        line = self.join_line()
+        return Answer(200, line) if line else Answer(204)  # a browser logs 404 as an error
 
 
 def is_own_host(host: str) -> bool:
@@ -298,7 +152,100 @@ def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
     return None
 
 
-# ---- the server --------------------------------------------------------------------------------------------
+# ---- connections -------------------------------------------------------------------------------------------
+
+
+class PageServer:
+    """Serves a page at a listening socket. `patience`: seconds that a connection waits for its client."""
+
+    def __init__(self, page: Page, patience: float = PATIENCE) -> None:
+        self.page, self.patience = page, patience
+        self.connections: dict[Connection, None] = {}  # in the order in which they came
+
+    async def serve(self, sock: socket.socket) -> None:
+        """Serve until this is cancelled."""
+        async with await asyncio.start_server(self._connected, sock=sock, limit=HEAD) as server:
+            await server.serve_forever()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        new = Connection(self, reader, writer)
+        self.connections[new] = None
+        if len(self.connections) > WATCHERS:
+            self._end_one(new)
+        try:
+            with suppress(OSError, asyncio.CancelledError):  # the page ends
+                await new.answer_all()
+        finally:
+            writer.transport.abort()  # all is sent, or nobody takes it
+            self.connections.pop(new, None)
+
+    def _end_one(self, new: Connection) -> None:
+        """End a connection, as there are too many: the new one if all others compute."""
+        waiting = [one for one in self.connections if one.waits and one is not new]
+        crowd = Counter(one.client for one in waiting).most_common(1)
+        ended = next((one for one in waiting if one.client == crowd[0][0]), new)
+        self.connections.pop(ended)
+        ended.writer.transport.abort()
+
+
+class Connection:
+    """A connection, on which one request is answered after the other."""
+
+    def __init__(
+        self, server: PageServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.server, self.reader, self.writer = server, reader, writer
+        peer = writer.get_extra_info("peername")
+        self.client = str(peer[0]) if peer else ""
+        self.waits = True  # it is the client's turn
+        self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD)
+        writer.transport.set_write_buffer_limits(high=0)
+
+    async def answer_all(self) -> None:
+        """Answer until an end has enough. Raises OSError."""
+        try:
+            while isinstance(request := await self._event(h11.Request, h11.ConnectionClosed), h11.Request):
+                self.waits = False
+                head = {name.decode(): value.decode("latin-1") for name, value in request.headers}
+                method, target = request.method.decode(), request.target.decode("latin-1")
+                asked = method, target, head, self.client
+                answer = await asyncio.to_thread(self.server.page.answer, *asked)
+                self.waits = True
+                await self._send(answer, body=method != "HEAD")
+                await self._event(h11.EndOfMessage, h11.ConnectionClosed)  # a body that nobody wants
+                if self.http.our_state is not h11.DONE or self.http.their_state is not h11.DONE:
+                    return
+                self.http.start_next_cycle()
+        except h11.RemoteProtocolError:
+            if self.http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                await self._send(Answer(400, "This is no request."), body=True)
+
+    async def _event(self, *kinds: type[h11.Event]) -> h11.Event:
+        """Return the next event of these kinds, which the client has to bring in time."""
+        async with asyncio.timeout(self.server.patience):
+            while not isinstance(event := self.http.next_event(), kinds):
+                if event is h11.NEED_DATA:
+                    self.http.receive_data(await self.reader.read(HEAD))
+        return event
+
+    async def _send(self, answer: Answer, body: bool) -> None:
+        """Send an answer, of which the client has to take some in time."""
+        data = answer.text.encode()
+        told = {**HEADERS, **answer.headers}
+        if answer.status not in (204, 304):
+            told |= {"Content-Type": f"{answer.kind}; charset=utf-8", "Content-Length": str(len(data))}
+        parts: list[Any] = [h11.Response(status_code=answer.status, headers=[*told.items()])]
+        parts += [h11.Data(data=data)] if body and data else []
+        sent = b"".join(self.http.send(part) or b"" for part in (*parts, h11.EndOfMessage()))
+        self.writer.write(sent)
+        left = len(sent)
+        while left:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.server.patience):
+                    await self.writer.drain()
+            before, left = left, self.writer.transport.get_write_buffer_size()
+            if left and before - left < TAKES:
+                raise TimeoutError
 
 
 def listen(bind: str, port: int | None) -> socket.socket:
@@ -329,26 +276,3 @@ def with_small_buffers(sock: socket.socket) -> socket.socket:
     """Bound what the system holds of an answer, so that a slow client is seen to read."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)  # its connections inherit it
     return sock
-
-
-def server(app: Starlette, patience: float = PATIENCE) -> Server:
-    """Build the server of an application. `patience`: seconds that a connection waits for its client."""
-    import uvicorn
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    room = Room(H11Protocol, WATCHERS, patience)
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            http=cast("Any", room.protocol),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",  # of warnings there is one for each line that is no request
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=5,
-            timeout_graceful_shutdown=1,
-            h11_max_incomplete_event_size=HEAD,
-        )
-    )

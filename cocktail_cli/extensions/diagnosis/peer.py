@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cocktail_cli.assembly import PeerExtension
-from cocktail_cli.measures import NvidiaGpus, nvidia_gpus
+from cocktail_cli.machine import NvidiaGpus, nvidia_gpus
 
 from .bodies import NAME, Spent
 from .machine_load import GpuLoad, LoadMeter, MachineLoad

@@ -21,24 +21,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cocktail_cli import __version__, options
+from cocktail_cli import __version__, machine, options
 from cocktail_cli.assembly import ask_status, everyone, recipe_type, url_to_dial
 from cocktail_cli.errors import Failure, explain
 from cocktail_cli.installation import command_to_add
-from cocktail_cli.machine import (
-    BIND,
-    EVERYWHERE,
-    PORT,
-    driver_version,
-    hardware,
-    memory_of,
-    network_file_system,
-    no_kernels,
-    own_keys,
-    pick_device,
-    reach_of,
-    users_of,
-)
 from cocktail_cli.options import Device, Json, Quiet
 from cocktail_cli.ui import counted, found, megabytes, print_findings, say
 from recipes.hardware import half_precision, host_memory, untried, usable_cores
@@ -70,7 +56,9 @@ def doctor(
         ),
     ] = None,
     device: Device = "auto",
-    port: Annotated[int, options.port("Port that a hub on this machine would listen on.", min=1)] = PORT,
+    port: Annotated[
+        int, options.port("Port that a hub on this machine would listen on.", min=1)
+    ] = machine.PORT,
     env: Annotated[
         bool, options.flag("--env", "Print versions to paste into a report; check nothing.")
     ] = False,
@@ -100,7 +88,7 @@ def environment() -> Iterator[str]:
     yield f"- cocktail {__version__}, Python {platform.python_version()}, {platform.platform()}"
     yield "- " + ", ".join(f"{name} {installed(name) or 'not installed'}" for name in PACKAGES)
     yield f"- {cuda()}"
-    yield f"- {usable_cores()} cores, {megabytes(memory_of('cpu'))} of memory"
+    yield f"- {usable_cores()} cores, {megabytes(machine.memory_of('cpu'))} of memory"
 
 
 def installed(name: str) -> str | None:
@@ -167,18 +155,18 @@ def cuda() -> str:
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
     if torch.version.hip:
         built = f"ROCm {torch.version.hip}"
-    return f"torch {torch.__version__} for {built}; NVIDIA driver {driver_version() or 'none'}"
+    return f"torch {torch.__version__} for {built}; NVIDIA driver {machine.driver_version() or 'none'}"
 
 
 def trains_on(wanted: str) -> Finding:
     """Report the device of `--device auto`, or whether the requested one exists."""
     try:
-        device = pick_device(wanted)
+        device = machine.pick_device(wanted)
     except Failure as error:
         return found("fail", "device", error.message, "--device auto takes what is there")
     if device != "cpu":
         return accelerator(device)
-    if driver_version():
+    if machine.driver_version():
         hint = "install torch for this driver: https://pytorch.org/get-started/locally"
         text = f"an NVIDIA driver is here, but this torch cannot use it ({cuda()})"
         return found("fail", "device", text, hint)
@@ -192,13 +180,13 @@ def accelerator(device: str) -> Finding:
 
     here, others = half_precision(torch.device(device)), untried(device)
     half = "bf16" if here.dtype == torch.bfloat16 else "fp16 (it only emulates bf16)"
-    text = f"{hardware(device)}, {cuda()}, {half if here.pays else 'fp32'}"
+    text = f"{machine.hardware(device)}, {cuda()}, {half if here.pays else 'fp32'}"
     if device.startswith("cuda"):
         major, minor = torch.cuda.get_device_capability(device)
         free, total = torch.cuda.mem_get_info(device)
         text += f", capability {major}.{minor}, {gib(free)} of {gib(total)} GiB free"
         if free < 0.8 * total:
-            holders = "; ".join(users_of(device)[:3])
+            holders = "; ".join(machine.users_of(device)[:3])
             return found("warn", "device", text, f"others hold it: {holders or 'unknown'}")
     if others:
         hint = "try it with preview and `launch smoke`, and report what they say"
@@ -209,10 +197,10 @@ def accelerator(device: str) -> Finding:
 def memory() -> Finding:
     import psutil
 
-    here, machine = host_memory(), psutil.virtual_memory().total
+    here, whole = host_memory(), psutil.virtual_memory().total
     text = f"{gib(here.total)} GiB, {gib(here.free)} GiB of it free"
-    if here.total < machine:
-        text += f"; a container or cgroup keeps this process from the rest of {gib(machine)} GiB"
+    if here.total < whole:
+        text += f"; a container or cgroup keeps this process from the rest of {gib(whole)} GiB"
     if here.total < MEMORY:
         return found("warn", "memory", text, "a small model: cocktail plan RECIPE")
     return found("ok", "memory", text)
@@ -232,10 +220,10 @@ def codec(wanted: str) -> Finding:
         text = "numba is missing: packets take longer to make"
         return found("warn", "codec", text, command_to_add("numba"))
     try:
-        device = pick_device(wanted)
+        device = machine.pick_device(wanted)
     except Failure:  # `device` tells
         device = "cpu"
-    if why := no_kernels(device):
+    if why := machine.no_kernels(device):
         return found("warn", "codec", why, "a C compiler and Python's headers: gcc and python3-dev")
     kernels = f", Triton {installed('triton')}" if device.startswith("cuda") else ""
     return found("ok", "codec", f"numba {version}{kernels}")
@@ -243,17 +231,16 @@ def codec(wanted: str) -> Finding:
 
 def disk() -> Finding:
     """Report free space where models are cached and where runs are written."""
-    from cocktail_cli.machine import cache
     from recipes.downloads import hub_cache
 
-    places = {str(there(Path(p))) for p in (hub_cache(), cache(), Path.cwd())}
+    places = {str(there(Path(p))) for p in (hub_cache(), machine.cache(), Path.cwd())}
     free = {place: shutil.disk_usage(place).free for place in places}
     text = ", ".join(f"{megabytes(size)} free at {place}" for place, size in free.items())
     least = min(free, key=lambda place: free[place])
     if free[least] < DISK:
         hint = f"make room at {least}, or set HF_HOME and COCKTAIL_HOME to another disk"
         return found("warn", "disk", text, hint)
-    if (remote := network_file_system(Path.cwd())) is not None:
+    if (remote := machine.network_file_system(Path.cwd())) is not None:
         hint = "launch -o FOLDER on a disk of this machine"
         return found("warn", "disk", f"{text}; here is a network file system ({remote})", hint)
     return found("ok", "disk", text)
@@ -280,12 +267,12 @@ def listens(port: int) -> Finding:
     """Report whether a hub could listen on the port, and what is known of the address."""
     with socket.socket() as probe:
         try:
-            probe.bind((EVERYWHERE[0], port))
+            probe.bind((machine.EVERYWHERE[0], port))
         except OSError as error:
             text = f"{port} cannot be listened on: {error.strerror}"
             hint = "to host a run: cocktail launch --port 0, or end what holds it"
             return found("warn", "port", text, hint)
-    return found("ok", "port", f"{port} is free; {reach_of(BIND, port, None).known}")
+    return found("ok", "port", f"{port} is free; {machine.reach_of(machine.BIND, port, None).known}")
 
 
 def address() -> Finding:
@@ -445,7 +432,7 @@ def visiting(url: RunURL) -> Iterator[PeerLink]:
     from transport import PeerLink
     from transport.peer import PeerIdentity
 
-    link = PeerLink(url, PeerIdentity(NAME, NAME, versions(), keys=own_keys(), alone=False))
+    link = PeerLink(url, PeerIdentity(NAME, NAME, versions(), keys=machine.own_keys(), alone=False))
     try:
         link.connect(RUN_ANSWER)
         yield link

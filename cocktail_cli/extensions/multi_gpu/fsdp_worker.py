@@ -23,39 +23,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from recipes import training
 from recipes.algorithm import SideStream
 from recipes.config import Recipe, Training
 from recipes.data import Sample, unpack_samples
 from recipes.hardware import half_precision
 from recipes.models import ParameterFiller, autocast_dtype, build_on_meta, open_vector, trained_dtype
 from recipes.objectives import measured, objective_of
-from recipes.training import (
-    LINEAR,
-    LOCAL,
-    NOISE,
-    OPTIMIZER,
-    PLAIN,
-    RANK,
-    GradientNoise,
-    LossScale,
-    ModelExtension,
-    backward,
-    build_optimizer,
-    first_line,
-    is_full,
-    load_state,
-    load_states,
-    observed,
-    packed,
-    parameters_of,
-    parameters_of_places,
-    parsed,
-    positions_of,
-    set_learning_rate,
-    share_taken,
-    sizes_of,
-    states_of,
-)
+from recipes.training import LINEAR, LOCAL, NOISE, OPTIMIZER, PLAIN, RANK, ModelExtension, packed, parsed
 from recipes.weight_files import layout_of, write_safetensors
 
 from .fsdp_peer import REQUESTS, SharedMemory, windows
@@ -129,10 +104,10 @@ class FsdpWorker:
             self.answered = self.side.mark()
             return answer or {}
         except (RuntimeError, MemoryError) as error:
-            if what not in ("attempt", "backward", "score") or not is_full(error):
+            if what not in ("attempt", "backward", "score") or not training.is_full(error):
                 raise
             # The others may wait for this rank in the middle of theirs. What is lost is a gradient.
-            return {"full": first_line(error)}
+            return {"full": training.first_line(error)}
 
     def answer_beside(self, asked: dict[str, Any]) -> None:
         """Call `save`, `difference` or `bring` in another thread than `answer`, which may wait for a rank
@@ -163,18 +138,19 @@ class FsdpWorker:
                 )
             self.spread(filled, kind)
         self.half = half_of(settings.training, kind, self.model, self.device)
-        self.scale = LossScale(2.0**16) if self.half == torch.float16 else LossScale()
+        self.scale = training.LossScale(2.0**16) if self.half == torch.float16 else training.LossScale()
         with torch.no_grad():
             self.own, self.aside = [self.range_of(i, p) for i, p in enumerate(self.trained())], None
         # To the optimizer a shard is a tensor like any other
         self.masters = [local(p).detach().requires_grad_() for p in self.trained()]
-        self.optimizer = build_optimizer(self.masters, settings.training)
+        self.optimizer = training.build_optimizer(self.masters, settings.training)
         at = {id(master): i for i, master in enumerate(self.masters)}
-        self.numbers = [at[id(master)] for master in parameters_of(self.optimizer)]
+        self.numbers = [at[id(master)] for master in training.parameters_of(self.optimizer)]
         self.linear = settings.training.optim in LINEAR
-        self.noise = GradientNoise(positions_of(self.layout), settings.training.adam_beta2, self.device)
+        positions, decay = training.positions_of(self.layout), settings.training.adam_beta2
+        self.noise = training.GradientNoise(positions, decay, self.device)
         self.places: dict[int, list[int]] = {}  # parameter -> those of the noise's places that lie in it
-        for place, number in enumerate(parameters_of_places(self.layout)):
+        for place, number in enumerate(training.parameters_of_places(self.layout)):
             self.places.setdefault(number, []).append(place)
         config = self.model.config
         return {
@@ -182,7 +158,7 @@ class FsdpWorker:
             "numbers": self.numbers,
             "vocabulary": getattr(config, "vocab_size", None),
             "kind": self.device.type,
-            "sizes": sizes_of(config),
+            "sizes": training.sizes_of(config),
         }
 
     def spread(self, filled: ParameterFiller, kind: torch.dtype) -> None:
@@ -242,15 +218,15 @@ class FsdpWorker:
         """Compute a gradient for nothing; answer the largest share of this rank's memory that was held."""
         size = sum(len(held.values) for held in self.own)
         self.zero()
-        share = share_taken(self.device, aside * size, lambda: self.backward(part, terms))
+        share = training.share_taken(self.device, aside * size, lambda: self.backward(part, terms))
         self.zero()
         return {"share": share}
 
     def backward(self, part: Sequence[Sample], terms: int, lease: int | None = None) -> dict[str, Any]:
-        with observed(self.extensions, self.model, part, lease) as notes:
+        with training.observed(self.extensions, self.model, part, lease) as notes:
             with self.precision():
                 loss = self.objective.loss(self.model, part, self.device)
-            found = backward(loss, terms, self.scale.value)
+            found = training.backward(loss, terms, self.scale.value)
         return {"loss_sum": found.loss_sum, "terms": found.terms, "figures": found.figures, "notes": notes}
 
     def clip(self, limit: float) -> dict[str, Any]:
@@ -272,7 +248,9 @@ class FsdpWorker:
         return {"norm": norm if self.scale.held(norm) else None}
 
     def step(self, rate: float, beta1: float | None = None) -> None:
-        set_learning_rate(self.optimizer, rate, beta1, 1.0 if self.linear else self.noise.sums.factor)
+        training.set_learning_rate(
+            self.optimizer, rate, beta1, 1.0 if self.linear else self.noise.sums.factor
+        )
         self.noise.observe()
         for master, parameter in zip(self.masters, self.trained(), strict=True):
             master.grad = None if parameter.grad is None else local(parameter.grad)
@@ -369,7 +347,7 @@ class FsdpWorker:
     def own_states(self) -> dict[str, float | list[int]]:
         """List states as `packed` has them: a number, or the shape of what `read` gives."""
         found: dict[str, float | list[int]] = {}
-        for number, parameter in enumerate(parameters_of(self.optimizer)):
+        for number, parameter in enumerate(training.parameters_of(self.optimizer)):
             for what, value in self.optimizer.state.get(parameter, {}).items():
                 if type(value) not in PLAIN:
                     return {}
@@ -404,13 +382,13 @@ class FsdpWorker:
             like = self.masters[self.numbers[number]]
             kept = torch.zeros_like(like) if value is None else torch.tensor(value)
             state.setdefault(number, {})[what] = kept.detach()
-        load_state(self.optimizer, state)
+        training.load_state(self.optimizer, state)
 
     def take(self) -> None:
         """Load the awaited states, now written, into the optimizer."""
         kept = {name.removesuffix(self.mark): tensor for name, tensor in self.awaited.items()}
         self.awaited = {}
-        load_states(self.optimizer, kept)
+        training.load_states(self.optimizer, kept)
 
     @torch.no_grad()
     def read(self, name: str, start: int, stop: int) -> None:
@@ -434,7 +412,7 @@ class FsdpWorker:
         if name in self.awaited:
             return [whole(self.awaited[name])]
         number, what = parsed(name)
-        state = self.optimizer.state[parameters_of(self.optimizer)[number]]
+        state = self.optimizer.state[training.parameters_of(self.optimizer)[number]]
         if RANK not in name:
             return [self.range_of(self.numbers[number], state[what])]
         what = what.partition(RANK)[0].partition("|")[0]
@@ -445,8 +423,9 @@ class FsdpWorker:
     def save(self, path: str) -> None:
         """Save x_i and the optimizer's state, as far as this rank has them."""
         x = {f"{LOCAL}.{i}": held.values for i, held in enumerate(self.aside or self.own)}
+        x |= training.states_of(self.optimizer) | {NOISE: self.noise.state()}
         told = {"value": repr(self.scale.value), "steps": str(self.scale.steps)}
-        write_safetensors(Path(path), x | states_of(self.optimizer) | {NOISE: self.noise.state()}, told)
+        write_safetensors(Path(path), x, told)
 
     @torch.no_grad()
     def restore(self, path: str) -> None:
@@ -457,8 +436,8 @@ class FsdpWorker:
             kept = {name: file.get_tensor(name) for name in file.keys() if name.startswith(OPTIMIZER)}  # noqa: SIM118
             self.noise.load(file.get_tensor(NOISE))
             told = file.metadata()
-        load_states(self.optimizer, kept)
-        self.scale = LossScale(float(told["value"]), int(told["steps"]))
+        training.load_states(self.optimizer, kept)
+        self.scale = training.LossScale(float(told["value"]), int(told["steps"]))
 
     def bytes(self) -> dict[str, Any]:
         """Count the bytes on the device, but for activations and the block at work."""
@@ -468,15 +447,13 @@ class FsdpWorker:
         return {what: sum(local(tensor).nbytes for tensor in held) for what, held in parts.items()}
 
 
-def half_of(
-    training: Training, kind: torch.dtype, model: nn.Module, device: torch.device
-) -> torch.dtype | None:
+def half_of(asked: Training, kind: torch.dtype, model: nn.Module, device: torch.device) -> torch.dtype | None:
     """Choose the precision of forward passes; None: that of the weights, which FSDP gathers in `kind`."""
     if kind == torch.float32:
-        return autocast_dtype(training, model, half_precision(device))
-    if training.fp16 or kind == torch.float16:
+        return autocast_dtype(asked, model, half_precision(device))
+    if asked.fp16 or kind == torch.float16:
         return torch.float16
-    return torch.bfloat16 if training.bf16 is True else None
+    return torch.bfloat16 if asked.bf16 is True else None
 
 
 def whole(tensor: Tensor) -> Range:

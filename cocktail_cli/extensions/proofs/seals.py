@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cocktail_cli.assembly import EXTENSIONS
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import CARD, COPY_AGAIN, CommittedModel, sha256_of
 from cocktail_cli.host import run_folder as in_folder
@@ -25,11 +26,11 @@ from .signed_documents import SignedDocument, signer_of
 
 SEAL = "seal.json"
 SNAPSHOTS = "snapshots/"  # which its host may delete
-# Of a run's folder: keys and this machine's record, logs, figures, trackers, what local peers say, locks.
+# Of a run's folder: keys and this machine's record, logs, figures, what local peers say, locks.
 UNSEALED = (
-    *("run.json", "cocktail.log", "events.jsonl", "metrics.jsonl", "report.html", "comparison.html"),
-    *("tracking", "peers", "ledger/ledger.lock", "ledger/ledger.lock-journal"),
-    *("ledger/ledger.db-wal", "ledger/ledger.db-shm"),
+    *("run.json", "cocktail.log", "events.jsonl", "metrics.jsonl", "peers"),
+    *("ledger/ledger.lock", "ledger/ledger.lock-journal", "ledger/ledger.db-wal", "ledger/ledger.db-shm"),
+    *(name for row in EXTENSIONS for name in row.leaves),
 )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +20,11 @@ from . import events
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
-    from recipes.data import Sample
+    from recipes.data import Prompt, Sample
     from recipes.downloads import Repository
 
 log = logging.getLogger(__name__)
 
-SHOWN = 16  # tokens of a text that are the prompt, where the data has none of its own
-MOST = 128  # tokens of a prompt; of a longer one the end
-NEW = 48  # tokens that the model adds
 SECONDS = 8.0  # for one prompt
 
 
@@ -48,6 +44,7 @@ def push(repository: Repository, recipe: Recipe, model: ModelOnDisk) -> None:
 def write_samples(many: int, work: Any, model: ModelOnDisk) -> None:
     """Show how a model of the run `work` continues so many held-out texts, until it is to stop; nothing
     depends on it."""
+    from recipes.data import NEW
     from recipes.models import TextGenerator
 
     folder, code = work.model.folder, work.recipe.model.trust_remote_code
@@ -66,24 +63,9 @@ def write_samples(many: int, work: Any, model: ModelOnDisk) -> None:
         model.tell(Warning(f"no samples: {explain(error).message}"))
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """The beginning of a held-out text, and how it goes on."""
-
-    tokens: list[int]
-    rest: list[int]
-
-
 def prompts_of(held_out: Sequence[Sample], many: int) -> list[Prompt]:
     """Choose prompts evenly from the held-out samples; the data alone decides, also in a resumed run."""
+    from recipes.data import prompt_of
+
     chosen = held_out[:: max(1, len(held_out) // many)][:many]
     return [prompt_of(sample) for sample in chosen]
-
-
-def prompt_of(sample: Sample) -> Prompt:
-    """Split a sample's first document before its first trained token, or plain text after SHOWN tokens."""
-    length = sample.lengths[0]
-    tokens, trained = sample.tokens[:length].tolist(), sample.trained[:length]
-    first = int(trained.argmax()) if trained.any() else 0
-    cut = first if first > 1 else min(SHOWN, max(1, length // 2))
-    return Prompt(tokens[max(0, cut - MOST) : cut], tokens[cut : cut + NEW])

@@ -56,6 +56,7 @@ class Replication(HubExtension):
     """
 
     name = role = NAME
+    copies = True
 
     def __init__(self, hub: HubParts, lag: int, process: HubProcess, refuses: str = "") -> None:
         self.settings, self._out, self._members, self._rounds = hub.settings, hub.out, hub.members, hub.rounds

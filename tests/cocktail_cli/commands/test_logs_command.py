@@ -10,7 +10,7 @@ import pytest
 from in_this_process import Run
 from test_run_registry import record
 
-from cocktail_cli.commands.run import logs
+from cocktail_cli.commands import logs
 from cocktail_cli.machine import RunRecord, save_run
 from cocktail_cli.ui import Progressed, Warning, events
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from cocktail_cli.commands.check.preview import painted
+from cocktail_cli.commands.check import painted
 from cocktail_cli.main import app
 from cocktail_cli.ui import say_styled
 

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from drawn_board import drawn
 from in_this_process import Run
 
-from cocktail_cli.commands.run import status
+from cocktail_cli.commands import status
 from cocktail_cli.errors import Failure
-from cocktail_cli.ui.board import Board
 
 PEER = {
     "name": "attic\x1b[2J",
@@ -128,15 +126,3 @@ def test_status_without_a_run_is_of_the_only_one_that_goes_on(cocktail: Run) -> 
         2,
         ["error: which run? Going on here: none", "hint: cocktail runs lists all"],
     )
-
-
-def test_the_screen_of_watch_has_loss_curve_peers_and_what_ctrl_c_does() -> None:
-    board = Board(run="amber-otter-42", watched=True)
-    for step in (1, 2, 3):
-        board.look(answer(step))
-    lines = drawn(board, 99, 30)
-
-    assert lines[0].startswith("step 3/20 · 15 % · ETA 34 s · amber-otter-42 ──")
-    assert any("loss 4.250" in line for line in lines)
-    assert any(line.startswith("attic?[2J") and "RTX 3090" in line for line in lines)
-    assert lines[-1] == "Ctrl-C: look no more; the run goes on"

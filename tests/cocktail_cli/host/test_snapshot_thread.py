@@ -274,7 +274,7 @@ def test_a_disk_that_fills_up_on_the_way_leaves_nothing(
     def full(file: object, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("recipes.snapshots.snapshot_fold._write", full)
+    monkeypatch.setattr("recipes.snapshots._write", full)
     with minding(story) as (snapshots, _):
         assert isinstance(told(snapshots), Warning)
     assert here(story) == []

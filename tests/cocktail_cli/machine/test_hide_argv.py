@@ -10,12 +10,12 @@ import sys
 
 import pytest
 
-from cocktail_cli.machine.hide_argv import masked
+from cocktail_cli.machine.own_process import masked
 
 URL = "cocktail://KEY.TOKEN@127.0.0.1:29400/amber-otter-42"
 COMMAND = """
 import json, sys
-from cocktail_cli.machine.hide_argv import hide_token
+from cocktail_cli.machine.own_process import hide_token
 hide_token()
 print(json.dumps(sys.argv), flush=True)
 input()

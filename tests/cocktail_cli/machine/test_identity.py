@@ -11,7 +11,7 @@ import pytest
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import home, own_keys, registered_as
-from cocktail_cli.machine.identity import FILE
+from cocktail_cli.machine.local_files import FILE
 from transport.protocol import CurveKeys
 
 

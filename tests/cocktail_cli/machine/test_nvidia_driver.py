@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cocktail_cli.machine import driver_version, nvml, users_of
-from cocktail_cli.machine.nvidia_driver import nvidia_gpus
+from cocktail_cli.machine.devices import driver_gpus
 
 
 def test_without_a_driver_there_are_no_gpus_and_nobody_uses_them() -> None:
@@ -13,5 +13,5 @@ def test_without_a_driver_there_are_no_gpus_and_nobody_uses_them() -> None:
         pytest.skip("this machine has NVIDIA's driver")
 
     assert driver_version() is None
-    assert nvidia_gpus() == []
+    assert driver_gpus() == []
     assert users_of("cuda:0") == []

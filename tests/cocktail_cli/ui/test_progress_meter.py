@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from drawn_board import drawn
 
 from cocktail_cli.ui import Progressed, ProgressMeter
-from cocktail_cli.ui.board import Board
 from cocktail_cli.ui.wording import progress_text
 
 
@@ -56,20 +54,3 @@ def test_where_the_end_is_not_known_there_is_a_pace_but_no_time_left(clock: list
 
     assert told == [Progressed("tokenizing me/data", 4000, 0, "rows", 2000.0, None)]
     assert progress_text(told[0]) == " 4,000 rows, 2,000 rows/s"
-    board = Board()
-    board.take(told[0])
-    assert drawn(board, 80) == ["tokenizing me/data   4,000 rows, 2,000 rows/s"]
-
-
-@pytest.mark.parametrize("width", [30, 60, 100])
-def test_a_bar_takes_one_line_and_the_room_there_is(width: int) -> None:
-    board = Board()
-    board.take(Progressed("fetching the base", 89 * 10**8, 121 * 10**8, "bytes", 61e6, 52.0))
-
-    [line] = drawn(board, width)
-
-    assert len(line) <= width
-    assert ("━" * 3 in line, line.endswith("8.9 GB of 12.1 GB, 61.0 MB/s, 52 s left")) == (
-        width > 60,
-        width >= 60,
-    )

@@ -147,7 +147,7 @@ from transport import Hub, Ledger, RunKeys, RunSettings
 from recipes.config import load_recipe
 
 class Nothing:  # a delegate that is asked for nothing: no peer joins
-    pass
+    aggregate = inherit = committed = None
 
 recipe = load_recipe("smoke")
 settings = RunSettings("toy-run", recipe.to_json(), "9f" * 32, samples=800, global_batch=8)

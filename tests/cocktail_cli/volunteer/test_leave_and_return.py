@@ -54,10 +54,13 @@ def test_a_leaver_hands_over_keeps_the_rest_and_finds_it_when_it_comes_back(
     assert back["round"] >= max(step["round"] for step in join.events("step"))
     launch.next("step", accepted=["gus"])
     launch.send(signal.SIGINT)
-    assert (again.wait(), launch.wait()) == (0, 0)
-    assert not list(kept.rglob("*")), "the run is over"
-    assert launch.told[-1]["event"] == "run_finished", "Ctrl-C ends a run in good order, with a model"
-    assert (launch.folder / "out" / "model.safetensors").is_file()
+    assert (again.wait(), launch.wait()) == (75, 0)
+    assert list(kept.rglob("*")), "the run goes on later"
+    assert "run_paused" in [event["event"] for event in launch.told[-2:]]
+
+    resumed = forked.start(tmp_path / "launch", "resume", "out", "--json")
+    assert resumed.next("run_started")["round"] > back["round"]
+    resumed.send(signal.SIGKILL)
 
 
 class Pause(Joining):

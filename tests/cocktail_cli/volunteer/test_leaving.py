@@ -86,7 +86,7 @@ PHASES = (
     ),
     Phase("catching up", told("loading"), NEVER | {"rounds": 40}, ("-y", "--max-down", "20kbit")),
     Phase("waiting for a round", ready, NEVER),
-    Phase("computing", in_a_round, ALONE, before=slow("recipes.objectives.next_tokens.loss_sum", 1.5)),
+    Phase("computing", in_a_round, ALONE, before=slow("recipes.objectives.loss_sum", 1.5)),
     Phase("in an exchange", sent, ALONE),
     Phase("evaluating", in_a_round, {"min_peers": 1}, before=slow("recipes.training.trainer.evaluate", 60)),
     Phase("dialling a hub that is gone", ready, NEVER, left=False),
@@ -237,10 +237,8 @@ LAUNCH = (
 
 
 @pytest.mark.parametrize("name", SIGNALS)
-def test_a_launch_that_has_trained_nothing_ends_without_a_result(
-    forked: Forked, tmp_path: Path, name: str
-) -> None:
-    """While it prepares there is nothing to end in good order; then it tells whoever is there, and stops."""
+def test_a_launch_that_has_trained_nothing_pauses(forked: Forked, tmp_path: Path, name: str) -> None:
+    """While it prepares there is nothing to end in good order; then it tells whoever is there."""
     signum = getattr(signal, name)
     early = forked.start(tmp_path / "early", *LAUNCH, before=slow("recipes.data.corpus.build_corpus", 60))
     early.until("progressed", state="reading the data")
@@ -250,12 +248,31 @@ def test_a_launch_that_has_trained_nothing_ends_without_a_result(
     launch.send(signum)
 
     assert early.wait(WITHIN) == (130 if name == "SIGINT" else -signum)
-    assert launch.wait(WITHIN) == 7
-    assert launch.told[-1]["error"]["code"] == "no_result"
+    assert launch.wait(WITHIN) == (75 if name == "SIGTERM" else 0)
+    assert "run_paused" in [event["event"] for event in launch.told[-2:]]
     assert "Traceback" not in early.said + launch.said
 
 
-def test_the_second_signal_ends_a_launch_at_once_and_it_can_be_resumed(
+def test_a_second_ctrl_c_ends_a_run_with_its_model(
+    forked: Forked, material: Material, tmp_path: Path
+) -> None:
+    launch = forked.start(tmp_path / "run", *LAUNCH)
+    (tmp_path / "ann").mkdir()
+    (tmp_path / "ann" / "url").write_text(launch.until("run_started")["url"] + "\n")
+    slowly = slow("recipes.objectives.next_tokens.loss_sum", 1.0)
+    forked.start(tmp_path / "ann", "join", "@url", "-y", "--json", before=slowly)
+    launch.until("step")
+    launch.send(signal.SIGINT)
+    launch.until("progressed", state="pausing (Ctrl-C): finishing the exchange in flight")
+    launch.send(signal.SIGINT)
+
+    assert launch.wait(WITHIN) == 0
+    assert launch.told[-1]["event"] == "run_finished"
+    assert launch.told[-1]["reason"] == "stopped by its host (Ctrl-C)"
+    assert launch.told[-1]["eval_loss"] is None, "none was measured of this model"
+
+
+def test_the_third_ctrl_c_ends_a_launch_at_once_and_it_can_be_resumed(
     forked: Forked, material: Material, tmp_path: Path
 ) -> None:
     launch = forked.start(tmp_path / "run", *LAUNCH)
@@ -267,12 +284,14 @@ def test_the_second_signal_ends_a_launch_at_once_and_it_can_be_resumed(
         "@url",
         "-y",
         "--json",
-        before=slow("recipes.objectives.next_tokens.loss_sum", 60),
+        before=slow("recipes.objectives.loss_sum", 60),
     )
     until(lambda: told("caught up")(peer, None), WITHIN * 2)  # type: ignore[arg-type]
     time.sleep(1.0)
     launch.send(signal.SIGINT)
-    launch.until("progressed", state="stopping (Ctrl-C): finishing the exchange in flight")
+    launch.until("progressed", state="pausing (Ctrl-C): finishing the exchange in flight")
+    launch.send(signal.SIGINT)
+    launch.until("progressed", state="ending (Ctrl-C): finishing the exchange in flight")
     launch.send(signal.SIGINT)
 
     assert launch.wait(8.0) == 130

@@ -12,11 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress import Cocktail, NonFiniteError, Update, decode
-from compress.backends import dispatch
-from compress.selection import topk
+from compress import Cocktail, NonFiniteError, Update, decode, topk
+from compress import backends as dispatch
 
-compiled = pytest.importorskip("compress.backends.numba_loops", reason="numba has no build for this platform")
+compiled = pytest.importorskip("compress.numba_loops", reason="numba has no build for this platform")
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -194,8 +193,8 @@ def test_without_a_writable_folder_loops_are_compiled_uncached(
 def test_without_numba_numpy_makes_the_same_packet(monkeypatch: pytest.MonkeyPatch) -> None:
     v = vector("heavy", 5000)
     packet = Cocktail().encode(v).packet
-    monkeypatch.setitem(sys.modules, "compress.backends.numba_loops", None)
-    monkeypatch.delattr("compress.backends.numba_loops")
+    monkeypatch.setitem(sys.modules, "compress.numba_loops", None)
+    monkeypatch.delattr("compress.numba_loops")
     dispatch._compiled.cache_clear()
 
     try:

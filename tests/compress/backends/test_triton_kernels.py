@@ -114,7 +114,7 @@ def test_a_nonfinite_number_is_found_on_the_device() -> None:
 
 @pytest.mark.parametrize("n", [1000, 5003])
 def test_difference_and_addition_are_those_of_the_host(n: int) -> None:
-    from compress.backends.triton import vector_kernels as vectors
+    from compress import triton_kernels as vectors
 
     g = torch.Generator().manual_seed(2)
     x, y = torch.randn(n, generator=g), torch.randn(n, generator=g)
@@ -135,8 +135,8 @@ def test_difference_and_addition_are_those_of_the_host(n: int) -> None:
 @pytest.mark.parametrize("kind", ["heavy", "ties", "one size"])
 def test_long_vectors_take_the_sampled_threshold(kind: str) -> None:
     """Selection alone, with a sample as small as a test can afford. After Adam's first step all are equal."""
-    from compress.backends.triton import selection_kernels as select
-    from compress.selection import topk
+    from compress import topk
+    from compress import triton_kernels as select
 
     v = vector("gaussian").sign().repeat(4) if kind == "one size" else vector(kind).repeat(4)
     with pytest.MonkeyPatch.context() as patch:
@@ -151,7 +151,7 @@ def test_long_vectors_take_the_sampled_threshold(kind: str) -> None:
 @pytest.mark.parametrize("gap", [0, 254, 255, 600])
 def test_the_device_encodes_gaps_as_the_host_does(gap: int) -> None:
     """A gap that no byte holds, as embeddings leave that no token has met, costs some bytes, and no more."""
-    from compress.backends.triton import selection_kernels as select
+    from compress import triton_kernels as select
 
     at = torch.cat([torch.arange(0, 30_000, 7), torch.arange(30_000 + gap, 60_000, 7)])
     sent = select.coded(at.to(DEVICE), 60_000)
@@ -165,7 +165,7 @@ def test_the_device_encodes_gaps_as_the_host_does(gap: int) -> None:
 
 @pytest.mark.parametrize(("gaps", "m"), [([3, 255], 300), ([3, 9], 10), ([255, 1], 900)])
 def test_impossible_gaps_are_refused_on_the_device(gaps: list[int], m: int) -> None:
-    from compress.backends.triton import selection_kernels as select
+    from compress import triton_kernels as select
 
     coded = EncodedPositions(GAPS, 0, Section(STORED, len(gaps), bytes(gaps)), Section(STORED, 0, b""))
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress import PacketError
-from compress.coding import LZ4, STORED, ZSTD, Section, Stream, expand, shrink, zstd
-from compress.coding.entropy_coding import ZstdFrame
+from compress.coding import LZ4, STORED, ZSTD, Section, Stream, ZstdFrame, expand, shrink, zstd
 
 RNG = np.random.default_rng(0)
 NO_SIZE = zstd.compress(b"x" * 10, options={zstd.CompressionParameter.content_size_flag: 0})

@@ -10,8 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress import PacketError
+from compress import coding as places
 from compress.coding import (
+    ALL,
+    ELIAS_FANO,
     GAPS,
+    MASK,
+    PLAIN,
     STORED,
     EncodedPositions,
     Section,
@@ -19,8 +24,6 @@ from compress.coding import (
     encode_positions,
     section_sizes,
 )
-from compress.coding import index_coding as places
-from compress.coding.index_coding import ALL, ELIAS_FANO, MASK, PLAIN
 
 WAYS = {
     GAPS: places._gaps,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from test_format import forged, sealed
 from test_format import some as small_packet
 
-from compress import Cocktail, PacketError, Update, decode, decode_windows
+from compress import Cocktail, PacketError, Update, coding, decode, decode_windows
 from compress.coding import (
     LZ4,
     STORED,
@@ -26,7 +26,6 @@ from compress.coding import (
     Stream,
     encode_positions,
     expand,
-    index_coding,
     shrink,
     zstd,
 )
@@ -63,10 +62,10 @@ def test_windows_put_together_are_the_update_bit_for_bit(data: st.DataObject) ->
     if data.draw(st.booleans()):
         values[:] = 1.5
     ways = [
-        index_coding._elias_fano,
-        index_coding._mask,
-        index_coding._plain,
-        *([index_coding._gaps] if k else []),
+        coding._elias_fano,
+        coding._mask,
+        coding._plain,
+        *([coding._gaps] if k else []),
     ]
     places = data.draw(st.sampled_from([encode_positions, *ways])) if k else encode_positions
     bucket = data.draw(st.sampled_from([1, 7, 16, 128, 5000]))

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from compress import Cocktail, PackedUpdate, PacketError, Update, decode, decode_packed
-from compress.packet.packed_update import STRIDE
+from compress.packet import STRIDE
 
-pytest.importorskip("compress.backends.numba_loops", reason="numba has no build for this platform")
+pytest.importorskip("compress.numba_loops", reason="numba has no build for this platform")
 
 M = 3 * STRIDE * 5 + 17
 
 
 @pytest.fixture(autouse=True)
 def _short_vectors_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.backends.dispatch.WORTH", 0)
+    monkeypatch.setattr("compress.backends.WORTH", 0)
 
 
 def vector(m: int = M, seed: int = 1) -> torch.Tensor:
@@ -99,7 +99,7 @@ def test_windows_of_a_packed_update_are_the_decoded_update(size: int) -> None:
 
 
 def test_short_vectors_do_not_wait_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.backends.dispatch.WORTH", M + 1)
+    monkeypatch.setattr("compress.backends.WORTH", M + 1)
 
     assert isinstance(decode_packed(Cocktail().encode(vector()).packet, M), Update)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compress.quantization.levels import BUDGET, Levels, far, fit, stretch
+from compress.quantization import BUDGET, Levels, far, fit, stretch
 
 RNG = np.random.default_rng(0)
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from compress.quantization import BITS, dequantize, packed_size, planes, quantize, table_size, widen
-from compress.quantization.quantizer import bf16
+from compress.quantization import BITS, bf16, dequantize, packed_size, planes, quantize, table_size, widen
 
 RNG = np.random.default_rng(0)
 LARGE = float(np.finfo(np.float32).max)

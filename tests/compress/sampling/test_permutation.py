@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.sampling.permutation import keys, permute, place_of
+from compress.sampling import keys, permute, place_of
 
 
 @settings(max_examples=60)

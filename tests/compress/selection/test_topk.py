@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from compress import NonFiniteError
-from compress.selection.topk import SAMPLED, TINY, everything, largest
+from compress.topk import SAMPLED, TINY, everything, largest
 
 finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
 

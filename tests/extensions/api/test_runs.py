@@ -15,9 +15,8 @@ from waiting import until
 
 import cocktail_cli
 from cocktail_cli import assembly
-from cocktail_cli.commands.run import join as join_command
-from cocktail_cli.commands.run import launch as launch_command
-from cocktail_cli.commands.run import resume as resume_command
+from cocktail_cli.commands import join as join_command
+from cocktail_cli.commands import launch as launch_command
 from cocktail_cli.extensions.api.runs import TERMINAL, Feed, as_yaml_value, command_words, options_of
 from cocktail_cli.machine import load_run
 from recipes.config import load_recipe
@@ -39,7 +38,7 @@ def test_the_front_names_what_it_imports_at_first_use() -> None:
         assert getattr(cocktail_cli, name) is not None
 
 
-@pytest.mark.parametrize("command", [launch_command.launch, resume_command.resume, join_command.join])
+@pytest.mark.parametrize("command", [launch_command.launch, launch_command.resume, join_command.join])
 def test_every_option_of_the_command_is_a_keyword_unless_it_is_for_the_terminal(command: Any) -> None:
     found, names = options_of(command), set(command.__annotations__) - {"return", "given"}
     names |= {option.parameter for _, option in assembly.options_of(command.__name__)}
@@ -177,7 +176,7 @@ def test_an_interrupt_or_an_error_of_a_callback_ends_the_run_in_good_order_befor
     assert run._process.poll() is not None
     assert load_run("out").state == "stopped"
     log = (tmp_path / "out" / "events.jsonl").read_text()
-    assert "stopping (stopped from Python): finishing the exchange in flight" in log
+    assert "ending (stopped from Python): finishing the exchange in flight" in log
 
 
 HOST = """
@@ -190,7 +189,7 @@ os.kill(os.getpid(), 9)
 
 @pytest.mark.slow
 @needs_fork
-def test_a_run_ends_in_good_order_when_its_program_is_killed(
+def test_a_run_pauses_when_its_program_is_killed(
     tmp_path: Path, forked: Forked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -200,6 +199,6 @@ def test_a_run_ends_in_good_order_when_its_program_is_killed(
     )
     assert program.process.wait(200) == -signal.SIGKILL, program.said
     assert (tmp_path / "told").read_text().startswith("cocktail://")
-    until(lambda: load_run("out").state == "stopped", 60)
+    until(lambda: load_run("out").state == "paused", 60)
     log = (tmp_path / "out" / "events.jsonl").read_text()
-    assert "stopping (its launching process ended): finishing the exchange in flight" in log
+    assert "pausing (its launching process ended): finishing the exchange in flight" in log

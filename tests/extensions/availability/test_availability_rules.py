@@ -34,8 +34,7 @@ from cocktail_cli.extensions.availability import (
     parse_time,
 )
 from cocktail_cli.extensions.availability import AvailabilityState as State
-from cocktail_cli.machine import limit_memory, parse_size
-from cocktail_cli.measures import GpuReading, NvidiaGpus, nvidia_gpus
+from cocktail_cli.machine import GpuReading, NvidiaGpus, limit_memory, nvidia_gpus, parse_size
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import Event, Progressed
 from cocktail_cli.volunteer import VolunteerLimits, VolunteerSession, free_bytes, take_turns

@@ -117,11 +117,11 @@ def test_the_process_of_a_page_never_imports_torch(tmp_path: Path) -> None:
     code = """if True:
         import sys
         from cocktail_cli.extensions.dashboard.command import page_source
-        from cocktail_cli.extensions.dashboard.web_server import application, server
+        from cocktail_cli.extensions.dashboard.web_server import Page, PageServer
 
         look, line = page_source(sys.argv[1:])
         page = look()
-        server(application(look, "key", line))
+        PageServer(Page(look, "key", line))
         print(page["title"], {"torch", "transformers", "numpy"} & sys.modules.keys() or "light")
     """
     with a_run(tmp_path / "out") as run:

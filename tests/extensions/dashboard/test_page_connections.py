@@ -7,13 +7,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from http.client import HTTPConnection
 
 import pytest
+from served_page import served_page
 
 from cocktail_cli.extensions.dashboard.report_page import Document, document
-from cocktail_cli.extensions.dashboard.web_server import WATCHERS, application, listen, server
+from cocktail_cli.extensions.dashboard.web_server import HEADERS, WATCHERS, Page
 
 PATIENCE = 0.3
 HALF = b"GET / HTTP/1.1\r\nHost: 127"
@@ -21,15 +22,8 @@ WHOLE = b"GET /run.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 LARGE = 2 << 20  # bytes of a page: more than the system holds for a client that reads nothing
 
 
-@contextmanager
-def served(patience: float, look: Callable[[], Document]) -> Iterator[int]:
-    made = server(application(look, "key", lambda: ""), patience)
-    with listen("127.0.0.1", 0) as sock:
-        thread = threading.Thread(target=made.run, kwargs={"sockets": [sock]}, daemon=True)
-        thread.start()
-        yield sock.getsockname()[1]
-        made.should_exit = True
-        thread.join(10.0)
+def served(patience: float, look: Callable[[], Document]) -> AbstractContextManager[int]:
+    return served_page(Page(look, "key", lambda: ""), patience)
 
 
 def small() -> Document:
@@ -201,3 +195,32 @@ def test_a_request_of_another_kind_is_answered_or_ended(
     assert status(page, request_) in answers
     assert status(page) == 200
     assert capfd.readouterr().err == "", "a stranger does not write on the host's terminal"
+
+
+def test_every_answer_says_what_a_browser_may_do_with_it(page: int) -> None:
+    with closing(HTTPConnection("127.0.0.1", page, timeout=10)) as asked:
+        for method, path, status_, host in (
+            ("GET", "/", 200, "localhost"),
+            ("GET", "/run.json", 200, "localhost"),
+            ("GET", "/join", 403, "localhost"),
+            ("HEAD", "/page.js", 200, "localhost"),
+            ("GET", "/nothing", 404, "localhost"),
+            ("POST", "/", 405, "localhost"),
+            ("GET", "/", 421, "evil.example"),
+        ):
+            asked.request(method, path, headers={"Host": host})
+            answer = asked.getresponse()
+            body = answer.read()
+            assert (answer.status, bool(body)) == (status_, method != "HEAD")
+            assert HEADERS.items() <= {name: answer.headers.get(name) for name in HEADERS}.items()
+            assert answer.headers.get("access-control-allow-origin") is None
+
+
+def test_a_page_that_ends_while_connections_are_open_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with served(10.0, small) as port:
+        still = dialled(port)
+        still.sendall(HALF)
+        assert status(port) == 200
+
+    assert read_to_the_end(still) == b""
+    assert capfd.readouterr().err == ""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from a_run import ARun, a_run
 from browser import ENTER, TAB, Browser, browser, missing
-from uvicorn import Server
+from served_page import served_page
 
 from cocktail_cli.extensions.dashboard.command import as_html
 from cocktail_cli.extensions.dashboard.report_page import page_of
-from cocktail_cli.extensions.dashboard.web_server import application, listen, server
+from cocktail_cli.extensions.dashboard.web_server import Page
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
 KEY, LINE = "the-hosts-key", "cocktail join cocktail://key.token@203.0.113.7:29400/amber-otter-42"
@@ -28,7 +28,7 @@ ASK_NOW = 'document.dispatchEvent(new Event("visibilitychange"))'  # not in two 
 class Shown:
     run: ARun
     url: str
-    web: Server
+    page: ExitStack  # closing it ends the page
 
 
 @pytest.fixture(scope="module")
@@ -40,19 +40,16 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture
 def shown(tmp_path: Path) -> Iterator[Shown]:
     """A run of two peers and its page."""
-    with a_run(tmp_path / "out") as run, listen("127.0.0.1", 0) as sock:
+    with a_run(tmp_path / "out") as run, ExitStack() as stack:
         run.join("ann", 5.0)
         run.join("bob", 5.0)
         run.evaluate(6.0)
         for number in range(5):
             run.commit("ann", "bob", late=("bob",) if number == 3 else (), loss=5.0 - number / 2)
         reader = run.reader()
-        web = server(application(lambda: page_of([reader.look()]), KEY, lambda: LINE, again=0.0))
-        thread = threading.Thread(target=web.run, kwargs={"sockets": [sock]})
-        thread.start()
-        yield Shown(run, f"http://127.0.0.1:{sock.getsockname()[1]}/", web)
-        web.should_exit = True
-        thread.join()
+        page = Page(lambda: page_of([reader.look()]), KEY, lambda: LINE, again=0.0)
+        port = stack.enter_context(served_page(page))
+        yield Shown(run, f"http://127.0.0.1:{port}/", stack)
 
 
 def visit(chromium: Browser, url: str) -> None:
@@ -171,7 +168,7 @@ def test_the_loss_is_on_the_first_screen(chromium: Browser, shown: Shown, width:
 
 def test_a_page_whose_program_ended_says_so_and_keeps_what_it_knew(chromium: Browser, shown: Shown) -> None:
     visit(chromium, shown.url)
-    shown.web.should_exit = True
+    shown.page.close()
 
     chromium.wait(f"{ASK_NOW}; return !document.querySelector('#notice').hidden")
 

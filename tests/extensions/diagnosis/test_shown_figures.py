@@ -13,7 +13,7 @@ from lying_host import lying_host
 
 import cocktail_cli
 from cocktail_cli.assembly import with_figures
-from cocktail_cli.commands.run.status import screen
+from cocktail_cli.commands.status import screen
 from cocktail_cli.extensions.diagnosis import SLOW, SlowRoundsOnPage
 from cocktail_cli.extensions.diagnosis.bodies import Culprit
 from cocktail_cli.ui import events, from_json, sentence

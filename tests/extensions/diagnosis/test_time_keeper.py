@@ -12,7 +12,7 @@ import pytest
 from cocktail_cli.extensions.diagnosis.bodies import NAME, Spent, spent_of
 from cocktail_cli.extensions.diagnosis.machine_load import GpuLoad
 from cocktail_cli.extensions.diagnosis.peer import TimeKeeper, load_of
-from cocktail_cli.measures import NvidiaGpus
+from cocktail_cli.machine import NvidiaGpus
 from recipes.training import Delivery
 from transport.protocol import messages
 

@@ -27,7 +27,7 @@ from recipes.config import Recipe
 from recipes.data import Sample
 from recipes.models import load_model, load_trained
 from recipes.training import HandedOver, Peer, StepDone, build_peer, peer_checkpoint, read, restore
-from recipes.training.lease_gradient import apply, compute
+from recipes.training.loop import apply, compute
 from recipes.training.micro_batch import shrink_to_fit, tried
 
 pytestmark = pytest.mark.slow

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cocktail_cli.extensions.results.sample_writer import MOST, NEW, SHOWN, Prompt, prompt_of, prompts_of
-from recipes.data import Sample
+from cocktail_cli.extensions.results.sample_writer import prompts_of
+from recipes.data import LONGEST, NEW, SHOWN, Prompt, Sample, prompt_of
 
 
 def sample(length: int, first_trained: int = 1, documents: tuple[int, ...] = ()) -> Sample:
@@ -19,7 +19,7 @@ def test_plain_text_is_split_after_its_first_tokens() -> None:
 
 def test_a_prompt_of_the_data_is_the_prompt_and_its_end_where_it_is_long() -> None:
     assert prompt_of(sample(50, 30)) == Prompt(list(range(30)), list(range(30, 50)))
-    assert prompt_of(sample(500, 400)).tokens == list(range(400 - MOST, 400))
+    assert prompt_of(sample(500, 400)).tokens == list(range(400 - LONGEST, 400))
 
 
 def test_of_packed_documents_the_first_is_continued() -> None:

@@ -20,7 +20,7 @@ from recipes.algorithm import (
     replay,
     worker_of,
 )
-from recipes.algorithm.adaptive_rate import AHEAD, SKEW, SPARE, STEP, AdaptiveRate
+from recipes.algorithm.compressor import AHEAD, SKEW, SPARE, STEP, AdaptiveRate
 from recipes.config import PRESETS, Compression, Model, Recipe
 
 RICH = Compression(topk_ratio=0.1)

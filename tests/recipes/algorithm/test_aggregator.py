@@ -20,8 +20,7 @@ from recipes.algorithm import (
     RejectedUpdate,
     Worker,
 )
-from recipes.algorithm.outer_optimizer import MOST
-from recipes.algorithm.robust_mean import OPEN
+from recipes.algorithm.robust_mean import MOST, OPEN
 
 N, SEED = 500, 7
 MIX = Cocktail(random_ratio=0.5, topk_ratio=0.4, quant_bits=4, block_size=16, shards=3)

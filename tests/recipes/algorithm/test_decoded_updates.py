@@ -71,7 +71,7 @@ def test_the_bits_do_not_depend_on_the_form_in_which_packets_are_kept(
     m, rule = 40_000, Rule(kind)  # type: ignore[arg-type]
     error, updates, packets = torch.randn(m), sent(9, m, 2, Cocktail(topk_ratio=0.15)), DecodedUpdates({0: m})
     decoded = collected(error, updates, rule)
-    monkeypatch.setattr("compress.backends.dispatch.WORTH", 0)
+    monkeypatch.setattr("compress.backends.WORTH", 0)
     for peer, packet, _ in updates:
         assert isinstance(packets.decode(peer, packet)[0].update, PackedUpdate)
 

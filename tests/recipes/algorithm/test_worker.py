@@ -23,8 +23,8 @@ from recipes.algorithm import (
     Worker,
     replay,
 )
-from recipes.algorithm.local_vector import fetched_difference
 from recipes.algorithm.robust_mean import OPEN
+from recipes.algorithm.worker import fetched_difference
 
 SEED = 7
 LOSSLESS = Cocktail(random_ratio=1.0, topk_ratio=1.0, quant_bits=32)

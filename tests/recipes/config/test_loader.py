@@ -7,14 +7,12 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from cocktail_cli.assembly import recipe_type
 from recipes.config import (
     PRESETS,
-    Compression,
     Dataset,
     Recipe,
     list_recipes,
@@ -378,8 +376,7 @@ def test_a_preset_stands_in_for_the_keys_that_are_not_written_and_for_no_others(
 
 
 def test_each_preset_is_a_recipe_that_peers_read_as_it_was_resolved(write) -> None:
-    """The names of the schema are those of the table, and no preset says what a recipe could not."""
-    assert set(get_args(Compression.model_fields["preset"].annotation)) == set(PRESETS)
+    """No preset says what a recipe could not."""
     for name, preset in PRESETS.items():
         recipe = load_recipe(write(SMALL + f"lora: {{}}\ncompression: {{preset: {name}}}\n"))
         said = recipe.compression.model_dump()

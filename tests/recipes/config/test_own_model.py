@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.config import describe, load_recipe, load_resolved, public_name
-from recipes.config.own_model import run_name
+from recipes.config.loader import run_name
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ import pytest
 
 from recipes.config import Data, Dataset
 from recipes.data import make_row_tokenizer
-from recipes.data.chat_template import ChatTemplate
-from recipes.data.conversations import Conversation, ConversationReader
+from recipes.data.conversations import ChatTemplate, Conversation, ConversationReader
 from recipes.data.sources import Row
 from recipes.errors import DataError
 from recipes.models import open_tokenizer

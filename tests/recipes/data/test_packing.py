@@ -12,13 +12,11 @@ from tiny_models import tiny_config, tiny_model
 
 from recipes.config import Data, load_recipe
 from recipes.data import Sample, collate, pack_samples, unpack_samples
-from recipes.data.packing import make_samples
-from recipes.data.tokenization import TokenizedDocument
+from recipes.data.tokenization import TokenizedDocument, make_samples
 from recipes.errors import ModelError
 from recipes.models import BUILTIN_MODELS, check_fit, check_packing_isolation, loss_sum, open_tokenizer
 from recipes.models.base_model import UNISOLATED_MODEL_TYPES
-from recipes.models.packing_isolation import isolates_documents
-from recipes.models.sliced_loss import logits_of
+from recipes.models.causal_lm import isolates_documents, logits_of
 from recipes.training import build_peer
 
 KEPT_APART = [

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.data import Corpus, Sample
-from recipes.data.sample_order import BLOCK, Mixture
+from recipes.data.corpus import BLOCK, Mixture
 
 WEIGHTS = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=5).map(tuple)
 
@@ -31,7 +31,7 @@ def test_each_data_set_is_drawn_from_in_its_own_order_without_a_gap(weights, see
     draws = [mixture.draw(position) for position in range(block * BLOCK, (block + 1) * BLOCK)]
 
     for part, start in enumerate(first):
-        places = [draw.place for draw in draws if draw.part == part]
+        places = [place for drawn, place in draws if drawn == part]
         assert places == list(range(start, start + len(places)))
 
 
@@ -43,8 +43,8 @@ def test_of_the_first_positions_each_data_set_has_its_share(weights, count) -> N
 
 
 def test_data_sets_are_mixed_within_a_block_and_not_dealt_in_turn() -> None:
-    parts = [Mixture((1.0, 1.0), 7).draw(position).part for position in range(BLOCK)]
-    other = [Mixture((1.0, 1.0), 8).draw(position).part for position in range(BLOCK)]
+    parts = [Mixture((1.0, 1.0), 7).draw(position)[0] for position in range(BLOCK)]
+    other = [Mixture((1.0, 1.0), 8).draw(position)[0] for position in range(BLOCK)]
 
     runs = 1 + sum(a != b for a, b in pairwise(parts))
     assert 0.4 * BLOCK < runs < 0.6 * BLOCK

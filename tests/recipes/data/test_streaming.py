@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from recipes.config import load_recipe
-from recipes.data import StreamedCorpus, build_corpus, streaming
-from recipes.data.streaming import index_line, record_in
+from recipes.data import StreamedCorpus, build_corpus
+from recipes.data import corpus as corpora
+from recipes.data.corpus import index_line, record_in
 from recipes.errors import DataError
 from recipes.models import BUILTIN_MODELS, open_tokenizer
 
@@ -30,8 +31,8 @@ training: {max_steps: 20, global_batch_size: 4}
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "ROWS", 8)
-    monkeypatch.setattr(streaming, "CACHED", 2)
+    monkeypatch.setattr(corpora, "ROWS", 8)
+    monkeypatch.setattr(corpora, "CACHED", 2)
 
 
 @pytest.fixture
@@ -81,13 +82,13 @@ def test_a_position_holds_the_same_sample_whatever_was_asked_for_before(streamed
 def test_a_run_that_goes_on_passes_over_what_came_before(streamed, monkeypatch: pytest.MonkeyPatch) -> None:
     found = texts(streamed(300), range(80))
     tokenized: list[int] = []
-    tokenize = streaming.RowTokenizer.tokenize
+    tokenize = corpora.RowTokenizer.tokenize
 
-    def counted(self: streaming.RowTokenizer, rows: Any) -> Any:
+    def counted(self: corpora.RowTokenizer, rows: Any) -> Any:
         tokenized.append(len(rows))
         return tokenize(self, rows)
 
-    monkeypatch.setattr(streaming.RowTokenizer, "tokenize", counted)
+    monkeypatch.setattr(corpora.RowTokenizer, "tokenize", counted)
 
     again = streamed(300)
 

@@ -15,8 +15,15 @@ from safetensors.torch import load_file
 
 from recipes.config import Dataset, Recipe, load_recipe
 from recipes.data import prefetch_dataset, read_rows
-from recipes.downloads import Licence, Repository, dataset_commit, fetch_model_files, gated_models, licence_of
-from recipes.downloads.hugging_face import check_cache_space
+from recipes.downloads import (
+    Licence,
+    Repository,
+    check_cache_space,
+    dataset_commit,
+    fetch_model_files,
+    gated_models,
+    licence_of,
+)
 from recipes.errors import DataError, HubUnreachable, ModelError
 from recipes.models import cached_commit, fetch_model, pin_revisions, prepare_base
 

@@ -30,8 +30,8 @@ from recipes.models import (
     open_trained,
     write_merged,
 )
-from recipes.models.adapter_merge import convert_file_dtype
-from recipes.models.lora import draw_uniform, row_norms
+from recipes.models.finished_model import convert_file_dtype
+from recipes.models.trainable import draw_uniform, row_norms
 from recipes.snapshots import Fold
 from recipes.weight_files import FlatParameters, layout_of, write_model_files
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 ROOMS = ("compress", "transport", "recipes", "cocktail_cli")
 UNPICKLING = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle")
 LOADS = {("torch", "load"), ("np", "load"), ("numpy", "load"), ("yaml", "load"), ("yaml", "unsafe_load")}
-CONVERSION = "recipes/models/bin_conversion.py"
+CONVERSION = "recipes/models/base_model.py"
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:

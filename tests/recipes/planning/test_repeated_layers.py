@@ -12,8 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recipes.config import Lora
 from recipes.models import add_adapters, causal_model
-from recipes.planning.activations import MicroBatch, move, trace, trace_pass
-from recipes.planning.repeated_layers import repeated_layers, repetition
+from recipes.planning.activations import MicroBatch, move, repeated_layers, repetition, trace, trace_pass
 
 # the fewest of which not all are traced: one layer in two has full attention, one in six
 LAYERS = {"gemma2": 8, "gemma3": 24}

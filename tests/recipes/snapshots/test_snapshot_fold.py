@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import BUILTIN, CONFIGS, TIED
 
 from compress import Cocktail, fingerprint, join
+from recipes import snapshots
 from recipes.algorithm import GlobalModel, replay
 from recipes.errors import ModelError
 from recipes.models import load_model, open_vector
@@ -35,7 +36,6 @@ from recipes.snapshots import (
     WrongFold,
     list_snapshots,
     remove_unfinished_snapshots,
-    snapshot_fold,
     write_chunk_hashes,
 )
 from recipes.weight_files import (
@@ -45,10 +45,10 @@ from recipes.weight_files import (
     StoredVector,
     atomic_folder,
     layout_of,
+    model_config_files,
     read_header,
     write_model_files,
 )
-from recipes.weight_files.stored_vector import model_config_files
 
 MIX = Cocktail(random_ratio=0.3, topk_ratio=0.2, quant_bits=4, block_size=64)
 
@@ -273,7 +273,7 @@ def test_the_sweep_is_the_fold_whatever_the_windows_the_batches_and_the_shards(
     fold(truth, packets[min(at, rounds) :])
 
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(snapshot_fold, "WINDOW", 1 << 16)
+        patch.setattr(snapshots, "WINDOW", 1 << 16)
         job = fold_of(in_memory(vector), packets, mix, start=100, known=known, budget=budget)
         number = job.write(Path(folder))
         swept = load_file(Path(folder) / "model.safetensors")["w"]
@@ -312,9 +312,9 @@ def test_a_fold_that_is_asked_to_stop_leaves_nothing(bases, tmp_path) -> None:
 
 def test_a_disk_that_is_too_small_is_found_out_before_a_byte_is_written(bases, tmp_path, monkeypatch) -> None:
     room = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr("recipes.weight_files.safetensors_files.DISK_RESERVE", 0)
+    monkeypatch.setattr("recipes.weight_files.DISK_RESERVE", 0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: room._replace(free=5000))
-    monkeypatch.setattr(snapshot_fold, "_write", lambda file, data: pytest.fail("it was written to"))
+    monkeypatch.setattr(snapshots, "_write", lambda file, data: pytest.fail("it was written to"))
     with closing(open_vector(bases["opt"])) as base, pytest.raises(OSError, match="does not fit") as full:
         write(fold_of(base, []), bases["opt"], tmp_path / "0")
 
@@ -323,7 +323,7 @@ def test_a_disk_that_is_too_small_is_found_out_before_a_byte_is_written(bases, t
 
 
 def test_a_disk_that_fills_up_on_the_way_leaves_nothing(bases, tmp_path, monkeypatch) -> None:
-    plain, written = snapshot_fold._write, []
+    plain, written = snapshots._write, []
 
     def fill(file: Any, data: Any) -> None:
         written.append(len(memoryview(data).cast("B")))
@@ -331,7 +331,7 @@ def test_a_disk_that_fills_up_on_the_way_leaves_nothing(bases, tmp_path, monkeyp
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         plain(file, data)
 
-    monkeypatch.setattr(snapshot_fold, "_write", fill)
+    monkeypatch.setattr(snapshots, "_write", fill)
     with closing(open_vector(bases["opt"])) as base, pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         write(fold_of(base, []), bases["opt"], tmp_path / "0")
 
@@ -361,11 +361,11 @@ MEASURED = """
 import sys
 from pathlib import Path
 from compress import Cocktail
-from compress.coding.section_streams import FileSlice
-from recipes.weight_files.parameter_layout import Layout
-from recipes.snapshots.snapshot_fold import Fold
+from compress.coding import FileSlice
+from recipes.weight_files import Layout
+from recipes.snapshots import Fold
 from recipes.weight_files import StoredTensor
-from recipes.weight_files.stored_vector import StoredVector
+from recipes.weight_files import StoredVector
 
 def kib(field):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field))

@@ -21,7 +21,7 @@ from recipes.training import (
     set_learning_rate,
 )
 from recipes.training.gradient_noise import AT_FIRST, PATIENCE, PLACES, VALUES
-from recipes.training.lease_gradient import share_of
+from recipes.training.loop import share_of
 from recipes.training.peer_checkpoint import keep
 from recipes.weight_files import Layout
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from recipes.algorithm import DecodedPacket
 from recipes.config import recipe_from_json
 from recipes.training import HandedOver, finetune, learning_rate
-from recipes.training.lease_gradient import parts_of
+from recipes.training.loop import parts_of
 
 H = 2  # of the 4 samples of a lease two each
 

@@ -18,7 +18,7 @@ from recipes.training import (
     set_learning_rate,
     step_flops,
 )
-from recipes.training.matrix_optimizers import EVERY, LONGEST, Soap, matrix_numbers
+from recipes.training.optimizers import EVERY, LONGEST, Soap, matrix_numbers
 
 METHODS = ["muon", "soap"]
 SHAPE = (5, 5)

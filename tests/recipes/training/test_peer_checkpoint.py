@@ -146,7 +146,7 @@ def test_a_disk_that_is_full_leaves_what_was_there(tmp_path: Path, monkeypatch: 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("recipes.weight_files.safetensors_files.os.fsync", full)
+    monkeypatch.setattr("recipes.weight_files.os.fsync", full)
     with pytest.raises(OSError, match="No space"):
         keep(peer, tmp_path / "kept", ABOUT)
 

@@ -10,6 +10,7 @@ from sim_swarm import SimPeer, SimSwarm
 from toy_extension import UNREADABLE, WELL, Health, readable
 from toy_swarm import toy_settings
 
+from transport.hub import Late
 from transport.protocol import events, messages
 from transport.scheduling import HubExtension
 
@@ -201,3 +202,28 @@ def test_an_extension_that_overrides_nothing_changes_nothing() -> None:
         ended.append((swarm.events, json.loads(swarm.hub.status(swarm.now))))
 
     assert ended[0] == ended[1]
+
+
+@pytest.mark.parametrize(
+    ("dialled", "address"), [(True, "10.0.0.1:29500"), (True, ""), (False, "10.0.0.1:2")]
+)
+def test_what_peers_reach_each_other_for_begins_with_the_first_that_others_may_reach(
+    dialled: bool, address: str
+) -> None:
+    """And the hub then tries that address, as the extension dials."""
+
+    class Dialling(HubExtension):
+        name, dials = "dialling", True
+
+    swarm = SimSwarm(1, extensions=[Late("dialling", lambda hub: Dialling(), dialled)])
+    for at in ("", address):
+        peer = SimPeer(swarm, f"p{len(swarm.peers)}", swarm.staleness)
+        peer.state.hello = replace(peer.state.hello, address=at, owns=bool(at))
+        swarm.peers.append(peer)
+        peer.dial()
+        assert swarm.hub.rounds.extensions == []
+        swarm.chat(peer)
+
+    begun = [type(one) for one in swarm.hub.rounds.extensions]
+    assert begun == ([Dialling] if dialled and address else [])
+    assert [session.dialled for session in swarm.hub.members] == [False, bool(begun)]

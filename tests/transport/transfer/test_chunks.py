@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipes.models import hash_file
-from recipes.models.base_files import HASH_BLOCK as RECIPES_BLOCK
+from recipes.models.base_model import HASH_BLOCK as RECIPES_BLOCK
 from transport.protocol import Leaving, ProtocolError
 from transport.transfer import HASH_BLOCK, ChunkFile, block_hashes
 

@@ -1,1 +1,0 @@
-"""Commands for the results of a run: model, report, text."""

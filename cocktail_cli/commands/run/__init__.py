@@ -1,1 +1,0 @@
-"""Commands that start, join and steer a run."""

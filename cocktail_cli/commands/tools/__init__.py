@@ -1,1 +1,0 @@
-"""Tools: shipped recipes and benchmarks."""

@@ -1,0 +1,98 @@
+"""This process beside others: its arguments, its memory, and the code that comes with a model.
+
+Other users of a machine can read the arguments of a running command. So a command that is given a run URL
+starts itself again with the URL in its environment, which only its own user can read, and without the join
+token in its arguments.
+
+glibc gives each thread a heap, and returns of it only what lies above the last block in use. A session of a
+peer has threads of its own, so each left megabytes in heaps that no later session used (recipes/LOG.md).
+
+A recipe may ask to run code that comes with a model (`model.trust_remote_code`), and a host may serve it;
+neither is enough: `--trust-remote-code` on this machine is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from typing import TYPE_CHECKING
+
+from cocktail_cli.errors import Failure
+
+if TYPE_CHECKING:
+    from recipes.config import Recipe
+
+SCHEME = "cocktail://"  # of a run URL
+TYPED = "COCKTAIL_TYPED_URL"  # the URL that was an argument
+
+
+def hide_token() -> None:
+    """Start this process anew without the token; in the new process put the URL back into sys.argv.
+
+    Call it first. It does nothing on Windows, which does not show arguments to other users, or where sys.argv
+    is not what was typed.
+    """
+    if url := os.environ.pop(TYPED, ""):
+        sys.argv[:] = [url if argument == masked(url) else argument for argument in sys.argv]
+        delay_interrupts(False)
+        return
+    given, typed = sys.argv[1:], sys.orig_argv
+    urls = {argument for argument in given if SCHEME in argument}
+    if os.name != "posix" or len(urls) != 1 or typed[-len(given) :] != given or not sys.executable:
+        return
+    (url,) = urls
+    delay_interrupts(True)  # until the new process has come this far: Python's start prints a traceback
+    shown = [masked(argument) if argument == url else argument for argument in typed]
+    os.execve(sys.executable, shown, {**os.environ, TYPED: url})
+
+
+def delay_interrupts(wanted: bool) -> None:
+    """Have Ctrl-C wait, also in a process that takes this one's place; or let it through again."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK if wanted else signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def masked(url: str) -> str:
+    return f"{SCHEME}***@{url.rpartition('@')[2]}" if "@" in url else f"{SCHEME}***"
+
+
+def return_freed_memory() -> bool:
+    """Return to the system the free pages of all heaps. False where the C library is not glibc."""
+    if sys.platform != "linux":
+        return False
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError):  # musl has none
+        return False
+    trim(0)
+    return True
+
+
+FLAG = "--trust-remote-code"
+
+
+def check_trust(recipe: Recipe, trusted: bool, code: str = "usage") -> None:
+    """Raise Failure where the recipe's model brings code that may not run here."""
+    if recipe.model.trust_remote_code and not trusted:
+        raise Failure(
+            code,
+            f"{recipe.model.model_name_or_path} comes with Python code, which this recipe wants to run here",
+            hints=(f"{FLAG}, if you trust whoever wrote it with this machine",),
+        )
+
+
+def isolate_model_code(trusted: bool) -> None:
+    """Have transformers copy such code to a temporary folder of this process, before transformers is
+    imported.
+
+    In its shared folder, processes that start together read files that another has half written.
+    """
+    if trusted:
+        place = tempfile.mkdtemp(prefix="cocktail-code-")
+        os.environ["HF_MODULES_CACHE"] = place
+        atexit.register(shutil.rmtree, place, ignore_errors=True)

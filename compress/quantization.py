@@ -1,0 +1,509 @@
+"""Quantize values to codes of q bits, a scale for each bucket and a table of levels; dequantize to the bit.
+
+value = (-1)**sign * level * scale      level: an integer below 2**16, scale: BF16 (8 significant bits)
+
+so a decoded value has at most 24 significant bits: it is exact in FP32 on any device, whatever order or fused
+instruction computes it. Scales are zero or normal numbers and levels zero or at least 1, so no product is
+denormal. A code is the sign (top bit) and the number of the level. At 16 bits the level is its own number and
+the table is left out; 32 bits are the FP32 patterns themselves.
+
+The 2**(q-1) levels are fitted to the values that top-k kept. All of these exceed some threshold, so a grid
+from 0 to max leaves its small levels empty and, on heavy tails, puts nearly all of them into the next one.
+Levels minimize
+
+    sum of scale**2 * ((y - level(y))**2 + price * bits(y)),    bits(y) = -log2 of the share of y's level,
+
+over the magnitudes y = |v| / (scale of the bucket). Without the price: Lloyd 1982. With it:
+entropy-constrained scalar quantization (Chou, Lookabaugh, Gray 1989). At 4 bits the price rises until a code
+costs no more on the wire than one of the max-scaled grid did, 3.05 bits; the error stays far below that
+grid's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from compress.coding import lookup, pack
+
+# ---- levels ------------------------------------------------------------------------------------------------
+
+SHIFT = 14  # of an FP32 pattern: 512 bins an octave
+LOWEST = int(np.float32(2.0**-8).view(np.int32)) >> SHIFT
+BINS = 16 * 512  # magnitudes from 2**-8 to 2**8 of the scale
+ROUNDS = 12  # of Lloyd's iteration; then 5 at each price
+BUDGET = {4: 2.05}  # bits that the number of a level may carry, sign apart
+PRICES = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 2.5, 3, 3.5, 4)  # of one bit, in units of the error at price 0
+THIN = 1e-3  # share of the weight spread evenly at 8 bits: no range goes without levels
+BEYOND = {2: 6.0, 3: 2.0, 4: 1.5}  # times the top level: an outlier that stretching may pay for
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The fitted levels, in units of the scale, and a table that finds the nearest."""
+
+    at: np.ndarray  # (2**(bits-1),) float64, ascending, positive
+    by_bin: np.ndarray  # (BINS,) uint8: number of the level for each bin of magnitude
+    error: float  # share of the energy lost, on what it was fitted to
+
+    @property
+    def beyond(self) -> np.float32:
+        """Magnitude above which a value is an outlier."""
+        return np.float32(BEYOND.get(len(self.at).bit_length(), np.inf) * self.at[-1])
+
+    def nearest(self, y: np.ndarray) -> np.ndarray:
+        """Find the number of the nearest level, uint8, in the shape of y (float32, at least 0); values
+        out of range go to the first or the last."""
+        number = y.view(np.int32) >> SHIFT
+        number -= LOWEST
+        return self.by_bin.take(number, mode="clip")
+
+
+def fit(y: np.ndarray, scale: np.ndarray, bits: int, loops: ModuleType | None = None) -> Levels:
+    """Fit levels to magnitudes over their scales. y: (rows, bucket) float32, scale: (rows,); one bucket a
+    row."""
+    count = 1 << (bits - 1)
+    part = np.square(scale.astype(np.float64) / max(float(scale.max()), 1e-300))
+    weight: np.ndarray = np.zeros(BINS)
+    if loops:
+        loops.weigh(y.view(np.int32), part, SHIFT, LOWEST, weight)
+    else:
+        number = (y.view(np.int32).reshape(-1) >> SHIFT) - LOWEST
+        weight = np.bincount(number.clip(0, BINS - 1), np.repeat(part, y.shape[1]), BINS)
+    if count == 1 or not weight.any():
+        return Levels(np.ones(count), np.zeros(BINS, np.uint8), 0.0)
+    if bits == 8:
+        weight += THIN * weight.sum() * _centres() * (_centres() < 1) / _centres().sum()
+    fitting = _Fitting(weight, count, zero=bits == 8)
+    fitting.improve(ROUNDS)
+    fitting.employ()
+    if bits in BUDGET:
+        # what a grid of 2**bits steps up to each bucket's largest would lose: a twelfth of a squared step
+        grid = float((part * np.square(y.max(1))).sum() / part.sum()) / (12 * count * count)
+        fitting.cheapen(BUDGET[bits], 0.9 * grid)
+    lost = fitting.error() * fitting.mass[-1] / fitting.square[-1]
+    return Levels(fitting.level, fitting.by_bin(), lost)
+
+
+def even(y: np.ndarray, scale: np.ndarray, step: float) -> Levels:
+    """Space the 128 levels of 8 bits evenly, `step` root mean squares apart. y, scale: as in `fit`.
+
+    With an entropy coder behind it a uniform quantizer has nearly the least error at its bits (Gish and
+    Pierce 1968). The top level is at least 1, so that no value over the largest of its bucket is clipped;
+    those beyond it are unused, and equal to it.
+    """
+    part = np.square(scale.astype(np.float64) / max(float(scale.max()), 1e-300))
+    square = (part * np.square(y.astype(np.float64)).mean(1)).sum() / max(part.sum(), 1e-300)
+    apart = max(step * float(np.sqrt(square)), 1 / 127)
+    top = min(127, int(np.ceil(1 / apart)))
+    number = np.minimum(np.rint(_centres() / apart), top).astype(np.uint8)
+    return Levels(np.minimum(np.arange(128), top) * apart, number, apart**2 / 12 / max(square, 1e-300))
+
+
+class _Fitting:
+    """Lloyd's iteration on a histogram: cells from levels, levels from cells."""
+
+    def __init__(self, weight: np.ndarray, count: int, zero: bool) -> None:
+        self.weight, self.zero, self.price = weight, zero, 0.0
+        self.mass = np.concatenate([[0.0], np.cumsum(weight)])
+        self.moment = np.concatenate([[0.0], np.cumsum(weight * _centres())])
+        self.square = np.concatenate([[0.0], np.cumsum(weight * np.square(_centres()))])
+        self.level = _companded(weight, count)
+        self.share = np.full(count, 1 / count)
+
+    def improve(self, rounds: int) -> None:
+        """Move each level to the mean of its cell, again and again; an empty cell keeps its level."""
+        for _ in range(rounds):
+            edge = self.edges()
+            here = _between(self.mass, edge)
+            self.share = here / self.mass[-1]
+            mean = _between(self.moment, edge) / np.maximum(here, 1e-300)
+            self.level = np.maximum.accumulate(np.where(here > 0, mean, self.level))
+            if self.zero:
+                self.level[0] = 0.0
+
+    def employ(self) -> None:
+        """Move each unused level into the cell that loses most: few distinct values are met exactly."""
+        for _ in self.level:
+            idle = np.flatnonzero(self.share == 0)
+            if not len(idle):
+                return
+            lost = self.weight * np.square(_centres() - self.level[self.by_bin()])
+            if lost.sum() < 1e-9 * (self.weight * np.square(_centres())).sum():
+                return
+            edge = self.edges()
+            in_cell = np.add.reduceat(np.append(lost, 0.0), edge[:-1]) * (np.diff(edge) > 0)
+            cell = int(in_cell.argmax())
+            upper = slice(max(int(np.searchsorted(_centres(), self.level[cell])), edge[cell]), edge[cell + 1])
+            if not self.weight[upper].any():
+                return
+            self.level[idle[0]] = np.average(_centres()[upper], weights=self.weight[upper])
+            self.level.sort()
+            self.improve(8)
+
+    def cheapen(self, budget: float, most: float) -> None:
+        """Raise the price until a level's number carries `budget` bits, while the error is below `most`."""
+        unpriced = self.error()
+        for price in PRICES:
+            if self.entropy() <= budget:
+                return
+            before = self.level, self.share, self.price
+            self.price = price * unpriced
+            self.improve(5)
+            if self.error() > most:
+                self.level, self.share, self.price = before
+                return
+
+    def edges(self) -> np.ndarray:
+        """Compute the bins where the cells begin and end, (count + 1,). Between neighbours a < b the
+        border stands at (a + b) / 2 + price * log2(share_a / share_b) / (2 (b - a)): equal cost on
+        both sides.
+        """
+        a, b = self.level[:-1], self.level[1:]
+        middle = (a + b) / 2
+        if self.price:
+            dear = np.log2(np.maximum(self.share, 1e-12))
+            middle = middle + self.price * (dear[:-1] - dear[1:]) / (2 * np.maximum(b - a, 1e-12))
+            middle = np.maximum.accumulate(middle.clip(a[0], b[-1]))
+        edge = np.empty(len(self.level) + 1, np.int64)
+        edge[0], edge[1:-1], edge[-1] = 0, _centres().searchsorted(middle), BINS
+        return edge
+
+    def by_bin(self) -> np.ndarray:
+        """Return the number of the level for each bin, (BINS,) uint8."""
+        return np.repeat(np.arange(len(self.level), dtype=np.uint8), np.diff(self.edges()))
+
+    def entropy(self) -> float:
+        """Return the bits of a level's number."""
+        share = self.share[self.share > 0]
+        return float(-(share * np.log2(share)).sum())
+
+    def error(self) -> float:
+        """Return the mean square error of the binned magnitudes."""
+        edge, level = self.edges(), self.level
+        square, moment, mass = (_between(total, edge) for total in (self.square, self.moment, self.mass))
+        return max(float((square - 2 * level * moment + level * level * mass).sum() / self.mass[-1]), 0.0)
+
+
+def _between(total: np.ndarray, edge: np.ndarray) -> np.ndarray:
+    """Difference a running total at the edges: the sum of each cell."""
+    at = total[edge]
+    return at[1:] - at[:-1]
+
+
+def far(y: np.ndarray, levels: Levels) -> np.ndarray:
+    """Find the buckets with an outlier: rows of y (rows, bucket) with a magnitude far above the top level."""
+    return np.unique(np.flatnonzero(y > levels.beyond) // y.shape[1])
+
+
+def stretch(y: np.ndarray, levels: Levels) -> np.ndarray:
+    """Compute the factor by which each bucket's scale should grow, (rows,) float32, at least 1. y: (rows,
+    bucket).
+
+    A mean hardly sees one huge value among 128, which would then be clipped to the top level with all its
+    energy. Four factors are tried, the largest of which puts the outlier on the top level.
+    """
+    worst = np.maximum(y.max(1) / np.float32(levels.at[-1]), np.float32(1))
+    at = levels.at.astype(np.float32)
+    least, factor = np.full(len(y), np.inf, np.float32), np.ones(len(y), np.float32)
+    for power in (0, 1 / 3, 2 / 3, 1):
+        wider = worst ** np.float32(power)
+        there = at[levels.nearest(y / wider[:, None])] * wider[:, None]
+        error = np.square((y - there) / worst[:, None]).sum(1)
+        factor = np.where(error < least, wider, factor)
+        least = np.minimum(error, least)
+    return factor
+
+
+@lru_cache(maxsize=1)
+def _centres() -> np.ndarray:
+    """Return the magnitude in the middle of each bin, (BINS,) float64; 0 for the first."""
+    pattern = ((np.arange(BINS, dtype=np.int32) + LOWEST) << SHIFT) + (1 << (SHIFT - 1))
+    pattern[0] = 0
+    return pattern.view(np.float32).astype(np.float64)
+
+
+def _companded(weight: np.ndarray, count: int) -> np.ndarray:
+    """Start near the optimum: levels as dense as the cube root of the density (Panter and Dite 1951)."""
+    centre = _centres()
+    width = np.maximum(centre, centre[1])  # of a bin, but for a factor
+    root = np.cbrt(weight / width) * width
+    reach = np.cumsum(root)
+    return np.interp((np.arange(count) + 0.5) / count * reach[-1], reach, centre)
+
+
+# ---- codes -------------------------------------------------------------------------------------------------
+
+BITS = (1, 2, 3, 4, 8, 16, 32)
+CHUNK = 1 << 16  # values at a time: the arrays of one chunk stay in L2
+SEEN = 1 << 17  # values that the levels are fitted to, about
+HEAVY = {2: 0.18, 3: 0.05, 4: 0.015}  # error of levels over the mean that Laplace tails don't reach
+
+
+@dataclass(frozen=True)
+class Codes:
+    """k quantized values."""
+
+    quant_bits: int
+    quant_bucket_size: int  # values that share a scale
+    count: int  # k
+    packed: np.ndarray  # (bytes,) uint8, see FORMAT.md
+    levels: np.ndarray  # (2**(bits-1),) uint16; empty at 16 and 32 bits
+    scales: np.ndarray  # (ceil(k / bucket),) uint16: BF16 patterns; empty at 32 bits
+
+
+def quantize(
+    values: np.ndarray,  # (k,) float32, finite
+    bits: int,
+    bucket: int,
+    loops: ModuleType | None = None,  # `compress.numba_loops`: the same codes
+    step: float = 0.0,  # with 8 bits: levels so many root mean squares apart; 0: fitted ones
+) -> Codes:
+    """Quantize values to codes, scales and levels."""
+    k = len(values)
+    if bits == 32 or k == 0:
+        return Codes(bits, bucket, k, planes(values.view(np.uint8), 4), _words(table_size(bits)), _words(0))
+    if bits == 16:
+        return _evenly(values, bucket)
+    return _to_levels(values, plan(seen(values, bucket), bits, loops, step), bits, bucket, loops)
+
+
+def dequantize(codes: Codes, inside: int = 0) -> np.ndarray:
+    """Compute the values, (k,) float32, exactly: the only arithmetic is an integer times a scale.
+
+    inside: how many values of the first bucket precede these codes, where they are a window of a packet.
+    """
+    bits, bucket, count = codes.quant_bits, codes.quant_bucket_size, codes.count
+    if bits == 32:
+        return planes(codes.packed, -4).view(np.float32)
+    if count == 0:
+        return np.empty(0, np.float32)
+    values, scales = signed_levels(codes.packed, codes.levels, bits, count), widen(codes.scales)
+    first = min(-inside % bucket, count)  # the rest of a bucket, whole buckets, the beginning of one
+    whole = (count - first) // bucket
+    last = first + whole * bucket
+    values[:first] *= scales[0]
+    begin = 1 if inside else 0
+    values[first:last].reshape(-1, bucket)[:] *= scales[begin : begin + whole, None]
+    values[last:] *= scales[-1]
+    return values
+
+
+def signed_levels(packed: np.ndarray, levels: np.ndarray, bits: int, count: int) -> np.ndarray:
+    """Compute (-1)**sign * level of `count` packed codes of 1 to 16 bits, (count,) float32."""
+    if bits == 16:
+        words = planes(packed, -2).view("<u2")
+        signed = (words & np.uint16(0x7FFF)).astype(np.float32)
+        return np.negative(signed, out=signed, where=words >= 0x8000)
+    if bits == 3:
+        signs = -(-count // 8)
+        signed = lookup(np.array([1, -1], np.float32), packed[:signs], 1)[:count]
+        return signed * lookup(levels.astype(np.float32), packed[signs:], 2)[:count]
+    return lookup(signed_table(levels), packed, bits)[:count]
+
+
+def signed_table(levels: np.ndarray) -> np.ndarray:
+    """Map codes, whose top bit is the sign, to levels: (2**(bits-1),) uint16 -> (2**bits,) float32."""
+    positive = levels.astype(np.float32)
+    return np.concatenate([positive, -positive])
+
+
+def packed_size(bits: int, count: int) -> int:
+    """Return the bytes of `Codes.packed`."""
+    if bits == 3:  # sign bits, then the 2-bit levels: neither straddles a byte, so both can be entropy-coded
+        return -(-count // 8) + -(-count // 4)
+    return -(-count * bits // 8)
+
+
+def table_size(bits: int) -> int:
+    """Return the entries of `Codes.levels`."""
+    return 1 << (bits - 1) if bits <= 8 else 0
+
+
+def planes(data: np.ndarray, width: int) -> np.ndarray:
+    """Reorder `width`-byte words to all first bytes, all second, ...; (n,) uint8. Negative: undo it."""
+    turned = data.reshape(-1, width) if width > 0 else data.reshape(-width, -1)
+    return turned.T.copy().reshape(-1)
+
+
+def bf16(x: np.ndarray, up: bool) -> np.ndarray:
+    """Round non-negative (n,) float32 to the nearest finite BF16, or the next one up, as float32."""
+    pattern = x.view(np.uint32) + np.uint32(0xFFFF if up else 0x8000)
+    return np.minimum(pattern & np.uint32(0xFFFF0000), np.uint32(0x7F7F0000)).view(np.float32)
+
+
+def widen(scales: np.ndarray) -> np.ndarray:
+    """Widen BF16 patterns, (n,) uint16, to (n,) float32."""
+    return (scales.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The quantization of a packet, decided on some of its values."""
+
+    levels: Levels
+    by_largest: bool  # the scale of a bucket is its largest magnitude; otherwise their mean
+
+    @property
+    def unit(self) -> int:
+        """The table counts in scale / 2**unit, so that its top level fills 16 bits."""
+        return 15 - math.ceil(math.log2(self.levels.at[-1]))
+
+    @property
+    def table(self) -> np.ndarray:
+        """The levels as the packet holds them, (2**(bits-1),) uint16."""
+        return np.rint(self.levels.at * 2.0**self.unit).astype(np.uint16)
+
+    def patterns(self, scale: np.ndarray) -> np.ndarray:
+        """Convert scales, (n,) float32, to BF16 patterns, (n,) uint16, as the packet holds them."""
+        return _patterns(scale * np.float32(2.0**-self.unit), self.table)
+
+
+Rows = TypeVar("Rows", np.ndarray, torch.Tensor)
+
+
+def seen(values: Rows, bucket: int) -> Rows:
+    """Select some whole buckets of values (k,), one a row, for `plan`."""
+    whole = len(values) // bucket
+    every = max(len(values) // SEEN, 1) | 1
+    return values[: whole * bucket].reshape(-1, bucket)[::every] if whole else values[None]
+
+
+def plan(rows: np.ndarray, bits: int, loops: ModuleType | None = None, step: float = 0.0) -> Plan:
+    """Fit levels to rows of values, one bucket a row, or space them evenly.
+
+    The mean as scale costs fewer bits at the same error, because outliers move it little. The largest is
+    right at 8 bits, where nothing may be clipped, and where outliers hold so much of the energy that the
+    mean serves them badly.
+    """
+    if step and bits == 8:
+        return Plan(even(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=True), step), True)
+    level = None
+    if bits < 8:
+        level = fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=False), bits, loops)
+        if level.error <= HEAVY.get(bits, 1.0):
+            return Plan(level, False)
+    largest = fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=True), bits, loops)
+    if level and largest.error > 0.75 * level.error:
+        return Plan(level, False)
+    largest.at[-1] = 1.0  # exact for the largest of each bucket
+    return Plan(largest, True)
+
+
+def _to_levels(values: np.ndarray, how: Plan, bits: int, bucket: int, loops: ModuleType | None) -> Codes:
+    """Quantize to the nearest of the plan's levels, each magnitude over the scale of its bucket."""
+    k = len(values)
+    codes, scales = np.empty(k, np.uint8), np.empty(-(-k // bucket), np.float32)
+    outside = np.zeros(len(scales), bool)  # buckets with an outlier
+    step = max(CHUNK // bucket, 1)
+    for first in range(0, len(scales), step):
+        part, here = slice(first, first + step), slice(first * bucket, (first + step) * bucket)
+        if loops:
+            scales[part] = _scale(_magnitudes(values[here], bucket), len(values[here]), how.by_largest)
+            inverse, by_bin = _inverse(scales[part]), how.levels.by_bin
+            ranges = SHIFT, LOWEST, int(how.levels.beyond.view(np.int32))
+            loops.nearest(values[here], inverse, bucket, by_bin, *ranges, codes[here], outside[part])
+        else:
+            y, scales[part] = _normalized(values[here], bucket, how.by_largest)
+            codes[here] = how.levels.nearest(y.reshape(-1)[: len(values[here])])
+            outside[first + far(y, how.levels)] = True
+    outlying = np.flatnonzero(outside) if bits > 1 and not how.by_largest else np.empty(0, np.int64)
+    for first in range(0, len(outlying), step):  # once more, with a scale that serves them better
+        rows = outlying[first : first + step]
+        index = rows[:, None] * bucket + np.arange(bucket)
+        inside = index < k
+        y = np.where(inside, np.abs(values.take(index, mode="clip")), np.float32(0))
+        y *= _inverse(scales[rows])[:, None]
+        wider = bf16(scales[rows] * stretch(y, how.levels), up=False)
+        y *= (scales[rows] / wider)[:, None]
+        scales[rows] = wider
+        codes[index[inside]] = how.levels.nearest(y)[inside]
+    return Codes(bits, bucket, k, _join(codes, values, bits, loops), how.table, how.patterns(scales))
+
+
+def _normalized(values: np.ndarray, bucket: int, by_largest: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Compute magnitudes over the scale of their bucket, (rows, bucket), and the BF16 scales, (rows,)."""
+    y = _magnitudes(values, bucket)
+    scale = _scale(y, len(values), by_largest)
+    y *= _inverse(scale)[:, None]
+    return y, scale
+
+
+def _scale(magnitudes: np.ndarray, k: int, by_largest: bool) -> np.ndarray:
+    """Compute the scale of each bucket, (rows,) float32; magnitudes: (rows, bucket), k of them real."""
+    return bf16(magnitudes.max(1) if by_largest else _means(magnitudes, k), up=by_largest)
+
+
+def _magnitudes(values: np.ndarray, bucket: int) -> np.ndarray:
+    y = _rows(values, bucket)
+    return np.abs(y, out=y)
+
+
+def _evenly(values: np.ndarray, bucket: int) -> Codes:
+    """Quantize to 16 bits: the levels 0, 1, 2 ... 32767, up to the largest magnitude of each bucket."""
+    k, top, negative = len(values), 32767, 1 << 15
+    codes, scales = np.empty(k, "<u2"), np.empty(-(-k // bucket), np.float32)
+    step = max(CHUNK // bucket, 1)
+    for first in range(0, len(scales), step):
+        here = slice(first * bucket, (first + step) * bucket)
+        z = _rows(values[here], bucket)
+        scale = bf16(np.abs(z).max(1) / np.float32(top), up=True)
+        z *= _inverse(scale)[:, None]
+        z = z.reshape(-1)[: len(values[here])]  # in [-top, top]
+        place = np.floor(z + np.float32(0.5)).clip(-top, top).astype(np.int32)
+        codes[here] = np.where(place < 0, -place + negative, place)
+        scales[first : first + step] = scale
+    patterns = _patterns(scales, np.array([top], np.uint16))
+    return Codes(16, bucket, k, planes(codes.view(np.uint8), 2), _words(0), patterns)
+
+
+def _join(codes: np.ndarray, values: np.ndarray, bits: int, loops: ModuleType | None = None) -> np.ndarray:
+    """Pack level numbers, (k,) uint8, with the signs of the values."""
+    if loops and bits in (2, 4):
+        packed = np.zeros(packed_size(bits, len(codes)), np.uint8)
+        loops.join(codes, values, bits, packed)
+        return packed
+    negative = np.less(values, 0).view(np.uint8)
+    if bits == 3:
+        return np.concatenate([pack(negative, 1), pack(codes, 2)])
+    return pack(codes | (negative << np.uint8(bits - 1)), bits)
+
+
+def _rows(values: np.ndarray, bucket: int) -> np.ndarray:
+    """Copy the values, one bucket a row, padded with zeros: (ceil(k / bucket), bucket)."""
+    rows = np.empty((-(-len(values) // bucket), bucket), np.float32)
+    flat = rows.reshape(-1)
+    flat[: len(values)] = values
+    flat[len(values) :] = 0
+    return rows
+
+
+def _means(rows: np.ndarray, k: int) -> np.ndarray:
+    """Average the real elements of each row, (rows,) float32; `bf16` takes care of overflow."""
+    real = rows.shape[1] - (rows.size - k)  # in the last row
+    with np.errstate(over="ignore"):
+        means = rows.mean(1)
+        if not np.isfinite(means).all():  # values near 1e38
+            means = rows.mean(1, dtype=np.float64).astype(np.float32)
+        means[-1] *= np.float32(rows.shape[1] / real)
+    return means
+
+
+def _inverse(scale: np.ndarray) -> np.ndarray:
+    return np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
+
+
+def _patterns(scale: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Convert scales to BF16 patterns, (n,) uint16, lowered where the top level would overflow."""
+    limit = np.finfo(np.float32).max / np.float32(table.max())
+    return (np.minimum(scale.view(np.uint32), limit.view(np.uint32)) >> np.uint32(16)).astype(np.uint16)
+
+
+def _words(n: int) -> np.ndarray:
+    return np.zeros(n, np.uint16)

@@ -1,3 +1,0 @@
-"""Top-K by magnitude."""
-
-from . import topk

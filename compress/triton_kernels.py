@@ -1,0 +1,437 @@
+"""Triton kernels: the packets of the host, from tensors on a GPU. Importing this imports triton.
+
+Dequantizing is exact: the bits of `quantization.dequantize`. Top-k takes a threshold from a sample, then two
+passes, to count per block and to gather. The host is waited for once, for the count and whatever it needs of
+the values: see `Selected`.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from compress import coding, topk
+from compress import quantization as host
+from compress.coding import GAPS, EncodedPositions, bytes_and_escapes
+from compress.errors import NonFiniteError, PacketError
+from compress.pinned_copy import array_brought
+
+BLOCK = 1024  # elements of a program
+WIDE = 4096  # likewise, in a selection
+AT_ONCE = 1024  # values of a program that quantizes, where buckets are no longer
+LONGEST = 4096  # bucket: beyond, a program would need more registers than there are
+SPARE = 1 << 16  # elements of room beyond an eighth more than are wanted
+
+
+def launch(kernel: Any, blocks: int, first: torch.Tensor, *arguments: Any, **options: Any) -> None:
+    """Launch `blocks` programs of a kernel whose first argument is a tensor, where that tensor is.
+
+    Triton itself launches on the calling thread's current device, and each thread has one of its own.
+    """
+    with torch.cuda.device(first.device) if first.is_cuda else nullcontext():
+        kernel[(blocks,)](first, *arguments, **options)
+
+
+def difference(x: torch.Tensor, y: torch.Tensor, units: torch.Tensor, block: int, out: torch.Tensor) -> None:
+    """Compute out = x - y on the sample; out: (m,). The last block of the sample may be short."""
+    blocks = triton.cdiv(len(out), BLOCK)
+    launch(_difference, blocks, x, y, units, out, len(out), block.bit_length() - 1, BLOCK)
+
+
+def add(x: torch.Tensor, at: torch.Tensor, values: torch.Tensor, alpha: int) -> None:
+    """Add alpha * values to x[at]; at: (k,) int64, each at most once. The product is exact, so each element
+    is rounded once."""
+    launch(_add, triton.cdiv(len(at), BLOCK), x, at, values, len(at), float(alpha), BLOCK)
+
+
+@triton.jit
+def _difference(x, y, units, out, m, shift, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < m
+    unit = tl.load(units + (i >> shift), mask=inside, other=0)
+    at = (unit << shift) + (i - ((i >> shift) << shift))
+    tl.store(out + i, tl.load(x + at, mask=inside) - tl.load(y + at, mask=inside), mask=inside)
+
+
+@triton.jit
+def _add(x, at, values, k, alpha, BLOCK: tl.constexpr):
+    j = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = j < k
+    where = tl.load(at + j, mask=inside, other=0)
+    moved = tl.load(x + where, mask=inside) + alpha * tl.load(values + j, mask=inside)
+    tl.store(x + where, moved, mask=inside)
+
+
+def takes(bits: int, bucket: int) -> bool:
+    """Tell whether the device quantizes this; the host does the rest."""
+    return bits <= 8 and bucket <= LONGEST and not bucket & (bucket - 1)
+
+
+def quantize(values: torch.Tensor, bits: int, bucket: int, rows: np.ndarray, step: float = 0.0) -> OnDevice:
+    """Quantize (k,) values as the host does, to 1 to 8 bits, without noise, in buckets of a power of two.
+
+    rows: some of the values, one bucket each, to which levels are fitted by the host's code. Codes at the
+    border of two levels may differ from the host's, because sums are added up in another order.
+    """
+    k = len(values)
+    plan = host.plan(rows, bits, step=step)
+    buckets = triton.cdiv(k, bucket)
+    codes = torch.empty(k, dtype=torch.uint8, device=values.device)
+    scales = torch.empty(buckets, dtype=torch.int32, device=values.device)
+    by_bin = array_brought(plan.levels.by_bin, values.device)
+    at = array_brought(plan.levels.at.astype(np.float32), values.device)
+    together = max(AT_ONCE // bucket, 1)
+    launch(
+        _quantize, triton.cdiv(buckets, together), values, k, buckets, by_bin, at, codes, scales,
+        bits, bucket, together, plan.by_largest, bits > 1 and not plan.by_largest,
+        host.LOWEST, host.SHIFT, host.BINS, host.BEYOND.get(bits, 1.0),
+        num_warps=max(4, bucket // 512),
+    )  # fmt: skip
+    return OnDevice(bits, bucket, k, plan, _join(codes, bits), scales)
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """Codes and scales that have not been read yet."""
+
+    bits: int
+    bucket: int
+    count: int
+    plan: host.Plan
+    packed: torch.Tensor  # (bytes,) uint8
+    scales: torch.Tensor  # (buckets,) int32: the patterns of float32
+
+    def codes(self, packed: np.ndarray, scales: np.ndarray) -> host.Codes:
+        """Make the codes of what was read of `packed` and of the bytes of `scales`."""
+        patterns = self.plan.patterns(scales.view(np.float32))
+        return host.Codes(self.bits, self.bucket, self.count, packed, self.plan.table, patterns)
+
+
+def dequantize(codes: host.Codes, device: torch.device, inside: int = 0) -> torch.Tensor:
+    """Compute the values, (k,) float32 on the device, from codes of 1 to 16 bits.
+
+    inside: how many values of the first bucket precede these codes, where they are a window of a packet.
+    """
+    k, bits = codes.count, codes.quant_bits
+    out = torch.empty(k, device=device)
+    if k == 0:
+        return out
+    positive = codes.levels.astype(np.float32)
+    table = array_brought(np.concatenate([positive, -positive, [0]]).astype(np.float32), device)
+    packed, scales = array_brought(codes.packed, device), array_brought(host.widen(codes.scales), device)
+    size = codes.quant_bucket_size
+    launch(_dequantize, triton.cdiv(k, BLOCK), packed, table, scales, out, k, inside, size, bits, BLOCK)
+    return out
+
+
+def _join(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Pack codes, (k,) uint8 with the sign on top, as the host does."""
+    if bits == 3:
+        return torch.cat([_pack(codes >> 2, 1), _pack(codes & 3, 2)])
+    return _pack(codes, bits)
+
+
+def _pack(numbers: torch.Tensor, width: int) -> torch.Tensor:
+    each = 8 // width
+    padded = torch.zeros(triton.cdiv(len(numbers), each) * each, dtype=torch.uint8, device=numbers.device)
+    padded[: len(numbers)] = numbers
+    rows = padded.view(-1, each)
+    packed = rows[:, 0].clone()
+    for i in range(1, each):
+        packed |= rows[:, i] << (i * width)
+    return packed
+
+
+@triton.jit
+def _nearest(y, by_bin, LOWEST: tl.constexpr, SHIFT: tl.constexpr, BINS: tl.constexpr):
+    number = (y.to(tl.int32, bitcast=True) >> SHIFT) - LOWEST
+    return tl.load(by_bin + tl.minimum(tl.maximum(number, 0), BINS - 1)).to(tl.int32)
+
+
+@triton.jit
+def _quantize(
+    values, k, buckets, by_bin, at, codes, scales,
+    BITS: tl.constexpr, BUCKET: tl.constexpr, ROWS: tl.constexpr, BY_LARGEST: tl.constexpr, STRETCH:
+    tl.constexpr, LOWEST: tl.constexpr, SHIFT: tl.constexpr, BINS: tl.constexpr, BEYOND: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    i = row[:, None] * BUCKET + tl.arange(0, BUCKET)[None, :]
+    x = tl.load(values + i, mask=i < k, other=0.0)
+    magnitude = tl.abs(x)
+    if BY_LARGEST:
+        pattern = tl.max(magnitude, 1).to(tl.int32, bitcast=True) + 0xFFFF
+    else:
+        real = tl.maximum(tl.minimum(k - row * BUCKET, BUCKET), 1).to(tl.float32)
+        pattern = tl.sum(magnitude / real[:, None], 1).to(tl.int32, bitcast=True) + 0x8000
+    scale = tl.minimum(pattern & -65536, 0x7F7F0000).to(tl.float32, bitcast=True)
+    inverse = tl.where(scale > 0, 1.0 / tl.where(scale > 0, scale, 1.0), 0.0)
+    y = magnitude * inverse[:, None]
+    if STRETCH:
+        top = tl.load(at + (1 << (BITS - 1)) - 1)
+        worst = tl.max(y, 1) / top
+        far = worst > BEYOND
+        worst = tl.where(far, worst, 1.0)
+        factor = worst * 0 + 1.0
+        least = worst * 0 + float("inf")
+        for third in tl.static_range(4):
+            wider = tl.exp2(tl.log2(worst) * (third / 3))
+            there = tl.load(at + _nearest(y / wider[:, None], by_bin, LOWEST, SHIFT, BINS)) * wider[:, None]
+            lost = (y - there) / worst[:, None]
+            error = tl.sum(lost * lost, 1)
+            factor = tl.where(error < least, wider, factor)
+            least = tl.minimum(error, least)
+        wide = ((scale * factor).to(tl.int32, bitcast=True) + 0x8000) & -65536
+        stretched = tl.minimum(wide, 0x7F7F0000).to(tl.float32, bitcast=True)
+        stretched = tl.where(far, stretched, scale)
+        y = y * tl.where(scale > 0, scale / tl.where(scale > 0, stretched, 1.0), 0.0)[:, None]
+        scale = stretched
+    code = _nearest(y, by_bin, LOWEST, SHIFT, BINS) | ((x < 0).to(tl.int32) << (BITS - 1))
+    tl.store(codes + i, code.to(tl.uint8), mask=i < k)
+    tl.store(scales + row, scale.to(tl.int32, bitcast=True), mask=row < buckets)
+
+
+@triton.jit
+def _dequantize(packed, table, scales, out, k, before, bucket, BITS: tl.constexpr, BLOCK: tl.constexpr):
+    j = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = j < k
+    if BITS == 16:
+        word = tl.load(packed + j, mask=inside, other=0).to(tl.int32)
+        word = word | (tl.load(packed + k + j, mask=inside, other=0).to(tl.int32) << 8)
+        level = (word & 0x7FFF).to(tl.float32)
+        level = tl.where(word >= 0x8000, -level, level)
+    elif BITS == 3:
+        sign = (tl.load(packed + j // 8, mask=inside, other=0).to(tl.int32) >> (j % 8).to(tl.int32)) & 1
+        low = tl.load(packed + (k + 7) // 8 + j // 4, mask=inside, other=0).to(tl.int32)
+        level = tl.load(table + (((low >> ((j % 4) * 2).to(tl.int32)) & 3) | (sign << 2)))
+    else:
+        byte = tl.load(packed + (j * BITS) // 8, mask=inside, other=0).to(tl.int32)
+        level = tl.load(table + ((byte >> ((j * BITS) % 8).to(tl.int32)) & ((1 << BITS) - 1)))
+    scale = tl.load(scales + (j + before) // bucket, mask=inside, other=0.0)
+    tl.store(out + j, level * scale, mask=inside)
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The result of top-k, on the device: values[j] stands at positions[j]."""
+
+    positions: torch.Tensor  # (k,) int64, ascending
+    values: torch.Tensor  # (k,) float32
+    rows: np.ndarray  # some of the values, a bucket each, on the host: what levels are fitted to
+
+
+def largest(v: torch.Tensor, k: int, bucket: int = 1) -> Selected:
+    """Select the k largest magnitudes of v, (m,) float32: those of `topk.largest` where that is exact.
+
+    Never more than `topk.spare` allows: of equal magnitudes at the border the first are taken. The device is
+    waited for once, seldom more often.
+    """
+    bits = v.view(torch.int32)
+    for sigmas in topk.SIGMAS:
+        threshold = _guess(bits, k, sigmas)
+        found, counts, sampled = _reaching(bits, threshold, k, bucket)
+        if counts.above + counts.equal >= k or counts.threshold <= topk.TINY:
+            break
+    if counts.largest >= topk.INFINITY:
+        worst = int(((bits & topk.MAGNITUDE) >= topk.INFINITY).nonzero()[0])
+        raise NonFiniteError(float(v[worst]), worst)
+    if counts.kept > len(found[0]):  # a sample that misled: the room did not do
+        found = _gather_all(bits, counts.threshold, counts.kept)
+    positions, values = (part[: counts.kept] for part in found)
+    if counts.kept < k:  # there is no more, and the sample of the values goes beyond them
+        sampled = host.seen(values.view(torch.float32), bucket).cpu().numpy()
+    if counts.above > k + topk.spare(len(v), k):
+        positions, values = _fewer(positions, values, k)
+    return Selected(positions, values.view(torch.float32), sampled)
+
+
+def _fewer(positions: torch.Tensor, values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keep the k largest of more; of equal ones the first. Nobody waits for the device."""
+    magnitudes = values & topk.MAGNITUDE
+    border = magnitudes.sort(descending=True).values[k - 1].clone()  # a view would keep all of them
+    keep = magnitudes > border
+    equal = magnitudes == border
+    del magnitudes
+    keep |= equal & (equal.cumsum(0) <= k - keep.sum())
+    to = keep.cumsum(0).sub_(1).masked_fill_(~keep, k)
+    return tuple(part.new_empty(k + 1).scatter_(0, to, part)[:k] for part in (positions, values))  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class CodedPositions:
+    """Positions in a sampled vector of m as they leave the device."""
+
+    m: int
+    parts: tuple[torch.Tensor, ...]  # (1,) int64 and gap bytes, (b,) uint8; or positions, (k,) int64
+
+    def read(self, *parts: np.ndarray) -> EncodedPositions:
+        """Encode them from the bytes of the parts, as the host does."""
+        if len(parts) == 1:
+            return coding.encode_positions(parts[0].view(np.int64), self.m)
+        return coding.encode_gap_bytes(parts[1][: int(parts[0].view(np.int64)[0])])
+
+
+def coded(positions: torch.Tensor, m: int) -> CodedPositions:
+    """Prepare positions (k,) int64 for the host: where gaps are coded as bytes, only bytes leave the device.
+
+    255 is for 255 skipped and more to come. How many bytes there are is in front of them; the rest of them
+    has no meaning.
+    """
+    if not coding.in_gap_bytes(len(positions), m):
+        return CodedPositions(m, (positions,))
+    k, blocks = len(positions), triton.cdiv(len(positions), WIDE)
+    counts = torch.empty(blocks, dtype=torch.int64, device=positions.device)
+    launch(_escapes, blocks, positions, k, counts, WIDE)
+    ends = counts.cumsum(0)
+    out = torch.full((k + m // 255 + 1,), 255, dtype=torch.uint8, device=positions.device)
+    launch(_gap_bytes, blocks, positions, k, ends - counts, out, WIDE)
+    return CodedPositions(m, (ends[-1:] + k, out))
+
+
+def decode_positions(coded: EncodedPositions, m: int, k: int, device: torch.device) -> torch.Tensor:
+    """Decode positions on the device, from sections in memory. Gaps in bytes, which long packets hold, are
+    added up there; every other kind is decoded on the host."""
+    if coded.kind != GAPS or coded.shift or k == 0:
+        windows = list(coding.decode_positions(coded, m, k, 1 << 16))
+        return array_brought(np.concatenate([np.empty(0, np.int64), *windows]), device)
+    raw = np.frombuffer(coded.main.data, np.uint8)  # checked here: nobody waits for the device
+    gaps, *far = bytes_and_escapes(raw)
+    if len(gaps) != k or raw[-1] == 255 or int(raw.sum(dtype=np.int64)) + k > m:
+        raise PacketError(f"gaps that end in an escape, or lead out of a vector of {m:,}")
+    return positions_behind(gaps, -1, (far[0], far[1]), device)
+
+
+def positions_behind(
+    gaps: np.ndarray, before: int, far: tuple[np.ndarray, np.ndarray], device: torch.device
+) -> torch.Tensor:
+    """Add up gap bytes (k,) to the positions (k,) int64 behind the position `before`.
+
+    far: values, and how much longer the gap before each of them is.
+    """
+    steps = array_brought(gaps, device).to(torch.int64).add_(1)
+    if len(far[0]):
+        at, more = (array_brought(part, device) for part in far)
+        steps.index_add_(0, at, more)
+    return steps.cumsum(0).add_(before)
+
+
+def _guess(bits: torch.Tensor, k: int, sigmas: float) -> torch.Tensor:
+    """Guess a magnitude that at least k elements reach: () int32 on the device, which nobody waits for."""
+    least = torch.full((), topk.TINY, dtype=torch.int32, device=bits.device)
+    if k >= len(bits) or sigmas == math.inf:
+        return least
+    step, line = topk.stride(len(bits)), topk.LINE
+    seen = bits if step == 1 else bits[: len(bits) // line * line].view(-1, line)[::step].reshape(-1)
+    rank = topk.wanted(len(bits), len(seen), k, sigmas)
+    if rank >= len(seen):
+        return least
+    return torch.maximum((seen & topk.MAGNITUDE).sort().values[len(seen) - rank], least)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Elements around a threshold."""
+
+    above: int
+    equal: int
+    kept: int  # above it, and so many of those equal as there is use for
+    threshold: int
+    largest: int  # magnitude of all
+
+
+def _reaching(
+    bits: torch.Tensor, threshold: torch.Tensor, k: int, bucket: int
+) -> tuple[tuple[torch.Tensor, torch.Tensor], Counts, np.ndarray]:
+    """Gather positions and patterns of the elements above the threshold, and of as many of the equal ones as
+    make k, or all where that is hardly more. At most a room for an eighth more than k is filled.
+
+    Also returns the counts, and a sample of the values; they come to the host together.
+    """
+    blocks, device = triton.cdiv(len(bits), WIDE), bits.device
+    counts = torch.empty(3, blocks, dtype=torch.int64, device=device)
+    launch(_count, blocks, bits, len(bits), threshold, counts, blocks, WIDE)
+    ends = counts[:2].cumsum(1)
+    above, equal = ends[0, -1], ends[1, -1]
+    enough = above + equal <= k + topk.spare(len(bits), k)
+    quota = torch.where(enough, equal, (k - above).clamp(min=0))
+    room = min(len(bits), k + k // 8 + SPARE)
+    found = _gathered(bits, threshold, ends - counts[:2], quota, room)
+    rows = host.seen(found[1][:k], bucket)
+    numbers = torch.stack([above, equal, quota, threshold.to(torch.int64), counts[2].max()])
+    read = torch.cat([numbers.view(torch.int32), rows.reshape(-1)]).cpu().numpy()
+    above, equal, quota, low, most = read[:10].view(np.int64).tolist()
+    seen = read[10:].view(np.float32).reshape(rows.shape)
+    return found, Counts(above, equal, above + min(equal, quota), low, most), seen
+
+
+def _gathered(
+    bits: torch.Tensor, threshold: torch.Tensor, starts: torch.Tensor, quota: torch.Tensor, room: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    positions = torch.zeros(room, dtype=torch.int64, device=bits.device)
+    patterns = torch.zeros(room, dtype=torch.int32, device=bits.device)
+    blocks = starts.shape[1]
+    launch(
+        _gather, blocks, bits, len(bits), threshold, starts, blocks, quota, positions, patterns, room, WIDE
+    )  # fmt: skip
+    return positions, patterns
+
+
+def _gather_all(bits: torch.Tensor, low: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gather all `count` elements above the threshold `low`."""
+    found = ((bits & topk.MAGNITUDE) > low).nonzero().view(-1)[:count]
+    return found, bits[found]
+
+
+@triton.jit
+def _count(bits, m, threshold, counts, blocks, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    magnitude = tl.load(bits + i, mask=i < m, other=0) & 0x7FFFFFFF
+    low = tl.load(threshold)
+    here = counts + tl.program_id(0)
+    tl.store(here, tl.sum((magnitude > low).to(tl.int64), 0))
+    tl.store(here + blocks, tl.sum((magnitude == low).to(tl.int64), 0))
+    tl.store(here + 2 * blocks, tl.max(magnitude, 0).to(tl.int64))
+
+
+@triton.jit
+def _gather(
+    bits, m, threshold, starts, blocks, quota, positions, patterns, room, BLOCK: tl.constexpr
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    pattern = tl.load(bits + i, mask=i < m, other=0)
+    magnitude = pattern & 0x7FFFFFFF
+    low = tl.load(threshold)  # at least 2**-100: the zeros past the end are not kept
+    most = tl.load(quota)
+    above = tl.load(starts + tl.program_id(0))
+    equal = tl.load(starts + blocks + tl.program_id(0))
+    same = magnitude == low
+    rank = equal + tl.cumsum(same.to(tl.int32), 0)  # 32 bits within a block: half the registers
+    keep = (magnitude > low) | (same & (rank <= most))
+    to = above + tl.minimum(equal, most) + tl.cumsum(keep.to(tl.int32), 0) - 1
+    tl.store(positions + to, i, mask=keep & (to < room))
+    tl.store(patterns + to, pattern, mask=keep & (to < room))
+
+
+@triton.jit
+def _escapes(positions, k, counts, BLOCK: tl.constexpr):
+    j = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = tl.load(positions + j, mask=j < k, other=0)
+    before = tl.load(positions + j - 1, mask=(j < k) & (j > 0), other=-1)
+    gap = tl.where(j < k, here - before - 1, 0)
+    tl.store(counts + tl.program_id(0), tl.sum(gap // 255, 0))
+
+
+@triton.jit
+def _gap_bytes(positions, k, starts, out, BLOCK: tl.constexpr):
+    j = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = tl.load(positions + j, mask=j < k, other=0)
+    before = tl.load(positions + j - 1, mask=(j < k) & (j > 0), other=-1)
+    gap = tl.where(j < k, here - before - 1, 0)
+    to = j + tl.load(starts + tl.program_id(0)) + tl.cumsum((gap // 255).to(tl.int32), 0)
+    tl.store(out + to, (gap % 255).to(tl.uint8), mask=j < k)

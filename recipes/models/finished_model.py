@@ -1,0 +1,390 @@
+"""Finish a run's model: merge adapters into their base, cast weights, write a card, and let it write text.
+
+    W' = W + s B A     in float32, one weight at a time, whatever the size; DoRA: see trainable.py
+
+The card has base, data, contributors, recipe and versions; no local paths, no keys, no tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import unicodedata
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import yaml
+from torch import Tensor, nn
+
+from recipes.config import Recipe, is_repository_id, method_of, public_name, published_recipe
+from recipes.downloads import Licence
+from recipes.foreign_json import parse_object, read_object
+from recipes.weight_files import (
+    TENSOR_DTYPES,
+    WEIGHTS_FILE,
+    Layout,
+    TensorSpec,
+    open_tensors,
+    quiet_transformers,
+    safetensors_writer,
+    weights_file_in,
+    write_model_files,
+)
+
+from .base_model import configs_with_eos, fetch_model, open_tokenizer
+from .causal_lm import load_model, open_vector
+from .trainable import (
+    DTYPES,
+    adapter_base,
+    adapter_scale,
+    is_adapter,
+    meta_trained_model,
+    split_adapters,
+)
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+
+
+# ---- weights -----------------------------------------------------------------------------------------------
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+WINDOW = 1 << 22  # elements converted at a time
+
+
+@dataclass(frozen=True)
+class AdapterVector:
+    """A vector of trained adapter parameters and its layout."""
+
+    layout: Layout
+    values: Tensor  # (P,) float32
+
+    def by_name(self) -> dict[str, Tensor]:
+        return dict(zip(self.layout.names, self.layout.views(self.values), strict=True))
+
+
+def write_merged(
+    folder: Path,
+    recipe: Recipe,
+    base: Path,
+    trained: AdapterVector,
+    tokenizer: Path,
+    dtype: Dtype = "float32",
+) -> None:
+    """Write the base with its adapters merged: a model that needs no peft. Errors: ModelError, OSError."""
+    assert recipe.lora is not None
+    code = recipe.model.trust_remote_code
+    adapters, full = split_adapters(meta_trained_model(recipe, base), trained.by_name())
+    scale = adapter_scale(recipe.lora)
+    with closing(open_vector(base, code)) as stored:
+        shapes = dict(zip(stored.layout.names, stored.layout.shapes, strict=True))
+        untied = {name: tuple(tensor.shape) for name, tensor in full.items() if name not in shapes}
+        file_names = dict(zip(stored.layout.names, stored.names, strict=True))
+        every = (shapes | untied).items()
+        specs = {file_names.get(name, name): tensor_spec(shape, dtype) for name, shape in every}
+        specs |= {name: tensor.spec for name, tensor in stored.buffers.items()}
+        texts = configs_with_eos(stored.config_files, recipe.model, tokenizer)
+        write_model_files(folder, _config_files(texts, dtype, bool(untied)), tokenizer)
+        with safetensors_writer(folder / WEIGHTS_FILE, {"format": "pt"}, specs) as file:
+            for (name, shape), start in zip(shapes.items(), stored.layout.offsets, strict=False):
+                weight = full.get(name)
+                if weight is None:
+                    weight = torch.from_numpy(stored.read(start, start + prod(shape))).reshape(shape)
+                if (found := adapters.get(name)) is not None:
+                    weight = found.merged(weight, scale)
+                file.write(as_bytes(weight, dtype))
+            for name in untied:
+                file.write(as_bytes(full[name], dtype))
+            for tensor in stored.buffers.values():
+                file.write(bytes(tensor.data[:]))
+
+
+def _config_files(texts: Mapping[str, str], dtype: Dtype, untied: bool) -> dict[str, str]:
+    """Set the dtype in the base's config; its output layer may no longer be tied to the embedding."""
+    config = parse_object(texts["config.json"], "config.json") | {"dtype": dtype}
+    config |= {"tie_word_embeddings": False} if untied else {}
+    return {**texts, "config.json": json.dumps(config, indent=2) + "\n"}
+
+
+def tensor_spec(shape: tuple[int, ...], dtype: Dtype) -> TensorSpec:
+    stored = DTYPES[dtype]
+    return TensorSpec(TENSOR_DTYPES[stored], shape, prod(shape) * stored.itemsize)
+
+
+def convert_file_dtype(path: Path, dtype: Dtype) -> None:
+    """Convert the float32 tensors of a safetensors file to `dtype`, window by window; others are copied."""
+    part = path.with_name(path.name + ".part")
+    with ExitStack() as files:
+        tensors = open_tensors(path.parent, files)
+        specs = {
+            name: tensor_spec(tensor.shape, dtype) if tensor.dtype == "F32" else tensor.spec
+            for name, tensor in tensors.items()
+        }
+        with safetensors_writer(part, {"format": "pt"}, specs) as file:
+            for tensor in tensors.values():
+                for at in range(0, len(tensor.data), 4 * WINDOW):
+                    window = bytes(tensor.data[at : at + 4 * WINDOW])
+                    if tensor.dtype == "F32":
+                        window = as_bytes(torch.frombuffer(bytearray(window), dtype=torch.float32), dtype)
+                    file.write(window)
+    os.replace(part, path)
+
+
+def convert_dtype(folder: Path, dtype: Dtype) -> None:
+    """Convert the weights in a model's or an adapter's folder to `dtype`, and say so in its config."""
+    convert_file_dtype(weights_file_in(folder), dtype)
+    config = folder / "config.json"
+    if config.is_file():
+        values = read_object(config) | {"dtype": dtype}
+        config.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def as_bytes(tensor: Tensor, dtype: Dtype) -> bytes:
+    flat = tensor.to(DTYPES[dtype]).contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+# ---- text --------------------------------------------------------------------------------------------------
+
+
+def load_adapted(folder: Path, code: bool = False) -> nn.Module:
+    """Load an adapter's folder: the base that it names, and the adapter. Errors: ModelError."""
+    from peft import PeftModel
+
+    name, revision = adapter_base(folder)
+    base = Path(name) if Path(name).is_dir() else fetch_model(name, revision, code)
+    plain = load_model(base, code=code)
+    with quiet_transformers(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft calls deprecated functions of transformers
+        model: nn.Module = PeftModel.from_pretrained(plain, folder).eval()
+    return model
+
+
+class TextGenerator:
+    """A loaded model with its tokenizer.
+
+    Args:
+        folder: of the model, or of an adapter.
+        code: run the folder's own code.
+        tokenizer: folder of another tokenizer than the model's own.
+    """
+
+    def __init__(self, folder: Path, code: bool = False, tokenizer: Path | None = None) -> None:
+        folder = Path(folder)
+        self.tokenizer = open_tokenizer(tokenizer or folder, code=code)
+        self.model: Any = load_adapted(folder, code) if is_adapter(folder) else load_model(folder, code=code)
+
+    @property
+    def chats(self) -> bool:
+        """True where the tokenizer has a chat template."""
+        return self.tokenizer.chat_template is not None
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompt: str,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        special_tokens: bool = True,  # begin with the tokenizer's special tokens
+    ) -> str:
+        """Generate the text after `prompt`; temperature 0 takes the likeliest token each time."""
+        if seed is not None:
+            torch.manual_seed(seed)
+        tokenizer = self.tokenizer
+        inputs = tokenizer(
+            prompt or tokenizer.eos_token,
+            return_tensors="pt",
+            return_token_type_ids=False,
+            add_special_tokens=special_tokens,
+        )
+        options: dict[str, Any] = {"do_sample": True, "temperature": temperature} if temperature > 0 else {}
+        known = self.model.generation_config.eos_token_id
+        ends = {*(known if isinstance(known, list) else [known]), tokenizer.eos_token_id} - {None}
+        if ends:  # the base of an adapter need not know the eos token that the adapter was trained with
+            options["eos_token_id"] = sorted(ends)
+        pad = tokenizer.pad_token_id
+        tokens = self.model.generate(**inputs, max_new_tokens=max_new_tokens, pad_token_id=pad, **options)
+        return str(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+
+    @torch.no_grad()
+    def complete(self, tokens: Sequence[int], max_new_tokens: int, max_seconds: float) -> list[int]:
+        """Generate the likeliest tokens after these, within a number of tokens and a time."""
+        prompt = torch.tensor([list(tokens)])  # (1, T)
+        made = self.model.generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+            max_time=max_seconds,
+            pad_token_id=self.tokenizer.pad_token_id,
+        )
+        added: list[int] = made[0, prompt.shape[1] :].tolist()
+        return added
+
+    def reply(
+        self, messages: Sequence[Mapping[str, str]], max_new_tokens: int, temperature: float, seed: int | None
+    ) -> str:
+        """Generate the next message of a conversation; without a chat template, continue the last message."""
+        if not self.chats:
+            return self.generate(messages[-1]["content"], max_new_tokens, temperature, seed)
+        apply: Any = self.tokenizer.apply_chat_template
+        text = apply(list(messages), tokenize=False, add_generation_prompt=True)
+        return self.generate(text, max_new_tokens, temperature, seed, special_tokens=False)
+
+
+# ---- the model card ----------------------------------------------------------------------------------------
+
+PAPER = "https://proceedings.mlr.press/v202/wang23t.html"
+PACKAGES = ("cocktail-sgd", "torch", "transformers", "peft", "datasets")  # with their versions
+MAX_CONTRIBUTORS = 100  # listed by name
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """Results of a run that the card reports."""
+
+    run: str
+    rounds: int
+    revision: str | None  # commit of the base; None: a local one
+    samples: Mapping[str, int]  # committed, by peer
+    loss: float | None = None  # on held-out data
+    merged: bool = False  # adapters are merged into the base
+    licence: Licence = field(default_factory=Licence)  # of the base
+    more: Sequence[str] = ()  # lines of an extension
+
+
+def render_card(recipe: Recipe, made: RunSummary) -> str:
+    """Render README.md of a model folder."""
+    from huggingface_hub import ModelCardData
+
+    base = public_name(recipe.model.model_name_or_path)
+    data = [public_name(dataset.path) for dataset in recipe.datasets]
+    objective = recipe.objective
+    objectives = [name for name, section in recipe.extensions.items() if section is objective]
+    about = ModelCardData(
+        license=made.licence.name or None,
+        license_name=made.licence.title or None,
+        license_link=made.licence.link or None,
+        model_name=made.run,
+        eval_results=evaluations(recipe, made) or None,
+        base_model=base if is_repository_id(recipe.model.model_name_or_path) else None,
+        library_name="transformers" if recipe.lora is None or made.merged else "peft",
+        pipeline_tag="text-generation",
+        datasets=[
+            name
+            for dataset, name in zip(recipe.datasets, data, strict=True)
+            if is_repository_id(dataset.path)
+        ]
+        or None,
+        tags=["cocktail-sgd", "full" if recipe.lora is None else "lora", *objectives],
+    )
+    published = published_recipe(recipe)
+    published.pop("description", None)  # of the recipe that the run began from
+    what = ", ".join(f"`{name}`" for name in data)
+    done = sum(made.samples.values())
+    steps = math.ceil(done / recipe.training.global_batch_size)
+    revision = f" at `{made.revision}`" if made.revision else ""
+    peers = "one peer" if len(made.samples) == 1 else f"{len(made.samples)} peers"
+    loss = "" if made.loss is None else f" Loss on held-out data: {made.loss:.4f}."
+    by = f"by {peers} over the internet with [CocktailSGD]({PAPER})"
+    lines = [
+        f"---\n{about.to_yaml()}\n---\n",
+        f"# {base} fine-tuned on {', '.join(data)}\n",
+        f"{trained_how(recipe, made)} of `{base}`{revision} on {what}, {by}: run {made.run}, "
+        f"{steps:,} steps, {made.rounds:,} rounds.{loss}\n",
+        "## Training\n",
+        *(f"- {line}" for line in training_lines(recipe, done)),
+        "\n## Data\n",
+        *(f"- `{name}`" for name in data),
+        "\n## Contributors\n\n| peer | samples |\n|---|---|",
+        *(f"| {plain(name)} | {count:,} |" for name, count in ranked(made.samples)),
+        "",
+        *made.more,
+        "## Recipe\n\n```yaml",
+        yaml.safe_dump(published, sort_keys=False, allow_unicode=True).rstrip(),
+        f"```\n\nsha256 of the recipe in full: `{recipe.recipe_hash}`\n\n## Versions\n",
+        *(f"- {name} {found}" for name, found in package_versions().items()),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def evaluations(recipe: Recipe, made: RunSummary) -> list[EvalResult]:
+    """Describe the loss on held-out data, and the perplexity, for the card's model-index."""
+    from huggingface_hub import EvalResult
+
+    if made.loss is None or not math.isfinite(made.loss):
+        return []
+    held_out = recipe.eval_datasets or recipe.datasets
+    one = held_out[0].path if len(held_out) == 1 and is_repository_id(held_out[0].path) else None
+    names = ", ".join(public_name(dataset.path) for dataset in held_out)
+    split = "" if recipe.eval_datasets else ", rows held out of training"
+    values = {"loss": made.loss}
+    if recipe.objective.term == "token":  # any other loss says nothing of a text
+        values["perplexity"] = math.exp(min(made.loss, 700.0))
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=one or "held-out",
+            dataset_name=names + split,
+            metric_type=metric,
+            metric_value=round(value, 4),
+        )
+        for metric, value in values.items()
+    ]
+
+
+def trained_how(recipe: Recipe, made: RunSummary) -> str:
+    """Name the method, and whether adapters are merged."""
+    return method_of(recipe) + (", merged into their base," if made.merged else "")
+
+
+def training_lines(recipe: Recipe, samples: int) -> Iterator[str]:
+    """Describe how the run trained, a line each."""
+    training, data = recipe.training, recipe.data
+    lora, model = recipe.lora, recipe.model
+    if lora is not None:
+        bits = f", on a base in {4 if model.load_in_4bit else 8} bits" if model.quantized else ""
+        dropout = lora.lora_dropout if recipe.objective.dropout else 0.0
+        kind = "DoRA" if lora.use_dora else "LoRA"
+        yield f"{kind}: rank {lora.lora_r}, alpha {lora.lora_alpha}, dropout {dropout:g}{bits}"
+    yield from recipe.objective.described()
+    packed = ", packed" if data.packing else ""
+    batch = training.global_batch_size
+    yield f"{samples:,} samples of at most {data.max_length:,} tokens{packed}, {batch:,} a step"
+    schedule = training.lr_scheduler_type.replace("_", " ")
+    yield f"learning rate {training.learning_rate:g}, {schedule}; {training.optim}"
+    yield f"updates exchanged with the preset `{recipe.compression.preset}`"
+
+
+def ranked(samples: Mapping[str, int]) -> list[tuple[str, int]]:
+    ranks = sorted(samples.items(), key=lambda one: (-one[1], one[0]))
+    rest = ranks[MAX_CONTRIBUTORS:]
+    return ranks[:MAX_CONTRIBUTORS] + (
+        [(f"and {len(rest)} more", sum(count for _, count in rest))] if rest else []
+    )
+
+
+def plain(name: str) -> str:
+    """Remove markup from a name: peers choose their own, and the card is the host's."""
+    kept = (c if c in " .-_" or unicodedata.category(c)[0] in "LMN" else "?" for c in name[:64])
+    return "".join(kept)
+
+
+def package_versions() -> dict[str, str]:
+    """Installed versions of the packages that matter to a model."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # run from a checkout, or not installed for this run
+            continue
+    return found

@@ -1,0 +1,714 @@
+"""Weights as one vector, in memory and on disk: CocktailSGD knows no layers, x, x' and every packet are
+vectors.
+
+`FlatParameters` makes the trainable parameters of a model views into such a vector, or into a half-precision
+copy of it. Safetensors files are read and written tensor by tensor, without a second copy of a model in
+memory:
+
+    length of the header, u64 | header, JSON: name -> dtype, shape, data offsets | data
+
+`StoredVector` reads a model folder window by window. Where the names and shapes in its files are those of the
+model that transformers builds, no model is ever loaded. Otherwise (`.bin` files, names that transformers
+translates) the caller loads it, and the vector lies in memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import textwrap
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from compress import brought
+from compress.coding import Bytes, FileSlice
+from recipes.downloads import CODE_FILES, from_pretrained_options
+from recipes.errors import ModelError
+from recipes.foreign_json import parse_json, read_object
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+GRADIENT_CHUNK = 1 << 26  # gradient elements converted to FP32 at a time: 256 MiB
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Places of the parameters in the vector: `named_parameters` order, tied weights once."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Start of each parameter, and P at the end: len(names) + 1 numbers."""
+        return tuple(accumulate((prod(shape) for shape in self.shapes), initial=0))
+
+    @property
+    def size(self) -> int:
+        """P, the number of trainable parameters."""
+        return self.offsets[-1]
+
+    def name_at(self, index: int) -> str:
+        """Name of the parameter at coordinate `index`."""
+        if not 0 <= index < self.size:
+            raise IndexError(f"coordinate {index} of {self.size}")
+        return self.names[bisect_right(self.offsets, index) - 1]
+
+    def check(self, vector: Tensor) -> None:
+        if vector.shape != (self.size,):
+            raise ModelError(f"vector of shape {tuple(vector.shape)}, the model has {self.size} parameters")
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """(P,) -> one view for each parameter, in order."""
+        self.check(vector)
+        bounds = zip(self.offsets, self.offsets[1:], self.shapes, strict=False)
+        return [vector[start:end].view(shape) for start, end, shape in bounds]
+
+
+def layout_of(model: nn.Module) -> Layout:
+    """Lay out the trainable parameters of `model`. Errors: ModelError where there are none."""
+    trained = [(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
+    if not trained:
+        raise ModelError(
+            "the model has no trainable parameter", "no section `lora`, or modules that the model has"
+        )
+    return Layout(tuple(name for name, _ in trained), tuple(shape for _, shape in trained))
+
+
+def fill(to: Tensor, vector: Tensor) -> None:
+    """Copy a vector to another of any device and dtype, window by window."""
+    for start in range(0, len(vector), GRADIENT_CHUNK):
+        window = vector[start : start + GRADIENT_CHUNK]
+        to[start : start + len(window)] = brought(window, to.device)
+
+
+class FlatParameters:
+    """The trained parameters of `model` as one vector in FP32, and their gradients as another.
+
+    In FP32 the model's parameters are views of the vector itself. With a half-precision `dtype` they are
+    views of a copy, which `refresh` updates; the vector has the master weights, and gradients are of that
+    dtype too.
+
+    The vector is filled parameter by parameter, and each parameter's former memory is freed: a device is
+    never given more of a model in the host's memory than what stays there.
+
+    Args:
+        device: of model, copy and gradients; None: the model's own. A frozen part moves there as well.
+        vector_on: device of the vector, if another.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        vector_on: torch.device | None = None,
+    ) -> None:
+        self.model = model
+        self.layout = layout_of(model)
+        self._parameters = [p for p in model.parameters() if p.requires_grad]  # tied weights once
+        dtypes = {p.dtype for p in self._parameters}
+        devices = {p.device for p in self._parameters}
+        if dtypes != {torch.float32} or len(devices) != 1:
+            raise ModelError(f"parameters of {dtypes} on {devices}, expected float32 on one device")
+        size, own = self.layout.size, devices.pop()
+        there = device or own
+        self.vector = torch.empty(size, device=vector_on or there)  # (P,) float32
+        self.copy = None if dtype == torch.float32 else torch.empty(size, dtype=dtype, device=there)  # (P,)
+        with torch.no_grad():
+            for p, start, stop in zip(
+                self._parameters, self.layout.offsets, self.layout.offsets[1:], strict=False
+            ):
+                self.vector[start:stop] = p.reshape(-1)
+                if self.copy is not None:
+                    self.copy[start:stop] = p.reshape(-1).to(dtype)
+                p.data = (self.vector if self.copy is None else self.copy)[start:stop].view(p.shape)
+        if there != own:
+            model.to(there)  # buffers; the parameters are there
+        self.grad = torch.zeros(size, dtype=dtype, device=there)  # (P,)
+        for p, g in zip(self._parameters, self.layout.views(self.grad), strict=True):
+            p.grad = g  # autograd adds to an existing gradient, so backward() fills the vector
+
+    @cached_property
+    def masters(self) -> list[Tensor]:
+        """Parameters for the optimizer: views of the vector."""
+        if self.copy is None:
+            return [*self._parameters]
+        return [view.detach().requires_grad_() for view in self.layout.views(self.vector)]
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Step the optimizer: x_i <- x_i - optimizer(g_i). Half-precision gradients become FP32 in chunks."""
+        if self.copy is None:
+            optimizer.step()
+            return
+        for part in self._parts:
+            for master, grad in part:
+                master.grad = grad.float()
+            optimizer.step()  # skips parameters without a gradient
+            for master, _ in part:
+                master.grad = None
+
+    @cached_property
+    def _parts(self) -> list[list[tuple[Tensor, Tensor]]]:
+        """Masters with their gradients, in parts of about GRADIENT_CHUNK elements."""
+        parts: list[list[tuple[Tensor, Tensor]]] = []
+        room = 0
+        for pair in zip(self.masters, self.layout.views(self.grad), strict=True):
+            if room <= 0:
+                parts.append([])
+                room = GRADIENT_CHUNK
+            parts[-1].append(pair)
+            room -= pair[0].numel()
+        return parts
+
+    def take(self, x: Tensor) -> None:
+        """Copy x into the vector."""
+        self.vector.copy_(x)
+
+    def clip(self, limit: float) -> float:
+        """Clip the gradient to the norm `limit` (0: no clipping); returns its norm before."""
+        norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in self.layout.views(self.grad)]
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+        if limit > 0:
+            self.grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
+        return float(norm)
+
+    def refresh(self) -> None:
+        """Update the half-precision copy from the vector."""
+        if self.copy is not None:
+            self.copy.copy_(self.vector)
+
+    @contextmanager
+    def use(self, vector: Tensor) -> Iterator[nn.Module]:
+        """Let the model compute with `vector` (P,) meanwhile; a half-precision copy needs `refresh` after.
+
+        Where `vector` is in the host's memory, that of this model waits there as well: a device has no room
+        for both. Nobody may read or move it meanwhile.
+        """
+        self.layout.check(vector)
+        if self.copy is not None:
+            fill(self.copy, vector)
+            yield self.model
+            return
+        if vector.device == self.vector.device:
+            self._point_at(vector)
+            try:
+                yield self.model
+            finally:
+                self._point_at(self.vector)
+            return
+        aside = self.vector.cpu()
+        try:
+            fill(self.vector, vector)
+            yield self.model
+        finally:
+            fill(self.vector, aside)
+
+    def _point_at(self, vector: Tensor) -> None:
+        for p, view in zip(self._parameters, self.layout.views(vector), strict=True):
+            p.data = view
+
+
+# ---- safetensors files -------------------------------------------------------------------------------------
+
+WEIGHTS_FILE = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+ADAPTER_FILE = "adapter_model.safetensors"
+SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
+WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}  # dtypes that convert to float32 without rounding -> bytes
+QUANTIZED = ("I8", "F8_E4M3", "F8_E5M2")  # codes, meaningless without their scales
+TENSOR_DTYPES = {  # those that are stored, in safetensors' spelling
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float64: "F64",
+}
+STORED_DTYPES = {name: dtype for dtype, name in TENSOR_DTYPES.items()}
+CHECK = "check"  # the word of a header that is a hash of the others
+# A reader holds a header as objects, which take many times its bytes. The longest in use are of models with
+# many small experts: 3 MB in 60 GB.
+MAX_HEADER, HEADER_SHARE = 2 << 20, 1 << 14  # bytes, and bytes of the file for a further one
+DISK_RESERVE = 256 << 20  # bytes that stay free on the disk
+COPIED_AT_ONCE = 1 << 24  # elements brought to the host at a time: 64 MiB
+COPY_AGAIN = "(hint: download or copy it again)"
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError, RecursionError)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """The header's entry of a tensor, apart from its place in the file."""
+
+    dtype: str  # in safetensors' spelling
+    shape: tuple[int, ...]
+    size: int  # bytes
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file or in memory whose bytes can be read window by window."""
+
+    dtype: str  # in safetensors' spelling
+    shape: tuple[int, ...]
+    data: Bytes
+
+    @property
+    def spec(self) -> TensorSpec:
+        return TensorSpec(self.dtype, self.shape, len(self.data))
+
+    def floats(self, start: int, stop: int) -> np.ndarray:
+        """Elements start .. stop - 1 as float32: exact, since it holds every FP16 and BF16 number."""
+        width = WIDTHS[self.dtype]
+        raw = bytes(self.data[width * start : width * stop])
+        if self.dtype == "BF16":
+            widened = np.frombuffer(raw, np.dtype("<u2")).astype(np.uint32) << np.uint32(16)
+            return np.asarray(widened).view(np.float32)
+        return np.frombuffer(raw, "<f4" if width == 4 else "<f2").astype(np.float32, copy=False)
+
+
+def stored_from_tensor(tensor: Tensor) -> StoredTensor:
+    """Wrap a tensor in memory as a StoredTensor."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    data = memoryview(flat.view(torch.uint8).numpy().data)
+    return StoredTensor(TENSOR_DTYPES[tensor.dtype], tuple(tensor.shape), data)
+
+
+@dataclass(frozen=True)
+class Header:
+    """The parsed header of a safetensors file."""
+
+    metadata: Mapping[str, str]
+    tensors: Mapping[str, dict[str, Any]]
+    start: int  # of the data
+    size: int  # of the whole file
+
+
+def header_length(file: BinaryIO) -> int:
+    """Read the length of an open file's header, and no more. Raises ValueError where none is so long."""
+    room = file.seek(0, os.SEEK_END) - 8
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    if not 2 <= length <= min(MAX_HEADER + room // HEADER_SHARE, room):
+        raise ValueError(f"a header of {length} bytes in a file of {room + 8}")
+    return length
+
+
+def read_header(file: BinaryIO, name: str) -> Header:
+    """Parse the header of an open file. Errors: ModelError where it is no safetensors file."""
+    try:
+        length = header_length(file)
+        tensors = parse_json(bytes(FileSlice(file, 8, length)))
+        metadata = tensors.pop("__metadata__", {})
+        ends = [int(tensor["data_offsets"][1]) for tensor in tensors.values()]
+        if min(ends, default=0) < 0:
+            raise ValueError(f"a tensor that ends at byte {min(ends)}")
+    except MALFORMED as error:
+        raise ModelError(f"{name} is not a safetensors file: {error} {COPY_AGAIN}") from error
+    return Header(metadata, tensors, 8 + length, 8 + length + max(ends, default=0))
+
+
+def safetensors_header(metadata: Mapping[str, str], specs: Mapping[str, TensorSpec]) -> bytes:
+    """Header of a file that holds these tensors one after the other, in this order."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    start = 0
+    for name, spec in specs.items():
+        end = start + spec.size
+        entries[name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 64)  # the format wants the data to begin at a multiple of 8
+    return len(text).to_bytes(8, "little") + text
+
+
+def float32_header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Header of a file that holds these float32 tensors. Errors: ValueError for any other dtype."""
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.float32:
+            raise ValueError(f"{name} is {tensor.dtype}, expected float32")
+    specs = {name: TensorSpec("F32", tuple(t.shape), 4 * t.numel()) for name, t in tensors.items()}
+    return safetensors_header(metadata, specs)
+
+
+def words_digest(words: Mapping[str, str]) -> str:
+    """Hash the words of a header but for their hash: sha256, hex."""
+    told = {name: text for name, text in words.items() if name != CHECK}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write float32 `tensors` to `path` atomically, readable by its user alone.
+
+    Raises: OSError: for instance a full disk. The former content of `path` is intact, and nothing is left
+    beside it.
+    """
+    part = path.with_name(path.name + ".part")  # a fixed name, so that leftovers of a kill are overwritten
+    try:
+        with open(part, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(float32_header(tensors, metadata))
+            for tensor in tensors.values():
+                flat = tensor.detach().reshape(-1)
+                for start in range(0, flat.numel(), COPIED_AT_ONCE):
+                    file.write(flat[start : start + COPIED_AT_ONCE].cpu().numpy().data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    if os.name != "nt":  # Windows has no handle for a folder; elsewhere the name must be on the disk too
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+
+
+@contextmanager
+def safetensors_writer(
+    path: Path, metadata: Mapping[str, str], specs: Mapping[str, TensorSpec]
+) -> Iterator[BinaryIO]:
+    """Create a safetensors file with its header; the caller writes the tensors in order. Synced at the end.
+
+    Errors: OSError with ENOSPC before anything is written, where that can be seen.
+    """
+    header = safetensors_header(metadata, specs)
+    check_disk_space(path.parent, len(header) + sum(spec.size for spec in specs.values()))
+    with open(path, "wb") as file:
+        file.write(header)
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def open_tensors(folder: Path, files: ExitStack) -> dict[str, StoredTensor]:
+    """Find every tensor of the folder's safetensors files, as transformers would; none of `.bin` files.
+
+    The files stay open, in `files`. Errors: ModelError.
+    """
+    names: list[str] = []
+    tensors: dict[str, StoredTensor] = {}
+    try:
+        if one := [name for name in (WEIGHTS_FILE, ADAPTER_FILE) if (folder / name).is_file()]:
+            names = one[:1]
+        elif (folder / WEIGHTS_INDEX).is_file():
+            index = parse_json((folder / WEIGHTS_INDEX).read_bytes())
+            names = sorted(set(index["weight_map"].values()))
+            if strange := [name for name in names if not SHARD.fullmatch(name)]:
+                # transformers would unpickle a file of any other name, in any folder
+                said = f"{folder / WEIGHTS_INDEX} names {strange[0][:80]!r}, which is no safetensors file"
+                raise ModelError(said, "do not use that model; download it again from where it is published")
+        for name in names:
+            path = folder / name
+            file = files.enter_context(open(path, "rb", buffering=0))  # noqa: SIM115
+            header = read_header(file, str(path))
+            if header.size > path.stat().st_size:
+                size = path.stat().st_size
+                raise ModelError(f"{path} has {size} bytes, its header says {header.size} {COPY_AGAIN}")
+            for key, entry in header.tensors.items():
+                first, last = entry["data_offsets"]
+                if entry["dtype"] in QUANTIZED:
+                    floats = "float32, float16 or bfloat16"
+                    raise ModelError(f"{path}: {key} is stored as {entry['dtype']}, expected {floats}")
+                data = FileSlice(file, header.start + first, last - first)
+                tensors[key] = StoredTensor(entry["dtype"], tuple(entry["shape"]), data)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{folder}: its weights cannot be read: {error}") from error
+    return tensors
+
+
+def check_disk_space(folder: Path, needed: int) -> None:
+    """Raise OSError with ENOSPC where `needed` bytes do not fit beside the reserve."""
+    free = shutil.disk_usage(folder).free
+    if free < needed + DISK_RESERVE:
+        text = f"a model of {needed / 1e9:.2f} GB does not fit, {free / 1e9:.2f} GB are free"
+        raise OSError(errno.ENOSPC, text, str(folder))
+
+
+# ---- model folders -----------------------------------------------------------------------------------------
+
+LONGEST_WORDS = 300  # characters of transformers' error texts, some of which list every model there is
+LOADING = threading.RLock()  # serializes transformers' loading code (`quiet_transformers`)
+
+
+@contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yield a sibling of `folder` to write into; its files move to `folder` at the end, the weights last.
+
+    After an error the sibling is removed and `folder` is unchanged.
+    """
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        yield part
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)  # half a model is of no use, least of all on a full disk
+        raise
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in part.glob("*.safetensors"):  # written with the rights of a temporary file
+        shutil.copymode(next(part.glob("*config.json")), file)
+    for file in sorted(part.iterdir(), key=lambda file: (file.suffix == ".safetensors", file.name)):
+        os.replace(file, folder / file.name)
+    part.rmdir()
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence progress bars and warnings of transformers: the library reports, the CLI shows.
+
+    One thread at a time: while transformers loads a model it patches `tie_weights` and the initialization of
+    its classes, for the whole process. Two threads that do so together leave them patched for good.
+    """
+    from transformers.utils import logging
+
+    untyped: Any = logging
+    with LOADING:
+        bars, level = untyped.is_progress_bar_enabled(), untyped.get_verbosity()
+        untyped.disable_progress_bar()
+        untyped.set_verbosity_error()
+        try:
+            yield
+        finally:
+            untyped.set_verbosity(level)
+            if bars:
+                untyped.enable_progress_bar()
+
+
+def check_model_folder(folder: Path, name: str | None = None) -> None:
+    """Raise ModelError unless `folder` has a config and weights; `name`: what the message calls it."""
+    name = name or str(folder)
+    if not folder.is_dir():
+        raise ModelError(f"no such model folder: {name}")
+    check_config(folder, name)
+    if not any(next(folder.glob(pattern), None) for pattern in ("model*.safetensors", "pytorch_model*.bin")):
+        hint = "GGUF is for inference; give the folder that it was made from"
+        if next(folder.glob("*.gguf"), None) is None:
+            hint = "save_pretrained writes them, or give the folder that has them"
+        raise ModelError(f"{name}: no weights (model.safetensors or pytorch_model.bin) (hint: {hint})")
+
+
+def check_config(folder: Path, name: str) -> None:
+    """Raise ModelError unless config.json is a JSON object; `name`: what the message calls the folder."""
+    if not (folder / "config.json").is_file():
+        hint = "(hint: a folder that save_pretrained wrote, of model and tokenizer, or a hub id)"
+        raise ModelError(f"{name}: no config.json, so this is no model saved by save_pretrained {hint}")
+    read_object(folder / "config.json", f"{name}/config.json")
+
+
+def not_loadable(folder: Path, what: str, error: Exception) -> ModelError:
+    """Make the error of a folder that transformers does not load as `what`, with transformers' own words.
+
+    A tokenizer is loaded by way of the config: what is wrong there is said of the config.
+    """
+    from transformers import AutoConfig
+
+    if (folder / "config.json").is_file():
+        try:
+            AutoConfig.from_pretrained(folder, **from_pretrained_options(folder, code=False))
+        except ModelError:
+            pass  # with code of its own, which is not run to explain an error
+        except Exception as of_config:  # any kind: the class of the config checks its values
+            what, error = "config.json", of_config
+    words = textwrap.shorten(str(error), LONGEST_WORDS, placeholder=" ...")
+    return ModelError(f"{folder}: transformers cannot load this {what}: {words}")
+
+
+def weights_file_in(folder: Path) -> Path:
+    """The weights of a model's or an adapter's folder."""
+    return folder / (ADAPTER_FILE if (folder / ADAPTER_FILE).is_file() else WEIGHTS_FILE)
+
+
+def write_model_files(folder: Path, config_files: Mapping[str, str], tokenizer: Path) -> None:
+    """Turn a folder of weights into a model folder: write its configs, copy the files of a tokenizer."""
+    for file in sorted(path for path in tokenizer.iterdir() if path.is_file()):
+        shutil.copyfile(file, folder / file.name)
+    for name, text in config_files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+# ---- a model folder as one vector --------------------------------------------------------------------------
+
+OF_ANOTHER = "(hint: config.json and weights of one model, as save_pretrained wrote them)"
+CONTINUE = "learn to continue text (hint: a decoder, such as GPT-2, Llama or Qwen)"
+
+
+@dataclass
+class StoredVector:
+    """The trained parameters of a model, and the buffers stored beside them. Must be closed."""
+
+    layout: Layout
+    names: tuple[str, ...]  # in the file; transformers may have renamed them since
+    parts: tuple[StoredTensor, ...]  # in the order of the layout
+    buffers: Mapping[str, StoredTensor]
+    files: ExitStack = field(default_factory=ExitStack)
+    on_disk: bool = True  # False: the model was loaded into memory
+    config_files: Mapping[str, str] = field(default_factory=dict)  # name -> text, beside the weights
+    file_name: str = WEIGHTS_FILE
+    tied: Mapping[str, str] = field(default_factory=dict)  # further name of a tied weight -> its layout name
+
+    def part(self, name: str) -> StoredTensor:
+        """The parameter with this name in the model, tied names included. Errors: ModelError."""
+        name = self.tied.get(name, name)
+        if name not in self.layout.names:
+            raise ModelError(f"the model has no parameter {name}")
+        return self.parts[self.layout.names.index(name)]
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Copy elements start .. stop - 1: (stop - start,) float32."""
+        out = np.empty(stop - start, np.float32)
+        offsets = self.layout.offsets
+        which = bisect_right(offsets, start) - 1
+        done = start
+        while done < stop:
+            begins, ends = offsets[which], min(offsets[which + 1], stop)
+            if done < ends:
+                out[done - start : ends - start] = self.parts[which].floats(done - begins, ends - begins)
+                done = ends
+            which += 1
+        return out
+
+    def differs_from(self, vector: torch.Tensor) -> str | None:
+        """Name the first parameter that is not the one of `vector` (P,), rounded to its dtype; None: none."""
+        for name, part, view in zip(self.names, self.parts, self.layout.views(vector), strict=True):
+            flat, dtype = view.reshape(-1), STORED_DTYPES[part.dtype]
+            for at in range(0, len(flat), COPIED_AT_ONCE):
+                wanted = flat[at : at + COPIED_AT_ONCE].to(dtype).float().numpy()
+                if part.floats(at, at + len(wanted)).tobytes() != wanted.tobytes():
+                    return name
+        return None
+
+    def close(self) -> None:
+        self.files.close()
+
+
+def open_stored_vector(folder: Path, code: bool = False) -> StoredVector | None:
+    """Open the safetensors weights of a model folder in the order of the model's parameters.
+
+    Returns None where they do not fit the model by name and dtype: it must be loaded (`vector_of_model`).
+    Errors: ModelError, also for a weight of another shape than the config's, or without any.
+    """
+    check_model_folder(folder)
+    model = meta_model(folder, code=code)
+    layout = layout_of(model)
+    with ExitStack() as files:
+        tensors = open_tensors(folder, files)
+        stored_names = _stored_names(model, list(tensors))
+        tied = tied_names(model)
+        found = {name: tensors.get(stored_names.get(name, "")) for name in layout.names}
+        twice = tied.keys() & stored_names.keys()  # it may not be a tied weight
+        known = len(stored_names) == len(tensors) and stored_names.keys() <= model.state_dict().keys()
+        for (name, part), shape in zip(found.items(), layout.shapes, strict=True):
+            if part is not None and part.shape != shape:
+                raise ModelError(f"{folder}: {name} is {part.shape}, by its config.json {shape} {OF_ANOTHER}")
+            if part is None and known and tensors and not twice:
+                raise ModelError(f"{folder}: the weights lack {name} {OF_ANOTHER}")
+        parts = tuple(part for part in found.values() if part and part.dtype in WIDTHS)
+        if len(parts) < len(found) or twice:
+            return None
+        opened = files.pop_all()
+    names = tuple(stored_names[name] for name in layout.names)
+    buffers = {name: tensor for name, tensor in tensors.items() if name not in set(names)}
+    texts = model_config_files(folder, code)
+    return StoredVector(layout, names, parts, buffers, opened, config_files=texts, tied=tied)
+
+
+def vector_of_model(model: PreTrainedModel, folder: Path, code: bool = False) -> StoredVector:
+    """Wrap a model that was loaded from `folder` as a StoredVector in memory."""
+    layout, tied = layout_of(model), tied_names(model)
+    tensors = {name: stored_from_tensor(tensor) for name, tensor in model.state_dict().items()}
+    buffers = {name: tensor for name, tensor in tensors.items() if name not in {*layout.names, *tied}}
+    parts = tuple(tensors[name] for name in layout.names)
+    texts = model_config_files(folder, code)
+    return StoredVector(layout, layout.names, parts, buffers, on_disk=False, config_files=texts, tied=tied)
+
+
+def model_config_files(folder: Path, code: bool = False) -> dict[str, str]:
+    """Files that turn float32 weights into a model folder, name -> text: the configs in `folder`, and its
+    code where that is trusted."""
+    config = read_object(folder / "config.json")
+    config.pop("torch_dtype", None)  # the older spelling
+    config["dtype"] = "float32"
+    own = folder.glob(CODE_FILES) if code else ()
+    texts = {file.name: file.read_text(encoding="utf-8") for file in own}
+    texts["config.json"] = json.dumps(config, indent=2) + "\n"
+    if (generation := folder / "generation_config.json").is_file():
+        read_object(generation)
+        texts[generation.name] = generation.read_text(encoding="utf-8")
+    return texts
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Further names of tied parameters -> the name in the layout."""
+    first = {id(p): name for name, p in model.named_parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    return {name: first[id(p)] for name, p in every if first[id(p)] != name}
+
+
+def meta_model(folder: Path, dtype: torch.dtype | None = None, code: bool = False) -> PreTrainedModel:
+    """Build the model of the config in `folder` on the meta device: names and shapes without weights.
+
+    `dtype`: of its parameters; None: the config's. Errors: ModelError.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    options = from_pretrained_options(folder, code)
+    try:
+        with quiet_transformers(), torch.device("meta"):
+            config = AutoConfig.from_pretrained(folder, **options)
+            chosen: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+            untyped: Any = AutoModelForCausalLM
+            model: PreTrainedModel = untyped.from_config(config, trust_remote_code=code, **chosen)
+    except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
+        if "Unrecognized configuration class" in str(error):
+            raise ModelError(f"{folder}: a {config.model_type} model cannot {CONTINUE}") from error
+        raise not_loadable(folder, "causal language model", error) from error
+    if not _is_causal(model):
+        raise ModelError(f"{folder}: {type(model).__name__} is an encoder here, which cannot {CONTINUE}")
+    return model
+
+
+def _is_causal(model: PreTrainedModel) -> bool:
+    """False for an encoder such as BERT that is loaded to continue text, though its tokens see later ones."""
+    causal = any(getattr(module, "is_causal", False) for module in model.modules())
+    return causal or getattr(model.config, "is_decoder", None) is not False
+
+
+def _stored_names(model: PreTrainedModel, stored: Sequence[str]) -> dict[str, str]:
+    """Name in the model -> name in the file, for the weights that transformers loads without computing."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+        wanted: Any = model.state_dict()
+        rules = get_model_conversion_mapping(model)
+        renames = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+        computed = [rule for rule in rules if isinstance(rule, WeightConverter)]
+        found: dict[str, str] = {}
+        for name in stored:
+            new, converted = rename_source_key(name, renames, computed, model.base_model_prefix, wanted)
+            if new not in wanted and name in wanted:
+                new, converted = name, None
+            if converted is None and found.setdefault(new, name) != name:
+                return {}  # two stored tensors for one parameter
+        return found
+    except (ImportError, TypeError, AttributeError):  # this version of transformers lacks these functions
+        return {name: name for name in stored}

@@ -23,9 +23,9 @@ from transport.protocol import messages
 
 CEILINGS = {
     "lines with code, heart": 29_345,
-    "lines with code, extensions": 15_501,
+    "lines with code, extensions": 15_477,
     "lines with code, scripts": 9865,
-    "lines with code, tests": 44_437,
+    "lines with code, tests": 44_438,
     "modules": 333,
     "recipe keys": 111,
     "options": 196,

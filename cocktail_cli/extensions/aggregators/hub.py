@@ -45,7 +45,6 @@ from .residual_handoffs import (
     HandoffStore,
     PendingHandoff,
     after_deliveries,
-    handoffs_for,
     merge_deliveries,
 )
 from .shard_placement import Placement, assign
@@ -84,7 +83,6 @@ class ShardCoordinator(HubExtension):
     ) -> None:
         self._out, self._members, self._rounds = hub.out, hub.members, hub.rounds
         self.store, self._work, self.shards = store, work, shards
-        self.handoffs = dict(store.rows)  # as the I/O thread has them
         self.now = ShardRound(-1, {}, (), {})  # the newest round
         self.barrier = ShardBarrier(hub.settings.peer_timeout)
         self.moved: dict[str, str] = {}  # session -> digest of its packet in the newest aggregate
@@ -230,11 +228,6 @@ class ShardCoordinator(HubExtension):
             self._out.warn(f"{said}; it owns none for {RESTS} rounds", name)
             self._rest(aggregator)
         if done.packets:
-            merged = merge_deliveries(
-                current.merged_by(moved), {one.number: current.hub_shards for one in current.handoffs}
-            )
-            left = self.handoffs | after_deliveries(self.handoffs, merged)
-            self.handoffs = {number: handoff for number, handoff in left.items() if handoff.shards}
             self._done = {s: bodies.Done(ex.round, moved.get(s, "")) for s in current.aggregators}
             for session in self._members.present(self._done):
                 self._say(session, self._done[session.id])
@@ -390,10 +383,6 @@ class ShardCoordinator(HubExtension):
                 of.closes[session.id] = order = bodies.Close(round, attempt, dict(weights), parts, left)
                 self._say(session, order)
 
-    def stored(self, number: int, handoff: PendingHandoff) -> None:
-        """Offer a handoff, which is on the disk now, to the aggregators of its shards."""
-        self.handoffs[number] = handoff
-
     def error_feedback_stored(self, session: str, shards: Sequence[int]) -> None:
         """Offered error feedback is stored. Rest its sender: else it would have more of it to hand over."""
         self._handing_over.discard(session)
@@ -423,9 +412,15 @@ class ShardCoordinator(HubExtension):
         for session in self._members.present(of.members):
             self._rounds.check_arrived(session, now)
 
+    @property
+    def handoffs(self) -> dict[int, PendingHandoff]:
+        """The pending handoffs, by number, without what the hub has merged since they were last written."""
+        return self.store.rows | after_deliveries(self.store.rows, self._merged)
+
     def _handoffs_for(self, shards: Iterable[int]) -> list[bodies.HandoffOffer]:
-        found = sorted(handoffs_for(self.handoffs, shards).items())
-        return [bodies.HandoffOffer(number, one.peer, one.share) for number, one in found]
+        wanted, pending = set(shards), sorted(self.handoffs.items())
+        offered = ((number, one) for number, one in pending if one.shards & wanted)
+        return [bodies.HandoffOffer(number, one.peer, one.share) for number, one in offered]
 
     # ---- the reader thread ---------------------------------------------------------------------------------
 
@@ -469,13 +464,13 @@ class ShardCoordinator(HubExtension):
     def _own(self, round: int, shards: Sequence[int]) -> None:
         """Aggregate these shards at the hub from now on; store its error feedback of the others."""
         handoff = PendingHandoff(HUB, 1.0, frozenset(range(self.shards)) - set(shards))
-        if self._work.own(round, shards, lambda errors: self._store(handoff, errors)):
+        if self._work.own(round, shards, partial(self.store.add, handoff)):
             self.store.mark_merged(self._merged)
             self._merged = {}
 
     def _inherit(self, peer: str, packet: bytes, share: float) -> None:
         """Store a leaver's residual for the aggregators of all shards, the hub among them."""
-        self._store(PendingHandoff(peer, share, frozenset(range(self.shards))), packet)
+        self.store.add(PendingHandoff(peer, share, frozenset(range(self.shards))), packet)
 
     def _aggregate(self, round: int, updates: Sequence[WeightedPacket]) -> bytes:
         """Return the packet of all shards; empty where every aggregator is lost and no shard would move.
@@ -528,12 +523,6 @@ class ShardCoordinator(HubExtension):
         packet, lacking = self.store.packet(number), handoff.shards & set(shards)
         return self._work.restricted(handoff.peer, packet, lacking)[0]
 
-    def _store(self, handoff: PendingHandoff, packet: bytes) -> int:
-        """Store a handoff, so that it outlives the hub. Returns its number."""
-        number = self.store.add(handoff, packet)
-        self._lines.apply(lambda _: self.stored(number, handoff))
-        return number
-
     def _store_error_feedback(self, session: str, peer: str, shards: Collection[int], packet: bytes) -> None:
         """Store the error feedback of shards that this peer aggregated, and nothing else in its packet."""
         moved: Sequence[int] = []
@@ -542,7 +531,7 @@ class ShardCoordinator(HubExtension):
         except UpdateRejected as error:
             self._lines.warn(peer, f"the errors of its shards cannot be used: {error.reason}")
         if moved:
-            self._store(PendingHandoff(peer, 1.0, frozenset(moved)), packet)
+            self.store.add(PendingHandoff(peer, 1.0, frozenset(moved)), packet)
         self._lines.apply(lambda _: self.error_feedback_stored(session, moved))
 
     def _serve(self, of: ShardRound, own: bytes, came: Mapping[str, bytes]) -> None:

@@ -140,9 +140,8 @@ class ShardedPeer(PeerExtension):
         self._link, self._shards, self._clients, self._begin = link, shards, clients, begin
         self.aggregator: AggregatorThread | None = None
         self._by: Exchange = link
-        self._opened: dict[int, Opened] = {}  # by round, of the newest ones
-        # rounds, as they were opened last, whose packet is not fetched yet
-        self._committed: dict[int, tuple[Opened, messages.Committed]] = {}
+        self._opened: dict[int, Opened] = {}  # by round, as they were opened last: the newest ones
+        self._committed: dict[int, messages.Committed] = {}  # of them
         self.upload_s = 0.0  # seconds that the newest upload took, directly and through the hub
         link.bounds_of_extensions |= BOUNDS
         link.void_if(lambda old, new: aggregators_of(old) != aggregators_of(new))
@@ -169,28 +168,23 @@ class ShardedPeer(PeerExtension):
         return (up + server.bytes_up, down + server.bytes_down) if server is not None else (up, down)
 
     def took_round(self, round: messages.Round, asked: float, now: float) -> None:
-        self._opened = {
-            r: one for r, one in self._opened.items() if r > round.round - messages.MOST_IN_FLIGHT
-        }
         self._opened[round.round] = opened(round)
+        for old in [r for r in self._opened if r <= round.round - messages.MOST_IN_FLIGHT]:
+            del self._opened[old]  # a session may end before it has fetched its packet
+            self._committed.pop(old, None)
 
     def exchange(
         self, round: int, packet: bytes, report: messages.Report, beside: Mapping[str, bytes] = {}
     ) -> messages.Committed:
         """Upload the packet by shard and wait for the commit; once more if the round is announced anew with
         other aggregators. Raises as PeerLink.exchange, except AnnouncedAnew."""
-        for old in list(self._committed):  # of a session that ended before it could fetch them
-            if old <= round - messages.MOST_IN_FLIGHT:
-                self._committed.pop(old, None)
-        of = self._opened.get(round, Opened([]))
         while True:
             try:
-                committed = self._upload(of, packet, report, beside)
+                of = self._opened.get(round, Opened([]))
+                self._committed[round] = self._upload(of, packet, report, beside)
+                return self._committed[round]
             except AnnouncedAnew as anew:
-                of = opened(anew.round)
-            else:
-                self._committed[round] = of, committed
-                return committed
+                self._opened[round] = opened(anew.round)
 
     def _upload(
         self, of: Opened, packet: bytes, report: messages.Report, beside: Mapping[str, bytes]
@@ -204,7 +198,7 @@ class ShardedPeer(PeerExtension):
         mine = parts.pop(link.name, None)
         if mine is not None and self.aggregator is not None:
             self.aggregator.part(round, mine)
-        joins = self._clients is not None and any(one.address for one in of.aggregators)
+        joins = self._clients is not None and of.aggregators
         link.prefetch_part(None if joins else lambda committed: None)
         directly = 0.0
         if parts and self._clients is not None:
@@ -235,18 +229,15 @@ class ShardedPeer(PeerExtension):
         """Fetch and join the packet of a round just committed; None if it must come whole from the hub."""
         from .durable_shards import merge_packets
 
-        exchanged, clients = self._committed.pop(round, None), self._clients
-        if exchanged is None or clients is None:
-            return None
-        of, committed = exchanged
-        if NAME not in committed.extra or not any(one.address for one in of.aggregators):
+        committed, clients = self._committed.pop(round, None), self._clients
+        of = self._opened.get(round, Opened([]))
+        if committed is None or clients is None or NAME not in committed.extra or not of.aggregators:
             return None
         unmoved = read_msgpack(committed.extra[NAME], Unmoved, "which shards have not moved").aggregators
         moved = [one for one in of.aggregators if one.name not in unmoved]
         direct = [one for one in moved if self._link.name not in (one.name, follower(of, one.name))]
         found = clients.fetch(round, direct, committed.size)
-        mine = self.aggregator.packet(round) if self.aggregator is not None else None
-        if mine is not None:
+        if self.aggregator is not None and (mine := self.aggregator.packet(round)) is not None:
             found[self._link.name] = mine
         try:
             most = committed.size  # with the same header, and some of its shards

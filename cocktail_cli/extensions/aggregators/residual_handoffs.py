@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -96,7 +96,10 @@ class HandoffStore:
     def settle(self) -> None:
         """Note that the round is durable; delete the packets of handoffs that all shards have merged."""
         self._note = self._after
-        self.delete_merged()
+        wanted = {str(number) for number in self.rows}
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            if path.name not in wanted:
+                path.unlink()
 
     def mark_merged(self, given: Deliveries) -> None:
         """Record that these shards have merged these handoffs, and that the hub's error feedback on the disk
@@ -127,13 +130,6 @@ class HandoffStore:
         lost = "what {} left to the aggregators is lost"
         return [f"{path} is damaged or gone: {lost.format(peer)}" for path, (_, peer) in found.items()]
 
-    def delete_merged(self) -> None:
-        """Delete the packets of handoffs that all shards have merged."""
-        wanted = {str(number) for number in self.rows}
-        for path in self.folder.iterdir() if self.folder.is_dir() else ():
-            if path.name not in wanted:
-                path.unlink()
-
 
 def after_deliveries(rows: Mapping[int, PendingHandoff], given: Deliveries) -> dict[int, PendingHandoff]:
     """Return the rows that `given` changes, as they are afterwards."""
@@ -150,9 +146,3 @@ def merge_deliveries(*several: Deliveries) -> dict[int, set[int]]:
         for number, shards in given.items():
             found.setdefault(number, set()).update(shards)
     return found
-
-
-def handoffs_for(rows: Mapping[int, PendingHandoff], shards: Iterable[int]) -> dict[int, PendingHandoff]:
-    """Select the handoffs that the aggregator of these shards must merge."""
-    wanted = set(shards)
-    return {number: left for number, left in rows.items() if left.shards & wanted}

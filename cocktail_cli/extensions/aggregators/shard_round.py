@@ -39,13 +39,9 @@ class ShardRound:
         names = {info.name for info in self.aggregators.values()}
         others = self.aggregators.keys() - self.lost - {session}
         return self.parts.get(session, {}).keys() <= names and all(
-            self.available(aggregator, session) for aggregator in others
+            self.part(a, session) in (self.delivered.get((a, session)), self.at_hub.get((a, session)))
+            for a in others
         )
-
-    def available(self, aggregator: str, member: str) -> bool:
-        """Tell whether the aggregator has, or can fetch, the part that this member has reported."""
-        digest, pair = self.part(aggregator, member), (aggregator, member)
-        return digest in (self.delivered.get(pair), self.at_hub.get(pair))
 
     def part(self, aggregator: str, member: str) -> str:
         """Return the digest of a member's part for an aggregator, as it has reported."""

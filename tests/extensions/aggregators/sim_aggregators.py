@@ -186,8 +186,9 @@ class ShardedSim(SimSwarm):
         elif self.jobs and isinstance(left := self.jobs[0], do.Inherit):
             self.jobs.popleft()
             self.handoffs += 1
-            kept = PendingHandoff(left.peer, left.share, frozenset(range(SHARDS)))
-            self.tell(lambda shards: shards.stored(self.handoffs, kept))
+            self.coordinator.store.rows[self.handoffs] = PendingHandoff(
+                left.peer, left.share, frozenset(range(SHARDS))
+            )
         else:
             super().job()
 

@@ -43,8 +43,8 @@ def shard(link: PeerLink, folder: Path) -> None:
     peer = ShardedPeer(link, 2, clients=Dialled())  # type: ignore[arg-type]
     body = msgspec.msgpack.encode(Unmoved([]))
     committed = messages.Committed(0, PACKET, "00", ["ann"], extra={NAME: body})
-    of = Opened([AggregatorInfo("bob", [0, 1], "key", "a:1")], ["ann", "bob"])
-    peer._committed[0] = of, committed
+    peer._opened[0] = Opened([AggregatorInfo("bob", [0, 1], "key", "a:1")], ["ann", "bob"])
+    peer._committed[0] = committed
     peer.fetch(0)
 
 

@@ -75,7 +75,7 @@ def test_a_handoff_in_transit_outlives_the_hub(tmp_path: Path) -> None:
     first = ShardedSwarm(replace(SETTINGS, first_peers=3), ShardedWork(), tmp_path, 0).start()
     peers = [reachable(first.url, name) for name in ("ann", "bob", "cat")]
     shards = first.coordinator
-    sums, store = first.hub._commits._sums, shards._store
+    sums, store = first.hub._commits._sums, shards.store.add
     stored: list[int] = []  # handoffs of bob; on a busy machine another may be taken for lost before him
 
     def note_bob(handoff: PendingHandoff, packet: bytes) -> int:
@@ -91,7 +91,7 @@ def test_a_handoff_in_transit_outlives_the_hub(tmp_path: Path) -> None:
             raise Abandoned
         return sums.aggregate(round, updates)
 
-    shards._store = note_bob  # type: ignore[method-assign]
+    shards.store.add = note_bob  # type: ignore[method-assign]
     first.hub._commits._sums = sums._replace(aggregate=until_bob_has_left)
     threads = [peer.start() for peer in peers]
     first.until(lambda: first.committed() >= 4)

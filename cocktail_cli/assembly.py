@@ -691,25 +691,27 @@ def words_of(given: Given) -> list[str]:
     return [word for name, value in typed if value is not None for word in (name, str(value))]
 
 
+def asked_for(given: Given) -> Iterator[tuple[Extension, Mapping[str, Any]]]:
+    """Import the extensions of which options were given; yield each with these."""
+    yield from ((extension_of(row), given[row.folder]) for row in EXTENSIONS if row.folder in given)
+
+
 def devices_each(given: Given) -> int:
     """Return how many devices each peer of this machine trains on."""
-    rows = (row for row in EXTENSIONS if row.folder in given)
-    return max((extension_of(row).devices_each(given[row.folder]) for row in rows), default=1)
+    return max((one.devices_each(options) for one, options in asked_for(given)), default=1)
 
 
 def pick_devices(wanted: str, given: Given) -> Sequence[str]:
     """Pick the devices of a peer. Raises Failure."""
     from cocktail_cli.machine import pick_device
 
-    rows = (row for row in EXTENSIONS if row.folder in given)
-    found = (extension_of(row).pick_devices(wanted, given[row.folder]) for row in rows)
+    found = (one.pick_devices(wanted, options) for one, options in asked_for(given))
     return next(filter(None, found), ()) or [pick_device(wanted)]
 
 
 def joining_of(given: Given) -> list[Joining]:
     """Make the parts of extensions around a volunteer's sessions."""
-    rows = [row for row in EXTENSIONS if row.folder in given]
-    return [part for row in rows if (part := extension_of(row).joining(given[row.folder])) is not None]
+    return [part for one, options in asked_for(given) if (part := one.joining(options)) is not None]
 
 
 def files_of(recipe: Recipe) -> list[str]:
@@ -867,8 +869,7 @@ def machine_routes(address: str) -> Sequence[Route]:
 def places_of(given: Given) -> tuple[str, ...]:
     """Return what leads to a hub, for its run URL, by the options of extensions that were given. Raises
     Failure (usage), and Unreachable where nothing is there."""
-    rows = (row for row in EXTENSIONS if row.folder in given)
-    return tuple(place for row in rows for place in extension_of(row).places(given[row.folder]))
+    return tuple(place for one, options in asked_for(given) for place in one.places(options))
 
 
 def leads(places: Iterable[str], server: Server) -> Iterator[Lead]:

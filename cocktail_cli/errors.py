@@ -19,28 +19,21 @@ from typing import Any
 from .foreign_text import one_line, readable
 from .installation import command_to_add
 
-EXIT = {  # code -> exit status
-    "unexpected": 1,
-    "usage": 2,
-    "url_invalid": 2,
-    "recipe_invalid": 3,
-    "dataset_invalid": 3,
-    "model_invalid": 3,
-    "run_unknown": 3,
-    "preflight": 4,
-    "port_in_use": 4,
-    "output_in_use": 4,
-    "unreachable": 5,
-    "rejected": 6,
-    "no_result": 7,
-    "out_of_memory": 8,
-    "out_of_disk": 8,
-    "altered": 9,
-    "lost": 75,  # EX_TEMPFAIL: restart me
-    "rank_lost": 75,
-    "interrupted": 130,
-    "terminated": 143,
+STATUSES = {  # exit status -> codes
+    1: ("unexpected",),
+    2: ("usage", "url_invalid"),
+    3: ("recipe_invalid", "dataset_invalid", "model_invalid", "run_unknown"),
+    4: ("preflight", "port_in_use", "output_in_use"),
+    5: ("unreachable",),
+    6: ("rejected",),
+    7: ("no_result",),
+    8: ("out_of_memory", "out_of_disk"),
+    9: ("altered",),
+    75: ("lost", "rank_lost"),  # EX_TEMPFAIL: restart me
+    130: ("interrupted",),
+    143: ("terminated",),
 }
+EXIT = {code: status for status, codes in STATUSES.items() for code in codes}
 
 
 @dataclass(frozen=True)

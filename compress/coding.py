@@ -114,7 +114,7 @@ class Section:
 
     codec: int
     raw: int  # its length once decompressed
-    data: Any  # bytes, a memoryview, or what is sliced like one (streams.Bytes)
+    data: Any  # bytes, a memoryview, or what is sliced like one (`Bytes`)
 
 
 def shrink(raw: bytes | memoryview) -> Section:

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from compress import brought
+from compress import brought, fingerprint
 from compress.coding import Bytes, FileSlice
 from recipes.downloads import CODE_FILES, from_pretrained_options
 from recipes.errors import ModelError
@@ -247,6 +247,7 @@ TENSOR_DTYPES = {  # those that are stored, in safetensors' spelling
 }
 STORED_DTYPES = {name: dtype for dtype, name in TENSOR_DTYPES.items()}
 CHECK = "check"  # the word of a header that is a hash of the others
+SUMS = "sums"  # the word of a header with the fingerprint of each tensor
 # A reader holds a header as objects, which take many times its bytes. The longest in use are of models with
 # many small experts: 3 MB in 60 GB.
 MAX_HEADER, HEADER_SHARE = 2 << 20, 1 << 14  # bytes, and bytes of the file for a further one
@@ -380,6 +381,28 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mappi
         folder = os.open(path.parent, os.O_RDONLY)
         os.fsync(folder)
         os.close(folder)
+
+
+def write_with_sums(path: Path, tensors: Mapping[str, Tensor], words: Mapping[str, str]) -> None:
+    """Write tensors like `write_safetensors`, with the fingerprint of each, and a hash of the words, in the
+    header."""
+    sums = json.dumps({name: sum_of(tensor) for name, tensor in tensors.items()})
+    words = {**words, SUMS: sums}
+    write_safetensors(path, tensors, {**words, CHECK: words_digest(words)})
+
+
+def damaged_part(words: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """Name what is not as `write_with_sums` wrote it: the header, by its words, or a tensor; "" where all
+    is."""
+    if words.get(CHECK) != words_digest(words):
+        return "its header"
+    sums = parse_json(words[SUMS])
+    return next((name for name, one in tensors.items() if sums.get(name) != sum_of(one)), "")
+
+
+def sum_of(tensor: Tensor) -> str:
+    """Return the fingerprint of a tensor, hex."""
+    return f"{fingerprint(tensor.reshape(-1)):016x}"
 
 
 @contextmanager

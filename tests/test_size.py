@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_345,
-    "lines with code, extensions": 15_477,
-    "lines with code, scripts": 9865,
-    "lines with code, tests": 44_438,
+    "lines with code, heart": 29_334,
+    "lines with code, extensions": 15_467,
+    "lines with code, scripts": 9868,
+    "lines with code, tests": 44_448,
     "modules": 333,
     "recipe keys": 111,
     "options": 196,
     "messages": 33,
-    "words of documents": 69_880,
+    "words of documents": 69_977,
     "functions without a docstring, %": 22,
 }
 

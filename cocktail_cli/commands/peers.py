@@ -14,7 +14,7 @@ from cocktail_cli.machine import RunRecord, load_run, save_run
 from cocktail_cli.options import Json, Quiet, RunArgument, flag, value
 from cocktail_cli.ui import duration_text, megabytes, say, say_json, table
 
-from .status import unreachable, words_of
+from .status import hub_of, words_of
 
 if TYPE_CHECKING:
     from transport import RunURL
@@ -116,16 +116,14 @@ def ask(record: RunRecord, order: Any, **fields: str) -> dict[str, Any]:
 def answering(record: RunRecord) -> Iterator[tuple[RunURL, str]]:
     """Yield where the hub of a run is, and the host's secret. Raises Failure (run_unknown, usage,
     unreachable) for what it answers."""
-    from transport import parse_url
-    from transport.protocol import RefusedByHub, Unreachable
+    from transport.protocol import RefusedByHub
 
     if record.state != "running":
         hints = (f"cocktail resume {record.run} goes on with it",)
         raise Failure("run_unknown", f"the run {record.run} is not running ({record.state})", hints=hints)
     try:
-        yield parse_url(record.local_url()), record.keys["stop"]
-    except Unreachable as error:
-        raise unreachable(record, error) from error
+        with hub_of(record) as url:
+            yield url, record.keys["stop"]
     except RefusedByHub as error:
         if error.code != "unknown":
             raise

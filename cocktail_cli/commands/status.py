@@ -9,12 +9,12 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,6 +37,9 @@ from cocktail_cli.ui import (
     table,
     timestamp,
 )
+
+if TYPE_CHECKING:
+    from transport import RunURL
 
 TIMEOUT = 10.0  # seconds for an answer
 EVERY = 2.0  # seconds between two requests of --watch
@@ -174,31 +177,32 @@ def line_of(found: dict[str, Any]) -> str:
 
 def ask(run: str) -> dict[str, Any]:
     """Ask the hub for the status; read run.json after its end. Raises Failure (run_unknown, unreachable)."""
-    from transport import parse_url
-    from transport.protocol import Unreachable
-
     if run.startswith("cocktail:"):
         return readable(ask_status(url_to_dial(run), TIMEOUT))
     record = load_run(run)
     if record.state != "running":
         return remembered(record)
+    with hub_of(record) as url:
+        return readable(ask_status(url, TIMEOUT)) | {"reach": record.reach}
+
+
+@contextmanager
+def hub_of(record: RunRecord) -> Iterator[RunURL]:
+    """Yield where the hub of a run of this machine is. Raises Failure (unreachable) where it does not
+    answer."""
+    from transport import parse_url
+    from transport.protocol import Unreachable
+
     try:
-        return readable(ask_status(parse_url(record.local_url()), TIMEOUT)) | {"reach": record.reach}
+        yield parse_url(record.local_url())
     except Unreachable as error:
-        raise unreachable(record, error) from error
-
-
-def unreachable(record: RunRecord, error: Exception) -> Failure:
-    """Make the failure of a run of this machine whose hub does not answer."""
-    return Failure(
-        "unreachable",
-        f"the hub of {record.run} (process {record.pid}): {error}",
-        hints=(
+        hints = (
             "if it was stopped just now, its model is being written: ask again",
             f"if it was killed, what is committed is kept: cocktail resume {record.run} goes on with it",
             f"cocktail export {record.run} -o DIR makes a model of it",
-        ),
-    )
+        )
+        said = f"the hub of {record.run} (process {record.pid}): {error}"
+        raise Failure("unreachable", said, hints=hints) from error
 
 
 def remembered(record: RunRecord) -> dict[str, Any]:
@@ -313,14 +317,7 @@ def described(record: RunRecord) -> dict[str, Any]:
 def cells(run: dict[str, Any]) -> list[str]:
     step = f"{run['step']}/{run['planned']}" if run["planned"] else str(run["step"])
     age = duration_text(run["age_s"]) if run["age_s"] < 48 * 3600 else f"{run['age_s'] / 86400:.0f} days"
-    return [
-        run["run"],
-        run["state"],
-        step,
-        one_line(run["model"], 32),
-        age,
-        one_line(run["output_dir"]),
-    ]
+    return [run["run"], run["state"], step, one_line(run["model"], 32), age, one_line(run["output_dir"])]
 
 
 def last_step(metrics: Path) -> int:
@@ -364,16 +361,13 @@ def stop(
 
     With --json one object: run, was (its state), output_dir.
     """
-    from transport import ask_status, ask_stop, parse_url
-    from transport.protocol import Unreachable
+    import transport
 
     record, rounds = load_run(run), 0
     if record.state == "running":
-        try:
-            rounds = ask_status(parse_url(record.local_url()), TIMEOUT)["round"]
-            ask_stop(parse_url(record.local_url()), record.keys["stop"], now, pause, TIMEOUT)
-        except Unreachable as error:
-            raise unreachable(record, error) from error
+        with hub_of(record) as url:
+            rounds = transport.ask_status(url, TIMEOUT)["round"]
+            transport.ask_stop(url, record.keys["stop"], now, pause, TIMEOUT)
     if as_json:
         say_json({"run": record.run, "was": record.state, "output_dir": record.output_dir})
     elif quiet:

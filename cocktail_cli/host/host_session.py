@@ -641,6 +641,7 @@ class HostSession:
                 reason=ended.reason,
                 planned=self.record.planned,
                 prompt=self.record.prompt,
+                base_loss=narrator.base_loss,
             )
         )
 

@@ -32,6 +32,7 @@ class Narrator:
         self.met: set[str] = set()  # peers that have been in it since this hub started
         self.eval_loss: float | None = None
         self.evaluated = 0  # rounds in the model that it is of
+        self.base_loss: float | None = None
         self.reached = ""  # where a peer has joined from: this network or the internet
 
     def recall(self, ledger: Ledger) -> None:
@@ -40,7 +41,13 @@ class Narrator:
         self.rounds, self.tokens = len(rows), sum(row.tokens for row in rows)
         self.step = rows[-1].step if rows else 0
         if evaluations:
-            self.eval_loss, self.evaluated = evaluations[-1].loss, evaluations[-1].round
+            self.evaluation(evaluations[0].round, evaluations[0].loss)
+            self.evaluation(evaluations[-1].round, evaluations[-1].loss)
+
+    def evaluation(self, rounds: int, loss: float) -> None:
+        """Note the loss of the model after so many rounds."""
+        self.eval_loss, self.evaluated = loss, rounds
+        self.base_loss = self.base_loss if rounds else loss
 
     def tell(self, event: theirs.Event) -> Iterator[ours.Event]:
         """Yield the events to show for one of the hub's."""
@@ -75,7 +82,7 @@ class Narrator:
         elif isinstance(event, theirs.OfExtension):
             yield event.told
         elif isinstance(event, theirs.EvaluationDone):
-            self.eval_loss, self.evaluated = event.loss, event.round
+            self.evaluation(event.round, event.loss)
             extra = dict(self.named(event.figures))
             yield ours.Eval(event.step, event.round, event.loss, event.tokens, extra)
         elif isinstance(event, theirs.Warned):

@@ -200,15 +200,23 @@ class CommittedModel:
         from recipes.downloads import Licence
         from recipes.models import RunSummary, cached_commit, render_card
 
-        samples, loss, record = Counter[str](), None, read_run(self.folder)
+        samples, record = Counter[str](), read_run(self.folder)
         licence = Licence(**record.licence) if record else Licence()
         with Ledger(self.folder / in_folder.LEDGER, write=False) as ledger:
             for counted in ledger.counted():
                 samples[counted.peer] += count_samples(counted.ids)
-            for row in ledger.evaluations():
-                loss = row.loss if row.round <= rounds else loss
+            losses = {row.round: row.loss for row in ledger.evaluations()}
+            before = losses.get(0) if rounds else None
             made = RunSummary(
-                ledger.run, rounds, cached_commit(self.base), samples, loss, merged, licence, more
+                ledger.run,
+                rounds,
+                cached_commit(self.base),
+                samples,
+                losses.get(rounds),
+                before,
+                merged,
+                licence,
+                more,
             )
         return paragraphs(render_card(self.recipe, made))
 

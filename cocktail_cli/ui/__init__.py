@@ -20,7 +20,7 @@ from .output import (
     unguarded,
 )
 from .progress_meter import ProgressMeter
-from .text_chart import LEAST_ROWS, MARK, showable, text_chart
+from .text_chart import LEAST_ROWS, MARK, round_ticks, showable, text_chart
 from .wording import (
     counted,
     duration_text,

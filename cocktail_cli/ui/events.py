@@ -246,6 +246,7 @@ class RunFinished:
     reason: str
     planned: int = 0  # planned steps; 0: unknown
     prompt: str = ""  # of the held-out data, to try the model with
+    base_loss: float | None = None  # of the base, on held-out data
 
 
 @event

@@ -100,7 +100,8 @@ def invitation(event: events.RunStarted, out: TextIO, err: TextIO) -> None:
 
 def farewell(event: events.RunFinished, out: TextIO, err: TextIO) -> None:
     """Print a run's last words: where the model is, and the command to type next."""
-    loss = "" if event.eval_loss is None else f", held-out loss {event.eval_loss:.4f}"
+    before = "" if event.base_loss is None else f"{event.base_loss:.4f} -> "
+    loss = "" if event.eval_loss is None else f", held-out loss {before}{event.eval_loss:.4f}"
     if event.planned > event.steps:
         how = f"stopped at step {event.steps} of {event.planned} ({event.reason.removeprefix('stopped ')})"
     else:

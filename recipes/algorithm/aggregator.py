@@ -20,21 +20,10 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
-from torch import Tensor
 
-from compress import (
-    Cocktail,
-    PackedUpdate,
-    Sample,
-    Shard,
-    Update,
-    decode_packed,
-    fingerprint,
-    join,
-    split,
-)
+from compress import Cocktail, PackedUpdate, Sample, Shard, Update, decode_packed, join, split
 from recipes.config import Recipe
-from recipes.weight_files import CHECK, float32_header, words_digest, write_safetensors
+from recipes.weight_files import damaged_part, float32_header, write_with_sums
 
 from .compressor import AdaptiveRate, adaptive_rate_of, fixed_rate, handoff_compressor
 from .decoded_updates import (
@@ -60,7 +49,6 @@ from .robust_mean import (
 )
 
 ERROR, MOMENTUM = "error", "momentum"  # e and v, in a file
-SUMS = "sums"  # the word of its header with the fingerprint of each
 
 # Called with line 3 of every shard, before any e moves; gives what is to be awaited before one does.
 Log = Callable[[Mapping[int, AggregateStep]], Callable[[], object]]
@@ -325,8 +313,7 @@ class Aggregator:
         if self.outer.momentum:
             tensors |= {name_of(n, MOMENTUM): shard.momentum for n, shard in self.assigned.items()}
         about = {"round": str(round), **described(self.assigned.values())}
-        about[SUMS] = json.dumps({name: sum_of(tensor) for name, tensor in tensors.items()})
-        write_safetensors(path, tensors, {**about, CHECK: words_digest(about)})
+        write_with_sums(path, tensors, about)
 
     def load(self, path: Path) -> int:
         """Take over the shards of a file, each e and v as `save` wrote it; returns the round it is before.
@@ -361,19 +348,6 @@ class Aggregator:
                 mine.copy_(one)
             shard.usual, shard.packets = typical, many
         return round
-
-
-def damaged_part(said: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    """Name what is not as it was written: the header, by its words, or a tensor; "" where all is."""
-    if said.get(CHECK) != words_digest(said):
-        return "its header"
-    sums = json.loads(said[SUMS])
-    return next((name for name, one in tensors.items() if sums.get(name) != sum_of(one)), "")
-
-
-def sum_of(tensor: Tensor) -> str:
-    """Return the fingerprint of a tensor, hex."""
-    return f"{fingerprint(tensor.reshape(-1)):016x}"
 
 
 def described(states: Collection[ShardAggregator] | Collection[AggregateStep]) -> dict[str, str]:

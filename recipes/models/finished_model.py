@@ -257,6 +257,7 @@ class RunSummary:
     revision: str | None  # commit of the base; None: a local one
     samples: Mapping[str, int]  # committed, by peer
     loss: float | None = None  # on held-out data
+    before: float | None = None  # the same of the base
     merged: bool = False  # adapters are merged into the base
     licence: Licence = field(default_factory=Licence)  # of the base
     more: Sequence[str] = ()  # lines of an extension
@@ -294,7 +295,8 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
     steps = math.ceil(done / recipe.training.global_batch_size)
     revision = f" at `{made.revision}`" if made.revision else ""
     peers = "one peer" if len(made.samples) == 1 else f"{len(made.samples)} peers"
-    loss = "" if made.loss is None else f" Loss on held-out data: {made.loss:.4f}."
+    before = "" if made.before is None else f"{made.before:.4f} -> "
+    loss = "" if made.loss is None else f" Loss on held-out data: {before}{made.loss:.4f}."
     by = f"by {peers} over the internet with [CocktailSGD]({PAPER})"
     lines = [
         f"---\n{about.to_yaml()}\n---\n",

@@ -39,6 +39,8 @@ SMALLEST_BATCH, LARGEST_BATCH = 8, 64
 JOINED = 1024  # tokens of a sample of a running text
 LONGEST = 2048  # tokens of a sample, unless the user types more
 STEP = 64  # max_length is a multiple of it
+HELD_FROM = 100  # rows from which some are held out
+HELD_SHARE, HELD_MOST = 0.05, 100  # of the rows; how many at most
 KEPT = 0.995  # share of the rows that max_length does not cut
 GIB = 1 << 30
 
@@ -84,6 +86,8 @@ def choose_method(load: Load, machine: Machine | None) -> MethodChoice:
     rate = asked.recipe.objective.adapters_rate or rate
     chosen.set({**METHODS[fit.method], "training.learning_rate": rate})
     chosen.set({"training.num_train_epochs": epochs_of(survey.rows)})
+    if not asked.recipe.has_eval and not asked.recipe.data.streaming:
+        chosen.set(held_out_keys(survey.rows))
     chosen.set({"training.global_batch_size": batch_of(load(chosen.keys).recipe, survey)})
     recipe = load(chosen.keys).recipe
     return MethodChoice(chosen.keys, tuple(explain(recipe, survey, fit, size)))
@@ -144,15 +148,22 @@ def method_of(chosen: Untyped, load: Load, folder: Path, size: int, machine: Mac
     return Fit(method, need, f"needs {needs}, which does not fit: `cocktail plan` says what would")
 
 
+def held_out_keys(rows: int | None) -> dict[str, Any]:
+    """Choose how many rows are held out, which the base and the model are evaluated on."""
+    enough = rows is not None and rows >= HELD_FROM
+    return {"data.val_set_size": min(HELD_MOST, round(HELD_SHARE * rows))} if rows and enough else {}
+
+
 def epochs_of(rows: int | None) -> float:
     """Choose the epochs: few rows are seen more often."""
     return float(next((epochs for below, epochs in EPOCHS if rows is not None and rows < below), 1))
 
 
 def batch_of(recipe: Recipe, survey: DataSurvey) -> int:
-    """Choose the largest batch, a power of two, that leaves enough steps."""
-    rows = survey.samples(recipe)
-    samples = LARGEST_BATCH * ENOUGH_STEPS if rows is None else recipe.training.total_samples(rows)
+    """Choose the largest batch, a power of two, that leaves enough steps of the epochs: max_steps, which ends
+    a run sooner, leaves it as it is."""
+    rows, epochs = survey.samples(recipe), recipe.training.num_train_epochs
+    samples = LARGEST_BATCH * ENOUGH_STEPS if rows is None else math.ceil(rows * epochs)
     batch = SMALLEST_BATCH
     while 2 * batch <= LARGEST_BATCH and samples >= 2 * batch * ENOUGH_STEPS:
         batch *= 2
@@ -167,6 +178,7 @@ def explain(recipe: Recipe, survey: DataSurvey, fit: Fit, size: int) -> list[str
     rows = "rows not counted" if survey.rows is None else f"{survey.rows:,} rows"
     kinds = f", {' and '.join(dict.fromkeys(survey.kinds))}" if survey.kinds else ""
     cut = sum(length > longest for length in survey.lengths)
+    apart = f", {recipe.data.val_set_size:g} held out" if recipe.data.val_set_size else ""
     held = f"{cut or 'none'} of the first {len(survey.lengths)} {'is' if cut == 1 else 'are'} longer"
     if recipe.data.packing or not survey.lengths:
         held = "texts are joined and split" if recipe.data.packing else "no row is read yet"
@@ -184,7 +196,7 @@ def explain(recipe: Recipe, survey: DataSurvey, fit: Fit, size: int) -> list[str
     )
     return [
         f"model   {model}: {count_text(size)} parameters, {NAMES[fit.method]} ({fit.why})",
-        f"data    {paths}: {rows}{kinds}; samples of {longest:,} tokens at most, {held}",
+        f"data    {paths}: {rows}{apart}{kinds}; samples of {longest:,} tokens at most, {held}",
         f"run     {long} of {training.global_batch_size} samples, learning rate {training.learning_rate:g} "
         "(change any: learning_rate=1e-4)",
     ]

@@ -187,7 +187,8 @@ def survey_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> DataSurve
                 encoder = make_row_tokenizer(tokenizer, recipe.data, dataset, first[0], recipe.objective)
                 kinds.append(encoder.row_type)
                 lengths += [document.longest for document in encoder.tokenize(first)]
-            counted = None if recipe.training.max_steps > 0 else count_rows(dataset)
+            remote = is_hub_id(dataset.path) or "://" in dataset.path
+            counted = None if remote and recipe.training.max_steps > 0 else count_rows(dataset)
         except HubUnreachable:
             counted = None
         rows = None if rows is None or counted is None else rows + counted

@@ -19,8 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from compress import fingerprint
-from recipes.weight_files import CHECK, GRADIENT_CHUNK, words_digest, write_safetensors
+from recipes.weight_files import CHECK, GRADIENT_CHUNK, SUMS, damaged_part, sum_of, write_with_sums
 
 from .loop import settle
 from .trainer import LOCAL, OPTIMIZER, Lazy
@@ -61,14 +60,12 @@ def keep(peer: Peer, path: Path, about: Mapping[str, str]) -> None:
     tensors, global_model = tensors_of(peer), peer.worker.global_model
     if not isfinite(peer.worker.residual_norm()):
         raise ValueError("this peer's model holds values that are not finite")
-    sums = {name: f"{fingerprint(tensor.reshape(-1)):016x}" for name, tensor in tensors.items()}
     stay = {
         "format": FORMAT,
         "round": str(global_model.round),
         "fingerprint": f"{global_model.fingerprint:016x}",
     }
-    words = {**about, **stay, "sums": json.dumps(sums)}
-    write_safetensors(path, tensors, {**words, CHECK: words_digest(words)})
+    write_with_sums(path, tensors, {**about, **stay})
 
 
 def read(path: Path) -> CheckpointHeader:
@@ -82,7 +79,7 @@ def read(path: Path) -> CheckpointHeader:
         stay, sums = header_of(file)
         for name, wanted in sums.items():
             tensor = file.get_tensor(name)
-            if tensor.dtype != torch.float32 or f"{fingerprint(tensor.reshape(-1)):016x}" != wanted:
+            if tensor.dtype != torch.float32 or sum_of(tensor) != wanted:
                 raise ValueError(f"{name} is not what was written")
     if sums[GLOBAL_MODEL] != f"{stay.fingerprint:016x}":
         raise ValueError("its x' is not of the round it names")
@@ -156,11 +153,12 @@ def opened(path: Path) -> Iterator[Any]:
 def header_of(file: Any) -> tuple[CheckpointHeader, dict[str, str]]:
     """Read the header and each tensor's fingerprint. Raises ValueError where it is damaged."""
     about = dict(file.metadata() or {})
-    if about.pop(CHECK, "") != words_digest(about) or about.pop("format", "") != FORMAT:
+    if damaged_part(about, {}) or about.get("format") != FORMAT:
         raise ValueError("its header is not what was written, or of another version")
-    sums: dict[str, str] = json.loads(about.pop("sums"))
+    sums: dict[str, str] = json.loads(about.pop(SUMS))
     if sorted(sums) != sorted(file.keys()):
         raise ValueError("it has not the tensors that were written")
+    del about[CHECK], about["format"]
     return CheckpointHeader(int(about.pop("round")), int(about.pop("fingerprint"), 16), about), sums
 
 

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from in_this_process import Run
 
 from cocktail_cli import assembly
-from cocktail_cli.assembly import Extension, HostParts, LatePeer, PeerExtension, Row, recipe_type
+from cocktail_cli.assembly import EXTENSIONS, Extension, HostParts, LatePeer, PeerExtension, Row, recipe_type
 from recipes.config import load_resolved
 from recipes.errors import RecipeError
 from transport.hub import Late
@@ -123,8 +124,12 @@ def test_a_peer_imports_what_the_welcome_has_a_body_for_or_what_others_reach(imp
     assert imported == ["both", "fetched", "now"]
 
 
-def test_what_a_recipe_does_without_is_something_that_each_run_has() -> None:
-    assert load_resolved("smoke", ["without=[proofs]"], extend=recipe_type).recipe.without == ("proofs",)  # type: ignore[attr-defined]
+def test_what_a_recipe_does_without_is_something_that_each_run_has(cocktail: Run) -> None:
+    usual = next(row.folder for row in EXTENSIONS if row.always)
+    recipe: Any = load_resolved("smoke", [f"without=[{usual}]"], extend=recipe_type).recipe
     with pytest.raises(RecipeError) as refused:
-        load_resolved("smoke", ["without=[audits]"], extend=recipe_type)
+        load_resolved("smoke", ["without=[another]"], extend=recipe_type)
+
+    assert recipe.without == (usual,)
     assert [problem.key for problem in refused.value.problems] == ["without"]
+    assert cocktail("validate", "smoke", f"without=[{usual}]").exit == 0

@@ -103,7 +103,7 @@ def test_a_late_joiner_holds_x_to_the_bit_and_trains_to_the_end(tmp_path: Path, 
         thread.start()
         go_on.set()
         swarm.finish()
-        thread.join(30)
+        thread.join(120)
         assert torch.equal(prepared.peer.worker.global_model.vector, swarm.folded())
         swarm.audit()
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from cocktail_cli.extensions.multi_gpu import GpuProcesses
 from cocktail_cli.machine.devices import CONTEXT
 from recipes.config import load_recipe
 from recipes.data import Sample, batches
@@ -21,6 +20,7 @@ from recipes.training import Lowered, Peer, build_peer
 from recipes.training.micro_batch import shrink_to_fit
 
 LENGTH = 128
+multi_gpu = pytest.importorskip("cocktail_cli.extensions.multi_gpu")  # a project may be without it
 
 
 def step(peer: Peer, samples: list[Sample]) -> tuple[float, float]:
@@ -48,7 +48,7 @@ def test_two_gpus_step_and_send_like_one_and_where_memory_runs_out_with_smaller_
     machine = Machine(1 << 40, gpu=True, count=2)
     room = sum(plan_memory(recipe, base, size, machine).bytes for size in (2, 4)) // 2
     alone = build_peer(load_trained(recipe, base, "cuda"), recipe, 2, device="cuda")
-    with closing(GpuProcesses(["cuda:0", "cuda:1"], lambda: None, CONTEXT + room)) as ranks:
+    with closing(multi_gpu.GpuProcesses(["cuda:0", "cuda:1"], lambda: None, CONTEXT + room)) as ranks:
         two = ranks.build(recipe, base, None, 4)
 
         def rounds() -> Iterator[Lowered]:

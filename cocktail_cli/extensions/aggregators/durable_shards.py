@@ -255,7 +255,7 @@ def assemble(
     Raises:
         RejectedUpdate: an aggregator's packet is not of its shards, or does not decode.
     """
-    from compress import PacketError, decode, join, split
+    from compress import PacketError, decode_packed, join, split
     from recipes.algorithm import RejectedUpdate
 
     parts = split(own, len(aggregator.shards))
@@ -264,7 +264,7 @@ def assemble(
             shard = aggregator.shards[number]
             try:
                 parts[number] = split(packet, len(aggregator.shards))[number]
-                decode(parts[number], aggregator.compressor.schedule(shard.size, shard.seed, round).m)
+                decode_packed(parts[number], aggregator.compressor.schedule(shard.size, shard.seed, round).m)
             except PacketError as error:
                 raise RejectedUpdate(name, f"as the aggregator of shard {number}: {error}") from error
     return join(parts)

@@ -17,15 +17,7 @@ import msgspec
 from transport.actions import CommitDone
 from transport.hub import HubParts
 from transport.membership import Session
-from transport.protocol import (
-    Cost,
-    Event,
-    ObjectKind,
-    ProtocolError,
-    SampleRanges,
-    read_msgpack,
-    sample_ids,
-)
+from transport.protocol import Cost, Event, ObjectKind, ProtocolError, SampleRanges, read_msgpack, sample_ids
 from transport.scheduling import Exchange, HubExtension
 from transport.transfer import ObjectStore
 

@@ -26,6 +26,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -164,6 +165,8 @@ class PageServer:
 
     async def serve(self, sock: socket.socket) -> None:
         """Serve until this is cancelled."""
+        threads = ThreadPoolExecutor(WATCHERS)  # a run that is slow to read holds up none of its parts
+        asyncio.get_running_loop().set_default_executor(threads)
         async with await asyncio.start_server(self._connected, sock=sock, limit=HEAD) as server:
             await server.serve_forever()
 

@@ -61,12 +61,7 @@ class Diagnostician(HubExtension):
             return
         lease = self._rounds.leases.ids(session.id, max(report.delivers, default=-1)) or ()
         sample = PeerSample(
-            session.name,
-            now,
-            report.compute_s,
-            report.wait_s,
-            *self._size(lease),
-            spent=spent_of(report),
+            session.name, now, report.compute_s, report.wait_s, *self._size(lease), spent=spent_of(report)
         )
         for event in told(self.slow.late(session.id, sample)):
             self._out.tell(event)

@@ -66,13 +66,7 @@ class FsdpWorker:
     """
 
     def __init__(
-        self,
-        number: int,
-        count: int,
-        device: str,
-        file: int,
-        store: str,
-        read_recipe: ReadRecipe,
+        self, number: int, count: int, device: str, file: int, store: str, read_recipe: ReadRecipe
     ) -> None:
         self.number, self.count, self.device, self.file = number, count, torch.device(device), file
         if self.device.type == "cuda":

@@ -34,6 +34,8 @@ def verify(
     cocktail verify my-model --run RUN
     cocktail verify ~/.local/state/cocktail/receipts/amber-otter-42-0123abcd.json
     """
+    from .run_verification import RunVerification
+
     path = Path(target)
     with open_view(Display(quiet=quiet or as_json, progress=progress)) as view:
         meter = ProgressMeter(view.show, "replaying the run", "rounds")
@@ -42,7 +44,10 @@ def verify(
         elif path.is_dir() and not (path / "ledger").is_dir():
             found = check_model(path, run, trust_remote_code, meter)
         else:
-            found = check_run(folder_of(target), trust_remote_code, meter)
+            checked = RunVerification(folder_of(target))
+            checked.check_hashes()
+            checked.replay(trust_remote_code, meter)
+            found = {"kind": "run", **checked.found}
     if as_json:
         say_json({"verified": True, **found})
         return
@@ -75,16 +80,6 @@ def shortened(names: list[str]) -> str:
 def folder_of(run: str) -> Path:
     """Find a run's folder by its name or path; it may have been moved, and its run.json may be gone."""
     return Path(run) if (Path(run) / "ledger").is_dir() else Path(load_run(run).output_dir)
-
-
-def check_run(folder: Path, trust: bool, meter: ProgressMeter) -> dict[str, Any]:
-    """Verify a run: its hashes, and a replay of its ledger."""
-    from .run_verification import RunVerification
-
-    checked = RunVerification(folder)
-    checked.check_hashes()
-    checked.replay(trust, meter)
-    return {"kind": "run", **checked.found}
 
 
 def check_model(folder: Path, run: str | None, trust: bool, meter: ProgressMeter) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from recipes.config import Conflict, ExtensionSection, Recipe, Whole
 
 class Keys(ExtensionSection):
     members_per_round: Annotated[
-        Whole,
-        Field(description="of more peers a round takes so many, in long turns; the others wait"),
+        Whole, Field(description="of more peers a round takes so many, in long turns; the others wait")
     ]
 
     def conflicts(self, recipe: Recipe) -> Iterator[Conflict]:

@@ -199,21 +199,13 @@ def test_a_request_of_another_kind_is_answered_or_ended(
 
 def test_every_answer_says_what_a_browser_may_do_with_it(page: int) -> None:
     with closing(HTTPConnection("127.0.0.1", page, timeout=10)) as asked:
-        for method, path, status_, host in (
-            ("GET", "/", 200, "localhost"),
-            ("GET", "/run.json", 200, "localhost"),
-            ("GET", "/join", 403, "localhost"),
-            ("HEAD", "/page.js", 200, "localhost"),
-            ("GET", "/nothing", 404, "localhost"),
-            ("POST", "/", 405, "localhost"),
-            ("GET", "/", 421, "evil.example"),
-        ):
-            asked.request(method, path, headers={"Host": host})
-            answer = asked.getresponse()
-            body = answer.read()
-            assert (answer.status, bool(body)) == (status_, method != "HEAD")
-            assert HEADERS.items() <= {name: answer.headers.get(name) for name in HEADERS}.items()
-            assert answer.headers.get("access-control-allow-origin") is None
+        for path, wanted in {"/": 200, "/run.json": 200, "/join": 403, "/page.js": 200, "/no": 404}.items():
+            for method in ("GET", "HEAD"):
+                asked.request(method, path)
+                answer = asked.getresponse()
+                assert (answer.status, bool(answer.read())) == (wanted, method == "GET")
+                assert HEADERS.items() <= {name: answer.headers.get(name) for name in HEADERS}.items()
+                assert answer.headers.get("access-control-allow-origin") is None
 
 
 def test_a_page_that_ends_while_connections_are_open_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:

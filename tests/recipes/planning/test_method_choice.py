@@ -131,3 +131,23 @@ def test_few_rows_are_seen_more_often_in_smaller_batches(rows: int | None, epoch
 
     assert epochs_of(rows) == epochs
     assert batch_of(recipe, DataSurvey(rows, (10,))) == batch
+
+
+def test_of_a_hundred_rows_and_more_some_are_held_out_unless_the_user_says_how_many(chosen: Any) -> None:
+    few, _ = chosen("Qwen/Qwen3-0.6B", None, rows=99)
+    some, recipe = chosen("Qwen/Qwen3-0.6B", None, rows=200)
+
+    assert "data.val_set_size" not in few.keys
+    assert recipe.data.val_set_size == 10
+    assert "200 rows, 10 held out, text" in some.lines[1]
+    assert chosen("Qwen/Qwen3-0.6B", None, rows=9_000)[1].data.val_set_size == 100
+    assert chosen("Qwen/Qwen3-0.6B", None, "val_set_size=0", rows=200)[1].data.val_set_size == 0
+
+
+def test_fewer_steps_leave_the_batch_as_it_was(chosen: Any) -> None:
+    _, all_steps = chosen("Qwen/Qwen3-0.6B", None, rows=200)
+    short, few_steps = chosen("Qwen/Qwen3-0.6B", None, "max_steps=20", rows=200)
+
+    assert few_steps.training.global_batch_size == all_steps.training.global_batch_size == 8
+    assert "20 steps of 8 samples" in short.lines[2]
+    assert "200 rows" in short.lines[1]

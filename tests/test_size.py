@@ -22,8 +22,8 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_336,
-    "lines with code, extensions": 15_467,
+    "lines with code, heart": 29_337,
+    "lines with code, extensions": 15_469,
     "lines with code, scripts": 9868,
     "lines with code, tests": 44_448,
     "modules": 333,

@@ -201,8 +201,8 @@ class Hub:
             reason = f"{type(error).__name__} in the hub: {error}"
             self._change(lambda _: self._rounds.end(reason, 1))
         finally:
-            for one in self._rounds.extensions:  # perhaps once more
-                one.ended()
+            for one in self._rounds.extensions:
+                one.stops()
             self._commits.shutdown()
             self._openers.shutdown(cancel_futures=True)
             self._reader.shutdown()

@@ -232,7 +232,10 @@ class HubExtension:
         return inf
 
     def ended(self) -> None:
-        """Note that the run is over, or this hub alone: no thread waits for peers any more."""
+        """Note that the run is over."""
+
+    def stops(self) -> None:
+        """Let no thread wait for peers any more: this hub stops, whatever the reason."""
 
     def peer_status(self, session: Session) -> Mapping[str, Any]:
         """Return its figures of a peer for `cocktail status --json`; they replace those of the same name."""

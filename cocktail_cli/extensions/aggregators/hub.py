@@ -266,6 +266,9 @@ class ShardCoordinator(HubExtension):
     def ended(self) -> None:
         self.barrier.end()
 
+    def stops(self) -> None:
+        self.barrier.end()
+
     def serve(self, objects: ObjectStore) -> None:
         """Add the rows of what aggregators and members fetch."""
         for kind, find in (

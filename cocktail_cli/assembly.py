@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from recipes.config import Recipe
     from recipes.errors import Finding
+    from recipes.planning import MemoryPlan
     from recipes.training import Delivery, ModelExtension, Peer
     from transport import Ledger, PeerLink, RunURL
     from transport.direct import PeerServer
@@ -214,7 +215,8 @@ class PeerBuilder(Protocol):
         """Return these processes."""
 
     def build(self, recipe: Recipe, base: Path, snapshot: Path | None, micro_batch: int, round: int) -> Peer:
-        """Build it with the global model of `round`: that of the snapshot's folder, else the base's."""
+        """Build it with the global model of `round`: that of the snapshot's folder, else the base's. With a
+        `micro_batch` of 0 the peer's is measured, unless it has one."""
 
     def check(self) -> None:
         """Raise Failure where one of them has ended."""
@@ -222,8 +224,30 @@ class PeerBuilder(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class TakingPart:
+    """Describes how a machine takes part in a run."""
+
+    url: RunURL
+    limits: Any  # `cocktail_cli.volunteer.VolunteerLimits`
+    show: Callable[[Any], None]  # shows an event
+    patience: float  # seconds to keep trying while the hub cannot be reached
+    welcomed: Callable[[], None]  # to be called once the hub has begun a session
+    # Has sessions within these limits, with these parts around them too, until none is to follow; returns the
+    # exit status.
+    take_part: Callable[[Any, Sequence[Joining]], int]
+
+
 class Joining:
     """An optional capability around the sessions that a volunteer has in a run, one after the other."""
+
+    machines = 1  # that are one peer together; 0: it is not known yet how many
+    keeps = True  # a peer leaves a checkpoint for its return
+
+    def run(self, me: TakingPart) -> int | None:
+        """Take part otherwise than by sessions that follow at once; return the exit status. None: it does
+        not."""
+        return None
 
     def terms(self) -> Sequence[str]:
         """Describe when this machine takes part, for the question of `cocktail join`."""
@@ -235,7 +259,9 @@ class Joining:
     def check(self, recipe: Recipe) -> None:
         """Raise an error of recipes where this run is not for it."""
 
-    def builder(self, leave: Callable[[str], None], vram_limit: int | None) -> PeerBuilder | None:
+    def builder(
+        self, link: PeerLink, leave: Callable[[str], None], vram_limit: int | None
+    ) -> PeerBuilder | None:
         """Start what builds a session's peer, with so many bytes of each GPU; None: this process does.
         `leave` asks the session to end, and says why."""
         return None
@@ -280,6 +306,17 @@ class UpdateJudge:
 
     def close(self) -> None:
         """End what runs beside."""
+
+
+class DividedPeer(Protocol):
+    """A plan of a peer that is several machines."""
+
+    @property
+    def sent(self) -> float:
+        """Return the bytes that each machine sends to others for a token."""
+
+    def memory(self, whole: MemoryPlan) -> MemoryPlan:
+        """Return the memory of the machine that needs most, where one alone would need `whole`."""
 
 
 class Crossing(NamedTuple):
@@ -345,6 +382,14 @@ class Extension:
     def origin(self, keys: RunKeys) -> Mapping[str, str]:
         """Return words for the origin of a new run's ledger: they are under every head of its chain."""
         return {}
+
+    def pin(self, recipe: Recipe, base: Path) -> Recipe:
+        """Write into a new run's recipe what follows from the model in the folder `base`."""
+        return recipe
+
+    def prepare(self, work: Any) -> Any:
+        """Compute what takes seconds when a hub is opened, of the run of a `cocktail_cli.host.RunDelegate`,
+        whose `prepared` has it by extension. One that takes over has no time then."""
 
     def check_host(self, recipe: Recipe) -> None:
         """Raise an error of recipes where a host lacks what its part needs later: no run is prepared then."""
@@ -423,6 +468,11 @@ class Extension:
         """Tell whether aggregates come from others than the hub alone."""
         return False
 
+    def divided(self, recipe: Recipe, folder: Path, machines: int) -> DividedPeer | None:
+        """Plan a peer that is so many machines, of the model in a folder; None: it makes none. Raises
+        ModelError."""
+        return None
+
     def crossing(self, recipe: Recipe, reachable: int, peers: int) -> Crossing | None:
         """Return how aggregates come to peers, of which some are reachable: their addresses are told to the
         others. None: all from the hub."""
@@ -466,7 +516,7 @@ class Option(NamedTuple):
     metavar: str | None = None
     bounds: tuple[int, ...] = ()  # the least, and the most
     setting: bool = True  # may stand in config.toml
-    excluded: tuple[str, str, str] | tuple[()] = ()  # by this option of the command; why, and a hint
+    excluded: tuple[str, str, str] | tuple[()] = ()  # by this option beside it; why, and a hint
 
     @property
     def parameter(self) -> str:
@@ -511,21 +561,24 @@ PYTHON_API = (
 RELAY = "Be reachable through this `cocktail relay` too."
 PAGE, SHOWN = "Show a page in the browser during the run.", "cocktail dashboard RUN shows it at any time"
 NO_PAGE = ("detach", "with --detach there is nobody to show a page to", SHOWN)
+HOURS, UNTIL = "Take part in these hours: 22:00-07:00.", "Leave for good at this time: 08:00."
+IDLE, COOL = "Pause while others use the GPU (NVIDIA).", "Pause while the GPU is hotter (NVIDIA)."
 SPREAD = "Spread each peer here over N GPUs."
-ONE = "--layers and --gpus: the hub places a machine with one device, at any hour"
-ONE_DEVICE = ("layers", ONE, "give one of them")
+EACH = "cocktail join RUN_URL --layers auto, on each machine"
+LAYERS = "Lend memory for some layers; the hub places them."
+PLACED = "the hub places a machine with one device, at any hour"
+ONE_DEVICE = ("layers", f"--layers and --gpus: {PLACED}", "give one of them")
+ANY_HOUR = ("layers", f"--layers and --hours, --until and the like: {PLACED}", "give one of them")
 EXTENSIONS = (
     Row("api", names=PYTHON_API),
     Row(
         "availability",
         options_of=("join",),
         options=(
-            Option("--hours", "Take part in these hours: 22:00-07:00.", "parse_hours", WHEN, "FROM-TO"),
-            Option(
-                "--until", "Leave for good at this time: 08:00.", "parse_time", WHEN, "TIME", setting=False
-            ),
-            Option("--only-idle", "Pause while others use the GPU (NVIDIA).", bool, WHEN),
-            Option("--max-temp", "Pause while the GPU is hotter (NVIDIA).", int, WHEN, "CELSIUS", (40, 110)),
+            Option("--hours", HOURS, "parse_hours", WHEN, "FROM-TO", excluded=ANY_HOUR),
+            Option("--until", UNTIL, "parse_time", WHEN, "TIME", setting=False, excluded=ANY_HOUR),
+            Option("--only-idle", IDLE, bool, WHEN, excluded=ANY_HOUR),
+            Option("--max-temp", COOL, int, WHEN, "CELSIUS", (40, 110), excluded=ANY_HOUR),
         ),
     ),
     Row("aggregators", keys=True),
@@ -555,6 +608,13 @@ EXTENSIONS = (
         options_of=("launch", "resume", "standby"),
         options=(Option("--relay", RELAY, str, NETWORK, "HOST[:PORT]", setting=False),),
         dials=("HTTPS_PROXY", "ALL_PROXY"),
+    ),
+    Row(
+        "stages",
+        keys=True,
+        options_of=("join",),
+        options=(Option("--layers", LAYERS, str, MACHINE, "auto|SIZE"),),
+        removed=dict.fromkeys(("stage", "join --ring"), EACH),
     ),
     Row("results", keys=True),
     Row(
@@ -719,6 +779,18 @@ def files_of(recipe: Recipe) -> list[str]:
     return [name for one in used(recipe) for name in one.files]
 
 
+def pinned(recipe: Recipe, base: Path) -> Recipe:
+    """Write into a new run's recipe what its extensions make of the model in the folder `base`."""
+    for one in used(recipe):
+        recipe = one.pin(recipe, base)
+    return recipe
+
+
+def prepared(work: Any) -> dict[Extension, Any]:
+    """Compute what the extensions of a run need when its hub is opened."""
+    return {one: one.prepare(work) for one in used(work.recipe)}
+
+
 def hub_extensions(host: HostParts) -> list[Extend]:
     """Return what makes the extensions of a run's hub."""
     from transport.hub import HubParts, Late
@@ -792,6 +864,16 @@ def _halves(
 def model_extensions(recipe: Recipe) -> list[ModelExtension]:
     """Make the extensions of a peer's training."""
     return _parts(used(recipe, half="peer"), lambda one: one.model(recipe))
+
+
+def divided(recipe: Recipe, folder: Path, machines: int) -> DividedPeer:
+    """Plan a peer that is so many machines, of the model in a folder. Raises ModelError."""
+    from recipes.errors import ModelError
+
+    plans = (one.divided(recipe, folder, machines) for one in used(recipe))
+    if (plan := next(filter(None, plans), None)) is None:
+        raise ModelError("a peer of this recipe cannot be several machines", "stages={}")
+    return plan
 
 
 def crossing(recipe: Recipe, reachable: int, peers: int) -> Crossing | None:

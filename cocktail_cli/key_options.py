@@ -19,8 +19,6 @@ REMOVED = {  # as it was typed after `cocktail` -> what to type now
     "bench": "scripts/bench_compress, scripts/bench_step, and of a line to a run cocktail doctor RUN_URL",
     "launch --resume": "cocktail resume RUN, or its folder",
     "launch --dry-run": "cocktail validate RECIPE and cocktail plan RECIPE",
-    "stage": "cocktail join RUN_URL --layers auto, on each machine",
-    "join --ring": "cocktail join RUN_URL --layers auto, on each machine",
 } | {old: new for row in EXTENSIONS for old, new in row.removed.items()}
 VARIABLES = {  # of the environment -> option; COCKTAIL_PORT is not here, as Kubernetes sets it by itself
     f"COCKTAIL_{name}": "--" + name.lower().replace("_", "-")

@@ -66,9 +66,10 @@ def with_extensions(function: Callable[..., None]) -> Callable[..., None]:
 
     def command(**values: Any) -> None:
         given: dict[str, dict[str, Any]] = {}
+        typed = dict(values)
         for name, (folder, option) in added.items():
             if (value := values.pop(name)) not in (None, False):
-                if option.excluded and values.get(option.excluded[0]):
+                if option.excluded and typed.get(option.excluded[0]):
                     raise Failure("usage", option.excluded[1], hints=(option.excluded[2],))
                 given.setdefault(folder, {})[option.parameter] = value
         function(**values, given=given)
@@ -125,9 +126,6 @@ Listen = Annotated[
 ]
 PeerAdvertise = Annotated[
     str | None, value("--advertise", "HOST[:PORT]", "With --listen: address others dial.", NETWORK)
-]
-Layers = Annotated[
-    str | None, value("--layers", "auto|SIZE", "Lend memory for some layers; the hub places them.", MACHINE)
 ]
 BIND = typer.Option("--bind", metavar="ADDRESS", rich_help_panel=NETWORK, help="Address to listen on.")
 Bind = Annotated[str, BIND]

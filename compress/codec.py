@@ -54,14 +54,14 @@ class Cocktail:
     sample_kind: Kind = "block"
     block_size: int = 256  # neighbours visited together; a power of two
     quant_bucket_size: int = 128  # sent values that share a scale
-    shards: int = 1  # ranges of the vector, each compressed on its own: draw, schedule and encode take one
+    # ranges of the vector, or where each ends; all are compressed alone: draw, schedule and encode take one
+    shards: int | tuple[int, ...] = 1
     uncompressed_rounds: int = 0  # rounds at the start that visit and send everything, in 16 bits
     topk_chunk: int = 0  # top-k within chunks of this many visited values; 0: over the whole sample
-    shard_ends: tuple[int, ...] = ()  # where each shard ends; none: shards of one size
     quant_step: float = 0.0  # with 8 bits: levels so many root mean squares apart; 0: fitted ones
 
     def __post_init__(self) -> None:
-        block, ends = self.block_size, self.shard_ends
+        block = self.block_size
         for name, fits, wanted in (
             ("random_ratio", 1e-6 <= self.random_ratio <= 1, "a share from 1e-6 to 1"),
             ("topk_ratio", 0 < self.topk_ratio <= 1, "a share above 0, up to 1"),
@@ -74,11 +74,11 @@ class Cocktail:
                 f"a power of two up to {1 << 20}",
             ),
             ("quant_bucket_size", 1 <= self.quant_bucket_size <= 1 << 20, f"from 1 to {1 << 20}"),
-            ("shards", 1 <= self.shards <= MOST_SHARDS, f"from 1 to {MOST_SHARDS}"),
+            ("shards", 1 <= self.shard_count <= MOST_SHARDS, f"from 1 to {MOST_SHARDS}"),
             (
-                "shard_ends",
-                not ends or rises(ends, self.shards),
-                f"{self.shards} numbers that rise from 1 on",
+                "shards",
+                isinstance(self.shards, int) or rises(self.shards),
+                "numbers that rise from 1 on",
             ),
         ):
             if not fits:
@@ -86,7 +86,12 @@ class Cocktail:
 
     def cut(self, n: int, seed: int) -> tuple[Shard, ...]:
         """Cut a vector of n coordinates into shards, in a run of this seed."""
-        return cut(n, self.shards, seed, self.shard_ends)
+        return cut(n, self.shards, seed)
+
+    @property
+    def shard_count(self) -> int:
+        """Count the shards."""
+        return self.shards if isinstance(self.shards, int) else len(self.shards)
 
     def at(self, round: int) -> Cocktail:
         """Return the compressor of one round, whose `encode` is to be called."""

@@ -48,22 +48,23 @@ class Shard:
         return x[self.start : self.stop]
 
 
-def cut(n: int, count: int, seed: int, ends: Sequence[int] = ()) -> tuple[Shard, ...]:
-    """Cut n coordinates into `count` shards: where `ends` says, or else in sizes that differ by at most 1.
+def cut(n: int, shards: int | Sequence[int], seed: int) -> tuple[Shard, ...]:
+    """Cut n coordinates into so many shards, in sizes that differ by at most 1; or where each ends.
 
     The first has the seed itself, below 2^32, so that a vector of one shard is sampled with it.
     """
+    count = shards if isinstance(shards, int) else len(shards)
     if not 1 <= count <= n:
         raise ValueError(f"{count:,} shards of {n:,} coordinates: from 1 to as many as those")
-    if ends and ends[-1] != n:
-        raise ValueError(f"the last shard ends at {ends[-1]:,} of {n:,} coordinates")
-    places = [0, *ends] if ends else [i * n // count for i in range(count + 1)]
+    places = [i * n // count for i in range(count + 1)] if isinstance(shards, int) else [0, *shards]
+    if places[-1] != n:
+        raise ValueError(f"the last shard ends at {places[-1]:,} of {n:,} coordinates")
     return tuple(Shard(i, places[i], places[i + 1], i << 32 | seed) for i in range(count))
 
 
-def rises(ends: Sequence[int], count: int) -> bool:
-    """Tell whether these can be the ends of `count` shards: none is empty."""
-    return len(ends) == count and all(start < end for start, end in pairwise((0, *ends)))
+def rises(ends: Sequence[int]) -> bool:
+    """Tell whether these can be the ends of shards: none is empty."""
+    return all(start < end for start, end in pairwise((0, *ends)))
 
 
 def within(shards: Sequence[Shard], ranges: Sequence[range]) -> tuple[Shard, ...]:

@@ -65,32 +65,8 @@ class HubUnreachable(Exception):
     """The Hugging Face hub did not answer, so a hub id could not be fetched."""
 
 
-class StageLost(Exception):
-    """A machine of a replica is gone, or was started again: what it had of x_i is lost."""
-
-
-class StageFailed(Exception):
-    """A machine of a replica met an error of its own, or sends what no stage does.
-
-    Args:
-        stage: number of that machine.
-    """
-
-    def __init__(self, message: str, stage: int) -> None:
-        super().__init__(f"stage {stage}: {message}")
-        self.stage = stage
-
-
-class StageFull(MemoryError):
-    """A machine of a replica has no memory left.
-
-    Args:
-        stage: number of that machine.
-    """
-
-    def __init__(self, message: str, stage: int) -> None:
-        super().__init__(message)
-        self.stage = stage
+class PartLost(Exception):
+    """A machine that has a part of this peer is gone, or was started again. The peer joins anew."""
 
 
 @dataclass(frozen=True)

@@ -315,7 +315,7 @@ class Fold:
 
     def _shard_packets(self, i: int) -> list[Bytes]:
         with _names_round(self.start + i):
-            return split(self.packets[i], self.mix.shards)
+            return split(self.packets[i], self.mix.shard_count)
 
     def _cursor(self, i: int, shard: Shard, part: Bytes) -> PacketCursor:
         self._poll()

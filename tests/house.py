@@ -13,15 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("compress", "transport", "recipes", "cocktail_cli")
 EXTENSIONS = (  # packages of one capability; all others are the heart
     "cocktail_cli/extensions",
-    "cocktail_cli/lending",
-    "cocktail_cli/stage_machines",
-    "compress/activations",
-    "recipes/pipeline",
     "recipes/planning",
-    "recipes/staged_peer",
     "transport/direct",  # of those whose peers dial each other
-    "transport/rings",
-    "transport/stages",
 )
 NO_CODE = {
     getattr(tokenize, name)

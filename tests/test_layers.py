@@ -38,12 +38,9 @@ SHELLS = {
     "hub": "commit_thread malloc_tuning reader_thread server",
     "peer": "admin_client catch_up_downloads connection_manager peer_link run_visit",
     "protocol": "keys",
-    "stages": "stage_link",
     "wire": "connection_guard rate_limit tcp_route zeromq_sockets",
 }
 
-# packages of pipeline stages
-STAGES = ("pipeline", "staged_peer", "stages", "stage_machines", "rings", "lending")
 # Files of tests that import modules past the front of a package that is not their own. The list only shrinks.
 TESTS_PAST_A_FRONT = {
     "cocktail_cli/host/test_resume.py": "cocktail_cli.machine.run_registry cocktail_cli.ui.display",
@@ -52,7 +49,6 @@ TESTS_PAST_A_FRONT = {
     "end_to_end/test_damage.py": "cocktail_cli.host.snapshot_thread",
     "end_to_end/test_joining.py": "cocktail_cli.volunteer.run_link",
     "extensions/multi_gpu/test_spread_peer.py": "recipes.training.loop recipes.training.micro_batch",
-    "end_to_end/test_staged_peers.py": "recipes.staged_peer.ring_request transport.stages.stage_line",
     "fake_cuda/claims_codec.py": "recipes.planning.memory_plan",
     "fake_cuda/claims_memory.py": "recipes.planning.memory_plan",
     "fake_cuda/claims_ranks.py": "cocktail_cli.machine.devices recipes.training.micro_batch",
@@ -62,11 +58,10 @@ TESTS_PAST_A_FRONT = {
     "recipes/data/test_packing.py": "recipes.models.base_model recipes.models.causal_lm",
     "recipes/planning/test_step_cost.py": "transport.scheduling.step_ladder",
     "recipes/test_foreign_json.py": "recipes.config.document recipes.data.conversations "
-    "recipes.models.trainable recipes.staged_peer.ring_request",
+    "recipes.models.trainable",
     "transport/attacks.py": "transport.wire.zeromq_sockets",
     "transport/hub/test_object_access.py": "transport.peer.size_bounds transport.transfer.object_store",
-    "transport/protocol/test_foreign_values.py": "transport.peer.hub_status transport.stages.line_probe "
-    "transport.stages.stage_line",
+    "transport/protocol/test_foreign_values.py": "transport.peer.hub_status",
     "transport/protocol/test_limits.py": "transport.hub.upload_policy transport.membership.admission "
     "transport.transfer.connection_registry transport.wire.connection_guard transport.wire.rate_limit",
     "extensions/reach/test_relay_server.py": "transport.wire.tcp_route transport.wire.zeromq_sockets",
@@ -260,6 +255,8 @@ def past_a_front_in_tests() -> dict[str, str]:
             inside = package_of(base)
             if base == inside or inside in ROOMS or f"{own}.".startswith(f"{inside}."):
                 continue  # through a front, or a leaf of a room, or a module of the package that is tested
+            if own.startswith("cocktail_cli.extensions.") and inside.startswith(f"{own}."):
+                continue  # of a package of the extension that is tested
             if not (inside.startswith("cocktail_cli.commands") or base.endswith(".command")):  # as main.py
                 found[path.relative_to(ROOT / "tests").as_posix()].add(base)
     return {file: " ".join(sorted(found[file])) for file in sorted(found)}
@@ -374,16 +371,15 @@ def test_no_file_of_the_command_imports_torch_at_its_top() -> None:
     assert found == []
 
 
-def test_a_run_of_one_hub_that_is_dialled_directly_loads_no_stages_and_no_tls() -> None:
-    """Replicas of several machines import what they need of stages, and a run the extensions that it uses."""
+def test_a_run_of_one_hub_that_is_dialled_directly_loads_no_tls() -> None:
+    """A run loads the extensions that it uses."""
     found = [
         f"{path.relative_to(ROOT)}: {module}"
         for room in ROOMS
         for path in files(room, ".py")
-        if path.parent.name not in STAGES and "extensions" not in path.parts
+        if "extensions" not in path.parts
         for module in at_the_top(parsed(path))
         if module.startswith(("websockets", "h11", "ssl"))
-        or (module.startswith((*ROOMS, ".")) and module.rpartition(".")[2] in STAGES)
     ]
 
     assert found == []

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_337,
-    "lines with code, extensions": 15_469,
-    "lines with code, scripts": 9868,
-    "lines with code, tests": 44_448,
-    "modules": 333,
+    "lines with code, heart": 29_173,
+    "lines with code, extensions": 15_638,
+    "lines with code, scripts": 9890,
+    "lines with code, tests": 44_592,
+    "modules": 327,
     "recipe keys": 111,
     "options": 196,
-    "messages": 33,
-    "words of documents": 69_977,
+    "messages": 30,
+    "words of documents": 69_661,
     "functions without a docstring, %": 22,
 }
 

@@ -11,7 +11,16 @@ from typing import Annotated
 import typer
 
 from cocktail_cli import machine, options, volunteer
-from cocktail_cli.assembly import NONE_GIVEN, Given, devices_each, joining_of, pick_devices, url_to_dial
+from cocktail_cli.assembly import (
+    NONE_GIVEN,
+    Given,
+    Joining,
+    TakingPart,
+    devices_each,
+    joining_of,
+    pick_devices,
+    url_to_dial,
+)
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.host import LifeLine, log_to
 from cocktail_cli.signals import StopAsked, leave_on_signal
@@ -47,7 +56,6 @@ def join(
     cache_dir: options.CacheDir = None,  # its callback sets it
     listen: options.Listen = None,
     advertise: options.PeerAdvertise = None,
-    layers: options.Layers = None,
     trust_remote_code: options.TrustCode = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -78,10 +86,11 @@ def join(
             url = url_to_dial(volunteer.read_url(run_url))
             view.show(Progressed(f"dialling {url.address}"))
             line = LifeLine() if life_line else None
+            joining = joining_of(given)
             limits = volunteer.VolunteerLimits(
                 name=name or machine.default_peer_name(),
                 devices=[],
-                lends=int(layers is not None),  # how much is known with the device
+                machines=min((one.machines for one in joining), default=1),
                 micro_batch_size=micro_batch_size,
                 max_up=max_up,
                 max_down=max_down,
@@ -91,9 +100,7 @@ def join(
                 max_disk=max_disk,
                 trust_remote_code=trust_remote_code,
             )
-            joining = joining_of(given)
             terms = [term for one in joining for term in one.terms()]
-            check_lending(layers, terms)
             question = None
             if not yes:
                 # before torch is imported, which takes seconds: a person waits
@@ -110,56 +117,24 @@ def join(
                 around.begin(limits.devices, lambda what: view.show(Warning(what)))
             welcomed = question.answered if question else lambda: None
 
-            def take_part(limits: volunteer.VolunteerLimits) -> int:
+            def take_part(limits: volunteer.VolunteerLimits, around: Sequence[Joining]) -> int:
                 def session(again: bool) -> volunteer.VolunteerSession:
                     nonlocal url
-                    if limits.ring is not None:
-                        limits.ring.check()
-                    one = volunteer.VolunteerSession(url, limits, view, joining)
+                    one = volunteer.VolunteerSession(url, limits, view, around)
                     try:
                         one.take_part(max(wait, RETURN_WITHIN) if again else wait, line, welcomed)
                     finally:
                         url = one.url  # of another hub, where one has taken over
                     return one
 
-                return volunteer.take_turns(joining, session, not yes, view.show)
+                return volunteer.take_turns(around, session, not yes, view.show)
 
-            if layers is None:
-                status = take_part(limits)
-            else:
-                from cocktail_cli.lending import LentMachine
-
-                limits = replace(limits, lends=lent_bytes(layers, limits))
-                apart = replace(limits, listen=None, advertise=None)  # the port is of the ring's lines
-                status = LentMachine(url, limits, view).run(
-                    lambda ring: take_part(replace(apart, ring=ring, name=f"{limits.name}-ring")),
-                    wait,
-                    welcomed,
-                )
+            me = TakingPart(url, limits, view.show, wait, welcomed, take_part)
+            ways = (status for one in joining if (status := one.run(me)) is not None)
+            if (status := next(ways, None)) is None:
+                status = take_part(limits, joining)
         except StopAsked:
             view.show(Progressed(f"not joined ({stop.reason}): nothing was downloaded"))
             status = EXIT["lost"] if stop.reason == "SIGTERM" else 0
     if status:
         raise typer.Exit(status)
-
-
-def check_lending(layers: str | None, terms: Sequence[str]) -> None:
-    """Raise Failure (usage) where a machine that lends memory for layers is asked for something else too."""
-    if layers is not None and terms:
-        other = "--hours, --until and the like"
-        said = f"--layers and {other}: the hub places a machine with one device, at any hour"
-        raise Failure("usage", said, hints=("give one of them",))
-
-
-def lent_bytes(layers: str, limits: volunteer.VolunteerLimits) -> int:
-    """Return the bytes that --layers lends. Raises Failure (usage)."""
-    from recipes.config import parse_size
-
-    here = machine.memory_of(limits.devices[0])
-    here = min(here, limits.vram_limit or here)
-    if layers == "auto":
-        return max(1, here - machine.RUNTIME)
-    try:
-        return min(int(parse_size(layers)), here)
-    except ValueError as error:
-        raise Failure("usage", f"--layers: {error}") from error

@@ -33,7 +33,6 @@ from cocktail_cli.ui import (
     say,
     say_json,
     short,
-    stage_lines,
     table,
     timestamp,
 )
@@ -235,8 +234,6 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
     extensions = everyone()
     for one in extensions:
         yield from one.above_peers(found)
-    if stages := found.get("stages"):
-        yield from stage_lines(stages["rings"], stages["waiting"])
     if found.get("reach"):
         yield f"reach: {found['reach']}"
     if in_full:

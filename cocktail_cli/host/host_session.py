@@ -25,6 +25,7 @@ from cocktail_cli.assembly import (
     leads,
     model_here,
     pick_devices,
+    pinned,
     used,
     views_of,
 )
@@ -385,11 +386,7 @@ class HostSession:
         """Replace revisions by commits, and write the recipe to the run's folder."""
         from recipes.models import pin_revisions
 
-        self.recipe = pin_revisions(self.recipe, base.folder)
-        if self.recipe.compression.shards_at_layers:
-            from recipes.pipeline import cut_at_layers  # no run without stages imports it
-
-            self.recipe = cut_at_layers(self.recipe, base.folder)
+        self.recipe = pinned(pin_revisions(self.recipe, base.folder), base.folder)
         if (commit := self.recipe.model.model_revision) is not None:
             model = self.recipe.model.model_name_or_path
             self.show(events.Progressed(f"{model}: commit {commit}, for this run and all its peers"))

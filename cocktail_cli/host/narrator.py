@@ -67,8 +67,6 @@ class Narrator:
             yield ours.PeerReady(event.peer, event.round, round(event.joining_s, 1))
         elif isinstance(event, theirs.PeerAsks):
             yield ours.PeerAsks(event.peer, event.key, event.hardware)
-        elif isinstance(event, theirs.RingsChanged):
-            yield ours.Stages(event.rings, event.waiting)
         elif isinstance(event, theirs.PeerLeft):
             self.present.discard(event.peer)
             yield ours.PeerLeft(event.peer, event.reason, event.legacy, event.how)

@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cocktail_cli import __version__
-from cocktail_cli.assembly import UpdateJudge, update_judges
+from cocktail_cli.assembly import Extension, UpdateJudge, prepared, update_judges
 from cocktail_cli.ui import counted
 from transport import Ledger, RunSettings
-from transport.protocol import LayerDivision, UpdateRejected, WeightedPacket, messages
+from transport.protocol import UpdateRejected, WeightedPacket, messages
 
 from .durable_aggregator import DurableAggregator
 from .snapshot_thread import CommittedModel, replayed, snapshot_object
@@ -93,21 +93,9 @@ class RunDelegate:
         return {"memory": self.memory.bytes, "packet": packet_bytes(self.recipe, self.memory.parameters)}
 
     @cached_property
-    def division(self) -> LayerDivision | None:
-        """Divide the model's layers by memory for machines that lend some; None where stages cannot train it.
-        Takes seconds the first time."""
-        from recipes.errors import ModelError
-
-        if not self.recipe.compression.shards_at_layers or self.memory is None:
-            return None
-        from recipes.pipeline import stage_memory  # no run without stages imports them
-        from recipes.staged_peer import check_staged
-
-        try:
-            check_staged(self.recipe)
-        except ModelError:
-            return None
-        return stage_memory(self.recipe, self.base.folder, self.memory)
+    def prepared(self) -> dict[Extension, Any]:
+        """Compute what extensions need of it at a hub. Takes seconds the first time."""
+        return prepared(self)
 
     @cached_property
     def data_digest(self) -> str:
@@ -116,7 +104,7 @@ class RunDelegate:
 
     def get_ready(self) -> None:
         """Compute what takes seconds when a hub is opened: one that takes over has no time then."""
-        _ = self.memory, self.division, self.data_digest
+        _ = self.memory, self.prepared, self.data_digest
 
     def recover(self, ledger: Ledger, drop_error_feedback: bool = False) -> list[str]:
         """Bring the error feedback to where the ledger stands, before the hub starts; return a sentence about
@@ -271,7 +259,6 @@ def settings_of(
         max_update=limits.upload(),
         needs=work.needs,
         licence=str(work.base.licence),
-        division=work.division,
         longest_lease=LONGEST_LEASE if recipe.compression.staleness else 1,
         bounds=work.bounds,
         eval_terms=work.held_out_terms,

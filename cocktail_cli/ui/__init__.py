@@ -27,12 +27,10 @@ from .wording import (
     farewell,
     generate_command,
     invitation,
-    layers_text,
     megabytes,
     progress_text,
     sentence,
     short,
-    stage_lines,
     step_line,
     time_left_text,
 )

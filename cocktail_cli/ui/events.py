@@ -151,14 +151,6 @@ class PeerAsks:
 
 
 @event
-class Stages:
-    """Which machines that lend memory have which layers, after each change."""
-
-    rings: list[list[dict[str, Any]]]  # peers; of each its machines by stage: name (null: lost), layers
-    waiting: list[str]  # machines that no peer has a place for
-
-
-@event
 class PeerLeft:
     peer: str
     reason: str
@@ -291,7 +283,6 @@ Event = (
     | Reached
     | PeerReady
     | PeerAsks
-    | Stages
     | PeerLeft
     | Step
     | Eval

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from shlex import quote
-from typing import Any, TextIO
+from typing import TextIO
 
 from . import events
 from .metrics_lines import step_numbers
@@ -136,8 +135,6 @@ def sentence(event: events.Event) -> str | None:
         case events.PeerAsks():
             what = f" ({event.hardware})" if event.hardware else ""
             return f"{event.peer}{what} asks to join: cocktail peers RUN --approve {event.key}, or --deny"
-        case events.Stages():
-            return "; ".join(stage_lines(event.rings, event.waiting)) or "no machine lends memory now"
         case events.PeerLeft():
             return f"{event.peer} {departed(event.how, event.reason)}"
         case events.Eval():
@@ -157,25 +154,6 @@ def sentence(event: events.Event) -> str | None:
             return thanks(event)
         case _:
             return None
-
-
-def stage_lines(rings: Sequence[Sequence[Mapping[str, Any]]], waiting: Sequence[str]) -> list[str]:
-    """Say which machines are a peer together, each with its layers, and which wait: fields of a `Stages`."""
-    lines = []
-    for ring in rings:
-        machines = [f"{one['name'] or 'nobody'} ({layers_text(one['layers'])})" for one in ring]
-        lines.append(f"stages: {', '.join(machines)}")
-    if waiting:
-        lines.append(f"waiting for a place: {', '.join(waiting)}")
-    return lines
-
-
-def layers_text(layers: Sequence[int]) -> str:
-    """Name the layers first .. stop-1 of a machine; the first one may have none."""
-    first, stop = layers
-    if stop - first < 2:
-        return f"layer {first}" if stop > first else "no layer"
-    return f"layers {first} to {stop - 1}"
 
 
 def thanks(event: events.Left) -> str:

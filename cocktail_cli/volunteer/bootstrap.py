@@ -120,7 +120,7 @@ class Bootstrap:
             worker = prepared.peer.worker
             first = worker.global_model.round
             for round, packet in supply.packets():
-                if round >= worker.global_model.round:  # a replica has what its machines were left with
+                if round >= worker.global_model.round:  # a peer of an earlier session has what it had
                     with foreign_packet():
                         worker.catch_up(packet)
         packets = counted(worker.global_model.round - first, "packet")
@@ -233,29 +233,19 @@ class Bootstrap:
 
         self.show(Progressed("loading the model"))
         recipe, device = self.recipe, self.limits.devices[0]
-        batch, name = self.micro_batch or 1, self.link.name
+        batch, name = self.micro_batch or 0, self.link.name
         wanted = recipe.model.attn_implementation
         if available_attention(wanted, device) != wanted:
             self.show(Warning(f"{wanted} is not on this machine: transformers chooses, which may be slower"))
         for weakness in weaknesses(self.limits.devices, recipe):
             self.show(Warning(weakness))
-        measured = False  # its micro-batch, in an earlier session
         with self.interruptible():
-            if (ring := self.limits.ring) is not None:
-                from recipes.staged_peer import load_replica  # no run of one machine imports it
-
-                said = f"waiting for the other {ring.head.stages - 1} of {ring.head.stages} machines, then "
-                self.show(Progressed(f"{said}giving each its layers"))
-                source = recipe, self.folder, snapshot, name, round
-                peer, measured = ring.peer(
-                    lambda head: load_replica(head, *source), batch, self.link.raise_if_leaving
-                )
-            elif self.builder is not None:
+            if self.builder is not None:
                 peer = self.builder.build(recipe, self.folder, snapshot, batch, round)
             else:
                 model = load_trained(recipe, self.folder, device, snapshot)
                 peer = build_peer(model, recipe, batch, name, round, device)
-            if self.micro_batch is None and not measured:
+            if not peer.micro_batch:
                 peer.micro_batch = micro_batch_for(peer.trainer, recipe, self.link.raise_if_leaving)
         peer.trainer.extensions = model_extensions(recipe)
         self.restore_checkpoint(peer)

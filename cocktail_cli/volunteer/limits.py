@@ -13,7 +13,6 @@ from cocktail_cli.ui import megabytes
 from .base_weights import free_bytes
 
 if TYPE_CHECKING:
-    from cocktail_cli.stage_machines import StageRing
     from recipes.config import Recipe
 
 CONNECT_TIMEOUT = 5.0  # seconds for the hub to answer, where the caller's patience is shorter
@@ -34,17 +33,12 @@ class VolunteerLimits:
     vram_limit: int | None = None  # bytes of each GPU
     max_disk: int | None = None  # bytes of fetched models and of checkpoints
     trust_remote_code: bool = False
-    lends: int = 0  # bytes for layers that the hub places here; 0: it takes part alone
-    ring: StageRing | None = None  # of the machines that are this peer; None: this one alone
+    machines: int = 1  # that are one peer, this one the first; 0: it is not known yet how many
 
     @property
     def hardware(self) -> str:
         one = hardware(self.devices[0], len(self.devices))
-        return one if self.ring is None else f"{self.machines} machines, the first {one}"
-
-    @property
-    def machines(self) -> int:
-        return 1 if self.ring is None else self.ring.head.stages
+        return one if self.machines < 2 else f"{self.machines} machines, the first {one}"
 
 
 @dataclass(frozen=True)
@@ -60,14 +54,13 @@ class Resources:
     def of(cls, limits: VolunteerLimits, fetched: int = 0) -> Resources:
         """Measure this machine within its limits."""
         memory = sum(min(memory_of(d), limits.vram_limit or memory_of(d)) for d in set(limits.devices))
-        memory *= limits.machines  # as if the others were like this one, whose share of the layers they get
         return cls.of_memory(memory, limits, fetched)
 
     @classmethod
     def of_memory(cls, memory: int, limits: VolunteerLimits, fetched: int = 0) -> Resources:
         """Measure all but the memory of the devices, which needs torch."""
         rates = [rate for rate in (limits.max_up, limits.max_down) if rate]
-        memory = 0 if limits.lends else memory  # the hub places no more here than there is
+        memory = memory if limits.machines == 1 else 0  # nobody knows that of the others
         return cls(memory, free_bytes(limits.max_disk), min(rates, default=0.0), fetched)
 
 

@@ -70,6 +70,10 @@ class VolunteerSession:
         """True where it left for a while: another session is to follow."""
         return (self.run is None or self.run.ended is None) and self._pauses(self.leave_reason)
 
+    @property
+    def _keeps(self) -> bool:
+        return all(one.keeps for one in self.joining)
+
     def _pauses(self, reason: str) -> bool:
         return any(one.returns_after(reason) for one in self.joining)
 
@@ -110,8 +114,6 @@ class VolunteerSession:
                 notify=self.warn,
             )
             stack.enter_context(closing(link))
-            if limits.ring is not None:
-                limits.ring.lines.link.rate_limits = link.rate_limits
             leave = partial(self.leave, link)
             request = stack.enter_context(signals.leave_on_signal(leave, link.abandon))
             if life_line is not None:
@@ -124,21 +126,17 @@ class VolunteerSession:
         self, link: PeerLink, join: Callable[[], messages.Welcome], request: signals.LeaveRequest
     ) -> None:
         """Take part, and tell the hub in the end why this peer leaves."""
-        from recipes.errors import StageLost
+        from recipes.errors import PartLost
         from transport.protocol import Leaving, RolledBack
 
         try:
             self._prepare_and_train(link, join(), request)
         except (Leaving, signals.StopAsked):  # before there was anything to finish
             link.leave(self.leave_reason)
-        except RolledBack:
-            self.url = link.url
-            link.leave("joins anew")
-            raise
-        except StageLost:
+        except (RolledBack, PartLost):
             self.url = link.url
             link.leave(self.leave_reason or "joins anew")
-            if not self.leave_reason:  # else it leaves, whatever became of the machine
+            if not self.leave_reason:  # else it leaves, whatever became of the run
                 raise
         except Exception as error:
             code = explain(error).code  # the others read why: "out of memory"
@@ -195,7 +193,7 @@ class VolunteerSession:
         limits = self.limits
         with request.raising():
             checkpoint = None
-            if limits.ring is None:
+            if self._keeps:
                 checkpoint = checkpoint_store.find(checkpoint_store.CheckpointKey.of(welcome), self.warn)
             bootstrap = Bootstrap(link, limits, self.view.show, request.raising, checkpoint)
             check_trust(bootstrap.recipe, limits.trust_remote_code, "rejected")
@@ -213,7 +211,7 @@ class VolunteerSession:
             stack.enter_context(bootstrap.kept)
             ours = {os.getpid()}
             leave = partial(self.leave, link)
-            builders = (around.builder(leave, limits.vram_limit) for around in self.joining)
+            builders = (around.builder(link, leave, limits.vram_limit) for around in self.joining)
             if (builder := next(filter(None, builders), None)) is not None:
                 bootstrap.builder = stack.enter_context(closing(builder))
                 ours |= builder.pids
@@ -305,7 +303,7 @@ class VolunteerSession:
         """Store a checkpoint while the run goes on without this peer; delete it where the run is over."""
         if run.ended is not None and not run.resumable:
             checkpoint_store.delete_run(welcome.run)
-        elif self.peer is not None and self.limits.ring is None:
+        elif self.peer is not None and self._keeps:
             self.storing = True
             most = self.limits.max_disk
             room = None if most is None else most - folder_bytes(cache())
@@ -358,7 +356,7 @@ def take_turns(
         session: joins, takes part and leaves; its argument tells whether it is a return.
         join_first: the first session does not wait: a person at the terminal answers its prompt.
     """
-    from recipes.errors import StageLost
+    from recipes.errors import PartLost
     from transport.protocol import RefusedByHub, RolledBack
 
     again = False
@@ -371,11 +369,7 @@ def take_turns(
             if not ended.returns:
                 return ended.status
             del ended
-        except StageLost as error:
-            show(events.Warning(f"{error}: joining anew"))
-            again = True
-            continue  # at once: the ring has kept its peer, so there is little to free
-        except RolledBack as error:
+        except (PartLost, RolledBack) as error:
             show(events.Warning(f"{error}: joining anew"))
         except RefusedByHub as refused:
             if not again or refused.code != "over":

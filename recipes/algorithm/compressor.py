@@ -30,7 +30,7 @@ from recipes.config import Compression
 
 from .global_model import each_window
 
-OWN = ("shards", "uncompressed_rounds", "quant_step", "block_size", "quant_bucket_size")  # of the compressor
+OWN = ("uncompressed_rounds", "quant_step", "block_size", "quant_bucket_size")  # of the compressor
 SHARED = [one.name for one in fields(Cocktail) if one.name not in OWN]  # attributes of `Compression` too
 
 
@@ -40,7 +40,7 @@ def compressor_of(compression: Compression) -> Cocktail:
     if rounds:
         rounds += compression.staleness > 0  # a stale round sends the steps before it
     shared = {name: getattr(compression, name) for name in SHARED}
-    return Cocktail(**shared, shards=compression.shard_count, uncompressed_rounds=rounds)
+    return Cocktail(**shared, uncompressed_rounds=rounds)
 
 
 def handoff_compressor(compressor: Cocktail, topk_ratio: float) -> Cocktail:
@@ -53,7 +53,7 @@ def handoff_compressor(compressor: Cocktail, topk_ratio: float) -> Cocktail:
 def warm_up_codec(compressor: Cocktail, parameters: int) -> None:
     """Encode and decode one packet and drop it: where the shards of so many parameters are long, the first
     packet on a machine waits seconds for a compiler, and the first of a process for its imports."""
-    if compressor.random_ratio * parameters >= WORTH * compressor.shards:
+    if compressor.random_ratio * parameters >= WORTH * compressor.shard_count:
         x = torch.linspace(-1, 1, 2 * WORTH)
         sample = replace(compressor, random_ratio=0.5).draw(len(x), 0, 0)
         sent = compressor.encode(sample.difference(x, torch.zeros_like(x)))

@@ -51,9 +51,6 @@ GONE_KEYS: dict[str, str] = {
     "weighting": "there is no such key: an update weighs as many tokens as it is of",
     "quant_bucket_size": "there is no such key: 128 values share a scale",
     "block_size": "there is no such key: blocks have 256 coordinates (sample_kind: element has none)",
-    "shards_at_layers": "write shards: layers",
-    "shard_ends": "there is no such key: `launch` writes where shards end, with shards: layers",
-    "activation_gradient_bits": "there is no such key: under activation_bits gradients have 8 bits",
     "chat_template_path": "write data.chat_template: FILE.jinja, and model.eos_token: what ends its turns",
     "dataset_text_field": "write column_map: {text: NAME}, which names any column",
     "loss_watchdog_patience": "there is no such key: three rounds above loss_watchdog_threshold end the run",
@@ -213,9 +210,6 @@ def _compression_conflicts(recipe: Recipe) -> Iterator[Conflict]:
         yield Conflict("compression.local_steps", text, f"local_steps={max(1, steps // 10)}")
     if compression.local_steps == "auto":
         yield from _auto_conflicts(compression)
-    if compression.activation_bits < 32 and not compression.shards_at_layers:
-        text = f"{compression.activation_bits}: stages alone send activations, and there can be none"
-        yield Conflict("compression.activation_bits", text, "shards=layers, or activation_bits=32")
     if compression.momentum_masking and (optim := recipe.training.optim) not in MASKED:
         text = f"`{optim}` has no first moment in float32 that could be masked"
         yield Conflict("compression.momentum_masking", text, f"optim={MASKED[0]}")
@@ -330,9 +324,8 @@ def _explain(document: Document, detail: Any, extend: Extend) -> Problem:
     if isinstance(given, bool) and kind in {"string_type", "literal_error"}:
         hint = "YAML reads yes, no, on and off as true or false; put it in quotes"
     elif isinstance(given, str):
-        hint = VALUE_HINTS.get((".".join(map(str, key)), given), "")
-        hints = (one.value_hints for name, one in extension_sections(extend(None)) if name == key[0])
-        hint = next((of[str(key[-1]), given] for of in hints if (str(key[-1]), given) in of), hint)
+        tables = [VALUE_HINTS, *(one.value_hints for _, one in extension_sections(extend(None)))]
+        hint = next(filter(None, (hints.get((".".join(map(str, key)), given)) for hints in tables)), "")
     if kind not in {"value_error", "too_short", "string_too_short"} and not isinstance(given, dict | list):
         message += f", not {'null' if given is None else repr(given)}"
     return document.problem(key, message, hint)

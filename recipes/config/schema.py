@@ -126,7 +126,7 @@ class ExtensionSection(Section):
 
     one_machine: ClassVar[bool] = False  # a sample's passes through the model must be on one machine
     gone_keys: ClassVar[Mapping[str, str]] = {}  # as `checks.GONE_KEYS`
-    value_hints: ClassVar[Mapping[tuple[str, str], str]] = {}  # as `checks.VALUE_HINTS`, without the section
+    value_hints: ClassVar[Mapping[tuple[str, str], str]] = {}  # as `checks.VALUE_HINTS`
     foreign_names: ClassVar[Mapping[str, str]] = {}  # our key -> names of it elsewhere
     row_type: ClassVar[str] = ""  # of data sets, beside ROW_TYPES; empty: it reads no other rows
     row_columns: ClassVar[Set[str]] = frozenset()  # without which there are no such rows
@@ -344,15 +344,8 @@ class Compression(Section):
     sample_kind: Literal["block", "element", "fragment"] = key(
         "block", "sample blocks of 256 neighbours, single coordinates, or one range of layers after the other"
     )
-    shards: Annotated[int, Field(ge=1, le=1024)] | Literal["layers"] | Ends = key(
-        1,
-        "ranges of the vector, each with its own packet and aggregator; layers: one for each layer, so that "
-        "volunteers may join as pipeline stages (`launch` writes where each ends)",
-    )
-    activation_bits: Literal[2, 3, 4, 32] = key(
-        32,
-        "bits of an activation between pipeline stages, as a change of what both ends know; its gradient has "
-        "8 then",
+    shards: Annotated[int, Field(ge=1, le=1024)] | Ends = key(
+        1, "ranges of the vector, each with its own packet and aggregator; or where each ends"
     )
     staleness: Literal[0, 1, 2, 3, 4] = key(
         1, "rounds of compute that an exchange overlaps with, from 2 on with other rounds' too; 0: none"
@@ -390,24 +383,9 @@ class Compression(Section):
         return RUNGS if self.local_steps == "auto" else (self.local_steps,)
 
     @property
-    def shards_at_layers(self) -> bool:
-        """True where each layer is a shard, also once it is written where they end."""
-        return not isinstance(self.shards, int)
-
-    @property
-    def shard_ends(self) -> tuple[int, ...]:
-        """The end of each shard in the vector; none: shards of one size, or not known yet."""
-        return self.shards if isinstance(self.shards, tuple) else ()
-
-    @property
     def shard_count(self) -> int:
-        """Number of the shards; 1 while it is not known yet how many layers there are."""
-        return self.shards if isinstance(self.shards, int) else len(self.shard_ends) or 1
-
-    @property
-    def activation_gradient_bits(self) -> int:
-        """Bits of an activation's gradient between pipeline stages."""
-        return 8 if self.activation_bits < 32 else 32
+        """Count the shards."""
+        return self.shards if isinstance(self.shards, int) else len(self.shards)
 
 
 class Requires(Section):

@@ -100,7 +100,7 @@ class StepCost:
 
 def packet_bytes(recipe: Recipe, parameters: int) -> int:
     """Estimate the bytes of a packet of P = `parameters` by encoding heavy-tailed numbers, as updates are."""
-    mix = replace(compressor_of(recipe.compression), shards=1, shard_ends=())
+    mix = replace(compressor_of(recipe.compression), shards=1)
     n = min(parameters, TRIAL)
     return round(len(heavy_tailed_packet(mix, n, recipe.training.seed)) * parameters / n)
 

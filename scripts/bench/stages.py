@@ -30,10 +30,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
 
-from recipes.config import Recipe
+from cocktail_cli.assembly import recipe_type
+from cocktail_cli.extensions.stages.compute import cut_at_layers
 from recipes.data import collate
 from recipes.models import loss_sum
-from recipes.pipeline import cut_at_layers
 from scripts.netlab import lab as netlab
 from scripts.swarms import lab
 from scripts.swarms.processes import Line, Process, say, started
@@ -294,8 +294,8 @@ def machines(given: argparse.Namespace) -> None:
         torch.manual_seed(0)
         LlamaForCausalLM(config_of(config)).save_pretrained(base)
         sections = {"model": {"model_name_or_path": str(base)}, "datasets": [{"path": "none"}]}
-        told = {"version": 1, "name": "stages", "compression": {"shards": "layers"}} | sections
-        written.write_text(cut_at_layers(Recipe.model_validate(told), base).to_json())
+        told = {"version": 1, "name": "stages", "stages": {}} | sections
+        written.write_text(cut_at_layers(recipe_type(told).model_validate(told), base).to_json())
         asked = {"recipe": str(written), "base": str(base), "length": 64, "micro_batches": 8}
         one = begins("whole", "", **asked).until("weighed", timeout=600.0)
         say(

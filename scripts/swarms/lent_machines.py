@@ -38,7 +38,7 @@ class LentMachines:
     def launch(self, *arguments: str) -> tuple[Process, str]:
         """Launch `smoke` with these arguments, and no peer; return the host and the run URL."""
         told = ["launch", "smoke", "--peers", "0", "--port", "0", "-o", str(self.out)]
-        host = self.start("host", *told, "compression.shards=layers", *arguments)
+        host = self.start("host", *told, "stages={}", *arguments)
         return host, host.until("run_started")["url"]
 
     def join(self, url: str, name: str, *options: str) -> Process:

@@ -19,18 +19,23 @@ from typing import Any
 
 import torch
 
-from cocktail_cli.stage_machines import RingLines, StageRing
+from cocktail_cli.assembly import recipe_type
+from cocktail_cli.extensions.stages.compute import (
+    StageMachine,
+    StageServer,
+    cut_of,
+    parameter_costs,
+)
+from cocktail_cli.extensions.stages.lines import Neighbour, RingLines
+from cocktail_cli.extensions.stages.stage_ring import StageRing, load_replica
 from compress import Cocktail
 from recipes.config import recipe_from_json
 from recipes.data import Sample
 from recipes.models import load_trained, meta_trained_model
-from recipes.pipeline import cut_of, parameter_costs
-from recipes.staged_peer import StageMachine, StageServer, load_replica
 from recipes.training import Peer, build_peer
 from scripts.swarms.processes import say
 from scripts.swarms.stage_process import resident, sample_of
 from transport.protocol import CurveKeys, parse_address
-from transport.stages import Neighbour
 
 
 def peak() -> int:
@@ -86,7 +91,7 @@ def lines_of(asked: dict[str, Any]) -> RingLines:
 def main() -> None:
     torch.set_num_threads(1)
     role, asked = sys.argv[1], json.loads(sys.argv[2])
-    recipe, base = recipe_from_json(Path(asked["recipe"]).read_text()), Path(asked["base"])
+    recipe, base = recipe_from_json(Path(asked["recipe"]).read_text(), recipe_type), Path(asked["base"])
     if role == "whole":
         empty = clear()
         peer = build_peer(load_trained(recipe, base), recipe, 1)
@@ -99,7 +104,7 @@ def main() -> None:
         ring = StageRing(lines_of(asked), "cpu", layers)
         with closing(ring.lines), closing(ring.head):
             empty = clear()
-            peer, _ = ring.peer(partial(load_replica, recipe=recipe, base=base), 1)
+            peer = ring.peer(partial(load_replica, recipe=recipe, base=base), 1)
             loss = exercise(peer, samples(asked))
             share = ring.head.part.share
             say("weighed", peak=peak() - empty, parameters=share, loss=loss)

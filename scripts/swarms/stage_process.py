@@ -33,15 +33,23 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.initialization import no_init_weights
 
+from cocktail_cli.extensions.stages.compute import (
+    ActivationDecoder,
+    ActivationEncoder,
+    ActivationMemory,
+    Line,
+    StageModel,
+    StageWorker,
+    parameter_costs,
+    partition_layers,
+)
+from cocktail_cli.extensions.stages.lines import Neighbour, StageLink, StageMessage
 from compress import Cocktail, PacketError
-from compress.activations import ActivationDecoder, ActivationEncoder, ActivationMemory
 from recipes.algorithm import GlobalModel, Worker
 from recipes.data import Sample
-from recipes.pipeline import Line, StageMessage, StageModel, StageWorker, parameter_costs, partition_layers
 from recipes.weight_files import FlatParameters
 from scripts.swarms.processes import say
 from transport.protocol import CurveKeys
-from transport.stages import LineMessage, Neighbour, StageLink
 from transport.wire import RouterWire
 
 LOOK_S = 0.05  # between two looks at what the parent says
@@ -149,7 +157,7 @@ class Stage:
             self._sleep(made, start, tokens)
             busy += time.monotonic() - start
             for message in made:
-                self.link.send(LineMessage(**vars(message)))
+                self.link.send(StageMessage(**vars(message)))
             if self.asked["tells"]:
                 say("worked", step=number)
         if not (worker.step == number and worker.finished):
@@ -174,14 +182,14 @@ class Stage:
         came = self.link.receive(timeout)
         if came is None:
             return False
-        if not isinstance(came.what, LineMessage):
+        if not isinstance(came.what, StageMessage):
             say(type(came.what).__name__.lower(), neighbour=came.neighbour.name)
             return True
         try:
             for answer in self.worker.receive(StageMessage(**vars(came.what))):
                 if answer.kind == "mismatch":
                     say("mismatch", micro_batch=answer.micro_batch)
-                self.link.send(LineMessage(**vars(answer)))
+                self.link.send(StageMessage(**vars(answer)))
         except PacketError as error:  # of a step that is void, or not begun
             say("refused", why=str(error))
         return True

@@ -10,10 +10,19 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
-from compress.activations import ActivationDecoder, ActivationEncoder, ActivationMemory
+from cocktail_cli.extensions.stages.compute import (
+    ActivationDecoder,
+    ActivationEncoder,
+    ActivationMemory,
+    Line,
+    StageModel,
+    StageWorker,
+    parameter_costs,
+    partition_layers,
+)
+from cocktail_cli.extensions.stages.lines import StageMessage
 from recipes.data import Sample
 from recipes.objectives import Measured
-from recipes.pipeline import Line, StageMessage, StageModel, StageWorker, parameter_costs, partition_layers
 
 
 @dataclass(frozen=True)

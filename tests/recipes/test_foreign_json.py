@@ -32,8 +32,6 @@ from recipes.foreign_json import (
 )
 from recipes.models import base_manifest, context_of
 from recipes.models.trainable import adapter_base
-from recipes.pipeline import StageMessage
-from recipes.staged_peer.ring_request import HEAD, request_of
 from recipes.weight_files import model_config_files, open_tensors, read_header
 
 DEEP = 200_000
@@ -158,10 +156,6 @@ def of_rows(folder: Path, text: bytes) -> object:
     return list(read_rows(Dataset(path=str(folder / "rows.jsonl"))))
 
 
-def of_request(folder: Path, text: bytes) -> object:
-    return request_of(StageMessage(0, "request", 0, HEAD.pack(len(text)) + text))
-
-
 def of_options(folder: Path, text: bytes) -> object:
     """A tokenizer's config is transformers' to report."""
     (folder / "tokenizer_config.json").write_bytes(text)
@@ -188,7 +182,6 @@ READERS: dict[str, Callable[[Path, bytes], object]] = {
     "adapter": of_adapter,
     "base": of_base,
     "row": of_rows,
-    "request of a stage": of_request,
     "tool call": of_calls,
     "recipe of a run": lambda _, text: recipe_from_json(text.decode(errors="surrogateescape")),
     "recipe": of_recipe,
@@ -270,8 +263,6 @@ UNMEASURED = {
     "transport/protocol/foreign_values.py": "measured just after",
     "transport/protocol/message_codec.py": "messages, typed",
     "transport/protocol/sample_ranges.py": "the hub's own ledger, typed",
-    "transport/stages/line_probe.py": "messages, typed",
-    "transport/stages/stage_line.py": "messages, typed",
     "transport/ledger/ledger_copy.py": "rows that become LedgerError, whatever is wrong",
     "transport/ledger/residual_handoffs.py": "the hub's own ledger",
     "transport/ledger/run_ledger.py": "the hub's own ledger",
@@ -286,6 +277,8 @@ UNMEASURED = {
     "cocktail_cli/host/command_process.py": "output of our own process",
 }
 OF_EXTENSIONS = {
+    "cocktail_cli/extensions/stages/lines/line_probe.py": "messages, typed",
+    "cocktail_cli/extensions/stages/lines/stage_line.py": "messages, typed",
     "cocktail_cli/extensions/multi_gpu/gpu_process.py": "a pipe of our own process",
     "cocktail_cli/extensions/multi_gpu/gpu_processes.py": "a pipe of our own process",
     "cocktail_cli/extensions/dashboard/__init__.py": "output of our own process",

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Callable, Mapping, Set
-from typing import TYPE_CHECKING
 
 from transport import actions as do
 from transport.actions import Outbox
 from transport.ledger import Recovered
 from transport.membership import (
-    NEWCOMERS,
+    FULL,
     Admission,
     KeyEvent,
     Roster,
@@ -27,10 +26,6 @@ from transport.protocol import RunSettings, events, messages
 from transport.scheduling import HubExtension, Phase, Rounds
 from transport.wire import key_of, origin_of
 
-if TYPE_CHECKING:
-    from transport.rings import RingCoordinator
-
-UNDIVIDED = "this run's model is not divided among machines: its host can set compression.shards=layers"
 SEAL = 16  # hex digits
 REPLACED = "another hub of this run has been started since"
 
@@ -51,7 +46,6 @@ class Handshake:
         self._admission, self._rounds = admission, rounds
         self.term = recovered.term
         self.secret = ""  # the host's; "": nobody knows it
-        self.rings: RingCoordinator | None = None  # of a run to which machines are lent
         self.late: dict[str, Callable[[], None]] = {}  # what begins extensions later, by name
         self.late_dialled: set[str] = set()  # of them those that a peer with an address begins
         self.replaced = False  # peers have met a hub of a later term
@@ -65,8 +59,6 @@ class Handshake:
         standing, others = self._admission.standing(key), self._members.others(m.name, key)
         token = None if standing is Standing.MEMBER else self._admission.token
         refused = refusal(m, self.settings, token, over=self._rounds.ending, peers=others)
-        if refused is None and isinstance(m, messages.Lends) and self.settings.division is None:
-            refused = messages.Refused("state", UNDIVIDED)
         if refused is not None:
             self._out.send(conn, refused)
         elif not approved and not self._admission.in_turn(conn, now):
@@ -76,7 +68,7 @@ class Handshake:
         elif standing is not Standing.MEMBER and self.settings.join == "approve":
             self._admission.ask(conn, m, now)
         elif not self._members.make_room(origin_of(conn)):
-            self._out.refuse(conn, "full", f"{NEWCOMERS} others are newcomers too: try again later")
+            self._out.refuse(conn, "full", FULL)
         else:
             self._begin(conn, m, now)
 
@@ -97,34 +89,25 @@ class Handshake:
         self, of: HubExtension, conn: bytes, m: messages.Hello, now: float, approved: bool
     ) -> None:
         """Begin a session of an extension's role, if that admits it, or the host has approved it."""
-        key = key_of(conn)
-        admitted = of.admits(key, m.extra[of.name])
+        admitted = of.admits(conn, m.extra[of.name])
         if isinstance(admitted, messages.Refused):
             self._out.send(conn, admitted)
         elif approved or admitted:
-            session = self._members.begin(conn, m, now)
-            session.role = of.role
-            self._admission.move(key, KeyEvent.ADMITTED, session.name)
-            self._introduce(session, m, now)
-            self._admission.remember(key)
-            self._welcome(session, resumed=False)
+            self._begin(conn, m, now, of.role)
         else:
             self._admission.ask(conn, m, now)
 
-    def _begin(self, conn: bytes, m: messages.Hello, now: float) -> None:
+    def _begin(self, conn: bytes, m: messages.Hello, now: float, role: str = "peer") -> None:
         session = self._members.begin(conn, m, now)
+        session.role = role
         session.proven = bool(session.key) and session.key == self.settings.own_key
         self._admission.visitors.joined(session.key)
         self._admission.move(session.key, KeyEvent.ADMITTED, session.name)
         self._introduce(session, m, now)
         self._welcome(session, resumed=False)
-        if isinstance(m, messages.Lends):
-            self.rings = self.rings or self._begin_rings()
-            self.rings.lend(session, m)
-        else:
+        if role == "peer":
             self._dial(session)
-        origin = session.origin.replace("-", ".")  # wire.origin_of has no dots
-        self._out.tell(events.PeerJoined(0.0, session.name, session.hardware, self._rounds.round, origin))
+            self._members.tell_joined(session, self._rounds.round)
 
     def resume(self, conn: bytes, m: messages.Resume, now: float) -> None:
         """Give a session its new connection, and say again everything that the peer may have missed."""
@@ -154,8 +137,6 @@ class Handshake:
             rounds.revoke_unheard(session, m.holds)
             self._welcome(session, resumed=True)
             rounds.repeat(session, m.waiting)
-            if self.rings is not None:
-                self.rings.resumed(session)
 
     def _new_session(self) -> str:
         """Draw the secret of a session, which proves the term of the hub that gave it: to a hub with this
@@ -180,7 +161,7 @@ class Handshake:
     def ready(self, session: Session, m: messages.Ready, now: float) -> None:
         """Accept a peer that holds x' of a round, if that is the run's x', made from the run's files."""
         joining = session.state is State.JOINING
-        if session.role == "stage":
+        if session.role != "peer":
             self._members.ignored += 1
         elif differ := differences(m.holds, self.settings.holds):
             self._members.kick(session, "state", differ)
@@ -193,12 +174,6 @@ class Handshake:
             if not self._rounds.disputes.claims(session.id, m.round, m.fingerprint):
                 session.ready_claim = (m.round, m.fingerprint)
             self._out.tell(events.PeerReady(0.0, session.name, m.round, now - session.since))
-
-    def _begin_rings(self) -> RingCoordinator:
-        from transport.rings import RingCoordinator  # a run without lent machines never loads that package
-
-        assert self.settings.division is not None
-        return RingCoordinator(self.settings.division, self._out, self._members)
 
     def _refuse_banned(self, conn: bytes) -> bool:
         banned = self._admission.standing(key_of(conn)) is Standing.BANNED

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transport import actions as do
 from transport.actions import Outbox
@@ -30,15 +30,11 @@ from .handshake import Handshake
 from .run_status import joiners_status, people_status, run_status
 from .upload_policy import UploadPolicy
 
-if TYPE_CHECKING:
-    from transport.rings import RingCoordinator
-
 SessionHandler = Callable[[Session, Any, float], None]
 RequestHandler = Callable[[bytes, Any, float], None]
 # messages that need no session
 Request = (
     messages.Hello
-    | messages.Lends
     | messages.Resume
     | messages.AskStatus
     | messages.Deciding
@@ -54,6 +50,7 @@ class HubParts:
     settings: RunSettings
     out: Outbox
     members: Roster
+    admission: Admission
     rounds: Rounds
     secret: str  # the host's: nobody else knows what it seeds
     recovered: Recovered  # what an earlier hub of the run has left
@@ -93,7 +90,7 @@ class HubState:
         self.members = members = Roster(settings, out, self._session_ended, now)
         self.admission = admission = Admission(settings, out, token, recovered.peers)
         self.rounds = rounds = Rounds(settings, out, members, admission, recovered, now)
-        parts = HubParts(settings, out, members, rounds, stop_secret, recovered)
+        parts = HubParts(settings, out, members, admission, rounds, stop_secret, recovered)
         rounds.extensions += [extend(parts) for extend in extensions if not isinstance(extend, Late)]
         self.uploads = UploadPolicy(settings, out, members, rounds)
         for one in rounds.extensions:
@@ -107,7 +104,6 @@ class HubState:
         self.admin = AdminCommands(out, members, admission, rounds, self.handshake, stop_secret)
         self._of_requests: dict[type[Request], RequestHandler] = {
             messages.Hello: self.handshake.hello,
-            messages.Lends: self.handshake.hello,
             messages.Resume: self.handshake.resume,
             messages.AskStatus: self._answer_status,
             messages.Deciding: self._visit,
@@ -143,8 +139,6 @@ class HubState:
         elif session is None:
             if not self.admission.heard(conn, message, now):
                 self.out.refuse(conn, "session", "the hub does not know this session")
-        elif isinstance(message, messages.Probed) and self.rings is not None:
-            self.rings.probed(session, message, now)
         elif (handle := self._of_sessions.get(type(message))) is not None:
             handle(session, message, now)
         else:
@@ -162,10 +156,12 @@ class HubState:
     def reached(self, session: str, ok: bool) -> None:
         """Take the result of dialling a peer."""
         peer = self.members.get(session)
-        if peer is not None and peer.role == "stage" and self.rings is not None:
-            self.rings.reached(peer, ok)
+        if peer is None or peer.role == "peer":
+            self.members.reached(session, ok)
             return
-        self.members.reached(session, ok)
+        for one in self.rounds.extensions:
+            if one.role == peer.role:
+                one.reached(peer, ok)
 
     def apply(self, change: Callable[[float], object], now: float) -> list[do.Action]:
         """Call `change(now)`, a method of one of the parts, and return the actions that it causes."""
@@ -177,26 +173,17 @@ class HubState:
         asleep = self.members.tick(now)
         self.admission.tick(now, asleep)
         self.rounds.tick(now, asleep)
-        if self.rings is not None:
-            self.rings.tick(now)
         return self._drain(now)
 
     def deadline(self) -> float:
         """Return when to call `tick`, if nothing else happens before. inf: never."""
-        times = [self.members.deadline(), self.admission.deadline(), self.rounds.deadline()]
-        return min([*times, self.rings.deadline()] if self.rings is not None else times)
-
-    @property
-    def rings(self) -> RingCoordinator | None:
-        """The rings of lent machines, of a run that has such."""
-        return self.handshake.rings
+        return min(self.members.deadline(), self.admission.deadline(), self.rounds.deadline())
 
     def status(self, now: float, recipe: bool = False) -> str:
         """Return the JSON text of `cocktail status --json`; `recipe` adds what a joiner wants to know."""
         status = run_status(self.rounds, now)
         status |= people_status(self.members, self.admission.visitors, self.rounds.extensions, now)
         status["term"] = self.handshake.term
-        status["stages"] = None if self.rings is None else self.rings.status()
         return json.dumps(status | (joiners_status(self.rounds) if recipe else {}))
 
     # ---- handlers ------------------------------------------------------------------------------------------
@@ -220,8 +207,6 @@ class HubState:
         self.members.ignored += not named
 
     def _session_ended(self, session: Session) -> int:
-        if self.rings is not None:
-            self.rings.ended(session)
         if not self.members.with_key(session.key):
             self.admission.left(session.key)
         return self.rounds.session_ended(session)

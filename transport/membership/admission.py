@@ -141,7 +141,7 @@ class Admission:
             self._out.add(do.RecordStanding(KnownPeer(key, name, after.value)))
 
     def remember(self, key: str) -> None:
-        """Write a member into the ledger: an update of it is in the run, or it has a role there."""
+        """Write a member into the ledger: an update of it is in the run, or an extension counts on it."""
         if key not in self.recorded and self.standing(key) is Standing.MEMBER:
             self._record(key)
 

@@ -28,6 +28,7 @@ from .sessions import SESSION_TRANSITIONS, Session, SessionEvent, State
 
 AWAKE_S = 1.0  # seconds a tick may come late before the hub counts as suspended
 NEWCOMERS = 512  # sessions that catch up, or have delivered nothing: twice the largest swarm's, at its start
+FULL = f"{NEWCOMERS} others are newcomers too: try again later"
 SILENT_PINGS = 3  # unanswered pings after which a peer is reported as silent
 SUSPECT = 1 / 3  # of peer_timeout; no round waits for a peer that was silent for so long
 KEPT = 16  # ended sessions that are remembered
@@ -82,9 +83,12 @@ class Roster:
         session.address = m.address
         self.sessions[session.id], self._by_conn[conn] = session, session.id
         self.gone.pop(name, None)
-        if isinstance(m, messages.Lends):  # after a restart of the hub it says what it has
-            session.role = "stage"
         return session
+
+    def tell_joined(self, session: Session, round: int) -> None:
+        """Tell the host of a new session, which catches up to `round`."""
+        origin = session.origin.replace("-", ".")  # wire.origin_of has no dots
+        self._out.tell(events.PeerJoined(0.0, session.name, session.hardware, round, origin))
 
     def to_record(self, ids: Iterable[str]) -> tuple[OpenSession, ...]:
         """Return those of these sessions that are to be written into the ledger: each once, with its first
@@ -236,8 +240,8 @@ class Roster:
             return "connection lost"
         if now - session.seen >= SILENT_PINGS * self.settings.ping_s:
             return f"silent for {now - session.seen:.0f} s"
-        if session.role == "stage":
-            return "lends its memory to a ring"
+        if session.role != "peer":
+            return f"trains nothing: it is a {session.role}"
         if session.state is State.APART:
             return "computes a lease that spans several rounds"
         return "catches up" if session.state is State.JOINING else "answers, but its update has not come"
@@ -254,8 +258,8 @@ class Roster:
         return [f"{name} ({reason})" for name, reason in sorted(why.items())]
 
     def others(self, name: str, key: str) -> int:
-        """Count peers, except a lost one that would come back under this name, and machines of rings."""
-        who, peers = (clean_name(name), key), [s for s in self.sessions.values() if s.role != "stage"]
+        """Count peers, except a lost one that would come back under this name."""
+        who, peers = (clean_name(name), key), [s for s in self.sessions.values() if s.role == "peer"]
         return sum(s.conn is not None or (s.name, s.key) != who for s in peers)
 
     @property

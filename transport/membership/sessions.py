@@ -85,7 +85,7 @@ class Session:
     owes_since: float | None = None  # since when it owes something; None: nothing
     at: int = 0  # newest round whose x' it is known to have
     ready_claim: tuple[int, int] | None = None  # (round, fingerprint) of its Ready, until it is compared
-    role: str = "peer"  # "stage" (it lends memory), or an extension's: it trains nothing
+    role: str = "peer"  # or an extension's: it trains nothing
     rtt: float | None = None  # seconds
     origin: str = ""  # network address (wire.origin_of)
     accepted: int = 0  # packets

@@ -39,20 +39,6 @@ class PeerRow(msgspec.Struct):
     wait_s: Seconds = 0.0
 
 
-class StageMachine(msgspec.Struct):
-    """A machine of a ring, and its layers first .. stop-1."""
-
-    name: str | None
-    layers: tuple[Count, Count]
-
-
-class StageRings(msgspec.Struct):
-    """Machines that lend memory."""
-
-    rings: list[list[StageMachine]] = []
-    waiting: list[str] = []
-
-
 class HubStatus(msgspec.Struct):
     """The fields of a status that are read here."""
 
@@ -79,7 +65,6 @@ class HubStatus(msgspec.Struct):
     tokens_per_s: Finite = 0.0
     checkpoint: Count | None = None
     eta_s: Finite | None = None
-    stages: StageRings | None = None
     needs: dict[str, Finite] = {}
     peers: list[PeerRow] = []  # the first ones by name, where they are many
     peer_count: Count = 0  # of all of them

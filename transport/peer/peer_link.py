@@ -16,8 +16,6 @@ from math import inf
 from pathlib import Path
 from typing import BinaryIO
 
-from msgspec import structs
-
 from transport.protocol import (
     AnnouncedAnew,
     CurveKeys,
@@ -80,7 +78,6 @@ class PeerIdentity:
     keys: CurveKeys | None = None  # None: new ones
     alone: bool = True  # no other process with these keys goes by this name
     reachable: str = ""  # "host:port" of its server for other peers
-    lends: int = 0  # bytes of memory that this machine lends for layers; `reachable` is of its stage link
     extra: dict[str, bytes] = field(default_factory=dict)  # bodies of extensions
 
 
@@ -110,8 +107,6 @@ class PeerLink:
         me = identity
         about = me.name, me.hardware, me.versions, me.alone, me.reachable, me.extra
         hello = messages.Hello(messages.PROTOCOL, url.token, url.run, *about)
-        if me.lends:
-            hello = messages.Lends(**structs.asdict(hello), memory=me.lends)
         self._state = PeerState(hello)
         wire = wire or DealerWire(routes_to(url), url.key, me.keys)
         self.rate_limits = rate_limits or RateLimits(limits.bandwidth)
@@ -362,6 +357,11 @@ class PeerLink:
         with self._changed:
             self._connections.say([messages.Extension(name, body)])
 
+    def introduce(self, name: str, body: bytes) -> None:
+        """Have the hub told this body of an extension with each new session and connection from now on."""
+        with self._changed:
+            self._state.introduce(name, body)
+
     def forget(self, *downloads: Download) -> None:
         """Drop downloads that are finished or not wanted any more; a file keeps the blocks it has."""
         with self._changed:
@@ -444,26 +444,6 @@ class PeerLink:
         """Wait until `there()`, which what comes over this link makes true, or the time is over. Raises as
         `fetch`."""
         self._wait(what, there, timeout, give_up=False)
-
-    def next_place(self, after: messages.Placed | None, timeout: float) -> messages.Placed | None:
-        """Wait for another place than `after`, for a machine that lends its memory; None where none came.
-
-        Raises RunOver at the end of the run, else as `fetch`.
-        """
-
-        def news() -> messages.Placed | None:
-            return self._state.placed if self._state.placed != after else None
-
-        self.wait("a place in a ring", lambda: bool(news() or self._state.over), timeout)
-        if self._state.over is not None:
-            raise RunOver.of(self._state.over)
-        return news()
-
-    def probed(self, probed: messages.Probed) -> None:
-        """Tell the hub what this machine has measured of its lines to others."""
-        with self._changed:
-            self._check()
-            self._connections.say([probed])
 
     @property
     def heard_s(self) -> float:

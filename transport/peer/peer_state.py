@@ -44,7 +44,6 @@ HEARD: dict[SessionState, tuple[type[messages.Message], ...]] = {
         messages.Over,
         messages.Refused,
         messages.Ping,
-        messages.Placed,
     ),
     SessionState.OVER: (messages.Ping, messages.Over),
     SessionState.REFUSED: (),
@@ -138,7 +137,6 @@ class PeerState:
         self.offer_again = False  # the hub asks again for an update
         self.term = 0  # the highest met: a hub of a lower term was replaced and is ignored
         self.elsewhere: Elsewhere | None = None
-        self.placed: messages.Placed | None = None  # the newest; to a machine that lends its memory
         self.rolled_back = ""  # what the hub lacks of what this peer has, if it took over
         self.replaced = ""  # why the hub that answers is ignored, since the newest Welcome
         self._holds: set[int] = set()  # rounds whose leases this peer has received and not delivered
@@ -205,11 +203,11 @@ class PeerState:
             return self._committed(message)
         elif isinstance(message, messages.Extension):
             self._hear(message)
-        elif isinstance(message, messages.Placed):
-            self.placed = message
-            if isinstance(self.hello, messages.Lends):
-                self.hello = structs.replace(self.hello, had=message)
         return []
+
+    def introduce(self, name: str, body: bytes) -> None:
+        """Have each Hello and Resume from now on bring this body of an extension."""
+        self.hello = structs.replace(self.hello, extra={**self.hello.extra, name: body})
 
     def listen(self, takers: Mapping[str, Callable[[bytes], object]]) -> None:
         """Have bodies of extensions taken by name: those that have come, and others as they come. One that

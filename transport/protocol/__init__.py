@@ -30,7 +30,7 @@ from .keys import CurveKeys, RunKeys, as_z85, short_key
 from .message_codec import OtherVersion, decode_to_hub, decode_to_peer, encode, versions
 from .object_names import HANDOFF, PACKET, TRIAL, UPDATE, Cost, ObjectKind, pattern_of, round_of
 from .peer_names import clean_name, hash_of_names, unique_name
-from .run_settings import LayerDivision, RunSettings
+from .run_settings import RunSettings
 from .run_url import (
     RUN_NAME,
     TOKEN_BYTES,

@@ -71,14 +71,6 @@ class PeerLeft(Event):
 
 
 @dataclass(frozen=True)
-class RingsChanged(Event):
-    """The rings of machines that lend memory are others now, or those that wait."""
-
-    rings: list[list[dict[str, Any]]]  # of each ring, its machines by stage: name (None: lost), layers
-    waiting: list[str]
-
-
-@dataclass(frozen=True)
 class RoundOpened(Event):
     round: int
     step: int

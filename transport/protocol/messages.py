@@ -74,59 +74,6 @@ class Hello(Message, frozen=True):
     extra: Extra = {}
 
 
-class RingMachine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One machine of a ring, and its layers first .. stop-1. Without a name it is lost, not replaced yet."""
-
-    name: Word
-    key: Word  # CURVE, base64url
-    address: Word  # of its stage link: "host:port", or "place:port/name"; empty: none
-    first: Count
-    stop: Count
-
-
-class OtherMachine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A machine to which the line is to be measured."""
-
-    key: Word  # CURVE, base64url
-    address: Word  # of its stage link, which is to be dialled; empty: that one dials
-
-
-class Placed(Message, frozen=True, omit_defaults=True):
-    """To a machine that lends memory: its place in a ring of one machine or more. Without a ring it waits."""
-
-    ring: Word
-    number: Count  # of its stage; 0: the head
-    machines: Annotated[list[RingMachine], Meta(max_length=64)]  # by stage
-    reason: Line = ""  # why it waits
-    # those that it is to dial and to answer Probed, and those that it is to answer; no others
-    probe: Annotated[list[OtherMachine], Meta(max_length=64)] = []
-    spare: bool = False  # it waits while there are rings: it may replace a lost machine at any time
-
-
-class LineRates(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes a second to another machine, and back."""
-
-    there: Rate
-    back: Rate
-
-
-class Probed(Message, frozen=True):
-    """Tell how many seconds each address in Placed.probe took to accept a connection, below 0: it did not;
-    and the rates of its line. Likewise the seconds of a neighbour, whenever the line to it is closed, made,
-    or not to be had. The first one of a session, which may be empty, says that the machine is prepared."""
-
-    seconds: Annotated[dict[Word, Finite], Meta(max_length=64)]
-    rates: Annotated[dict[Word, LineRates], Meta(max_length=64)] = {}
-
-
-class Lends(Hello, frozen=True, kw_only=True):
-    """First message of a machine that lends its memory for some layers, in place of Hello; answered as that
-    is, then by Placed whenever its place or its ring changes. `address`: of its stage link, as there."""
-
-    memory: Size  # bytes that it can have
-    had: Placed | None = None  # its place at this run's hub before: a restarted one knows of no ring
-
-
 class Resume(Message, frozen=True):
     """First message on a new control connection of a session that the peer already has.
 
@@ -457,11 +404,11 @@ REFUSALS = {
 }
 
 ToHub = (
-    Hello | Lends | Resume | Ready | Report | Evaluated | Leave
-    | Probed | Extension | Ping | Pong | AskStatus | Deciding | AskStop
+    Hello | Resume | Ready | Report | Evaluated | Leave
+    | Extension | Ping | Pong | AskStatus | Deciding | AskStop
     | AskAdmin | Attach | Put | Chunk | Get
 )  # fmt: skip
 ToPeer = (
-    Welcome | Refused | Wait | Placed | Round
+    Welcome | Refused | Wait | Round
     | Committed | Extension | Over | Ping | Pong | Status | Attached | Have | Ack | PutDone | Data | NoObject
 )  # fmt: skip

@@ -41,7 +41,7 @@ class ObjectKind:
     """A row of the table: objects that peers fetch."""
 
     form: str  # of the name: "packets/<a>-<b>"
-    readers: tuple[str, ...]  # roles of the sessions that may fetch it
+    readers: tuple[str, ...]  # roles of the sessions that may fetch it; none: of all
     largest: str  # its size at most, as a peer that fetches it knows beforehand
     cost: Cost
     pattern: re.Pattern[str] = field(init=False, compare=False)

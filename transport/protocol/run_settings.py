@@ -2,37 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from .messages import File
-
-
-class LayerDivision(Protocol):
-    """Divides a model's layers among machines of a ring, by what each takes of their memory. Pure."""
-
-    @property
-    def layers(self) -> int:
-        """Count the model's layers."""
-
-    @property
-    def micro_batches(self) -> int:
-        """Count the micro-batches of a step, where one ring has the whole batch."""
-
-    @property
-    def activation(self) -> float:
-        """Return the bytes of a micro-batch's activations between two stages."""
-
-    @property
-    def gradient(self) -> float:
-        """Return the bytes of their gradients."""
-
-    def divide(self, memories: Sequence[int]) -> tuple[range, ...] | None:
-        """Divide all layers among machines with so many bytes; None: they do not hold the model."""
-
-    def memory(self, stages: int, number: int, layers: range) -> int:
-        """Return the bytes that these layers take on one of so many machines."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +24,6 @@ class RunSettings:
     parameters: int = 0
     needs: dict[str, int] = field(default_factory=dict)  # bytes that a joiner is told of, by what needs them
     licence: str = ""  # of the base model, for joiners
-    division: LayerDivision | None = None  # of the model among lent machines; None: it cannot be divided
     longest_lease: int = 1  # maximum rounds of the lease of a slow peer
     # of a term of the loss, then of each further figure of the run's objective, as it states them
     bounds: tuple[tuple[float, float], ...] = ((-1e30, 1e30),)

@@ -102,9 +102,12 @@ class HubExtension:
         """Tell whether a Hello with this body, or a Resume, is answered now; else its key dials again."""
         return True
 
-    def admits(self, key: str, body: bytes) -> messages.Refused | bool:
+    def admits(self, conn: bytes, body: bytes) -> messages.Refused | bool:
         """Tell whether a session of its role may begin; False: once the host approves it."""
         return False
+
+    def reached(self, session: Session, ok: bool) -> None:
+        """Take the result of dialling a session of its role, which it has asked for."""
 
     def hello(self, session: Session, body: bytes, now: float) -> None:
         """Take the body of the Hello that begins a session, or of the Resume with which one from before a

@@ -22,15 +22,14 @@ KEPT = 256  # ranges, and leases, cached
 PACKED = 64 << 20  # bytes of leases cached
 CACHED_CHUNKS = 64  # of the newest packet, for the next peer
 
+EVERYONE = ()
 LEASE = ObjectKind("lease/<round>", ("peer",), "`Round.samples` x the longest sample", Cost.ROUND)
 PACKET = ObjectKind("packet/<round>", ("peer",), "the codec's longest packet", Cost.ROUND)
 RANGE = ObjectKind("packets/<a>-<b>", ("peer",), "(b - a) x (the codec's longest packet + 56)", Cost.READ)
 EVAL = ObjectKind("eval", ("peer",), "the disk that its peer lends", Cost.READ)
-BASE = ObjectKind("base/<file>", ("peer", "stage"), "`File.size`", Cost.READ)
-SNAPSHOT = ObjectKind(
-    "snapshot/<round>/model.safetensors", ("peer", "stage"), "`SnapshotOffer.size`", Cost.READ
-)
-HASHES = ObjectKind("hashes/<object>", ("peer", "stage"), "32 bytes for each MiB of that file", Cost.READ)
+BASE = ObjectKind("base/<file>", EVERYONE, "`File.size`", Cost.READ)
+SNAPSHOT = ObjectKind("snapshot/<round>/model.safetensors", EVERYONE, "`SnapshotOffer.size`", Cost.READ)
+HASHES = ObjectKind("hashes/<object>", EVERYONE, "32 bytes for each MiB of that file", Cost.READ)
 
 NO_ROW = "there is no object of this name for this session"
 log = logging.getLogger(__name__)
@@ -100,7 +99,7 @@ class ObjectStore:
     def kind_of(self, name: str, role: str) -> ObjectKind | None:
         """Return the row that a name matches, if sessions of this role may fetch it; else None."""
         found = self._match(name)
-        return found[0] if found is not None and role in found[0].readers else None
+        return found[0] if found is not None and role in (found[0].readers or (role,)) else None
 
     def _match(self, name: str) -> tuple[ObjectKind, Find, tuple[str, ...]] | None:
         for kind, find in self._rows.get(name.partition("/")[0], ()):

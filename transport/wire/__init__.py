@@ -22,4 +22,4 @@ from .frames import (
 )
 from .rate_limit import Bandwidth, RateLimits, TokenBucket, TokenBuckets
 from .tcp_route import TcpRoute, routes_to
-from .zeromq_sockets import STAGES, DealerWire, RouterWire, is_reachable, raise_file_limit, try_route
+from .zeromq_sockets import OF_PEERS, DealerWire, RouterWire, is_reachable, raise_file_limit, try_route

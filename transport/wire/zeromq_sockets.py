@@ -108,7 +108,7 @@ HUB = {
 PEER = {"SNDHWM": 1000, "IMMEDIATE": 1, "RECONNECT_IVL": -1, "CONNECT_TIMEOUT": 5_000}
 # What a hub floods waits in the kernel, and then at the hub: 4 MiB in each queue here
 OF_HUB = {"MAXMSGSIZE": messages.MAX_ANSWER + 1024, "RCVHWM": AT_ONCE // 4}
-STAGES = {"MAXMSGSIZE": MAX_FRAME, "RCVHWM": AT_ONCE}  # 64 KiB each, but for trials of a line
+OF_PEERS = {"MAXMSGSIZE": MAX_FRAME, "RCVHWM": AT_ONCE}  # 64 KiB each, as a rule
 
 
 class RouterWire:

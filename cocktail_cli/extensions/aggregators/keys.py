@@ -10,7 +10,7 @@ from recipes.config import ExtensionSection, key
 
 class Keys(ExtensionSection):
     value_hints: ClassVar[Mapping[tuple[str, str], str]] = {
-        ("owners", "auto"): "`peers` where the line of the hub is thin and peers can be reached"
+        ("aggregators.owners", "auto"): "`peers` where the line of the hub is thin and peers can be reached"
     }
 
     owners: Literal["hub", "peers"] = key(

@@ -131,8 +131,6 @@ def words(c: RunHistory) -> Iterator[str]:
         are = "is" if len(c.present) == 1 else "are"
         yield f"{counted(len(did), 'peer')} took part, {len(c.present)} {are} there now{late}."
     yield from (line for part in c.of_extensions for line in part.words)
-    for line in c.stages:
-        yield f"{line[0].upper()}{line[1:]}."
     if c.note:
         yield c.note
     if c.seen:

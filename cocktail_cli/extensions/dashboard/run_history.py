@@ -18,7 +18,7 @@ from typing import Any
 from cocktail_cli.assembly import PageBlocks, ask_status, page_parts, recipe_type, url_to_dial
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import RunRecord, reread_run
-from cocktail_cli.ui import events, stage_lines
+from cocktail_cli.ui import events
 
 BYTES_FP16 = 2  # bytes of one parameter
 MEASURED = ("up_bytes", "down_bytes", "fetched_bytes", "compute_s", "wait_s")  # of a peer, by its events
@@ -141,7 +141,6 @@ class RunHistory:
     before: tuple[tuple[int, float], ...] = ()  # (step, loss) of rounds before the first answer
     evaluations: tuple[Evaluation, ...] = ()
     parts: Mapping[str, Any] = field(default_factory=dict)  # what extensions know, by their parts
-    stages: tuple[str, ...] = ()  # sentences: which machines have which layers
     stays: tuple[Presence, ...] = ()
     contributions: tuple[Contribution, ...] = ()  # largest share first
     note: str = ""  # a remark to the reader
@@ -244,7 +243,7 @@ class RunFolderReader:
             replace(one, left=known.seen, reason="the run ended") if one.left is None else one
             for one in known.stays
         )
-        return replace(known, stages=(), stays=stays, reason=known.reason or self.record.reason)
+        return replace(known, stays=stays, reason=known.reason or self.record.reason)
 
     def know(self, **news: Any) -> None:
         self.known = replace(self.known, **news)
@@ -320,8 +319,6 @@ class RunFolderReader:
                 self.measure(event)
             else:
                 self.told[event["round"]] = dict(event)
-        elif kind == "stages":
-            self.know(stages=tuple(stage_lines(event["rings"], event["waiting"])))
         elif kind == "run_finished":
             self.know(reason=event["reason"])
 
@@ -438,7 +435,6 @@ class RemoteReader:
             started=min([known.started or now, *(one.joined for one in new)]),
             evaluations=tuple(Evaluation(step, loss) for step, loss in answer["eval_losses"]),
             parts={name: one.answered(known.parts.get(name), answer) for name, one in self.parts.items()},
-            stages=tuple(stage_lines(**answer["stages"])) if answer.get("stages") else (),
             stays=(*stays, *new),
             contributions=ranked(self.peers),
         )

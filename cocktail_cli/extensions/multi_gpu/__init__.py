@@ -14,6 +14,7 @@ from .gpu_processes import GpuProcesses
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
+    from transport import PeerLink
 
 
 class MultiGpuExtension(Extension):
@@ -40,7 +41,7 @@ class Spread(Joining):
 
         check_fsdp(recipe)
 
-    def builder(self, leave: Callable[[str], None], vram_limit: int | None) -> PeerBuilder:
+    def builder(self, link: PeerLink, leave: Callable[[str], None], vram_limit: int | None) -> PeerBuilder:
         return GpuProcesses(self.devices, lambda: leave("rank lost"), vram_limit)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cocktail_cli import options
-from cocktail_cli.assembly import crossing
+from cocktail_cli.assembly import crossing, divided
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.machine import GIB, RUNTIME, Gpu, check_trust, gpu_of, pick_device, this_machine
 from cocktail_cli.recipe_request import RecipeRequest
@@ -182,10 +182,6 @@ def plan(
         raise Failure(
             "usage", "--stages and --gpus: a machine of several takes part with one device; give one of them"
         )
-    if stages > 1:
-        from recipes.staged_peer import check_staged  # no peer of one machine imports it
-
-        check_staged(request.load())
     request, said = request.choose(room)
     asked = Asked(
         request, wanted, gpus, peers, line, hub, micro_batch_size, step_time, price, listening, stages
@@ -253,9 +249,7 @@ def make(asked: Asked) -> Plan:
     compute = asked.step_time or compute_seconds(done, devices * asked.gpu.peak(computes_in(recipe, asked)))
     stage_line = 0.0
     if asked.stages > 1:
-        from recipes.pipeline import plan_stages  # no peer of one machine imports it
-
-        stage_line = plan_stages(recipe, folder, asked.stages).sent * known.length(recipe) * share
+        stage_line = divided(recipe, folder, asked.stages).sent * known.length(recipe) * share
         compute = max(compute, stage_line / (asked.line.carries * min(asked.line.up, asked.line.down)))
     packet = packet_bytes(recipe, memory.parameters)
     lines = [asked.line_with(hub, recipe, peers) for hub in (asked.hub, asked.line)]
@@ -297,9 +291,7 @@ def memory_of(asked: Asked, recipe: Recipe, size: int) -> MemoryPlan:
     whole = plan_memory(recipe, folder, size, asked.machine)
     if asked.stages == 1:
         return whole
-    from recipes.pipeline import plan_stages  # no peer of one machine imports it
-
-    return plan_stages(recipe, folder, asked.stages).memory(whole)
+    return divided(recipe, folder, asked.stages).memory(whole)
 
 
 def computes_in(recipe: Recipe, asked: Asked) -> str:

@@ -31,6 +31,7 @@ from transport.membership import Session
 from transport.protocol import ProtocolError, messages, read_msgpack
 from transport.scheduling import CommitSeconds, HubExtension, Lines
 from transport.transfer import ObjectStore
+from transport.wire import key_of
 
 from .bodies import NAME, Backs, Follow, Grown, Standby, Stored
 
@@ -61,7 +62,7 @@ class Replication(HubExtension):
     def __init__(self, hub: HubParts, lag: int, process: HubProcess, refuses: str = "") -> None:
         self.settings, self._out, self._members, self._rounds = hub.settings, hub.out, hub.members, hub.rounds
         self._secret, self._process, self.lag = hub.secret, process, lag
-        self._refuses = refuses
+        self._refuses, self._admission = refuses, hub.admission
         self.term = hub.recovered.term
         self.standby: Standby | None = None
         if process.recorded:
@@ -94,8 +95,9 @@ class Replication(HubExtension):
 
     # ---- sessions ------------------------------------------------------------------------------------------
 
-    def admits(self, key: str, body: bytes) -> messages.Refused | bool:
+    def admits(self, conn: bytes, body: bytes) -> messages.Refused | bool:
         """Let a standby follow that has the host's secret, or has followed before."""
+        key = key_of(conn)
         try:
             follow = read_msgpack(body, Follow, FOLLOWS)
         except ProtocolError as error:
@@ -120,6 +122,7 @@ class Replication(HubExtension):
         if session.role != self.role:
             return
         self.approved.add(session.key)
+        self._admission.remember(session.key)
         self.session, self.place = session.id, read_msgpack(body, Follow, FOLLOWS).place
         if self.standby is not None and self.standby.place != self.place:
             self._enlist(session.key, now)

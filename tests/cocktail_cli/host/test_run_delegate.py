@@ -34,12 +34,11 @@ class Rows(list[Any]):
 def test_who_is_ready_traces_no_model_and_reads_no_data_when_the_hub_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = load_recipe("smoke", ["compression.shards=layers"])
+    recipe = load_recipe("smoke", [])
     base = prepare_base(recipe, tmp_path / "base")
     usual, ready = (RunDelegate(recipe, base, Rows(range(64)), tmp_path / name) for name in ("a", "b"))  # type: ignore[arg-type]
     settings = settings_of(usual, "amber-otter-42")
     assert settings.needs["memory"] > 1e6
-    assert settings.division is not None
     ready.get_ready()
     monkeypatch.setattr("recipes.planning.plan_memory", lambda *_: pytest.fail("the model is traced"))
 
@@ -47,16 +46,6 @@ def test_who_is_ready_traces_no_model_and_reads_no_data_when_the_hub_is_opened(
     assert (ready.data_digest, ready.data_digest) == ("digest 1", "digest 1")
     for work in (usual, ready):
         work.close()
-
-
-@pytest.mark.parametrize("refused", ["fp16=true", "compression.shards=1"])
-def test_a_run_that_stages_cannot_train_divides_no_model_so_its_hub_refuses_lent_machines(
-    tmp_path: Path, refused: str
-) -> None:
-    recipe = load_recipe("smoke", ["compression.shards=layers", refused])
-    base = prepare_base(recipe, tmp_path / "base")
-    with closing(RunDelegate(recipe, base, Rows(range(64)), tmp_path / "ledger")) as work:  # type: ignore[arg-type]
-        assert settings_of(work, "amber-otter-42").division is None
 
 
 @pytest.mark.parametrize("overrides", [[], ["compression.uncompressed_steps=2"]])

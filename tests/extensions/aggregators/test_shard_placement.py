@@ -72,7 +72,9 @@ def test_the_hub_places_shards_by_measured_uplinks_and_moves_none_for_noise() ->
     for name in ("ann", "bob", "cat"):
         hello = messages.Hello(messages.PROTOCOL, "", "toy-run", name, address="h:1")
         state.receive(f"key-of-{name}.1".encode(), hello, 0.0)
-    parts = HubParts(state.settings, state.out, state.members, state.rounds, "secret", Recovered())
+    parts = HubParts(
+        state.settings, state.out, state.members, state.admission, state.rounds, "secret", Recovered()
+    )
     nothing = SimpleNamespace(rows={})
     shards = ShardCoordinator(parts, nothing, nothing, SHARDS, 0)  # type: ignore[arg-type]
     shards.watch(SimpleNamespace(later=lambda job: None))  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ from cocktail_cli.machine import GpuReading, NvidiaGpus, limit_memory, nvidia_gp
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import Event, Progressed
 from cocktail_cli.volunteer import VolunteerLimits, VolunteerSession, free_bytes, take_turns
-from recipes.errors import StageLost
+from recipes.errors import PartLost
 from transport import RunURL
 from transport.protocol import RefusedByHub, RolledBack
 
@@ -318,7 +318,7 @@ def test_a_replica_that_loses_a_machine_joins_anew_unless_it_was_asked_to_leave(
     def lose(*_: object) -> None:
         if signum is not None:
             signal.raise_signal(signum)
-        raise StageLost("stage 1 was started again")
+        raise PartLost("stage 1 was started again")
 
     def session(back: bool) -> Any:
         sessions.append(back)

@@ -28,7 +28,7 @@ class Table:
             session = self.members.begin(f"key-of-{name}.{name}".encode(), hello, 0.0)
             session.reachable = bool(address)
         self.session = {s.name: s for s in self.members}
-        parts = HubParts(settings, self.out, self.members, None, "", Recovered())  # type: ignore[arg-type]
+        parts = HubParts(settings, self.out, self.members, None, None, "", Recovered())  # type: ignore[arg-type]
         self.coordinator = PassingCoordinator(parts, mode)
 
     def sources(self) -> dict[str, Sources]:

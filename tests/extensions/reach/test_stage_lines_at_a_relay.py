@@ -11,8 +11,8 @@ from cocktail_cli.assembly import Server
 from cocktail_cli.extensions.reach.dialling import machine_routes
 from cocktail_cli.extensions.reach.hub_tunnel import HubTunnel
 from cocktail_cli.extensions.reach.relay_server import Relay
+from cocktail_cli.extensions.stages.lines import Neighbour, StageMessage
 from transport.protocol import CurveKeys
-from transport.stages import LineMessage, Neighbour
 
 
 def test_a_line_between_two_that_cannot_be_dialled_leads_through_a_relay(ring: Ring) -> None:  # noqa: F811
@@ -39,8 +39,8 @@ def test_a_line_between_two_that_cannot_be_dialled_leads_through_a_relay(ring: R
         assert 0 < machine_routes(ends[1].address)[0].seconds(WAIT) < WAIT
         relay.close()
         near.send(activations(1))
-        far.send(LineMessage(1, "gradients", 0, b"g"))
+        far.send(StageMessage(1, "gradients", 0, b"g"))
         relay = stack.enter_context(closing(Relay("127.0.0.1", relay.port)))
         assert message(far) == ("s0", activations(1))
-        assert message(near) == ("s1", LineMessage(1, "gradients", 0, b"g"))
+        assert message(near) == ("s1", StageMessage(1, "gradients", 0, b"g"))
         assert met.get(timeout=WAIT)

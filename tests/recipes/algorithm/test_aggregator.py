@@ -70,7 +70,7 @@ def test_each_shard_is_a_vector_of_its_own() -> None:
 def test_workers_of_parts_are_to_the_aggregator_what_one_of_the_whole_vector_is() -> None:
     """The machines of a replica, the first with both ends: the same packets shard for shard, the same x_i and
     x' to the bit, and fingerprints that add up."""
-    mix = replace(MIX, shards=4, shard_ends=(90, 200, 410, N))
+    mix = replace(MIX, shards=(90, 200, 410, N))
     [whole, *_] = workers(mix)
     parts = []
     for ranges, numbers in (((range(90), range(410, N)), (0, 3)), ((range(90, 410),), (1, 2))):

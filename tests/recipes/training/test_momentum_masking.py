@@ -9,8 +9,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from recipes.algorithm import Aggregator, compressor_of
 from recipes.config import Recipe, load_recipe
-from recipes.errors import ModelError, RecipeError
-from recipes.staged_peer import check_staged
+from recipes.errors import RecipeError
 from recipes.training import Peer, SingleDeviceTrainer, build_peer
 
 MASKED = "compression.momentum_masking=true"
@@ -83,8 +82,6 @@ def test_without_the_key_a_taken_update_leaves_the_first_moment_alone() -> None:
     assert torch.equal(moment(peer), before)
 
 
-def test_a_peer_of_several_machines_and_other_optimizers_refuse_it() -> None:
+def test_other_optimizers_refuse_it() -> None:
     with pytest.raises(RecipeError, match="`muon` has no first moment in float32 that could be masked"):
         recipe(MASKED, "optim=muon")
-    with pytest.raises(ModelError, match="momentum_masking: a replica of several machines cannot do that"):
-        check_staged(recipe(MASKED, "compression.shards=layers"))

@@ -235,7 +235,6 @@ FULL: dict[str, Callable[[int, int], messages.Message]] = {
     "refused": lambda n, size: messages.Committed(n, 0, "", [], dict.fromkeys(names(size), "")),
     "digest": lambda n, size: messages.Committed(n, 0, "x" * size, []),
     "bodies": lambda n, size: messages.Extension(f"{n:x}", b"x" * size),
-    "place": lambda n, size: messages.Placed("r", n, [], "x" * size),
     "over": lambda n, size: messages.Over("x" * size, False),
 }
 

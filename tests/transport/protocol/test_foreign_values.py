@@ -24,7 +24,6 @@ from transport.protocol import (
     read_msgpack,
 )
 from transport.protocol.foreign_values import MOST_LEVELS
-from transport.stages import line_probe, stage_line
 
 DEEP = 200_000
 TEXTS = {
@@ -73,11 +72,9 @@ def test_hostile_msgpack_is_a_protocol_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PACKED)
-def test_hostile_msgpack_is_no_frame_of_a_stage_and_no_change_of_a_ledger(name: str, tmp_path: Path) -> None:
+def test_hostile_msgpack_is_no_change_of_a_ledger(name: str, tmp_path: Path) -> None:
     data = PACKED[name]
 
-    assert stage_line.unpack([stage_line._digest(data, b"") + data]) is None
-    assert line_probe.unpack([data, b""], msgspec.msgpack.Decoder(line_probe.Ping)) == (None, 0)
     copy = LedgerCopy(tmp_path)
     with pytest.raises(LedgerError):
         copy.apply(data, b"", b"")
@@ -138,7 +135,6 @@ def test_fields_of_a_later_version_and_people_without_figures_stay_as_they_are()
         {"others": [{"state": "lost"}]},
         {"peers": [{"name": "ann", "gpu": "", "state": "", "joined_s": 1e29}]},
         {"since_s": -1e29},
-        {"stages": {"rings": [[{"name": "a", "layers": [1]}]]}},
         {"needs": {"memory": "much"}},
     ],
     ids=str,

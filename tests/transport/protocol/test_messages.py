@@ -13,10 +13,6 @@ from transport.protocol import messages as m
 EXAMPLES_TO_HUB: list[m.Message] = [
     m.Hello(m.PROTOCOL, "t", "run", "ann", "CPU", {"codec": "1"}),
     m.AskAdmin(m.PROTOCOL, "secret", "run", "ban", "ann", "lies"),
-    m.Lends(
-        m.PROTOCOL, "t", "run", "ann", memory=7, had=m.Placed("r", 0, [m.RingMachine("ann", "key", "", 0, 3)])
-    ),
-    m.Probed({"host:1": 0.01, "host:2": -1.0}),
     m.Resume(m.PROTOCOL, "run", "ann", "s", 3, True, [2, 3], 7),
     m.Ready(4, 2**64 - 1, {"base": "00ff"}),
     m.Report(4, 0, [2, 3], 1.5, 10, 0.1, 0.2, 10, 0.7),
@@ -57,7 +53,6 @@ EXAMPLES_TO_PEER: list[m.Message] = [
     m.Committed(1, 100, "00", ["ann"], {"bob": "why"}),
     m.Committed(1, 100, "00", ["ann"], extra={"receipt": b"r" * 64}),
     m.Over("done", True),
-    m.Placed("r", 1, [m.RingMachine("ann", "key", "host:1", 0, 3), m.RingMachine("", "", "", 3, 5)]),
     m.Status("{}"),
     m.Attached(32),
     m.Have("update/1", b"\1"),

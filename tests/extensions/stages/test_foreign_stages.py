@@ -1,0 +1,68 @@
+"""Others' words about stages: hostile bytes are refused, hostile texts are safe to show."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hostile_words import HOSTILE as WORDS
+from hostile_words import safe, texts_in
+from test_foreign_json import HOSTILE
+
+from cocktail_cli.assembly import with_figures
+from cocktail_cli.extensions.stages import extension
+from cocktail_cli.extensions.stages.bodies import Lends, Placed, Probed
+from cocktail_cli.extensions.stages.compute.ring_request import HEAD, request_of
+from cocktail_cli.extensions.stages.events import Stages
+from cocktail_cli.extensions.stages.lines import StageMessage, line_probe, stage_line
+from compress import PacketError
+from transport.protocol import ProtocolError, read_msgpack
+
+DEEP = 200_000
+PACKED = {
+    "maps": b"\x81\xa1a" * DEEP + b"\xc0",
+    "lists": b"\x91" * DEEP + b"\xc0",
+    "deep, and yet parsed": b"\x81\xa1a" + b"\x91" * 200 + b"\xc0",
+    "4 billion values": b"\xdd\xff\xff\xff\xff",
+    "no UTF-8": b"\x81\xa1\xff\x01",
+    "truncated": b"\x82\xa1a",
+    "empty": b"",
+    "no map": b"\x92\x01\x02",
+}
+RINGS = [[{"name": WORDS, "layers": [0, 2]}, {"name": None, "layers": [2, 4]}]]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_json_is_no_request_of_a_head(name: str) -> None:
+    text = HOSTILE[name]
+    with pytest.raises(PacketError):
+        request_of(StageMessage(0, "request", 0, HEAD.pack(len(text)) + text))
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_hostile_msgpack_is_no_frame_of_a_stage_and_no_body(name: str) -> None:
+    data = PACKED[name]
+
+    assert stage_line.unpack([stage_line._digest(data, b"") + data]) is None
+    assert line_probe.unpack([data, b""], msgspec.msgpack.Decoder(line_probe.Ping)) == (None, 0)
+    for kind in (Lends, Placed, Probed):
+        with pytest.raises(ProtocolError):
+            read_msgpack(data, kind, "a body")
+
+
+def test_a_status_of_another_type_is_a_protocol_error_and_one_without_rings_has_none() -> None:
+    with pytest.raises(ProtocolError, match="the hub's status cannot be read"):
+        with_figures({"stages": {"rings": [[{"name": "a", "layers": [1]}]]}})
+    assert with_figures({})["stages"] is None
+    [line, waits] = extension.above_peers({"stages": {"rings": RINGS[:1], "waiting": ["bob"]}})
+    assert line.endswith("(layers 0 to 1), nobody (layers 2 to 3)")
+    assert waits == "waiting for a place: bob"
+
+
+def test_hostile_names_are_safe_to_show() -> None:
+    event = Stages(RINGS, [WORDS])
+
+    assert all(map(safe, texts_in(vars(event))))
+    assert "\n" not in event.sentence()
+    known = extension.page().heard(None, {"event": "stages", **vars(event)})
+    assert len(extension.page().show(known).words) == 2
+    assert not extension.page().show(extension.page().heard(known, {"event": "run_finished"})).words

@@ -96,6 +96,19 @@ class PeerParts:
     server: PeerServer | None = None  # where other peers reach this one
 
 
+class Exchange(Protocol):
+    """Exchanges updates with the run: the link to the hub does, or what an extension puts around it."""
+
+    @property
+    def upload_s(self) -> float:
+        """Return the seconds that the newest upload took."""
+
+    def exchange(
+        self, round: int, packet: bytes, report: messages.Report, beside: Mapping[str, bytes] = {}
+    ) -> messages.Committed:
+        """Do as `PeerLink.exchange`."""
+
+
 class PeerExtension:
     """An optional capability of a peer, beside its training. Times are monotonic. `report`, `exchanged` and
     `committed` are called by the thread that exchanges, `received` by that of the link, the others by that
@@ -116,7 +129,11 @@ class PeerExtension:
     def files(self, downloads: Sequence[Download]) -> None:
         """Begin to fetch elsewhere some of the files that are being fetched from the hub."""
 
-    def built(self, files: Mapping[str, Path]) -> None:
+    def exchange_by(self, inner: Exchange) -> Exchange:
+        """Return what exchanges updates, by `inner` or in its place, before the first round."""
+        return inner
+
+    def built(self, files: Mapping[str, Path], peer: Peer) -> None:
         """Note that the model is built, and the objects of the run that stay on this machine's disk."""
 
     def fetch(self, round: int) -> bytes | None:
@@ -131,7 +148,7 @@ class PeerExtension:
     def leave(self) -> None:
         """End what it does with other peers, before this one says goodbye to the hub."""
 
-    def took_round(self, asked: float, now: float) -> None:
+    def took_round(self, round: messages.Round, asked: float, now: float) -> None:
         """Note that a round begins, which was asked for at `asked`."""
 
     def fetched(self, kind: str, started: float, now: float) -> None:
@@ -388,6 +405,10 @@ class Extension:
     def wrote_run(self, model: Any, rounds: int) -> None:
         """Add to a run's folder, once nothing else is written there any more."""
 
+    def files_in_use(self, ledger: Ledger) -> Mapping[Path, bool]:
+        """Return its files in the folder of a ledger, each with whether it is what was written."""
+        return {}
+
     def hub(self, host: HostParts) -> Extend | None:
         """Return what makes its part at the hub; None: it has none."""
 
@@ -456,6 +477,10 @@ class Extension:
         """Return how aggregates come to peers, of which some are reachable: their addresses are told to the
         others. None: all from the hub."""
         return None
+
+    def dialled(self, recipe: Recipe) -> bool:
+        """Tell whether peers of this run are dialled by others, also those that its host starts."""
+        return False
 
     def page(self) -> PagePart | None:
         """Make its part of a run's page; None: it has none."""
@@ -556,6 +581,7 @@ EXTENSIONS = (
             Option("--max-temp", COOL, int, WHEN, "CELSIUS", (40, 110), excluded=ANY_HOUR),
         ),
     ),
+    Row("aggregators", keys=True),
     Row("audits", keys=True),
     Row("board", draws=True),
     Row("doctor", commands={"doctor": CHECK}),
@@ -784,6 +810,11 @@ def hub_extensions(host: HostParts) -> list[Extend]:
     return [extend for row in rows_of(host.recipe) if (extend := half(row)) is not None]
 
 
+def files_in_use(ledger: Ledger) -> dict[Path, bool]:
+    """Return the files of extensions in the folder of a ledger, each with whether it is what was written."""
+    return {path: whole for one in everyone() for path, whole in one.files_in_use(ledger).items()}
+
+
 def update_judges(work: Any, round: int) -> list[UpdateJudge]:
     """Make what judges the updates of a run that goes on with `round`."""
     return _parts(used(work.recipe), lambda one: one.judge(work, round))
@@ -850,6 +881,11 @@ def divided(recipe: Recipe, folder: Path, machines: int) -> DividedPeer:
 def crossing(recipe: Recipe, reachable: int, peers: int) -> Crossing | None:
     """Return how aggregates come to peers, of which some are reachable; None: all from the hub."""
     return next(iter(_parts(used(recipe, half=""), lambda one: one.crossing(recipe, reachable, peers))), None)
+
+
+def dialled(recipe: Recipe) -> bool:
+    """Tell whether peers of this run are dialled by others, also those that its host starts."""
+    return any(one.dialled(recipe) for one in used(recipe))
 
 
 def page_parts() -> dict[str, PagePart]:

@@ -12,10 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("compress", "transport", "recipes", "cocktail_cli")
 EXTENSIONS = (  # packages of one capability; all others are the heart
-    "cocktail_cli/aggregation",
     "cocktail_cli/extensions",
     "recipes/planning",
-    "transport/aggregators",
     "transport/direct",  # of those whose peers dial each other
 )
 NO_CODE = {

@@ -34,7 +34,6 @@ MAY_IMPORT = {
 # Modules of transport that may wait, read a clock or open a socket. All others are told the time and are
 # given bytes, so tests run them without waiting.
 SHELLS = {
-    "aggregators": "aggregator_thread shard_barrier shard_clients sharded_exchange",
     "direct": "direct_links peer_server",
     "hub": "commit_thread malloc_tuning reader_thread server",
     "peer": "admin_client catch_up_downloads connection_manager peer_link run_visit",
@@ -46,8 +45,7 @@ SHELLS = {
 TESTS_PAST_A_FRONT = {
     "cocktail_cli/host/test_resume.py": "cocktail_cli.machine.run_registry cocktail_cli.ui.display",
     "cocktail_cli/volunteer/test_run_link_budget.py": "transport.transfer.bandwidth_budget",
-    "end_to_end/in_process.py": "cocktail_cli.volunteer.run_link "
-    "cocktail_cli.volunteer.shard_aggregator_link",
+    "end_to_end/in_process.py": "cocktail_cli.extensions.aggregators.peer cocktail_cli.volunteer.run_link",
     "end_to_end/test_damage.py": "cocktail_cli.host.snapshot_thread",
     "end_to_end/test_joining.py": "cocktail_cli.volunteer.run_link",
     "extensions/multi_gpu/test_spread_peer.py": "recipes.training.loop recipes.training.micro_batch",
@@ -62,13 +60,11 @@ TESTS_PAST_A_FRONT = {
     "recipes/test_foreign_json.py": "recipes.config.document recipes.data.conversations "
     "recipes.models.trainable",
     "transport/attacks.py": "transport.wire.zeromq_sockets",
-    "transport/hub/test_object_access.py": "transport.aggregators.shard_aggregation "
-    "transport.peer.size_bounds transport.transfer.object_store",
+    "transport/hub/test_object_access.py": "transport.peer.size_bounds transport.transfer.object_store",
     "transport/protocol/test_foreign_values.py": "transport.peer.hub_status",
     "transport/protocol/test_limits.py": "transport.hub.upload_policy transport.membership.admission "
     "transport.transfer.connection_registry transport.wire.connection_guard transport.wire.rate_limit",
     "extensions/reach/test_relay_server.py": "transport.wire.tcp_route transport.wire.zeromq_sockets",
-    "transport/toy_aggregators.py": "cocktail_cli.volunteer.shard_aggregator_link",
     "transport/transfer/test_chunks.py": "recipes.models.base_model",
 }
 RICH = ["board.py", "live_view.py"]  # modules that import rich at their top

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_448,
-    "lines with code, extensions": 15_340,
-    "lines with code, scripts": 9891,
-    "lines with code, tests": 44_330,
-    "modules": 330,
+    "lines with code, heart": 29_175,
+    "lines with code, extensions": 15_638,
+    "lines with code, scripts": 9893,
+    "lines with code, tests": 44_594,
+    "modules": 327,
     "recipe keys": 111,
     "options": 196,
-    "messages": 34,
-    "words of documents": 69_515,
+    "messages": 30,
+    "words of documents": 69_661,
     "functions without a docstring, %": 22,
 }
 

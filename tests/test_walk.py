@@ -32,7 +32,6 @@ SMALL = "global_batch_size=12 data.val_set_size=4"
 BARE = "without=[proofs,diagnosis]"  # each other run signs receipts, and finds out who is slow
 MOST = {"a round": (790, 110), "a join": (803, 112)}  # functions, files; on a quiet machine some 10, 2 fewer
 LOADED = {  # packages of one capability that a run without it loads all the same
-    "cocktail_cli/aggregation",
     "recipes/planning",
 }
 

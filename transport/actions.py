@@ -73,8 +73,6 @@ class Lease:
 
     round: int
     leases: dict[str, SampleRanges]  # by session
-    hub_shards: tuple[int, ...] = (0,)  # shards that the hub aggregates in this round
-    aggregators: int = 0  # peers that aggregate the others
     fits: int = 0  # bytes that the aggregate should not exceed; 0: not known
     local_steps: int = 1  # of the round
     sessions: tuple[OpenSession, ...] = ()  # that the ledger does not have
@@ -103,16 +101,12 @@ class Commit:
     claims: tuple[Claim, ...]  # sorted by peer
     fingerprints: dict[int, int]  # of x', by round, as the updates' senders have it, and nobody disputes
     last_loss: float | None = None  # of the round before; None: there was none
-    hub_shards: tuple[int, ...] = (0,)
-    aggregators: dict[str, messages.AggregatorInfo] = field(default_factory=dict)  # by session
-    # the hub adds these to its error feedback once the round is durable
-    handoffs: tuple[messages.HandoffOffer, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)  # peer -> why its update is left out
 
 
 @dataclass(frozen=True)
 class Inherit:
-    """Merge a leaver's handoff before the next aggregation, or store it for the aggregators of shards."""
+    """Merge a leaver's handoff before the next aggregation."""
 
     session: str
     peer: str
@@ -121,28 +115,11 @@ class Inherit:
 
 @dataclass(frozen=True)
 class Reach:
-    """Dial a peer's shard server, then call `reached`."""
+    """Dial the address at which a peer says that others reach it, then call `reached`."""
 
     session: str
     address: str
     key: str
-
-
-@dataclass(frozen=True)
-class RejectPart:
-    """Close the round again without `peer`: an aggregator cannot use its part."""
-
-    aggregator: str  # session
-    attempt: int
-    peer: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class LoseAggregator:
-    """Stop waiting for this aggregator in the round that is being committed."""
-
-    session: str
 
 
 @dataclass(frozen=True)
@@ -165,7 +142,6 @@ class End:
     """Serve what peers still fetch, then stop: the run is over."""
 
 
-ShardAction = Reach | RejectPart | LoseAggregator
 Action = (
     Send
     | Tell
@@ -177,7 +153,7 @@ Action = (
     | Lease
     | Commit
     | Inherit
-    | ShardAction
+    | Reach
     | FindFingerprint
     | RecordFingerprint
     | End
@@ -198,9 +174,6 @@ class CommitDone:
     impossible: dict[str, str] = field(default_factory=dict)  # peer -> why its loss is not in there
     weights: dict[str, float] = field(default_factory=dict)  # peer -> weight of its packet in the mean
     rejected: dict[str, str] = field(default_factory=dict)  # peer -> why its packet could not be used
-    lost: dict[str, str] = field(default_factory=dict)  # aggregator's session -> why its shards did not move
-    denied: dict[str, str] = field(default_factory=dict)  # peer -> session of the aggregator that refused it
-    moved: dict[str, str] = field(default_factory=dict)  # aggregator's session -> digest of its packet
     extra: dict[str, dict[str, bytes]] = field(default_factory=dict)  # session -> bodies of extensions
 
     def share(self, peer: str) -> float:
@@ -226,7 +199,7 @@ class Shell(Protocol):
 
 
 class Abandoned(Exception):
-    """The run ended before every aggregator answered: the round stays uncommitted."""
+    """The run ended before its updates were summed: the round stays uncommitted."""
 
 
 class Repetitions:

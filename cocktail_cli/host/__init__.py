@@ -12,10 +12,14 @@ from .resume_run import check_format, checked_recipe, hosted_before
 from .run_folder import as_yaml, log_to
 
 if TYPE_CHECKING:
+    from .durable_aggregator import LEAST_LOG, DurableAggregator, rejections
     from .run_delegate import RunDelegate, settings_of, versions
     from .snapshot_thread import CARD, WEIGHTS, CommittedModel, ProgressHook, replayed
 
 _LAZY = {
+    "DurableAggregator": ".durable_aggregator",
+    "LEAST_LOG": ".durable_aggregator",
+    "rejections": ".durable_aggregator",
     "versions": ".run_delegate",
     "RunDelegate": ".run_delegate",
     "settings_of": ".run_delegate",

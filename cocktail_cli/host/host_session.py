@@ -20,6 +20,7 @@ from cocktail_cli.assembly import (
     ModelOnDisk,
     Server,
     ViewParts,
+    dialled,
     hub_extensions,
     leads,
     model_here,
@@ -257,7 +258,7 @@ class HostSession:
                 stack.enter_context(self.life_line.leaving(self.ask, lambda: True))
             hub = self.open(work, narrator, ledger, listen, peers, guests)
             self._lead_here(hub, stack)
-            door = self.door() if self.recipe.swarm.owners != "hub" else None
+            door = self.door() if dialled(self.recipe) else None
             children = LocalPeers(self.folder, replace(local, door=door))
             steps = hub.settings.steps
             narrator.rate_at = learning_rate(self.recipe.training, steps)

@@ -6,18 +6,18 @@ import hashlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli import __version__
-from cocktail_cli.aggregation import DurableAggregator
 from cocktail_cli.assembly import Extension, UpdateJudge, prepared, update_judges
 from cocktail_cli.ui import counted
 from transport import Ledger, RunSettings
-from transport.protocol import ShardPacket, UpdateRejected, WeightedPacket, messages
+from transport.protocol import UpdateRejected, WeightedPacket, messages
 
+from .durable_aggregator import DurableAggregator
 from .snapshot_thread import CommittedModel, replayed, snapshot_object
 
 if TYPE_CHECKING:
@@ -195,22 +195,6 @@ class RunDelegate:
                 raise UpdateRejected(peer, why)
         return math.prod(judge.weight(peer) for judge in self.judges)
 
-    def own(self, round: int, shards: Sequence[int], keep: Callable[[bytes], int]) -> bool:
-        return self.durable.own(round, shards, keep)
-
-    def joined(self, round: int, hubs: Sequence[int], own: bytes, parts: Sequence[ShardPacket]) -> bytes:
-        return self.durable.joined(round, own, parts) if parts else own
-
-    def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
-        from compress import PacketError
-        from recipes.algorithm import select_shards, shards_in
-
-        try:
-            part = select_shards(packet, shards, self.recipe.compression.shard_count)
-            return part, shards_in(part, self.recipe.compression.shard_count)
-        except PacketError as error:
-            raise UpdateRejected(peer, str(error)) from error
-
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         share *= self._judged(peer, packet=False)
         if (scale := self.durable.inherit(peer, packet, share)) < 1:
@@ -272,11 +256,9 @@ def settings_of(
         versions=package_versions(),
         holds={**base_digests(work.base.files), "recipe": recipe.recipe_hash},
         parameters=work.parameters,
-        max_update=limits.upload(exact=recipe.swarm.owners != "hub"),
+        max_update=limits.upload(),
         needs=work.needs,
         licence=str(work.base.licence),
-        shards=recipe.compression.shard_count,
-        owners=swarm.owners,
         longest_lease=LONGEST_LEASE if recipe.compression.staleness else 1,
         bounds=work.bounds,
         eval_terms=work.held_out_terms,

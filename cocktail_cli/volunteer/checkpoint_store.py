@@ -1,7 +1,6 @@
 """Checkpoints of peers that left a run, stored for their return. `recipes.training` writes the tensors.
 
     COCKTAIL_HOME/kept/<run>/<peer>.safetensors                         16 bytes a parameter with Adam
-    COCKTAIL_HOME/kept/<run>/<peer>@<16 digits of the hub's key>...     of the shards that it aggregates
 
 A checkpoint is written after the goodbye, and deleted once the peer is back or hears that the run is over.
 Those of runs never heard of again are deleted after OLD_S. Any of them may be deleted at any time: the peer
@@ -87,13 +86,6 @@ def file_name(name: str) -> str:
         return name
     letters = re.sub(r"[^A-Za-z0-9-]+", "", name).strip("-") or "peer"
     return f"{letters}@{hashlib.sha256(name.encode()).hexdigest()[:16]}"
-
-
-def shard_path(run: str, name: str, hub_key: str) -> Path:
-    """Return the stem of the shards' files. Another run of this name has a hub with another key."""
-    from transport.protocol import short_key
-
-    return path_of(run, name).with_name(f"{name}@{short_key(hub_key)}")
 
 
 def find(key: CheckpointKey, warn: Warn) -> StoredCheckpoint | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cocktail_cli.assembly import crossing
+from cocktail_cli.assembly import crossing, dialled
 from cocktail_cli.errors import Failure
 from cocktail_cli.foreign_text import one_line, readable
 from cocktail_cli.machine import GIB, RUNTIME, Glance, check_trust, own_keys
@@ -127,7 +127,7 @@ def question_lines(preview: RunPreview, plan: DownloadPlan, offer: Offer) -> Ite
     yield labelled("uses", usage(status, offer))
     if offer.rules:
         yield labelled("takes part", ", ".join(offer.rules))
-    if recipe.swarm.owners != "hub" or crossing(recipe, reachable=1, peers=2):
+    if dialled(recipe) or crossing(recipe, reachable=1, peers=2):
         others = "all peers" if limits.listen else "peers that listen"
         yield labelled("shows", f"your address to the host, and to {others}, from which packets may come")
     if recipe.model.trust_remote_code:

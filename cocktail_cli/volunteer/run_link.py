@@ -15,12 +15,11 @@ from transport.protocol import Leaving, LedgerError, NotServed, ProtocolError, R
 from transport.transfer import BandwidthBudget, Spool
 
 if TYPE_CHECKING:
-    from cocktail_cli.assembly import PeerExtension
+    from cocktail_cli.assembly import Exchange, PeerExtension
     from recipes.config import Recipe
     from recipes.objectives import Measured
     from recipes.training import Delivery
     from transport import PeerLink
-    from transport.aggregators import ShardedExchange
 
 AT_ONCE, MOST = 64, 8 << 20  # packets of the ledger fetched as one object, and bytes
 
@@ -56,9 +55,6 @@ class RunBounds:
     def packet(self, round: int) -> int:
         return self._packets.packet(round)
 
-    def handoff(self) -> int:
-        return self._packets.handoff(exact=True)
-
 
 class RunLink:
     """A peer's link to its run, as `recipes.training.finetune` calls it once it `knows` the bounds.
@@ -81,8 +77,10 @@ class RunLink:
         self.finished = False  # whether it reached its end
         self.resumable = False  # whether it failed and may be started again
         self.why = ""  # this peer leaves, if there is more to say than that it was asked to
-        self.sharded: ShardedExchange | None = None  # where peers aggregate shards
         self.extensions = extensions
+        self.through: Exchange = link
+        for one in self.extensions:
+            self.through = one.exchange_by(self.through)
         self.measuring = threading.Lock()  # of the next three: one round goes up while another comes down
         self.budget = BandwidthBudget.of(staleness)  # what the line carries beside the compute
         self.opened_at: dict[int, float] = {}  # of the rounds in flight
@@ -95,9 +93,8 @@ class RunLink:
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """Bytes up and down so far: to and from the hub, other peers, and this peer's shard server."""
+        """Bytes up and down so far: to and from the hub, and other peers."""
         each = [(self.link.bytes_up, self.link.bytes_down), *(one.traffic for one in self.extensions)]
-        each += [] if self.sharded is None else [self.sharded.traffic]
         return sum(up for up, _ in each), sum(down for _, down in each)
 
     @property
@@ -154,8 +151,6 @@ class RunLink:
 
     def _fetched_elsewhere(self, round: int) -> bytes | None:
         """Fetch the packet of a round from others than the hub; None: it is the hub's."""
-        if self.sharded is not None:
-            return self.sharded.fetch(round)
         packets = (one.fetch(round) for one in self.extensions)
         return next((packet for packet in packets if packet is not None), None)
 
@@ -232,7 +227,7 @@ class RunLink:
             return message
         now = time.monotonic()
         for one in self.extensions:
-            one.took_round(asked, now)
+            one.took_round(message, asked, now)
         self.steps = self.round.spans * max(1, self.round.local_steps) if self.round is not None else 1
         self.round, oldest = message, message.round - messages.MOST_IN_FLIGHT
         with self.measuring:
@@ -254,12 +249,8 @@ class RunLink:
         said["extra"] |= {one.name: body for one in self.extensions if (body := one.report(delivery, sent))}
         report = messages.Report(**said, fits=self.budget.down, needs=needs)
         with self.waiting():
-            if self.sharded is not None and self.round is not None:
-                committed = self.sharded.exchange(self.round, packet, report)
-                upload_s = self.sharded.upload_s
-            else:
-                committed = self.link.exchange(delivery.round, packet, report)
-                upload_s = self.link.upload_s
+            committed = self.through.exchange(delivery.round, packet, report)
+            upload_s = self.through.upload_s
         now = time.monotonic()
         for one in self.extensions:
             one.exchanged(sent + upload_s, now)
@@ -287,8 +278,6 @@ class RunLink:
         self.link.abandon()
 
     def leave(self, reason: str) -> None:
-        if self.sharded is not None:
-            self.sharded.leave(hand_over=self.ended is None)
         for one in self.extensions:
             one.leave()
         self.link.leave(self.why or reason)

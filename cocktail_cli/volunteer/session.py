@@ -108,7 +108,6 @@ class VolunteerSession:
                     versions(),
                     keys=keys,
                     alone=alone,
-                    owns=bool(reachable),
                     reachable=reachable,
                 ),
                 LinkLimits(bandwidth=Bandwidth(limits.max_up, limits.max_down)),
@@ -244,8 +243,9 @@ class VolunteerSession:
             run.holds, run.name, self.peer = prepared.holds, run.link.name, prepared.peer
             run.knows(prepared.bounds)
             for one in run.extensions:
-                one.built(bootstrap.files_here)
-            self._connect_peers(run, prepared.peer)
+                one.built(bootstrap.files_here, prepared.peer)
+            if self.server is not None and not run.is_fetched_from:
+                self.warn("in this run the hub sends all packets itself: nobody dials this machine")
             self.train(run, prepared.peer)
         except RunOver as over:
             run.ended, run.finished, run.resumable = str(over), over.finished, over.resumable
@@ -257,26 +257,6 @@ class VolunteerSession:
                 self._store(run, welcome)
             raise
         self._store(run, welcome)
-
-    def _connect_peers(self, run: RunLink, peer: Peer) -> None:
-        """Connect to peers that aggregate shards; be one if others reach this machine."""
-        recipe = peer.recipe
-        if recipe.swarm.owners == "hub":
-            if self.server is not None and not run.is_fetched_from:
-                self.warn("in this run the hub sends all packets itself: nobody dials this machine")
-            return
-        from transport.aggregators import AggregatorThread
-
-        from .shard_aggregator_link import connect_aggregators, exchange_by_shard, shard_backend
-
-        aggregator = None
-        if self.server is not None:
-            path = checkpoint_store.shard_path(self.url.run, run.name, self.url.key)
-            backend = shard_backend(recipe, peer.trainer.layout.size, path, self.warn)
-            aggregator = AggregatorThread(run.link, backend, self.server, self.warn)
-            aggregator.start()
-        clients = connect_aggregators(run.link, own_keys())
-        run.sharded = exchange_by_shard(run.link, recipe.compression.shard_count, clients, aggregator)
 
     def train(self, run: RunLink, peer: Peer) -> None:
         """Train until the end, going on in a renewed session where the hub was restarted."""

@@ -1,6 +1,6 @@
 """CocktailSGD (Wang et al., ICML 2023), Algorithms 1 and 2."""
 
-from .aggregator import Aggregator, Log, aggregator_of, newest_given, unlogged, verify_saved
+from .aggregator import Aggregator, Log, aggregator_of, unlogged, verify_saved
 from .compressor import (
     PacketLimits,
     adaptive_rate_of,
@@ -11,7 +11,7 @@ from .compressor import (
     most_sent,
     warm_up_codec,
 )
-from .decoded_updates import RejectedUpdate, WeightedPackets, merge_packets, select_shards, shards_in
+from .decoded_updates import RejectedUpdate, WeightedPackets, select_shards
 from .global_model import (
     ON_GPU,
     WRAP,

@@ -5,7 +5,7 @@
 
 An aggregator has some shards of the vector, or all of them; each shard has an e of its own. Between two
 rounds shards may change hands (`assign`): e goes to the next aggregator as a handoff with all the weight of
-the mean, momentum begins anew. A step that was not committed is taken back by `undo`.
+the mean, momentum begins anew.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 
-from compress import Cocktail, PackedUpdate, PacketError, Sample, Shard, Update, decode_packed, join, split
+from compress import Cocktail, PackedUpdate, Sample, Shard, Update, decode_packed, join, split
 from recipes.config import Recipe
 from recipes.weight_files import damaged_part, float32_header, write_with_sums
 
@@ -70,7 +70,6 @@ class ShardAggregator:
         self.usual = float("inf")  # typical absolute value in a packet; inf: a handoff is taken as it is
         self.recent = 0.0  # the largest of those of late; not in a file: it only decides what is refused
         self.packets = 1  # in the newest step
-        self._undo: Callable[[], None] | None = None  # takes the newest step back
         self._drawn: tuple[int, Sample] | None = None
 
     def sample(self, round: int) -> Sample:
@@ -93,7 +92,7 @@ class ShardAggregator:
         zero = torch.zeros(sample.m)  # momentum is not to have e
         step = collect(zero, updates, self.rule, self.outer, recent)
         v = sample.take(self.momentum)
-        return replace(step, D=self.outer.step(step.D, v).add_(e), momentum=v, error=e)
+        return replace(step, D=self.outer.step(step.D, v).add_(e), momentum=v)
 
     def apply(self, round: int, step: AggregateStep, packet: bytes) -> None:
         """e <- D - C[D] (line 4), in the place of D.
@@ -102,17 +101,6 @@ class ShardAggregator:
         bit (this machine, this many threads), and what was sent is what the packet says in any case.
         """
         sample, D = self.sample(round), step.D
-        e = sample.take(self.error) if step.error is None else step.error
-        v = sample.take(self.momentum) if self.outer.momentum else None
-        before = self.usual, self.recent, self.packets
-
-        def undo() -> None:
-            sample.put_(self.error, e)
-            if v is not None:
-                sample.put_(self.momentum, v)
-            self.usual, self.recent, self.packets = before
-
-        self._undo = undo
         if step.momentum is not None:
             sample.put_(self.momentum, step.momentum)
         decode_packed(packet, sample.m).add_to(D, 0, sample.m, -1.0)
@@ -120,16 +108,6 @@ class ShardAggregator:
         self.shortened, self.usual, self.packets = step.shortened, step.usual, step.packets
         if step.length < float("inf"):
             self.recent = max(step.length, self.recent * fade_of(self.compressor))
-
-    def undo(self) -> None:
-        """Take back the newest step: it was not committed. To be called before another handoff is merged."""
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
-
-    def settle(self) -> None:
-        """Forget what `undo` needs: the newest step is committed."""
-        self._undo = None
 
     def open_handoff(self, peer: str, packet: bytes) -> tuple[PackedUpdate | Update, float]:
         """Decode a handoff of this shard; returns its update and s. Raises RejectedUpdate."""
@@ -257,16 +235,6 @@ class Aggregator:
         for number, step in self._collect(round, packets, self._fresh(round, moved), replay=True).items():
             self.assigned[number].apply(round, step, parts[number])
 
-    def undo(self) -> None:
-        """Take back the newest step: it was not committed."""
-        for shard in self.assigned.values():
-            shard.undo()
-
-    def settle(self) -> None:
-        """Forget what `undo` needs: the newest step is committed."""
-        for shard in self.assigned.values():
-            shard.settle()
-
     def merge_handoff(self, peer: str, packet: bytes, share: float) -> float:
         """e <- e + share * s * handoff: the swarm's mean has not lost a leaver's residual.
 
@@ -306,36 +274,9 @@ class Aggregator:
         """Make an empty cache for the packets of a round."""
         return DecodedUpdates({n: self.assigned[n].sample(round).m for n in numbers}, len(self.shards))
 
-    # ---- packets of other aggregators ----------------------------------------------------------------------
-
-    def assemble(self, round: int, own: bytes, others: Sequence[tuple[str, Collection[int], bytes]]) -> bytes:
-        """Assemble the packet of the whole vector.
-
-        Args:
-            own: the packet of the shards that are assigned here.
-            others: (aggregator, its shards, its packet) for all other shards.
-
-        Raises:
-            RejectedUpdate: an aggregator's packet is not of its shards, or does not decode.
-        """
-        parts = split(own, len(self.shards))
-        for name, numbers, packet in others:
-            for number in numbers:
-                parts[number] = self._checked(round, name, number, packet)
-        return join(parts)
-
     def select(self, packet: bytes) -> bytes:
         """Cut a packet of the whole vector down to the shards that are assigned here."""
         return select_shards(packet, self.assigned, len(self.shards))
-
-    def _checked(self, round: int, name: str, number: int, packet: bytes) -> bytes:
-        shard = self.shards[number]
-        try:
-            part = split(packet, len(self.shards))[number]
-            decode_packed(part, self.compressor.schedule(shard.size, shard.seed, round).m)
-        except PacketError as error:
-            raise RejectedUpdate(name, f"as the aggregator of shard {number}: {error}") from error
-        return part
 
     # ---- files ---------------------------------------------------------------------------------------------
 
@@ -366,13 +307,12 @@ class Aggregator:
         except (SafetensorError, KeyError) as problem:
             raise ValueError(f"what round {round} came to is not of these shards: {problem}") from problem
 
-    def save(self, path: Path, round: int, given: int = 0) -> None:
-        """Write every e and v as they are before `round`: whole under that name, or not at all. `given` is
-        for `newest_given`."""
+    def save(self, path: Path, round: int) -> None:
+        """Write every e and v as they are before `round`: whole under that name, or not at all."""
         tensors = {name_of(number): shard.error for number, shard in self.assigned.items()}
         if self.outer.momentum:
             tensors |= {name_of(n, MOMENTUM): shard.momentum for n, shard in self.assigned.items()}
-        about = {"round": str(round), **described(self.assigned.values()), "given": str(given)}
+        about = {"round": str(round), **described(self.assigned.values())}
         write_with_sums(path, tensors, about)
 
     def load(self, path: Path) -> int:
@@ -430,12 +370,6 @@ def verify_saved(path: Path) -> int:
             return int(said["round"])
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as problem:
         raise ValueError(f"{path} is damaged: {problem}") from problem
-
-
-def newest_given(path: Path) -> int:
-    """Read the number that `save` noted: of the newest e that this aggregator had given up."""
-    with safe_open(path, "pt") as file:
-        return int(file.metadata()["given"])
 
 
 def name_of(number: int, kind: str = ERROR) -> str:

@@ -170,23 +170,21 @@ class PacketLimits:
         richest = {mix.quant_bits: mix for mix in rate.ladder}.values()  # of each q that one of the largest K
         self._uncompressed = usual.uncompressed_rounds
         self._sizes = [shard.size for shard in usual.cut(parameters, 0)]
-        exact = replace(handoff_compressor(usual, 1.0), quant_bits=32)
         self._first = self._longest(richest, 0)
         self._later = self._longest(richest, self._uncompressed)
         self._handoffs = self._longest([handoff_compressor(usual, 1.0)], 0)
-        self._exact = self._longest([exact], 0)
 
     def packet(self, round: int) -> int:
         """Return the most bytes of an update or an aggregate of a round."""
         return whole(self._first if round < self._uncompressed else self._later)
 
-    def handoff(self, *, exact: bool = False) -> int:
-        """Return the most bytes of a leaver's residual; `exact`: of an aggregator's error feedback."""
-        return whole(self._exact if exact else self._handoffs)
+    def handoff(self) -> int:
+        """Return the most bytes of a leaver's residual."""
+        return whole(self._handoffs)
 
-    def upload(self, *, exact: bool) -> int:
-        """Return the most bytes of anything that a peer uploads for x'; `exact`: also error feedback."""
-        return max(self.packet(0), self.packet(self._uncompressed), self.handoff(exact=exact), self.handoff())
+    def upload(self) -> int:
+        """Return the most bytes of anything that a peer uploads for x'."""
+        return max(self.packet(0), self.packet(self._uncompressed), self.handoff())
 
     def _longest(self, compressors: Iterable[Cocktail], round: int) -> list[int]:
         """Return the most bytes of each shard's packet."""

@@ -166,19 +166,6 @@ def on_all_cores(function: Callable[[T], R], items: Iterable[T], m: int) -> list
 # ---- packets of several shards -----------------------------------------------------------------------------
 
 
-def merge_packets(packets: Iterable[bytes], shards: int) -> bytes:
-    """Merge the packets of several aggregators into that of all their shards. Raises PacketError."""
-    parts = [b""] * shards
-    for packet in packets:
-        parts = [new or old for old, new in zip(parts, split(packet, shards), strict=True)]
-    return join(parts)
-
-
-def shards_in(packet: bytes, shards: int) -> list[int]:
-    """List the shards that a packet moves. Raises PacketError."""
-    return [number for number, part in enumerate(split(packet, shards)) if part]
-
-
 def select_shards(packet: bytes, numbers: Collection[int], shards: int) -> bytes:
     """Cut a packet of all shards down to these. Raises PacketError."""
     parts = split(packet, shards)

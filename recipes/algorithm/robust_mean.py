@@ -131,7 +131,6 @@ class AggregateStep:
     length: float  # typical absolute value in a packet; inf: not known
     packets: int  # that count for something
     shortened: tuple[WeightedUpdate, ...] = ()
-    error: Tensor | None = None  # (m,) e before the step, where it was read
 
     @property
     def usual(self) -> float:
@@ -166,7 +165,7 @@ def collect(
         D = add(torch.zeros(len(error)), bound).mul_(rate).add_(error)
     else:
         D = add(error.clone(), [replace(u, share=u.share * rate) for u in bound])
-    return AggregateStep(D, None, length_of(bound), packets, shortened, error)
+    return AggregateStep(D, None, length_of(bound), packets, shortened)
 
 
 def add(out: Tensor, updates: Sequence[WeightedUpdate]) -> Tensor:

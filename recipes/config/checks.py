@@ -58,7 +58,6 @@ GONE_KEYS: dict[str, str] = {
 
 # (key, value) -> what to write instead
 VALUE_HINTS: dict[tuple[str, str], str] = {
-    ("swarm.owners", "auto"): "`peers` where the line of the hub is thin and peers can be reached",
     ("swarm.join", "open"): "`token`, and publish the run URL: it is all one needs",
 }
 

@@ -131,6 +131,11 @@ class ExtensionSection(Section):
     row_type: ClassVar[str] = ""  # of data sets, beside ROW_TYPES; empty: it reads no other rows
     row_columns: ClassVar[Set[str]] = frozenset()  # without which there are no such rows
 
+    @property
+    def hub_sums(self) -> bool:
+        """True where updates come whole to the hub, which sums them."""
+        return True
+
     def conflicts(self, recipe: Recipe) -> Iterator[Conflict]:
         """Yield contradictions between its keys and others."""
         yield from ()
@@ -397,9 +402,6 @@ class Swarm(Section):
     join: Literal["token", "approve"] = key("token", "approve: the host also approves each newcomer")
     min_peers: Whole = key(1, "no step starts with fewer")
     max_peers: Whole | None = key(None, "more are refused; null: no limit")
-    owners: Literal["hub", "peers"] = key(
-        "hub", "who aggregates the shards; peers: those that accept connections"
-    )
     start_timeout: Seconds = key(1800.0, "longest wait for min_peers")
     step_timeout: Seconds = key(600.0, "upper bound of the straggler deadline")
     peer_timeout: Seconds = key(30.0, "a silent peer is dropped after this time")
@@ -458,6 +460,11 @@ class Recipe(Section):
         """The section that says what the run minimizes."""
         found = (one for one in self.extensions.values() if isinstance(one, ObjectiveSection))
         return next(found, ObjectiveSection())
+
+    @property
+    def hub_sums(self) -> bool:
+        """True where updates come whole to the hub, which sums them."""
+        return all(one.hub_sums for one in self.extensions.values())
 
     @property
     def output_dir(self) -> str:

@@ -74,7 +74,7 @@ class Aggregating(IdleDelegate):
     """The delegate of a real run, with its error feedback on disk."""
 
     def __init__(self, size: int, ledger: Ledger) -> None:
-        from cocktail_cli.aggregation.durable_aggregator import DurableAggregator
+        from cocktail_cli.host import DurableAggregator
         from compress import Cocktail
         from recipes.algorithm import Aggregator, warm_up_codec
 

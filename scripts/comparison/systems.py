@@ -65,7 +65,7 @@ THIN = "compression.preset=cocktail-thin"
 PASSING = "passing=always"  # by peers with an open port
 SHARDS = "compression.shards=8"
 WIDE = 2048  # a packet of 20 Mbit/s is eight fragments, not two; at its real size it has fifty
-AGGREGATING = ("swarm.owners=peers", SHARDS)
+AGGREGATING = ("owners=peers", SHARDS)
 SYSTEMS = {
     "cocktail": System(COCKTAIL, ""),
     "cocktail, the hub on such a line": System(COCKTAIL, "hub"),

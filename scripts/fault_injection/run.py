@@ -53,7 +53,7 @@ class Workload:
             *(("durability=replicated",) if self.replicated else ()),
             *(("swarm.join=approve",) if self.approve else ()),
             *((f"compression.staleness={self.staleness}",) if self.staleness != 1 else ()),
-            *(("swarm.owners=peers", f"compression.shards={SHARDS}") if self.owners else ()),
+            *(("owners=peers", f"compression.shards={SHARDS}") if self.owners else ()),
         ]
 
     def swarm(self, folder: Path, work: Path, peers: Sequence[str]) -> Swarm:

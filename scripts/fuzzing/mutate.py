@@ -16,9 +16,9 @@ FLOATS = [0.0, -0.0, 1.5, 1e30, -1e308, 5e-324, float("nan"), float("inf"), floa
 NAMES = [
     "", " ", "ann", ".", "..", "../x", "/", "a/b", "a" * 200, "\0", "\n\x1b[2J", "é", "\U0001d51e" * 40,
     "\u202e", "\u0663", "\u00b2",
-    "update/0", "update/00", "update/-1", "update/" + "9" * 40, "legacy/0", "legacy/1", "lease/0", "packet/0",
-    "packet/1" + "0" * 30, "packets/0-1", "packets/1-0", "packets/0-" + "9" * 18, "eval", "base/w",
-    "base/../w",
+    "update/0", "update/00", "update/-1", "update/" + "9" * 40, "handoff/0", "handoff/1", "lease/0",
+    "packet/0", "packet/1" + "0" * 30, "packets/0-1", "packets/1-0", "packets/0-" + "9" * 18, "eval",
+    "base/w", "base/../w",
     "hashes/base/w", "hashes/hashes/w", "snapshot/0/model.safetensors", "snapshot//", "x" * 3000,
 ]  # fmt: skip
 LENGTHS = [0, 1, 0x7F, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**61, 2**63, 2**64 - 1]

@@ -40,9 +40,11 @@ MODULES: tuple[str, ...] = (
     "cocktail_cli.host.host_session",
     "cocktail_cli.host.run_delegate",
     "recipes.training.loop",
-    "transport.aggregators",
 )
-OF_EXTENSIONS = ("standby.standby_session", "reach.hub_tunnel", "standby.hub_process")
+OF_EXTENSIONS = (
+    *("standby.standby_session", "reach.hub_tunnel", "standby.hub_process"),
+    *("aggregators.durable_shards", "aggregators.peer", "aggregators.hub"),
+)
 MODULES += tuple(
     f"cocktail_cli.extensions.{name}"
     for name in OF_EXTENSIONS

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import torch
 from exported import export
 from hub_swarm import HubSwarm
+from memory_sockets import MemoryHubWire
 from torch import Tensor, nn
 from toy_swarm import toy_spool
 from transformers import (
@@ -31,17 +33,23 @@ from transformers import (
     Qwen3Config,
 )
 
-from cocktail_cli.assembly import HostParts, hub_extensions, model_extensions, recipe_type
+from cocktail_cli.assembly import (
+    HostParts,
+    PeerExtension,
+    PeerParts,
+    dialled,
+    hub_extensions,
+    model_extensions,
+    recipe_type,
+)
 from cocktail_cli.host import CommittedModel, RunDelegate, settings_of
 from cocktail_cli.volunteer.run_link import RunBounds, RunLink
-from cocktail_cli.volunteer.shard_aggregator_link import connect_aggregators, exchange_by_shard, shard_backend
 from recipes.config import Model, Recipe
 from recipes.data import build_corpus
 from recipes.models import BUILTIN_MODELS, Base, load_model, load_tokenizer, load_trained, prepare_base
 from recipes.training import Event, Peer, StepDone, build_peer, finetune
 from transport import Ledger
-from transport.aggregators import AggregatorThread
-from transport.direct import PeerServer
+from transport.direct import PeerServer, link_to
 from transport.protocol import CurveKeys
 from transport.protocol import events as hub
 
@@ -180,15 +188,15 @@ class Swarm:
         )
         self.work.recover(self.memory.ledger)
         self.members: dict[str, Member] = {}
+        self.servers: list[PeerServer] = []
 
     def __enter__(self) -> Swarm:
         self.memory.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for member in self.members.values():
-            if member.link.sharded is not None and not self.memory.in_memory:
-                member.link.sharded.leave(hand_over=False)
+        for server in self.servers:
+            server.close()
         self.memory.close()
         self.work.close()
 
@@ -206,30 +214,39 @@ class Swarm:
         return self.go(self.prepare(name), watch)
 
     def prepare(self, name: str) -> Member:
-        """A peer at the base weights, that is welcome and does nothing yet; where peers own, it can."""
-        owns = self.recipe.swarm.owners != "hub"
-        keys, door, identity = CurveKeys.generate(), None, dict[str, Any](owns=owns)
-        if owns and not self.memory.in_memory:
-            door, port = PeerServer.open(("127.0.0.1", 0), keys, self.memory.url)
-            identity |= {"keys": keys, "reachable": f"127.0.0.1:{port}"}
+        """A peer at the base weights, that is welcome and does nothing yet; where peers aggregate, it can."""
+        server, identity = None, dict[str, Any]()
+        if dialled(self.recipe) and self.memory.in_memory:  # it is reached, and reaches no other peer
+            wire = self.memory.wire.servers[f"{name}:1"] = MemoryHubWire()
+            server, identity = PeerServer(wire, self.memory.url.run), {"reachable": f"{name}:1"}
+            server.start()
+        elif dialled(self.recipe):
+            keys = CurveKeys.generate()
+            server, port = PeerServer.open(("127.0.0.1", 0), keys, self.memory.url)
+            identity = {"keys": keys, "reachable": f"127.0.0.1:{port}"}
+        self.servers += [server] if server is not None else []
         peer = build_peer(self.trained(), self.recipe, micro_batch=3, name=name)
         peer.trainer.extensions = model_extensions(self.recipe)
-        member = self.enrol(name, peer, **identity)
-        if owns:
-            link, kept = member.link.link, self.folder / "kept" / name
-            half = shard_backend(self.recipe, self.work.parameters, kept, pytest.fail)
-            aggregator = AggregatorThread(link, half, door)
-            aggregator.start()
-            clients = door and connect_aggregators(link, keys)
-            shards = self.recipe.compression.shard_count
-            member.link.sharded = exchange_by_shard(link, shards, clients, aggregator)
-        return member
+        return self.enrol(name, peer, server, **identity)
 
-    def enrol(self, name: str, peer: Peer, **identity: Any) -> Member:
+    def enrol(self, name: str, peer: Peer, server: PeerServer | None = None, **identity: Any) -> Member:
         """Make a member whose link is connected, and knows what the run's objects take at most."""
         link = self.memory.link(name, **identity)
         link.connect(10)
-        run = RunLink(link, toy_spool(self.folder), self.recipe.compression.staleness)
+        extensions = list[PeerExtension]()
+        if server is not None:
+            from cocktail_cli.extensions import aggregators
+            from cocktail_cli.extensions.aggregators.peer import ShardClients, ShardedPeer
+
+            parts = PeerParts(self.recipe, link.url, "", pytest.fail, ["cpu"], link, server)
+            clients = ShardClients(partial(link_to, link, identity["keys"])) if "keys" in identity else None
+            begin = partial(aggregators.aggregator_of, parts)
+            extensions = [ShardedPeer(link, self.recipe.compression.shard_count, clients, begin)]
+            link.listen({one.name: one.received for one in extensions})
+        staleness = self.recipe.compression.staleness
+        run = RunLink(link, toy_spool(self.folder), staleness, extensions)
+        for one in extensions:
+            one.built({}, peer)
         run.knows(RunBounds(self.recipe, self.work.parameters, None))
         self.members[name] = Member(name, run, peer)
         return self.members[name]

@@ -17,7 +17,7 @@ from hub_swarm import HubSwarm
 from torch import Tensor
 from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 
-from cocktail_cli.aggregation import DurableAggregator
+from cocktail_cli.host import DurableAggregator
 from compress import Cocktail
 from recipes.algorithm import Aggregator, Log, handoff_compressor, unlogged
 from transport import Ledger

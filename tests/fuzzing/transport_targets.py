@@ -1,4 +1,4 @@
-"""Targets of transport: messages, the hub, a peer's connections, catching up, packet records, a shard server.
+"""Targets of transport: messages, the hub, a peer's connections, catching up, packet records.
 
 The hub and the peer are real; their wires, ledger and other threads are replaced, so that a case is a
 function of its bytes.
@@ -21,8 +21,6 @@ from msgspec import msgpack
 
 from scripts.fuzzing.mutate import INTS, Target, bent, joined, message, mutated, parts_of
 from scripts.swarms.idle_delegate import IdleDelegate
-from transport.aggregators import ShardServer
-from transport.direct import PeerServer
 from transport.hub import Hub
 from transport.hub.reader_thread import Reading
 from transport.ledger import Counted, Ledger, OpenSession, Recovered, RoundRow, pack_header, read_packets
@@ -50,9 +48,6 @@ TO_HUB: list[m.Message] = [
     m.Report(1, 7, [1], 1.5, 10, 0.1, 0.2),
     m.Evaluated(1, 0, 2.5, 7),
     m.Leave("enough"),
-    m.Holds(1, {"bob": "00ff"}),
-    m.Resigns(),
-    m.Unusable(1, 1, "bob", "no part"),
     m.Extension("audits", b"what"),
     m.Ping(1.0),
     m.Pong(1.0),
@@ -63,10 +58,10 @@ TO_HUB: list[m.Message] = [
     m.Attach("s-ann"),
     m.Attach("s-bob"),
     m.Put("update/1", 2000, b"", 1024),
-    m.Put("legacy/1", 1024, b"", 1024),
+    m.Put("handoff/1", 1024, b"", 1024),
     m.Chunk("update/1", 0),
     m.Chunk("update/1", 1),
-    m.Chunk("legacy/1", 0),
+    m.Chunk("handoff/1", 0),
     m.Put("update/1", 2000, b"k" * 32, 1024),
     m.Chunk("update/1", 1, b"k" * 8),
     m.Get("packet/0", 0, 1024),
@@ -81,10 +76,7 @@ TO_PEER: list[m.Message] = [
     m.Wait("the owner is asked"),
     m.Round(3, 1, 5, ["ann"], 8, True, 0, 1),
     m.Round(4, 1, 5, ["ann", "bob"], 0, True),
-    m.Round(
-        4, 1, 5, ["ann"], 8, True, owners=[m.AggregatorInfo("ann", [0, 2], "ann", "h:1")], keys={"ann": "ann"}
-    ),
-    m.Close(3, 1, [0, 2], {"ann": 1.0}, {"ann": "00ff"}, [m.HandoffOffer(1, "bob", 0.5)]),
+    m.Round(4, 1, 5, ["ann"], 8, True, extra={"an extension": b"what"}),
     m.Committed(3, 100, SHA, ["ann"]),
     m.Committed(3, 100, SHA, ["ann"], extra={"receipt": b"r" * 64}),
     m.Extension("audits", b"what"),
@@ -267,8 +259,8 @@ def check_hub(case: bytes) -> bool:
     assert sum(state.rounds.leases.places()) == SETTINGS.samples
     assert len(state.members.sessions) <= len(conns)
     assert set(state.members.traffic) <= set(state.members.sessions)
-    assert set(hub._connections.owners.values()) <= set(state.members.sessions)
-    assert len(hub._connections.owners) <= (MAX_CONNECTIONS + 1) * len(state.members.sessions)
+    assert set(hub._connections.sessions.values()) <= set(state.members.sessions)
+    assert len(hub._connections.sessions) <= (MAX_CONNECTIONS + 1) * len(state.members.sessions)
     assert len(hub._inbox._parts) <= MAX_UPLOADS * len(state.members.sessions)
     assert not hub._connections.reading
     assert len(state.rounds.history.commits) <= 64
@@ -409,49 +401,6 @@ def some_messages(rng: Random, examples: Sequence[bytes], most: int) -> bytes:
     return joined(parts)
 
 
-# ---- a peer that owns shards -------------------------------------------------------------------------------
-
-LIMIT = 4096  # bytes of a part
-TO_SHARDS: list[m.Message] = [
-    m.Hello(m.PROTOCOL, "", "toy-run", "ann"),
-    m.Hello(m.PROTOCOL, "", "toy-run", "bob"),
-    m.Attach("s-ann"),
-    m.Attach("s-bob"),
-    m.Put("part/3", 2000, b"", 1024),
-    m.Put("part/4", LIMIT, b"", 1024),
-    m.Chunk("part/3", 0),
-    m.Chunk("part/3", 1),
-    m.Get("shard/3", 0, 1024),
-    m.Leave("enough"),
-]
-SHARD_BYTES = [message_codec.encode(x) for x in TO_SHARDS]
-
-
-def open_door(took: Callable[[int, str, bytes], None]) -> PeerServer:
-    """Open it in round 3: ann and bob have been here, and ann has a connection."""
-    door = PeerServer(HubEnd(), "toy-run")  # type: ignore[arg-type]
-    shards = ShardServer(door, took)
-    shards.opened(3, {"ann": "ann", "bob": "bob"}, LIMIT)
-    shards.serve(3, b"packet of shards")
-    door._sessions = {f"s-{name}": (name, name) for name in ("ann", "bob")}
-    door._receive(name_of(0), [message_codec.encode(m.Attach("s-ann"))])
-    return door
-
-
-def check_door(case: bytes) -> bool:
-    came = list[tuple[int, str, bytes]]()
-    door = open_door(lambda *what: came.append(what))
-    for conn, data in parts_of(case):
-        payload = b"x" * (1024 if data[-1:] == b"\0" else 976)
-        door._receive(name_of(conn), [data, payload] if b"Chunk" in data else [data])
-    assert sorted(door._sessions.values()) == [("ann", "ann"), ("bob", "bob")]
-    assert set(door._connections.owners.values()) <= set(door._sessions)
-    assert len(door._connections.owners) <= 2 * (MAX_CONNECTIONS + 1)
-    assert len(door._inbox._parts) <= 2 * MAX_UPLOADS
-    assert all(round in (3, 4) and len(part) <= LIMIT for round, _, part in came)
-    return bool(came or door._inbox._parts)
-
-
 TARGETS = [
     Target("to-hub", "messages", 340, lambda r: message(r, HUB_BYTES), check_to_hub),
     Target("to-peer", "messages", 340, lambda r: message(r, PEER_BYTES), check_to_peer),
@@ -459,5 +408,4 @@ TARGETS = [
     Target("hub", "bulk", 12, lambda r: some_messages(r, HUB_BYTES, 9), check_hub, 4 << 20),
     Target("carrier", "bulk", 12, lambda r: some_messages(r, PEER_BYTES, 2), check_connections, 24 << 20),
     Target("records", "packets", 60, make_records, check_records),
-    Target("door", "bulk", 12, lambda r: some_messages(r, SHARD_BYTES, 5), check_door, 4 << 20),
 ]

@@ -254,7 +254,7 @@ class SimSwarm:
 
     def leave(self, peer: SimPeer) -> None:
         welcome = peer.state.welcome
-        if welcome is not None and self.hub.uploads.refusal(welcome.session, "legacy/0", 100) is None:
+        if welcome is not None and self.hub.uploads.refusal(welcome.session, "handoff/0", 100) is None:
             self.apply(lambda _: self.hub.uploads.handed_over(welcome.session, 100))
         peer.say(peer.state.leave(messages.Leave("enough")))
 
@@ -336,7 +336,6 @@ class SimSwarm:
             recent = [pair for keys in self.books.keys[-VOTING_ROUNDS:] for pair in keys.items()]
             self.books.voters = frozenset(key for peer, key in recent if peer in job.members)
         sizes, tokens = {c.peer: 9 for c in good}, {c.peer: TOKENS for c in good}
-        moved = dict.fromkeys(self.came, "digest")
         done = do.CommitDone(
             round=job.round,
             size=9 if good else 0,
@@ -345,7 +344,6 @@ class SimSwarm:
             tokens=tokens,
             weights={peer: float(count) for peer, count in tokens.items()},
             rejected=rejected,
-            moved=moved,
         )
         self.apply(lambda now: self.hub.rounds.committed(done, now))
 

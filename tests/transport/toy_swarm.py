@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,9 +28,6 @@ class ToyBounds:
         return 2 + 22 * opened.samples
 
     def packet(self, round: int) -> int:
-        return PLENTY
-
-    def handoff(self) -> int:
         return PLENTY
 
 
@@ -92,18 +89,6 @@ class ToyWork:
         return json.dumps(
             [round, [[peer, json.loads(packet), weight] for peer, packet, weight in updates]]
         ).encode()
-
-    def own(self, round: int, shards: Sequence[int], keep: Callable[[bytes], int]) -> bool:
-        return False
-
-    def joined(
-        self, round: int, hubs: Sequence[int], own: bytes, parts: Sequence[tuple[str, Sequence[int], bytes]]
-    ) -> bytes:
-        assert not parts, "no peer owns anything in this toy: toy_aggregators.py has one where they do"
-        return own
-
-    def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
-        return b"", []
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         if packet == b"bad":

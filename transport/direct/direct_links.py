@@ -12,7 +12,7 @@ from transport.protocol import CurveKeys, LinkLost, RunURL, parse_address
 from transport.transfer import Download, Upload
 
 DIRECT_FRAGMENT = 32 * 1024  # bytes at least: framing is 1.3 % of 16 KiB, and several links share one line
-DIAL_S = 2.0  # to be welcomed by a shard server
+DIAL_S = 2.0  # to be welcomed
 STILL_S = 10.0  # without progress, in either direction
 
 
@@ -31,12 +31,14 @@ def link_to(link: PeerLink, keys: CurveKeys, peer: ReachablePeer) -> PeerLink:
     """Make a link to a peer, not connected yet, under the name that this one has at the hub."""
     host, port = parse_address(peer.address)
     url = RunURL(peer.key, "", host, port, link.url.run, dial=link.url.dial)
-    return PeerLink(
+    made = PeerLink(
         url,
         PeerIdentity(link.name, keys=keys),
         LinkLimits(patience=DIAL_S, flows=1, min_fragment=DIRECT_FRAGMENT),
         rate_limits=link.rate_limits,
     )
+    made.bounds_of_extensions = link.bounds_of_extensions
+    return made
 
 
 class DirectLinks:

@@ -130,7 +130,7 @@ class PeerServer:
         while (
             self._thread.is_alive()
             and time.monotonic() < until
-            and (lacks() or any(map(self._wire.held, list(self._connections.owners))))
+            and (lacks() or any(map(self._wire.held, list(self._connections.sessions))))
         ):
             time.sleep(EARLY_POLL_S)
 
@@ -155,7 +155,7 @@ class PeerServer:
                     self._receive(*waiting.popleft())
                 if time.monotonic() >= guard_at:
                     guard_at = time.monotonic() + GUARD_S
-                    self._wire.guard(time.monotonic(), self._connections.owners.get)
+                    self._wire.guard(time.monotonic(), self._connections.sessions.get)
         finally:
             self._wire.close()
 
@@ -180,7 +180,7 @@ class PeerServer:
             log.debug("at a peer's server", exc_info=error)
 
     def _handle(self, conn: bytes, message: messages.ToHub, payload: bytes | memoryview) -> None:
-        session = self._connections.owners.get(conn)
+        session = self._connections.sessions.get(conn)
         if isinstance(message, messages.Hello):
             self._welcome_guest(conn, message)
         elif isinstance(message, messages.Resume | messages.Attach):

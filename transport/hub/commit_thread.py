@@ -8,23 +8,19 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from transport import actions as do
 from transport.actions import Abandoned, Shell
 from transport.ledger import Counted, Ledger
 from transport.protocol import HubDelegate, UpdateRejected, WeightedPacket, sample_ids
-from transport.scheduling import CommitSeconds, RoundFigures, Rounds, round_figures, row_of
+from transport.scheduling import CommitSeconds, RoundFigures, Rounds, Sums, round_figures, row_of
 from transport.transfer import ChunkBuffer, ObjectStore
-
-if TYPE_CHECKING:
-    from transport.aggregators import ShardAggregation
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CommitThread:
-    """Commit thread of one hub. `shards` is None in star mode."""
+    """Commit thread of one hub."""
 
     def __init__(
         self,
@@ -33,10 +29,12 @@ class CommitThread:
         objects: ObjectStore,
         rounds: Rounds,
         shell: Shell,
-        shards: ShardAggregation | None,
     ) -> None:
         self._ledger, self._delegate, self._objects = ledger, delegate, objects
-        self._rounds, self._shell, self._shards = rounds, shell, shards
+        self._rounds, self._shell = rounds, shell
+        self._sums = Sums(delegate.aggregate, delegate.inherit, delegate.committed)
+        for one in rounds.extensions:
+            self._sums = one.sums(self._sums)
         self._bounds = rounds.settings.bounds
         self.opened: dict[int, float] = {}  # round -> wall clock
         self._written = 0  # changes of the ledger that were told
@@ -85,20 +83,15 @@ class CommitThread:
             self._shell.apply(lambda _: self._rounds.wrote(rounds))
 
     def write_leases(self, action: do.Lease) -> None:
-        if self._shards is not None:
-            self._shards.own(action.round, action.hub_shards)
         if action.fits:
             self._delegate.fits(action.fits)
         self._ledger.leased(action.round, action.leases, action.local_steps, action.sessions)
         self._shell.apply(lambda _: self._rounds.leased(action.round))
 
     def inherit(self, action: do.Inherit, parts: ChunkBuffer) -> None:
-        """Merge a leaver's handoff, or store it for the aggregators of the shards."""
-        if self._shards is not None:
-            self._shards.store_handoff(action, parts)
-            return
+        """Merge a leaver's handoff."""
         try:
-            self._delegate.inherit(action.peer, parts.data(), action.share)
+            self._sums.inherit(action.peer, parts.data(), action.share)
         except UpdateRejected as error:
             self._shell.warn(error.peer, f"its handoff cannot be used: {error.reason}")
 
@@ -131,30 +124,24 @@ class CommitThread:
         if any(weights.values()):
             # An update that delivers no work would get weight 0 and be lost: it stays a residual.
             claims = {peer: c for peer, c in claims.items() if weights[peer]}
-        rejected, denied = dict(action.refused), dict[str, str]()
-        packet: bytes | None = None
-        while claims and packet is None:
+        rejected, packet = dict(action.refused), b""
+        while claims and not packet:
             equal = not any(weights[peer] for peer in claims)  # nothing trained yet: equal weights
             updates = [
                 WeightedPacket(peer, packets.get(c.session, b""), 1.0 if equal else weights[peer])
                 for peer, c in claims.items()
             ]
             try:
-                if self._shards is None:
-                    packet = self._delegate.aggregate(action.round, updates)
-                elif (packet := self._shards.aggregate(action, updates)) is None:
+                if not (packet := self._sums.aggregate(action.round, updates)):
                     break
             except Abandoned:
                 return
             except UpdateRejected as error:
                 rejected[error.peer] = error.reason
-                if error.by:
-                    denied[error.peer] = error.by
                 if claims.pop(error.peer, None) is None:
                     raise
-        lost, moved = (self._shards.barrier.lost, self._shards.moved) if self._shards else ({}, {})
-        done = do.CommitDone(round=action.round, rejected=rejected, lost=dict(lost), denied=denied)
-        if packet is None:
+        done = do.CommitDone(round=action.round, rejected=rejected)
+        if not packet:
             self._shell.apply(lambda now: self._rounds.committed(done, now))
             return
         accepted = tuple(claims.values())
@@ -165,9 +152,9 @@ class CommitThread:
         counted = tuple(
             Counted(r, c.peer, c.session, ranges, c.key) for c in accepted for r, ranges in c.leases.items()
         )
-        merged = self._shards.merged() if self._shards else {}
+        notes = {one.name: text for one in self._rounds.extensions if (text := one.noted(action.round))}
         summed = time.monotonic()
-        row = self._ledger.commit(row, packet, counted, merged, action.fingerprints)
+        row = self._ledger.commit(row, packet, counted, notes, action.fingerprints)
         took = CommitSeconds(summed - started, time.monotonic() - summed)
         self._objects.committed(action.round, packet, row.sha256)
         durable = replace(
@@ -180,12 +167,8 @@ class CommitThread:
             figures=figures.further,
             impossible=figures.impossible,
             weights={peer: weights[peer] for peer in claims},
-            lost=dict(lost),
-            moved=moved,
             extra=self._bodies(action.round, counted, took),
         )
         self._tell_written()
         self._shell.apply(lambda now: self._rounds.committed(durable, now))
-        self._delegate.committed(action.round, packet)
-        if self._shards is not None:
-            self._shards.committed(action)
+        self._sums.committed(action.round, packet)

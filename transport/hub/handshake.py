@@ -130,7 +130,7 @@ class Handshake:
             self._end(session, conn, f"away since round {m.waiting}")
         else:
             if session.awaited:
-                session.address, session.can_aggregate = m.address, m.owns and not m.address
+                session.address = m.address
                 self._introduce(session, m, now)
                 self._dial(session)
             self._members.back(session, conn, now, ready=m.ready)
@@ -185,9 +185,7 @@ class Handshake:
         """Check that others can reach the peer's server before they are sent there."""
         if session.address:
             self._begin_late(self.late_dialled)
-        if session.address and (
-            self.settings.owners != "hub" or any(one.dials for one in self._rounds.extensions)
-        ):
+        if session.address and any(one.dials for one in self._rounds.extensions):
             session.dialled = True
             self._out.add(do.Reach(session.id, session.address, session.key))
 

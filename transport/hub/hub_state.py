@@ -4,7 +4,6 @@ HubState routes each input to the part whose state it changes, then returns all 
 
     Roster, Admission   sessions and their liveness; the standing of keys     transport.membership
     Rounds              leases, exchanges, evaluations, the end of the run    transport.scheduling
-    ShardCoordinator    only where peers aggregate shards                     transport.aggregators
     Handshake, AdminCommands, UploadPolicy                                    this package
 
 `deadline()` says when to call `tick` at the latest.
@@ -16,7 +15,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transport import actions as do
 from transport.actions import Outbox
@@ -30,9 +29,6 @@ from .admin_commands import AdminCommands
 from .handshake import Handshake
 from .run_status import joiners_status, people_status, run_status
 from .upload_policy import UploadPolicy
-
-if TYPE_CHECKING:
-    from transport.aggregators import ShardCoordinator
 
 SessionHandler = Callable[[Session, Any, float], None]
 RequestHandler = Callable[[bytes, Any, float], None]
@@ -94,16 +90,11 @@ class HubState:
         self.members = members = Roster(settings, out, self._session_ended, now)
         self.admission = admission = Admission(settings, out, token, recovered.peers)
         self.rounds = rounds = Rounds(settings, out, members, admission, recovered, now)
-        self.shards: ShardCoordinator | None = None
-        if settings.owners != "hub":
-            from transport.aggregators import ShardCoordinator  # star mode never loads that package
-
-            self.shards = rounds.sharding = ShardCoordinator(
-                settings, out, members, rounds, recovered.handoffs
-            )
         parts = HubParts(settings, out, members, admission, rounds, stop_secret, recovered)
         rounds.extensions += [extend(parts) for extend in extensions if not isinstance(extend, Late)]
         self.uploads = UploadPolicy(settings, out, members, rounds)
+        for one in rounds.extensions:
+            self.uploads.add(one.uploads)
         self.handshake = Handshake(settings, out, members, admission, rounds, recovered)
         self.handshake.secret = stop_secret
         late = [one for one in extensions if isinstance(one, Late)]
@@ -126,11 +117,11 @@ class HubState:
             messages.Extension: self._extension,
             messages.Leave: self._leave,
             messages.Pong: self._pong,
-            **(self.shards.handlers if self.shards else {}),
         }
 
     def _begin(self, late: Late, parts: HubParts) -> None:
         self.rounds.extensions.insert(0, one := late(parts))
+        self.uploads.add(one.uploads)
         self.began(one)
 
     # ---- from peers ----------------------------------------------------------------------------------------

@@ -19,16 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transport import actions as do
 from transport.ledger import Ledger
 from transport.membership import AWAKE_S, Session, wrong_version
 from transport.protocol import (
-    HANDOFF,
     TRIAL,
     UPDATE,
-    UPLOADED,
     Cost,
     Event,
     HubDelegate,
@@ -73,9 +71,6 @@ from .hub_state import Extend, HubState
 from .newcomer_queue import NewcomerQueue, Waiting
 from .reader_thread import ReaderThread, Reading
 
-if TYPE_CHECKING:
-    from transport.aggregators import ShardAggregation
-
 LONGEST_LINGER_S = 120.0  # for peers that fetch slowly after the end
 MEASURED, MEASURED_S = 16 * 1024, 0.1  # bytes, s; a shorter upload tells nothing of its line
 NEWCOMERS_UPLOADS = 4  # of the longest updates: what newcomers may have here, all together
@@ -109,14 +104,7 @@ class Hub:
         pool = max(POOL, NEWCOMERS_UPLOADS * settings.update_limit)
         self._inbox = Inbox(self._state.uploads.refusal, self._members.newcomer_from, pool)
         self._newcomers = NewcomerQueue()  # what they say beside the rounds
-        self._shards: ShardAggregation | None = None
-        if self._state.shards is not None:
-            from transport.aggregators import ShardAggregation  # star mode never loads that package
-
-            self._shards = ShardAggregation(self._state.shards, ledger, delegate, self)
         self._objects = ObjectStore(ledger, delegate, self._leased)
-        if self._shards is not None:
-            self._shards.serve(self._objects)
         self._state.began = self._watched
         for one in self._rounds.extensions:
             self._watched(one)
@@ -132,7 +120,7 @@ class Hub:
         self._tick_at = 0.0
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._openers = ThreadPoolExecutor(os.cpu_count() or 1, "cocktail-opener")
-        self._commits = CommitThread(ledger, delegate, self._objects, self._rounds, self, self._shards)
+        self._commits = CommitThread(ledger, delegate, self._objects, self._rounds, self)
         self._reader = ReaderThread(lambda: self._rounds.busy)
         self._thread = threading.Thread(target=self._run, name="cocktail-hub", daemon=True)
         self._end_at: float | None = None  # when to stop serving, once the run is over
@@ -156,11 +144,6 @@ class Hub:
             do.Forget: self._forget,
             do.End: self._end,
         }
-        if self._shards is not None:
-            self._handlers |= {
-                do.RejectPart: self._shards.reject_part,
-                do.LoseAggregator: self._shards.lose_aggregator,
-            }
 
     def _watched(self, one: HubExtension) -> None:
         one.serve(self._objects)
@@ -218,8 +201,8 @@ class Hub:
             reason = f"{type(error).__name__} in the hub: {error}"
             self._change(lambda _: self._rounds.end(reason, 1))
         finally:
-            if self._shards is not None:
-                self._shards.barrier.end()
+            for one in self._rounds.extensions:
+                one.stops()
             self._commits.shutdown()
             self._openers.shutdown(cancel_futures=True)
             self._reader.shutdown()
@@ -258,7 +241,7 @@ class Hub:
     def _owner(self, conn: bytes) -> str | None:
         """Name who pays for a connection: its session; one that waits or decides pays for itself."""
         alone = self._state.admission.pays_for_itself(conn)
-        return conn.hex() if alone else self._connections.owners.get(conn)
+        return conn.hex() if alone else self._connections.sessions.get(conn)
 
     # ---- any thread (actions.Shell) ------------------------------------------------------------------------
 
@@ -286,7 +269,7 @@ class Hub:
 
     def _receive(self, conn: bytes, frames: Frames) -> None:
         now, size = time.monotonic(), wire_size(frames)
-        owner = self._connections.owners.get(conn)
+        owner = self._connections.sessions.get(conn)
         session = self._members.get(owner) if owner is not None else None
         if owner is not None:
             self._members.traffic[owner].up += size
@@ -326,7 +309,7 @@ class Hub:
         if isinstance(message, messages.Get):
             return session is None or self._objects.kind_of(message.name, session.role) is None
         return isinstance(message, messages.Put | messages.Chunk) and (
-            session is None or not message.name.startswith(UPLOADED)
+            session is None or not self._state.uploads.known(message.name)
         )
 
     def _hear_newcomers(self) -> None:
@@ -350,7 +333,7 @@ class Hub:
             self._hang_up(conn)
 
     def _handle(self, conn: bytes, message: messages.ToHub, payload: Frames, size: int, now: float) -> None:
-        if conn not in self._connections.owners:
+        if conn not in self._connections.sessions:
             self._hello_size = size
         self._connections.costs(conn, message, now)
         if isinstance(message, messages.Attach):
@@ -370,7 +353,7 @@ class Hub:
     def _unwanted(self, conn: bytes, cost: float, now: float) -> None:
         """Charge a connection for what nobody wants: it asks for what is not there, or sends it."""
         if not self._connections.tolerates(conn, cost, now):
-            self._hang_up_on(self._connections.owners.get(conn, conn.hex()))
+            self._hang_up_on(self._connections.sessions.get(conn, conn.hex()))
 
     def _look_for(self, name: str, key: str, now: float) -> None:
         """Ping earlier sessions of this peer: it may be back before the loss of a connection was noticed."""
@@ -385,7 +368,7 @@ class Hub:
 
     def _own(self, conn: bytes, session: str) -> None:
         """Count this connection, its handshake and Hello included, as the session's from now on."""
-        if self._connections.owners.get(conn) != session:
+        if self._connections.sessions.get(conn) != session:
             whose = self._members.get(session)
             self._connections.own(conn, session, whose.conn if whose else None)
             self._members.traffic[session].up += HANDSHAKE_UP + self._hello_size
@@ -402,16 +385,16 @@ class Hub:
     def _put(
         self, conn: bytes, message: messages.Put | messages.Chunk, payload: bytes | memoryview, now: float
     ) -> None:
-        session = self._connections.owners.get(conn)
+        session = self._connections.sessions.get(conn)
         if session is None:
             self._of_no_session(conn, now)
             return
-        if not message.name.startswith(UPLOADED):
+        if not self._state.uploads.known(message.name):
             self._send(conn, messages.PutDone(message.name, False, "no upload has such a name"))
             self._unwanted(conn, VIOLATION, now)
             return
-        if self._shards is not None and isinstance(message, messages.Chunk):
-            self._shards.barrier.moves(session)
+        if isinstance(message, messages.Chunk):
+            self._rounds.moves(session)
         for answer in self._inbox.receive(session, message, payload):
             if isinstance(answer, CompletedUpload):
                 self._arrived(answer)
@@ -440,15 +423,15 @@ class Hub:
         if round is not None:
             self._packets[session, round] = self._openers.submit(self._open, round, sender.name, upload.parts)
             self._change(lambda now: self._rounds.uploaded(session, round, now))
-        elif round_of(HANDOFF, upload.name) is None:
-            if (shards := self._shards) is not None:
-                self._change(lambda now: shards.arrived(upload, now))
+        elif (kind := self._state.uploads.kind_of(upload.name)) is not None:
+            places = kind.places(upload.name) or ()
+            self._change(lambda now: kind.took(sender, places, upload.parts, now))
         else:
             self._handoffs[session] = upload.parts
             self._change(lambda _: self._state.uploads.handed_over(session, upload.parts.map.size))
 
     def _get(self, conn: bytes, message: messages.Get, now: float) -> None:
-        session = self._connections.owners.get(conn)
+        session = self._connections.sessions.get(conn)
         sender = self._members.get(session) if session is not None else None
         if session is None or sender is None:
             self._of_no_session(conn, now)
@@ -458,8 +441,7 @@ class Hub:
             self._send(conn, messages.NoObject(message.name, NO_ROW))
             self._unwanted(conn, VIOLATION, now)
             return
-        if self._shards is not None:
-            self._shards.barrier.moves(session)
+        self._rounds.moves(session)
         if self._end_at is not None:  # a peer still fetches: the end waits for it
             self._end_at = min(self._end_by, now + self.settings.linger_s)
         held = sum(map(self._wire.held, self._connections.of(session)))
@@ -483,7 +465,7 @@ class Hub:
             self._own(conn, message.session)
         self._members.refused += isinstance(message, messages.Refused)
         self._connections.costs(conn, message, time.monotonic())
-        owner = self._connections.owners.get(conn)
+        owner = self._connections.sessions.get(conn)
         if owner is not None:
             self._members.traffic[owner].down += wire_size(frames)
         if not self._wire.send(conn, frames):
@@ -521,16 +503,11 @@ class Hub:
         kept = None, action.round
         self._inbox.forget(lambda name: round_of(UPDATE, name) not in kept)
         self._packets = {k: v for k, v in self._packets.items() if k[1] >= action.round}
-        if self._shards is not None:
-            self._shards.opened(action.round)
-            self._reader.submit(self._shards.forget_made)
         self._put_at = {key: at for key, at in self._put_at.items() if round_of(UPDATE, key[1]) in kept}
-        self._inbox.at_once = MAX_UPLOADS + action.aggregators
+        self._inbox.at_once = MAX_UPLOADS + sum(one.at_once for one in self._rounds.extensions)
         self.later(lambda: self._commits.write_leases(action))
 
     def _commit(self, action: do.Commit) -> None:
-        if self._shards is not None:
-            self._shards.barrier.begin()
         found = {c.session: self._packets.get((c.session, action.round)) for c in action.claims}
         packets = {session: packet for session, packet in found.items() if packet is not None}
         self.later(lambda: self._commits.commit(action, packets))
@@ -540,7 +517,7 @@ class Hub:
         self.later(lambda: self._commits.inherit(action, handoff))
 
     def _reach(self, action: do.Reach) -> None:
-        """Dial a peer's shard server, which accepts the hub's key, in a thread: a timeout takes seconds."""
+        """Dial a peer's server, which accepts the hub's key, in a thread: a timeout takes seconds."""
 
         def dial() -> None:
             ok = self._wire.reaches(action.address, action.key)
@@ -560,8 +537,6 @@ class Hub:
             self.later(lambda: self.ledger.gone(action.session))
 
     def _end(self, action: do.End) -> None:
-        if self._shards is not None:
-            self._shards.barrier.end()
         self._end_at = time.monotonic() + self.settings.linger_s
         self._end_by = self._end_at + LONGEST_LINGER_S
 

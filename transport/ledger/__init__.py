@@ -1,17 +1,9 @@
-"""Durable state: a run's ledger, append-only packet logs, and residual handoffs."""
+"""Durable state: a run's ledger, and append-only packet logs."""
 
 from .books import DATABASE, set_aside
 from .journal import JOURNAL
 from .ledger_copy import TAKEN_OVER, LedgerChanges, LedgerCopy, changes_after, updates_between
 from .packet_log import HEADER_SIZE, PACKETS, TAIL, PacketLog, pack_header, read_packets
-from .residual_handoffs import (
-    HUB,
-    Deliveries,
-    PendingHandoff,
-    after_deliveries,
-    handoffs_for,
-    merge_deliveries,
-)
 from .run_ledger import (
     RECENT,
     VOTING_ROUNDS,

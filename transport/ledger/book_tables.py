@@ -33,7 +33,6 @@ CREATE TABLE evaluations (
     round INTEGER PRIMARY KEY, step INTEGER, loss REAL, tokens INTEGER, final INTEGER,
     rewards TEXT DEFAULT '[]');
 CREATE TABLE chain (link INTEGER PRIMARY KEY, kind TEXT, round INTEGER, entry BLOB, head BLOB);
-CREATE TABLE estates (number INTEGER PRIMARY KEY, peer TEXT, share REAL, shards TEXT, sha256 TEXT DEFAULT '');
 CREATE INDEX counted_by_round ON counted (round)
 """
 COLUMNS = {
@@ -46,7 +45,6 @@ COLUMNS = {
     "peers": "key, name, standing, reason, strikes",
     "evaluations": "round, step, loss, tokens, final, rewards",
     "chain": "link, kind, round, entry, head",
-    "estates": "number, peer, share, shards, sha256",  # residual handoffs
 }
 KEYS = {
     "meta": ("key",),
@@ -57,7 +55,6 @@ KEYS = {
     "peers": ("key",),
     "evaluations": ("round",),
     "chain": ("link",),
-    "estates": ("number",),
 }
 PUT = {
     table: f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({','.join('?' * len(columns.split()))})"
@@ -140,7 +137,8 @@ def change_to(db: sqlite3.Connection, table: str, rows: Rows) -> Change:
 
 def first_difference(db: sqlite3.Connection, other: sqlite3.Connection) -> str:
     """Name the first table, and the key in it, in which two books differ; "" where they are equal."""
-    schema = "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%' ORDER BY name"
+    tables = ", ".join(f"'{table}'" for table in COLUMNS)  # an older version had one more
+    schema = f"SELECT name, sql FROM sqlite_master WHERE tbl_name IN ({tables}) ORDER BY name"
     if db.execute(schema).fetchall() != other.execute(schema).fetchall():
         return "the tables themselves"
     for table in COLUMNS:

@@ -70,7 +70,6 @@ from .books import (
 from .decision_chain import FORMAT, Kind, first_head_of, newest_head, next_link, verify_chain
 from .journal import JOURNAL, Changes, read_journal
 from .packet_log import PACKETS, PacketLog, Record, count_records, read_packets, record_at
-from .residual_handoffs import Deliveries, HandoffStore, PendingHandoff
 
 LOCK = "ledger.lock"
 HASHERS = min(4, os.cpu_count() or 1)  # threads that read the packets of a resumed run
@@ -155,7 +154,6 @@ class Recovered:
     last: RoundRow | None = None
     evaluation: EvaluationRow | None = None  # the newest
     recent: tuple[RoundRow, ...] = ()  # the last rounds, in order
-    handoffs: dict[int, PendingHandoff] = field(default_factory=dict)
     term: int = 0  # number of times the ledger was opened to write
     local_steps: int = 0  # of the newest round that was opened; 0: none was
     losses: tuple[tuple[int, float], ...] = ()  # (step, loss) of the rounds that trained
@@ -217,7 +215,6 @@ class Ledger:
             else:
                 closed = (self.folder / CLOSED).exists()
                 self._db = read_tables(self.folder, killed=not closed and not is_locked(self.folder))
-            self.handoffs = HandoffStore(self._db, self.folder, self._write)
             self._open(run, samples)
         except sqlite3.OperationalError as error:
             self.close()
@@ -245,7 +242,6 @@ class Ledger:
         self.origin: dict[str, str] = json.loads(meta.get("origin", "{}"))
         self.term = int(meta.get("term", 0)) + self.writes
         if self.writes:
-            self.mended += self.handoffs.drop_damaged()
             self._write(meta_rows({"term": str(self.term)}))
             self._log = PacketLog(self.log_path, packets_end(self._db))
 
@@ -331,10 +327,10 @@ class Ledger:
         row: RoundRow,
         packet: bytes,
         counted: tuple[Counted, ...],
-        given: Deliveries | None = None,
+        notes: Mapping[str, str] | None = None,
         fingerprints: Mapping[int, int] | None = None,
     ) -> RoundRow:
-        """Make a round durable, with the handoffs merged in it: number -> shards, and the fingerprints of
+        """Make a round durable, with notes as `note` has them, and the fingerprints of
         earlier rounds that were not known when those were committed: round -> fingerprint.
 
         After LedgerError the round is not committed. After any other error (a full disk) only reopening the
@@ -357,7 +353,7 @@ class Ledger:
                     [[c.lease, c.peer, c.session, row.round, pack_ranges(c.ids), c.key] for c in counted],
                 ),
                 Change("leased", drop=[[c.lease, c.session] for c in counted]),
-                *self.handoffs.changes_merged(given or {}),
+                *([meta_rows(notes)] if notes else []),
                 links=[
                     *(("fingerprint", r) for r in sorted({row.round, *known} if row.fingerprint else known)),
                     ("round", row.round),
@@ -368,8 +364,6 @@ class Ledger:
             log.close()
             self._books.fail()
             raise
-        if given:
-            self.handoffs.delete_merged()
         return row
 
     def _with_fingerprints(self, known: Mapping[int, int]) -> Iterator[list[Any]]:
@@ -488,7 +482,6 @@ class Ledger:
             last=rounds[-1] if rounds else None,
             evaluation=evaluations[-1] if evaluations else None,
             recent=tuple(rounds[-RECENT:]),
-            handoffs=self.handoffs.rows(),
             term=self.term,
             local_steps=int(meta_value(self._db, "local_steps", "0")),
             losses=tuple((row.step, row.loss) for row in rounds if row.loss is not None),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -31,7 +31,6 @@ NEWCOMERS = 512  # sessions that catch up, or have delivered nothing: twice the 
 FULL = f"{NEWCOMERS} others are newcomers too: try again later"
 SILENT_PINGS = 3  # unanswered pings after which a peer is reported as silent
 SUSPECT = 1 / 3  # of peer_timeout; no round waits for a peer that was silent for so long
-OWED = 4096  # keys that may still hand over error feedback when they are back
 KEPT = 16  # ended sessions that are remembered
 How = Literal["done", "left", "lost", "removed"]  # how a session ended; done: with the run
 
@@ -64,7 +63,6 @@ class Roster:
         self.new_id: Callable[[], str] = lambda: secrets.token_urlsafe(16)  # of a session
         self.quiet = False  # the run is over: departures are no news
         self.gone: dict[str, Departure] = {}  # by name, the newest last
-        self._aggregated: dict[str, Collection[int]] = {}  # by key, of ended sessions: Session.aggregated
         self.ignored = 0  # messages that the sender's state does not allow
         self.refused = 0  # malformed messages, and refused connections
         self._out, self._on_end = out, on_end
@@ -82,8 +80,7 @@ class Roster:
         name = unique_name(name, {s.name for s in self.sessions.values()})
         id, origin = self.new_id(), origin_of(conn)
         session = Session(id, key, name, m.hardware, conn, State.JOINING, now, now, pinged=now, origin=origin)
-        session.address, session.aggregated = m.address, set(self._aggregated.pop(key, ()))
-        session.can_aggregate = m.owns and not m.address  # else once the hub has dialled that address
+        session.address = m.address
         self.sessions[session.id], self._by_conn[conn] = session, session.id
         self.gone.pop(name, None)
         return session
@@ -131,14 +128,9 @@ class Roster:
         """Take the result of dialling the address that a peer names."""
         session = self.get(id)
         if session is not None:
-            session.can_aggregate, session.dialled = ok, False
+            session.reachable, session.dialled = ok, False
             if not ok:
                 self._out.warn(f"does not answer at {session.address}: no peer is sent there", session.name)
-
-    def recall(self, keys: Iterable[str]) -> None:
-        """Expect any member from before the restart to come back with error feedback of shards."""
-        everything = range(self.settings.shards if self.settings.owners != "hub" else 0)
-        self._aggregated = dict.fromkeys(keys, everything)  # the ledger does not say which shards
 
     def restore(self, old: OpenSession, now: float, *, awaited: bool) -> None:
         """Restore a session from before the restart; it has `recover_s` to come back."""
@@ -146,7 +138,6 @@ class Roster:
         self.sessions[id] = Session(
             id, old.key, old.name, old.hardware, None, State.JOINING, now, now, now, grace, awaited
         )
-        self.sessions[id].aggregated = set(self._aggregated.get(old.key, ()))
         self.sessions[id].recorded, self.sessions[id].proven = True, awaited
 
     def back(self, session: Session, conn: bytes, now: float, *, ready: bool) -> None:
@@ -188,8 +179,6 @@ class Roster:
         self._out.add(do.Forget(session.id, session.origin, session.recorded))
         self.gone.pop(session.name, None)
         self.gone = dict([*self.gone.items(), (session.name, departure)][-KEPT:])
-        if session.aggregated:
-            self._aggregated = dict([*self._aggregated.items(), (session.key, session.aggregated)][-OWED:])
         if not self.quiet:
             self._out.tell(events.PeerLeft(0.0, session.name, reason, returned, session.handoff, how))
 
@@ -280,7 +269,7 @@ class Roster:
 
     @property
     def dialling(self) -> bool:
-        """Tell whether a shard server's address is still being tried."""
+        """Tell whether the address of a peer is still being tried."""
         return any(s.dialled for s in self.sessions.values())
 
     def move(self, session: Session, kind: SessionEvent) -> bool:

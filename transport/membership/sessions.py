@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
@@ -102,12 +102,9 @@ class Session:
     uplink: float = 0.0  # bytes a second of its last update; 0: not measured
     share: float | None = None  # of the mean of the last round its packet was in; None: of none yet
     handoff: int = 0  # bytes of its residual that it has handed over
-    can_aggregate: bool = False
-    address: str = ""  # where other members reach its shard server
+    address: str = ""  # where other peers reach it, as it says
+    reachable: bool = False  # the hub has reached it there
     dialled: bool = False  # that address is being tried
-    rests_until: int = 0  # the round from which it may aggregate again, after it failed
-    aggregated: set[int] = field(default_factory=set)  # shards whose error feedback it may still hand over
-    handing_over: bool = False  # its error feedback is being checked
     trials: int = 0  # uploads that measured its line
 
 

@@ -98,8 +98,9 @@ class ConnectionManager:
         self.url = self._target = url  # of the hub; where it is dialled now
         self._flows = range(1, limits.flows + 1)
         self._up: set[int] = set()
-        # what the hub sends of a packet just committed; None: all of it. Called in this thread.
-        self.part_of: Callable[[messages.Committed], HubPart | None] = lambda _: None
+        # what the hub sends of a packet just committed; None: all of it. Called in this thread. If it is None
+        # itself, packets are not prefetched.
+        self.part_of: Callable[[messages.Committed], HubPart | None] | None = lambda _: None
         self.bounds: SizeBounds | None = None  # of the run's objects; without them nothing is prefetched
         self._dial_at: dict[int, float] = {CONTROL: 0.0}
         self._retry: dict[int, float] = {}
@@ -260,14 +261,15 @@ class ConnectionManager:
         if self.state.offer_again:
             self.state.offer_again = False
             self.transfers.offer_again()
-        if self.state.reopened is message:  # the parts for the earlier aggregators are void
-            for name in [n for n in self.transfers.uploads if n.startswith(("update/", "part/"))]:
-                self.transfers.withdraw(name)
         if most is None:
             return
         if isinstance(message, messages.Round) and message.samples:
             self._prefetch(f"lease/{message.round}", most)
-        elif isinstance(message, messages.Committed) and self.state.fetches(message.round):
+        elif (
+            isinstance(message, messages.Committed)
+            and self.part_of is not None
+            and self.state.fetches(message.round)
+        ):
             self._prefetch(f"packet/{message.round}", most, message.size, self.part_of(message))
 
     def _most(self, message: messages.Message) -> int | None:

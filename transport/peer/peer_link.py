@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from transport.protocol import (
+    AnnouncedAnew,
     CurveKeys,
     Leaving,
     LinkLost,
     RefusedByHub,
-    Reopened,
     RolledBack,
     RunOver,
     RunURL,
@@ -68,72 +68,6 @@ class StopRequest(threading.Event):
         super().set()
 
 
-class AggregatorOrders:
-    """The hub's orders to an aggregator and its answers. `wait(what, there)` raises if it cannot be."""
-
-    def __init__(
-        self,
-        connections: ConnectionManager,
-        wait: Callable[[str, Callable[[], bool]], None],
-        leave_requested: StopRequest,
-    ) -> None:
-        self._connections, self._state = connections, connections.state
-        self._wait, self._leave_requested = wait, leave_requested
-        self._resigned = False
-        self._thread = 0  # the thread that calls `next`
-        self._stopped = False
-
-    @property
-    def in_aggregator_thread(self) -> bool:
-        """True in the aggregator thread: SessionRenewed is for the other threads."""
-        return threading.get_ident() == self._thread
-
-    def next(self) -> messages.Round | messages.Close | messages.Committed | None:
-        """Wait for the next order; None once the run is over, or the orders before `stop` have been returned.
-
-        A request to leave is passed on to the hub, which then gives this aggregator no other round.
-        """
-
-        def there() -> bool:
-            if self._leave_requested.is_set() and not self._resigned:
-                self.resign(last=False)
-            return bool(self._state.orders) or self._stopped or self._state.over is not None
-
-        self._thread = threading.get_ident()
-        while True:
-            try:
-                self._wait("the hub's order to an aggregator", there)
-            except SessionRenewed:
-                continue
-            except TransportError:
-                return None
-            with self._connections.changed:
-                return self._state.orders.popleft()
-
-    def resign(self, *, last: bool, lost: bool = False) -> None:
-        """Tell the hub that this peer aggregates no shards from the next round on; `lost`: not even in the
-        open round; `last`: no update of it will come either."""
-        with self._connections.changed:
-            self._resigned = True
-            self._connections.say(self._state.resigns(last, lost))
-
-    def stop(self) -> None:
-        """Make `next` return None once the orders received so far are handled."""
-        with self._connections.changed:
-            self._stopped = True
-            self._connections.changed.notify_all()
-
-    def report_unusable(self, message: messages.Unusable) -> None:
-        """Tell the hub that a peer's part cannot be used."""
-        with self._connections.changed:
-            self._connections.say([message])
-
-    def report_parts(self, round: int, parts: Mapping[str, str]) -> None:
-        """Tell the hub all parts of `round` that are here: name -> digest."""
-        with self._connections.changed:
-            self._connections.say(self._state.holding(messages.Holds(round, dict(parts))))
-
-
 @dataclass(frozen=True)
 class PeerIdentity:
     """The identity of a peer: fields of its Hello, and its keys."""
@@ -143,8 +77,7 @@ class PeerIdentity:
     versions: dict[str, str] = field(default_factory=dict)
     keys: CurveKeys | None = None  # None: new ones
     alone: bool = True  # no other process with these keys goes by this name
-    owns: bool = False  # this peer can aggregate shards
-    reachable: str = ""  # "host:port" of its shard server, for other peers
+    reachable: str = ""  # "host:port" of its server for other peers
     extra: dict[str, bytes] = field(default_factory=dict)  # bodies of extensions
 
 
@@ -172,7 +105,7 @@ class PeerLink:
     ) -> None:
         self.leave_requested = StopRequest()  # set it, from a signal handler too: waiting calls end
         me = identity
-        about = me.name, me.hardware, me.versions, me.alone, me.owns, me.reachable, me.extra
+        about = me.name, me.hardware, me.versions, me.alone, me.reachable, me.extra
         hello = messages.Hello(messages.PROTOCOL, url.token, url.run, *about)
         self._state = PeerState(hello)
         wire = wire or DealerWire(routes_to(url), url.key, me.keys)
@@ -182,9 +115,7 @@ class PeerLink:
         self.bounds_of_extensions: dict[str, str] = {}  # rows as in size_bounds.BOUNDS
         self._session = 1  # how many sessions the caller knows of
         self._ready_in = 0  # the session in which `ready` was last said
-        self.orders = AggregatorOrders(
-            self._connections, partial(self._wait, timeout=None), self.leave_requested
-        )
+        self._beside: set[int] = set()  # threads, see `works_beside`
         self._notify, self._patience = notify, limits.patience
         self._lost_at: float | None = None  # since when there is no connection
         self._lost_told = ""  # the sentence last passed to `notify`
@@ -344,9 +275,9 @@ class PeerLink:
 
     # ---- objects whose chunks come from several links ------------------------------------------------------
 
-    def prefetch_part(self, part_of: Callable[[messages.Committed], HubPart | None]) -> None:
+    def prefetch_part(self, part_of: Callable[[messages.Committed], HubPart | None] | None) -> None:
         """Prefetch only this part of packets, as the rest comes from elsewhere; None: all. `part_of` is
-        called in the link's thread, locked."""
+        called in the link's thread, locked; without one nothing of packets is prefetched."""
         self._connections.part_of = part_of
 
     @property
@@ -409,6 +340,17 @@ class PeerLink:
         A taker raises ProtocolError where it cannot read one."""
         with self._changed:
             self._state.listen(takers)
+
+    def void_if(self, voids: Callable[[messages.Round, messages.Round], bool]) -> None:
+        """Have `exchange` raise AnnouncedAnew where a round that this peer has taken is announced again, and
+        `voids(old, new)`; it is called in the link's thread, locked."""
+        with self._changed:
+            self._state.voids = voids
+
+    def works_beside(self) -> None:
+        """Let waits of the calling thread go on over a request to leave, as the exchange in flight needs it
+        to its end; and over a renewed session, which is for the threads that train."""
+        self._beside.add(threading.get_ident())
 
     def say(self, name: str, body: bytes) -> None:
         """Send a body to the half of an extension at the hub; lost where the connection is."""
@@ -525,26 +467,24 @@ class PeerLink:
         return self._state.over
 
     def exchange(
-        self, round: int, packet: bytes, report: messages.Report, parts: Mapping[str, bytes] | None = None
+        self, round: int, packet: bytes, report: messages.Report, beside: Mapping[str, bytes] = {}
     ) -> messages.Committed:
         """Upload this peer's packet of `round` and wait until the round is durable. If this peer's name is
         not in `accepted`, the packet came too late and stays in the residual.
 
         Args:
-            packet: the hub's shards of the update; empty if the hub aggregates none.
-            parts: by name of an aggregator, its shards of the update, to pass through the hub.
+            beside: more objects that go up with it, by name.
 
-        With `leave_requested` set it still waits LEAVE_S for the exchange in flight. Raises Reopened,
-        RunOver, SessionRenewed, RefusedByHub, LinkLost, and Leaving, whose `arrived` says whether the hub has
-        the packet.
+        With `leave_requested` set it still waits LEAVE_S for the exchange in flight. Raises AnnouncedAnew
+        (see `void_if`), RunOver, SessionRenewed, RefusedByHub, LinkLost, and Leaving, whose `arrived` says
+        whether the hub has the packet.
         """
-        rest = {f"update/{round}": packet} if packet else {}
-        named = {f"part/{round}/{owner}": part for owner, part in (parts or {}).items()} | rest
+        named = {**beside, f"update/{round}": packet}
         size, started = sum(map(len, named.values())), time.monotonic()
         uploads: list[Upload] = []
         with self._changed:
             self._check()
-            if round not in self._state.commits and self._state.reopened is None:
+            if round not in self._state.commits and self._state.anew is None:
                 uploads = [self._upload(name, data) for name, data in named.items()]
             self._connections.say(self._state.report(report))
         self.upload_s = 0.0
@@ -571,9 +511,9 @@ class PeerLink:
                 return committed
             if self._state.over is not None:
                 raise RunOver.of(self._state.over)
-            again = self._state.take_reopened()
-            assert again is not None
-            raise Reopened(again)
+            anew = self._state.take_anew()
+            assert anew is not None
+            raise AnnouncedAnew(anew)
 
     @property
     def room(self) -> int:
@@ -587,7 +527,7 @@ class PeerLink:
         Returns True if the hub has it, False if it certainly has not, None if that is not known. Waits until
         HANDOFF_S after the request to leave; raises as `exchange`, except Leaving.
         """
-        return self.put(f"legacy/{round}", packet)
+        return self.put(f"handoff/{round}", packet)
 
     def put(
         self, name: str, data: bytes, watch: Callable[[Upload], None] = lambda upload: None
@@ -662,7 +602,7 @@ class PeerLink:
     ) -> None:
         """Wait until `there()`, or raise. After `timeout` raise LinkLost if `give_up`, else return."""
         started = time.monotonic()
-        if self.orders.in_aggregator_thread:  # the exchange in flight needs the aggregator to its end
+        if threading.get_ident() in self._beside:
             leave_s = HANDOFF_S
         with self._changed:
             sessions = self._state.sessions
@@ -720,6 +660,6 @@ class PeerLink:
             raise RunOver.of(state.over)
         if state.rolled_back:
             raise RolledBack(state.rolled_back)
-        if state.sessions > self._session and not self.orders.in_aggregator_thread:
+        if state.sessions > self._session and threading.get_ident() not in self._beside:
             self._session = state.sessions
             raise SessionRenewed(RENEWED)

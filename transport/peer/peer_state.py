@@ -39,7 +39,6 @@ HEARD: dict[SessionState, tuple[type[messages.Message], ...]] = {
     SessionState.JOINED: (
         messages.Welcome,
         messages.Round,
-        messages.Close,
         messages.Committed,
         messages.Extension,
         messages.Over,
@@ -126,10 +125,8 @@ class PeerState:
         self.commits = Newest[messages.Committed]()  # by round
         self.rounds = Newest[messages.Round]()  # by round: opened, not yet taken by `next_round`
         self.taken = -1  # newest round taken
-        # for a peer that aggregates shards
-        self.orders = Newest[messages.Round | messages.Close | messages.Committed]()  # as they came
         self._unheard = Newest[messages.Extension]()  # as they came, until `listen` is called
-        self._ordered = 0  # how many of both came
+        self._ordered = 0  # how many came
         self._takers: Mapping[str, Callable[[bytes], object]] | None = None
         self.over: messages.Over | None = None
         self.refused: messages.Refused | None = None
@@ -148,11 +145,9 @@ class PeerState:
         self._report: messages.Report | None = None
         self._evaluated: deque[messages.Evaluated] = deque(maxlen=4)
         self._leave: messages.Leave | None = None
-        self._holding: messages.Holds | None = None  # of an aggregator, until its round is committed
-        self._resigns: messages.Resigns | None = None  # of an aggregator that is to leave
-        self.owners: list[messages.AggregatorInfo] = []  # of the newest round taken
-        self.reopened: messages.Round | None = None  # the newest round taken, reopened with other aggregators
-        self.assembles = False  # the packet of the newest round is joined from its aggregators'
+        self._opened_as: messages.Round | None = None  # the newest round taken
+        self.anew: messages.Round | None = None  # the same, announced anew: what was exchanged for it is void
+        self.voids: Callable[[messages.Round, messages.Round], bool] = lambda old, new: False
         self._said_hello = False
 
     # ---- from the wire -------------------------------------------------------------------------------------
@@ -173,7 +168,6 @@ class PeerState:
                 ready=self._was_ready,
                 holds=sorted(self._holds),
                 term=self.term,
-                owns=self.hello.owns,
                 address=self.hello.address,
                 extra=self.hello.extra,
             )
@@ -196,9 +190,6 @@ class PeerState:
             return [messages.Pong(message.sent)]
         if isinstance(message, messages.Welcome):
             return self._welcomed(message)
-        if self.hello.owns and isinstance(message, messages.Round | messages.Close | messages.Committed):
-            self._ordered += 1
-            self.orders.add(self._ordered, message)
         if isinstance(message, messages.Wait):
             self.waits = message.reason
         if isinstance(message, messages.Refused):
@@ -247,7 +238,7 @@ class PeerState:
             self.sessions += 1
             self.rounds.clear()
             self._ready = self._report = None
-            self._was_ready, self.taken, self.reopened = False, -1, None
+            self._was_ready, self.taken, self.anew = False, -1, None
             self._evaluated.clear()
             self._holds.clear()
         if message.round <= self.newest and message.term > self.term:
@@ -255,7 +246,7 @@ class PeerState:
         self.term = message.term
         self.welcome = message
         self.newest = max(self.newest, message.round - 1)
-        kept = self._ready, self._report, *self._evaluated, self._holding, self._resigns, self._leave
+        kept = self._ready, self._report, *self._evaluated, self._leave
         return [m for m in kept if m is not None]
 
     def _refuse(self, message: messages.Refused) -> list[messages.Message]:
@@ -277,13 +268,12 @@ class PeerState:
 
     def _opened(self, message: messages.Round) -> list[messages.Message]:
         self._ready = None
-        self.assembles = any(owner.address for owner in message.owners)
         while self._evaluated and self._evaluated[0].round < message.round:
             self._evaluated.popleft()
         if message.exchange and message.round <= self.taken:  # repeated after a reconnect, or reopened
-            # the parts were for other aggregators
-            if message.round == self.taken and message.owners != self.owners:
-                self.reopened = message
+            old = self._opened_as
+            if old is not None and message.round == self.taken and self.voids(old, message):
+                self.anew = message
                 return []
             self.offer_again = True
             return [] if self._report is None else [self._report]
@@ -295,8 +285,6 @@ class PeerState:
     def _committed(self, message: messages.Committed) -> list[messages.Message]:
         self.commits.add(message.round, message)
         self.newest = max(self.newest, message.round)
-        if self._holding is not None and self._holding.round <= message.round:
-            self._holding = None
         report, again = self._report, list[messages.Message]()
         if report is not None and report.round <= message.round:
             if report.round == message.round and self.welcome and self.welcome.name in message.accepted:
@@ -323,23 +311,14 @@ class PeerState:
         self._evaluated.append(message)
         return self._if_joined(message)
 
-    def holding(self, message: messages.Holds) -> list[messages.Message]:
-        self._holding = message
-        return self._if_joined(message)
-
-    def resigns(self, last: bool, lost: bool = False) -> list[messages.Message]:
-        self._resigns = messages.Resigns(last, lost)
-        return self._if_joined(self._resigns)
-
     def leave(self, message: messages.Leave) -> list[messages.Message]:
         self._leave = message
         return [message] if self.link in (SessionState.JOINED, SessionState.OVER) else []
 
     def fetches(self, round: int) -> bool:
-        """True if this peer is a member of the round, and gets its packet whole, from the hub."""
+        """True if this peer is a member of the round."""
         opened = self.rounds.get(round)
-        member = round == self.taken or (opened is not None and opened.exchange)
-        return member and not self.assembles
+        return round == self.taken or (opened is not None and opened.exchange)
 
     def take_round(self) -> messages.Round | None:
         """Pop the next round to work on, if one is open."""
@@ -348,18 +327,17 @@ class PeerState:
             return None
         if round.exchange:  # else it may still be opened with this peer
             self.taken = round.round
-        self.owners, self.reopened = round.owners, None
+        self._opened_as, self.anew = round, None
         return round
 
     def settled(self, round: int) -> bool:
-        """True if the round is committed or reopened, or the run is over."""
-        return round in self.commits or self.reopened is not None or self.over is not None
+        """True if the round is committed or announced anew, or the run is over."""
+        return round in self.commits or self.anew is not None or self.over is not None
 
-    def take_reopened(self) -> messages.Round | None:
-        """Pop the round that was taken, if it was reopened with other aggregators: its parts are void."""
-        round, self.reopened = self.reopened, None
-        if round is not None:
-            self.owners = round.owners
+    def take_anew(self) -> messages.Round | None:
+        """Pop the round that was taken, if it was announced anew."""
+        round, self.anew = self.anew, None
+        self._opened_as = round or self._opened_as
         return round
 
     def _if_joined(self, message: messages.Message) -> list[messages.Message]:

@@ -17,9 +17,6 @@ BOUNDS = {
     "lease/": OF_SAMPLES,
     "packet/": "the recipe's compression of a round's sample",
     "packets/": "the recipe's compression of these rounds' samples",
-    "shard/": "the size of the committed packet",
-    "part/": "the recipe's compression of this aggregator's shards",
-    "estate/": "the recipe's compression of all coordinates",
     "eval": "so many samples as a run may evaluate, of at most the recipe's max_length",
     "base/": "the size that the run has announced",
     "snapshot/": "the size that the run has announced",
@@ -48,6 +45,3 @@ class SizeBounds(Protocol):
 
     def packet(self, round: int) -> int:
         """Bound the aggregate of a round."""
-
-    def handoff(self) -> int:
-        """Bound what an aggregator is handed over."""

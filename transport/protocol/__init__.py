@@ -3,6 +3,7 @@
 from . import events, messages
 from .errors import (
     AddressInUse,
+    AnnouncedAnew,
     Leaving,
     LedgerBusy,
     LedgerDamaged,
@@ -13,7 +14,6 @@ from .errors import (
     NotServed,
     ProtocolError,
     RefusedByHub,
-    Reopened,
     RolledBack,
     RunOver,
     SessionRenewed,
@@ -25,23 +25,10 @@ from .errors import (
 )
 from .events import PAUSED, Event, RoundCommitted, RunEnded, Warned
 from .foreign_values import read_json, read_msgpack
-from .hub_delegate import HubDelegate, ShardPacket, WeightedPacket
+from .hub_delegate import HubDelegate, WeightedPacket
 from .keys import CurveKeys, RunKeys, as_z85, short_key
 from .message_codec import OtherVersion, decode_to_hub, decode_to_peer, encode, versions
-from .object_names import (
-    ERROR,
-    HANDOFF,
-    PACKET,
-    PART,
-    SHARD,
-    TRIAL,
-    UPDATE,
-    UPLOADED,
-    Cost,
-    ObjectKind,
-    round_and_name,
-    round_of,
-)
+from .object_names import HANDOFF, PACKET, TRIAL, UPDATE, Cost, ObjectKind, pattern_of, round_of
 from .peer_names import clean_name, hash_of_names, unique_name
 from .run_settings import RunSettings
 from .run_url import (

@@ -87,12 +87,12 @@ class SessionRenewed(TransportError):
     """
 
 
-class Reopened(TransportError):
-    """A round was reopened with other aggregators: shard the packet for them and exchange it again."""
+class AnnouncedAnew(TransportError):
+    """A round was announced again, otherwise than before: what was exchanged for it is void."""
 
-    def __init__(self, again: Round) -> None:
-        super().__init__(f"round {again.round} is open again with other aggregators")
-        self.again = again
+    def __init__(self, round: Round) -> None:
+        super().__init__(f"round {round.round} is announced anew, and otherwise than before")
+        self.round = round
 
 
 class Leaving(TransportError):
@@ -134,9 +134,8 @@ class LedgerBusy(LedgerError):
 
 
 class UpdateRejected(Exception):
-    """One peer's packet cannot be used; the round goes on without it. `by`: the session of the aggregator
-    that refused it, if that is a peer."""
+    """One peer's packet cannot be used; the round goes on without it."""
 
-    def __init__(self, peer: str, reason: str, by: str = "") -> None:
+    def __init__(self, peer: str, reason: str) -> None:
         super().__init__(f"{peer}: {reason}")
-        self.peer, self.reason, self.by = peer, reason, by
+        self.peer, self.reason = peer, reason

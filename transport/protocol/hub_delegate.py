@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -13,14 +13,6 @@ class WeightedPacket(NamedTuple):
     peer: str
     packet: bytes
     weight: float
-
-
-class ShardPacket(NamedTuple):
-    """The packet that an aggregator has made of its shards."""
-
-    aggregator: str
-    shards: Sequence[int]
-    packet: bytes
 
 
 class HubDelegate(Protocol):
@@ -46,29 +38,14 @@ class HubDelegate(Protocol):
         a packet.
         """
 
-    def own(self, round: int, shards: Sequence[int], keep: Callable[[bytes], int]) -> bool:
-        """Aggregate exactly these shards from this round on.
-
-        The error feedback of shards given up is passed to `keep`, which stores it for their next aggregators
-        and returns its number; it is dropped here only after that. Returns False where nothing has changed.
-        Called only where peers may aggregate, as are `joined` and `restricted`.
-        """
-
     def fits(self, size: int) -> None:
         """Limit the next aggregates to `size` bytes, which all members can fetch beside their compute."""
 
     def aggregate(self, round: int, updates: Sequence[WeightedPacket]) -> bytes:
-        """Aggregate the hub's shards: one packet from the updates, which are sorted by peer.
+        """Aggregate: one packet from the updates, which are sorted by peer.
 
         Raises UpdateRejected, before any state has changed; it is called again without that peer.
         """
-
-    def joined(self, round: int, hubs: Sequence[int], own: bytes, parts: Sequence[ShardPacket]) -> bytes:
-        """Join `own`, the packet of the hub's shards `hubs`, and the aggregators' packets into one of all
-        shards. Raises UpdateRejected, whose `peer` is the `aggregator` at fault."""
-
-    def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
-        """Return a peer's packet of these shards only, and the ones that it moves. Raises UpdateRejected."""
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         """Merge a residual handoff into the error feedback; `share` is the peer's share of the mean. It goes

@@ -38,7 +38,6 @@ Digest = Annotated[bytes, Meta(max_length=32)]  # SHA-256, or empty if not known
 # A frame has 64 KiB, and what its lists and tables take in memory many times that: so they are bounded too
 Names = Annotated[list[Word], Meta(max_length=4096)]
 ByName = Annotated[dict[Word, Word], Meta(max_length=4096)]
-Shards = Annotated[list[Count], Meta(max_length=1024)]
 # Bodies of extensions by name: only the two halves of an extension read them
 Body = Annotated[bytes, Meta(max_length=MAX_ANSWER)]
 Extra = Annotated[dict[Word, Body], Meta(max_length=16)]
@@ -71,8 +70,7 @@ class Hello(Message, frozen=True):
     hardware: Word = ""  # "RTX 3090, 24 GB" or "CPU, 8 cores": for people to read
     versions: Annotated[dict[Word, Word], Meta(max_length=32)] = {}
     alone: bool = True  # no other process of this peer uses that name: its lost session is over
-    owns: bool = False  # it can aggregate shards
-    address: Word = ""  # "host:port" of its shard server; empty: reached through the hub only
+    address: Word = ""  # "host:port" at which other peers reach it; empty: they do not
     extra: Extra = {}
 
 
@@ -94,8 +92,7 @@ class Resume(Message, frozen=True):
     # rounds whose leases it knows of and has not delivered
     holds: Annotated[list[Count], Meta(max_length=4096)] = []
     term: Count = 0  # the highest this peer has met
-    owns: bool = False  # as in Hello
-    address: Word = ""
+    address: Word = ""  # as in Hello
     extra: Extra = {}
 
 
@@ -119,8 +116,6 @@ class Report(Message, frozen=True, omit_defaults=True):
     tokens: Size = 0  # terms of the loss in these leases: trained tokens, or preference pairs
     compute_s: Finite = 0.0  # of the last step
     wait_s: Finite = 0.0  # time its device waited for the exchange in the last step
-    # If peers aggregate: aggregator, this peer too -> digest of its part (shard_assignment.py).
-    parts: Annotated[dict[Word, Word], Meta(max_length=4096)] = {}
     # bytes of an aggregate that it can fetch while it computes (bandwidth_budget.py); 0: not known
     fits: Size = 0
     grad_norm: Finite = 0.0  # of the last step, before clipping, for people to read; 0: no gradient
@@ -146,29 +141,6 @@ class Evaluated(Message, frozen=True):
 class Leave(Message, frozen=True):
     """The peer leaves; its undelivered leases go back into the pool. The hub answers Over."""
 
-    reason: Line
-
-
-class Holds(Message, frozen=True):
-    """An aggregator has received these parts completely: name -> digest, all of them in each message."""
-
-    round: Count
-    parts: Annotated[dict[Word, Word], Meta(max_length=4096)]
-
-
-class Resigns(Message, frozen=True):
-    """An aggregator leaves, or cannot write: from the next round on it aggregates nothing."""
-
-    last: bool = False  # no update of it will come either: no round waits for it
-    lost: bool = False  # no packet of its shards will come in this round either
-
-
-class Unusable(Message, frozen=True):
-    """Answer to Close: the part of this peer cannot be used. The hub closes the round again without it."""
-
-    round: Count
-    attempt: Count
-    peer: Word
     reason: Line
 
 
@@ -282,15 +254,6 @@ class Wait(Message, frozen=True):
     reason: str  # for the user
 
 
-class AggregatorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A peer that aggregates shards in one round."""
-
-    name: Word
-    shards: Shards
-    key: Word = ""
-    address: Word = ""  # of its shard server; empty: its parts go through the hub
-
-
 class Round(Message, frozen=True, omit_defaults=True):
     """A round opens. Sent to its members; the lease (token ids) is the object "lease/<round>"."""
 
@@ -302,9 +265,6 @@ class Round(Message, frozen=True, omit_defaults=True):
     exchange: bool  # False: nothing is exchanged (the last evaluation; without a part: a call to catch up)
     eval_part: Count = 0  # the part of the evaluation set to evaluate the global model of this round on
     eval_parts: Count = 0  # 0: no evaluation in this round
-    # peers that aggregate shards, by name; the hub aggregates the rest
-    owners: Annotated[list[AggregatorInfo], Meta(max_length=4096)] = []
-    keys: ByName = {}  # for aggregators only: name -> key of each member
     # Rounds that the lease is to last. Above 1 this peer is not a member of the next rounds until it says
     # Ready again, once it is done.
     spans: Annotated[int, Meta(ge=1)] = 1
@@ -320,26 +280,6 @@ class Round(Message, frozen=True, omit_defaults=True):
         return self.count or len(self.members)
 
 
-class HandoffOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A residual handoff to merge once the round is committed: the object "estate/<number>"."""
-
-    number: Count
-    peer: Word  # that handed it over
-    share: Finite  # of the mean
-
-
-class Close(Message, frozen=True):
-    """To an aggregator: aggregate the parts of these peers, each with its weight, and upload the packet of
-    your shards as "shard/<round>/<attempt>", or answer Unusable. A later attempt replaces the one before."""
-
-    round: Count
-    attempt: Count
-    shards: Shards
-    weights: Annotated[dict[Word, Finite], Meta(max_length=4096)]
-    parts: ByName = {}  # peer -> digest of its part, which tells it from a stale one
-    estates: Annotated[list[HandoffOffer], Meta(max_length=4096)] = []
-
-
 class Committed(Message, frozen=True, omit_defaults=True):
     """Round `round` is durable. Its aggregated packet is the object "packet/<round>"."""
 
@@ -351,10 +291,6 @@ class Committed(Message, frozen=True, omit_defaults=True):
     accepted: Names
     # peer -> why its packet could not be used: each is a strike
     refused: Annotated[dict[Word, Line], Meta(max_length=4096)] = {}
-    # aggregators whose shards have not moved: updates of these stay in the residual. A restarted hub names
-    # none, neither here nor in `moved`: the packet says which shards it has
-    lost: Names = []
-    moved: ByName = {}  # the other aggregators -> digest of the packet of its shards
     count: Count = 0  # packets in it, where not all senders are named
     names: Word = ""  # `hash_of_names` of their senders then
     # seconds that the receiver's update has waited at the hub for the last one of the round
@@ -468,11 +404,11 @@ REFUSALS = {
 }
 
 ToHub = (
-    Hello | Resume | Ready | Report | Evaluated | Leave | Holds
-    | Resigns | Unusable | Extension | Ping | Pong | AskStatus | Deciding | AskStop
+    Hello | Resume | Ready | Report | Evaluated | Leave
+    | Extension | Ping | Pong | AskStatus | Deciding | AskStop
     | AskAdmin | Attach | Put | Chunk | Get
 )  # fmt: skip
 ToPeer = (
-    Welcome | Refused | Wait | Round | Close
+    Welcome | Refused | Wait | Round
     | Committed | Extension | Over | Ping | Pong | Status | Attached | Have | Ack | PutDone | Data | NoObject
 )  # fmt: skip

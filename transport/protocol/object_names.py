@@ -19,12 +19,10 @@ PLACES = {  # what stands for a part of a name -> the pattern of that part
     "<b>": NUMBER,
     "<link>": NUMBER,
     "<number>": NUMBER,
-    "<attempt>": NUMBER,
     "<stamp>": "[0-9]{1,20}",  # nanoseconds since 1970
     "<shards>": "[0-9]{1,9}-[0-9]{1,9}(?:,[0-9]{1,9}-[0-9]{1,9})*",
     "<file>": "[^/]+",
     "<peer>": "[^/]+",
-    "<owner>": "[^/]+",
     "<object>": ".+",
     "<path>": ".+",
 }
@@ -49,9 +47,7 @@ class ObjectKind:
     pattern: re.Pattern[str] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        parts = re.split("(<[a-z]+>)", self.form)
-        pattern = "".join(f"({PLACES[part]})" if part in PLACES else re.escape(part) for part in parts)
-        object.__setattr__(self, "pattern", re.compile(pattern, re.ASCII))
+        object.__setattr__(self, "pattern", pattern_of(self.form))
 
     @property
     def prefix(self) -> str:
@@ -64,13 +60,18 @@ class ObjectKind:
         return None if found is None else found.groups()
 
 
+def pattern_of(form: str) -> re.Pattern[str]:
+    """Return the pattern of names of this form; its groups are what stands in the places."""
+    parts = re.split("(<[a-z]+>)", form)
+    pattern = "".join(f"({PLACES[part]})" if part in PLACES else re.escape(part) for part in parts)
+    return re.compile(pattern, re.ASCII)
+
+
 # ---- names of uploaded objects ---------------------------------------------------------------------------
 
-# each followed by a round; PART also by the name of an aggregator, SHARD by the attempt
-UPDATE, HANDOFF, PART, SHARD, ERROR = "update/", "legacy/", "part/", "shard/", "error/"
+UPDATE, HANDOFF = "update/", "handoff/"  # each followed by a round
 PACKET = "packet/"  # followed by a round: its aggregate
 TRIAL = "trial/"  # followed by a number that the peer chooses
-UPLOADED = (UPDATE, HANDOFF, PART, SHARD, ERROR, TRIAL)
 
 
 def round_of(prefix: str, name: str) -> int | None:
@@ -78,10 +79,3 @@ def round_of(prefix: str, name: str) -> int | None:
     digits = name.removeprefix(prefix)
     plain = name.startswith(prefix) and digits.isascii() and digits.isdigit() and len(digits) < 19
     return int(digits) if plain else None
-
-
-def round_and_name(prefix: str, name: str) -> tuple[int, str] | None:
-    """Parse round and name in "part/17/ann"; None for another name."""
-    round, _, rest = name.removeprefix(prefix).partition("/")
-    number = round_of(prefix, prefix + round) if name.startswith(prefix) and rest else None
-    return None if number is None else (number, rest)

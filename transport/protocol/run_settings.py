@@ -24,8 +24,6 @@ class RunSettings:
     parameters: int = 0
     needs: dict[str, int] = field(default_factory=dict)  # bytes that a joiner is told of, by what needs them
     licence: str = ""  # of the base model, for joiners
-    shards: int = 1  # of the global model; HubDelegate knows their bounds
-    owners: str = "hub"  # "peers": reachable peers aggregate the shards
     longest_lease: int = 1  # maximum rounds of the lease of a slow peer
     # of a term of the loss, then of each further figure of the run's objective, as it states them
     bounds: tuple[tuple[float, float], ...] = ((-1e30, 1e30),)

@@ -2,7 +2,7 @@
 
 from .exchange import Exchange, fitting, row_of
 from .figures import RoundFigures, round_figures
-from .hub_extension import CommitSeconds, HubExtension, Lines, UnderWay
+from .hub_extension import CommitSeconds, HubExtension, Lines, Sums, UnderWay, UploadKind
 from .leases import Leases
 from .load_balancer import LoadBalancer
 from .round_history import RoundHistory

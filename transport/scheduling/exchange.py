@@ -1,4 +1,4 @@
-"""The round in progress: its members, what has arrived of their updates, and which aggregators have them."""
+"""The round in progress: its members, and what has arrived of their updates."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from transport.protocol import TrafficDelta, events, hash_of_names, messages
 from .evaluation import Evaluation
 from .leases import Leases
 from .step_ladder import need_of_round
-
-Pair = tuple[str, str]  # sessions: aggregator, member
 
 
 @dataclass
@@ -45,20 +43,6 @@ class Exchange:
     look_at: float = 0.0  # when to compute it again: that costs time for each member
     news: bool = False  # the two counts have changed since
 
-    hub_shards: tuple[int, ...] = (0,)
-    # the hub adds these to its error feedback
-    handoffs: list[messages.HandoffOffer] = field(default_factory=list)
-    # A run in star mode leaves the rest empty.
-    aggregators: dict[str, list[int]] = field(default_factory=dict)  # session -> its shards
-    delivered: dict[Pair, str] = field(default_factory=dict)  # digest of the part that the aggregator reports
-    at_hub: dict[Pair, str] = field(default_factory=dict)  # digest of the part that lies at the hub for it
-    lost: set[str] = field(default_factory=set)  # aggregators that are gone or silent
-    closes: dict[str, messages.Close] = field(default_factory=dict)  # aggregator -> its newest order
-
-    def has_current_parts(self, report: messages.Report) -> bool:
-        """Tell whether a report's parts are for this round's aggregators, not for those before a restart."""
-        return report.parts.keys() <= {self.members[session] for session in self.aggregators}
-
     @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self.members.values()))
@@ -76,37 +60,16 @@ class Exchange:
         """Announce the round to a member: its lease, and its part where this round evaluates."""
         part = ev.part_of(session.id) if ev is not None and ev.round == self.round else None
         parts = ev.parts if ev is not None and part is not None else 0
-        many = len(self.members) > messages.NAMED and not self.aggregators
+        many = len(self.members) > messages.NAMED
         names = [] if many else list(self.names)
         message = messages.Round(self.round, self.step, steps, names, samples, True, part or 0, parts)
         if many:
             message = replace(message, count=len(self.members), names=self.hash)
         return replace(message, spans=self.spans.get(session.id, 1), fits=self.fits)
 
-    def whole(self, session: str) -> bool:
-        """Tell whether all parts of a member's update have arrived. An aggregator has its own part."""
-        others = self.aggregators.keys() - self.lost - {session}
-        return (not self.hub_shards or session in self.uploads) and all(
-            self.available(aggregator, session) for aggregator in others
-        )
-
-    def available(self, aggregator: str, member: str) -> bool:
-        """Tell whether the aggregator has, or can fetch, the part that this member has reported."""
-        digest, pair = self.reports[member].parts.get(self.members[aggregator], ""), (aggregator, member)
-        return digest in (self.delivered.get(pair), self.at_hub.get(pair))
-
-    def parts_for(self, aggregator: str, peers: Iterable[str]) -> dict[str, str]:
-        """Return peer -> digest of the part that it reported for this aggregator."""
-        parts = {self.members[s]: self.reports[s].parts for s in self.claims}
-        return {peer: parts[peer].get(self.members[aggregator], "") for peer in peers}
-
     def waited(self, session: str) -> float:
         """Return the seconds that a member's update has waited for others; 0: it has not arrived in time."""
         return max(0.0, self.closed - self.arrived.get(session, self.closed))
-
-    def aggregator_named(self, name: str) -> str | None:
-        """Return the session of an aggregator that is not lost."""
-        return next((s for s in self.aggregators if self.members[s] == name and s not in self.lost), None)
 
     def known_at(self, report: messages.Report) -> int:
         """Return the round of x' whose fingerprint is in a report. Staleness puts it behind this round."""
@@ -141,13 +104,6 @@ class Exchange:
             members=self.names,
             claims=claims,
             fingerprints=fingerprints,
-            hub_shards=self.hub_shards,
-            aggregators={
-                s: messages.AggregatorInfo(self.members[s], shards)
-                for s, shards in self.aggregators.items()
-                if s not in self.lost
-            },
-            handoffs=tuple(self.handoffs),
             refused=refused,
         )
 

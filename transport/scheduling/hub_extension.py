@@ -7,15 +7,16 @@ read is the peer's fault and never an error of the hub.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from transport.actions import CommitDone, Shell
 from transport.ledger import Counted
 from transport.membership import Session
-from transport.protocol import Event, SampleRanges, messages
-from transport.transfer import ObjectStore
+from transport.protocol import Event, SampleRanges, WeightedPacket, messages, pattern_of
+from transport.transfer import ChunkBuffer, ObjectStore
 from transport.wire import Crossed
 
 from .exchange import Exchange
@@ -39,6 +40,32 @@ class Lines(Shell, Protocol):
         """Return what is here of a session's update for a round; None: none of it, or all."""
 
 
+Places = tuple[str, ...]  # what stands in those of a form
+
+
+@dataclass(frozen=True)
+class UploadKind:
+    """Uploads whose names have a form, as those of `ObjectKind`. Both functions are given the places."""
+
+    form: str
+    refusal: Callable[[Session, Places], str | None]  # why one is not wanted now; None: it is
+    took: Callable[[Session, Places, ChunkBuffer, float], object]  # one that is whole
+    largest: int = 0  # bytes; 0: as of an update
+
+    def places(self, name: str) -> Places | None:
+        """Return what stands in the places; None where the name is of another form."""
+        found = pattern_of(self.form).fullmatch(name)
+        return None if found is None else found.groups()
+
+
+class Sums(NamedTuple):
+    """Sums the updates of a round, in the commit thread: methods of transport.HubDelegate, which says how."""
+
+    aggregate: Callable[[int, Sequence[WeightedPacket]], bytes]
+    inherit: Callable[[str, bytes, float], None]
+    committed: Callable[[int, bytes], None]
+
+
 class CommitSeconds(NamedTuple):
     """Seconds that the parts of a commit took."""
 
@@ -49,20 +76,27 @@ class CommitSeconds(NamedTuple):
 class HubExtension:
     """An optional capability at a hub. Every method does nothing unless it is overridden.
 
-    All are called in the hub's I/O thread, so none may wait, but for `counted`, which runs in the commit
-    thread, and what `serve` adds, which runs in the reader thread.
+    All are called in the hub's I/O thread, so none may wait, but for `noted` and `counted`, which run in the
+    commit thread, as what `sums` returns, and what `serve` adds, which runs in the reader thread.
     """
 
     name = ""  # of its bodies
     role = ""  # of the sessions whose Hello has a body for it: they are no peers, and train nothing
     copies = False  # it is told of each change of the ledger: `wrote`
     dials = False  # it sends peers to others: the hub tries the addresses at which they can be reached
+    uploads: Sequence[UploadKind] = ()  # that it takes from peers
+    at_once = 0  # of these, that a session may have under way in the round that opens
 
     def serve(self, objects: ObjectStore) -> None:
         """Add rows of objects that peers may fetch."""
 
     def watch(self, lines: Lines) -> None:
         """Take the lines of sessions, once the hub has sockets."""
+
+    def sums(self, inner: Sums) -> Sums:
+        """Return what sums updates around `inner`, before the hub begins. Its `aggregate` may return nothing
+        where no update can be used now, and raise Abandoned."""
+        return inner
 
     def answers(self, key: str, body: bytes) -> bool:
         """Tell whether a Hello with this body, or a Resume, is answered now; else its key dials again."""
@@ -129,8 +163,16 @@ class HubExtension:
         """Return the body for a member's Round; empty: none."""
         return b""
 
+    def moves(self, session: str) -> None:
+        """Note that a session has asked for bytes of an object, or sent some."""
+
     def heard(self, session: Session, report: messages.Report, now: float) -> None:
         """Note a Report as it comes: before its packet is here, or too late for its round."""
+
+    def whole(self, session: Session) -> bool:
+        """Tell whether all is here that belongs to a member's update, beside its Report and packet. If not,
+        `Rounds.check_arrived` is called again once it may be."""
+        return True
 
     def reported(self, session: Session, body: bytes, claims: Mapping[int, SampleRanges]) -> None:
         """Take the body of a member's Report, once its packet is here too.
@@ -140,9 +182,21 @@ class HubExtension:
             claims: the samples of each lease that the packet delivers.
         """
 
+    def closes(self, ex: Exchange) -> None:
+        """Note a round that closes, before its updates are summed."""
+
     def refusals(self, ex: Exchange) -> Mapping[str, str]:
         """Return whose updates are refused as the round closes, by name, and why: each is a strike."""
         return {}
+
+    def may_strike(self, peer: str) -> bool:
+        """Tell whether a rejected update counts against its sender."""
+        return True
+
+    def noted(self, round: int) -> str:
+        """Return what it has to know of the run after a restart, written with the round that is about to be
+        committed; empty: nothing new."""
+        return ""
 
     def counted(self, round: int, counted: Sequence[Counted], took: CommitSeconds) -> Mapping[str, bytes]:
         """Return the body for the Committed of each session, once a round is in the ledger."""
@@ -182,6 +236,9 @@ class HubExtension:
 
     def ended(self) -> None:
         """Note that the run is over."""
+
+    def stops(self) -> None:
+        """Let no thread wait for peers any more: this hub stops, whatever the reason."""
 
     def peer_status(self, session: Session) -> Mapping[str, Any]:
         """Return its figures of a peer for `cocktail status --json`; they replace those of the same name."""

@@ -48,7 +48,7 @@ class Commit:
         self.message = message
         self._accepted = frozenset(message.accepted)
         self._unnamed: messages.Committed | None = None  # of a round with many: without any name
-        if len(message.accepted) > messages.NAMED and not message.moved and not message.lost:
+        if len(message.accepted) > messages.NAMED:
             many, names = len(message.accepted), hash_of_names(message.accepted)
             self._unnamed = replace(message, accepted=[], refused={}, count=many, names=names)
 
@@ -90,9 +90,7 @@ class RoundHistory:
         self.grad_norm = self.grad_norm if norm is None else norm
         names = [ex.members[s] for s in accepted]
         refused = {name: why[:REASON] for name, why in sorted(done.rejected.items())[:REASONS]}
-        lost = sorted(ex.members[s] for s in ex.aggregators if s not in done.moved)
-        moved = {ex.members[s]: digest for s, digest in done.moved.items()}
-        message = messages.Committed(ex.round, done.size, done.sha256.hex(), names, refused, lost, moved)
+        message = messages.Committed(ex.round, done.size, done.sha256.hex(), names, refused)
         self.commits[ex.round] = commit = Commit(message)
         self.commits.pop(ex.round - KEPT, None)
         self.log_bytes += HEADER_SIZE + done.size

@@ -19,7 +19,6 @@ from collections.abc import Container, Sequence
 from dataclasses import asdict, replace
 from enum import Enum
 from itertools import zip_longest
-from typing import Protocol
 
 from msgspec import structs
 
@@ -87,17 +86,6 @@ PHASES: dict[Phase, frozenset[Phase]] = {
 }
 
 
-class Sharding(Protocol):
-    """Hooks of a run whose shards peers aggregate, see aggregators.ShardCoordinator. Star mode has none."""
-
-    def opens(self, ex: Exchange, ready: list[Session]) -> None: ...
-    def announcement(self, ex: Exchange, session: Session, message: messages.Round) -> messages.Round: ...
-    def closes(self, ex: Exchange) -> None: ...
-    def committed(self, ex: Exchange, done: do.CommitDone) -> None: ...
-    def tick(self, ex: Exchange, now: float) -> None: ...
-    def refusal(self, session: Session, name: str) -> str | None: ...
-
-
 class Rounds:
     """State of a run's rounds. `members.on_end` must call `session_ended`."""
 
@@ -122,7 +110,6 @@ class Rounds:
         self.history = RoundHistory(recovered)
         self.disputes = Disputes({row.round: row.fingerprint for row in recovered.recent if row.fingerprint})
         self.evaluations = Evaluations(settings.eval, settings.eval_every, recovered.evaluation)
-        self.sharding: Sharding | None = None
         self.extensions: list[HubExtension] = []
         self.over = messages.Over("", False)  # how the run ended
         self._durable: do.CommitDone | None = None  # a round that may not be announced yet
@@ -134,7 +121,6 @@ class Rounds:
         self._stop_reason, self._paused = "", False
         self._waiting_since = self._idle_since = self._ticked = self._hold_until = now
         self._told_of_waiting = False
-        members.recall(known.key for known in recovered.peers)
         for old in recovered.sessions:
             self._hold_until = now + settings.recover_s
             trained = bool(old.leases) or any(old.name in row.members for row in recovered.recent)
@@ -154,7 +140,7 @@ class Rounds:
                 one.heard(session, m, now)
         ex = self.open_to(session.id, m.round)
         if ex is not None:
-            if session.id not in ex.claims and ex.has_current_parts(m):  # the newest counts
+            if session.id not in ex.claims:  # the newest counts
                 ex.reports[session.id], session.fits = m, m.fits
             self.check_arrived(session, now)
         elif m.round <= self.round:
@@ -189,12 +175,14 @@ class Rounds:
             self.check_arrived(session, now)
 
     def check_arrived(self, session: Session, now: float) -> None:
-        """Claim leases once report and packets are here, in any order: one packet for each aggregator."""
+        """Claim leases once report and packet are here, in any order, and all that extensions wait for."""
         ex = self.exchange
         report = ex.reports.get(session.id) if ex is not None else None
         if ex is None or self.phase is not Phase.OPEN or report is None:
             return
-        if session.id in ex.claims or not ex.whole(session.id):
+        if session.id in ex.claims or session.id not in ex.uploads:
+            return
+        if not all(one.whole(session) for one in self.extensions):
             return
         claims = ex.claims[session.id] = self.leases.claim(session.id, report.delivers)
         ex.arrived[session.id] = now - ex.opened
@@ -320,8 +308,6 @@ class Rounds:
             self._out.send(session.conn, self.history.commits[waiting].to(session.name))
         if self.phase is Phase.OPEN and ex is not None and session.id in ex.members:
             self._announce(session, ex)
-        elif self.phase is Phase.CLOSED and ex is not None and session.id in ex.closes:
-            self._out.send(session.conn, ex.closes[session.id])
         elif self.phase is Phase.FINAL:
             self._announce_part(session)
 
@@ -349,10 +335,9 @@ class Rounds:
         accepted = [s for s in ex.by_name if ex.members[s] in done.packets]
         told = [event for one in self.extensions for event in one.committed(ex, done, now)]
         self.leases.settle(ex.claims, accepted, self._members)
-        proven = {name: why for name, why in done.rejected.items() if name not in done.denied}
+        may = {name for name in done.rejected if all(one.may_strike(name) for one in self.extensions)}
+        proven = {name: why for name, why in done.rejected.items() if name in may}
         self._strike(proven, ex.keys, at_once=not accepted)
-        if self.sharding is not None:
-            self.sharding.committed(ex, done)
         if accepted:
             self._finish_round(ex, accepted, done, now)
         else:
@@ -395,8 +380,6 @@ class Rounds:
         if ex is not None:
             ex.opened += asleep
             ex.deadline += asleep
-            if self.sharding is not None:
-                self.sharding.tick(ex, now)
             overdue = self.phase is Phase.OPEN and not ex.claims and now >= ex.opened + self._longest
             if overdue and now >= ex.deadline:
                 self._warn_overdue(ex, "closes with the first update of", now)
@@ -540,13 +523,10 @@ class Rounds:
             spans=spans,
             fits=fitting([p.fits for p in here if p.fits and (p.proven or not self.busy)]),
             local_steps=self.ladder.steps,
-            hub_shards=tuple(range(s.shards)),
         )
         self._deadline.cap = self._longest
         recent = {r: at for r, at in self._opened_at.items() if r > self.round - LATE}
         self._opened_at = recent | {self.round: now}
-        if self.sharding is not None:
-            self.sharding.opens(ex, here)
         for p in ready:
             self._members.move(p, SessionEvent.OPENED)
             p.owes_since = now if p.owes_since is None else p.owes_since
@@ -556,7 +536,7 @@ class Rounds:
             one.opens(ex, granted)
         self._enter(Phase.OPENING)
         size, new = (ex.fits, ex.local_steps), self._members.to_record(granted)
-        self._out.add(do.Lease(self.round, granted, ex.hub_shards, len(ex.aggregators), *size, new))
+        self._out.add(do.Lease(self.round, granted, *size, new))
 
     def _grant(self, ready: list[Session]) -> tuple[dict[str, SampleRanges], dict[str, int]]:
         """Lease a global batch a local step. Returns samples by session, and rounds of longer leases."""
@@ -587,7 +567,7 @@ class Rounds:
 
     def _others_expected(self, ready: int, now: float) -> bool:
         """Tell whether to wait a little: for peers from before a restart, for those that start with the run,
-        and for shard servers that are being dialled, so that shards need not change hands at once."""
+        and for addresses that are being dialled, so that the first round knows who can be reached."""
         s, dialled = self.settings, self._members.dialling
         first = ready < s.first_peers or dialled
         starting = self.round == 0 and first and now < self._started + s.first_wait_s
@@ -614,8 +594,6 @@ class Rounds:
         message = ex.message(session, self.settings.steps, samples, self.evaluations.now)
         if self.ladder.climbs:
             message = structs.replace(message, local_steps=ex.local_steps)
-        if self.sharding is not None:
-            message = self.sharding.announcement(ex, session, message)
         if extra := {one.name: body for one in self.extensions if (body := one.announce(ex, session))}:
             message = structs.replace(message, extra=extra)
         self._out.send(session.conn, message)
@@ -661,8 +639,8 @@ class Rounds:
     def _close(self, ex: Exchange, missing: list[str], now: float) -> None:
         self._enter(Phase.CLOSED)
         ex.closed = now - ex.opened
-        if self.sharding is not None:
-            self.sharding.closes(ex)
+        for one in self.extensions:
+            one.closes(ex)
         if missing:
             self._warn_overdue(ex, "goes on without", now)
         members = self._members.present(ex.members)
@@ -732,6 +710,11 @@ class Rounds:
             for session in self._members.with_key(keys[name]):
                 if banned or (at_once and session.name == name):
                     self._members.kick(session, "kicked", why)
+
+    def moves(self, session: str) -> None:
+        """Have extensions note that bytes of objects move between the hub and a session."""
+        for one in self.extensions:
+            one.moves(session)
 
     def wrote(self, rounds: int) -> None:
         """Have extensions note that the ledger has changed, and has so many rounds."""

@@ -36,7 +36,7 @@ class ConnectionRegistry:
     """Connections by their sessions."""
 
     def __init__(self) -> None:
-        self.owners: dict[bytes, str] = {}  # connection -> session
+        self.sessions: dict[bytes, str] = {}  # connection -> session
         self.reading: dict[str, int] = {}  # session -> bytes that are being read for it
         self._of: dict[str, list[bytes]] = {}  # session -> its connections, the newest last
         self._said = TokenBuckets(MESSAGES_S, MESSAGES)
@@ -46,7 +46,7 @@ class ConnectionRegistry:
         """Assign a connection to a session. Beyond MAX_CONNECTIONS the oldest are dropped, except `control`;
         if one of them is alive, its peer is told and attaches again."""
         self.drop(conn)
-        self.owners[conn] = session
+        self.sessions[conn] = session
         mine = self._of.setdefault(session, [])
         mine.append(conn)
         for old in [c for c in mine if c != control][:-MAX_CONNECTIONS]:
@@ -57,14 +57,14 @@ class ConnectionRegistry:
 
     def drop(self, conn: bytes) -> None:
         """Unassign a connection, which may be closed."""
-        session = self.owners.pop(conn, None)
+        session = self.sessions.pop(conn, None)
         if session is not None:
             self._of[session].remove(conn)
 
     def forget(self, session: str) -> None:
         """Unassign all connections of a session that is over."""
         for conn in self._of.pop(session, []):
-            del self.owners[conn]
+            del self.sessions[conn]
         self._unwanted.forget(session)
 
     # ---- limits --------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class ConnectionRegistry:
 
     def tolerates(self, conn: bytes, cost: float, now: float) -> bool:
         """Charge the session of a connection for something unwanted. False: it had too many."""
-        return self._unwanted.take(self.owners.get(conn, conn), now, cost)
+        return self._unwanted.take(self.sessions.get(conn, conn), now, cost)
 
     def costs(self, conn: bytes, message: messages.Message, now: float) -> None:
         """Charge a connection for a costly message, in either direction."""

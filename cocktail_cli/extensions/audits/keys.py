@@ -25,7 +25,7 @@ class Keys(ExtensionSection):
         if most > MOST_SKETCHED:
             text = f"a round has {most:,} samples; audits take {MOST_SKETCHED:,} at most"
             yield Conflict("audits", text, "no `audits:`, or a smaller batch")
-        if recipe.swarm.owners != "hub":
+        if not recipe.hub_sums:
             yield Conflict("audits", "needs the packets at the hub: owners: hub")
         if recipe.training.torch_compile:
             yield Conflict("audits", "excluded by training.torch_compile", "torch_compile=false")

@@ -56,7 +56,7 @@ class Diagnostician(HubExtension):
     def heard(self, session: Session, report: messages.Report, now: float) -> None:
         ex = self._rounds.open_to(session.id, report.round)
         if ex is not None:
-            if session.id not in ex.claims and ex.has_current_parts(report):
+            if session.id not in ex.claims:
                 self._reported.setdefault(session.id, now - ex.opened)
             return
         lease = self._rounds.leases.ids(session.id, max(report.delivers, default=-1)) or ()

@@ -75,7 +75,7 @@ class TimeKeeper(PeerExtension):
             meter.start()
             yield
 
-    def took_round(self, asked: float, now: float) -> None:
+    def took_round(self, round: messages.Round, asked: float, now: float) -> None:
         with self._lock:
             self._before, self._now = self._now, Marks(asked=asked, taken=now)
 

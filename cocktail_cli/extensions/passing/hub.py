@@ -45,7 +45,7 @@ class PassingCoordinator(HubExtension):
 
     def committed(self, ex: Exchange, done: CommitDone, now: float) -> Sequence[Event]:
         """Tell the members of a durable round, before its Committed, who passes what of its packet on."""
-        self._began = self._began or any(s.address and s.can_aggregate for s in self._members)
+        self._began = self._began or any(s.address and s.reachable for s in self._members)
         if self._began and done.packets:
             self._share_out(ex, done.size)
         return ()
@@ -100,7 +100,7 @@ class PassingCoordinator(HubExtension):
 
     def _helpers(self, peers: list[Session]) -> list[Session]:
         """Return the peers that can pass packets on, the fastest first."""
-        able = [s for s in peers if s.address and s.can_aggregate and not self._lost(s)]
+        able = [s for s in peers if s.address and s.reachable and not self._lost(s)]
         least = SLOWEST * median([s.uplink for s in able if s.uplink] or [0.0])
         fast = [s for s in able if not s.uplink or s.uplink >= least]
         return sorted(fast, key=lambda s: (-s.uplink, s.name))[:HELPERS]

@@ -14,6 +14,7 @@ from transport.protocol import ProtocolError, read_msgpack
 from .bodies import NAME, FileHelpers, Newcomer, Sources
 
 if TYPE_CHECKING:
+    from recipes.training import Peer
     from transport.direct import PeerServer, ReachablePeer
     from transport.transfer import Download
 
@@ -71,7 +72,7 @@ class PassingPeer(PeerExtension):
             return  # the hub sends them itself
         self._files.fetch(helpers, downloads)
 
-    def built(self, files: Mapping[str, Path]) -> None:
+    def built(self, files: Mapping[str, Path], peer: Peer) -> None:
         """Take no more files from others; serve these, if this peer can be reached."""
         if self._files is not None:
             self._files.close()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cocktail_cli.assembly import files_in_use
 from cocktail_cli.errors import Failure, damaged
 from cocktail_cli.host import (
     COPY_AGAIN,
@@ -84,6 +85,7 @@ class RunVerification:
     found: dict[str, Any] = field(default_factory=dict)  # what was verified
     origin: dict[str, str] = field(default_factory=dict)  # what the run began with, from `check_hashes` on
     seal: SignedDocument | None = None  # likewise; None: the run goes on
+    in_use: dict[Path, bool] = field(default_factory=dict)  # of extensions, likewise: they are whole
     compared: list[Path] = field(default_factory=list)  # folders whose weights are x', to the bit
 
     def check_hashes(self, model: SignedDocument | None = None) -> None:
@@ -97,7 +99,8 @@ class RunVerification:
             audit, self.origin = ledger.verify(), ledger.origin
             if audit.lacking and not in_folder.is_locked(self.folder):
                 in_folder.raise_lacking(self.folder, audit.lacking)
-            for path in ledger.handoffs.damaged():
+            self.in_use = files_in_use(ledger)
+            for path in (path for path, whole in self.in_use.items() if not whole):
                 raise damaged(path, "it is not what the ledger has the hash of")
             self.seal = read_seal(self.folder)
             signer = self.origin.get("signer", "")
@@ -154,9 +157,8 @@ class RunVerification:
             self._check_error_feedback(saved, updates, rounds)
         if stream.exists() and (number := read_index(stream)[1]):
             raise damaged(stream, f"line {number} is not what was written")
-        handoffs = {f"{in_folder.LEDGER}/estates/{path.name}" for path in (ledger / "estates").glob("*")}
         own = {in_folder.STREAM, *(f"{in_folder.LEDGER}/{name}" for name in (UPDATES, ERROR_FEEDBACK))}
-        return own | handoffs
+        return own | {path.relative_to(self.folder).as_posix() for path in self.in_use}
 
     def _check_error_feedback(self, saved: Path, updates: Path, rounds: int) -> None:
         """Check what restores the error feedback before round `rounds`: the saved one, and the updates since.

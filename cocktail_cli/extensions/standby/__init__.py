@@ -69,7 +69,8 @@ class StandingBy(Extension):
             from .replica_files import ReplicaFiles
 
             files = ReplicaFiles(host.work, host.ledger.folder).object
-            return Replication(hub, lag, HubProcess(host.keys, host.ledger, files))
+            refuses = "" if host.recipe.hub_sums else "a run whose peers aggregate shards has no standby"
+            return Replication(hub, lag, HubProcess(host.keys, host.ledger, files), refuses)
 
         return begin if lag == 0 or host.ledger.noted(name) else Late(name, begin)
 

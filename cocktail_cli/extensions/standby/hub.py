@@ -53,15 +53,16 @@ class Replication(HubExtension):
         lag: rounds that may be announced before the standby has them.
         process: its `recorded` is the standby that the ledger names, as JSON; empty: none. It counts before
             it is back.
+        refuses: why none can follow this run; empty: one can.
     """
 
     name = role = NAME
     copies = True
 
-    def __init__(self, hub: HubParts, lag: int, process: HubProcess) -> None:
+    def __init__(self, hub: HubParts, lag: int, process: HubProcess, refuses: str = "") -> None:
         self.settings, self._out, self._members, self._rounds = hub.settings, hub.out, hub.members, hub.rounds
         self._secret, self._process, self.lag = hub.secret, process, lag
-        self._admission = hub.admission
+        self._refuses, self._admission = refuses, hub.admission
         self.term = hub.recovered.term
         self.standby: Standby | None = None
         if process.recorded:
@@ -101,8 +102,8 @@ class Replication(HubExtension):
             follow = read_msgpack(body, Follow, FOLLOWS)
         except ProtocolError as error:
             return messages.Refused("state", str(error))
-        if self.settings.owners != "hub":
-            return messages.Refused("state", "a run whose peers aggregate shards has no standby")
+        if self._refuses:
+            return messages.Refused("state", self._refuses)
         if self.standby is not None and self.standby.key != key:
             return messages.Refused(
                 "full", "the run has another standby; its host can remove that one (kick)"

@@ -15,9 +15,9 @@ class Keys(ExtensionSection):
 
     def conflicts(self, recipe: Recipe) -> Iterator[Conflict]:
         """Yield what a standby cannot do."""
-        if recipe.swarm.owners != "hub" and self.durability == "replicated":
+        if not recipe.hub_sums and self.durability == "replicated":
             text = "replicated: a standby cannot follow peers that aggregate shards"
-            yield Conflict("standby.durability", text, "`asynchronous`, or `swarm.owners: hub`")
+            yield Conflict("standby.durability", text, "`asynchronous`, or `owners: hub`")
 
 
 def lag_of(recipe: Recipe) -> int:

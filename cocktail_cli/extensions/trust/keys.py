@@ -12,7 +12,7 @@ class Keys(ExtensionSection):
 
     def conflicts(self, recipe: Recipe) -> Iterator[Conflict]:
         """Yield what the probe cannot do: it needs whole packets, and rows at random."""
-        if recipe.swarm.owners != "hub":
+        if not recipe.hub_sums:
             text = "a probe (probe_batch_size) needs the packets at the hub: owners: hub"
             yield Conflict("trust.probe_batch_size", text)
         if recipe.data.streaming:

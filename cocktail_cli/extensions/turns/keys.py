@@ -20,5 +20,5 @@ class Keys(ExtensionSection):
         members, fewest, name = self.members_per_round, recipe.swarm.min_peers, "turns.members_per_round"
         if members < fewest:
             yield Conflict(name, f"{members} is below swarm.min_peers={fewest}")
-        if recipe.swarm.owners != "hub":
+        if not recipe.hub_sums:
             yield Conflict(name, "peers that aggregate shards are members of every round", "owners: hub")

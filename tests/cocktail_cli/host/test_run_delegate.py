@@ -48,7 +48,7 @@ def test_who_is_ready_traces_no_model_and_reads_no_data_when_the_hub_is_opened(
         work.close()
 
 
-@pytest.mark.parametrize("overrides", [[], ["compression.uncompressed_steps=2"], ["owners=peers"]])
+@pytest.mark.parametrize("overrides", [[], ["compression.uncompressed_steps=2"]])
 def test_no_peer_uploads_more_than_its_longest_packet_and_what_a_leaver_hands_over(
     tmp_path: Path, overrides: list[str]
 ) -> None:

@@ -53,7 +53,7 @@ class Listener(PeerExtension):
         self.times: list[float] = []
         self.uploads: list[float] = []  # seconds
 
-    def took_round(self, asked: float, now: float) -> None:
+    def took_round(self, round: messages.Round, asked: float, now: float) -> None:
         self.note("round", asked, now)
 
     def fetched(self, kind: str, started: float, now: float) -> None:

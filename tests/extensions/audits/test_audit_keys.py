@@ -16,7 +16,7 @@ def load(*overrides: str) -> Recipe:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("swarm.owners=peers",),
+        ("owners=peers",),
         ("data.streaming=true", "max_steps=9"),
         ("global_batch_size=1025",),
         ("local_steps=auto", "global_batch_size=129"),

@@ -16,6 +16,8 @@ from cocktail_cli.machine import NvidiaGpus
 from recipes.training import Delivery
 from transport.protocol import messages
 
+ROUND = messages.Round(0, 0, 9, ["ann"], 4, True)
+
 
 def reported(keeper: TimeKeeper, now: float) -> Spent:
     body = keeper.report(Delivery(0, 0, [], 0.0, 0, compute_s=3.0, wait_s=0.0), now)
@@ -26,13 +28,13 @@ def reported(keeper: TimeKeeper, now: float) -> Spent:
 
 def test_a_report_says_where_the_time_since_the_last_one_went() -> None:
     keeper = TimeKeeper(staleness=1, devices=["cpu"])
-    keeper.took_round(0.0, 0.0)
+    keeper.took_round(ROUND, 0.0, 0.0)
     assert reported(keeper, 0.5) == Spent(encode=500)
     keeper.fetched("lease", 0.0, 0.2)
     keeper.fetched("evaluation", 0.0, 0.9)
     keeper.exchanged(1.5, 8.0)
     keeper.fetched("packet", 8.0, 9.0)
-    keeper.took_round(9.5, 10.0)
+    keeper.took_round(ROUND, 9.5, 10.0)
 
     said = reported(keeper, 10.4)
 
@@ -43,11 +45,11 @@ def test_a_report_says_where_the_time_since_the_last_one_went() -> None:
 
 def test_without_staleness_the_compute_of_a_round_comes_before_its_exchange() -> None:
     keeper = TimeKeeper(staleness=0, devices=["cpu"])
-    keeper.took_round(0.0, 0.0)
+    keeper.took_round(ROUND, 0.0, 0.0)
     reported(keeper, 1.0)
     keeper.exchanged(2.0, 5.0)
     keeper.fetched("packet", 5.0, 6.0)
-    keeper.took_round(6.5, 6.5)
+    keeper.took_round(ROUND, 6.5, 6.5)
     keeper.fetched("lease", 6.5, 7.0)
 
     said = reported(keeper, 10.2)
@@ -59,11 +61,11 @@ def test_what_other_extensions_store_with_a_commit_is_time_for_the_disk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keeper = TimeKeeper(staleness=1, devices=["cpu"])
-    keeper.took_round(0.0, 0.0)
+    keeper.took_round(ROUND, 0.0, 0.0)
     keeper.exchanged(1.5, 8.0)
     monkeypatch.setattr("time.monotonic", lambda: 8.25)
     keeper.committed(messages.Committed(0, 9, "00", ["ann"]))
-    keeper.took_round(9.0, 9.0)
+    keeper.took_round(ROUND, 9.0, 9.0)
 
     assert reported(keeper, 9.5).disk == 250
 

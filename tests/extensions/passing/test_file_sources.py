@@ -89,7 +89,7 @@ def fetched(run: Base, link: PeerLink, to: Path, whole: Path) -> tuple[bytes, in
     half = run.half(link)
     half.files([download])
     path = link.finish_file(download)
-    half.built({})
+    half.built({}, None)  # type: ignore[arg-type]
     return path.read_bytes(), half.traffic[1]
 
 

@@ -151,7 +151,7 @@ def test_packets_are_passed_on_over_sockets_to_members_alone(tmp_path: Path) -> 
     for name in ("ann", "bob"):
         keys = CurveKeys.generate()
         server, port = PeerServer.open(("127.0.0.1", 0), keys, running.url)
-        identity = PeerIdentity(name, keys=keys, owns=name == "ann", reachable=f"127.0.0.1:{port}")
+        identity = PeerIdentity(name, keys=keys, reachable=f"127.0.0.1:{port}")
         link = PeerLink(running.url, identity if name == "ann" else PeerIdentity(name, keys=keys))
         peers.append(
             ToyPassingPeer(link, half=PassingPeer(link, partial(link_to, link, keys), server), server=server)

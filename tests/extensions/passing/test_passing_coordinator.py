@@ -24,11 +24,9 @@ class Table:
         self.members = Roster(settings, self.out, lambda session: 0, 0.0)
         for name in ("ann", "bob", "cat", "dan", "eve", "host"):
             address = f"{name}:1" if name in ("ann", "bob", "host") else ""
-            hello = messages.Hello(
-                messages.PROTOCOL, "", settings.run, name, owns=bool(address), address=address
-            )
+            hello = messages.Hello(messages.PROTOCOL, "", settings.run, name, address=address)
             session = self.members.begin(f"key-of-{name}.{name}".encode(), hello, 0.0)
-            session.can_aggregate = bool(address)
+            session.reachable = bool(address)
         self.session = {s.name: s for s in self.members}
         parts = HubParts(settings, self.out, self.members, None, None, "", Recovered())  # type: ignore[arg-type]
         self.coordinator = PassingCoordinator(parts, mode)
@@ -95,8 +93,8 @@ def test_wrong_bytes_are_remembered_of_a_key_and_a_lost_line_of_a_session() -> N
             table.accuse(accuser, "ann", wrong=wrong)
         old = table.session["ann"]
         table.members.end(old, "gone", "lost")
-        hello = messages.Hello(messages.PROTOCOL, "", "toy-run", "ann", owns=True, address="ann:1")
-        table.members.begin(b"key-of-ann.ann", hello, 1.0).can_aggregate = True
+        hello = messages.Hello(messages.PROTOCOL, "", "toy-run", "ann", address="ann:1")
+        table.members.begin(b"key-of-ann.ann", hello, 1.0).reachable = True
 
         assert ("ann" in helpers(table.sources()["eve"])) is not wrong
 

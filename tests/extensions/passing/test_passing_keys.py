@@ -18,7 +18,7 @@ def test_a_run_passes_on_unless_its_recipe_says_off_or_peers_aggregate() -> None
     assert mode_of(load()) == "auto"
     assert mode_of(load("passing=always")) == "always"
     assert mode_of(load("passing=off")) == "off"
-    assert mode_of(load("swarm.owners=peers", "compression.shards=8", "passing=always")) == "off"
+    assert mode_of(load("owners=peers", "compression.shards=8", "passing=always")) == "off"
     assert extension in used(load(), half=""), "a recipe needs no section of it"
 
 

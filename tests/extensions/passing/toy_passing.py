@@ -60,7 +60,7 @@ class ToyPassingPeer(ToyPeer):
         if not self.rounds:
             self.running.enter_context(self.half.beside(set()))
             self.link.listen({NAME: self.half.received})
-            self.half.built({})
+            self.half.built({}, None)  # type: ignore[arg-type]
         super().join()
 
     def catch_up(self, round: int) -> None:
@@ -85,7 +85,7 @@ def passing_peer(
     swarm: HubSwarm, name: str, *, reachable: bool = False, server: type[PeerServer] = PeerServer
 ) -> ToyPassingPeer:
     """Make a peer of a swarm in memory; a `reachable` one passes packets on."""
-    link = swarm.link(name, owns=reachable, reachable=f"{name}:1" if reachable else "")
+    link = swarm.link(name, reachable=f"{name}:1" if reachable else "")
     peer = ToyPassingPeer(link)
     if reachable:
         wire = swarm.wire.servers[f"{name}:1"] = MemoryHubWire()

@@ -12,7 +12,7 @@ from recipes.errors import RecipeError
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["swarm.owners=peers"], "a probe (probe_batch_size) needs the packets at the hub: owners: hub"),
+        (["owners=peers"], "a probe (probe_batch_size) needs the packets at the hub: owners: hub"),
         (["streaming=true", "max_steps=9", "val_set_size=0"], "excluded by data.streaming: the probe draws"),
         (["swarm.probe_batch_size=8"], "it belongs under `trust:`"),
     ],

@@ -19,7 +19,6 @@ from recipes.algorithm import (
     Part,
     RejectedUpdate,
     Worker,
-    select_shards,
 )
 from recipes.algorithm.robust_mean import MOST, OPEN
 
@@ -221,19 +220,6 @@ def test_the_largest_of_each_shard_are_handed_over_within_the_room() -> None:
 # ---- aggregators of some shards ---------------------------------------------------------------------------
 
 
-def test_aggregators_of_some_shards_together_are_the_aggregator_of_all() -> None:
-    peers, one, two = workers(), Aggregator(N, MIX, SEED), Aggregator(N, MIX, SEED)
-    one.assign([0, 2])
-    two.assign([1])
-    updates = updates_of(peers)
-
-    def of(numbers: list[int]) -> list[tuple[str, bytes, float]]:
-        return [(peer, select_shards(packet, numbers, 3), weight) for peer, packet, weight in updates]
-
-    parts = [("two", [1], two.step(0, of([1])))]
-    assert one.assemble(0, one.step(0, of([0, 2])), parts) == Aggregator(N, MIX, SEED).step(0, updates)
-
-
 def test_a_shard_that_changes_hands_takes_its_error_along() -> None:
     peers, one, two = workers(), Aggregator(N, MIX, SEED), Aggregator(N, MIX, SEED)
     two.assign([])
@@ -248,31 +234,6 @@ def test_a_shard_that_changes_hands_takes_its_error_along() -> None:
     assert torch.equal(two.assigned[1].error, errors[1])
     assert torch.equal(one.assigned[0].error, errors[0])
     assert list(one.assigned) == [0, 2]
-
-
-def test_an_aggregate_that_was_not_committed_is_taken_back() -> None:
-    peers, aggregator = workers(), Aggregator(N, MIX, SEED)
-    aggregator.step(0, updates_of(peers))
-    errors = [own.error.clone() for own in aggregator.assigned.values()]
-    for worker in peers:
-        worker.global_model.round = 1
-    packet = aggregator.step(1, updates_of(peers))
-    aggregator.undo()
-
-    assert all(torch.equal(o.error, e) for o, e in zip(aggregator.assigned.values(), errors, strict=True))
-    assert aggregator.step(1, updates_of(peers)) == packet
-
-
-def test_what_an_aggregator_sends_for_its_shards_is_looked_at() -> None:
-    aggregator = Aggregator(N, MIX, SEED)
-    good = aggregator.step(0, updates_of(workers()))
-    for bad in (good[:-1], select_shards(good, [0], 3), join([good, good, good])):
-        with pytest.raises(
-            RejectedUpdate, match="the update of eve is refused: as the aggregator of shard 1"
-        ):
-            aggregator.assemble(0, select_shards(good, [0], 3), [("ann", [2], good), ("eve", [1], bad)])
-
-    assert split(aggregator.assemble(0, select_shards(good, [0, 2], 3), []), 3)[1] == b"", "it has not moved"
 
 
 @pytest.mark.parametrize("members", [1, 3, MOST, MOST + 1, 64])

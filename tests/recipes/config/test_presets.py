@@ -347,18 +347,6 @@ def test_an_aggregators_error_that_changes_hands_counts_once_however_many_packet
     assert torch.equal(heir.error, before + given)
 
 
-def test_an_aggregate_that_was_not_committed_leaves_no_momentum() -> None:
-    trio = Trio(preset="diloco", local_steps=2)
-    trio.round()
-    aggregator = trio.aggregator.assigned[0]
-    before = aggregator.momentum.clone()
-    trio.round()
-
-    assert not torch.equal(aggregator.momentum, before)
-    trio.aggregator.undo()
-    assert torch.equal(aggregator.momentum, before)
-
-
 def test_momentum_moves_only_what_a_round_visits() -> None:
     trio = Trio(preset="streaming-diloco", rate=0.01)
     trio.round(), trio.round()

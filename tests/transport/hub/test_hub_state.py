@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from random import Random
 
 import pytest
@@ -430,14 +428,6 @@ def test_the_tables_name_every_state() -> None:
     assert set(SESSION_TRANSITIONS) == set(State)
     assert {kind for row in SESSION_TRANSITIONS.values() for kind in row} == set(SessionEvent)
     assert all(to in PHASES for row in PHASES.values() for to in row)
-
-
-def test_a_run_in_star_mode_loads_no_code_of_shard_aggregators() -> None:
-    swarm = SimSwarm()
-    script = "import sys; from transport.hub import Hub; sys.exit('transport.aggregators' in sys.modules)"
-
-    assert swarm.hub.shards is swarm.hub.rounds.sharding is None
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 def test_a_peer_whose_lease_the_next_hub_lacks_begins_anew_at_once() -> None:

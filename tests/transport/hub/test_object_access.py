@@ -18,7 +18,6 @@ from toy_extension import Health
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 
 from transport import PeerLink, ask_admin, parse_url
-from transport.aggregators import shard_aggregation
 from transport.hub import HubParts
 from transport.peer import BOUNDS, PeerIdentity
 from transport.peer.size_bounds import bound_of
@@ -30,8 +29,7 @@ from transport.wire import Connected, DealerWire, Received, routes_to
 QUIET = {"ping_s": 1000.0, "peer_timeout": 3000.0, "grace_s": 100.0, "linger_s": 0.1, "start_timeout": 1e4}
 WITH_AN_EXTENSION = "with an extension"
 HUBS: dict[str, dict[str, object]] = {
-    "that evaluates": {"eval": True, "shards": 4},
-    "whose peers aggregate": {"shards": 6, "owners": "peers"},
+    "that evaluates": {"eval": True},
     WITH_AN_EXTENSION: {},
 }
 NAMED = {  # what stands for a part of a name -> an example
@@ -40,11 +38,9 @@ NAMED = {  # what stands for a part of a name -> an example
     "<b>": "1",
     "<link>": "0",
     "<number>": "1",
-    "<attempt>": "1",
     "<stamp>": str(10**18),
     "<file>": "config.json",
     "<peer>": "ann",
-    "<owner>": "ann",
     "<object>": "base/config.json",
     "<path>": "tokenizer/t.json",
 }
@@ -54,9 +50,8 @@ SAID = {  # what a fetched object is, where this toy knows it
     "hashes/<object>": b"hashes",
     "note/<round>": b"a note 0",
 }
-# nothing of these is there in this toy: no round is sharded, evaluated or handed over
-EMPTY = {"part/<round>/<peer>", "shard/<round>", "shard/<round>/<owner>", "estate/<number>"}
-EMPTY |= {"snapshot/<round>/model.safetensors", "lease/<round>"}
+# nothing of these is there in this toy
+EMPTY = {"snapshot/<round>/model.safetensors", "lease/<round>"}
 
 
 class Guests(HubExtension):
@@ -232,8 +227,7 @@ def test_names_without_an_object_leave_nothing_behind_and_those_without_a_row_en
 
 def all_kinds() -> set[ObjectKind]:
     """The rows of all hubs."""
-    modules = (object_store, shard_aggregation)
-    return {kind for module in modules for kind in vars(module).values() if isinstance(kind, ObjectKind)}
+    return {kind for kind in vars(object_store).values() if isinstance(kind, ObjectKind)}
 
 
 def test_who_fetches_an_object_knows_how_long_it_may_be() -> None:

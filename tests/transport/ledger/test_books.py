@@ -22,7 +22,6 @@ from transport.ledger import (
     Ledger,
     LedgerCopy,
     OpenSession,
-    PendingHandoff,
     RoundRow,
     lock_exclusively,
 )
@@ -59,7 +58,7 @@ def lived(folder: Path) -> Ledger:
         round_of(ledger, number)
         if number % 4 == 0:
             ledger.evaluated(EvaluationRow(number, number, 1.5, 100, False))
-    ledger.handoffs.add(PendingHandoff("cem", 0.5, frozenset({0, 1})), b"a residual")
+    ledger.note("an extension", "what it has to know")
     ledger.leased(ROUNDS, {"s-ann": ((2 * ROUNDS, 2 * ROUNDS + 2),)})
     return ledger
 
@@ -243,7 +242,7 @@ def test_a_row_that_was_altered_is_as_it_was_written(paused: Path, tmp_path: Pat
             "UPDATE rounds SET loss=0.1 WHERE round=3",
             "UPDATE evaluations SET loss=NULL",
             "UPDATE chain SET head=zeroblob(32) WHERE link=4",
-            "UPDATE estates SET share=9",
+            "UPDATE meta SET value='else' WHERE key='an extension'",
             "DROP INDEX counted_by_round",
             "PRAGMA user_version=3",
             "PRAGMA user_version=3000",
@@ -412,17 +411,6 @@ def test_leases_that_overlap_are_dropped_where_no_journal_says_which_is_true(tmp
     with write(folder) as ledger:
         assert ledger._db.execute("SELECT * FROM leased").fetchall() == []
         assert "1 leases had samples that are counted or do not exist: dropped" in ledger.mended[0]
-
-
-def test_a_handoff_whose_packet_is_damaged_is_dropped_and_named(paused: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(paused, tmp_path / "run"))
-    damage(folder / "estates", "1", flipped(0.5))
-    with write(folder) as ledger:
-        assert ledger.handoffs.rows() == {}
-        assert ledger.mended == [
-            f"{folder}/estates/1 is damaged or gone: what cem left to the aggregators is lost"
-        ]
-        assert ledger.handoffs.add(PendingHandoff("dan", 0.5, frozenset({1})), b"another") == 2
 
 
 def test_the_tables_that_follow_from_the_journal_are_those_that_were_written(paused: Path) -> None:

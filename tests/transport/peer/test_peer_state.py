@@ -181,21 +181,22 @@ def test_commits_in_any_order_are_remembered_up_to_a_number() -> None:
     assert len(state.commits) == 64
 
 
-def test_a_round_that_is_open_again_is_cut_anew_where_others_own_its_shards() -> None:
+def test_what_was_exchanged_for_a_round_is_void_where_an_extension_says_so() -> None:
     state = joined()
-    owned, others = ([messages.AggregatorInfo(name, [0])] for name in ("bob", "cat"))
-    state.receive(replace(opened(3), owners=owned), 1.0)
+    state.voids = lambda old, new: old.extra != new.extra
+    one, another = ({"an extension": body} for body in (b"bob", b"cat"))
+    state.receive(replace(opened(3), extra=one), 1.0)
     state.take_round()
     state.report(messages.Report(3, 5, []))
 
-    assert state.receive(replace(opened(3), owners=owned), 2.0) == [messages.Report(3, 5, [])]
+    assert state.receive(replace(opened(3), extra=one), 2.0) == [messages.Report(3, 5, [])]
     assert state.offer_again
     assert not state.settled(3)
-    assert state.receive(replace(opened(3), owners=others), 3.0) == []
+    assert state.receive(replace(opened(3), extra=another), 3.0) == []
     assert state.settled(3)
-    again = state.take_reopened()
+    again = state.take_anew()
     assert again is not None
-    assert again.owners == others
+    assert again.extra == another
     assert not state.settled(3), "it is known now"
 
 
@@ -229,23 +230,18 @@ def names(count: int) -> list[str]:
 
 FULL: dict[str, Callable[[int, int], messages.Message]] = {
     "members": lambda n, size: messages.Round(n, n, 9, names(size), 1, True),
-    "keys": lambda n, size: messages.Round(n, n, 9, [], 1, True, keys=dict.fromkeys(names(size), "")),
-    "aggregators": lambda n, size: messages.Round(
-        n, n, 9, [], 1, True, owners=[messages.AggregatorInfo("", [])] * size
-    ),
+    "body": lambda n, size: messages.Round(n, n, 9, [], 1, True, extra={"an extension": b"x" * size}),
     "accepted": lambda n, size: messages.Committed(n, 0, "", names(size)),
     "refused": lambda n, size: messages.Committed(n, 0, "", [], dict.fromkeys(names(size), "")),
     "digest": lambda n, size: messages.Committed(n, 0, "x" * size, []),
-    "close": lambda n, size: messages.Close(n, 0, [], dict.fromkeys(names(size), 0.5)),
-    "estates": lambda n, size: messages.Close(n, 0, [], {}, {}, [messages.HandoffOffer(0, "", 0.0)] * size),
     "bodies": lambda n, size: messages.Extension(f"{n:x}", b"x" * size),
     "over": lambda n, size: messages.Over("x" * size, False),
 }
 
 
 def test_all_that_a_hub_can_have_a_peer_remember_of_full_messages_has_a_bound() -> None:
-    """Of each kind far more come than any hub sends; the peer aggregates shards, so that orders are kept."""
-    state = PeerState(replace(HELLO, owns=True))
+    """Of each kind far more come than any hub sends."""
+    state = PeerState(HELLO)
     state.connected(0.0)
     state.receive(welcome(), 0.1)
     tracemalloc.start()

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from toy_swarm import BOUNDS, ToyBounds, toy_spool
 
 from transport import CatchUp, CatchUpDownloads, PeerLink, WantedFile
-from transport.aggregators import AggregatorThread, PacketSharding, ShardedExchange
 from transport.peer import BOUNDS as NAMES
 from transport.protocol import NoRoom, NotServed, ProtocolError, TooLong, messages
 from transport.transfer import HASH_BLOCK
@@ -30,9 +29,6 @@ ROUND = messages.Round(0, 0, 9, ["ann"], 4, True)
 
 class ShortPackets(ToyBounds):
     def packet(self, round: int) -> int:
-        return PACKET
-
-    def handoff(self) -> int:
         return PACKET
 
 
@@ -63,42 +59,6 @@ def spooled(link: PeerLink, folder: Path) -> None:
     link.finish_spooled(link.begin_spooled("eval", 1 << 20, toy_spool(folder)))
 
 
-def shard(link: PeerLink, folder: Path) -> None:
-    """A member's share of a round, of which a packet comes from an aggregator by way of the hub."""
-    exchange = ShardedExchange(link, PacketSharding(2, lambda *_: b"", lambda *_: b""), clients=Dialled())  # type: ignore[arg-type]
-    owner = messages.AggregatorInfo("bob", [0, 1], "key", "a:1")
-    committed = messages.Committed(0, PACKET, "00", ["ann"])
-    exchange._committed[0] = replace(ROUND, owners=[owner], members=["ann", "bob"]), committed
-    exchange.fetch(0)
-
-
-class Dialled:
-    """Connections to aggregators of which none can be had."""
-
-    def fetch(self, *_: object) -> dict[str, bytes]:
-        return {}
-
-
-class Backend:
-    pending = None
-
-    def longest(self, round: int) -> int:
-        return PACKET
-
-
-def aggregator(link: PeerLink) -> AggregatorThread:
-    return AggregatorThread(link, Backend())  # type: ignore[arg-type]
-
-
-def estate(link: PeerLink, _: Path) -> None:
-    offer = messages.HandoffOffer(7, "bob", 0.5)
-    aggregator(link)._close(messages.Close(0, 0, [0], {}, {}, [offer]))
-
-
-def part(link: PeerLink, _: Path) -> None:
-    aggregator(link)._close(messages.Close(0, 0, [0], {"bob": 1.0}, {"bob": "00"}))
-
-
 OF_AN_EXTENSION = "note/"
 
 
@@ -113,9 +73,6 @@ LIES: dict[str, tuple[Callable[[PeerLink, Path], object], str]] = {
     OF_AN_EXTENSION: (of_an_extension, "24 at most: so many samples"),
     "packet/": (lambda link, _: link.fetch("packet/0", PACKET), "1,024 at most: the recipe's compression"),
     "packets/": (packets, "1,080 at most: the recipe's compression"),
-    "shard/": (shard, "1,024 at most: the size of the committed packet"),
-    "part/": (part, "1,024 at most: the recipe's compression"),
-    "estate/": (estate, "1,024 at most: the recipe's compression"),
     "eval": (spooled, "1,048,576 at most: so many samples as a run may evaluate"),
     "base/": (short_file("base"), "3 at most: the size that the run has announced"),
     "snapshot/": (short_file("snapshot"), "3 at most: the size that the run has announced"),

@@ -185,11 +185,11 @@ def test_of_too_many_connections_of_a_session_the_oldest_are_nobodys_but_not_the
         flows.own(conn(n), "s", control)
     kept = [control, *(conn(n) for n in range(4, MAX_CONNECTIONS + 4))]
     assert flows.of("s") == kept
-    assert set(flows.owners) == set(kept)
+    assert set(flows.sessions) == set(kept)
 
     flows.own(conn(5), "other", None)
     flows.forget("s")
-    assert flows.owners == {conn(5): "other"}
+    assert flows.sessions == {conn(5): "other"}
 
 
 def test_a_connection_may_say_so_much_and_long_messages_and_questions_are_dear() -> None:

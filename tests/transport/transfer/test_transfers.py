@@ -387,15 +387,15 @@ def test_uploads_of_closed_rounds_and_ended_sessions_are_forgotten() -> None:
 
 def test_a_session_has_two_uploads_under_way_and_the_oldest_makes_room() -> None:
     inbox = Inbox(lambda session, name, size: None)
-    for name in ("legacy/1", "legacy/2", "legacy/3"):
+    for name in ("handoff/1", "handoff/2", "handoff/3"):
         inbox.receive("s", messages.Put(name, 2000, b"", 1024), b"")
         inbox.receive("s", messages.Chunk(name, 0), b"x" * 1024)
 
-    assert inbox.receive("s", messages.Chunk("legacy/1", 1), b"x" * 976) == [
-        messages.PutDone("legacy/1", False, "no upload of this name is under way")
+    assert inbox.receive("s", messages.Chunk("handoff/1", 1), b"x" * 976) == [
+        messages.PutDone("handoff/1", False, "no upload of this name is under way")
     ]
-    assert inbox.receive("s", messages.Put("legacy/3", 2000, b"", 1024), b"") == [
-        messages.Have("legacy/3", b"\1")
+    assert inbox.receive("s", messages.Put("handoff/3", 2000, b"", 1024), b"") == [
+        messages.Have("handoff/3", b"\1")
     ]
 
 

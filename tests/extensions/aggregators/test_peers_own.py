@@ -30,7 +30,7 @@ def test_whoever_owns_the_shards_the_model_is_the_same_to_the_bit(
     """Samples, packets, errors and momentum of a shard do not depend on its owner."""
     models = []
     for owners in ("hub", "peers"):
-        sections = SECTIONS | {"swarm": SWARM | {"owners": owners}}
+        sections = SECTIONS | {"swarm": SWARM, "aggregators": {"owners": owners}}
         sections["compression"] = SECTIONS["compression"] | relaxed
         with Swarm(recipe_of(neox, data, **sections), tmp_path / owners, min_peers=3) as swarm:
             swarm.start("ann", "bob", "cat")
@@ -43,7 +43,7 @@ def test_whoever_owns_the_shards_the_model_is_the_same_to_the_bit(
 
 
 def test_owners_come_and_go_and_all_peers_hold_the_same_bits(neox: Path, data: Path, tmp_path: Path) -> None:
-    sections = SECTIONS | {"swarm": SWARM | {"owners": "peers"}}
+    sections = SECTIONS | {"swarm": SWARM, "aggregators": {"owners": "peers"}}
     sections["training"] = SECTIONS["training"] | {"num_train_epochs": 2}
     sections["compression"] = SECTIONS["compression"] | {"staleness": 2}
     with Swarm(recipe_of(neox, data, **sections), tmp_path / "run", min_peers=2) as swarm:

@@ -36,7 +36,8 @@ def test_four_owners_send_and_receive_what_the_paper_says(
         compression=everything,
         checkpoint={"eval_steps": 1000},
         training={"optim": "sgd", "learning_rate": 0.05, "global_batch_size": 8},
-        swarm={"owners": "peers", "min_peers": 4, "step_timeout": 60.0, "peer_timeout": 60.0},
+        aggregators={"owners": "peers"},
+        swarm={"min_peers": 4, "step_timeout": 60.0, "peer_timeout": 60.0},
     )
     with Swarm(recipe, tmp_path, 0, min_peers=4, first_peers=4, ping_s=1.0, linger_s=1.0) as swarm:
         members = swarm.start(*NAMES)

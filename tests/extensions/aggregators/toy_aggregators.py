@@ -9,23 +9,59 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from errno import ENOSPC
+from functools import partial
 from os import strerror
+from pathlib import Path
 
+import msgspec
+from hub_swarm import HubSwarm
+from memory_sockets import MemoryHubWire
 from msgspec.structs import replace
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 
-from cocktail_cli.volunteer.shard_aggregator_link import connect_aggregators
+from cocktail_cli.extensions.aggregators import begin
+from cocktail_cli.extensions.aggregators.aggregator_thread import AggregatorThread
+from cocktail_cli.extensions.aggregators.bodies import NAME, Parts, digest_of
+from cocktail_cli.extensions.aggregators.hub import ShardCoordinator
+from cocktail_cli.extensions.aggregators.peer import BOUNDS, ShardClients, aggregators_of
+from cocktail_cli.extensions.aggregators.residual_handoffs import HandoffStore
 from transport import PeerLink, RunSettings, RunURL
-from transport.aggregators import AggregatorThread, ShardClients, digest_of
-from transport.direct import PeerServer
+from transport.direct import PeerServer, link_to
 from transport.peer import PeerIdentity
-from transport.protocol import CurveKeys, Reopened, UpdateRejected, messages
+from transport.protocol import AnnouncedAnew, CurveKeys, RunKeys, UpdateRejected, messages
 
 SHARDS = 6
+sharded_settings = toy_settings
 
 
-def sharded_settings(**changes: object) -> RunSettings:
-    return toy_settings(shards=SHARDS, owners="peers", **changes)
+class ShardedSwarm(HubSwarm):
+    """A hub whose peers aggregate shards; those in memory are reached, and reach nobody else."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        work: ShardedWork,
+        folder: Path,
+        port: int | None = None,
+        keys: RunKeys | None = None,
+    ) -> None:
+        super().__init__(
+            settings,
+            work,
+            folder,
+            port,
+            keys,
+            lambda keys, ledger: [partial(begin, HandoffStore(ledger), work, SHARDS, 1 << 20)],
+        )
+
+    @property
+    def coordinator(self) -> ShardCoordinator:
+        return next(e for e in self.hub._rounds.extensions if isinstance(e, ShardCoordinator))
+
+    def able(self, name: str) -> PeerLink:
+        """A link of a peer that can aggregate."""
+        self.wire.servers[f"{name}:1"] = MemoryHubWire()
+        return self.link(name, reachable=f"{name}:1")
 
 
 def part_of(ids: list[int], shards: Collection[int]) -> bytes:
@@ -159,7 +195,10 @@ class AggregatingPeer(ToyPeer):
 
     def join(self) -> None:
         if self.owning is None:
-            self.owning = AggregatorThread(self.link, self.half, self.door, self.told.append)
+            self.link.bounds_of_extensions |= BOUNDS
+            self.link.void_if(lambda old, new: aggregators_of(old) != aggregators_of(new))
+            self.owning = AggregatorThread(self.link, self.half, 1 << 20, self.door, self.told.append)
+            self.link.listen({NAME: self.owning.orders.receive})
             self.owning.start()
         super().join()
 
@@ -167,28 +206,34 @@ class AggregatingPeer(ToyPeer):
         while True:
             try:
                 return self.cut_and_exchange(opened, packet, report)
-            except Reopened as reopened:
-                opened = reopened.again
+            except AnnouncedAnew as anew:
+                opened = anew.round
 
     def cut_and_exchange(
         self, opened: messages.Round, packet: bytes, report: messages.Report
     ) -> messages.Committed:
         ids, parts, left = json.loads(packet), {}, set(range(SHARDS))
-        for aggregator in opened.owners:
+        for aggregator in aggregators_of(opened):
             parts[aggregator.name] = part_of(ids, aggregator.shards)
             left -= set(aggregator.shards)
-        report = replace(report, parts={name: digest_of(part) for name, part in parts.items()})
+        body = msgspec.msgpack.encode(Parts({name: digest_of(part) for name, part in parts.items()}))
+        report = replace(report, extra={NAME: body})
         mine = parts.pop(self.link.name, None)
         self.owned.append(
-            [shard for info in opened.owners if info.name == self.link.name for shard in info.shards]
+            [shard for a in aggregators_of(opened) if a.name == self.link.name for shard in a.shards]
         )
         if mine is not None:
             assert self.owning is not None
             self.owning.part(opened.round, mine)
         if self.direct is not None:
             r = opened.round
-            parts = self.direct.send(r, opened.owners, parts, lambda: self.link.newest_round >= r)
-        return self.link.exchange(opened.round, part_of(ids, left) if left else b"", report, parts)
+            late = partial(self.is_late, r)
+            parts = self.direct.send(r, aggregators_of(opened), parts, late)
+        beside = {f"part/{opened.round}/{name}": part for name, part in parts.items()}
+        return self.link.exchange(opened.round, part_of(ids, left), report, beside)
+
+    def is_late(self, round: int) -> bool:
+        return self.link.newest_round >= round
 
     def part(self) -> None:
         if self.link.leave_requested.is_set() and self.owning is not None:
@@ -206,9 +251,9 @@ def reachable(url: RunURL, name: str) -> AggregatingPeer:
     """With a door on the loopback."""
     keys = CurveKeys.generate()
     door, port = PeerServer.open(("127.0.0.1", 0), keys, url)
-    link = PeerLink(url, PeerIdentity(name, keys=keys, owns=True, reachable=f"127.0.0.1:{port}"))
-    return AggregatingPeer(link, door=door, direct=connect_aggregators(link, keys))
+    link = PeerLink(url, PeerIdentity(name, keys=keys, reachable=f"127.0.0.1:{port}"))
+    return AggregatingPeer(link, door=door, direct=ShardClients(partial(link_to, link, keys)))
 
 
-def links(swarm: object, *names: str) -> list[PeerLink]:
-    return [swarm.link(name, owns=True) for name in names]  # type: ignore[attr-defined]
+def links(swarm: ShardedSwarm, *names: str) -> list[PeerLink]:
+    return [swarm.able(name) for name in names]

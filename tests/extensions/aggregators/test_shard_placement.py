@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import cast
+from types import SimpleNamespace
 
 from toy_aggregators import SHARDS, sharded_settings
 
-from transport.actions import Outbox
-from transport.aggregators import ShardCoordinator
-from transport.aggregators.shard_assignment import assign
-from transport.aggregators.shard_placement import Placement
-from transport.membership import Roster
+from cocktail_cli.extensions.aggregators.hub import ShardCoordinator
+from cocktail_cli.extensions.aggregators.shard_placement import Placement, assign
+from transport.hub import HubParts, HubState
+from transport.ledger import Recovered
 from transport.protocol import messages
-from transport.scheduling import Exchange, Rounds
+from transport.scheduling import Exchange
 
 
 def divisions(shards: int, peers: int) -> Iterator[tuple[int, ...]]:
@@ -69,20 +68,25 @@ def test_an_assignment_by_counts_gives_each_peer_so_many_shards() -> None:
 
 def test_the_hub_places_shards_by_measured_uplinks_and_moves_none_for_noise() -> None:
     """An uplink that swings by a half either way stays what it was; one that collapses does not."""
-    settings, out = sharded_settings(), Outbox()
-    members = Roster(settings, out, lambda session: 0, 0.0)
+    state = HubState(sharded_settings(), "", "secret", 0.0)
     for name in ("ann", "bob", "cat"):
-        hello = messages.Hello(messages.PROTOCOL, "", settings.run, name, owns=True)
-        members.begin(f"key-of-{name}.1".encode(), hello, 0.0)
-    shards = ShardCoordinator(settings, out, members, cast("Rounds", None), {})
-    sessions = list(members)
+        hello = messages.Hello(messages.PROTOCOL, "", "toy-run", name, address="h:1")
+        state.receive(f"key-of-{name}.1".encode(), hello, 0.0)
+    parts = HubParts(
+        state.settings, state.out, state.members, state.admission, state.rounds, "secret", Recovered()
+    )
+    nothing = SimpleNamespace(rows={})
+    shards = ShardCoordinator(parts, nothing, nothing, SHARDS, 0)  # type: ignore[arg-type]
+    shards.watch(SimpleNamespace(later=lambda job: None))  # type: ignore[arg-type]
+    sessions = list(state.members)
 
     def loads(*uplinks: float) -> list[int]:
         for session, uplink in zip(sessions, uplinks, strict=True):
-            session.uplink = uplink
-        ex = Exchange(3, 3, {s.id: s.name for s in sessions}, 8, 0.0, 9.0)
-        shards.opens(ex, sessions)
-        return [len(ex.aggregators.get(s.id, ())) for s in sessions]
+            session.uplink, session.reachable = uplink, True
+        shards.opens(Exchange(3, 3, {s.id: s.name for s in sessions}, 8, 0.0, 9.0), {})
+        assert shards.now is not None
+        mine = shards.now.aggregators
+        return [len(mine[s.id].shards) if s.id in mine else 0 for s in sessions]
 
     assert loads(0.0, 0.0, 0.0) == [2, 2, 2], "nothing is measured yet"
     uneven = loads(1e5, 2e6, 2e6)

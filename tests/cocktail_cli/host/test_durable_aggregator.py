@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,18 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cocktail_cli.aggregation import DurableAggregator
-from cocktail_cli.aggregation.durable_aggregator import ERROR_FEEDBACK as ERROR
-from cocktail_cli.aggregation.durable_aggregator import UPDATES
 from cocktail_cli.assembly import UpdateJudge
-from cocktail_cli.host import RunDelegate
+from cocktail_cli.host import DurableAggregator, RunDelegate
 from compress import Cocktail, join
-from recipes.algorithm import Aggregator, handoff_compressor, select_shards, verify_saved
+from recipes.algorithm import Aggregator, handoff_compressor, verify_saved
 from recipes.config import load_recipe
 from recipes.errors import ModelError
 from recipes.models import Base
 from transport import Ledger
-from transport.ledger import HUB, PendingHandoff, RoundRow, read_rounds
+from transport.ledger import ERROR_FEEDBACK as ERROR
+from transport.ledger import UPDATES, RoundRow, read_rounds
 from transport.protocol import LedgerDamaged, LedgerError, UpdateRejected, WeightedPacket
 
 P, SEED, ROUNDS = 400, 7, 8
@@ -365,72 +361,3 @@ def test_more_shards_than_the_model_has_parameters_are_refused(
     nothing: Any = None
     with pytest.raises(ModelError, match=r"compression.shards is 3, more than the model's 2 parameters"):
         RunDelegate(recipe, Base(tmp_path, ()), nothing, tmp_path)
-
-
-ASSIGNED = ([0, 1], [0, 1], [0], [0], [], [1], [0, 1], [0, 1])  # in each round
-
-
-def keep_for_others(life: Life, assigned: list[int], *, dies: bool) -> Callable[[bytes], int]:
-    """Store error feedback as the hub does, for the next aggregator of those shards."""
-
-    def keep(errors: bytes) -> int:
-        number = life.ledger.handoffs.add(
-            PendingHandoff(HUB, 1.0, frozenset(range(2)) - set(assigned)), errors
-        )
-        if dies:
-            raise Killed
-        return number
-
-    return keep
-
-
-def test_a_round_whose_aggregators_were_all_lost_is_logged_again_by_a_hub_that_aggregates_its_shards_then(
-    tmp_path: Path,
-) -> None:
-    life = Life(tmp_path, 1 << 30)
-    life.durable.own(0, [], lambda errors: pytest.fail("there are none yet"))
-    life.durable.aggregate(0, updates_of(0))  # nobody's packet came: not committed
-
-    life.durable.own(0, [0, 1], lambda errors: pytest.fail("it had none"))
-    commit(life.ledger, 0, life.durable.aggregate(0, updates_of(0)))
-    life.end()
-
-    again = Life(tmp_path, 1 << 30)
-    assert torch.equal(error_of(again.durable), error_of(life.durable))
-    again.end()
-
-
-@pytest.mark.parametrize(
-    ("least", "dies"),
-    [(0, False), (1 << 30, False), (1 << 30, True)],
-    ids=["e is saved often", "e is saved as shards change hands", "killed as shards change hands"],
-)
-def test_killed_after_every_step_while_shards_come_and_go_e_is_what_it_would_have_been(
-    tmp_path: Path, least: int, dies: bool
-) -> None:
-    """Shards of other aggregators move by their packets, and have no error feedback here."""
-    theirs, reference, kept = undisturbed(), Aggregator(P, MIX, SEED), list[bytes]()
-    for round, assigned in enumerate(ASSIGNED):
-        kept += filter(None, [reference.assign(assigned)])
-        life = Life(tmp_path, least)
-        with suppress(Killed):
-            life.durable.own(round, assigned, keep_for_others(life, assigned, dies=dies))
-        life.end()
-        life = Life(tmp_path, least)
-        life.durable.own(round, assigned, lambda errors: pytest.fail("these are on the disk for others"))
-        assert [life.ledger.handoffs.packet(number) for number in life.ledger.handoffs.rows()] == kept
-        for handoff in handoffs_before(round):
-            reference.merge_handoff(*handoff)
-            life.durable.inherit(*handoff)
-        own = life.durable.aggregate(round, updates_of(round))
-        assert own == reference.step(round, updates_of(round))
-        others = [shard for shard in range(2) if shard not in assigned]
-        part = select_shards(theirs[round], others, 2)
-        commit(life.ledger, round, life.durable.joined(round, own, [("bob", others, part)]))
-        life.durable.committed(round)
-        life.end()
-
-    again = Life(tmp_path, least)
-    assert list(again.durable.aggregator.assigned) == ASSIGNED[-1]
-    assert torch.equal(error_of(again.durable), torch.cat([o.error for o in reference.assigned.values()]))
-    again.end()

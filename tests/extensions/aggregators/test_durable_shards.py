@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_durable_aggregator import MIX, SEED, P, handoffs_before, updates_of
 
-from cocktail_cli.aggregation import DurableShards
+from cocktail_cli.extensions.aggregators.durable_shards import DurableShards
 from recipes.algorithm import Aggregator, select_shards
 from transport.protocol import UpdateRejected
 

@@ -15,7 +15,7 @@ from transport import Ledger
 
 LAUNCH = ["launch", "smoke", "--port", "0", "--bind", "127.0.0.1", "--json", "--peers", "0"]
 LAUNCH += ["data.max_length=16", "data.val_set_size=4", "global_batch_size=6", "max_steps=5000"]
-LAUNCH += ["compression.shards=8", "swarm.owners=peers"]
+LAUNCH += ["compression.shards=8", "owners=peers"]
 
 pytestmark = [pytest.mark.slow, needs_fork]
 

@@ -7,26 +7,38 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from errno import ENOSPC
+from functools import partial
 from os import strerror
 from pathlib import Path
+from typing import cast
 
+import msgspec
 import pytest
-from hub_swarm import HubSwarm
-from toy_aggregators import SHARDS, AggregatingPeer, ShardedWork, ToyHalf, links, sharded_settings
+from toy_aggregators import (
+    SHARDS,
+    AggregatingPeer,
+    ShardedSwarm,
+    ShardedWork,
+    ToyHalf,
+    links,
+    sharded_settings,
+)
 from toy_swarm import trained
 from waiting import until
 
-from transport.actions import Abandoned, CommitDone, Outbox
-from transport.aggregators import ShardAggregation, digest_of
-from transport.aggregators.shard_assignment import assign
-from transport.aggregators.shard_barrier import ShardBarrier
+from cocktail_cli.extensions.aggregators import begin
+from cocktail_cli.extensions.aggregators.bodies import NAME, AggregatorInfo, Done, Order, Unmoved, digest_of
+from cocktail_cli.extensions.aggregators.hub import ShardCoordinator
+from cocktail_cli.extensions.aggregators.residual_handoffs import HandoffStore, PendingHandoff
+from cocktail_cli.extensions.aggregators.shard_placement import assign
+from cocktail_cli.extensions.aggregators.shard_round import ShardBarrier, ShardRound
+from transport.actions import Abandoned, Tell
 from transport.hub import HubState
-from transport.ledger import Ledger, PendingHandoff, Recovered, handoffs_for
-from transport.membership import Roster
-from transport.protocol import UpdateRejected, Warned, messages
-from transport.scheduling import Exchange, RoundHistory
+from transport.ledger import Ledger
+from transport.membership import Session
+from transport.protocol import LedgerError, UpdateRejected, Warned, messages
+from transport.scheduling import CommitSeconds, Exchange, Lines, Sums
 from transport.transfer import ChunkBuffer, ObjectStore
 
 # ---- assignment --------------------------------------------------------------------------------------------
@@ -58,37 +70,62 @@ def test_the_hub_aggregates_all_shards_where_no_peer_can() -> None:
 
 def test_a_handoff_is_gone_once_the_aggregators_of_all_its_shards_have_it(tmp_path: Path) -> None:
     with Ledger(tmp_path, run="toy", samples=9) as ledger:
-        store = ledger.handoffs
+        store = HandoffStore(ledger)
         number = store.add(PendingHandoff("ann", 0.5, frozenset(range(4))), b"what ann left")
-        assert list(handoffs_for(store.rows(), [1])) == [number]
+        assert store.rows[number].shards == {0, 1, 2, 3}
 
         store.mark_merged({number: [0, 1], 99: [2]})
-        assert handoffs_for(store.rows(), [0, 1]) == {}
+        assert store.rows[number].shards == {2, 3}
     with Ledger(tmp_path, run="toy", samples=9) as ledger:
-        store = ledger.handoffs
-        assert (
-            store.rows()
-            == ledger.recover().handoffs
-            == {number: PendingHandoff("ann", 0.5, frozenset({2, 3}))}
-        )
-        store.delete_merged()
+        store = HandoffStore(ledger)
+        [left] = store.rows.values()
+        assert (left.peer, left.share, left.shards) == ("ann", 0.5, {2, 3})
+        store.settle()
         assert store.packet(number) == b"what ann left"
         store.mark_merged({number: [2, 3]})
-        store.delete_merged()
-        assert store.rows() == {}
+        store.settle()
+        assert store.rows == {}
         assert list(store.folder.iterdir()) == []
         assert store.add(PendingHandoff("bob", 1.0, frozenset({0})), b"") > number, "numbers are given once"
+
+
+def test_a_handoff_whose_packet_is_damaged_is_dropped_and_named(tmp_path: Path) -> None:
+    with Ledger(tmp_path, run="toy", samples=9) as ledger:
+        HandoffStore(ledger).add(PendingHandoff("cem", 0.5, frozenset({0, 1})), b"a residual")
+        (tmp_path / "handoffs" / "1").write_bytes(b"another one")
+    with Ledger(tmp_path, run="toy", samples=9) as ledger:
+        state, _ = a_coordinator(store := HandoffStore(ledger), ShardedWork())
+
+        assert store.rows == {}
+        [told] = [action.event.message for action in state.tick(0.0) if isinstance(action, Tell)]
+        lost = f"{tmp_path}/handoffs/1 is damaged or gone: what cem left to the aggregators is lost"
+        assert told == lost
+        assert store.add(PendingHandoff("dan", 0.5, frozenset({1})), b"another") == 2
+
+
+def test_the_rows_of_handoffs_that_cannot_be_read_are_an_error_of_the_ledger(tmp_path: Path) -> None:
+    with Ledger(tmp_path, run="toy", samples=9) as ledger:
+        ledger.note(NAME, '{"rows": 3}')
+        with pytest.raises(LedgerError, match="the handoffs in the ledger cannot be read"):
+            HandoffStore(ledger)
 
 
 # ---- state of the hub-------------------------------------------------------------------------------------
 
 
-def an_exchange() -> Exchange:
+def a_round() -> ShardRound:
     """Round 3, in which ann aggregates all shards and bob is a member."""
-    ex = Exchange(3, 3, {"s-ann": "ann", "s-bob": "bob"}, 8, 0.0, 9.0)
-    ex.aggregators, ex.hub_shards = {"s-ann": [0, 1]}, ()
-    ex.reports["s-bob"] = messages.Report(3, 7, [], parts={"ann": digest_of(b"new")})
-    return ex
+    of = ShardRound(3, {"s-ann": "ann", "s-bob": "bob"}, (), {"s-ann": AggregatorInfo("ann", [0, 1])})
+    of.parts["s-bob"] = {"ann": digest_of(b"new")}
+    return of
+
+
+def a_coordinator(store: HandoffStore, work: ShardedWork) -> tuple[HubState, ShardCoordinator]:
+    extensions = [partial(begin, store, work, SHARDS, 0)]
+    state = HubState(sharded_settings(), "token", "secret", 0.0, None, extensions)
+    [coordinator] = state.rounds.extensions
+    assert isinstance(coordinator, ShardCoordinator)
+    return state, coordinator
 
 
 class PartlyMerged:
@@ -97,27 +134,29 @@ class PartlyMerged:
 
     def __init__(self, ledger: Ledger, packet: bytes) -> None:
         self.work, self.warned = ShardedWork(), list[str]()
-        state = HubState(sharded_settings(), "token", "secret", 0.0)
-        assert state.shards is not None
-        state.rounds.exchange = self.ex = Exchange(3, 3, {"s-ann": "ann", "s-bob": "bob"}, 8, 0.0, 9.0)
-        self.ex.aggregators, self.ex.hub_shards = {"s-ann": [0, 1], "s-bob": [2, 3]}, (4, 5)
-        self.number = ledger.handoffs.add(PendingHandoff("cat", 0.5, frozenset(range(SHARDS))), packet)
-        ledger.handoffs.mark_merged({self.number: [0]})
-        state.shards.handoffs = ledger.handoffs.rows()
-        state.shards.closes(self.ex)
-        self.work.half.own(self.ex.hub_shards)
-        self.shards = ShardAggregation(state.shards, ledger, self.work, self)
-        self.state = state
+        store = HandoffStore(ledger)
+        self.number = store.add(PendingHandoff("cat", 0.5, frozenset(range(SHARDS))), packet)
+        store.mark_merged({self.number: [0]})
+        members, hubs = {"s-ann": "ann", "s-bob": "bob"}, (4, 5)
+        mine = {"s-ann": AggregatorInfo("ann", [0, 1]), "s-bob": AggregatorInfo("bob", [2, 3])}
+        _, coordinator = a_coordinator(store, self.work)
+        coordinator.now = self.round = ShardRound(3, members, hubs, mine)
+        coordinator.closes(Exchange(3, 3, members, 8, 0.0, 9.0))
+        self.work.half.own(hubs)
+        self.work.packets = [b""] * 3
         self.objects = ObjectStore(ledger, self.work, lambda session, round: None)
-        self.shards.serve(self.objects)
+        coordinator.serve(self.objects)
+        coordinator.watch(cast("Lines", self))
+        work = self.work
+        self.sums = coordinator.sums(Sums(work.aggregate, work.inherit, work.committed))
 
     def fetched(self, session: str) -> bytes:
-        data = self.objects.find(session, f"estate/{self.number}").data
+        data = self.objects.find(session, f"handoff/{self.number}").data
         assert isinstance(data, bytes)
         return data
 
     def hub_merges(self) -> None:
-        self.shards.committed(self.ex.commit(self.state.rounds.leases, {}, {}))
+        self.sums.committed(3, b"[3, [], []]")
 
     def apply(self, change: Callable[[float], object]) -> None:
         change(0.0)
@@ -138,7 +177,7 @@ def test_a_shard_merges_a_handoff_once_though_others_still_lack_it(tmp_path: Pat
     residual = {str(shard): [shard] * 1000 for shard in range(SHARDS)}
     with Ledger(tmp_path, run="toy-run", samples=9) as ledger:
         hub = PartlyMerged(ledger, json.dumps(residual).encode())
-        parts = {session: hub.fetched(session) for session in hub.ex.aggregators}
+        parts = {session: hub.fetched(session) for session in hub.round.aggregators}
         hub.hub_merges()
 
         assert sorted(json.loads(parts["s-ann"])) == ["1"]
@@ -150,7 +189,7 @@ def test_a_shard_merges_a_handoff_once_though_others_still_lack_it(tmp_path: Pat
 def test_nobody_but_its_aggregators_may_fetch_a_handoff(tmp_path: Path) -> None:
     with Ledger(tmp_path, run="toy-run", samples=9) as ledger:
         hub = PartlyMerged(ledger, b"{}")
-        for name in (f"estate/{hub.number}", f"estate/{hub.number + 1}"):
+        for name in (f"handoff/{hub.number}", f"handoff/{hub.number + 1}"):
             with pytest.raises(KeyError):
                 hub.objects.find("s-eve", name)
 
@@ -172,39 +211,56 @@ def refused(peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, l
 
 def test_a_stale_part_is_not_the_one_that_was_reported() -> None:
     """The aggregator has the part that bob sent before the round was reopened, or in another session."""
-    ex = an_exchange()
-    ex.delivered["s-ann", "s-bob"] = digest_of(b"old")
-    assert not ex.whole("s-bob")
+    of = a_round()
+    of.delivered["s-ann", "s-bob"] = digest_of(b"old")
+    assert not of.whole("s-bob")
 
-    ex.at_hub["s-ann", "s-bob"] = digest_of(b"new")
-    assert ex.whole("s-bob")
-    ex.reports["s-bob"] = messages.Report(3, 7, [])
-    assert not ex.whole("s-bob"), "it has reported no part"
-
-
-def test_an_aggregator_that_is_lost_after_its_packet_came_has_done_its_part() -> None:
-    ex, tokens = an_exchange(), {"bob": 10}
-    ex.lost.add("s-ann")
-    done = CommitDone(
-        round=3, size=9, packets=tokens, tokens=tokens, lost={"s-ann": "gone"}, moved={"s-ann": "digest"}
-    )
-
-    assert RoundHistory(Recovered()).add(ex, ["s-bob"], done).message.lost == []
-    assert RoundHistory(Recovered()).add(ex, ["s-bob"], replace(done, moved={})).message.lost == ["ann"]
+    of.at_hub["s-ann", "s-bob"] = digest_of(b"new")
+    assert of.whole("s-bob")
+    of.parts["s-bob"] = {"ann": digest_of(b"new"), "cat": digest_of(b"old")}
+    assert not of.whole("s-bob"), "cat was an aggregator before the restart"
+    del of.parts["s-bob"]
+    assert not of.whole("s-bob"), "it has reported no part"
 
 
-def test_a_new_session_may_hand_over_error_feedback_of_the_old_one() -> None:
-    members, hello = (
-        Roster(sharded_settings(), Outbox(), lambda session: 0, 0.0),
-        messages.Hello(messages.PROTOCOL, "", "toy-run", "ann"),
-    )
-    old = members.begin(b"a-key.1", hello, 0.0)
-    old.aggregated = {1, 2}
-    members.end(old, "connection lost", "lost")
+def test_an_aggregator_that_is_lost_after_its_packet_came_has_done_its_part(tmp_path: Path) -> None:
+    with Ledger(tmp_path, run="toy-run", samples=9) as ledger:
+        _, coordinator = a_coordinator(HandoffStore(ledger), ShardedWork())
+        coordinator.now = a_round()
+        coordinator.now.lost.add("s-ann")
 
-    assert members.begin(b"other-key.2", hello, 1.0).aggregated == set()
-    assert members.begin(b"a-key.3", hello, 1.0).aggregated == {1, 2}
-    assert members.begin(b"a-key.4", hello, 1.0).aggregated == set(), "once"
+        def unmoved(moved: dict[str, str]) -> list[str]:
+            coordinator.moved = moved
+            bodies = coordinator.counted(3, (), CommitSeconds(0.0, 0.0))
+            assert bodies.keys() == {"s-ann", "s-bob"}
+            return msgspec.msgpack.decode(bodies["s-bob"], type=Unmoved).aggregators
+
+        assert unmoved({"s-ann": "digest"}) == []
+        assert unmoved({}) == ["ann"]
+
+
+def test_a_new_session_may_hand_over_error_feedback_of_the_old_one(tmp_path: Path) -> None:
+    hello = messages.Hello(messages.PROTOCOL, "token", "toy-run", "ann")
+    with Ledger(tmp_path, run="toy-run", samples=9) as ledger:
+        state, coordinator = a_coordinator(HandoffStore(ledger), ShardedWork())
+
+        def begun(conn: bytes) -> Session:
+            state.receive(conn, hello, 0.0)
+            session = state.members.by_conn(conn)
+            assert session is not None
+            return session
+
+        def may_hand_over(session: Session) -> bool:
+            return state.uploads.refusal(session.id, "error/1", 1) is None
+
+        old = begun(b"a-key.1")
+        coordinator._aggregated[old.id] = {1, 2}
+        state.members.end(old, "connection lost", "lost")
+
+        assert not may_hand_over(begun(b"other-key.2"))
+        back = begun(b"a-key.3")
+        assert may_hand_over(back)
+        assert not may_hand_over(begun(b"a-key.4")), "once"
 
 
 def test_the_barrier_skips_lost_aggregators_and_an_ending_run_abandons_its_round() -> None:
@@ -213,11 +269,11 @@ def test_the_barrier_skips_lost_aggregators_and_an_ending_run_abandons_its_round
     gather.lose("s-ann", "gone")
     gather.ask(["s-ann"])
 
-    assert gather.wait() == {}
+    assert gather.wait({}) == {}
     gather.ask(["s-bob"])
     gather.end()
     with pytest.raises(Abandoned):
-        gather.wait()
+        gather.wait({})
 
 
 def test_an_aggregator_whose_bytes_move_is_awaited_beyond_the_patience_with_a_silent_one() -> None:
@@ -234,7 +290,7 @@ def test_an_aggregator_whose_bytes_move_is_awaited_beyond_the_patience_with_a_si
 
     thread = threading.Thread(target=fetch_and_send)
     thread.start()
-    found = gather.wait()
+    found = gather.wait({})
     done.set()
     thread.join()
 
@@ -245,15 +301,15 @@ def test_an_aggregator_whose_bytes_move_is_awaited_beyond_the_patience_with_a_si
 # ---- runs --------------------------------------------------------------------------------------------------
 
 
-def ended(work: ShardedWork, peers: list[AggregatingPeer], swarm: HubSwarm) -> None:
+def ended(work: ShardedWork, peers: list[AggregatingPeer], swarm: ShardedSwarm) -> None:
     """Assert that each sample is in the run once, each round of a shard in one error feedback or handoff."""
     assert trained(work) == list(range(swarm.settings.samples))
     where: dict[int, Counter[int]] = {shard: Counter() for shard in range(SHARDS)}
     for half in [work.half, *(peer.half for peer in peers)]:
         for shard, rounds in half.errors.items():
             where[shard].update(rounds)
-    for number, left in swarm.hub._state.shards.handoffs.items():
-        for shard, rounds in json.loads(swarm.ledger.handoffs.packet(number)).items():
+    for number, left in swarm.coordinator.handoffs.items():
+        for shard, rounds in json.loads(swarm.coordinator.store.packet(number)).items():
             if int(shard) in left.shards:
                 where[int(shard)].update(rounds)
     for shard in range(SHARDS):
@@ -264,7 +320,7 @@ def ended(work: ShardedWork, peers: list[AggregatingPeer], swarm: HubSwarm) -> N
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_every_update_goes_through_the_aggregators_once(count: int, tmp_path: Path) -> None:
     work = ShardedWork()
-    with HubSwarm(sharded_settings(first_peers=count), work, tmp_path) as swarm:
+    with ShardedSwarm(sharded_settings(first_peers=count), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob", "cat")[:count]]
         swarm.train(*peers)
 
@@ -277,8 +333,8 @@ def test_every_update_goes_through_the_aggregators_once(count: int, tmp_path: Pa
 
 def test_a_peer_that_cannot_aggregate_sends_its_parts(tmp_path: Path) -> None:
     work = ShardedWork()
-    with HubSwarm(sharded_settings(first_peers=2), work, tmp_path) as swarm:
-        aggregator, other = AggregatingPeer(swarm.link("ann", owns=True)), AggregatingPeer(swarm.link("bob"))
+    with ShardedSwarm(sharded_settings(first_peers=2), work, tmp_path) as swarm:
+        aggregator, other = AggregatingPeer(swarm.able("ann")), AggregatingPeer(swarm.link("bob"))
         swarm.train(aggregator, other)
 
         assert aggregator.error is other.error is None
@@ -289,15 +345,14 @@ def test_a_peer_that_cannot_aggregate_sends_its_parts(tmp_path: Path) -> None:
 
 def test_an_aggregator_that_leaves_hands_over_its_error_feedback_and_costs_no_round(tmp_path: Path) -> None:
     work = ShardedWork()
-    with HubSwarm(sharded_settings(first_peers=3, samples=120), work, tmp_path) as swarm:
+    with ShardedSwarm(sharded_settings(first_peers=3, samples=120), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob", "cat")]
 
         def leave(opened: object) -> None:
             if len(peers[1].rounds) == 4:
                 peers[1].link.leave_requested.set()
-                until(lambda: not next(s for s in members() if s.name == "bob").can_aggregate)
+                until(lambda: swarm.coordinator._resigned)
 
-        members = swarm.hub._state.members.sessions.values
         peers[1].before_exchange = leave
         swarm.train(*peers)
 
@@ -311,7 +366,7 @@ def test_an_aggregator_that_leaves_hands_over_its_error_feedback_and_costs_no_ro
 
 def test_a_killed_aggregator_costs_one_round_of_its_shards_and_their_error_feedback(tmp_path: Path) -> None:
     work = ShardedWork()
-    with HubSwarm(sharded_settings(first_peers=3, samples=120), work, tmp_path) as swarm:
+    with ShardedSwarm(sharded_settings(first_peers=3, samples=120), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob", "cat")]
 
         def die(opened: object) -> None:
@@ -330,7 +385,7 @@ def test_a_killed_aggregator_costs_one_round_of_its_shards_and_their_error_feedb
 
 def test_a_killed_aggregator_that_is_back_has_its_error_feedback(tmp_path: Path) -> None:
     work = ShardedWork()
-    with HubSwarm(sharded_settings(first_peers=3, samples=120, grace_s=0.1), work, tmp_path) as swarm:
+    with ShardedSwarm(sharded_settings(first_peers=3, samples=120, grace_s=0.1), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob", "cat")]
         back: list[AggregatingPeer] = []
 
@@ -339,7 +394,7 @@ def test_a_killed_aggregator_that_is_back_has_its_error_feedback(tmp_path: Path)
                 peers[1].link.close()
                 assert peers[1].owning is not None
                 peers[1].owning.close()
-                back.append(AggregatingPeer(swarm.link("bob", owns=True), half=peers[1].half))
+                back.append(AggregatingPeer(swarm.able("bob"), half=peers[1].half))
                 back[0].start()
 
         peers[1].before_exchange = die
@@ -353,9 +408,9 @@ def test_a_killed_aggregator_that_is_back_has_its_error_feedback(tmp_path: Path)
 
 def test_a_round_whose_aggregators_are_all_lost_counts_nothing_and_is_opened_again(tmp_path: Path) -> None:
     work = ShardedWork()
-    with HubSwarm(sharded_settings(first_peers=2), work, tmp_path) as swarm:
-        aggregator, other = AggregatingPeer(swarm.link("ann", owns=True)), AggregatingPeer(swarm.link("bob"))
-        swarm.hub._shards.barrier.patience = 0.3
+    with ShardedSwarm(sharded_settings(first_peers=2), work, tmp_path) as swarm:
+        aggregator, other = AggregatingPeer(swarm.able("ann")), AggregatingPeer(swarm.link("bob"))
+        swarm.coordinator.barrier.patience = 0.3
         put = aggregator.link.put
 
         def drop(name: str, data: bytes) -> bool | None:
@@ -375,7 +430,7 @@ def test_a_round_whose_aggregators_are_all_lost_counts_nothing_and_is_opened_aga
 
 def test_an_aggregator_with_a_full_disk_hands_over_and_aggregates_no_more(tmp_path: Path) -> None:
     work = ShardedWork()
-    with HubSwarm(sharded_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
+    with ShardedSwarm(sharded_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob")]
 
         def fill(opened: object) -> None:
@@ -396,7 +451,7 @@ def test_a_part_that_an_aggregator_refuses_is_in_no_shard(tmp_path: Path) -> Non
     """The round is closed again without this peer. One peer's word stands against the other's, so there is no
     strike, and for a while the hub aggregates those shards."""
     work = ShardedWork()
-    with HubSwarm(sharded_settings(first_peers=3), work, tmp_path) as swarm:
+    with ShardedSwarm(sharded_settings(first_peers=3), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob", "cat")]
         peers[0].half = ToyHalf(refuses={2: "cat"})
         swarm.train(*peers)
@@ -413,8 +468,8 @@ def test_a_part_that_an_aggregator_refuses_is_in_no_shard(tmp_path: Path) -> Non
 def test_a_round_that_all_aggregators_refuse_is_cut_anew_for_others(tmp_path: Path) -> None:
     """The only update is refused by the only aggregator: the hub aggregates the reopened round."""
     work = ShardedWork()
-    with HubSwarm(sharded_settings(), work, tmp_path) as swarm:
-        peer = AggregatingPeer(swarm.link("ann", owns=True), half=ToyHalf(refuses={2: "ann"}))
+    with ShardedSwarm(sharded_settings(), work, tmp_path) as swarm:
+        peer = AggregatingPeer(swarm.able("ann"), half=ToyHalf(refuses={2: "ann"}))
         swarm.train(peer)
 
         assert peer.error is None
@@ -426,21 +481,28 @@ def test_a_round_that_all_aggregators_refuse_is_cut_anew_for_others(tmp_path: Pa
 @pytest.mark.parametrize("lost", [False, True])
 def test_an_aggregator_that_missed_the_end_of_a_round_fetches_it(lost: bool, tmp_path: Path) -> None:
     work = ShardedWork()
-    with HubSwarm(sharded_settings(first_peers=2), work, tmp_path) as swarm:
+    with ShardedSwarm(sharded_settings(first_peers=2), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob")]
-        orders = peers[0].link.orders
-        hear, put = orders.next, peers[0].link.put
-        swarm.hub._shards.barrier.patience = 0.3
+        put = peers[0].link.put
+        swarm.coordinator.barrier.patience = 0.3
 
-        def deaf() -> messages.Round | messages.Close | messages.Committed | None:
-            while isinstance(order := hear(), messages.Committed) and order.round == 2:
-                pass
-            return order
+        def listen_badly(opened: object) -> None:
+            assert peers[0].owning is not None
+            orders = peers[0].owning.orders
+            hear = orders.next
+
+            def deaf() -> Order | None:
+                while isinstance(order := hear(), Done) and order.round == 2:
+                    pass
+                return order
+
+            if len(peers[0].rounds) == 1:
+                orders.next = deaf  # type: ignore[method-assign]
 
         def drop(name: str, data: bytes) -> bool | None:
             return None if name.startswith("shard/2/") else put(name, data)
 
-        orders.next = deaf  # type: ignore[method-assign]
+        peers[0].before_exchange = listen_badly
         if lost:
             peers[0].link.put = drop  # type: ignore[method-assign, assignment]
         swarm.train(*peers)
@@ -463,7 +525,7 @@ class Greedy(ToyHalf):
 
 def test_an_aggregator_hands_over_error_feedback_of_its_own_shards_only(tmp_path: Path) -> None:
     work = ShardedWork()
-    with HubSwarm(sharded_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
+    with ShardedSwarm(sharded_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob")]
         peers[1].half = Greedy()
 
@@ -476,14 +538,14 @@ def test_an_aggregator_hands_over_error_feedback_of_its_own_shards_only(tmp_path
 
         assert peers[1].handed_over
         bent = {shard for half in (work.half, peers[0].half) for shard, e in half.errors.items() if 99 in e}
-        bent |= {s for left in swarm.hub._state.shards.handoffs.values() for s in left.shards}
+        bent |= {s for left in swarm.coordinator.handoffs.values() for s in left.shards}
         assert bent == set(peers[1].owned[-1])
 
 
 def test_a_peer_that_hands_over_its_error_feedback_aggregates_no_more(tmp_path: Path) -> None:
     """Else it would have another error to hand over each round."""
     work = ShardedWork()
-    with HubSwarm(sharded_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
+    with ShardedSwarm(sharded_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob")]
         told: list[bool | None] = []
 

@@ -10,9 +10,11 @@ from typing import cast
 import pytest
 from waiting import until
 
+from cocktail_cli.extensions.aggregators.aggregator_thread import ShardServer
+from cocktail_cli.extensions.aggregators.bodies import AggregatorInfo
+from cocktail_cli.extensions.aggregators.peer import BOUNDS, ShardClients
 from scripts.swarms.tcp_link import Link
 from transport import PeerLink, RunURL
-from transport.aggregators import ShardClients, ShardServer
 from transport.direct import PeerServer
 from transport.peer import LinkLimits, PeerIdentity
 from transport.protocol import CurveKeys, RefusedByHub, TransportError, decode_to_peer, encode, messages
@@ -38,14 +40,16 @@ class House:
 
     def link(self, name: str, keys: str, port: int = 0) -> PeerLink:
         url = RunURL(KEYS["aggregator"].public, "", "127.0.0.1", port or self.port, "toy-run")
-        return PeerLink(url, PeerIdentity(name, keys=KEYS[keys]), LinkLimits(patience=1.0, flows=1))
+        link = PeerLink(url, PeerIdentity(name, keys=KEYS[keys]), LinkLimits(patience=1.0, flows=1))
+        link.bounds_of_extensions |= BOUNDS
+        return link
 
     @property
-    def aggregator(self) -> messages.AggregatorInfo:
+    def aggregator(self) -> AggregatorInfo:
         return self.at(self.port)
 
-    def at(self, port: int) -> messages.AggregatorInfo:
-        return messages.AggregatorInfo("aggregator", [0], KEYS["aggregator"].public, f"127.0.0.1:{port}")
+    def at(self, port: int) -> AggregatorInfo:
+        return AggregatorInfo("aggregator", [0], KEYS["aggregator"].public, f"127.0.0.1:{port}")
 
 
 @pytest.fixture
@@ -143,7 +147,7 @@ def test_a_session_is_resumed_by_the_key_that_began_it_and_no_other() -> None:
 def test_a_link_that_was_lost_between_two_rounds_is_dialled_anew(house: House, line: Link) -> None:
     dialled: list[PeerLink] = []
 
-    def dial(aggregator: messages.AggregatorInfo) -> PeerLink:
+    def dial(aggregator: AggregatorInfo) -> PeerLink:
         dialled.append(house.link("ann", "ann", line.port))
         return dialled[-1]
 
@@ -161,10 +165,10 @@ def test_a_link_that_was_lost_between_two_rounds_is_dialled_anew(house: House, l
 
 
 def test_an_aggregator_that_cannot_be_dialled_costs_seconds_once() -> None:
-    nowhere = messages.AggregatorInfo("aggregator", [0], KEYS["aggregator"].public, "127.0.0.1:1")
-    dialled: list[messages.AggregatorInfo] = []
+    nowhere = AggregatorInfo("aggregator", [0], KEYS["aggregator"].public, "127.0.0.1:1")
+    dialled: list[AggregatorInfo] = []
 
-    def dial(aggregator: messages.AggregatorInfo) -> PeerLink:
+    def dial(aggregator: AggregatorInfo) -> PeerLink:
         dialled.append(aggregator)
         url = RunURL(aggregator.key, "", "127.0.0.1", 1, "toy-run")
         return PeerLink(url, PeerIdentity("ann", keys=KEYS["ann"]), LinkLimits(patience=0.5, flows=1))

@@ -1,4 +1,9 @@
-"""Places shards on peers by the links between them: how many each aggregates. Pure, exact.
+"""Assigns shards to aggregators by rendezvous hashing, as many to each as its line is fit for.
+
+The assignment follows from the shards and the peers alone, so a restarted hub comes to the same one, and few
+shards move when a peer comes or goes. The hub aggregates what no peer does.
+
+How many shards: places them on peers by the links between them: how many each aggregates. Pure, exact.
 
 Peer i sends the part of each aggregator j to it, then j sends the packet of its shards to each i. With a
 share f_j of the shards at j, a link B_ij from i to j, and lines as fast as their fastest link, the seconds
@@ -13,8 +18,9 @@ own links carry, at least as many as it need not send elsewhere. So all pairs of
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import neg
 
@@ -117,3 +123,25 @@ class Placement:
             counts[place] += more
             left -= more
         return counts if left == 0 else None
+
+
+def assign(
+    shards: int, peers: Iterable[str], counts: Mapping[str, int] | None = None
+) -> dict[str, list[int]]:
+    """Return peer -> its shards, ascending, for peers that get any. No peer gets more than its share: that
+    of all, or as many as `counts` says, which are as many as there are shards.
+
+    A shard goes to the peer whose hash with it is highest among those that have room: by the hash alone one
+    of four peers would get a tenth more than another.
+    """
+    assigned: dict[str, list[int]] = {peer: [] for peer in sorted(peers)}
+    share = -(-shards // len(assigned)) if assigned else 0
+    most = dict.fromkeys(assigned, share) if counts is None else counts
+    for shard in range(shards if assigned else 0):
+        free = [peer for peer, mine in assigned.items() if len(mine) < most[peer]]
+        assigned[max(free, key=lambda peer: rank(shard, peer))].append(shard)
+    return {peer: mine for peer, mine in assigned.items() if mine}
+
+
+def rank(shard: int, peer: str) -> bytes:
+    return hashlib.sha256(f"{shard} {peer}".encode()).digest()

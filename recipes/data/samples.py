@@ -202,7 +202,7 @@ class StoredSamples(Sequence[Sample]):
         several = bool(flags & DOCUMENTS)
         self._lengths_at = HEADER.size + 4 * count * several
         if count > MOST or self._lengths_at + 4 * count > size:
-            raise ForeignSamples(f"{count:,} samples in {size:,} bytes, at most {MOST:,} are evaluated")
+            raise ForeignSamples(f"{count:,} samples in {size:,} bytes, at most {MOST:,} are read")
         documents = np.arange(count + 1)  # before each sample, and all
         if several:
             documents[1:] = np.cumsum(np.concatenate([*numbers(file, count), np.empty(0, np.int64)]))

@@ -56,7 +56,7 @@ def test_a_full_disk_stops_the_run_with_its_reason_and_loses_nothing(forked: For
 
         disk.empty()
         # of the disk that is kept free for others
-        little = "from recipes.weight_files import safetensors_files; safetensors_files.DISK_RESERVE = 0"
+        little = "from recipes import weight_files; weight_files.DISK_RESERVE = 0"
         resumed = inside("resumed", *resume, first=little)
         started = resumed.until("run_started")
         assert (started["url"], started["round"] > announced) == (url, True)

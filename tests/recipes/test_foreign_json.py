@@ -264,7 +264,6 @@ UNMEASURED = {
     "transport/protocol/message_codec.py": "messages, typed",
     "transport/protocol/sample_ranges.py": "the hub's own ledger, typed",
     "transport/ledger/ledger_copy.py": "rows that become LedgerError, whatever is wrong",
-    "transport/ledger/residual_handoffs.py": "the hub's own ledger",
     "transport/ledger/run_ledger.py": "the hub's own ledger",
     "transport/ledger/decision_chain.py": "the hub's own ledger",
     "transport/ledger/journal.py": "the hub's own ledger",

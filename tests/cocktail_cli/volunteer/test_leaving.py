@@ -259,7 +259,7 @@ def test_a_second_ctrl_c_ends_a_run_with_its_model(
     launch = forked.start(tmp_path / "run", *LAUNCH)
     (tmp_path / "ann").mkdir()
     (tmp_path / "ann" / "url").write_text(launch.until("run_started")["url"] + "\n")
-    slowly = slow("recipes.objectives.next_tokens.loss_sum", 1.0)
+    slowly = slow("recipes.objectives.loss_sum", 1.0)
     forked.start(tmp_path / "ann", "join", "@url", "-y", "--json", before=slowly)
     launch.until("step")
     launch.send(signal.SIGINT)

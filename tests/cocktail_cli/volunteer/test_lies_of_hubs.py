@@ -149,7 +149,7 @@ LIES = {
         "315 bytes; it has 314 at most", "lease/0", opens(), {"lease/": endless(315)}
     ),
     "a lease of 4 billion samples": Lie(
-        "too short for 4294967295", "lease/0", opens(), {"lease/": lambda _: PACKED + b"\xff" * 100}
+        "4,294,967,295 samples in 106 bytes", "lease/0", opens(), {"lease/": lambda _: PACKED + b"\xff" * 100}
     ),
     "a billion samples": Lie("by the recipe a round has 8 samples", says=opens(samples=10**9)),
     "a billion steps": Lie("in 1,000,000,000 local steps", says=opens(local_steps=10**9)),

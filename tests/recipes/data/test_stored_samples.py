@@ -80,7 +80,7 @@ def header(count: int, flags: int = 0) -> bytes:
     ("data", "said"),
     [
         (header(2**32 - 1), "4,294,967,295 samples in 10 bytes"),
-        (header(MOST + 1) + bytes(4 * MOST + 4), "at most 1,048,576 are evaluated"),
+        (header(MOST + 1) + bytes(4 * MOST + 4), "at most 1,048,576 are read"),
         (header(1, 2) + b"\xff" * 8, "too short for 4,294,967,295 lengths"),
         (header(1) + b"\xff" * 8, "a sample of 4,294,967,295 tokens, this run has at most 40"),
         (header(2) + bytes(20), "a sample of no tokens"),

@@ -218,7 +218,7 @@ def test_what_peers_reach_each_other_for_begins_with_the_first_that_others_may_r
     swarm = SimSwarm(1, extensions=[Late("dialling", lambda hub: Dialling(), dialled)])
     for at in ("", address):
         peer = SimPeer(swarm, f"p{len(swarm.peers)}", swarm.staleness)
-        peer.state.hello = replace(peer.state.hello, address=at, owns=bool(at))
+        peer.state.hello = replace(peer.state.hello, address=at)
         swarm.peers.append(peer)
         peer.dial()
         assert swarm.hub.rounds.extensions == []

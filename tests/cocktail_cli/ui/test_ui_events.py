@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import cocktail_cli
 from cocktail_cli.host import run_folder
-from cocktail_cli.ui import Warning, timestamp
+from cocktail_cli.ui import Warning, events, timestamp
 from cocktail_cli.ui.events import Eval, PeerLeft, RunFinished, Step, as_json, from_json, name_of
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
@@ -58,7 +57,7 @@ def test_fields_of_extensions_are_in_the_line_of_a_step_and_cannot_replace_its_o
 def test_an_event_that_nobody_has_defined_is_an_error() -> None:
     with pytest.raises(LookupError):
         from_json({"v": 1, "t": "2026-11-20T12:00:00Z", "event": "nothing_of_ours"})
-    assert not hasattr(cocktail_cli.events, "NothingOfOurs")
+    assert not hasattr(events, "NothingOfOurs")
 
 
 def test_names_of_events_are_those_of_the_documentation() -> None:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from recipes.config import Recipe as Resolved
-    from recipes.data import Corpus, StreamedCorpus
+    from recipes.data import Corpus, StreamedCorpus, TypedPrompt
     from recipes.downloads import Licence
     from recipes.models import Base
     from transport import Hub, Ledger, RunKeys, RunSettings
@@ -197,6 +197,7 @@ class HostSession:
         self.life_line: LifeLine | None = None
         self.share_gated_base = False
         self.drop_error_feedback = False
+        self.prompt: TypedPrompt | None = None  # of a new run, to try its model with; from `prepare` on
         self.prepared: RunDelegate | None = None  # what `prepare` made, where it was called before
         # Called just before the hub listens, where this machine takes over: it uses the port until then.
         self.free_port: Callable[[], None] | None = None
@@ -316,7 +317,7 @@ class HostSession:
 
     def prepare(self) -> RunDelegate:
         """Bring base model and corpus to this disk, and write the resolved recipe beside them."""
-        from recipes.data import read_rows
+        from recipes.data import read_rows, typed_prompt
         from recipes.models import check_fit, load_tokenizer, open_tokenizer, prepare_base
         from transport import Ledger
 
@@ -347,6 +348,8 @@ class HostSession:
         corpus = self._build_corpus(data, tokenizer)
         if self.resumed is None:
             tokenizer.save_pretrained(stored)
+            trained = (corpus.sample(position) for position in range(len(corpus)))
+            self.prompt = typed_prompt(tokenizer, corpus.held_out or trained)
         else:
             check_corpus(self.resumed, self.recipe, corpus)
         for line in corpus.found:
@@ -519,13 +522,6 @@ class HostSession:
 
     def _new_record(self, work: RunDelegate, keys: RunKeys, name: str) -> machine.RunRecord:
         """Describe a new run, but for what its hub determines."""
-        from recipes.data import typed_prompt
-        from recipes.models import open_tokenizer
-
-        code = self.recipe.model.trust_remote_code
-        tokenizer, corpus = open_tokenizer(self.folder / in_folder.TOKENIZER, code=code), work.corpus
-        trained = (corpus.sample(position) for position in range(len(corpus)))
-        typed = typed_prompt(tokenizer, corpus.held_out or trained)
         return machine.RunRecord(
             run=name,
             url="",
@@ -542,8 +538,8 @@ class HostSession:
             base_sha256=work.base.digest,
             data_sha256=work.data_digest,
             licence=asdict(work.base.licence),
-            prompt=typed.text if typed else "",
-            chats=typed.chat if typed else None,
+            prompt=self.prompt.text if self.prompt else "",
+            chats=self.prompt.chat if self.prompt else None,
         )
 
     def door(self) -> machine.ListenAddress:

@@ -47,22 +47,27 @@ class TypedPrompt:
 def typed_prompt(tokenizer: PreTrainedTokenizerBase, samples: Iterable[Sample]) -> TypedPrompt | None:
     """Find a prompt of one line of at most LINE characters: a user's message where the samples are
     conversations, else the beginning of a text. None where there is no text at all."""
-    marks = _user_marks(tokenizer)
-    found: list[TypedPrompt] = []
+    marks, first = _user_marks(tokenizer), None
     for sample in islice(samples, LOOKED_AT):
-        text = str(tokenizer.decode(prompt_of(sample).tokens, skip_special_tokens=False))
-        message = _message(text, *marks) if marks else None
-        if message is None:
-            text = str(tokenizer.decode(prompt_of(sample).tokens, skip_special_tokens=True))
-        one = TypedPrompt((message or text).strip(), message is not None)
+        one = _typed(tokenizer, prompt_of(sample).tokens, marks)
         if one.text and len(one.text) <= LINE and one.text.isprintable():
             return one
-        found += [one] * bool(one.text)
-    if not found:
+        first = first or (one if one.text else None)
+    if first is None:
         return None
-    lines = found[0].text.splitlines()
-    shortened = lines[0][:LINE].rsplit(" ", 1)[0] if len(lines[0]) > LINE else lines[0]
-    return TypedPrompt("".join(filter(str.isprintable, shortened)), found[0].chat)
+    line = first.text.splitlines()[0]
+    shortened = line if len(line) <= LINE else line[:LINE].rsplit(" ", 1)[0]
+    return TypedPrompt("".join(filter(str.isprintable, shortened)), first.chat)
+
+
+def _typed(
+    tokenizer: PreTrainedTokenizerBase, tokens: list[int], marks: tuple[str, str] | None
+) -> TypedPrompt:
+    """Decode the user's message in a prompt, or all of it where there is none."""
+    message = _message(str(tokenizer.decode(tokens)), *marks) if marks else None
+    if message is not None:
+        return TypedPrompt(message.strip(), True)
+    return TypedPrompt(str(tokenizer.decode(tokens, skip_special_tokens=True)).strip(), False)
 
 
 def _user_marks(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str] | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import run_story
 from drawn_board import drawn
 from rich.cells import cell_len
 from rich.console import Console, Group
@@ -16,22 +17,7 @@ from cocktail_cli.extensions.board.board import Board, state_of
 from cocktail_cli.ui import Progressed, RunStarted, events, megabytes, sentence, time_left_text
 
 STARTED = RunStarted("amber-otter-42", "cocktail://x", "smoke", "9f2c41ab" * 8, 860_160, 80, "outputs/smoke")
-STEP = events.Step(
-    step=12,
-    steps=80,
-    round=12,
-    loss=1.8421,
-    peers=2,
-    accepted=["a", "b"],
-    up_bytes={"a": 10_000, "b": 12_000},
-    down_bytes={"a": 14_000, "b": 14_000},
-    ratio_up={"a": 172.0, "b": 143.4},
-    ratio_fp16=137.6,
-    step_s=0.5,
-    compute_s={"a": 0.2, "b": 0.2},
-    wait_s={"a": 0.1, "b": 0.1},
-    eta_s=34.0,
-)
+STEP = replace(run_story.STEP, fingerprint="", tokens_by_peer={})
 JOINED = events.Joined("amber-otter-42", "vm", "smoke", "9f" * 32, 0)
 CURVE = [replace(STEP, step=step, loss=6.0 - step / 10) for step in range(1, 41)]
 SIZES = [(79, 24), (59, 20), (139, 40), (39, 10), (199, 60), (19, 5), (9, 3), (79, 100)]

@@ -1,4 +1,4 @@
-"""What a user is told to type: a message of the held-out conversations, or the beginning of a text."""
+"""A user is told to type a message of the held-out conversations, or the beginning of a text."""
 
 from __future__ import annotations
 

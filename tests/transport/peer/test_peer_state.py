@@ -240,7 +240,7 @@ FULL: dict[str, Callable[[int, int], messages.Message]] = {
 
 
 def test_all_that_a_hub_can_have_a_peer_remember_of_full_messages_has_a_bound() -> None:
-    """Of each kind far more come than any hub sends."""
+    """A hub sends far more of each kind than a run has."""
     state = PeerState(HELLO)
     state.connected(0.0)
     state.receive(welcome(), 0.1)

@@ -25,7 +25,7 @@ CEILINGS = {
     "lines with code, heart": 29_174,
     "lines with code, extensions": 15_638,
     "lines with code, scripts": 9893,
-    "lines with code, tests": 44_557,
+    "lines with code, tests": 44_549,
     "modules": 327,
     "recipe keys": 111,
     "options": 196,

@@ -253,14 +253,19 @@ def test_a_launch_that_has_trained_nothing_pauses(forked: Forked, tmp_path: Path
     assert "Traceback" not in early.said + launch.said
 
 
+def launch_with_a_slow_peer(forked: Forked, folder: Path, seconds: float) -> tuple[Command, Command]:
+    """Start a launch, and a peer that takes so many seconds for a micro-batch."""
+    launch = forked.start(folder / "run", *LAUNCH)
+    (folder / "ann").mkdir()
+    (folder / "ann" / "url").write_text(launch.until("run_started")["url"] + "\n")
+    slowly = slow("recipes.objectives.loss_sum", seconds)
+    return launch, forked.start(folder / "ann", "join", "@url", "-y", "--json", before=slowly)
+
+
 def test_a_second_ctrl_c_ends_a_run_with_its_model(
     forked: Forked, material: Material, tmp_path: Path
 ) -> None:
-    launch = forked.start(tmp_path / "run", *LAUNCH)
-    (tmp_path / "ann").mkdir()
-    (tmp_path / "ann" / "url").write_text(launch.until("run_started")["url"] + "\n")
-    slowly = slow("recipes.objectives.loss_sum", 1.0)
-    forked.start(tmp_path / "ann", "join", "@url", "-y", "--json", before=slowly)
+    launch, _ = launch_with_a_slow_peer(forked, tmp_path, 1.0)
     launch.until("step")
     launch.send(signal.SIGINT)
     launch.until("progressed", state="pausing (Ctrl-C): finishing the exchange in flight")
@@ -275,17 +280,7 @@ def test_a_second_ctrl_c_ends_a_run_with_its_model(
 def test_the_third_ctrl_c_ends_a_launch_at_once_and_it_can_be_resumed(
     forked: Forked, material: Material, tmp_path: Path
 ) -> None:
-    launch = forked.start(tmp_path / "run", *LAUNCH)
-    (tmp_path / "ann").mkdir()
-    (tmp_path / "ann" / "url").write_text(launch.until("run_started")["url"] + "\n")
-    peer = forked.start(
-        tmp_path / "ann",
-        "join",
-        "@url",
-        "-y",
-        "--json",
-        before=slow("recipes.objectives.loss_sum", 60),
-    )
+    launch, peer = launch_with_a_slow_peer(forked, tmp_path, 60)
     until(lambda: told("caught up")(peer, None), WITHIN * 2)  # type: ignore[arg-type]
     time.sleep(1.0)
     launch.send(signal.SIGINT)

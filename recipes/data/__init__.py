@@ -11,7 +11,14 @@ from .corpus import (
     read_index,
     shuffled_order,
 )
-from .example_prompts import LONGEST, NEW, SHOWN, Prompt, TypedPrompt, prompt_of, typed_prompt
+from .example_prompts import LONGEST, NEW, SHOWN, Prompt, TypedPrompt, asked_in, prompt_of, typed_prompt
 from .samples import MOST, Sample, SampleLimits, StoredSamples, batches, collate, pack_samples, unpack_samples
 from .sources import Row, count_lines, count_rows, no_rows, prefetch_dataset, read_rows
-from .tokenization import RowReader, RowTokenizer, TokenizedDocument, detect_row_type, make_row_tokenizer
+from .tokenization import (
+    END_OF_TURN,
+    RowReader,
+    RowTokenizer,
+    TokenizedDocument,
+    detect_row_type,
+    make_row_tokenizer,
+)

@@ -35,7 +35,7 @@ from recipes.downloads import (
     open_url,
 )
 from recipes.errors import DataError, HubUnreachable
-from recipes.foreign_json import parse_json
+from recipes.foreign_json import parse_json, unique_keys
 
 UTF8 = "save the file as UTF-8, such as with iconv -t UTF-8"
 COPY_AGAIN = "download or copy it again"
@@ -341,7 +341,7 @@ def _decoded(line: bytes, place: str) -> str:
 
 def _object(line: bytes, place: str) -> dict[str, Any]:
     try:
-        value = parse_json(_decoded(line, place).rstrip())
+        value = parse_json(_decoded(line, place).rstrip(), unique_keys)
     except ValueError as error:
         raise DataError(f"{place}: not valid JSON: {error}", "correct this line, or remove it") from None
     if not isinstance(value, dict):

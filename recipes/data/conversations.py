@@ -97,7 +97,8 @@ class ConversationReader:
         """Read the messages in field `name` of a row."""
         listed = row.fields.get(name)
         if not isinstance(listed, list) or not listed:
-            raise DataError(f"{row.place}: `{name}` must be a list of messages with at least one")
+            text = ", not JSON text" if isinstance(listed, str) else ""
+            raise DataError(f"{row.place}: `{name}` must be a list of messages with at least one{text}")
         where = f"{row.place}: {name} " if name in NAMED else f"{row.place}: "
         return [self._message(each, f"{where}message {number}") for number, each in enumerate(listed)]
 
@@ -273,6 +274,8 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, marked: bool) -> None:
+        from jinja2 import nodes
+
         self.tokenizer = tokenizer
         own = tokenizer.chat_template
         self.source: dict[str, str] = own if isinstance(own, dict) else {"default": str(own)}
@@ -282,9 +285,13 @@ class ChatTemplate:
         if marked and (variant := training_template(tokenizer)) is not None:
             self.source = {"default": variant}
         self.special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-        trees = [parsed(source) for source in self.source.values()]
-        self.texts = frozenset(text for tree in trees for text in texts_in(tree))
-        self.names = self.texts | {name for tree in trees for name in names_in(tree)}
+        found = [node for source in self.source.values() for node in parsed(source).find_all(nodes.Node)]
+        # texts of its code, the keys and roles that it asks for among them; then its variables and attributes
+        self.texts = frozenset(
+            n.value for n in found if isinstance(n, nodes.Const) and isinstance(n.value, str)
+        )
+        self.names = {*self.texts, *(node.name for node in found if isinstance(node, nodes.Name))}
+        self.names |= {node.attr for node in found if isinstance(node, nodes.Getattr)}
         self.warnings: dict[str, None] = {}  # in order, each once
         self.tried: set[tuple[object, ...]] = set()  # shapes of messages that are rendered whole
         self.beside: dict[tuple[bool, str], str] = {}  # by tools and arguments
@@ -554,21 +561,6 @@ def parsed(source: str) -> Any:
     except (TemplateError, RecursionError) as error:
         what = str(error) if isinstance(error, TemplateError) else "nested too deeply"
         raise DataError(f"the chat template is not valid Jinja: {what}") from error
-
-
-def names_in(tree: Any) -> Iterator[str]:
-    """Yield the variables and attributes of a template's code."""
-    from jinja2 import nodes
-
-    yield from (node.name for node in tree.find_all(nodes.Name))
-    yield from (node.attr for node in tree.find_all(nodes.Getattr))
-
-
-def texts_in(tree: Any) -> Iterator[str]:
-    """Yield the texts of a template's code: the keys and roles that it asks for are among them."""
-    from jinja2 import nodes
-
-    yield from (node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
 
 
 def training_template(tokenizer: PreTrainedTokenizerBase) -> str | None:

@@ -37,7 +37,14 @@ COLUMNS = {  # of each type of row; those of chat and text may have other names 
     "chat": ("messages",),
     "tokenized": ("input_ids", "attention_mask"),  # and masks of what is trained
 }
-
+DETECTED = [  # type of row, columns that it must have; the first that fits is taken
+    ("chat", {"messages"}),
+    ("chat", {"conversations"}),
+    ("alpaca", {"instruction", "output"}),
+    ("prompt_completion", {"prompt", "completion"}),
+    ("tokenized", {"input_ids"}),
+    ("text", {"text"}),
+]
 SYNONYMS: dict[str, tuple[str, ...]] = {  # usual names of columns elsewhere, for hints
     "text": ("content", "txt", "body", "document", "article"),
     "prompt": ("question", "input", "query", "q"),
@@ -196,39 +203,31 @@ class RowTokenizer:
     def _tokenized(self, row: Row) -> TokenizedDocument:
         """Take tokens unchanged, padding (0 in attention_mask) aside; masked: -100 in `labels`, 0 in
         completion_mask or assistant_masks."""
-        tokens = row.numbers(self.dataset.column("input_ids"))
-        found = {ours: self._values(row, ours, len(tokens)) for ours in ("attention_mask", *self.masks)}
-        padding = found.pop("attention_mask", None)
-        at = np.arange(len(tokens)) if padding is None else np.flatnonzero(padding)
+        tokens, found = row.numbers(self.dataset.column("input_ids")), dict[str, np.ndarray]()
+        for ours in ("attention_mask", *self.masks):
+            if row.fields.get(name := self.dataset.column(ours)) is None:
+                continue
+            found[ours] = row.numbers(name)
+            if len(found[ours]) != len(tokens):
+                raise DataError(f"{row.place}: {len(tokens)} input_ids and {len(found[ours])} `{name}`")
+            if ours != "labels" and not np.isin(found[ours], (0, 1)).all():
+                raise DataError(f"{row.place}: `{name}` must be 0 or 1 for each token")
+        at = np.flatnonzero(found.pop("attention_mask", np.ones(len(tokens))))
         real = slice(at[0], at[-1] + 1) if len(at) else slice(0)
-        if len(tokens[real]) > len(at):
-            raise DataError(f"{row.place}: attention_mask must be 0 before or behind all tokens, not between")
         tokens = tokens[real]
+        if len(tokens) > len(at):
+            raise DataError(f"{row.place}: attention_mask must be 0 before or behind all tokens, not between")
         if not len(tokens) or tokens.min() < 0 or tokens.max() >= len(self.tokenizer):
             met = f"{tokens.min()} to {tokens.max()}" if len(tokens) else "none"
             said = f"{row.place}: token ids must be 0 to {len(self.tokenizer) - 1}, there are {met}"
             raise DataError(said, "tokenize with the model's own tokenizer, or give text")
         trained = np.ones(len(tokens), dtype=bool)
         for ours, values in found.items():
-            if values is not None:
-                trained &= values[real] == (tokens if ours == "labels" else 1)
-                if ours == "labels" and (trained != (values[real] != -100)).any():
-                    raise DataError(
-                        f"{row.place}: `{ours}` must be -100 or the token itself: cocktail shifts them"
-                    )
+            trained &= values[real] == (tokens if ours == "labels" else 1)
+            if ours == "labels" and (trained != (values[real] != -100)).any():
+                said = f"{row.place}: `{ours}` must be -100 or the token itself: cocktail shifts them"
+                raise DataError(said)
         return TokenizedDocument(tokens, trained)
-
-    def _values(self, row: Row, ours: str, length: int) -> np.ndarray | None:
-        """Labels or a mask of a row of so many tokens; None where it has none. Errors: DataError."""
-        name = self.dataset.column(ours)
-        if row.fields.get(name) is None:
-            return None
-        values = row.numbers(name)
-        if len(values) != length:
-            raise DataError(f"{row.place}: {length} input_ids and {len(values)} `{name}`")
-        if ours != "labels" and not np.isin(values, (0, 1)).all():
-            raise DataError(f"{row.place}: `{name}` must be 0 or 1 for each token")
-        return values
 
     @property
     def masks(self) -> list[str]:
@@ -305,18 +304,14 @@ def make_row_tokenizer(
     rows = RowTokenizer(tokenizer, data, dataset, row_type, reader, vocabulary)
     columns = [*(reader.columns if reader else COLUMNS[row_type])]
     columns += rows.masks if row_type == "tokenized" else []
-    talks = row_type == "chat"
-    if reader is not None:
-        talks = reader.talks(dataset, first)
-    elif row_type == "prompt_completion":
-        talks = isinstance(first.fields.get(dataset.column("prompt")), list)
+    talks = isinstance(first.fields.get(dataset.column("prompt")), list) and row_type == "prompt_completion"
+    talks = reader.talks(dataset, first) if reader is not None else row_type == "chat" or talks
     special = {*tokenizer.all_special_ids}
     if talks:
         columns += ["tools", "chat_template_kwargs"]
         said = choose_template(tokenizer, data.chat_template)
         rows.template = ChatTemplate(tokenizer, marked=rows.masks_assistant)
-        end = rows.template.end_of_turn()
-        if end:
+        if end := rows.template.end_of_turn():
             special.add(tokenizer.get_added_vocab().get(end, tokenizer.eos_token_id))
             if end != tokenizer.eos_token:
                 tokenizer.init_kwargs[END_OF_TURN] = end
@@ -379,16 +374,9 @@ def detect_row_type(dataset: Dataset, first: Row) -> str:
         return dataset.type
     renamed = {theirs: ours for ours, theirs in dataset.column_map.items()}
     columns = {renamed.get(name, name) for name in first.fields}
-    if columns & {"messages", "conversations"}:
-        return "chat"
-    if {"instruction", "output"} <= columns:
-        return "alpaca"
-    if {"prompt", "completion"} <= columns:
-        return "prompt_completion"
-    if "input_ids" in columns:
-        return "tokenized"
-    if "text" in columns:
-        return "text"
+    for row_type, wanted in DETECTED:
+        if wanted <= columns:
+            return row_type
     raise DataError(
         f"{first.place}: columns {', '.join(sorted(first.fields)) or '(none)'} are no known kind of data: "
         "expected text, prompt and completion, instruction and output, messages, or input_ids "
@@ -480,7 +468,7 @@ class PackedDocuments:
 
 def make_samples(documents: Sequence[TokenizedDocument], data: Data) -> PackedDocuments:
     """Truncate or pack documents as the recipe says; samples without a trained token are left out."""
-    max_length, documents = data.max_length, [d for d in documents if len(d.tokens)]
+    max_length, rows, documents = data.max_length, len(documents), [d for d in documents if len(d.tokens)]
     lengths = [len(d.tokens) for d in documents]
     truncated = sum(d.longest > max_length for d in documents) if data.truncates else 0
     if not data.packing:
@@ -495,7 +483,8 @@ def make_samples(documents: Sequence[TokenizedDocument], data: Data) -> PackedDo
     kept = [sample for sample in made if sample.count]
     tokens = sum(lengths) - sum(len(sample.tokens) for sample in kept)
     longest = max((d.longest for d in documents), default=0)
-    return PackedDocuments(kept, Dropped(len(documents), truncated, longest, tokens, len(made) - len(kept)))
+    left_out = len(made) - len(kept) + rows - len(documents)  # rows without a token are samples that are not
+    return PackedDocuments(kept, Dropped(len(documents), truncated, longest, tokens, left_out))
 
 
 def _wrap(documents: Sequence[TokenizedDocument], length: int) -> list[Sample]:

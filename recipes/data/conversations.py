@@ -77,11 +77,6 @@ class ConversationReader:
     def prompt_and_completion(self, row: Row) -> Conversation:
         """Read a row whose prompt and completion are messages."""
         names = self.dataset.column("prompt"), self.dataset.column("completion")
-        for name in names:
-            if not isinstance(row.value(name), list):
-                raise DataError(
-                    f"{row.place}: `{name}` must be a list of messages, as the first row's prompt"
-                )
         prompt, completion = (self.messages(row, name) for name in names)
         return self.joined(row, prompt + completion, len(prompt))
 
@@ -95,7 +90,7 @@ class ConversationReader:
 
     def messages(self, row: Row, name: str) -> list[dict[str, Any]]:
         """Read the messages in field `name` of a row."""
-        listed = row.fields.get(name)
+        listed = row.value(name)
         if not isinstance(listed, list) or not listed:
             text = ", not JSON text" if isinstance(listed, str) else ""
             raise DataError(f"{row.place}: `{name}` must be a list of messages with at least one{text}")
@@ -244,6 +239,7 @@ GENERATION_MARK = re.compile(r"{%-?\s*generation\s*-?%}")
 REASONING = ("reasoning_content", "reasoning", "thinking")  # transformers gives a template all three
 LABELS = ("name", "tool_call_id")  # they tell which call a result belongs to; many templates go by the order
 DAY = "chat_template_date"  # in tokenizer_config.json: the day that templates which write the date were given
+END_OF_TURN = "end_of_turn"  # in tokenizer_config.json, where it is not the eos token
 PROBE = " qz7"  # is appended to a value, to see whether the text changes
 PRINTED_PART = re.compile(r"qz7['\"]}")  # a part as Python or JSON prints it: the template knows no parts
 MARK = "\ue000"  # a character of private use, in place of an answer

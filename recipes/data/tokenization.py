@@ -20,31 +20,23 @@ import numpy as np
 from recipes.config import Data, Dataset, ObjectiveSection
 from recipes.errors import DataError
 
-from .conversations import ChatTemplate, ConversationReader, Span, common_length, messages_column
+from .conversations import END_OF_TURN, ChatTemplate, ConversationReader, Span, common_length, messages_column
 from .samples import Sample
 from .sources import UTF8, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-END_OF_TURN = "end_of_turn"  # in tokenizer_config.json, where it is not the eos token
 TWICE = "comes twice in a row: leave out of the data what tokenizer or template add, and mask what is padding"
 TEMPLATES = Path(__file__).parent.parent / "templates"
-COLUMNS = {  # of each type of row; those of chat and text may have other names without column_map
-    "text": ("text",),
+COLUMNS = {  # of each type of row, in the order in which types are detected
+    "chat": ("messages",),  # or conversations
+    "alpaca": ("instruction", "output", "input"),
     "prompt_completion": ("prompt", "completion"),
-    "alpaca": ("instruction", "input", "output"),
-    "chat": ("messages",),
     "tokenized": ("input_ids", "attention_mask"),  # and masks of what is trained
+    "text": ("text",),
 }
-DETECTED = [  # type of row, columns that it must have; the first that fits is taken
-    ("chat", {"messages"}),
-    ("chat", {"conversations"}),
-    ("alpaca", {"instruction", "output"}),
-    ("prompt_completion", {"prompt", "completion"}),
-    ("tokenized", {"input_ids"}),
-    ("text", {"text"}),
-]
+OPTIONAL = {"input", "attention_mask"}
 SYNONYMS: dict[str, tuple[str, ...]] = {  # usual names of columns elsewhere, for hints
     "text": ("content", "txt", "body", "document", "article"),
     "prompt": ("question", "input", "query", "q"),
@@ -251,17 +243,13 @@ class RowTokenizer:
         ]
         self.warnings |= template.warnings
         encoded = self.encoded([text for text, _ in found], return_offsets_mapping=True)
-        documents = []
-        for row, (_, spans), ids, offsets in zip(
-            rows, found, encoded["input_ids"], encoded["offset_mapping"], strict=True
-        ):
-            document = _all_trained(ids)
-            if self.masks_assistant:
-                document.trained[:] = _inside(spans, np.asarray(offsets, dtype=np.int64).reshape(-1, 2))
-                if not document.trained.any():
-                    hint = "(hint: data.assistant_only_loss=false trains all messages)"
-                    raise DataError(f"{row.place}: no message of an assistant to train on {hint}")
-            documents.append(document)
+        documents = [_all_trained(ids) for ids in encoded["input_ids"]]
+        marked = zip(rows, found, documents, encoded["offset_mapping"], strict=True)
+        for row, (_, spans), document, offsets in marked if self.masks_assistant else ():
+            document.trained[:] = _inside(spans, np.asarray(offsets, dtype=np.int64).reshape(-1, 2))
+            if not document.trained.any():
+                hint = "(hint: data.assistant_only_loss=false trains all messages)"
+                raise DataError(f"{row.place}: no message of an assistant to train on {hint}")
         if paired and self.data.completion_only_loss is not False:
             prompts = self.encoded([template.render_prompt(each) for each in conversations])["input_ids"]
             for prompt, document in zip(prompts, documents, strict=True):
@@ -306,19 +294,18 @@ def make_row_tokenizer(
     columns += rows.masks if row_type == "tokenized" else []
     talks = isinstance(first.fields.get(dataset.column("prompt")), list) and row_type == "prompt_completion"
     talks = reader.talks(dataset, first) if reader is not None else row_type == "chat" or talks
-    special = {*tokenizer.all_special_ids}
+    rows.special = frozenset(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
     if talks:
         columns += ["tools", "chat_template_kwargs"]
         said = choose_template(tokenizer, data.chat_template)
         rows.template = ChatTemplate(tokenizer, marked=rows.masks_assistant)
-        if end := rows.template.end_of_turn():
-            special.add(tokenizer.get_added_vocab().get(end, tokenizer.eos_token_id))
-            if end != tokenizer.eos_token:
-                tokenizer.init_kwargs[END_OF_TURN] = end
-        elif rows.masks_assistant:
+        end = rows.template.end_of_turn()
+        if end and end != tokenizer.eos_token:
+            tokenizer.init_kwargs[END_OF_TURN] = end
+        if not end and rows.masks_assistant:
             said.append("the chat template marks no end of the assistant's turn as trained")
         rows.warnings |= dict.fromkeys(said)
-    rows.used, rows.special = frozenset(map(dataset.column, columns)), frozenset(special)
+    rows.used = frozenset(map(dataset.column, columns))
     return rows
 
 
@@ -374,8 +361,9 @@ def detect_row_type(dataset: Dataset, first: Row) -> str:
         return dataset.type
     renamed = {theirs: ours for ours, theirs in dataset.column_map.items()}
     columns = {renamed.get(name, name) for name in first.fields}
-    for row_type, wanted in DETECTED:
-        if wanted <= columns:
+    columns |= {"messages"} if "conversations" in columns else set()
+    for row_type, names in COLUMNS.items():
+        if {*names} - OPTIONAL <= columns:
             return row_type
     raise DataError(
         f"{first.place}: columns {', '.join(sorted(first.fields)) or '(none)'} are no known kind of data: "

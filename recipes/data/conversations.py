@@ -364,7 +364,7 @@ class ChatTemplate:
         return text.rstrip(" ")
 
     def _beside(self, conversation: Conversation) -> str:
-        """What the template puts between its question for an answer and the words, such as empty thoughts."""
+        """Return what the template puts between its question for an answer and the words: empty thoughts."""
         kind = bool(conversation.tools), repr(conversation.arguments)
         if kind not in self.beside:
             asked, self.beside[kind] = replace(conversation, messages=BRIEF), ""

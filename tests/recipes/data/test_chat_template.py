@@ -22,7 +22,7 @@ from recipes.data import RowTokenizer, make_row_tokenizer
 from recipes.data.conversations import ChatTemplate, Conversation, ConversationReader
 from recipes.data.sources import Row
 from recipes.errors import DataError
-from recipes.models import BUILTIN_MODELS, configs_with_eos, open_tokenizer
+from recipes.models import BUILTIN_MODELS, TextGenerator, configs_with_eos, open_tokenizer
 
 SPECIAL = [
     "<|im_start|>",
@@ -213,10 +213,7 @@ TALK = (
             {"messages": [ASK, {**ANSWER, "tool_call": [CALL]}]},
             "the chat template leaves out `tool_call` of role assistant: did you mean `tool_calls`?",
         ),
-        (
-            {"messages": [{"role": "narrator", "content": "x"}, ASK, ANSWER]},
-            "leaves out messages of role `narrator`",
-        ),
+        ({"messages": [{"role": "narrator", "content": "x"}, ASK, ANSWER]}, "leaves out messages of role"),
         ({"messages": [ASK, {**ANSWER, "weight": 0}]}, "leaves out `weight` of role assistant (hint"),
         ({"messages": [{"role": "function", "content": "5"}, ANSWER]}, "unknown role `function`"),
         ({"messages": [ASK]}, "my.jsonl:1: no message of an assistant to train on"),
@@ -404,7 +401,19 @@ def test_of_a_conversation_are_trained_the_assistants_words_and_their_end_whatev
     assert found == said.replace("{{ eos_token }}", tokenizer.eos_token)
 
 
-def test_what_ends_a_turn_is_remembered_for_the_model_that_is_exported(speaking: Any, tmp_path: Path) -> None:
+def test_a_completion_begins_behind_its_header_also_where_the_template_never_asks_for_it(
+    speaking: Any,
+) -> None:
+    for source in (CHATML, CHATML.partition("{% if")[0]):
+        tokenizer = speaking(source)
+        [(tokens, trained)] = ours([{"prompt": [ASK], "completion": [ANSWER]}], tokenizer)
+        said = [token for token, is_trained in zip(tokens, trained, strict=True) if is_trained]
+        assert tokenizer.decode(said) == ANSWER["content"] + "<|im_end|>\n"
+
+
+def test_what_ends_a_turn_is_remembered_for_the_model_that_is_exported(
+    speaking: Any, tmp_path: Path, folders: dict[str, Path]
+) -> None:
     tokenizer = speaking(CHATML)
     tokenizer.save_pretrained(tmp_path / "before")
     ours(CHATS, tokenizer)
@@ -418,6 +427,7 @@ def test_what_ends_a_turn_is_remembered_for_the_model_that_is_exported(speaking:
     assert kept == texts
     assert json.loads(ends["generation_config.json"]) == {"pad_token_id": 3, "eos_token_id": [0, end]}
     assert ends["config.json"] == texts["config.json"]
+    assert end in (TextGenerator(folders["gpt2"], tokenizer=tmp_path / "after").ends or [])
 
 
 def test_a_template_in_a_file_begins_behind_its_byte_order_mark(speaking: Any, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ A pure function of a `RunHistory`: two documents of an unchanged run are equal.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -14,10 +15,10 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.foreign_text import paragraphs, readable
+from cocktail_cli.foreign_text import one_line, paragraphs, readable
 from cocktail_cli.ui import counted, duration_text, megabytes, short, time_left_text, timestamp
 
-from .run_history import Contribution, Presence, Round, RunHistory
+from .run_history import Contribution, Presence, Round, RunHistory, flattened
 
 PEERS = 200  # peers in a table by name
 CROSSES = 200  # crosses for one peer: rounds without it
@@ -187,6 +188,7 @@ def figures(c: RunHistory) -> dict[str, str]:
     return {
         "state": "no answer" if c.state == "unreachable" else c.state,
         "step": f"{c.step:,} / {c.steps:,}",
+        "left": UNSET if left is None else time_left_text(left),
         "loss": last("{:.4f}", [loss for _, loss in c.losses]),
         "held-out": last("{:.4f}", [loss for _, loss in evaluations(c)]),
         "best": f"{best.loss:.4f} at {best.step:,}" if best else UNSET,
@@ -201,8 +203,39 @@ def figures(c: RunHistory) -> dict[str, str]:
         "idle": last("{:.1%}", [idle_of(c.rounds)]),
         **{name: figure for part in c.of_extensions for name, figure in part.figures.items()},
         "took": duration_text(duration(c)),
-        "left": UNSET if left is None else time_left_text(left),
     }
+
+
+# name in OpenMetrics, a counter's with `_total` -> what it is, its value of a run
+METRICS: dict[str, tuple[str, Callable[[RunHistory], float | None]]] = {
+    "step": ("steps done", lambda c: c.step),
+    "steps": ("steps of the whole run", lambda c: c.steps),
+    "loss": ("loss in training", lambda c: c.losses[-1][1] if c.losses else None),
+    "held_out_loss": ("newest held-out loss", lambda c: c.evaluations[-1].loss if c.evaluations else None),
+    "tokens_total": ("trained tokens", lambda c: sum(r.tokens for r in c.rounds)),
+    "tokens_per_second": ("of the last rounds", lambda c: c.recent_speed if c.speeds else None),
+    "peers": ("peers that are there", lambda c: len(c.present)),
+    "sent_bytes_total": ("bytes that peers sent in rounds", lambda c: sum(r.up for r in c.rounds)),
+    "received_bytes_total": ("bytes that they received", lambda c: sum(r.down for r in c.rounds)),
+    "below_fp16": ("times less than all parameters in FP16", lambda c: ratio_of(c)),
+    "idle_ratio": ("share of the time spent waiting", lambda c: idle_of(c.rounds)),
+    "left_seconds": ("until the end of the run", lambda c: time_left(c) if c.state == "running" else None),
+    "running": ("1 while it goes on", lambda c: c.state == "running"),
+}
+
+
+def metrics_of(runs: Sequence[RunHistory]) -> str:
+    """Write the figures of runs in the text format of OpenMetrics, those that are known."""
+    lines = list[str]()
+    for name, (what, of) in METRICS.items():
+        family = f"cocktail_{name.removesuffix('_total')}"
+        kind = "counter" if name.endswith("_total") else "gauge"
+        lines += [f"# TYPE {family} {kind}", f"# HELP {family} {what}"]
+        for c in runs:
+            if (value := of(c)) is not None:
+                label = json.dumps(one_line(c.about.run), ensure_ascii=False)
+                lines.append(f"cocktail_{name}{{run={label}}} {float(value):g}")
+    return "\n".join([*lines, "# EOF\n"])
 
 
 def last(form: str, values: Sequence[float | None]) -> str:
@@ -241,13 +274,15 @@ def chart(
 ) -> list[Block]:
     """Describe the curves that have finite points: a column of x, then one for each of them.
 
-    The y axis begins at 0 with `zero`, but is logarithmic where values lie far apart.
+    The y axis begins at 0 with `zero`, but is logarithmic where values lie far apart. So is that of x where
+    the curves end far apart.
     """
     finite = {name: [one for one in points if isfinite(one[1])] for name, points in curves.items()}
     shown = {name: points for name, points in finite.items() if points}
     columns = [dict(downsample(points)) for points in shown.values()]
     xs = sorted({x for column in columns for x in column})
     ys = [y for column in columns for y in column.values()]
+    ends = [max(column) for column in columns]
     made = {
         "title": f"{title} by {x}"
         + " (neighbours averaged)" * any(len(one) > MOST for one in shown.values()),
@@ -256,6 +291,7 @@ def chart(
         "columns": [xs, *([column.get(x) for x in xs] for column in columns)],
         "zero": zero,
         "log": bool(ys) and min(ys) > 0 and max(ys) > WIDE * median(ys),
+        "logX": bool(xs) and xs[0] > 0 and max(ends) > WIDE * min(ends),
     }
     return [("chart", made)] if shown else []
 
@@ -371,10 +407,11 @@ def page_of(runs: Sequence[RunHistory]) -> Document:
     """Describe one run, or two to RUNS beside each other."""
     if len(runs) == 1:
         return page_of_one(runs[0])
-    names = [c.about.run for c in runs]
+    names, different = [c.about.run for c in runs], differing_keys(runs)
+    labels = labels_of(names, different)
 
     def curves(of: Callable[[RunHistory], list[Point]]) -> dict[str, list[Point]]:
-        return dict(zip(names, map(of, runs), strict=True))
+        return dict(zip(labels, map(of, runs), strict=True))
 
     columns = [figures(c) for c in runs]
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
@@ -383,8 +420,9 @@ def page_of(runs: Sequence[RunHistory]) -> Document:
         "Held-out loss": chart("Held-out loss", curves(evaluations), zero=False),
         "Loss by bytes": chart("Loss", curves(losses_by_bytes), "bytes of all peers", zero=False),
         "Tokens a second": chart("Tokens a second", curves(lambda c: c.speeds)),
-        "Figures": table("How they ended, or are now", ["", *names], rows),
-        "Recipes": recipe_differences(runs),
+        "Figures": table("How they ended, or are now", ["", *labels], rows),
+        "Recipes": table("Keys that differ; all others are the same", ["key", *names], different)
+        or [("p", SAME if all(c.about.recipe_text for c in runs) else "Not every recipe is known here.")],
     }
     title = " and ".join(names)
     return document(title, f"{title}, compared", "cocktail · compared", sections)
@@ -396,21 +434,38 @@ def losses_by_bytes(c: RunHistory) -> list[Point]:
     return [(at, r.loss) for at, r in zip(exchanged, c.rounds, strict=True) if at and r.loss is not None]
 
 
-def recipe_differences(runs: Sequence[RunHistory]) -> list[Block]:
-    """Describe the recipe keys that differ, with their values; base and data by their hashes."""
+SAME = "The recipes, the base models and the data are the same."
+NAMING = "compression.preset"  # the key that says most of a run
+
+
+def differing_keys(runs: Sequence[RunHistory]) -> list[list[str]]:
+    """List the recipe keys that differ, each with its values; base and data by their hashes."""
     if not all(c.about.recipe_text for c in runs):
-        return [("p", "Not every recipe is known here.")]
+        return []
     of_runs = [keys_of(c) for c in runs]
     names = dict.fromkeys(name for keys in of_runs for name in keys)
-    rows = [[name, *(keys.get(name, UNSET) for keys in of_runs)] for name in names]
-    different = [row for row in rows if len(set(row[1:])) > 1]
-    head = ["key", *(c.about.run for c in runs)]
-    found = table("Keys that differ; all others are the same", head, different)
-    return found or [("p", "The recipes, the base models and the data are the same.")]
+    rows = [
+        [
+            name,
+            *(keys.get(name) or c.about.keys.get(name, UNSET) for keys, c in zip(of_runs, runs, strict=True)),
+        ]
+        for name in names
+    ]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def labels_of(names: Sequence[str], different: Sequence[Sequence[str]]) -> list[str]:
+    """Name runs by the key that tells most of them apart, if they differ in one: `diloco, calm-lynx-56`."""
+    rows = [row for row in different if "." in row[0] and not row[0].startswith("checkpoint")]
+    if not rows:
+        return [*names]
+    key, *values = max(rows, key=lambda row: (row[0] == NAMING, len(set(row[1:]))))
+    what = "" if key == NAMING else key.rpartition(".")[2] + "="
+    return [f"{what}{value}, {name}" for value, name in zip(values, names, strict=True)]
 
 
 def keys_of(c: RunHistory) -> dict[str, str]:
-    """Flatten a recipe to dotted keys."""
+    """Flatten the keys that a recipe sets to dotted ones."""
     import yaml
 
     keys = dict(flattened("", yaml.safe_load(c.about.recipe_text) or {}))
@@ -419,14 +474,3 @@ def keys_of(c: RunHistory) -> dict[str, str]:
         "sha256 of the data, and how much is trained": c.about.data_sha256,
     }
     return keys | {name: value[:16] for name, value in hashes.items() if value}
-
-
-def flattened(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from flattened(f"{path}.{name}" if path else str(name), inner)
-    elif isinstance(value, list) and any(isinstance(one, dict) for one in value):
-        for number, inner in enumerate(value):
-            yield from flattened(f"{path}.{number}", inner)
-    else:
-        yield path, str(value)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -119,6 +119,7 @@ class About:
     recipe: str = ""  # the recipe's name
     recipe_hash: str = ""
     recipe_text: str = ""  # YAML, without paths of the host's machine
+    keys: Mapping[str, str] = field(default_factory=dict)  # defaults by dotted key, where the text is silent
     model: str = ""
     data: tuple[str, ...] = ()
     method: str = ""  # "Full fine-tune", "LoRA adapters"
@@ -232,7 +233,7 @@ class RunFolderReader:
         self.read_ledger()
         self.know(
             state=self.state(time.time()),
-            step=self.rounds[-1].step if self.rounds else 0,
+            step=max(self.record.steps, self.rounds[-1].step if self.rounds else 0),  # the last may end later
             rounds=tuple(self.rounds),
             contributions=ranked(self.by_peer),
         )
@@ -473,6 +474,18 @@ def about(record: RunRecord) -> About:
     return with_recipe(known, text.read_text(encoding="utf-8")) if text.exists() else known
 
 
+def flattened(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the dotted keys of a recipe's values, each with its value in words."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from flattened(f"{path}.{name}" if path else str(name), inner)
+    elif isinstance(value, list) and any(isinstance(one, dict) for one in value):
+        for number, inner in enumerate(value):
+            yield from flattened(f"{path}.{number}", inner)
+    else:
+        yield path, "-" if value is None else str(value)
+
+
 def with_recipe(known: About, text: str) -> About:
     """Add what a recipe's JSON text says; a recipe of another version of the program adds nothing."""
     import yaml
@@ -484,10 +497,15 @@ def with_recipe(known: About, text: str) -> About:
         recipe = recipe_from_json(text, recipe_type)
     except InputError:
         return known
+    text = yaml.safe_dump(published_recipe(recipe), sort_keys=False, allow_unicode=True)
+    values, given = (
+        dict(flattened("", recipe.model_dump(mode="json", exclude_defaults=one))) for one in (False, True)
+    )
     return replace(
         known,
         recipe=recipe.name,
-        recipe_text=yaml.safe_dump(published_recipe(recipe), sort_keys=False, allow_unicode=True),
+        recipe_text=text,
+        keys={key: value for key, value in values.items() if key not in given},
         model=public_name(recipe.model.model_name_or_path),
         data=tuple(public_name(dataset.path) for dataset in recipe.datasets),
         method=method_of(recipe),

@@ -53,9 +53,6 @@ def page_of_one(c: RunHistory) -> Document:
         points = {name: [(at, y) for at, y in values if y is not None] for name, values in seen.items()}
         return chart(title, points, x)
 
-    def ratio(r: Round) -> float | None:
-        return r.ratio(c.about.parameters)
-
     sub = f"cocktail · recipe {c.about.recipe}" if c.about.recipe else "cocktail"
     versions = ", ".join(f"{name} {found}" for name, found in c.about.versions.items())
     up_down = {
@@ -70,7 +67,7 @@ def page_of_one(c: RunHistory) -> Document:
         "Learning rate": over("step", "Learning rate", {"learning rate": lambda r: r.lr}),
         "Gradient norm": over("step", "Gradient norm", {"before clipping": lambda r: r.grad_norm}),
         "Bytes": over("round", "Bytes of a peer", up_down),
-        "Below FP16": over("round", "Times fewer bytes than FP16", {"times fewer bytes": ratio}),
+        "Below FP16": over("round", "Times fewer bytes than FP16", {"times fewer bytes": lambda r: r.ratio}),
         "Waiting": over("round", "Share of a step spent waiting", {"share of a step": lambda r: r.idle}),
         **{
             title: [made for kind, given in blocks for made in drawn(kind, given)]
@@ -256,9 +253,8 @@ def duration(c: RunHistory) -> float:
 
 def ratio_of(c: RunHistory) -> float | None:
     """Compute the compression ratio against FP16 over all rounds whose bytes are known."""
-    known = [r for r in c.rounds if r.up + r.down]
-    full = sum(r.fp16(c.about.parameters) for r in known)
-    return full / sum(r.up + r.down for r in known) if full else None
+    known = [r for r in c.rounds if r.ratio]
+    return sum(r.fp16 for r in known) / sum(r.up + r.down for r in known) if known else None
 
 
 def idle_of(rounds: Sequence[Round] | Sequence[Contribution]) -> float | None:

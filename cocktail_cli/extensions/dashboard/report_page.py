@@ -331,7 +331,11 @@ class Bar:
 def timeline(c: RunHistory) -> list[Block]:
     """Describe when each peer was present, with the rounds that went on without it."""
     start, bars = c.started or 0.0, dict[str, list[Bar]]()
-    for stay in c.stays:
+    did = {one.peer for one in participants(c)}
+    stays = [
+        one for one in c.stays if one.peer in did or one.ready or not one.left
+    ]  # others have only looked
+    for stay in stays:
         bars.setdefault(stay.peer, []).extend(bars_of(stay, start, c.seen or 0.0))
     stop = max((bar.start + bar.wide for row in bars.values() for bar in row), default=0.0) or 1.0
     missed = [(peer, r) for r in c.rounds for peer in r.left_out if peer in bars]
@@ -346,7 +350,7 @@ def timeline(c: RunHistory) -> list[Block]:
         "ticks": [time_left_text(stop * n / 4) for n in range(5)],
         "stays": [
             [one.peer, utc(one.joined), utc(one.left) if one.left else "", one.reason]
-            for one in c.stays[: -PEERS - 1 : -1]
+            for one in stays[: -PEERS - 1 : -1]
         ],
     }
     return [("bars", made)] if bars else []

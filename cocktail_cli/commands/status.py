@@ -211,7 +211,7 @@ def remembered(record: RunRecord) -> dict[str, Any]:
         "state": record.state,
         "step": record.steps,
         "max_steps": record.planned or record.steps,
-        "loss": None,
+        "loss": told_last(Path(record.output_dir) / in_folder.METRICS, "loss"),
         "reason": record.reason,
         "eval_loss": record.eval_loss,
         "peers": [],
@@ -304,7 +304,9 @@ def described(record: RunRecord) -> dict[str, Any]:
     age = (datetime.now(UTC) - began.replace(tzinfo=began.tzinfo or UTC)).total_seconds()
     now = {
         "state": record.state_now(),
-        "step": max(record.steps, last_step(folder / in_folder.METRICS)),  # run.json is written at the end
+        "step": max(
+            record.steps, told_last(folder / in_folder.METRICS, "step") or 0
+        ),  # run.json is written at the end
         "model": model_of(folder / in_folder.RESOLVED),
         "age_s": round(max(0.0, age)),
     }
@@ -317,19 +319,20 @@ def cells(run: dict[str, Any]) -> list[str]:
     return [run["run"], run["state"], step, one_line(run["model"], 32), age, one_line(run["output_dir"])]
 
 
-def last_step(metrics: Path) -> int:
-    """Return the newest step that metrics.jsonl tells of; 0 where it tells of none."""
+def told_last(metrics: Path, key: str) -> Any:
+    """Return the newest value of this key that a step in metrics.jsonl has; None where none has one."""
     try:
         with metrics.open("rb") as file:
             file.seek(max(0, metrics.stat().st_size - TAIL))
             lines = file.read().splitlines()
     except OSError:  # no step was made, or the folder is being removed
-        return 0
+        return None
     for line in reversed(lines):
         if b'"kind": "step"' in line and line.endswith(b"}"):
             with suppress(ValueError, TypeError, LookupError):  # a damaged line
-                return int(json.loads(line[line.index(b"{") :])["step"])
-    return 0
+                if (value := json.loads(line[line.index(b"{") :])[key]) is not None:
+                    return value
+    return None
 
 
 def model_of(recipe: Path) -> str:

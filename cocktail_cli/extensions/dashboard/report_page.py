@@ -231,7 +231,7 @@ def metrics_of(runs: Sequence[RunHistory]) -> str:
         for c in runs:
             if (value := of(c)) is not None:
                 label = json.dumps(one_line(c.about.run), ensure_ascii=False)
-                lines.append(f"cocktail_{name}{{run={label}}} {float(value):g}")
+                lines.append(f"cocktail_{name}{{run={label}}} {+value}")
     return "\n".join([*lines, "# EOF\n"])
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts import ROOT
-from scripts.study.train import Outcome, Setting, Size
+from scripts.study.train import COMPRESSION, TRAINING, Outcome, Setting, Size
 
 
 @dataclass(frozen=True)
@@ -24,17 +24,8 @@ class Cell:
 
 Found = Mapping[Cell, Outcome]
 NAMES = {field.name for field in fields(Setting)}
-OF_RECIPES = {  # key of a recipe -> name of a setting
-    "random_ratio": "sample",
-    "topk_ratio": "keep",
-    "quant_bits": "bits",
-    "outer_learning_rate": "outer_rate",
-    "outer_momentum": "momentum",
-    "momentum_masking": "masked",
-    "uncompressed_steps": "uncompressed",
-    "adam_beta1": "beta1",
-    "adam_beta2": "beta2",
-}
+# of recipes; `momentum` is the aggregator's
+OF_RECIPES = COMPRESSION | {key: name for key, name in TRAINING.items() if key != "momentum"}
 VALUES = {"packets": "0", "true": "1", "false": "0"}  # of a recipe -> of a setting
 
 

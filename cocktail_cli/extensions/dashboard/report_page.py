@@ -6,8 +6,7 @@ A pure function of a `RunHistory`: two documents of an unchanged run are equal.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import accumulate
 from math import isfinite
@@ -40,6 +39,7 @@ STATES = {
 }
 
 Point = tuple[float, float]
+Bar = dict[str, Any]
 Kind = Literal["p", "ending", "code", "figures", "table", "sample", "bars", "chart"]  # see DRAW of page.js
 Block = tuple[Kind, Any]  # "p" is a sentence with `code`
 Document = dict[str, Any]
@@ -178,66 +178,55 @@ def utc(seconds: float) -> str:
 # ---- figures -----------------------------------------------------------------------------------------------
 
 
+# label on the page -> name in OpenMetrics, a counter's with `_total`; its words; its value of a run, if known
+FIGURES: dict[str, tuple[str, Callable[[float], str], Callable[[RunHistory], float | None]]] = {
+    "left": ("left_seconds", time_left_text, lambda c: time_left(c) if c.state == "running" else None),
+    "loss": ("loss", "{:.4f}".format, lambda c: last(loss for _, loss in c.losses)),
+    "held-out": ("held_out_loss", "{:.4f}".format, lambda c: last(one.loss for one in c.evaluations)),
+    "tokens/s": ("tokens_per_second", short, lambda c: c.recent_speed if c.speeds else None),
+    "tokens": ("tokens_total", short, lambda c: sum(r.tokens for r in c.rounds) or None),
+    "learning rate": ("learning_rate", "{:.2g}".format, lambda c: last(r.lr for r in c.rounds)),
+    "gradient norm": ("gradient_norm", "{:.2f}".format, lambda c: last(r.grad_norm for r in c.rounds)),
+    "peers now": ("peers", "{:,}".format, lambda c: len(c.present)),
+    "peers in all": ("peers_in_all", "{:,}".format, lambda c: len(participants(c))),
+    "sent by peers": ("sent_bytes_total", megabytes, lambda c: sum(r.up for r in c.rounds) or None),
+    "below FP16": ("below_fp16", "{:,.0f}x".format, lambda c: ratio_of(c)),
+    "idle": ("idle_ratio", "{:.1%}".format, lambda c: idle_of(c.rounds)),
+}
+
+
 def figures(c: RunHistory) -> dict[str, str]:
     """Format the key figures by name."""
-    best, left = c.best, time_left(c) if c.state == "running" else None
-    tokens, sent = sum(r.tokens for r in c.rounds), sum(r.up for r in c.rounds)
+    known = {label: (text, of(c)) for label, (_, text, of) in FIGURES.items()}
     return {
         "state": "no answer" if c.state == "unreachable" else c.state,
         "step": f"{c.step:,} / {c.steps:,}",
-        "left": UNSET if left is None else time_left_text(left),
-        "loss": last("{:.4f}", [loss for _, loss in c.losses]),
-        "held-out": last("{:.4f}", [loss for _, loss in evaluations(c)]),
-        "best": f"{best.loss:.4f} at {best.step:,}" if best else UNSET,
-        "tokens/s": short(c.recent_speed) if c.speeds else UNSET,
-        "tokens": short(tokens) if tokens else UNSET,
-        "learning rate": last("{:.2g}", [r.lr for r in c.rounds]),
-        "gradient norm": last("{:.2f}", [r.grad_norm for r in c.rounds]),
-        "peers now": f"{len(c.present)}",
-        "peers in all": f"{len(participants(c)):,}",
-        "sent by peers": megabytes(sent) if sent else UNSET,
-        "below FP16": last("{:,.0f}x", [ratio_of(c)]),
-        "idle": last("{:.1%}", [idle_of(c.rounds)]),
+        **{label: UNSET if value is None else text(value) for label, (text, value) in known.items()},
+        "best": f"{c.best.loss:.4f} at {c.best.step:,}" if c.best else UNSET,
         **{name: figure for part in c.of_extensions for name, figure in part.figures.items()},
         "took": duration_text(duration(c)),
     }
 
 
-# name in OpenMetrics, a counter's with `_total` -> what it is, its value of a run
-METRICS: dict[str, tuple[str, Callable[[RunHistory], float | None]]] = {
-    "step": ("steps done", lambda c: c.step),
-    "steps": ("steps of the whole run", lambda c: c.steps),
-    "loss": ("loss in training", lambda c: c.losses[-1][1] if c.losses else None),
-    "held_out_loss": ("newest held-out loss", lambda c: c.evaluations[-1].loss if c.evaluations else None),
-    "tokens_total": ("trained tokens", lambda c: sum(r.tokens for r in c.rounds)),
-    "tokens_per_second": ("of the last rounds", lambda c: c.recent_speed if c.speeds else None),
-    "peers": ("peers that are there", lambda c: len(c.present)),
-    "sent_bytes_total": ("bytes that peers sent in rounds", lambda c: sum(r.up for r in c.rounds)),
-    "received_bytes_total": ("bytes that they received", lambda c: sum(r.down for r in c.rounds)),
-    "below_fp16": ("times less than all parameters in FP16", lambda c: ratio_of(c)),
-    "idle_ratio": ("share of the time spent waiting", lambda c: idle_of(c.rounds)),
-    "left_seconds": ("until the end of the run", lambda c: time_left(c) if c.state == "running" else None),
-    "running": ("1 while it goes on", lambda c: c.state == "running"),
-}
-
-
 def metrics_of(runs: Sequence[RunHistory]) -> str:
     """Write the figures of runs in the text format of OpenMetrics, those that are known."""
     lines = list[str]()
-    for name, (what, of) in METRICS.items():
-        family = f"cocktail_{name.removesuffix('_total')}"
-        kind = "counter" if name.endswith("_total") else "gauge"
-        lines += [f"# TYPE {family} {kind}", f"# HELP {family} {what}"]
-        for c in runs:
-            if (value := of(c)) is not None:
-                label = json.dumps(one_line(c.about.run), ensure_ascii=False)
-                lines.append(f"cocktail_{name}{{run={label}}} {+value}")
+    found: dict[str, Callable[[RunHistory], float | None]] = {
+        "step": lambda c: c.step,
+        "steps": lambda c: c.steps,
+        "running": lambda c: c.state == "running",
+    }
+    for name, of in (found | {name: of for name, _, of in FIGURES.values()}).items():
+        family, kind = name.removesuffix("_total"), "counter" if name.endswith("_total") else "gauge"
+        lines.append(f"# TYPE cocktail_{family} {kind}")
+        named = ((json.dumps(one_line(c.about.run), ensure_ascii=False), of(c)) for c in runs)
+        lines += [f"cocktail_{name}{{run={run}}} {+value}" for run, value in named if value is not None]
     return "\n".join([*lines, "# EOF\n"])
 
 
-def last(form: str, values: Sequence[float | None]) -> str:
-    """Format the last value that is known."""
-    return next((form.format(value) for value in reversed(values) if value is not None), UNSET)
+def last(values: Iterable[float | None]) -> float | None:
+    """Return the last value that is known."""
+    return next((value for value in reversed([*values]) if value is not None), None)
 
 
 def time_left(c: RunHistory) -> float | None:
@@ -318,16 +307,6 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
     return [("table", {"title": title, "head": head, "rows": rows})] if rows else []
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A time of a peer in the run, or a round without it."""
-
-    start: float  # seconds since the start
-    wide: float
-    title: str
-    look: Literal["", "pale", "cross"] = ""  # CSS class
-
-
 def timeline(c: RunHistory) -> list[Block]:
     """Describe when each peer was present, with the rounds that went on without it."""
     start, bars = c.started or 0.0, dict[str, list[Bar]]()
@@ -337,14 +316,14 @@ def timeline(c: RunHistory) -> list[Block]:
     ]  # others have only looked
     for stay in stays:
         bars.setdefault(stay.peer, []).extend(bars_of(stay, start, c.seen or 0.0))
-    stop = max((bar.start + bar.wide for row in bars.values() for bar in row), default=0.0) or 1.0
+    stop = max((bar["start"] + bar["wide"] for row in bars.values() for bar in row), default=0.0) or 1.0
     missed = [(peer, r) for r in c.rounds for peer in r.left_out if peer in bars]
     for peer, r in missed[-CROSSES:]:
-        bars[peer].append(Bar(r.at - start, 0.0, f"round {r.round} without it", "cross"))
+        bars[peer].append(bar_of(r.at - start, 0.0, f"round {r.round} without it", "cross"))
     made = {
         "title": "Peers over time; pale while they fetch the model, a cross where one was late or refused",
         "said": f"{len(bars)} peers came, {len(c.present)} are there",
-        "rows": {peer: [asdict(bar) for bar in row] for peer, row in [*bars.items()][:ROWS]},
+        "rows": dict([*bars.items()][:ROWS]),
         "left": max(0, len(bars) - ROWS),
         "stop": stop,
         "ticks": [time_left_text(stop * n / 4) for n in range(5)],
@@ -361,9 +340,15 @@ def bars_of(stay: Presence, start: float, end: float) -> Iterator[Bar]:
     gone = f"left {utc(stay.left)}: {stay.reason}" if stay.left else "still there"
     joined, ready, left = (max(0.0, (at or end) - start) for at in (stay.joined, stay.ready, stay.left))
     if stay.ready is not None:
-        yield Bar(joined, ready - joined, f"fetched the model until {utc(stay.ready)}", "pale")
+        yield bar_of(joined, ready - joined, f"fetched the model until {utc(stay.ready)}", "pale")
         joined = ready
-    yield Bar(joined, max(0.0, left - joined), f"joined {utc(stay.joined)}, {gone}")
+    yield bar_of(joined, max(0.0, left - joined), f"joined {utc(stay.joined)}, {gone}")
+
+
+def bar_of(start: float, wide: float, title: str, look: str = "") -> Bar:
+    """Describe a time of a peer in the run, or a round without it, in seconds since the start. `look`: its
+    CSS class."""
+    return {"start": start, "wide": wide, "title": title, "look": look}
 
 
 def contributors(c: RunHistory) -> list[Block]:
@@ -375,7 +360,7 @@ def contributors(c: RunHistory) -> list[Block]:
         "samples": lambda one: f"{one.samples:,}",
         "rounds": lambda one: f"{one.rounds:,}",
         "left out": lambda one: f"{one.left_out:,}",
-        "idle": lambda one: last("{:.1%}", [idle_of([one])]),
+        "idle": lambda one: UNSET if (idle := idle_of([one])) is None else f"{idle:.1%}",
         "sent": lambda one: megabytes(one.up_bytes),
         "received": lambda one: megabytes(one.down_bytes),
     }

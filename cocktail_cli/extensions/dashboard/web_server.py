@@ -268,10 +268,10 @@ def listen(bind: str, port: int | None) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     if port is None:
-        with suppress(OSError):
-            return with_small_buffers(socket.create_server((bind, PORT), family=family))
+        with suppress(Failure):
+            return listen(bind, PORT)
     try:
-        return with_small_buffers(socket.create_server((bind, port or 0), family=family))
+        sock = socket.create_server((bind, port or 0), family=family)
     except socket.gaierror as error:
         hints = ("--bind 127.0.0.1, or another address of this machine",)
         raise Failure(
@@ -282,9 +282,6 @@ def listen(bind: str, port: int | None) -> socket.socket:
         raise Failure(
             "port_in_use", f"cannot listen on {bind}:{port}: {error.strerror}", hints=hints
         ) from error
-
-
-def with_small_buffers(sock: socket.socket) -> socket.socket:
-    """Bound what the system holds of an answer, so that a slow client is seen to read."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)  # its connections inherit it
+    # its connections inherit it: where the system holds little, a slow client is seen to read
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
     return sock

@@ -16,7 +16,7 @@ from cocktail_cli.assembly import crossing, divided
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.machine import GIB, RUNTIME, Gpu, check_trust, gpu_of, pick_device, this_machine
 from cocktail_cli.recipe_request import RecipeRequest
-from cocktail_cli.ui import counted, megabytes, say
+from cocktail_cli.ui import counted, megabytes, say, time_left_text
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
@@ -63,9 +63,6 @@ class Asked:
         from recipes.planning import Machine
 
         return Machine(self.gpu.bytes, self.gpu.name != "cpu", self.gpus, self.gpu.bf16)
-
-    def load(self, *more: str) -> Recipe:
-        return self.request.load(*more)
 
     def line_with(self, hub: LinkSpeed | None, recipe: Recipe, peers: int) -> LinkSpeed:
         """Return a peer's share of its own line and the hub's, with the help of reachable peers where the
@@ -211,7 +208,16 @@ def plan(
             "gpus": gpus if gpus > 1 else None,
         }
     beside = {"micro_batch_size": micro_batch_size, "trust_remote_code": trust_remote_code}
-    print_plan(make(asked), said, request.typed(**here, **beside), as_json, quiet)
+    made = make(asked)
+    if as_json:
+        say(json.dumps(as_object(made)))
+    elif quiet:
+        say("fits" if made.fits else "does not fit")
+    else:
+        say(*said, *lines(made))
+        say(f"Next: cocktail launch {request.typed(**here, **beside)}", err=True)
+    if not made.fits:
+        raise typer.Exit(EXIT["preflight"])
 
 
 def lines_of(given: Sequence[str]) -> tuple[LinkSpeed, LinkSpeed | None, int]:
@@ -238,20 +244,6 @@ def lines_of(given: Sequence[str]) -> tuple[LinkSpeed, LinkSpeed | None, int]:
     return peer, hub, listening
 
 
-def print_plan(made: Plan, said: Sequence[str], typed: str, as_json: bool, quiet: bool) -> None:
-    """Print the plan after what was chosen for it (`said`), and the launch of what was `typed`. Raises Exit
-    (4) where it does not fit."""
-    if as_json:
-        say(json.dumps(as_object(made)))
-    elif quiet:
-        say("fits" if made.fits else "does not fit")
-    else:
-        say(*said, *lines(made))
-        say(f"Next: cocktail launch {typed}", err=True)
-    if not made.fits:
-        raise typer.Exit(EXIT["preflight"])
-
-
 def make(asked: Asked) -> Plan:
     """Compute the plan.
 
@@ -262,7 +254,7 @@ def make(asked: Asked) -> Plan:
     from recipes.planning import compute_seconds, cost_of_step, packet_bytes, samples_per_peer, survey_data
     from recipes.weight_files import meta_model
 
-    recipe = asked.load()
+    recipe = asked.request.load()
     folder = config_folder(recipe.model)
     tokenizer = load_tokenizer(recipe.model, folder)
     check_fit(recipe, folder, tokenizer)
@@ -351,7 +343,7 @@ def smaller(plan: Plan) -> str:
     last = "model.load_in_4bit=true" if plan.recipe.lora else "lora.lora_r=16"
     for change in (*SMALLER, f"data.max_length={plan.recipe.data.max_length // 2}", last):
         try:
-            recipe = asked.load(change)
+            recipe = asked.request.load(change)
         except RecipeError:
             continue  # changes nothing in this recipe
         size, memory = fitted(asked, recipe)
@@ -393,7 +385,7 @@ def for_thin_lines(plan: Plan) -> str:
         if SPARSE in changes and plan.recipe.compression.preset != "cocktail":
             continue  # another method, or adapters
         try:
-            recipe = asked.load(*changes)
+            recipe = asked.request.load(*changes)
         except RecipeError:
             continue  # excluded by another key, or nothing that the recipe does not say
         line = asked.line_with(asked.hub, recipe, plan.peers)
@@ -452,7 +444,7 @@ def lines(plan: Plan) -> Iterator[str]:
         yield "time     not known: the data set does not say how many rows it has (training.max_steps does)"
     else:
         cost = f", ~{plan.cost:.2f} at {asked.price:g} a GPU hour" if plan.cost is not None else ""
-        yield f"time     {plan.steps:,} steps = {hours(plan.hours)}{cost}"
+        yield f"time     {plan.steps:,} steps = {time_left_text(3600 * plan.hours)}{cost}"
     for name, (place, files) in zip(("disk", ""), plan.disk.items(), strict=True):
         sizes = " + ".join(f"{what} {megabytes(size)}" for what, size in files.items())
         over = "" if plan.steps or not name else f", in {MANY:,} steps"
@@ -519,9 +511,3 @@ def in_gib(count: float) -> str:
 
 def gib(count: float) -> str:
     return f"{in_gib(count)} GiB"
-
-
-def hours(count: float) -> str:
-    """Format hours: `2 h 16 min`."""
-    minutes = round(60 * count)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{max(minutes, 1)} min"

@@ -158,7 +158,7 @@ def test_a_peer_takes_part_once_it_is_ready(run: ARun) -> None:
     (stay,) = look(run).stays
 
     assert (stay.joined, stay.ready) == (BEGAN + 5, BEGAN + 12)
-    assert [(bar.start, bar.wide, bar.look) for bar in bars_of(stay, BEGAN, BEGAN + 30)] == [
+    assert [(bar["start"], bar["wide"], bar["look"]) for bar in bars_of(stay, BEGAN, BEGAN + 30)] == [
         (5.0, 7.0, "pale"),
         (12.0, 18.0, ""),
     ]

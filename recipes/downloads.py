@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import os
+import re
 import shutil
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +28,7 @@ from recipes.foreign_json import parse_json, read_object
 
 # ---- files and texts from https addresses ------------------------------------------------------------------
 
+Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 TIMEOUT = 30.0  # seconds for a server to answer; for a text, to send all of it
 
 
@@ -63,6 +68,69 @@ def fetch_text(url: str, most: int) -> bytes:
     if wanted and len(data) != wanted:
         raise DownloadError(f"{len(data):,} bytes came, {wanted:,} were announced")
     return data
+
+
+@dataclass
+class HttpsFile:
+    """A file at an https address. `sha256`: the one it must have, of a run that began with it; hex."""
+
+    url: str
+    sha256: str | None = None
+    _here: Path | None = None
+
+    def fetch(self, progress: Progress = lambda done, total: None) -> Path:
+        """Fetch the file into the Hugging Face cache, unless the server names a strong ETag that is there, or
+        the wanted content is. Errors: DataError."""
+        if self._here is None:
+            self._here = self._cached("*") if self.sha256 else None
+            try:
+                self._here = self._here or self._fetch(progress)
+            except DownloadError as error:
+                raise DataError(f"{self.url}: {error}") from error
+            found = self._here.name.split("-")[2]
+            if self.sha256 not in (None, found):
+                said = f"{self.url} has changed: its sha256 is {found}, that of before {self.sha256}"
+                self._here = None
+                raise DataError(said, "put the former file back, or begin a new run")
+            self.sha256 = found
+        return self._here
+
+    def _fetch(self, progress: Progress) -> Path:
+        from huggingface_hub.constants import HF_HOME
+
+        part = Path(HF_HOME) / "cocktail" / f"{os.getpid()}.part"
+        part.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open_url(self.url) as answer, part.open("wb") as file:
+                tag, wanted = answer.headers.get("ETag") or "W/", int(answer.headers["Content-Length"] or 0)
+                tag = "" if tag.startswith("W/") else hashlib.sha256(tag.encode()).hexdigest()[:16]
+                if tag and not self.sha256 and (cached := self._cached(tag)):
+                    return cached
+                digest = hashlib.sha256()
+                while block := answer.read(1 << 16):
+                    file.write(block)
+                    digest.update(block)
+                    progress(file.tell(), wanted)
+                if wanted and file.tell() != wanted:
+                    raise DownloadError(f"{file.tell():,} bytes came, {wanted:,} were announced")
+            target = part.with_name(self._name(tag, digest.hexdigest()))
+            os.replace(part, target)
+        finally:
+            part.unlink(missing_ok=True)
+        return target
+
+    def _cached(self, tag: str) -> Path | None:
+        from huggingface_hub.constants import HF_HOME
+
+        return next((Path(HF_HOME) / "cocktail").glob(self._name(tag, self.sha256 or "*")), None)
+
+    def _name(self, tag: str, sha256: str) -> str:
+        """Name of the file in the cache: hashes of address and ETag, that of its bytes, its own name."""
+        name = re.sub(r"[^\w.-]", "_", Path(urllib.parse.urlparse(self.url).path).name[-100:])
+        return f"{hashlib.sha256(self.url.encode()).hexdigest()[:16]}-{tag}-{sha256}-{name}"
+
+
+https_file = cache(HttpsFile)  # one command reads an address more than once, and must see the same file
 
 
 # ---- access to the hub, and licences -----------------------------------------------------------------------
@@ -162,7 +230,6 @@ def gated_models(models: Sequence[str]) -> Iterator[str]:
 # ---- files of the hub, and a push to it --------------------------------------------------------------------
 
 DISK_RESERVE = 256 << 20  # bytes that stay free on the disk
-Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 TOO_MANY_REQUESTS = 429
 
 # huggingface_hub, httpx, requests and datasets each have their own names for "no answer"

@@ -136,7 +136,7 @@ FILES = {  # data: bytes of the file, cause, remedy
         "cannot be decompressed",
         "download or copy it again",
     ),
-    "cut.json": (b'[{"text": "a"},', "cut.json: cannot be loaded", "python -m json.tool"),
+    "cut.json": (b'[{"text": "a"},', "cut.json:1: not valid JSON", "correct it there"),
     "quote.csv": (b'text,label\na,1\n"open,1\n', "quote.csv:3: not a valid table", "quotes around fields"),
     "more.csv": (
         b'text,label\n"a\nb",1\na, b,1\n',
@@ -171,9 +171,9 @@ def test_a_bad_file_of_data_ends_with_cause_and_remedy(cocktail: Run, tmp_path: 
     [
         ("row.jsonl", "row.jsonl: no such file or folder", "did you mean rows.jsonl?"),
         ("far/away.jsonl", "no such file or folder", "check the path"),
-        ("*.none", "no file matches", "quote it"),
+        ("*.none", "no such file or folder", "datasets.0.data_files='*.none'"),
         ("link.jsonl", "a link to gone.jsonl, which is not there", "check the link"),
-        ("folder", "folder: cannot be loaded", "it may hold files of .jsonl"),
+        ("folder", "folder: no data in this folder", "it may hold files of .jsonl"),
     ],
 )
 def test_data_that_are_not_there_end_with_cause_and_remedy(

@@ -236,7 +236,7 @@ def test_wrapped_packing_loses_no_token_and_fills_every_block_but_the_last(corpu
         ("", "my.jsonl: the data set is empty"),
         ("\n \n", "my.jsonl: the data set is empty"),
         ('{"text": "a"}\n{"text": "b"\n', "my.jsonl:2: not valid JSON: Expecting ',' delimiter at column 1"),
-        ('{"text": "a"}\n\n[1]\n', "my.jsonl:3: each line must be an object with named fields, not a list"),
+        ('{"text": "a"}\n\n[1]\n', "my.jsonl:3: each row must be an object with named fields, not a list"),
         ('{"text": "a"}\n{"txt": "b"}\n', "my.jsonl:2: no field `text`; there is txt"),
         ('{"text": "a"}\n{"text": 3}\n', "my.jsonl:2: field `text` must be text, not int"),
         ('{"text": "a"}\n{"text": null}\n', "my.jsonl:2: field `text` must be text, not null"),
@@ -269,7 +269,7 @@ def test_a_broken_line_is_reported_with_file_and_line(corpus_of, text: str | byt
     ("path", "message"),
     [
         ("./missing.jsonl", "./missing.jsonl: no such file or folder"),
-        ("missing/*.jsonl", "missing/*.jsonl: no file matches"),
+        ("missing/*.jsonl", "missing/*.jsonl: no such file or folder"),
         ("builtin:poems", "no builtin data `builtin:poems`; there is builtin:python-docs"),
         ("http://example.org/x.jsonl", "data are read from https addresses only"),
     ],

@@ -1,32 +1,18 @@
-"""Rows are read from files, folders, globs, the web, saved data sets and the hub."""
+"""Rows are read from files, folders, the web, saved data sets and the hub."""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 
 import pytest
 
-from recipes.config import load_recipe
+from recipes.config import Dataset, load_recipe
 from recipes.data import build_corpus, read_rows
 from recipes.data.sources import python_docs
 from recipes.errors import DataError
-
-
-def test_a_folder_and_a_glob_of_jsonl_are_read_in_the_order_of_their_names(
-    tmp_path, corpus_of, tokenizer
-) -> None:
-    corpus_of([{"text": "two"}], file="b.jsonl")
-    alone = corpus_of([{"text": "one"}], file="a.jsonl")
-    for path in (str(tmp_path), str(tmp_path / "*.jsonl")):
-        recipe = load_recipe(tmp_path / "bare.yaml", data=path)
-        corpus = build_corpus(recipe, tokenizer)
-
-        assert [tokenizer.decode(s.tokens) for s in corpus.samples] == [
-            "one<|endoftext|>",
-            "two<|endoftext|>",
-        ]
-    assert len(alone.samples) == 1
+from recipes.models import pin_revisions
 
 
 def test_a_file_on_the_web_is_fetched_once_and_its_lines_are_reported_by_its_address(web, tokenizer) -> None:
@@ -71,6 +57,26 @@ def test_what_the_web_gave_only_in_part_or_in_the_open_is_not_kept(web, tokenize
         build_corpus(recipe, tokenizer)  # there are too few rows to hold any out
 
     assert served.asked == 1
+
+
+def test_each_command_asks_for_a_file_on_the_web_and_a_resumed_run_has_that_of_before(web, tmp_path) -> None:
+    def read(body: bytes, etag: str | None = None, revision: str | None = None) -> tuple[str, int]:
+        served = web(b'{"text": "%s"}\n' % body, etag=etag)
+        (row,) = read_rows(Dataset(path="https://example.org/my.jsonl", revision=revision))
+        return row.text("text"), served.asked
+
+    assert read(b"one", '"1"') == ("one", 1)
+    begun = pin_revisions(load_recipe("smoke", data="https://example.org/my.jsonl"), tmp_path).datasets[0]
+    assert begun.revision == hashlib.sha256(b'{"text": "one"}\n').hexdigest()
+    assert read(b"not read: the tag is that of before", '"1"') == ("one", 1)
+    assert read(b"two", '"2"') == ("two", 1)
+    assert [read(body, 'W/"1"') for body in (b"three", b"four")] == [("three", 1), ("four", 1)]
+    assert [read(body) for body in (b"five", b"six")] == [("five", 1), ("six", 1)]
+    assert read(b"seven", '"7"', begun.revision) == ("one", 0)
+    for cached in (tmp_path / "cache" / "cocktail").iterdir():
+        cached.unlink()
+    with pytest.raises(DataError, match=r"my\.jsonl has changed: its sha256 is "):
+        read(b"eight", None, begun.revision)
 
 
 def test_compressed_jsonl_is_read_and_reported_like_any_other(tmp_path, corpus_of, tokenizer) -> None:

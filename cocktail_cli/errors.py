@@ -296,12 +296,8 @@ def out_of_disk(
     hints: tuple[str, ...] = ("make room there, then start again",),
     error: BaseException | None = None,
 ) -> Failure:
-    if TOO_LARGE in str(error):
-        hints = ("another disk (not FAT32) and no `ulimit -f`; `cocktail resume RUN` goes on with a run",)
-        return Failure(
-            "out_of_disk", f"a file is too large for the disk at {place}, or for `ulimit -f`", hints=hints
-        )
-    return Failure("out_of_disk", f"the disk is full: no space left at {place}", hints=hints)
+    why = "a file is too large for FAT32 or `ulimit -f`" if TOO_LARGE in str(error) else "no space left"
+    return Failure("out_of_disk", f"the disk is full: {why} at {place}", hints=hints)
 
 
 @contextmanager

@@ -82,23 +82,20 @@ class HttpsFile:
         """Fetch the file into the Hugging Face cache, unless the server names a strong ETag that is there, or
         the wanted content is. Errors: DataError."""
         if self._here is None:
-            self._here = self._cached("*") if self.sha256 else None
             try:
-                self._here = self._here or self._fetch(progress)
+                found = (self._cached("*") if self.sha256 else None) or self._fetch(progress)
             except DownloadError as error:
                 raise DataError(f"{self.url}: {error}") from error
-            found = self._here.name.split("-")[2]
-            if self.sha256 not in (None, found):
-                said = f"{self.url} has changed: its sha256 is {found}, that of before {self.sha256}"
-                self._here = None
-                raise DataError(said, "put the former file back, or begin a new run")
-            self.sha256 = found
+            sha256 = found.name.split("-")[2]
+            if self.sha256 not in (None, sha256):
+                raise DataError(
+                    f"{self.url} has changed: its sha256 is {sha256}, that of before {self.sha256}"
+                )
+            self._here, self.sha256 = found, sha256
         return self._here
 
     def _fetch(self, progress: Progress) -> Path:
-        from huggingface_hub.constants import HF_HOME
-
-        part = Path(HF_HOME) / "cocktail" / f"{os.getpid()}.part"
+        part, digest = self._place("", f"{os.getpid()}.part"), hashlib.sha256()
         part.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open_url(self.url) as answer, part.open("wb") as file:
@@ -106,28 +103,27 @@ class HttpsFile:
                 tag = "" if tag.startswith("W/") else hashlib.sha256(tag.encode()).hexdigest()[:16]
                 if tag and not self.sha256 and (cached := self._cached(tag)):
                     return cached
-                digest = hashlib.sha256()
                 while block := answer.read(1 << 16):
                     file.write(block)
                     digest.update(block)
                     progress(file.tell(), wanted)
                 if wanted and file.tell() != wanted:
                     raise DownloadError(f"{file.tell():,} bytes came, {wanted:,} were announced")
-            target = part.with_name(self._name(tag, digest.hexdigest()))
-            os.replace(part, target)
+            return part.replace(self._place(tag, digest.hexdigest()))
         finally:
             part.unlink(missing_ok=True)
-        return target
 
     def _cached(self, tag: str) -> Path | None:
+        place = self._place(tag, self.sha256 or "*")
+        return next(place.parent.glob(place.name), None)
+
+    def _place(self, tag: str, sha256: str) -> Path:
+        """Place in the cache: hashes of address and ETag, that of the bytes, the file's own name."""
         from huggingface_hub.constants import HF_HOME
 
-        return next((Path(HF_HOME) / "cocktail").glob(self._name(tag, self.sha256 or "*")), None)
-
-    def _name(self, tag: str, sha256: str) -> str:
-        """Name of the file in the cache: hashes of address and ETag, that of its bytes, its own name."""
         name = re.sub(r"[^\w.-]", "_", Path(urllib.parse.urlparse(self.url).path).name[-100:])
-        return f"{hashlib.sha256(self.url.encode()).hexdigest()[:16]}-{tag}-{sha256}-{name}"
+        url = hashlib.sha256(self.url.encode()).hexdigest()[:16]
+        return Path(HF_HOME) / "cocktail" / f"{url}-{tag}-{sha256}-{name}"
 
 
 https_file = cache(HttpsFile)  # one command reads an address more than once, and must see the same file
@@ -359,19 +355,14 @@ def _refusals(name: str, revision: str | None, data_set: bool = False) -> Iterat
     except errors.HfHubHTTPError as error:
         if is_hub_outage(error):
             raise
-        raise Refused(f"{name}: the hub answers {refusal_text(error)}") from error
+        hint = " (hint: is this machine's token still valid? `hf auth login`)"
+        status = http_status(error)
+        raise Refused(f"{name}: the hub answers {status}{hint if status in (401, 403) else ''}") from error
 
 
 def licence_hint(name: str) -> str:
     """Hint that says how to get access to a gated repository."""
     return f"(hint: accept the licence at https://huggingface.co/{name}, then `hf auth login`)"
-
-
-def refusal_text(error: BaseException) -> str:
-    """The status of an HTTP error, with a hint where one is known."""
-    status = http_status(error)
-    hint = " (hint: is this machine's token still valid? `hf auth login`)"
-    return f"{status}{hint if status in (401, 403) else ''}"
 
 
 def progress_bars(total: int, progress: Progress) -> type[Any]:

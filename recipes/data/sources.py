@@ -26,14 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recipes.config import DATA_SUFFIXES, Dataset, data_suffix, is_hub_id
-from recipes.downloads import (
-    UNREADABLE,
-    Progress,
-    fetch_dataset_files,
-    https_file,
-    is_hub_outage,
-    licence_hint,
-)
+from recipes.downloads import Progress, fetch_dataset_files, https_file, is_hub_outage, licence_hint
 from recipes.errors import DataError, HubUnreachable
 from recipes.foreign_json import parse_json
 
@@ -108,14 +101,18 @@ def read_rows(
     return islice(_of_split(dataset, _splits(dataset, progress)), dataset.max_samples)
 
 
-def count_rows(dataset: Dataset) -> int | None:
-    """Count the rows: local ones by reading, hub data by their metadata; None where these have no number.
+def count_rows(dataset: Dataset, builder: Any = None) -> int | None:
+    """Count the rows: those here by reading, hub data by their metadata; None where these have no number.
 
     Errors: DataError, HubUnreachable.
     """
     if not is_hub_id(dataset.path):
         return sum(1 for _ in read_rows(dataset))
-    return _announced(dataset, _builder(dataset))
+    try:
+        count = int((builder or _builder(dataset)).info.splits[dataset.split].num_examples)
+    except (KeyError, TypeError, ValueError):  # its card has no numbers
+        return None
+    return min(count, dataset.max_samples or count)
 
 
 def prefetch_dataset(dataset: Dataset, progress: Progress) -> int | None:
@@ -137,40 +134,24 @@ def prefetch_dataset(dataset: Dataset, progress: Progress) -> int | None:
             found.download_and_prepare()  # finds the files in the cache
     except Exception as error:
         raise _unreadable(dataset.path, error) from error
-    return _announced(dataset, found)
+    return count_rows(dataset, found)
 
 
 def _builder(dataset: Dataset) -> Any:
-    """Load what `datasets` knows of hub data before it reads them."""
+    """Load what `datasets` knows of hub data, or of a folder with a card, before it reads them."""
     from datasets import load_dataset_builder
 
-    named = dataset.data_files
-    files: Any = list(named) if isinstance(named, tuple) else named
     try:
         with without_progress_bars():
-            return load_dataset_builder(
-                dataset.path, dataset.name, data_files=files, revision=dataset.revision
-            )
+            return load_dataset_builder(**_options(dataset))
     except Exception as error:
         raise _unreadable(dataset.path, error) from error
 
 
-def _announced(dataset: Dataset, builder: Any) -> int | None:
-    try:
-        count = int(builder.info.splits[dataset.split].num_examples)
-    except (KeyError, TypeError, ValueError):  # its card has no numbers
-        return None
-    return min(count, dataset.max_samples or count)
-
-
-def count_lines(dataset: Dataset) -> int | None:
-    """Count the lines of a local .jsonl, which is quick; None for anything else."""
-    path = Path(os.path.expanduser(dataset.path))
-    if path.suffix != ".jsonl" or not path.is_file():
-        return None
-    with path.open("rb") as file:
-        found = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
-    return min(found, dataset.max_samples or found)
+def _options(dataset: Dataset) -> dict[str, Any]:
+    """Options of `load_dataset` that say which data are meant."""
+    files = list(dataset.data_files) if isinstance(dataset.data_files, tuple) else dataset.data_files
+    return {"path": dataset.path, "name": dataset.name, "data_files": files, "revision": dataset.revision}
 
 
 # ---- splits ------------------------------------------------------------------------------------------------
@@ -307,7 +288,7 @@ def _saved(folder: Path) -> Iterator[Row]:
 def _reading_saved(folder: Path) -> Iterator[None]:
     try:
         yield
-    except UNREADABLE as error:  # of JSON, Arrow and the system alike: the folder is damaged
+    except Exception as error:  # of JSON, Arrow and the system alike: the folder is damaged
         hint = "copy the whole folder again, as save_to_disk wrote it"
         raise DataError(f"{folder}: cannot be read as a saved data set: {error}", hint) from error
 
@@ -323,10 +304,7 @@ def _folder_files(folder: Path, dataset: Dataset) -> dict[str, list[Path]]:
         return {"train": list(dict.fromkeys(chain.from_iterable(named)))}
     if dataset.name is not None or (card.is_file() and b"\nconfigs:" in card.read_bytes()):
         found = _builder(dataset.model_copy(update={"path": str(folder)})).config.data_files
-        inside = {
-            split: [Path(os.path.relpath(path, folder.resolve())) for path in found[split]] for split in found
-        }
-        return {str(split): [folder / path for path in paths] for split, paths in inside.items()}
+        return {str(split): [Path(path) for path in paths] for split, paths in found.items()}
     splits, others = dict[str, list[Path]](), list[Path]()
     for file in _visible(folder):
         if data_suffix(file) in DATA_SUFFIXES and file.name not in NO_DATA_FILES:
@@ -334,12 +312,11 @@ def _folder_files(folder: Path, dataset: Dataset) -> dict[str, list[Path]]:
             shard, word = SHARD.match(name), SPLIT_WORD.search(name)
             split = shard[1] if shard else str(word.lastgroup) if word else ""
             (splits.setdefault(split, []) if split else others).append(file)
-    if others:
-        splits.setdefault("train", others)
-    if not splits:
-        known = ", ".join(DATA_SUFFIXES)
-        raise DataError(f"{folder}: no data in this folder", f"it may hold files of {known}")
-    return splits
+    if not splits and not others:
+        raise DataError(
+            f"{folder}: no data in this folder", f"it may hold files of {', '.join(DATA_SUFFIXES)}"
+        )
+    return {"train": others} | splits if others else splits
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -366,7 +343,7 @@ def _files(dataset: Dataset, files: list[Path]) -> Iterator[Row]:
         hint = f"datasets.0.data_files='*{kinds[0]}' reads these alone"
         if len(set(kinds)) > 1:
             raise DataError(f"{dataset.path}: files of several formats: {', '.join(sorted(names))}", hint)
-        if twice := next((f for f in files if f"{f.name}.gz" in names), None):
+        if twice := next((f for f in files if Path(f"{f}.gz") in files), None):
             raise DataError(f"{dataset.path}: {twice.name} is there twice, as {twice.name}.gz too", hint)
     return chain.from_iterable(_file(file, str(file)) for file in files)
 
@@ -378,8 +355,9 @@ def unread_files(dataset: Dataset) -> list[str]:
         return []
     asked = {part.partition("[")[0].strip() for part in dataset.split.split("+")}
     found = _folder_files(folder, dataset).items()
-    read = {file for split, files in found for file in files if asked & {split, "all"}}
-    left = [f for f in _visible(folder) if f not in read and f.name not in NO_DATA_FILES | {"README.md"}]
+    read = {file.resolve() for split, files in found for file in files if asked & {split, "all"}}
+    known = NO_DATA_FILES | {"README.md"}
+    left = [file for file in _visible(folder) if file.resolve() not in read and file.name not in known]
     more = f" and {len(left) - LISTED} more" if len(left) > LISTED else ""
     names = ", ".join(map(str, left[:LISTED]))
     return [f"not read, as the split is {dataset.split}: {names}{more}"] if left else []
@@ -398,24 +376,20 @@ def _file(path: Path, called: str) -> Iterator[Row]:
 
 def _jsonl(path: Path, called: str) -> Iterator[Row]:
     """Parse one JSON object a line; empty lines are skipped. An error names the next broken lines as well."""
-    broken: DataError | None = None
-    also, last = list[str](), 0
-    for number, line in _lines(path, called):
-        if broken and (len(also) == LISTED - 1 or number > last):
-            break
-        if not line.strip():
-            continue
-        place = f"{called}:{number}"
+
+    def parsed(number: int, line: bytes) -> Row | DataError:
         try:
-            row = Row(_object(line, place, JSON_LINE), place)
+            return Row(_object(line, f"{called}:{number}", JSON_LINE), f"{called}:{number}")
         except DataError as error:
-            also += [str(number)] if broken else []
-            broken, last = broken or error, last or number + SEARCHED
-        else:
-            if not broken:
-                yield row
-    if broken:
-        raise DataError(f"{broken} (so too in line {', '.join(also)})" if also else str(broken), broken.hint)
+            return error
+
+    rows = ((number, parsed(number, line)) for number, line in _lines(path, called) if line.strip())
+    for _, row in rows:
+        if isinstance(row, DataError):
+            broken = (str(n) for n, other in islice(rows, SEARCHED) if isinstance(other, DataError))
+            also = ", ".join(islice(broken, LISTED - 1))
+            raise DataError(f"{row} (so too in line {also})" if also else str(row), row.hint)
+        yield row
 
 
 def _json(path: Path, called: str) -> Iterator[Row]:
@@ -462,7 +436,8 @@ def _object(line: bytes, place: str, hint: str) -> dict[str, Any]:
     except ValueError as error:
         raise DataError(f"{place}: not valid JSON: {error}", hint) from None
     if not isinstance(value, dict):
-        raise DataError(f"{place}: each row must be an object with named fields, not {_kind(value)}", hint)
+        kind = "a list" if isinstance(value, list) else json.dumps(value)[:20]
+        raise DataError(f"{place}: each row must be an object with named fields, not {kind}", hint)
     return value
 
 
@@ -471,11 +446,6 @@ def _decoded(line: bytes, place: str) -> str:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{place}: not UTF-8 text: {error.reason} at byte {error.start}", UTF8) from None
-
-
-def _kind(value: object) -> str:
-    words = {str: "text", int: "a number", float: "a number", bool: "true or false", list: "a list"}
-    return "null" if value is None else words.get(type(value), type(value).__name__)
 
 
 def _texts(path: Path, called: str) -> Iterator[Row]:
@@ -516,15 +486,11 @@ def _table(path: Path, called: str, delimiter: str) -> Iterator[Row]:
 
 
 def _parquet(path: Path, called: str) -> Iterator[Row]:
-    from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
     with _opened(path, called) as file:
-        try:
-            found = ParquetFile(file)
-            yield from _arrow(found.schema_arrow, found.iter_batches(1024), called)
-        except ArrowException as error:
-            raise DataError(f"{called}: cannot be loaded: {error}", COPY_AGAIN) from error
+        found = ParquetFile(file)
+        yield from _arrow(found.schema_arrow, found.iter_batches(1024), called)
 
 
 def _arrow(schema: Schema, batches: Iterable[RecordBatch], called: str) -> Iterator[Row]:
@@ -557,10 +523,11 @@ def _opened(path: Path, called: str) -> Iterator[gzip.GzipFile | BufferedReader]
             if beginning.startswith(GZIP) and not packed:
                 raise DataError(f"{called}: compressed by gzip", f"call it {Path(called).name}.gz")
             yield gzip.GzipFile(fileobj=file) if packed else file
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{called}: cannot be decompressed: {error}", COPY_AGAIN) from error
-    except OSError as error:
-        raise DataError(f"{called}: cannot be read: {error.strerror or error}") from error
+    except (OSError, EOFError, ValueError, zlib.error) as error:  # of gzip and Arrow too
+        hint = "" if getattr(error, "errno", None) else COPY_AGAIN
+        raise DataError(
+            f"{called}: cannot be read: {getattr(error, 'strerror', '') or error}", hint
+        ) from error
 
 
 READERS: dict[str, Callable[[Path, str], Iterator[Row]]] = {
@@ -579,21 +546,14 @@ READERS: dict[str, Callable[[Path, str], Iterator[Row]]] = {
 def _hub_rows(dataset: Dataset, streaming: bool) -> Iterator[Row]:
     from datasets import load_dataset
 
-    named, called = dataset.data_files, dataset.path
+    streaming = streaming and not set(dataset.split) & set("[+")  # parts need the whole data set
     try:
         with without_progress_bars():
-            found = load_dataset(
-                called,
-                dataset.name,
-                data_files=list(named) if isinstance(named, tuple) else named,
-                split=dataset.split,
-                revision=dataset.revision,
-                streaming=streaming and not set(dataset.split) & set("[+"),  # parts need the whole data set
-            )
+            found = load_dataset(**_options(dataset), split=dataset.split, streaming=streaming)
         for number, fields in enumerate(found):
-            yield Row(_row_fields(fields, found.features), f"{called} row {number}")
+            yield Row(_row_fields(fields, found.features), f"{dataset.path} row {number}")
     except Exception as error:
-        raise _unreadable(called, error) from error
+        raise _unreadable(dataset.path, error) from error
 
 
 def _row_fields(fields: dict[str, Any], features: dict[str, Any] | None) -> dict[str, Any]:

@@ -130,10 +130,10 @@ FILES = {  # data: bytes of the file, cause, remedy
     "empty.csv": (b"", "the data set is empty", "it needs rows"),
     "header.csv": (b"text\n", "the data set is empty", "it needs rows"),
     "empty.txt": (b"", "the data set is empty", "it needs rows"),
-    "cut.parquet": (b"PAR1 and no footer", "cut.parquet: cannot be loaded", "download or copy it again"),
+    "cut.parquet": (b"PAR1 and no footer", "cut.parquet: cannot be read", "download or copy it again"),
     "cut.jsonl.gz": (
         gzip.compress(ROWS.encode())[:60],
-        "cannot be decompressed",
+        "cannot be read",
         "download or copy it again",
     ),
     "cut.json": (b'[{"text": "a"},', "cut.json:1: not valid JSON", "correct it there"),

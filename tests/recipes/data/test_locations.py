@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 
@@ -77,60 +76,6 @@ def test_each_command_asks_for_a_file_on_the_web_and_a_resumed_run_has_that_of_b
         cached.unlink()
     with pytest.raises(DataError, match=r"my\.jsonl has changed: its sha256 is "):
         read(b"eight", None, begun.revision)
-
-
-def test_compressed_jsonl_is_read_and_reported_like_any_other(tmp_path, corpus_of, tokenizer) -> None:
-    corpus_of([{"text": "x"}])
-    good, cut = tmp_path / "my.jsonl.gz", tmp_path / "cut.jsonl.gz"
-    good.write_bytes(gzip.compress(b'{"text": "one"}\n{"text": 2}\n'))
-    cut.write_bytes(good.read_bytes()[:-12])
-    recipe = tmp_path / "bare.yaml"
-
-    one = build_corpus(load_recipe(recipe, ["datasets.0.max_samples=1"], data=str(good)), tokenizer)
-    with pytest.raises(DataError, match=r"my.jsonl.gz:2: field `text` must be text, not int"):
-        build_corpus(load_recipe(recipe, data=str(good)), tokenizer)
-    with pytest.raises(DataError, match=r"cut.jsonl.gz: cannot be decompressed: "):
-        build_corpus(load_recipe(recipe, data=str(cut)), tokenizer)
-    with pytest.raises(DataError, match=r"my.xlsx: unknown kind of file \(known: .jsonl, .json, .csv, .tsv"):
-        corpus_of("x", file="my.xlsx")
-
-    assert tokenizer.decode(one.samples[0].tokens) == "one<|endoftext|>"
-
-
-@pytest.mark.slow  # importing `datasets` takes two seconds
-def test_a_data_set_saved_to_disk_and_other_files_are_read(
-    tmp_path, corpus_of, tokenizer, monkeypatch
-) -> None:
-    import datasets
-
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    table = datasets.Dataset.from_dict({"text": ["one", "two"]})
-    datasets.DatasetDict({"train": table}).save_to_disk(tmp_path / "saved")
-    table.to_parquet(tmp_path / "my.parquet")
-    table.to_csv(tmp_path / "my.csv", index=False)
-    table.to_json(tmp_path / "my.json", lines=False)
-    table.to_csv(tmp_path / "my.tsv", index=False, sep="\t")
-    for name in ("my.csv", "my.tsv", "my.json"):
-        (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
-    corpus_of([{"text": "x"}])
-    for name in (
-        "saved",
-        "my.parquet",
-        *(f"my.{end}{gz}" for end in ("csv", "tsv", "json") for gz in ("", ".gz")),
-    ):
-        recipe = load_recipe(tmp_path / "bare.yaml", data=str(tmp_path / name))
-        corpus = build_corpus(recipe, tokenizer)
-
-        assert [tokenizer.decode(s.tokens) for s in corpus.samples] == [
-            "one<|endoftext|>",
-            "two<|endoftext|>",
-        ]
-
-    with pytest.raises(DataError, match="no split `test`; there is train"):
-        build_corpus(
-            load_recipe(tmp_path / "bare.yaml", ["datasets.0.split=test"], data=str(tmp_path / "saved")),
-            tokenizer,
-        )
 
 
 @pytest.mark.slow

@@ -53,6 +53,10 @@ ODD: dict[str, tuple[str | bytes, list[dict] | str]] = {  # name: content, rows 
     "bom.json": (BOM + json.dumps(ROWS), ROWS),
     "bom.jsonl": (BOM + LINES, ROWS),
     "bom.csv": (BOM + "text\na\n", texts("a")),
+    "lines.txt": ("one\ntwo\n\n", texts("one", "two")),
+    "paragraphs.TXT.gz": (gzip.compress(b"one\r\ntwo\n\n \nthree\n"), texts("one\ntwo", "three")),
+    "cut.jsonl.gz": (gzip.compress(LINES.encode())[:-12], "cut.jsonl.gz: cannot be read: "),
+    "my.xlsx": (LINES, r"my.xlsx: unknown kind of file \(known: .jsonl, .json, .csv, .tsv"),
     "bom.txt": (BOM + "a\nb\n", texts("a", "b")),
     "gap.jsonl": ('\n\n{"text": "a"}\n  \r\n{"text": "b"}', texts("a", "b")),
     "separator.jsonl": ('{"text": "a\u2028b\u0085c"}\n', texts("a\u2028b\u0085c")),
@@ -91,7 +95,7 @@ ODD: dict[str, tuple[str | bytes, list[dict] | str]] = {  # name: content, rows 
         '[{"text": "a"}]\n[{"text": "b"}]',
         "two-lists.json: not valid JSON: something is behind",
     ),
-    "scalar.json": ('[{"text": "a"},\n7]', "scalar.json:2: each row must be an object .* not a number"),
+    "scalar.json": ('[{"text": "a"},\n7]', "scalar.json:2: each row must be an object .* not 7"),
     "digits.json": (
         f'[{{"n": {"9" * 5000}}}]',
         "digits.json:1: not valid JSON: an integer of more than 4,300",
@@ -99,8 +103,8 @@ ODD: dict[str, tuple[str | bytes, list[dict] | str]] = {  # name: content, rows 
     "deep.json": ("[" * 100_000, "deep.json:1: not valid JSON: nested deeper than 64 levels"),
     "latin.json": ('[{"text": "a"},\n{"text": "é"}]'.encode("latin-1"), "latin.json:2: not UTF-8 text"),
     "gzip.jsonl": (gzip.compress(LINES.encode()), "gzip.jsonl: compressed by gzip"),
-    "no-gzip.json.gz": (LINES, "no-gzip.json.gz: cannot be decompressed"),
-    "text.parquet": (LINES, "text.parquet: cannot be loaded"),
+    "no-gzip.json.gz": (LINES, "no-gzip.json.gz: cannot be read"),
+    "text.parquet": (LINES, "text.parquet: cannot be read"),
     **{
         f"lfs.{end}": (LFS, f"lfs.{end}: a git-lfs pointer")
         for end in ("jsonl", "json", "csv", "tsv", "txt", "parquet")

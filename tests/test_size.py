@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_314,
+    "lines with code, heart": 29_315,
     "lines with code, extensions": 15_635,
     "lines with code, scripts": 9893,
-    "lines with code, tests": 44_768,
+    "lines with code, tests": 44_710,
     "modules": 327,
     "recipe keys": 111,
     "options": 196,
     "messages": 30,
-    "words of documents": 70_046,
+    "words of documents": 70_019,
     "functions without a docstring, %": 22,
 }
 

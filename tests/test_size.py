@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_315,
-    "lines with code, extensions": 15_635,
-    "lines with code, scripts": 9893,
-    "lines with code, tests": 44_710,
-    "modules": 327,
+    "lines with code, heart": 29_308,
+    "lines with code, extensions": 15_730,
+    "lines with code, scripts": 9988,
+    "lines with code, tests": 44_867,
+    "modules": 329,
     "recipe keys": 111,
     "options": 196,
     "messages": 30,
-    "words of documents": 70_019,
+    "words of documents": 69_595,
     "functions without a docstring, %": 22,
 }
 

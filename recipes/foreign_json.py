@@ -48,7 +48,7 @@ def parse_json(text: str | bytes, hook: Callable[[list[tuple[str, Any]]], Any] |
         return json.loads(data.decode(), object_pairs_hook=hook)
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
-        raise ValueError(f"{error.msg} at {line}column {error.colno}") from None
+        raise ValueError(f"{error.msg.removesuffix(' at')} at {line}column {error.colno}") from None
     except KeyError as error:
         raise ValueError(f"an object has the key `{error.args[0]}` twice") from None
     except UnicodeDecodeError as error:

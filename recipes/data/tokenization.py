@@ -22,7 +22,7 @@ from recipes.errors import DataError
 
 from .conversations import END_OF_TURN, ChatTemplate, ConversationReader, Span, common_length, messages_column
 from .samples import Sample
-from .sources import UTF8, Row
+from .sources import UTF8, Row, unread_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -290,6 +290,7 @@ def make_row_tokenizer(
     reader: RowReader | None = objective.row_reader()
     row_type = objective.row_type or detect_row_type(dataset, first)
     rows = RowTokenizer(tokenizer, data, dataset, row_type, reader, vocabulary)
+    rows.warnings |= dict.fromkeys(unread_files(dataset))
     columns = [*(reader.columns if reader else COLUMNS[row_type])]
     columns += rows.masks if row_type == "tokenized" else []
     talks = isinstance(first.fields.get(dataset.column("prompt")), list) and row_type == "prompt_completion"

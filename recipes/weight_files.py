@@ -668,7 +668,8 @@ def model_config_files(folder: Path, code: bool = False) -> dict[str, str]:
     """Files that turn float32 weights into a model folder, name -> text: the configs in `folder`, and its
     code where that is trusted."""
     config = read_object(folder / "config.json")
-    config.pop("torch_dtype", None)  # the older spelling
+    for name in ("torch_dtype", "_name_or_path", "quantization_config"):  # the older spelling; not of numbers
+        config.pop(name, None)
     config["dtype"] = "float32"
     own = folder.glob(CODE_FILES) if code else ()
     texts = {file.name: file.read_text(encoding="utf-8") for file in own}
@@ -704,15 +705,7 @@ def meta_model(folder: Path, dtype: torch.dtype | None = None, code: bool = Fals
         if "Unrecognized configuration class" in str(error):
             raise ModelError(f"{folder}: a {config.model_type} model cannot {CONTINUE}") from error
         raise not_loadable(folder, "causal language model", error) from error
-    if not _is_causal(model):
-        raise ModelError(f"{folder}: {type(model).__name__} is an encoder here, which cannot {CONTINUE}")
     return model
-
-
-def _is_causal(model: PreTrainedModel) -> bool:
-    """False for an encoder such as BERT that is loaded to continue text, though its tokens see later ones."""
-    causal = any(getattr(module, "is_causal", False) for module in model.modules())
-    return causal or getattr(model.config, "is_decoder", None) is not False
 
 
 def _stored_names(model: PreTrainedModel, stored: Sequence[str]) -> dict[str, str]:

@@ -344,7 +344,7 @@ class HostSession:
             base = same_base(self.resumed, self.recipe, origin)
             check_begun_files(self.folder, origin, in_folder.TOKENIZER)
             tokenizer = open_tokenizer(stored, model.pad_token, model.trust_remote_code)
-        check_fit(self.recipe, base.folder, tokenizer)
+        check_fit(self.recipe, base.folder)
         corpus = self._build_corpus(data, tokenizer)
         if self.resumed is None:
             tokenizer.save_pretrained(stored)

@@ -47,7 +47,7 @@ def examine(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
         yield model_of(recipe, folder)
         tokenizer = load_tokenizer(recipe.model, folder)
         context = context_of(folder)
-        check_fit(recipe, folder, tokenizer)
+        check_fit(recipe, folder)
     except (InputError, HubUnreachable) as error:
         yield failed("model", error, offline)
     for dataset in (*recipe.datasets, *recipe.eval_datasets):

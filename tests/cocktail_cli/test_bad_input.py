@@ -223,7 +223,7 @@ MODELS = {  # what is wrong with a model's folder: cause, remedy
     "no JSON": ("config.json is not valid JSON", "copy it again"),
     "unknown type": ("cannot load this config.json: The checkpoint", "model type `lama`"),
     "wrong type": ("cannot load this config.json: Validation error", "'hidden_size' expected int, got str"),
-    "encoder": ("BertLMHeadModel is an encoder here", "a decoder, such as GPT-2"),
+    "encoder": ("in BertLMHeadModel tokens see later ones", "a decoder, such as GPT-2"),
     "encoder and decoder": ("a t5 model cannot learn to continue text", "a decoder, such as GPT-2"),
     "no tokenizer": ("no tokenizer in this folder", "model.tokenizer_name_or_path"),
     "no weights": ("no weights", "save_pretrained writes them"),

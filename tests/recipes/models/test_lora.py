@@ -22,6 +22,8 @@ from recipes.errors import ModelError, RecipeError
 from recipes.models import (
     AdapterVector,
     TextGenerator,
+    WeightDtypes,
+    convert_file_dtype,
     count_trainable,
     load_model,
     load_trained,
@@ -30,7 +32,6 @@ from recipes.models import (
     open_trained,
     write_merged,
 )
-from recipes.models.finished_model import convert_file_dtype
 from recipes.models.trainable import draw_uniform, row_norms
 from recipes.snapshots import Fold
 from recipes.weight_files import FlatParameters, layout_of, write_model_files
@@ -260,7 +261,7 @@ def test_recast_weights_are_the_rounded_ones_and_load(bases, tmp_path, dtype: st
     with safe_open(path, "pt") as file:
         before = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
-    convert_file_dtype(path, dtype)  # type: ignore[arg-type]
+    convert_file_dtype(path, WeightDtypes(getattr(torch, dtype)))
 
     with safe_open(path, "pt") as file:
         after = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -45,6 +45,7 @@ from recipes.weight_files import (
     atomic_folder,
     check_config,
     check_model_folder,
+    check_no_pointers,
     meta_model,
     not_loadable,
     quiet_transformers,
@@ -312,6 +313,8 @@ def _tokenizer_folder(source: str, code: bool) -> Path:
     local = Path(source).expanduser()
     if not local.is_dir() and looks_like_path(source):
         raise ModelError(f"no such tokenizer folder: {source}")
+    if local.is_dir():
+        check_no_pointers(local)
     return local if local.is_dir() else fetch_model_files(source, None, companion_patterns(code))
 
 

@@ -79,16 +79,12 @@ class WeightDtypes:
         stored = self.own.get(name, self.most)
         made = values.to(stored)
         if not made.isfinite().all():
-            most = f"{name} has numbers up to {values.abs().max():g}, {text_of(stored)} ends at"
-            raise ModelError(f"{most} {torch.finfo(stored).max:g}", "--dtype bfloat16, or float32")
+            said = f"{name} has numbers up to {values.abs().max():g}, {stored} ends at"
+            raise ModelError(f"{said} {torch.finfo(stored).max:g}", "--dtype bfloat16, or float32")
         return made.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
     def __str__(self) -> str:
-        return text_of(self.most)
-
-
-def text_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        return str(self.most).removeprefix("torch.")
 
 
 FLOAT32 = WeightDtypes(torch.float32)
@@ -137,8 +133,8 @@ def write_merged(
         shapes = dict(zip(stored.layout.names, stored.layout.shapes, strict=True))
         shapes |= {name: shapes[first] for name, first in untied.items()}
         file_names = dict(zip(stored.layout.names, stored.names, strict=True))
-        specs = {file_names.get(name, name): shape for name, shape in shapes.items()}
-        specs = {name: dtypes.spec(name, shape) for name, shape in specs.items()}
+        called = {name: file_names.get(name, name) for name in shapes}
+        specs = {called[name]: dtypes.spec(called[name], shape) for name, shape in shapes.items()}
         specs |= {name: tensor.spec for name, tensor in stored.buffers.items()}
         texts = with_dtype(configs_with_eos(stored.config_files, recipe.model, tokenizer), dtypes)
         if untied:
@@ -153,7 +149,7 @@ def write_merged(
                     weight = torch.tensor(part.floats(0, prod(part.shape))).reshape(part.shape)
                 if name in adapters:
                     weight = adapters[name].merged(weight)
-                file.write(dtypes.bytes_of(file_names.get(name, name), weight))
+                file.write(dtypes.bytes_of(called[name], weight))
             for tensor in stored.buffers.values():
                 file.write(bytes(tensor.data[:]))
     if (merged := open_stored_vector(folder, code)) is None:

@@ -82,6 +82,10 @@ class Layout:
         bounds = zip(self.offsets, self.offsets[1:], self.shapes, strict=False)
         return [vector[start:end].view(shape) for start, end, shape in bounds]
 
+    def by_name(self, vector: Tensor) -> dict[str, Tensor]:
+        """(P,) -> the views by parameter."""
+        return dict(zip(self.names, self.views(vector), strict=True))
+
 
 def layout_of(model: nn.Module) -> Layout:
     """Lay out the trainable parameters of `model`. Errors: ModelError where there are none."""

@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_307,
-    "lines with code, extensions": 15_634,
+    "lines with code, heart": 29_298,
+    "lines with code, extensions": 15_636,
     "lines with code, scripts": 9893,
-    "lines with code, tests": 44_579,
+    "lines with code, tests": 44_662,
     "modules": 327,
     "recipe keys": 111,
     "options": 196,
     "messages": 30,
-    "words of documents": 69_967,
+    "words of documents": 69_970,
     "functions without a docstring, %": 22,
 }
 

@@ -170,13 +170,13 @@ class CommittedModel:
 
     def write_merged(self, folder: Path, dtype: Dtype | None = None, round: int | None = None) -> int:
         """Write the same model with its adapters merged into the base weights."""
-        from recipes.models import AdapterVector, weight_dtypes, write_merged
+        from recipes.models import weight_dtypes, write_merged
         from recipes.weight_files import atomic_folder
 
         loaded, tokenizer = self.load(round), self.folder / in_folder.TOKENIZER
         model, dtypes = loaded.global_model, weight_dtypes(self.base, dtype)
         with atomic_folder(folder) as part:
-            trained = AdapterVector(loaded.layout, model.vector)
+            trained = loaded.layout.by_name(model.vector)
             write_merged(part, self.recipe, self.base, trained, tokenizer, dtypes)
             (part / CARD).write_text(self.card(part, model.round, merged=True), encoding="utf-8")
             self.wrote_model(part, model.round, merged=True)

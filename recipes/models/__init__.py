@@ -33,7 +33,6 @@ from .causal_lm import (
 )
 from .finished_model import (
     FLOAT32,
-    AdapterVector,
     RunSummary,
     TextGenerator,
     WeightDtypes,

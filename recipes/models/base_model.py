@@ -383,8 +383,8 @@ def vocabulary_of(folder: Path) -> int | None:
 
 def layers_of(folder: Path) -> int | None:
     """Read the number of layers of the model in `folder`; None: its config does not say."""
-    names = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    return max(_from_config(folder, names), default=None)
+    keys = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    return max(_from_config(folder, keys), default=None)
 
 
 def _from_config(folder: Path, keys: tuple[str, ...]) -> list[int]:

@@ -13,7 +13,7 @@ all that the class of the model computes after its decoder: the linear layer, it
 To compute it for a slice, the class's own forward is called with a decoder that returns the slice.
 
 A model that does not isolate the documents of a packed sample would leak attention between them, and only a
-slightly better loss would show it: `check_packing_isolation` tries it.
+slightly better loss would show it: `sight_of` tries it.
 """
 
 from __future__ import annotations

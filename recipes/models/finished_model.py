@@ -1,6 +1,6 @@
 """Finish a run's model: merge adapters into their base, cast weights, write a card, and let it write text.
 
-    W' = W + s B A     in float32, one weight at a time, whatever the size; DoRA: see trainable.py
+    W' = W + s B A     by peft's own layer, in float32, one weight at a time, whatever the size
 
 The card has base, data, contributors, recipe and versions; no local paths, no keys, no tokens.
 """
@@ -34,7 +34,6 @@ from recipes.weight_files import (
     TENSOR_DTYPES,
     WEIGHTS_FILE,
     WIDTHS,
-    Layout,
     TensorSpec,
     open_stored_vector,
     open_tensors,
@@ -104,29 +103,18 @@ def weight_dtypes(base: Path, dtype: Dtype | None = None) -> WeightDtypes:
     return WeightDtypes(max(sizes, key=sizes.__getitem__, default=torch.float32), own)
 
 
-@dataclass(frozen=True)
-class AdapterVector:
-    """A vector of trained adapter parameters and its layout."""
-
-    layout: Layout
-    values: Tensor  # (P,) float32
-
-    def by_name(self) -> dict[str, Tensor]:
-        return dict(zip(self.layout.names, self.layout.views(self.values), strict=True))
-
-
 def write_merged(
     folder: Path,
     recipe: Recipe,
     base: Path,
-    trained: AdapterVector,
+    trained: Mapping[str, Tensor],  # parameters of the adapters, float32
     tokenizer: Path,
     dtypes: WeightDtypes = FLOAT32,
 ) -> None:
     """Write the base with its adapters merged: a model that needs no peft. A tied weight of which one name
     was trained becomes two. Errors: ModelError, OSError."""
     code = recipe.model.trust_remote_code
-    adapters, full = split_adapters(meta_trained_model(recipe, base), trained.by_name())
+    adapters, full = split_adapters(meta_trained_model(recipe, base), trained)
     touched = adapters.keys() | full.keys()
     with closing(open_vector(base, code)) as stored:
         untied = {name: first for name, first in stored.tied.items() if touched & {name, first}}

@@ -322,16 +322,17 @@ def check_fit(recipe: Recipe, folder: Path) -> None:
     Reads the config, and the headers of weights that are there. Errors: ModelError with what was met and what
     was expected.
     """
-    config, context = read_object(Path(folder) / "config.json"), context_of(folder)
-    with ExitStack() as files:
-        kinds = {tensor.dtype for tensor in open_tensors(folder, files).values()}
-    if (quantized := config.get("quantization_config")) and not (kinds and kinds <= WIDTHS.keys()):
-        method = quantized.get("quant_method", "quantized") if isinstance(quantized, dict) else "quantized"
-        raise ModelError(
-            f"the model's weights are {method} codes, not numbers in float32, float16 or bfloat16 "
-            "(hint: the model that it was made from; model.load_in_4bit=true holds that in 4 bits)"
-        )
-    if (tried := sketch(recipe, folder)) is not None:
+    context = context_of(folder)
+    if quantized := read_object(Path(folder) / "config.json").get("quantization_config"):
+        with ExitStack() as files:
+            kinds = {tensor.dtype for tensor in open_tensors(folder, files).values()}
+        if not kinds or kinds - WIDTHS.keys():
+            method = quantized.get("quant_method") if isinstance(quantized, dict) else "quantized"
+            raise ModelError(
+                f"the model's weights are {method} codes, not numbers in float32, float16 or bfloat16 "
+                "(hint: the model that it was made from; model.load_in_4bit=true holds that in 4 bits)"
+            )
+    if (tried := sketch(folder, recipe.model.trust_remote_code)) is not None:
         if sight_of(tried).later:
             said = f"{folder}: in {type(tried).__name__} tokens see later ones, so it cannot {CONTINUE}"
             raise ModelError(said)
@@ -344,16 +345,13 @@ def check_fit(recipe: Recipe, folder: Path) -> None:
         )
 
 
-def sketch(recipe: Recipe, folder: Path) -> Any | None:
+def sketch(folder: Path, code: bool = False) -> Any | None:
     """Build the model of a config with two narrow layers, eight tokens and random weights, to try what it
     does; None where its class allows none of that. Errors: ModelError where it is no causal language model.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    code = recipe.model.trust_remote_code
-    attention = available_attention(recipe.model.attn_implementation, "cpu")
-    chosen: dict[str, Any] = {} if attention == "auto" else {"attn_implementation": attention}
-    chosen |= {"trust_remote_code": code, "dtype": torch.float32, "experts_implementation": "eager"}
+    chosen = {"trust_remote_code": code, "dtype": torch.float32, "experts_implementation": "eager"}
     meta_model(folder, code=code)  # says what is wrong with it
     try:
         with parameters_on_meta(), torch.random.fork_rng(devices=[]):

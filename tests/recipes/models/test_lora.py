@@ -24,7 +24,6 @@ from recipes.config import Recipe, load_recipe
 from recipes.data import Sample, collate
 from recipes.errors import ModelError, RecipeError
 from recipes.models import (
-    AdapterVector,
     TextGenerator,
     WeightDtypes,
     convert_file_dtype,
@@ -164,7 +163,7 @@ def test_a_snapshot_is_an_adapter_that_peft_loads_and_its_merge_is_the_same_mode
     wanted = logits_of(model)
     folder = written(recipe, base, vector, tmp_path / "adapter")
 
-    write_merged(make(tmp_path / "merged"), recipe, base, AdapterVector(layout_of(model), vector), BUILTIN)
+    write_merged(make(tmp_path / "merged"), recipe, base, layout_of(model).by_name(vector), BUILTIN)
 
     assert (wanted - logits_of(load_model(base))).abs().max() > 0.01
     torch.testing.assert_close(logits_of(PeftModel.from_pretrained(load_model(base), folder).eval()), wanted)
@@ -237,7 +236,7 @@ def test_an_exported_model_has_the_logits_of_base_and_adapter(
     wanted = logits_of(model)
 
     folder = written(recipe, base, vector, tmp_path / "adapter")
-    write_merged(make(tmp_path / "merged"), recipe, base, AdapterVector(layout_of(model), vector), BUILTIN)
+    write_merged(make(tmp_path / "merged"), recipe, base, layout_of(model).by_name(vector), BUILTIN)
 
     near = 1e-5 * float(wanted.abs().max())
     assert (wanted - plain).abs().max() > 100 * near
@@ -257,7 +256,7 @@ def test_a_merged_model_has_the_dtype_of_each_weight_of_its_base_and_no_number_b
     save_file(stored, base / "model.safetensors", {"format": "pt"})
     recipe = recipe_of(base)
     model, vector = trained(recipe, base)
-    adapters = AdapterVector(layout_of(model), vector)
+    adapters = layout_of(model).by_name(vector)
 
     write_merged(make(path.parent), recipe, base, adapters, BUILTIN, weight_dtypes(base))
 
@@ -281,7 +280,7 @@ def test_named_modules_and_rank_are_the_recipes(bases, tmp_path) -> None:
     )
     model, vector = trained(recipe, base)
 
-    write_merged(make(tmp_path / "merged"), recipe, base, AdapterVector(layout_of(model), vector), BUILTIN)
+    write_merged(make(tmp_path / "merged"), recipe, base, layout_of(model).by_name(vector), BUILTIN)
 
     assert {name.split(".lora_")[0].rsplit(".", 1)[1] for name in layout_of(model).names} == {"dense"}
     torch.testing.assert_close(
@@ -372,7 +371,7 @@ def test_a_variant_of_peft_begins_as_the_base_and_leaves_as_adapter_and_as_merge
     wanted = logits_of(model)
 
     folder = written(recipe, base, vector, tmp_path / "adapter")
-    write_merged(make(tmp_path / "merged"), recipe, base, AdapterVector(layout_of(model), vector), BUILTIN)
+    write_merged(make(tmp_path / "merged"), recipe, base, layout_of(model).by_name(vector), BUILTIN)
 
     assert (wanted - logits_of(load_model(base))).abs().max() > 0.01
     torch.testing.assert_close(logits_of(AutoPeftModelForCausalLM.from_pretrained(folder).eval()), wanted)

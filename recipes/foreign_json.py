@@ -13,6 +13,7 @@ from typing import Any
 
 from .errors import ModelError
 
+LFS_POINTER = b"version https://git-lfs"  # the beginning of what a clone without git-lfs has instead
 MOST_LEVELS = 64  # of containers in containers; a tokenizer.json has about ten
 MOST_CONTAINERS = 1 << 21  # an empty one takes 64 bytes; a tokenizer of 256,000 tokens has 600,000
 MOST_VALUES = 1 << 22  # a number takes 32 bytes; such a tokenizer has 1,500,000
@@ -37,7 +38,7 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(data.decode())
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
-        raise ValueError(f"{error.msg} at {line}column {error.colno}") from None
+        raise ValueError(f"{error.msg.removesuffix(' at')} at {line}column {error.colno}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"no UTF-8 at byte {error.start}") from None
     except ValueError:

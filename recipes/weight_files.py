@@ -41,7 +41,7 @@ from compress import brought, fingerprint
 from compress.coding import Bytes, FileSlice
 from recipes.downloads import CODE_FILES, from_pretrained_options
 from recipes.errors import ModelError
-from recipes.foreign_json import parse_json, read_object
+from recipes.foreign_json import LFS_POINTER, parse_json, read_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -484,7 +484,6 @@ def check_disk_space(folder: Path, needed: int) -> None:
 
 # ---- model folders -----------------------------------------------------------------------------------------
 
-LFS_POINTER = b"version https://git-lfs"
 LONGEST_WORDS = 300  # characters of transformers' error texts, some of which list every model there is
 LOADING = threading.RLock()  # serializes transformers' loading code (`quiet_transformers`)
 

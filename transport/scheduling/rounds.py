@@ -116,7 +116,8 @@ class Rounds:
         self._deadline, self._balancer = StragglerDeadline(self._longest), LoadBalancer()
         self._opened_at: dict[int, float] = {}  # of the newest rounds
         self._started = now
-        self._pace = deque[tuple[float, int]](maxlen=PACE)  # (time, samples counted) at the last commits
+        # (time, samples and tokens counted) at the last commits
+        self._pace = deque[tuple[float, int, int]](maxlen=PACE)
         self._stop_at: float | None = None  # when a stop no longer waits for the exchange
         self._stop_reason, self._paused = "", False
         self._waiting_since = self._idle_since = self._ticked = self._hold_until = now
@@ -432,7 +433,9 @@ class Rounds:
 
     def _open_or_wait(self, now: float) -> None:
         s, waits, held = self.settings, self.disputes.waits, self.leases.held
-        ready = [p for p in self._members.ready() if not waits(p.id) and (held(p.id) or self._may_lease(p))]
+        ready = [
+            p for p in self._members.ready() if not waits(p.id) and (held(p.id) or not self._no_lease(p))
+        ]
         if self.leases.done:
             self.evaluations.finish()  # one of an older x' is void: the final one counts now
             self._enter(Phase.FINAL)
@@ -444,9 +447,8 @@ class Rounds:
         elif not ready or len(ready) + self._members.apart < s.min_peers:
             self._tell_missing(max(1, s.min_peers) - len(ready), now)
             if now >= self._waiting_since + s.start_timeout:
-                self.end(
-                    f"{len(ready)} peers were ready, {s.min_peers} needed, for {s.start_timeout:.0f} s", 7
-                )
+                why = f"{len(ready)} peers were ready, {s.min_peers} needed, for {s.start_timeout:.0f} s"
+                self.end(": ".join(filter(None, (why, self._not_ready(now)))), 7)
         else:
             self._waiting_since = now
             if not self.leases.free:
@@ -456,8 +458,8 @@ class Rounds:
                 self._open(members, now)
             # else the holders of the last samples are behind: they deliver, or lose them
 
-    def _may_lease(self, session: Session) -> bool:
-        return all(one.may_lease(session, self.round) for one in self.extensions)
+    def _no_lease(self, session: Session) -> str:
+        return next((why for one in self.extensions if (why := one.no_lease(session, self.round))), "")
 
     def _chosen(self, ready: list[Session]) -> list[Session]:
         """Choose the members of a round, by name; none where nothing is left that they could do. Beside those
@@ -542,7 +544,7 @@ class Rounds:
         """Lease a global batch a local step. Returns samples by session, and rounds of longer leases."""
         s, round, free = self.settings, self.round, self.leases.free
         granted = self.leases.of(round, [p.id for p in ready])
-        out = {p.id for p in ready if not self._may_lease(p)}
+        out = {p.id for p in ready if self._no_lease(p)}
         held = {p.id for p in ready if not p.proven and len(self.leases.held(p.id)) >= IN_FLIGHT}
         takers = [p.id for p in ready if p.id not in held | granted.keys() | out]
         if not takers:
@@ -581,8 +583,12 @@ class Rounds:
         if self._told_of_waiting or now < self._waiting_since + TELL_S:
             return
         self._told_of_waiting = True
-        known = ", ".join(self._members.not_ready(now)) or "none has come yet"
+        known = self._not_ready(now) or "none has come yet"
         self._out.warn(f"waiting for {lacking} {'peer' if lacking == 1 else 'peers'}: {known}")
+
+    def _not_ready(self, now: float) -> str:
+        refused = [f"{p.name} ({why})" for p in self._members.ready() if (why := self._no_lease(p))]
+        return ", ".join(self._members.not_ready(now) + refused)
 
     def call(self, session: Session, round: int) -> None:
         """Tell a peer that is no member to catch up, and to say that it is ready."""
@@ -747,7 +753,7 @@ class Rounds:
         for name, why in sorted(done.impossible.items()):
             self._out.warn(f"reports what cannot be: {why}", name)
         steps, counted = self.settings.steps, self.leases.counted
-        self._pace.append((now, counted))
+        self._pace.append((now, counted, self.history.tokens))
         told = replace(
             event,
             step=self.step,
@@ -890,14 +896,20 @@ class Rounds:
         """Return the seconds since this hub started."""
         return max(1e-9, now - self._started)
 
-    def eta_s(self, now: float) -> float | None:
-        """Estimate the seconds to the end from the last commits; None before there are two of them."""
+    def rates(self, now: float) -> tuple[float, float]:
+        """Return the samples and tokens a second of the last commits; 0 before there are two of them."""
         if len(self._pace) < 2:
-            return None
-        (began, first), (ended, last) = self._pace[0], self._pace[-1]
+            return 0.0, 0.0
+        (began, samples, tokens), (ended, *last) = self._pace[0], self._pace[-1]
         mean = (ended - began) / (len(self._pace) - 1)
-        span = max(ended - began, now - mean - began)  # a round that takes longer than the mean counts
-        return (self.settings.samples - last) * span / max(1, last - first)
+        # a round that takes longer than the mean counts
+        span = max(ended - began, now - mean - began, 1e-9)
+        return max(1, last[0] - samples) / span, (last[1] - tokens) / span
+
+    def eta_s(self, now: float) -> float | None:
+        """Estimate the seconds to the end at the rate of the last commits; None: it is not known."""
+        rate, _ = self.rates(now)
+        return (self.settings.samples - self._pace[-1][1]) / rate if rate else None
 
     def _enter(self, phase: Phase) -> None:
         assert phase in PHASES[self.phase], f"{self.phase} -> {phase}"

@@ -15,6 +15,7 @@ from typing import Any
 
 from .errors import ModelError
 
+LFS_POINTER = b"version https://git-lfs"  # the beginning of what a clone without git-lfs has instead
 MOST_LEVELS = 64  # of containers in containers; a tokenizer.json has about ten
 MOST_CONTAINERS = 1 << 21  # an empty one takes 64 bytes; a tokenizer of 256,000 tokens has 600,000
 MOST_VALUES = 1 << 22  # a number takes 32 bytes; such a tokenizer has 1,500,000

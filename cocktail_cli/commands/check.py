@@ -60,7 +60,7 @@ def preview(
     resolved = request.load()
     folder = config_folder(resolved.model)
     tokenizer = load_tokenizer(resolved.model, folder)
-    check_fit(resolved, folder, tokenizer)
+    check_fit(resolved, folder)
     seen = preview_data(resolved, tokenizer, vocabulary=vocabulary_of(folder))
     longest = resolved.data.max_length
     if as_json:

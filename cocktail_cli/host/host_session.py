@@ -319,6 +319,7 @@ class HostSession:
         """Bring base model and corpus to this disk, and write the resolved recipe beside them."""
         from recipes.data import read_rows, typed_prompt
         from recipes.models import check_fit, load_tokenizer, open_tokenizer, prepare_base, vocabulary_of
+        from recipes.weight_files import check_finite
         from transport import Ledger
 
         from .run_delegate import RunDelegate
@@ -344,7 +345,9 @@ class HostSession:
             base = same_base(self.resumed, self.recipe, origin)
             check_begun_files(self.folder, origin, in_folder.TOKENIZER)
             tokenizer = open_tokenizer(stored, model.pad_token, model.trust_remote_code)
-        check_fit(self.recipe, base.folder, tokenizer)
+        check_fit(self.recipe, base.folder)
+        if self.resumed is None:
+            check_finite(base.folder, model.trust_remote_code)
         corpus = self._build_corpus(data, tokenizer, vocabulary_of(base.folder))
         if self.resumed is None:
             tokenizer.save_pretrained(stored)

@@ -62,6 +62,11 @@ class StopRequest(threading.Event):
     """An event with the time it was first set; a signal handler may set it."""
 
     at = inf  # monotonic seconds
+    share = 1.0  # of the seconds that calls have after it
+
+    def left(self, most: float) -> float:
+        """Return the seconds left of the `most` that a call has after it."""
+        return self.at + self.share * most - time.monotonic()
 
     def set(self) -> None:
         self.at = min(self.at, time.monotonic())
@@ -518,7 +523,7 @@ class PeerLink:
     @property
     def room(self) -> int:
         """Bytes of a handoff that this peer, asked to leave, has still time to upload; 0: not known."""
-        left = self.leave_requested.at + HANDOFF_S - time.monotonic()
+        left = 0.0 if self._connections.closing else self.leave_requested.left(HANDOFF_S)
         return int(min(self._uplink, self._cap) * max(0.0, min(HANDOFF_TARGET_S, left)))
 
     def hand_over(self, round: int, packet: bytes) -> bool | None:
@@ -617,7 +622,7 @@ class PeerLink:
                     return
                 self._notify_of_link(now)
                 if self.leave_requested.is_set() and (
-                    now - self.leave_requested.at >= leave_s or not self._connections.connected
+                    self.leave_requested.left(leave_s) <= 0 or not self._connections.connected
                 ):
                     raise Leaving(f"asked to leave while waiting for {what}")
                 # all else notifies `changed`; a signal handler that sets the flag must not take locks
@@ -653,7 +658,7 @@ class PeerLink:
         if connections.broken is not None:
             raise connections.broken
         if connections.closing:
-            raise LinkLost("the link is closed")
+            raise (Leaving if self.leave_requested.is_set() else LinkLost)("the link is closed")
         if state.refused is not None:
             raise RefusedByHub(state.refused.code, state.refused.reason)
         if state.over is not None and not connections.connected:

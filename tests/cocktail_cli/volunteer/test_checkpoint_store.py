@@ -5,16 +5,22 @@ useless.
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
+from math import inf
 from types import SimpleNamespace
 
 import pytest
 import torch
+from waiting import until
 
 from cocktail_cli.errors import Failure
+from cocktail_cli.machine import in_child, lock_of
 from cocktail_cli.ui import Event
 from cocktail_cli.volunteer import VolunteerLimits, VolunteerSession, checkpoint_store
 from cocktail_cli.volunteer.base_weights import digest_of
@@ -22,7 +28,8 @@ from cocktail_cli.volunteer.bootstrap import Prepared
 from cocktail_cli.volunteer.checkpoint_store import CheckpointKey
 from cocktail_cli.volunteer.run_link import RunLink
 from recipes.config import Recipe
-from recipes.training import Peer, build_peer
+from recipes.training import Peer, build_peer, peer_checkpoint
+from transport.ledger import lock_exclusively
 from transport.protocol import Leaving, LinkLost, RunOver
 
 KEY = CheckpointKey("amber-otter-42", "ann", "recipe-hash", "base-digest")
@@ -98,6 +105,57 @@ def test_a_full_disk_is_a_warning_and_nothing_is_written(
     assert checkpoint_store.store(peer(), KEY, told.append) == 0
     assert "residual is not kept: it takes" in told[0]
     assert not list(checkpoint_store.folder().rglob("*.*"))
+
+
+needs_children = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no process")
+
+
+@needs_children
+def test_a_checkpoint_is_written_on_without_this_process_and_whoever_comes_back_waits_for_it(
+    told: list[str],
+) -> None:
+    left, back = peer(), peer(moved=False)
+    children: list[int] = []
+
+    def by(write: Callable[[], None]) -> None:
+        (begun, begins), (go, goes) = os.pipe(), os.pipe()
+
+        def held() -> None:
+            with closing(lock_exclusively(lock_of(KEY.path))):
+                os.write(begins, b".")
+                os.read(go, 1)
+            write()
+
+        assert not in_child(held, patience=0.0)
+        os.read(begun, 1)
+        children.append(goes)
+
+    def waiting(what: str) -> None:
+        told.append(what)
+        os.write(children[0], b".")
+
+    size = checkpoint_store.store(left, KEY, told.append, by=by)
+    assert (size, KEY.path.exists()) == (peer_checkpoint.size_of(left), False)
+    until(lambda: checkpoint_store.find(KEY, waiting) is not None)
+    checkpoint_store.find(KEY, waiting).restore(back)  # type: ignore[union-attr]
+
+    assert told == ["what this machine kept is still being written: waiting for that"]
+    assert torch.equal(back.worker.x, left.worker.x)
+    assert not list(checkpoint_store.folder().rglob("*.*"))
+
+
+@needs_children
+@pytest.mark.parametrize("what", ["no room", "killed"])
+def test_a_checkpoint_that_its_child_could_not_write_is_a_warning(what: str, told: list[str]) -> None:
+    def fail() -> None:
+        if what == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise OSError(what)
+
+    checkpoint_store.store(peer(), KEY, told.append, by=lambda write: in_child(fail, inf))
+
+    assert [said.startswith("this peer's residual is not kept:") for said in told] == [True]
+    assert what in told[0]
 
 
 def test_a_peer_without_state_of_its_own_stores_nothing(told: list[str]) -> None:

@@ -387,6 +387,10 @@ class Extension:
         """Write into a new run's recipe what follows from the model in the folder `base`."""
         return recipe
 
+    def chosen(self, keys: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return keys of its section for a user's own model and data, beside those that were chosen."""
+        return {}
+
     def prepare(self, work: Any) -> Any:
         """Compute what takes seconds when a hub is opened, of the run of a `cocktail_cli.host.RunDelegate`,
         whose `prepared` has it by extension. One that takes over has no time then."""
@@ -813,6 +817,11 @@ def hub_extensions(host: HostParts) -> list[Extend]:
 def files_in_use(ledger: Ledger) -> dict[Path, bool]:
     """Return the files of extensions in the folder of a ledger, each with whether it is what was written."""
     return {path: whole for one in everyone() for path, whole in one.files_in_use(ledger).items()}
+
+
+def chosen_of_extensions(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that extensions choose for a user's own model and data, beside `keys`."""
+    return {name: value for one in everyone() for name, value in one.chosen(keys).items()}
 
 
 def update_judges(work: Any, round: int) -> list[UpdateJudge]:

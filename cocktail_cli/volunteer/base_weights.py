@@ -144,7 +144,7 @@ def is_intact(path: Path, size: int, sha256: str, go_on: Callable[[], object] = 
 
 
 def free_bytes(most: int | None = None) -> int:
-    """Return the bytes of disk that may be filled. `most`: limit for all fetched models together."""
+    """Return the bytes of disk that may be filled. `most`: that the cache may grow to."""
     place = cache()
     place.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(place).free - SPARE
@@ -159,11 +159,10 @@ def folder_bytes(place: Path) -> int:
 def check_free(needed: int, most: int | None = None, what: str = "the model") -> None:
     """Raise Failure (out_of_disk) where `needed` bytes do not fit."""
     free = free_bytes(most)
-    if most is not None and free_bytes() >= needed > free:
+    if most is not None and free_bytes() >= needed > max(0, free):
         raise Failure(
             "out_of_disk",
-            f"--max-disk {megabytes(most)}: {what} needs {megabytes(needed)} at {cache()}, where "
-            f"{megabytes(folder_bytes(cache()))} are taken",
+            f"--max-disk leaves {megabytes(max(0, free))}: {what} needs {megabytes(needed)} at {cache()}",
             hints=(f"allow more, or remove what no run needs any more from {cache()}",),
         )
     if needed > max(0, free):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from transport.protocol import messages
 
 LONGEST = 64  # characters of a peer's name that a hub may give
+LAST_WORDS = "ended"  # file beside the checkpoints of a run
 WRITTEN_S = 300.0  # seconds to wait for one that is still being written
 OLD_S = 30 * 24 * 3600.0  # seconds after which no run is expected to go on
 
@@ -164,6 +165,22 @@ def store(
         warn(f"this peer's residual is not kept: {problem}")
         return 0
     return path.stat().st_size if path.is_file() else size
+
+
+def note_end(run: str, said: str) -> None:
+    """Remember the last words of a run that may go on; none: it has gone on."""
+    note = path_of(run, "any").with_name(LAST_WORDS)
+    note.unlink(missing_ok=True)
+    if said:
+        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        note.write_text(f"on {time.strftime('%d %b at %H:%M')} this machine heard of {run}: {said}", "utf-8")
+
+
+def last_words(run: str) -> str:
+    """Return what this machine last heard of a run that may go on, and when; empty: nothing."""
+    with suppress(OSError):
+        return path_of(run, "any").with_name(LAST_WORDS).read_text("utf-8")
+    return ""
 
 
 def delete_run(run: str) -> None:

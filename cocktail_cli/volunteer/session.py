@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, cast
@@ -328,6 +328,8 @@ class VolunteerSession:
 
     def _store(self, run: RunLink, welcome: messages.Welcome) -> None:
         """Store a checkpoint while the run goes on without this peer; delete it where the run is over."""
+        with suppress(OSError):  # nothing depends on it
+            checkpoint_store.note_end(welcome.run, run.ended or "")
         if run.ended is not None and not run.resumable:
             checkpoint_store.delete_run(welcome.run)
         elif self.peer is not None and self._keeps:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from in_this_process import Run
 
 from cocktail_cli.errors import EXIT, Failure, Problem, explain, is_fault, writing_to
 from recipes.errors import DataError, ForeignPacket, ForeignSamples, HubUnreachable, ModelError, RecipeError
 from recipes.errors import Problem as RecipeProblem
+from transport import RunKeys
 from transport.protocol import (
     AddressInUse,
     LinkLost,
@@ -174,3 +176,30 @@ def test_a_run_whose_pipe_was_closed_is_recorded_with_that_reason_and_not_as_a_b
 
     assert (failure.code, failure.message) == ("terminated", "its output was closed by what read it")
     assert "--detach" in failure.hints[0]
+
+
+TOKEN = "k" * 43 + "." + "t" * 32
+
+
+@pytest.mark.parametrize("said", ["cocktail://{}@h:1/run-1", "'cocktail:/{}@h'", "cocktail://{}h:1/run-1"])
+def test_no_error_shows_the_secrets_of_a_run_url_however_it_was_typed(said: str) -> None:
+    typed = said.format(TOKEN)
+    failure = Failure("usage", f"what is {typed}?", (Problem("none", file=typed),), (f"not {typed}",))
+
+    shown = "\n".join([*failure.lines(), failure.as_json(), str(failure)])
+    assert "tttt" not in shown
+    assert shown.count("cocktail:/") == 7
+    assert Failure("usage", "which?", hints=("cocktail join cocktail://...",)).hints[0].endswith("//...")
+
+
+def test_files_of_ours_have_another_place_by_the_command_that_was_typed(
+    cocktail: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("COCKTAIL_HOME", str(tmp_path / "file" / "home"))
+    said = cocktail(
+        "join", "-y", str(RunKeys.generate().url("127.0.0.1", 1, "amber-otter-42")), "--wait", "1s"
+    )
+
+    assert "hint: a place that can be written: COCKTAIL_HOME=DIR cocktail join ..." in said.err
+    assert "-o" not in said.err

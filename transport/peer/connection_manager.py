@@ -44,6 +44,7 @@ from .size_bounds import SizeBounds, bound_of
 
 log = logging.getLogger(__name__)
 
+AWAY_S = 20.0  # seconds without a turn: this machine slept, or its process was stopped
 CONTROL = 0  # the flow of control messages
 FIRST_RETRY, LAST_RETRY = 0.25, 4.0  # seconds between dials
 PREFETCHED = 4  # objects fetched before the training thread asks for them
@@ -113,6 +114,10 @@ class ConnectionManager:
         self._crossed: dict[int, Bytes] = {}  # of a flow's connection, when it was last looked at
         self._attach_sent_at: dict[int, float] = {}  # when a bulk flow sent Attach
         self._outbox: deque[messages.Message] = deque()
+        self.away_s, self._turned = (
+            0.0,
+            time.time(),
+        )  # of this machine asleep or stopped, told once; wall clock
         self._thread = threading.Thread(target=self._run, name="cocktail-link", daemon=True)
 
     # ---- called by the threads that use the link -----------------------------------------------------------
@@ -163,6 +168,9 @@ class ConnectionManager:
             self._wire.close()
 
     def _turn(self) -> None:
+        before, self._turned = self._turned, time.time()
+        if self._turned - before > AWAY_S:
+            self.away_s = self._turned - before
         with self.changed:
             self._maintain(time.monotonic())
             self._send_all()

@@ -630,6 +630,9 @@ class PeerLink:
 
     def _notify_of_link(self, now: float) -> None:
         """Notify once that the connection has been lost for a while, and once that it is restored."""
+        if self._connections.away_s:
+            self._notify(f"this machine was away for {self._connections.away_s:.0f} s")
+            self._connections.away_s = 0.0
         state, where, how_long = self._state, self.way, f"for up to {self._patience:.0f} s"
         if state.welcome is None or state.link not in (SessionState.OFFLINE, SessionState.GREETING):
             if self._lost_told:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import stat
 import sys
 import threading
@@ -17,6 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from in_this_process import Run
 from waiting import until
 
 from cocktail_cli.errors import Failure
@@ -29,6 +31,7 @@ from cocktail_cli.volunteer.checkpoint_store import CheckpointKey
 from cocktail_cli.volunteer.run_link import RunLink
 from recipes.config import Recipe
 from recipes.training import Peer, build_peer, peer_checkpoint
+from transport import RunKeys
 from transport.ledger import lock_exclusively
 from transport.protocol import Leaving, LinkLost, RunOver
 
@@ -274,3 +277,25 @@ def test_a_name_in_any_script_has_a_file_of_its_own_with_a_plain_name(name: str)
     assert path.name.isascii()
     assert path != checkpoint_store.path_of("amber-otter-42", name + "-2")
     assert ("@" in path.name) == (name not in ("ann", "con.x")), "as before where it is plain"
+
+
+def test_what_was_last_heard_of_a_run_is_remembered_until_it_goes_on_or_is_over() -> None:
+    assert checkpoint_store.last_words(KEY.run) == ""
+    checkpoint_store.note_end(KEY.run, "paused by its host")
+    assert checkpoint_store.last_words(KEY.run).endswith(
+        f"this machine heard of {KEY.run}: paused by its host"
+    )
+
+    checkpoint_store.note_end(KEY.run, "")
+    assert checkpoint_store.last_words(KEY.run) == ""
+
+
+def test_a_hub_that_is_down_is_told_before_the_libraries_load_with_what_was_last_heard(cocktail: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = RunKeys.generate().url("127.0.0.1", server.getsockname()[1], KEY.run)
+    checkpoint_store.note_end(KEY.run, "paused by its host")
+    said = cocktail("join", "-y", str(url))
+
+    assert said.exit == 5
+    assert "loading the libraries" not in said.err
+    assert "paused by its host: --wait 12h joins once it goes on" in said.err

@@ -620,6 +620,7 @@ EXTENSIONS = (
         options=(Option("--layers", LAYERS, str, MACHINE, "auto|SIZE"),),
         removed=dict.fromkeys(("stage", "join --ring"), EACH),
     ),
+    Row("ddp_hook", names=("CocktailState", "cocktail_hook")),
     Row("results", keys=True),
     Row(
         "standby",

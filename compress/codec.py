@@ -153,8 +153,9 @@ class Cocktail:
         return self._pack(m, kept, compiled(len(kept.values)))
 
     def _encode_on_host(self, v: np.ndarray, loops: ModuleType | None = None) -> Encoded:
-        if self._is_identity:  # the identity keeps zeros and denormals too
-            return self._pack(len(v), topk.everything(v))
+        # the identity keeps zeros and denormals too
+        if self._is_identity or (self.topk_ratio == 1 and topk.none_tiny(v)):
+            return self._pack(len(v), topk.everything(v), loops)
         source = loops.Vector(v) if loops else topk.Plain(v)
         return self._pack(len(v), topk.largest(source, topk.share_of(len(v), self.topk_ratio)), loops)
 

@@ -8,8 +8,8 @@ where it is faster.
 
 Sections are read whole, or as streams in bounded memory. A packet lies in memory or in a file (`FileSlice`);
 either way slices cost nothing, and bytes are there when `bytes()` asks for them. A zstd frame is fed to its
-decoder block by block (128 KiB expanded at most), an lz4 block sequence by sequence, so that no section,
-however well it shrank, is ever there as a whole.
+decoder block by block (128 KiB expanded at most). An lz4 block, which runs make short, expands as a whole: to
+a byte a sampled value at most.
 
 The positions of the k values sent among m have four codings, and a rule for the smallest:
 
@@ -201,7 +201,6 @@ def does_not_expand(section: Section, error: object) -> PacketError:
 
 STEP = 1 << 16  # bytes at a time
 BLOCK = 1 << 17  # a block of zstd, packed and expanded, has at most so many
-FAR = 1 << 16  # lz4 looks back less than this
 DECODER = 640 << 10  # bytes that a zstd decoder takes beside its window
 
 
@@ -278,9 +277,9 @@ class Stream:
 
 def held(section: Section) -> int:
     """Return about how many bytes of memory a Stream of this section takes at once. Errors: PacketError."""
-    if section.codec != ZSTD:
-        return 8 * STEP
-    return ZstdFrame.of(section).window + DECODER
+    if section.codec == LZ4:
+        return 2 * section.raw + len(section.data)
+    return ZstdFrame.of(section).window + DECODER if section.codec == ZSTD else 8 * STEP
 
 
 def _expanded(section: Section) -> Iterator[bytes | bytearray | memoryview]:
@@ -295,10 +294,8 @@ def _expanded(section: Section) -> Iterator[bytes | bytearray | memoryview]:
             yield from _from_zstd(section)
         except zstd.ZstdError as error:
             raise does_not_expand(section, error) from error
-    elif section.codec == LZ4:
-        yield from _from_lz4(section)
     else:
-        raise PacketError(f"section codec {section.codec}, known are 0 (stored), 1 (zstd), 2 (lz4)")
+        yield expand(Section(section.codec, section.raw, bytes(section.data)))
 
 
 def _from_zstd(section: Section) -> Iterator[bytes]:
@@ -317,83 +314,6 @@ def _from_zstd(section: Section) -> Iterator[bytes]:
         yield decoder.decompress(bytes(section.data[at : at + 4]))
     if not decoder.eof:
         raise PacketError(f"a zstd section of {len(section.data)} bytes ends early")
-
-
-def _from_lz4(section: Section) -> Iterator[bytearray]:
-    """Decompress a raw LZ4 block sequence by sequence (token, literals, match); the library needs room for
-    all.
-
-    The format is https://github.com/lz4/lz4/blob/dev/doc/lz4_Block_format.md, end conditions included.
-    """
-    data, raw = _Front(section.data), section.raw
-    done, out = 0, bytearray()  # how many bytes there are; the newest of them
-    told = 0  # how many of `out` were handed over
-    while True:
-        token = data.byte()
-        literals = data.length(token >> 4)
-        if done + literals > raw:
-            raise does_not_expand(section, "too long")
-        for size in _in_steps(literals):
-            out += data.take(size)
-            if len(out) > 4 * STEP:
-                yield out[told:]
-                out, told = out[-FAR:], FAR
-        done += literals
-        if not data.left:
-            break
-        if done > raw - 12 or data.left < 8:  # a match begins 12 bytes before the end
-            raise does_not_expand(section, "a match too near its end")
-        back = data.byte() | data.byte() << 8
-        match = data.length(token & 15) + 4
-        if not 0 < back <= done or done + match > raw - 5:  # the last five bytes are literals
-            raise does_not_expand(section, f"a match {back} bytes back at byte {done}")
-        for size in _in_steps(match):
-            seed = out[len(out) - back : len(out) - back + size]  # shorter than `size` where it repeats
-            out += (seed * -(-size // len(seed)))[:size]
-            if len(out) > 4 * STEP:
-                yield out[told:]
-                out, told = out[-FAR:], FAR
-        done += match
-    yield out[told:]
-
-
-class _Front:
-    """Take bytes from the front of a section, which is read a step at a time."""
-
-    def __init__(self, data: Bytes) -> None:
-        self._data, self._at, self._here, self._spot = data, 0, b"", 0
-
-    @property
-    def left(self) -> int:
-        return len(self._data) - self._at + len(self._here) - self._spot
-
-    def take(self, size: int) -> bytes:
-        """Take at most STEP bytes. PacketError where there are fewer."""
-        if size > self.left:
-            raise PacketError("an lz4 section ends early")
-        if size > len(self._here) - self._spot:
-            more = bytes(self._data[self._at : self._at + STEP])
-            self._at += len(more)
-            self._here, self._spot = self._here[self._spot :] + more, 0
-        self._spot += size
-        return self._here[self._spot - size : self._spot]
-
-    def byte(self) -> int:
-        return self.take(1)[0]
-
-    def length(self, field: int) -> int:
-        """Read the rest of the length that begins with these four bits."""
-        size, more = field, 255 if field == 15 else 0
-        while more == 255:
-            more = self.byte()
-            size += more
-        return size
-
-
-def _in_steps(size: int) -> Iterator[int]:
-    while size > 0:
-        yield min(size, STEP)
-        size -= STEP
 
 
 # ---- positions ---------------------------------------------------------------------------------------------
@@ -426,7 +346,7 @@ def encode_positions(positions: np.ndarray, m: int, loops: ModuleType | None = N
     """
     k = len(positions)
     if k == m:
-        return EncodedPositions(ALL, 0, shrink(b""), shrink(b""))
+        return encode_bytes(ALL, positions[:0].view(np.uint8))
     if k == 0:
         return _plain(positions, m)  # nothing is worth sending: no gap, no bit
     if k <= FEW:
@@ -437,14 +357,20 @@ def encode_positions(positions: np.ndarray, m: int, loops: ModuleType | None = N
     return _mask(positions, m) if k > CROWDED * m else _gaps(positions, m, loops)
 
 
-def in_gap_bytes(k: int, m: int) -> bool:
-    """Tell whether k positions below m are coded as whole gaps in bytes: only bytes then leave a device."""
-    return FEW < k <= CROWDED * m and m <= k * FINE
+def byte_kind(k: int, m: int) -> int | None:
+    """Return the kind of k positions below m where `encode_bytes` does: only bytes then leave a device."""
+    if k == m:
+        return ALL
+    if k <= FEW:
+        return None
+    if k > CROWDED * m:
+        return MASK
+    return GAPS if m <= k * FINE else None
 
 
-def encode_gap_bytes(gaps: np.ndarray) -> EncodedPositions:
-    """Encode the bytes of gaps, (b,) uint8, with their escapes."""
-    return EncodedPositions(GAPS, 0, shrink(gaps.data), shrink(b""))
+def encode_bytes(kind: int, raw: np.ndarray) -> EncodedPositions:
+    """Encode gap bytes with their escapes, or a mask's bytes, (b,) uint8 (of all positions: none)."""
+    return EncodedPositions(kind, 0, shrink(raw.data), shrink(b""))
 
 
 def bytes_and_escapes(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -616,12 +542,12 @@ def _gaps(positions: np.ndarray, m: int, loops: ModuleType | None = None) -> Enc
         # from one to the next, modulo 256: no remainder was lost if they add up to the last position
         step = np.empty(k, np.uint8)
         if loops and loops.gaps(positions, step) < 255:
-            return EncodedPositions(GAPS, 0, shrink(step.data), shrink(b""))
+            return encode_bytes(GAPS, step)
         step[:1] = positions[0] + 1
         np.subtract(positions[1:], positions[:-1], out=step[1:], casting="unsafe")
         if int(step.sum(dtype=np.int64)) == int(positions[-1]) + 1:
             step -= 1
-            return encode_gap_bytes(step)
+            return encode_bytes(GAPS, step)
     main, low = list[np.ndarray](), list[np.ndarray]()
     for start in range(0, k, CHUNK):
         before = positions[start - 1] if start else positions.dtype.type(-1)
@@ -638,7 +564,7 @@ def _gaps(positions: np.ndarray, m: int, loops: ModuleType | None = None) -> Enc
 def _mask(positions: np.ndarray, m: int) -> EncodedPositions:
     mask = np.zeros(m, bool)
     mask[positions] = True
-    return EncodedPositions(MASK, 0, shrink(np.packbits(mask, bitorder="little").data), shrink(b""))
+    return encode_bytes(MASK, np.packbits(mask, bitorder="little"))
 
 
 def _elias_fano(positions: np.ndarray, m: int) -> EncodedPositions:

@@ -360,6 +360,28 @@ def add_codes(
 
 
 @loop
+def add_all(
+    out: np.ndarray,  # (m,) float32
+    start: int,
+    stop: int,
+    packed: np.ndarray,  # codes of every position, as above
+    width: int,
+    bucket: int,
+    levels: np.ndarray,
+    scales: np.ndarray,
+    factor: np.float32,
+) -> None:
+    """Add to out[start:stop] the values there, times `factor`, to the bits of `add_codes`."""
+    bits, mask, products = np.uint64(width), np.uint64((1 << width) - 1), np.empty(1 << width, np.float32)
+    for row in range(start // bucket, -(-stop // bucket)):
+        for number in range(1 << width):
+            products[number] = levels[number] * scales[row] * factor
+        for i in range(np.uint64(max(start, row * bucket)), np.uint64(min(stop, (row + 1) * bucket))):
+            bit = i * bits
+            out[i] += products[(np.uint64(packed[bit >> THREE]) >> (bit & SEVEN)) & mask]
+
+
+@loop
 def add(
     x: np.ndarray,  # (n,) float32
     units: np.ndarray,  # (u,) int64: the blocks of the sample

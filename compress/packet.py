@@ -8,8 +8,9 @@ of its own; it shares the header and the checks.
 An `Update` takes 12 bytes a value, and most of a sum's time goes into writing and reading them. A
 `PackedUpdate` is checked like a decoded one and keeps 1.5; each value is computed where it is added, by a
 compiled loop, to the bit what `decode` gives. A GPU is given those 1.5 bytes a value, window by window. That
-is done for what peers usually send: gaps of a byte each but for some longer ones, codes of 1, 2, 4 or 8 bits
-in whole bytes a bucket, a long vector, on a machine with numba. Every other packet is decoded.
+is done for what peers usually send: all positions, or gaps of a byte each but for some longer ones; codes of
+1, 2, 4 or 8 bits in whole bytes a bucket; a long vector, on a machine with numba. Every other packet is
+decoded.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 
 from compress.backends import compiled, usable
 from compress.coding import (
+    ALL,
     GAPS,
     LZ4,
     LZ4_MOST,
@@ -341,6 +343,7 @@ class PackedUpdate:
     """An update of k values that can be added up, measured and decoded, but is not written out."""
 
     size: int  # m, length of the sampled vector
+    # where k < m; with every position these four are empty
     gaps: np.ndarray  # (k,) uint8: positions skipped before each value, but for
     far: np.ndarray  # (j,) int64: values, ascending, before which
     longer: np.ndarray  # (j,) int64: so many more are skipped
@@ -369,29 +372,33 @@ class PackedUpdate:
 
     def add_to(self, out: torch.Tensor, start: int, stop: int, factor: float) -> None:
         """Add to out[start:stop] the values there, times `factor`. out: (m,)"""
+        codes = self.codes.packed, self.codes.quant_bits, self.codes.quant_bucket_size
+        values = *codes, self.levels, self.scales, np.float32(factor)
+        if self.count == self.size:
+            self.loops.add_all(out.numpy(), start, stop, *values)
+            return
         begin, end = (int(np.searchsorted(self.before, at)) for at in (start, stop))
         row = begin - 1
         walk = row * STRIDE, int(self.before[row]), begin * STRIDE, (end - 1) * STRIDE
-        codes = self.codes.packed, self.codes.quant_bits, self.codes.quant_bucket_size
-        self.loops.add_codes(
-            out.numpy(), start, stop, self.gaps, self.far, self.longer, *walk, *codes,
-            self.levels, self.scales, np.float32(factor),
-        )  # fmt: skip
+        self.loops.add_codes(out.numpy(), start, stop, self.gaps, self.far, self.longer, *walk, *values)
 
     def window(self, start: int, stop: int, device: torch.device) -> Update:
         """Decode the values start .. stop - 1 on a device. start: a multiple of STRIDE."""
-        bits, bucket, gaps = self.codes.quant_bits, self.codes.quant_bucket_size, self.gaps[start:stop]
-        inside, before = start % bucket, int(self.before[start // STRIDE])
+        bits, bucket = self.codes.quant_bits, self.codes.quant_bucket_size
+        inside = start % bucket
         packed = self.codes.packed[start * bits // 8 : -(-stop * bits // 8)]
         scales = self.codes.scales[start // bucket : -(-stop // bucket)]
-        codes = replace(self.codes, count=len(gaps), packed=packed, scales=scales)
+        codes = replace(self.codes, count=stop - start, packed=packed, scales=scales)
         if usable(device):
             from compress import triton_kernels  # imports triton
 
-            here = slice(*np.searchsorted(self.far, (start, stop)))
+            values = triton_kernels.dequantize(codes, device, inside)
+            if self.count == self.size:
+                return Update(self.size, torch.arange(start, stop, device=device), values)
+            here, before = slice(*np.searchsorted(self.far, (start, stop))), self.before[start // STRIDE]
             far = self.far[here] - start, self.longer[here]
-            positions = triton_kernels.positions_behind(gaps, before, far, device)
-            return Update(self.size, positions, triton_kernels.dequantize(codes, device, inside))
+            positions = triton_kernels.positions_behind(self.gaps[start:stop], int(before), far, device)
+            return Update(self.size, positions, values)
         positions, values = self._positions(start, stop), torch.from_numpy(dequantize(codes, inside))
         return Update(self.size, positions.to(device), values.to(device))
 
@@ -402,6 +409,8 @@ class PackedUpdate:
 
     def _positions(self, start: int, stop: int) -> torch.Tensor:
         """Add up the gaps of the values start .. stop - 1, int64; start: a multiple of STRIDE."""
+        if self.count == self.size:
+            return torch.arange(start, stop)
         found = np.empty(stop - start, np.int64)
         self.loops.positions(self.gaps[start:stop], int(self.before[start // STRIDE]), found)
         here = slice(*np.searchsorted(self.far, (start, stop)))
@@ -422,16 +431,18 @@ def decode_packed(packet: bytes, m: int, most: int | None = None) -> PackedUpdat
         raise PacketError(f"{header.k:,} values of {m:,}, of which at most {most:,} are sent")
     header = header.expanded()
     bits, bucket, main = header.quant_bits, header.quant_bucket_size, header.sections[0]
-    plain = header.kind == GAPS and header.shift == 0 and header.k
+    plain = header.kind == ALL or (header.kind == GAPS and header.shift == 0 and header.k)
     if loops is None or not plain or bits not in (1, 2, 4, 8) or bucket * bits % 8:
         return decode_expanded(header, m, loops)
     gaps, far, longer = bytes_and_escapes(np.frombuffer(main.data, np.uint8))
-    if len(gaps) != header.k or main.data[-1] == 255:
-        return decode_expanded(header, m, loops)  # refuses it
-    gaps, before = _in_words(gaps), np.empty(-(-header.k // STRIDE) + 1, np.int64)
-    loops.strides(gaps, STRIDE, far, longer, before)
-    if before[-1] >= m:
-        raise PacketError(f"a position {before[-1]:,} in a vector of {m:,}")
+    before = np.empty(-(-len(gaps) // STRIDE) + 1, np.int64)
+    if header.kind == GAPS:
+        if len(gaps) != header.k or main.data[-1] == 255:
+            return decode_expanded(header, m, loops)  # refuses it
+        gaps = _in_words(gaps)
+        loops.strides(gaps, STRIDE, far, longer, before)
+        if before[-1] >= m:
+            raise PacketError(f"a position {before[-1]:,} in a vector of {m:,}")
     codes = header.codes()
     codes = replace(codes, packed=_in_words(codes.packed))
     levels, scales = signed_table(codes.levels), widen(codes.scales)

@@ -96,10 +96,17 @@ def fewer(found: Survivors, k: int) -> Survivors:
 
 def everything(v: np.ndarray) -> Survivors:
     """Select all of v, zeros and denormals too. NonFiniteError if it holds NaN or infinity."""
-    wrong = np.flatnonzero(~np.isfinite(v))
-    if len(wrong):
-        raise NonFiniteError(float(v[wrong[0]]), int(wrong[0]))
+    finite = np.isfinite(v)
+    if not finite.all():
+        wrong = int(finite.argmin())
+        raise NonFiniteError(float(v[wrong]), wrong)
     return Survivors(np.arange(len(v), dtype=index_type(len(v))), v)
+
+
+def none_tiny(v: np.ndarray) -> bool:
+    """Tell whether all magnitudes of v, (m,) float32, are at least 2**-100: K = 1 then selects everything."""
+    chunks = (np.abs(v[start : start + CHUNK]) for start in range(0, len(v), CHUNK))
+    return all(bool((chunk >= 2.0**-100).all()) for chunk in chunks)
 
 
 def in_chunks(v: torch.Tensor, topk_chunk: int, topk_ratio: float) -> Survivors:

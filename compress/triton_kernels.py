@@ -19,7 +19,7 @@ import triton.language as tl
 
 from compress import coding, topk
 from compress import quantization as host
-from compress.coding import GAPS, EncodedPositions, bytes_and_escapes
+from compress.coding import ALL, GAPS, MASK, EncodedPositions, bytes_and_escapes
 from compress.errors import NonFiniteError, PacketError
 from compress.pinned_copy import array_brought
 
@@ -267,36 +267,47 @@ def _fewer(positions: torch.Tensor, values: torch.Tensor, k: int) -> tuple[torch
 class CodedPositions:
     """Positions in a sampled vector of m as they leave the device."""
 
+    kind: int | None  # as `coding.byte_kind`
     m: int
-    parts: tuple[torch.Tensor, ...]  # (1,) int64 and gap bytes, (b,) uint8; or positions, (k,) int64
+    parts: tuple[torch.Tensor, ...]  # (1,) int64 and bytes, (b,) uint8; None: positions, (k,) int64
 
     def read(self, *parts: np.ndarray) -> EncodedPositions:
         """Encode them from the bytes of the parts, as the host does."""
-        if len(parts) == 1:
+        if self.kind is None:
             return coding.encode_positions(parts[0].view(np.int64), self.m)
-        return coding.encode_gap_bytes(parts[1][: int(parts[0].view(np.int64)[0])])
+        return coding.encode_bytes(self.kind, parts[1][: int(parts[0].view(np.int64)[0])])
 
 
 def coded(positions: torch.Tensor, m: int) -> CodedPositions:
-    """Prepare positions (k,) int64 for the host: where gaps are coded as bytes, only bytes leave the device.
+    """Prepare positions (k,) int64 for the host: where they are coded as bytes, only bytes leave the device.
 
-    255 is for 255 skipped and more to come. How many bytes there are is in front of them; the rest of them
-    has no meaning.
+    Of gaps 255 is for 255 skipped and more to come. How many bytes there are is in front of them; the rest of
+    them has no meaning.
     """
-    if not coding.in_gap_bytes(len(positions), m):
-        return CodedPositions(m, (positions,))
-    k, blocks = len(positions), triton.cdiv(len(positions), WIDE)
-    counts = torch.empty(blocks, dtype=torch.int64, device=positions.device)
+    k, device, kind = len(positions), positions.device, coding.byte_kind(len(positions), m)
+    if kind is None:
+        return CodedPositions(kind, m, (positions,))
+    if kind != GAPS:
+        mask = torch.zeros(-(-m // 8) * 8 if kind == MASK else 0, dtype=torch.uint8, device=device)
+        bits = torch.arange(8, dtype=torch.uint8, device=device)
+        if kind == MASK:
+            mask.index_fill_(0, positions, 1)
+        packed = (mask.view(-1, 8) << bits).sum(1, dtype=torch.uint8)
+        return CodedPositions(kind, m, (positions.new_full((1,), len(packed)), packed))
+    blocks = triton.cdiv(k, WIDE)
+    counts = torch.empty(blocks, dtype=torch.int64, device=device)
     launch(_escapes, blocks, positions, k, counts, WIDE)
     ends = counts.cumsum(0)
-    out = torch.full((k + m // 255 + 1,), 255, dtype=torch.uint8, device=positions.device)
+    out = torch.full((k + m // 255 + 1,), 255, dtype=torch.uint8, device=device)
     launch(_gap_bytes, blocks, positions, k, ends - counts, out, WIDE)
-    return CodedPositions(m, (ends[-1:] + k, out))
+    return CodedPositions(kind, m, (ends[-1:] + k, out))
 
 
 def decode_positions(coded: EncodedPositions, m: int, k: int, device: torch.device) -> torch.Tensor:
     """Decode positions on the device, from sections in memory. Gaps in bytes, which long packets hold, are
-    added up there; every other kind is decoded on the host."""
+    added up there, and all positions are made there; every other kind is decoded on the host."""
+    if coded.kind == ALL:
+        return torch.arange(m, device=device)
     if coded.kind != GAPS or coded.shift or k == 0:
         windows = list(coding.decode_positions(coded, m, k, 1 << 16))
         return array_brought(np.concatenate([np.empty(0, np.int64), *windows]), device)

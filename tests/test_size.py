@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_174,
-    "lines with code, extensions": 15_638,
-    "lines with code, scripts": 9893,
-    "lines with code, tests": 44_549,
-    "modules": 327,
+    "lines with code, heart": 29_167,
+    "lines with code, extensions": 15_733,
+    "lines with code, scripts": 9988,
+    "lines with code, tests": 44_706,
+    "modules": 329,
     "recipe keys": 111,
     "options": 196,
     "messages": 30,
-    "words of documents": 69_967,
+    "words of documents": 69_543,
     "functions without a docstring, %": 22,
 }
 

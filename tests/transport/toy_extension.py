@@ -52,8 +52,8 @@ class Health(HubExtension):
     def watch(self, lines: Lines) -> None:
         self.lines = lines
 
-    def may_lease(self, session: Session, round: int) -> bool:
-        return session.name not in self.unwell
+    def no_lease(self, session: Session, round: int) -> str:
+        return "it is unwell" if session.name in self.unwell else ""
 
     def opens(self, ex: Exchange, granted: Mapping[str, SampleRanges]) -> None:
         self.leased.append({ex.members[session]: len(ranges) for session, ranges in granted.items()})

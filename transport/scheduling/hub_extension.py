@@ -127,10 +127,10 @@ class HubExtension:
     def received(self, session: Session, body: bytes, now: float) -> None:
         """Take the body of an Extension message. Raises ProtocolError as `hello`."""
 
-    def may_lease(self, session: Session, round: int) -> bool:
-        """Tell whether a ready peer may have a lease of the round that opens. Without, it is a member only to
-        deliver the leases that it has."""
-        return True
+    def no_lease(self, session: Session, round: int) -> str:
+        """Return why a ready peer gets no lease of the round that opens; empty: it may have one. Without, it
+        is a member only to deliver the leases that it has."""
+        return ""
 
     def choose(
         self, round: int, ready: Sequence[Session], holding: Collection[str], newcomers: int

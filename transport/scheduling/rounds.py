@@ -432,7 +432,9 @@ class Rounds:
 
     def _open_or_wait(self, now: float) -> None:
         s, waits, held = self.settings, self.disputes.waits, self.leases.held
-        ready = [p for p in self._members.ready() if not waits(p.id) and (held(p.id) or self._may_lease(p))]
+        ready = [
+            p for p in self._members.ready() if not waits(p.id) and (held(p.id) or not self._no_lease(p))
+        ]
         if self.leases.done:
             self.evaluations.finish()  # one of an older x' is void: the final one counts now
             self._enter(Phase.FINAL)
@@ -444,9 +446,8 @@ class Rounds:
         elif not ready or len(ready) + self._members.apart < s.min_peers:
             self._tell_missing(max(1, s.min_peers) - len(ready), now)
             if now >= self._waiting_since + s.start_timeout:
-                self.end(
-                    f"{len(ready)} peers were ready, {s.min_peers} needed, for {s.start_timeout:.0f} s", 7
-                )
+                why = f"{len(ready)} peers were ready, {s.min_peers} needed, for {s.start_timeout:.0f} s"
+                self.end(": ".join(filter(None, (why, self._not_ready(now)))), 7)
         else:
             self._waiting_since = now
             if not self.leases.free:
@@ -456,8 +457,8 @@ class Rounds:
                 self._open(members, now)
             # else the holders of the last samples are behind: they deliver, or lose them
 
-    def _may_lease(self, session: Session) -> bool:
-        return all(one.may_lease(session, self.round) for one in self.extensions)
+    def _no_lease(self, session: Session) -> str:
+        return next((why for one in self.extensions if (why := one.no_lease(session, self.round))), "")
 
     def _chosen(self, ready: list[Session]) -> list[Session]:
         """Choose the members of a round, by name; none where nothing is left that they could do. Beside those
@@ -542,7 +543,7 @@ class Rounds:
         """Lease a global batch a local step. Returns samples by session, and rounds of longer leases."""
         s, round, free = self.settings, self.round, self.leases.free
         granted = self.leases.of(round, [p.id for p in ready])
-        out = {p.id for p in ready if not self._may_lease(p)}
+        out = {p.id for p in ready if self._no_lease(p)}
         held = {p.id for p in ready if not p.proven and len(self.leases.held(p.id)) >= IN_FLIGHT}
         takers = [p.id for p in ready if p.id not in held | granted.keys() | out]
         if not takers:
@@ -581,8 +582,12 @@ class Rounds:
         if self._told_of_waiting or now < self._waiting_since + TELL_S:
             return
         self._told_of_waiting = True
-        known = ", ".join(self._members.not_ready(now)) or "none has come yet"
+        known = self._not_ready(now) or "none has come yet"
         self._out.warn(f"waiting for {lacking} {'peer' if lacking == 1 else 'peers'}: {known}")
+
+    def _not_ready(self, now: float) -> str:
+        refused = [f"{p.name} ({why})" for p in self._members.ready() if (why := self._no_lease(p))]
+        return ", ".join(self._members.not_ready(now) + refused)
 
     def call(self, session: Session, round: int) -> None:
         """Tell a peer that is no member to catch up, and to say that it is ready."""

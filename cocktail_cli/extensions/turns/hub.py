@@ -79,9 +79,9 @@ class Turns(HubExtension):
             self._rounds.call(session, round)
         return chosen
 
-    def may_lease(self, session: Session, round: int) -> bool:
+    def no_lease(self, session: Session, round: int) -> str:
         """Refuse a lease to a member whose turn is over."""
-        return round != self._round or session.id not in self.last
+        return "its turn is over" if round == self._round and session.id in self.last else ""
 
     def opens(self, ex: Exchange, granted: Mapping[str, SampleRanges]) -> None:
         """Note members whose leases last for several rounds."""

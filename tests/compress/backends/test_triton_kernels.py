@@ -148,12 +148,15 @@ def test_long_vectors_take_the_sampled_threshold(kind: str) -> None:
     assert np.array_equal(here.values, there.values.cpu().numpy())
 
 
-@pytest.mark.parametrize("gap", [0, 254, 255, 600])
-def test_the_device_encodes_gaps_as_the_host_does(gap: int) -> None:
-    """A gap that no byte holds, as embeddings leave that no token has met, costs some bytes, and no more."""
+@pytest.mark.parametrize(
+    ("gap", "every"), [(0, 7), (254, 7), (255, 7), (600, 7), (3, 2), (0, 1)], ids=lambda value: str(value)
+)
+def test_the_device_encodes_positions_as_the_host_does(gap: int, every: int) -> None:
+    """A gap that no byte holds, as embeddings leave that no token has met, costs some bytes, and no more;
+    crowded positions leave as a mask, and all of them as nothing."""
     from compress import triton_kernels as select
 
-    at = torch.cat([torch.arange(0, 30_000, 7), torch.arange(30_000 + gap, 60_000, 7)])
+    at = torch.cat([torch.arange(0, 30_000, every), torch.arange(30_000 + gap, 60_000, every)])
     sent = select.coded(at.to(DEVICE), 60_000)
     there = sent.read(*(part.cpu().numpy().view(np.uint8) for part in sent.parts))
 

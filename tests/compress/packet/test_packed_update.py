@@ -30,6 +30,10 @@ def vector(m: int = M, seed: int = 1) -> torch.Tensor:
     return v
 
 
+SPARSE, DENSE = vector(), vector().clamp_(min=1e-3)  # the latter is sent whole
+SENT = pytest.mark.parametrize(("v", "keep"), [(SPARSE, 0.2), (DENSE, 1.0)], ids=["sparse", "dense"])
+
+
 def kept(packet: bytes, m: int = M) -> PackedUpdate:
     found = decode_packed(packet, m)
     assert isinstance(found, PackedUpdate)
@@ -40,11 +44,14 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
+@SENT
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("bucket", [24, 128])
 @pytest.mark.parametrize("wide", [1000, M - 1000])  # many buckets reach beyond a window; few do
-def test_a_sum_made_window_by_window_is_that_of_the_decoded_update(bits: int, bucket: int, wide: int) -> None:
-    packet = Cocktail(topk_ratio=0.2, quant_bits=bits, quant_bucket_size=bucket).encode(vector()).packet
+def test_a_sum_made_window_by_window_is_that_of_the_decoded_update(
+    v: torch.Tensor, keep: float, bits: int, bucket: int, wide: int
+) -> None:
+    packet = Cocktail(topk_ratio=keep, quant_bits=bits, quant_bucket_size=bucket).encode(v).packet
     update, found, factor = decode(packet, M), kept(packet), 1 / 3
     want, fast, slow = (torch.linspace(-1, 1, M) for _ in range(3))
     want.index_add_(0, update.positions, update.values, alpha=factor)
@@ -57,11 +64,11 @@ def test_a_sum_made_window_by_window_is_that_of_the_decoded_update(bits: int, bu
     assert same_bits(slow, want)
 
 
-@pytest.mark.parametrize("keep", [0.1, 0.2])
+@SENT
 def test_a_packed_update_has_the_same_values_count_and_norm_in_an_eighth_of_the_memory(
-    keep: float,
+    v: torch.Tensor, keep: float
 ) -> None:
-    packet = Cocktail(topk_ratio=keep).encode(vector()).packet
+    packet = Cocktail(topk_ratio=keep).encode(v).packet
     update, found = decode(packet, M), kept(packet)
 
     assert torch.equal(found.decoded().positions, update.positions)
@@ -86,14 +93,15 @@ def test_a_packet_that_cannot_stay_packed_is_decoded(mix: Cocktail, what: str) -
     assert isinstance(decode_packed(mix.encode(vector()).packet, M), Update)
 
 
+@SENT
 @pytest.mark.parametrize("size", [STRIDE, 2 * STRIDE, M])
-def test_windows_of_a_packed_update_are_the_decoded_update(size: int) -> None:
-    packet = Cocktail().encode(vector()).packet
+def test_windows_of_a_packed_update_are_the_decoded_update(v: torch.Tensor, keep: float, size: int) -> None:
+    packet = Cocktail(topk_ratio=keep).encode(v).packet
     update, found, cpu = decode(packet, M), kept(packet), torch.device("cpu")
     ends = [(start, min(start + size, found.count)) for start in range(0, found.count, size)]
     windows = [found.window(*ends_of, cpu) for ends_of in ends]
 
-    assert len(found.far) == 3
+    assert len(found.far) == (3 if v is SPARSE else 0)
     assert torch.equal(torch.cat([window.positions for window in windows]), update.positions)
     assert same_bits(torch.cat([window.values for window in windows]), update.values)
 

@@ -140,6 +140,17 @@ def test_whom_an_extension_lets_have_no_lease_is_in_no_round_until_it_does(swarm
     assert sorted(swarm.trained) == list(range(200))
 
 
+def test_a_run_whose_peers_all_get_no_lease_says_why_and_ends(swarm: Speakers) -> None:
+    health(swarm).unwell = {"p0", "p1", "p2"}
+    ended = swarm.settle(20_000)
+
+    why = "p0 (it is unwell), p1 (it is unwell), p2 (it is unwell)"
+    assert (ended.finished, ended.exit_code) == (False, 7)
+    assert ended.reason == f"0 peers were ready, 1 needed, for 300 s: {why}"
+    warned = [event.message for event in swarm.events if isinstance(event, events.Warned)]
+    assert warned == [f"waiting for 1 peer: {why}"]
+
+
 def test_whose_update_an_extension_refuses_reads_why_and_is_struck_out(swarm: Speakers) -> None:
     liar = swarm.peers[2]
     assert isinstance(liar, Speaker)

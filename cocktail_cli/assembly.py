@@ -820,11 +820,6 @@ def files_in_use(ledger: Ledger) -> dict[Path, bool]:
     return {path: whole for one in everyone() for path, whole in one.files_in_use(ledger).items()}
 
 
-def chosen_of_extensions(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that extensions choose for a user's own model and data, beside `keys`."""
-    return {name: value for one in everyone() for name, value in one.chosen(keys).items()}
-
-
 def update_judges(work: Any, round: int) -> list[UpdateJudge]:
     """Make what judges the updates of a run that goes on with `round`."""
     return _parts(used(work.recipe), lambda one: one.judge(work, round))

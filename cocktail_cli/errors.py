@@ -181,7 +181,7 @@ FULL_MEMORY = (
     "could not create a primitive",  # oneDNN, which says no more
 )
 ROOM = 64 << 20  # bytes: with less available, any failure is for want of memory
-OTHER_PLACE = "choose another place: -o DIR"
+OTHER_PLACE = "choose another place: -o DIR, for cocktail's own files COCKTAIL_HOME=DIR cocktail ..."
 PATH_HINTS = {  # errno of a path that the user chose -> remedy
     errno.EACCES: f"{OTHER_PLACE}; or change its rights",
     errno.EPERM: f"{OTHER_PLACE}; or change its rights",
@@ -200,7 +200,7 @@ PORT_HINT = "--port 0 takes any free port; another --port or --bind may be free 
 URL_HINT = "copy the whole line between its quotes, or ask the run's host for it again"
 PIPE_HINT = "write the output to a file, or launch with --detach"
 NAME_HINT = "check this machine's connection, and the host's name in the URL"
-HUB_HINT = "the run may be over, or its port closed to you: ask its host for `cocktail status`"
+HUB_HINT = "the run may be paused (`join --wait 12h` waits) or over, or its port closed to you: ask its host"
 
 # What to do about an error of a room that says nothing of its own, by class or code.
 REMEDIES = {

@@ -25,7 +25,7 @@ from cocktail_cli.assembly import CHECK, RESULTS, RUN, SHOWING, TOOLS, reader_of
 from cocktail_cli.assembly import commands as extensions_commands
 from cocktail_cli.commands import check, join, launch, logs, peers, recipes, results, status
 from cocktail_cli.host import log_to
-from cocktail_cli.machine import cache, hide_token, home
+from cocktail_cli.machine import hide_token
 from cocktail_cli.ui import guarded_output, say, say_text
 
 from . import user_config
@@ -122,20 +122,12 @@ def run(as_json: bool, loud: bool) -> NoReturn:
         if interruption.came:
             sys.exit(EXIT["interrupted"])
         failure = explain(error)
-        failure.hints = (*filter(None, [reader_of(error)]), *(own_place(error) or failure.hints))
+        failure.hints = (*filter(None, [reader_of(error)]), *failure.hints)
         bug = failure.code == "unexpected"  # of what the user can mend, the sentence says all
         logging.getLogger("cocktail_cli").error("%s", failure, exc_info=bug or loud)
         if loud:
             traceback.print_exc()
         fail(failure, as_json)
-
-
-def own_place(error: Exception) -> tuple[str, ...]:
-    """Say how cocktail's own files have another place, where an error of the system is about theirs."""
-    path = Path(getattr(error, "filename", None) or "/dev/null")
-    if any(path.is_relative_to(place) or place.is_relative_to(path) for place in (home(), cache())):
-        return (f"a place that can be written: COCKTAIL_HOME=DIR cocktail {' '.join(sys.argv[1:2])} ...",)
-    return ()
 
 
 def command_table(typed: list[str]) -> typer.core.TyperGroup:

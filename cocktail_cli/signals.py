@@ -125,15 +125,13 @@ def leave_in_time(
     over = threading.Event()
 
     def watch() -> None:
-        for which, say in enumerate(words):
+        for which, word in enumerate(words):
             while time.monotonic() < by()[which]:
                 if over.wait(0.2):
                     return
-            left = by()[-1] - time.monotonic() + 2.0  # what is said may hang
-            at_latest = threading.Timer(left, lambda: over.is_set() or os._exit(status()))
-            at_latest.daemon = True
-            at_latest.start()
-            say()
+            saying = threading.Thread(target=word, daemon=True)  # it may hang
+            saying.start()
+        saying.join(2.0)
         os._exit(status())
 
     threading.Thread(target=watch, name="leave in time", daemon=True).start()

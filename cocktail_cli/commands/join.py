@@ -78,7 +78,7 @@ def join(
     if not yes and not sys.stdin.isatty():
         raise Failure("usage", "there is no terminal to ask on", hints=("-y joins without being asked",))
     from transport import ask_status
-    from transport.protocol import LinkLost, ProtocolError, RefusedByHub, Unreachable
+    from transport.protocol import LinkLost, ProtocolError, RefusedByHub
 
     log_to(None, verbose)
     display = Display(as_json, quiet, verbose, not no_color, progress, life_line)
@@ -100,7 +100,7 @@ def join(
                 listen=listen,
                 advertise=advertise,
                 vram_limit=vram_limit,
-                max_disk=max_disk and max_disk + volunteer.folder_bytes(machine.cache()),
+                max_disk=max_disk and max_disk - volunteer.free_bytes(0),  # beside what is there already
                 trust_remote_code=trust_remote_code,
             )
             terms = [term for one in joining for term in one.terms()]
@@ -139,10 +139,6 @@ def join(
             ways = (status for one in joining if (status := one.run(me)) is not None)
             if (status := next(ways, None)) is None:
                 status = take_part(limits, joining)
-        except Unreachable as error:
-            if last := volunteer.last_words(url.run):
-                error.hints = (f"{last}: --wait 12h joins once it goes on", *error.hints)
-            raise
         except StopAsked:
             view.show(Progressed(f"not joined ({stop.reason}): nothing was downloaded"))
             status = EXIT["lost"] if stop.reason == "SIGTERM" else 0

@@ -16,15 +16,13 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
-import select
 import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable
-from contextlib import suppress
-from math import inf
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from cocktail_cli.errors import Failure
 
@@ -65,43 +63,30 @@ def masked(url: str) -> str:
     return f"{SCHEME}***@{url.rpartition('@')[2]}" if "@" in url else f"{SCHEME}***"
 
 
-def in_child(work: Callable[[], object], patience: float) -> bool:
-    """Do `work`, of one thread, in a child process that outlives this one; return whether it was done within
-    `patience` seconds. Raises OSError with what it failed with. Windows forks no process: it is done here."""
+def in_child(work: Callable[[], object], patience: float) -> None:
+    """Do `work`, of one thread, in a child process that outlives this one; wait for it for up to `patience`
+    seconds. Raises OSError where it has failed by then. Windows forks no process: it is done here."""
     if not hasattr(os, "fork"):
         work()
-        return True
-    here, there = os.pipe()
+        return
     if (child := os.fork()) == 0:
-        _as_child(work, there)
-    os.close(there)
-    with open(here, "rb") as answer:
-        if not select.select([answer], [], [], None if patience == inf else max(0.0, patience))[0]:
-            return False
-        said = answer.read().decode()
-    if os.waitpid(child, 0)[1]:
-        raise OSError(said or "the process that wrote it was killed")
-    return True
+        import torch
 
-
-def _as_child(work: Callable[[], object], answer: int) -> NoReturn:
-    """Do `work` apart from the terminal, write what it failed with to `answer`, and end."""
-    import torch
-
-    status = 1
-    try:
-        os.setsid()
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):  # a reader of this process's output is not to wait for the child
-            os.dup2(nothing, stream)
-        torch.set_num_threads(1)  # those of the parent are not here
-        work()
-        status = 0
-    except BaseException as error:
-        with suppress(OSError):  # nobody waits
-            os.write(answer, str(error).encode())
-    finally:
-        os._exit(status)
+        try:
+            os.setsid()
+            for stream in range(3):  # a reader of this process's output is not to wait for the child
+                os.dup2(os.open(os.devnull, os.O_RDWR), stream)
+            torch.set_num_threads(1)  # those of the parent are not here
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    end, ended = time.monotonic() + patience, (0, 0)
+    while not ended[0] and time.monotonic() < end:
+        time.sleep(0.02)
+        ended = os.waitpid(child, os.WNOHANG)
+    if ended[1]:
+        raise OSError("the process that wrote it has failed, perhaps as the disk is full")
 
 
 def return_freed_memory() -> bool:

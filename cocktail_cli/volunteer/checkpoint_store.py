@@ -17,11 +17,12 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cocktail_cli.errors import hubs_fault
-from cocktail_cli.machine import home, lock_of
+from cocktail_cli.machine import home, in_child, lock_of
 
 from .base_weights import PLAIN, SPARE, digest_of
 
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
     from transport.protocol import messages
 
 LONGEST = 64  # characters of a peer's name that a hub may give
-LAST_WORDS = "ended"  # file beside the checkpoints of a run
-WRITTEN_S = 300.0  # seconds to wait for one that is still being written
+WRITTEN_S = 60.0  # seconds to wait for one that is still being written
 OLD_S = 30 * 24 * 3600.0  # seconds after which no run is expected to go on
 
 Warn = Callable[[str], None]
@@ -94,9 +94,13 @@ def file_name(name: str) -> str:
 def find(key: CheckpointKey, warn: Warn) -> StoredCheckpoint | None:
     """Find and verify this peer's checkpoint; None where there is none that it can use."""
     from recipes.training import read
+    from transport.ledger import lock_exclusively
+    from transport.protocol import LedgerBusy
 
     path = key.path
-    wait_until_written(path, warn)
+    if (lock := lock_of(path)).exists():  # the child of an earlier session writes it
+        with suppress(LedgerBusy), closing(lock_exclusively(lock, WRITTEN_S)):
+            lock.unlink()
     if not path.is_file():
         return None
     try:
@@ -111,33 +115,11 @@ def find(key: CheckpointKey, warn: Warn) -> StoredCheckpoint | None:
     return StoredCheckpoint(path, found.round, found.fingerprint)
 
 
-def wait_until_written(path: Path, warn: Warn) -> None:
-    """Wait while an earlier session's child writes a checkpoint."""
-    from transport.ledger import lock_exclusively
-    from transport.protocol import LedgerBusy
-
-    lock, end, told = lock_of(path), time.monotonic() + WRITTEN_S, False
-    while lock.exists() and time.monotonic() < end:
-        with suppress(LedgerBusy), closing(lock_exclusively(lock)):
-            lock.unlink()
-            return
-        if not told:
-            warn("what this machine kept is still being written: waiting for that")
-        told = True
-        time.sleep(0.2)
-
-
-def store(
-    peer: Peer,
-    key: CheckpointKey,
-    warn: Warn,
-    most: int | None = None,
-    by: Callable[[Callable[[], None]], object] = lambda write: write(),
-) -> int:
+def store(peer: Peer, key: CheckpointKey, warn: Warn, most: int | None = None, patience: float = inf) -> int:
     """Store the checkpoint of a peer that has left, if it has state of its own; return its bytes.
 
-    Where that fails, a warning says why. `most`: bytes that it may take. `by`: has it written, perhaps not at
-    once.
+    Where that fails, a warning says why. `most`: bytes that it may take. `patience`: seconds to wait for the
+    child that writes it.
     """
     from recipes.training import is_full, peer_checkpoint
     from transport.ledger import lock_exclusively
@@ -158,29 +140,13 @@ def store(
             raise ValueError(f"it takes {size / 1e9:.1f} GB, {room / 1e9:.1f} GB are free on {path.parent}")
         if most is not None and size > most:
             raise ValueError(f"it takes {size / 1e9:.1f} GB, --max-disk allows {most / 1e9:.1f} GB")
-        peer_checkpoint.keep(peer, path, asdict(key), lambda write: by(partial(locked, write)))
+        peer_checkpoint.keep(peer, path, asdict(key), lambda w: in_child(partial(locked, w), patience))
     except (OSError, ValueError, RuntimeError, MemoryError) as problem:
         if isinstance(problem, RuntimeError) and not is_full(problem):
             raise
         warn(f"this peer's residual is not kept: {problem}")
         return 0
     return path.stat().st_size if path.is_file() else size
-
-
-def note_end(run: str, said: str) -> None:
-    """Remember the last words of a run that may go on; none: it has gone on."""
-    note = path_of(run, "any").with_name(LAST_WORDS)
-    note.unlink(missing_ok=True)
-    if said:
-        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        note.write_text(f"on {time.strftime('%d %b at %H:%M')} this machine heard of {run}: {said}", "utf-8")
-
-
-def last_words(run: str) -> str:
-    """Return what this machine last heard of a run that may go on, and when; empty: nothing."""
-    with suppress(OSError):
-        return path_of(run, "any").with_name(LAST_WORDS).read_text("utf-8")
-    return ""
 
 
 def delete_run(run: str) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, cast
@@ -19,7 +19,6 @@ from cocktail_cli.host import LifeLine
 from cocktail_cli.machine import (
     cache,
     check_trust,
-    in_child,
     own_keys,
     parse_listen,
     registered_as,
@@ -122,7 +121,8 @@ class VolunteerSession:
             request = stack.enter_context(signals.leave_on_signal(leave, link.abandon))
             if life_line is not None:
                 stack.enter_context(life_line.leaving(leave, lambda: self.storing))
-            words = self._say_leaving, partial(self._say_goodbye_late, link), partial(self._end_late, link)
+            goodbye = lambda: link.leave(self.leave_reason, 1.0)  # noqa: E731 - its reason is not known yet
+            words = self._say_leaving, goodbye, partial(self._end_late, link)
             stack.enter_context(signals.leave_in_time(lambda: self.leave_by, words, lambda: self.status))
             self._say_goodbye_after(link, partial(self._joined, link, patience, welcomed), request)
 
@@ -160,9 +160,6 @@ class VolunteerSession:
         if not self.said:
             within = self.leave_by[-1] - self.leave_by[0]
             self.view.show(events.Progressed(f"leaving ({self.leave_reason}), within {within:.0f} s"))
-
-    def _say_goodbye_late(self, link: PeerLink) -> None:
-        link.leave(self.leave_reason, 1.0)
 
     def _end_late(self, link: PeerLink) -> None:
         """Write the last line from beside work that cannot be interrupted."""
@@ -328,8 +325,6 @@ class VolunteerSession:
 
     def _store(self, run: RunLink, welcome: messages.Welcome) -> None:
         """Store a checkpoint while the run goes on without this peer; delete it where the run is over."""
-        with suppress(OSError):  # nothing depends on it
-            checkpoint_store.note_end(welcome.run, run.ended or "")
         if run.ended is not None and not run.resumable:
             checkpoint_store.delete_run(welcome.run)
         elif self.peer is not None and self._keeps:
@@ -339,13 +334,13 @@ class VolunteerSession:
             key = checkpoint_store.CheckpointKey.of(welcome)
             by = self.leave_by[-1] - time.monotonic() - LAST_WORDS_S
             wait = min(by, KEPT_S) if self.leave_reason == "Ctrl-C" else by
-            size = checkpoint_store.store(self.peer, key, self.warn, room, partial(in_child, patience=wait))
+            size = checkpoint_store.store(self.peer, key, self.warn, room, wait)
             self.storing = False
             if size:
-                done = (
-                    "kept {} for its return" if key.path.is_file() else "{} for its return are being written"
+                did = "kept" if key.path.is_file() else "a process of its own writes"
+                self.view.show(
+                    events.Progressed(f"{did} {megabytes(size)} for its return", size, unit="bytes")
                 )
-                self.view.show(events.Progressed(done.format(megabytes(size)), size, unit="bytes"))
 
     def _left(self, link: PeerLink) -> events.Left:
         run = self.run

@@ -39,7 +39,6 @@ SMALLEST_BATCH, LARGEST_BATCH = 8, 64
 JOINED = 1024  # tokens of a sample of a running text
 LONGEST = 2048  # tokens of a sample, unless the user types more
 STEP = 64  # max_length is a multiple of it
-SHORT, SNAPSHOTS = 400, 0.25  # steps of a run below which its snapshots are a share of it apart
 HELD_FROM = 100  # rows from which some are held out
 HELD_SHARE, HELD_MOST = 0.05, 100  # of the rows; how many at most
 KEPT = 0.995  # share of the rows that max_length does not cut
@@ -90,9 +89,6 @@ def choose_method(load: Load, machine: Machine | None) -> MethodChoice:
     if not asked.recipe.has_eval and not asked.recipe.data.streaming:
         chosen.set(held_out_keys(survey.rows))
     chosen.set({"training.global_batch_size": batch_of(load(chosen.keys).recipe, survey)})
-    steps = steps_of(load(chosen.keys).recipe, survey)
-    if steps and steps < SHORT:
-        chosen.set({"checkpoint.save_steps": SNAPSHOTS})
     recipe = load(chosen.keys).recipe
     return MethodChoice(chosen.keys, tuple(explain(recipe, survey, fit, size)))
 
@@ -174,14 +170,6 @@ def batch_of(recipe: Recipe, survey: DataSurvey) -> int:
     return max(batch, recipe.swarm.min_peers)
 
 
-def steps_of(recipe: Recipe, survey: DataSurvey) -> int | None:
-    """Return the steps of a run; None: they are not known."""
-    training, samples = recipe.training, survey.samples(recipe)
-    return (
-        training.max_steps if training.max_steps > 0 else training.total_steps(samples) if samples else None
-    )
-
-
 def explain(recipe: Recipe, survey: DataSurvey, fit: Fit, size: int) -> list[str]:
     """Write the three lines: model and method, data and length, the run."""
     training, longest = recipe.training, recipe.data.max_length
@@ -194,7 +182,10 @@ def explain(recipe: Recipe, survey: DataSurvey, fit: Fit, size: int) -> list[str
     held = f"{cut or 'none'} of the first {len(survey.lengths)} {'is' if cut == 1 else 'are'} longer"
     if recipe.data.packing or not survey.lengths:
         held = "texts are joined and split" if recipe.data.packing else "no row is read yet"
-    steps = steps_of(recipe, survey)
+    samples = survey.samples(recipe)
+    steps = (
+        training.max_steps if training.max_steps > 0 else training.total_steps(samples) if samples else None
+    )
     epochs = f"{training.num_train_epochs:g} epochs"
     long = (
         f"{steps:,} steps"

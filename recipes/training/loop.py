@@ -455,9 +455,8 @@ def hand_over(link: Link, peer: Peer) -> HandedOver | None:
     """
     settle(peer)
     worker, room = peer.worker, link.room
-    if peer.undelivered or peer.unfinished or not room or (part := worker.handoff(room)) is None:
-        return None
-    if not link.room:  # the goodbye was said meanwhile
+    part = None if peer.undelivered or peer.unfinished or not room else worker.handoff(room)
+    if part is None or not link.room:  # the goodbye was said meanwhile
         return None
     before, taken = worker.residual_norm(), None
     try:

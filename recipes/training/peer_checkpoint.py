@@ -28,6 +28,7 @@ from .types import Peer
 
 FORMAT = "1"
 GLOBAL_MODEL = "common"  # name of x' in the file, beside those of the trainer
+Runs = Callable[[Callable[[], None]], object]  # runs a function, perhaps in another process
 TABLE = 256  # elements that an optimizer of 8 bits keeps beside each parameter
 
 
@@ -50,12 +51,7 @@ def anything_of(peer: Peer) -> bool:
     return peer.trainer.stepped or peer.worker.residual_norm() != 0
 
 
-def keep(
-    peer: Peer,
-    path: Path,
-    about: Mapping[str, str],
-    by: Callable[[Callable[[], None]], object] | None = None,
-) -> None:
+def keep(peer: Peer, path: Path, about: Mapping[str, str], by: Runs | None = None) -> None:
     """Save a peer whose loop has ended, whole or not at all.
 
     Args:

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from in_this_process import Run
 
 from cocktail_cli.errors import EXIT, Failure, Problem, explain, is_fault, writing_to
 from recipes.errors import DataError, ForeignPacket, ForeignSamples, HubUnreachable, ModelError, RecipeError
 from recipes.errors import Problem as RecipeProblem
-from transport import RunKeys
 from transport.protocol import (
     AddressInUse,
     LinkLost,
@@ -190,16 +188,3 @@ def test_no_error_shows_the_secrets_of_a_run_url_however_it_was_typed(said: str)
     assert "tttt" not in shown
     assert shown.count("cocktail:/") == 7
     assert Failure("usage", "which?", hints=("cocktail join cocktail://...",)).hints[0].endswith("//...")
-
-
-def test_files_of_ours_have_another_place_by_the_command_that_was_typed(
-    cocktail: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("COCKTAIL_HOME", str(tmp_path / "file" / "home"))
-    said = cocktail(
-        "join", "-y", str(RunKeys.generate().url("127.0.0.1", 1, "amber-otter-42")), "--wait", "1s"
-    )
-
-    assert "hint: a place that can be written: COCKTAIL_HOME=DIR cocktail join ..." in said.err
-    assert "-o" not in said.err

@@ -44,7 +44,6 @@ from .size_bounds import SizeBounds, bound_of
 
 log = logging.getLogger(__name__)
 
-AWAY_S = 20.0  # seconds without a turn: this machine slept, or its process was stopped
 CONTROL = 0  # the flow of control messages
 FIRST_RETRY, LAST_RETRY = 0.25, 4.0  # seconds between dials
 PREFETCHED = 4  # objects fetched before the training thread asks for them
@@ -114,10 +113,7 @@ class ConnectionManager:
         self._crossed: dict[int, Bytes] = {}  # of a flow's connection, when it was last looked at
         self._attach_sent_at: dict[int, float] = {}  # when a bulk flow sent Attach
         self._outbox: deque[messages.Message] = deque()
-        self.away_s, self._turned = (
-            0.0,
-            time.time(),
-        )  # of this machine asleep or stopped, told once; wall clock
+        self.away_s, self._turned = 0.0, time.time()  # longest time between two turns, by the wall clock
         self._thread = threading.Thread(target=self._run, name="cocktail-link", daemon=True)
 
     # ---- called by the threads that use the link -----------------------------------------------------------
@@ -169,8 +165,7 @@ class ConnectionManager:
 
     def _turn(self) -> None:
         before, self._turned = self._turned, time.time()
-        if self._turned - before > AWAY_S:
-            self.away_s = self._turned - before
+        self.away_s = max(self.away_s, self._turned - before)
         with self.changed:
             self._maintain(time.monotonic())
             self._send_all()

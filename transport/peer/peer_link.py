@@ -54,6 +54,7 @@ HANDOFF_S = 21.0  # until a residual handoff must be at the hub
 HANDOFF_TARGET_S = 5.0  # duration a handoff is sized for; longer only if the uplink has become slower
 RENEWED = "the hub gave this peer a new session; work not delivered before is void"
 RENEWAL_S = 10.0  # from a lease that the hub refuses, on one connection, to the new session, on another
+AWAY_S = 20.0  # seconds without a turn of the link: this machine slept, or its process was stopped
 LOST_S = 2.0  # without a connection, before the user is told
 POLL_S = 0.05  # how often a waiting call looks at `leave_requested`
 
@@ -630,9 +631,9 @@ class PeerLink:
 
     def _notify_of_link(self, now: float) -> None:
         """Notify once that the connection has been lost for a while, and once that it is restored."""
-        if self._connections.away_s:
-            self._notify(f"this machine was away for {self._connections.away_s:.0f} s")
+        if (away := self._connections.away_s) > AWAY_S:
             self._connections.away_s = 0.0
+            self._notify(f"this machine was away for {away:.0f} s")
         state, where, how_long = self._state, self.way, f"for up to {self._patience:.0f} s"
         if state.welcome is None or state.link not in (SessionState.OFFLINE, SessionState.GREETING):
             if self._lost_told:

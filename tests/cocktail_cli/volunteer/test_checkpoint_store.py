@@ -10,19 +10,15 @@ import socket
 import stat
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
-from math import inf
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from in_this_process import Run
-from waiting import until
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine import in_child, lock_of
 from cocktail_cli.ui import Event
 from cocktail_cli.volunteer import VolunteerLimits, VolunteerSession, checkpoint_store
 from cocktail_cli.volunteer.base_weights import digest_of
@@ -32,7 +28,6 @@ from cocktail_cli.volunteer.run_link import RunLink
 from recipes.config import Recipe
 from recipes.training import Peer, build_peer, peer_checkpoint
 from transport import RunKeys
-from transport.ledger import lock_exclusively
 from transport.protocol import Leaving, LinkLost, RunOver
 
 KEY = CheckpointKey("amber-otter-42", "ann", "recipe-hash", "base-digest")
@@ -115,50 +110,44 @@ needs_children = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system
 
 @needs_children
 def test_a_checkpoint_is_written_on_without_this_process_and_whoever_comes_back_waits_for_it(
-    told: list[str],
+    told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left, back = peer(), peer(moved=False)
-    children: list[int] = []
+    left, back, (begun, begins), (go, goes) = peer(), peer(moved=False), os.pipe(), os.pipe()
+    write, wait = os.fsync, checkpoint_store.lock_of
 
-    def by(write: Callable[[], None]) -> None:
-        (begun, begins), (go, goes) = os.pipe(), os.pipe()
+    def held(file: int) -> None:
+        os.write(begins, b".")
+        os.read(go, 1)
+        write(file)
 
-        def held() -> None:
-            with closing(lock_exclusively(lock_of(KEY.path))):
-                os.write(begins, b".")
-                os.read(go, 1)
-            write()
+    def waiting(path: Path) -> Path:
+        os.write(goes, b"..")
+        return wait(path)
 
-        assert not in_child(held, patience=0.0)
-        os.read(begun, 1)
-        children.append(goes)
-
-    def waiting(what: str) -> None:
-        told.append(what)
-        os.write(children[0], b".")
-
-    size = checkpoint_store.store(left, KEY, told.append, by=by)
+    monkeypatch.setattr(os, "fsync", held)
+    size = checkpoint_store.store(left, KEY, told.append, patience=0.0)
+    os.read(begun, 1)
     assert (size, KEY.path.exists()) == (peer_checkpoint.size_of(left), False)
-    until(lambda: checkpoint_store.find(KEY, waiting) is not None)
-    checkpoint_store.find(KEY, waiting).restore(back)  # type: ignore[union-attr]
 
-    assert told == ["what this machine kept is still being written: waiting for that"]
+    monkeypatch.setattr(checkpoint_store, "lock_of", waiting)
+    kept = checkpoint_store.find(KEY, told.append)
+    assert kept is not None
+    kept.restore(back)
     assert torch.equal(back.worker.x, left.worker.x)
+    assert told == []
     assert not list(checkpoint_store.folder().rglob("*.*"))
 
 
 @needs_children
-@pytest.mark.parametrize("what", ["no room", "killed"])
-def test_a_checkpoint_that_its_child_could_not_write_is_a_warning(what: str, told: list[str]) -> None:
-    def fail() -> None:
-        if what == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise OSError(what)
+def test_a_checkpoint_that_its_child_could_not_write_is_a_warning(
+    told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: os.kill(os.getpid(), signal.SIGKILL))
 
-    checkpoint_store.store(peer(), KEY, told.append, by=lambda write: in_child(fail, inf))
-
-    assert [said.startswith("this peer's residual is not kept:") for said in told] == [True]
-    assert what in told[0]
+    assert checkpoint_store.store(peer(), KEY, told.append) == 0
+    assert told == [
+        "this peer's residual is not kept: the process that wrote it has failed, perhaps as the disk is full"
+    ]
 
 
 def test_a_peer_without_state_of_its_own_stores_nothing(told: list[str]) -> None:
@@ -279,23 +268,11 @@ def test_a_name_in_any_script_has_a_file_of_its_own_with_a_plain_name(name: str)
     assert ("@" in path.name) == (name not in ("ann", "con.x")), "as before where it is plain"
 
 
-def test_what_was_last_heard_of_a_run_is_remembered_until_it_goes_on_or_is_over() -> None:
-    assert checkpoint_store.last_words(KEY.run) == ""
-    checkpoint_store.note_end(KEY.run, "paused by its host")
-    assert checkpoint_store.last_words(KEY.run).endswith(
-        f"this machine heard of {KEY.run}: paused by its host"
-    )
-
-    checkpoint_store.note_end(KEY.run, "")
-    assert checkpoint_store.last_words(KEY.run) == ""
-
-
-def test_a_hub_that_is_down_is_told_before_the_libraries_load_with_what_was_last_heard(cocktail: Run) -> None:
+def test_a_hub_that_is_down_is_told_before_the_libraries_load(cocktail: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = RunKeys.generate().url("127.0.0.1", server.getsockname()[1], KEY.run)
-    checkpoint_store.note_end(KEY.run, "paused by its host")
     said = cocktail("join", "-y", str(url))
 
     assert said.exit == 5
     assert "loading the libraries" not in said.err
-    assert "paused by its host: --wait 12h joins once it goes on" in said.err
+    assert "`join --wait 12h` waits" in said.err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cocktail_cli.assembly import chosen_of_extensions
+from cocktail_cli.extensions.results import Results
 from cocktail_cli.extensions.results.sample_writer import prompts_of
 from cocktail_cli.recipe_request import RecipeRequest
 from recipes.data import LONGEST, NEW, SHOWN, Prompt, Sample, prompt_of
@@ -41,8 +41,8 @@ def test_of_own_data_that_are_held_out_base_and_model_answer_two_unless_another_
     typed: tuple[str, ...],
 ) -> None:
     held = {"data.val_set_size": 6}
-    keys = held | chosen_of_extensions(held)
+    keys = held | Results().chosen(held)
     recipe = RecipeRequest("", typed, "rows.jsonl", "./model", keys).load()
 
     assert recipe.extensions["results"].sample_prompts == (0 if typed else 2)
-    assert not chosen_of_extensions({})
+    assert not Results().chosen({})

@@ -151,11 +151,3 @@ def test_fewer_steps_leave_the_batch_as_it_was(chosen: Any) -> None:
     assert few_steps.training.global_batch_size == all_steps.training.global_batch_size == 8
     assert "20 steps of 8 samples" in short.lines[2]
     assert "200 rows" in short.lines[1]
-
-
-def test_of_a_short_run_snapshots_are_shares_for_those_who_come_late_or_back(chosen: Any) -> None:
-    _, short = chosen("Qwen/Qwen3-0.6B", None, rows=200)
-    _, long = chosen("Qwen/Qwen3-0.6B", None, "max_steps=400", rows=200)
-    _, typed = chosen("Qwen/Qwen3-0.6B", None, "save_steps=7", rows=200)
-
-    assert [recipe.checkpoint.save_every(40) for recipe in (short, long, typed)] == [10, 100, 7]

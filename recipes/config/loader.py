@@ -55,17 +55,12 @@ NOT_LOCAL = "a recipe from the web may only name what is on the hub, at https, o
 
 def is_hub_id(path: str) -> bool:
     """True for the id of a hub data set: neither an existing path nor anything that looks like one."""
-    if path.startswith(("builtin:", "http://", "https://")) or looks_like_data_file(path):
-        return False
-    return not Path(path).exists() and not any(c in path for c in "*?[")
+    named = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and not looks_like_path(path)
+    return bool(named) and data_suffix(Path(path)) not in DATA_SUFFIXES and not Path(path).exists()
 
 
 def looks_like_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or Path(name).is_absolute()
-
-
-def looks_like_data_file(path: str) -> bool:
-    return looks_like_path(path) or data_suffix(Path(path)) in DATA_SUFFIXES
 
 
 def data_suffix(path: Path) -> str:
@@ -328,5 +323,7 @@ def recipe_path(name_or_path: str | Path, extend: Extend = heart_alone) -> Path:
 
 
 def list_recipes(extend: Extend = heart_alone) -> list[Recipe]:
-    """Load every shipped recipe, by name."""
-    return [load_recipe(name, extend=extend) for name in sorted(shipped_recipes(extend))]
+    """Load every shipped recipe: that for a model of one's own, the smallest, then the others by name."""
+    first = (NEUTRAL, "smoke")
+    names = sorted(shipped_recipes(extend), key=lambda name: (name not in first, name))
+    return [load_recipe(name, extend=extend) for name in names]

@@ -23,9 +23,9 @@ from transport.protocol import messages
 
 CEILINGS = {
     "lines with code, heart": 29_211,
-    "lines with code, extensions": 15_806,
+    "lines with code, extensions": 15_807,
     "lines with code, scripts": 10_015,
-    "lines with code, tests": 44_887,
+    "lines with code, tests": 44_890,
     "modules": 329,
     "recipe keys": 111,
     "options": 196,

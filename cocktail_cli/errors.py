@@ -161,7 +161,8 @@ FAULTS = {"transport.ProtocolError", "recipes.ForeignSamples", "recipes.ForeignP
 FAULT_HINT = "ask the run's host, and join it no more before you know why: no hub of this version says that"
 
 # Libraries wrap the system's error in texts of their own, which contain it.
-FULL_DISK = ("No space left on device", "disk is full", "Disk quota exceeded")
+TOO_LARGE = "File too large"  # for FAT32, or for `ulimit -f`
+FULL_DISK = ("No space left on device", "disk is full", "Disk quota exceeded", TOO_LARGE)
 FULL_MEMORY = (
     "DefaultCPUAllocator",
     "Cannot allocate memory",
@@ -222,7 +223,7 @@ def explain(error: BaseException) -> Failure:
         return Failure("terminated", "its output was closed by what read it", hints=(PIPE_HINT,))
     code = code_of(error)
     if disk_is_full(error):
-        return out_of_disk(getattr(error, "filename", None) or "the output folder")
+        return out_of_disk(getattr(error, "filename", None) or "the output folder", error=error)
     if memory_is_full(error):
         hints = hints_of(error)
         said = str(error) if hints else "this machine's memory is full"
@@ -264,7 +265,9 @@ def disk_is_full(error: BaseException) -> bool:
     if code_of(error) in TOLD:
         return False
     number = error.errno if isinstance(error, OSError) else None
-    return number in (errno.ENOSPC, errno.EDQUOT) or any(words in str(error) for words in FULL_DISK)
+    return number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or any(
+        words in str(error) for words in FULL_DISK
+    )
 
 
 def memory_is_full(error: BaseException | None) -> bool:
@@ -289,9 +292,12 @@ def cramped() -> bool:
 
 
 def out_of_disk(
-    place: str | Path, hints: tuple[str, ...] = ("make room there, then start again",)
+    place: str | Path,
+    hints: tuple[str, ...] = ("make room there, then start again",),
+    error: BaseException | None = None,
 ) -> Failure:
-    return Failure("out_of_disk", f"the disk is full: no space left at {place}", hints=hints)
+    why = "a file is too large for FAT32 or `ulimit -f`" if TOO_LARGE in str(error) else "no space left"
+    return Failure("out_of_disk", f"the disk is full: {why} at {place}", hints=hints)
 
 
 @contextmanager
@@ -304,7 +310,7 @@ def writing_to(folder: Path) -> Iterator[None]:
             raise
         named = Path(getattr(error, "filename", None) or folder)  # a cache elsewhere, which has its own disk
         elsewhere = named.is_absolute() and folder.resolve() not in (named, *named.parents)
-        raise out_of_disk(named if elsewhere else folder) from error
+        raise out_of_disk(named if elsewhere else folder, error=error) from error
 
 
 def code_of(error: BaseException) -> str:

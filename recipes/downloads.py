@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import os
+import re
 import shutil
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +28,7 @@ from recipes.foreign_json import parse_json, read_object
 
 # ---- files and texts from https addresses ------------------------------------------------------------------
 
+Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 TIMEOUT = 30.0  # seconds for a server to answer; for a text, to send all of it
 
 
@@ -63,6 +68,65 @@ def fetch_text(url: str, most: int) -> bytes:
     if wanted and len(data) != wanted:
         raise DownloadError(f"{len(data):,} bytes came, {wanted:,} were announced")
     return data
+
+
+@dataclass
+class HttpsFile:
+    """A file at an https address. `sha256`: the one it must have, of a run that began with it; hex."""
+
+    url: str
+    sha256: str | None = None
+    _here: Path | None = None
+
+    def fetch(self, progress: Progress = lambda done, total: None) -> Path:
+        """Fetch the file into the Hugging Face cache, unless the server names a strong ETag that is there, or
+        the wanted content is. Errors: DataError."""
+        if self._here is None:
+            try:
+                found = (self._cached("*") if self.sha256 else None) or self._fetch(progress)
+            except DownloadError as error:
+                raise DataError(f"{self.url}: {error}") from error
+            sha256 = found.name.split("-")[2]
+            if self.sha256 not in (None, sha256):
+                raise DataError(
+                    f"{self.url} has changed: its sha256 is {sha256}, that of before {self.sha256}"
+                )
+            self._here, self.sha256 = found, sha256
+        return self._here
+
+    def _fetch(self, progress: Progress) -> Path:
+        part, digest = self._place("", f"{os.getpid()}.part"), hashlib.sha256()
+        part.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open_url(self.url) as answer, part.open("wb") as file:
+                tag, wanted = answer.headers.get("ETag") or "W/", int(answer.headers["Content-Length"] or 0)
+                tag = "" if tag.startswith("W/") else hashlib.sha256(tag.encode()).hexdigest()[:16]
+                if tag and not self.sha256 and (cached := self._cached(tag)):
+                    return cached
+                while block := answer.read(1 << 16):
+                    file.write(block)
+                    digest.update(block)
+                    progress(file.tell(), wanted)
+                if wanted and file.tell() != wanted:
+                    raise DownloadError(f"{file.tell():,} bytes came, {wanted:,} were announced")
+            return part.replace(self._place(tag, digest.hexdigest()))
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _cached(self, tag: str) -> Path | None:
+        place = self._place(tag, self.sha256 or "*")
+        return next(place.parent.glob(place.name), None)
+
+    def _place(self, tag: str, sha256: str) -> Path:
+        """Place in the cache: hashes of address and ETag, that of the bytes, the file's own name."""
+        from huggingface_hub.constants import HF_HOME
+
+        name = re.sub(r"[^\w.-]", "_", Path(urllib.parse.urlparse(self.url).path).name[-100:])
+        url = hashlib.sha256(self.url.encode()).hexdigest()[:16]
+        return Path(HF_HOME) / "cocktail" / f"{url}-{tag}-{sha256}-{name}"
+
+
+https_file = cache(HttpsFile)  # one command reads an address more than once, and must see the same file
 
 
 # ---- access to the hub, and licences -----------------------------------------------------------------------
@@ -162,7 +226,6 @@ def gated_models(models: Sequence[str]) -> Iterator[str]:
 # ---- files of the hub, and a push to it --------------------------------------------------------------------
 
 DISK_RESERVE = 256 << 20  # bytes that stay free on the disk
-Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 TOO_MANY_REQUESTS = 429
 
 # huggingface_hub, httpx, requests and datasets each have their own names for "no answer"
@@ -292,19 +355,14 @@ def _refusals(name: str, revision: str | None, data_set: bool = False) -> Iterat
     except errors.HfHubHTTPError as error:
         if is_hub_outage(error):
             raise
-        raise Refused(f"{name}: the hub answers {refusal_text(error)}") from error
+        hint = " (hint: is this machine's token still valid? `hf auth login`)"
+        status = http_status(error)
+        raise Refused(f"{name}: the hub answers {status}{hint if status in (401, 403) else ''}") from error
 
 
 def licence_hint(name: str) -> str:
     """Hint that says how to get access to a gated repository."""
     return f"(hint: accept the licence at https://huggingface.co/{name}, then `hf auth login`)"
-
-
-def refusal_text(error: BaseException) -> str:
-    """The status of an HTTP error, with a hint where one is known."""
-    status = http_status(error)
-    hint = " (hint: is this machine's token still valid? `hf auth login`)"
-    return f"{status}{hint if status in (401, 403) else ''}"
 
 
 def progress_bars(total: int, progress: Progress) -> type[Any]:

@@ -37,7 +37,7 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(data.decode())
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
-        raise ValueError(f"{error.msg} at {line}column {error.colno}") from None
+        raise ValueError(f"{error.msg.removesuffix(' at')} at {line}column {error.colno}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"no UTF-8 at byte {error.start}") from None
     except ValueError:

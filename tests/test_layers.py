@@ -25,7 +25,7 @@ HEAVY = ("zmq", "torch", "transformers", "datasets", "peft", "trl")
 MAY_IMPORT = {
     "compress": "torch numpy lz4 compression backports triton numba llvmlite",
     "transport": "zmq msgspec cryptography",
-    "recipes": "compress torch numpy transformers datasets peft trl pydantic pydantic_core yaml "
+    "recipes": "compress torch numpy transformers datasets pyarrow peft trl pydantic pydantic_core yaml "
     "safetensors huggingface_hub jinja2 psutil",
     "cocktail_cli": "compress transport recipes typer rich platformdirs torch safetensors "
     "transformers yaml pynvml psutil msgspec numpy pydantic cryptography zmq h11 websockets",

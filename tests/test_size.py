@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_211,
-    "lines with code, extensions": 15_807,
+    "lines with code, heart": 29_352,
+    "lines with code, extensions": 15_804,
     "lines with code, scripts": 10_015,
-    "lines with code, tests": 44_890,
+    "lines with code, tests": 45_051,
     "modules": 329,
     "recipe keys": 111,
     "options": 196,
     "messages": 30,
-    "words of documents": 69_596,
+    "words of documents": 69_648,
     "functions without a docstring, %": 22,
 }
 

@@ -399,7 +399,7 @@ class HostSession:
 
     def _build_corpus(self, recipe: Resolved, tokenizer: PreTrainedTokenizerBase) -> Corpus | StreamedCorpus:
         from recipes.config import is_hub_id
-        from recipes.data import build_corpus, count_lines, prefetch_dataset
+        from recipes.data import build_corpus, count_rows, prefetch_dataset
 
         self.show(events.Progressed("reading the data"))
         meters: dict[str, ProgressMeter] = {}
@@ -409,11 +409,13 @@ class HostSession:
                 meters[path] = self.meter(f"tokenizing {path}", "rows")
             meters[path](rows, counts.get(path) or 0)
 
-        counts = {dataset.path: count_lines(dataset) for dataset in recipe.datasets}
-        if not recipe.data.streaming:  # a stream fetches only what it reads
+        counts = dict[str, int | None]()
+        if not recipe.data.streaming:  # a stream reads only what it needs
             for dataset in (*recipe.datasets, *recipe.eval_datasets):
                 if is_hub_id(dataset.path):
                     counts[dataset.path] = prefetch_dataset(dataset, self.meter(f"fetching {dataset.path}"))
+                else:
+                    counts[dataset.path] = count_rows(dataset)
         return build_corpus(recipe, tokenizer, self.folder / in_folder.STREAM, tokenized)
 
     def _lead_here(self, hub: Hub, stack: ExitStack) -> None:

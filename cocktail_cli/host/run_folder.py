@@ -342,8 +342,7 @@ def with_data_here(recipe: Recipe, folder: Path) -> Recipe:
         if not place.is_dir() or Path(dataset.path).exists():
             return dataset
         name = Path(dataset.path).name
-        of_name = any(c in name for c in "*?[") or (place / name).exists()
-        return dataset.model_copy(update={"path": str(place / name if of_name else place)})
+        return dataset.model_copy(update={"path": str(place / name if (place / name).exists() else place)})
 
     found = [here(n, dataset) for n, dataset in enumerate(datasets_of(recipe))]
     many = len(recipe.datasets)

@@ -9,7 +9,6 @@ later.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import queue
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cocktail_cli.assembly import ModelOnDisk, used
-from cocktail_cli.errors import explain
+from cocktail_cli.errors import disk_is_full, explain
 from cocktail_cli.foreign_text import paragraphs
 from cocktail_cli.machine import read_run
 from cocktail_cli.ui import Checkpoint, Event, ProgressMeter, Warning
@@ -307,8 +306,8 @@ class SnapshotThread:
                 self._make(round, step)
             except Exception as error:  # the run does not depend on it: say what happened, and go on
                 log.warning("snapshot of round %d", round, exc_info=True)
-                if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                    self._warn(f"no snapshots while the disk is full: {error.strerror}")
+                if disk_is_full(error):
+                    self._warn(f"no snapshots while the disk is full: {getattr(error, 'strerror', error)}")
                 else:
                     self._warn(f"no snapshot of round {round}: {explain(error).message}")
 

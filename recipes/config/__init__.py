@@ -13,7 +13,6 @@ from .loader import (
     list_recipes,
     load_recipe,
     load_resolved,
-    looks_like_data_file,
     looks_like_path,
     method_of,
     public_name,

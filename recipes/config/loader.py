@@ -55,17 +55,12 @@ NOT_LOCAL = "a recipe from the web may only name what is on the hub, at https, o
 
 def is_hub_id(path: str) -> bool:
     """True for the id of a hub data set: neither an existing path nor anything that looks like one."""
-    if path.startswith(("builtin:", "http://", "https://")) or looks_like_data_file(path):
-        return False
-    return not Path(path).exists() and not any(c in path for c in "*?[")
+    named = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and not looks_like_path(path)
+    return bool(named) and data_suffix(Path(path)) not in DATA_SUFFIXES and not Path(path).exists()
 
 
 def looks_like_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or Path(name).is_absolute()
-
-
-def looks_like_data_file(path: str) -> bool:
-    return looks_like_path(path) or data_suffix(Path(path)) in DATA_SUFFIXES
 
 
 def data_suffix(path: Path) -> str:

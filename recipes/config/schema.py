@@ -215,14 +215,14 @@ class Lora(Section):
 
 class Dataset(Section):
     path: Annotated[
-        str, Field(min_length=1, description="file, folder, glob, https, hub id, or builtin:python-docs")
+        str, Field(min_length=1, description="file, folder, https, hub id, or builtin:python-docs")
     ]
     name: str | None = key(None, "configuration of a hub data set")
     data_files: Annotated[tuple[str, ...], Strict(False)] | str | None = key(
-        None, "files of a hub data set or folder; null: all"
+        None, "files of a hub data set or folder, or patterns; null: all"
     )
-    split: str = key("train", "split of the data set")
-    revision: str | None = key(None, "branch, tag or commit of a hub data set")
+    split: str = key("train", "split of the data set, or parts as load_dataset takes them: train[:90%]")
+    revision: str | None = key(None, "branch, tag or commit of a hub data set; sha256 of a file at https")
     type: Annotated[str, Field(json_schema_extra={"enum": list(ROW_TYPES)})] = key(
         "auto", "format of the rows; auto: detected from the columns"
     )

@@ -1,54 +1,48 @@
-"""Read rows from builtin text, .jsonl files, folders, globs, https addresses, saved data sets and hub ids.
+"""Read rows from builtin text, files, folders, https addresses, saved data sets and hub ids.
 
-A row maps column names to values and knows where it was read, for error texts. Local .jsonl, .csv and .txt
-are parsed here and not by `datasets`: its errors name neither line nor file, and pandas takes the first
-column for row labels where a row has more fields than the header.
+A row maps column names to values and knows where it was read, for error texts. Local files are parsed here
+and not by `datasets`: it reads a path as a pattern, caches by path and time, makes times of texts that look
+like times, and its errors name no line. Data of the hub are read by `datasets`.
 """
 
 from __future__ import annotations
 
 import csv
-import glob
 import gzip
-import hashlib
+import json
 import os
-import urllib.parse
+import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
+from io import BufferedReader
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recipes.config import DATA_SUFFIXES, Dataset, data_suffix, is_hub_id, looks_like_data_file
-from recipes.downloads import (
-    DownloadError,
-    Progress,
-    fetch_dataset_files,
-    is_hub_outage,
-    licence_hint,
-    open_url,
-)
+from recipes.config import DATA_SUFFIXES, Dataset, data_suffix, is_hub_id
+from recipes.downloads import Progress, fetch_dataset_files, https_file, is_hub_outage, licence_hint
 from recipes.errors import DataError, HubUnreachable
 from recipes.foreign_json import parse_json
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch, Schema
 
 UTF8 = "save the file as UTF-8, such as with iconv -t UTF-8"
 COPY_AGAIN = "download or copy it again"
 LONGEST_FIELD = (1 << 31) - 1  # bytes; more is no C long on Windows
 FIELDS = "each row as many fields as the header, and quotes around fields with commas"
-# words in exceptions of `datasets`, pandas and Arrow
-EMPTY = ("corresponds to no data", "at least one example", "No columns to parse")
-REMEDIES = {
-    "codec can't decode": UTF8,
-    "Parquet": COPY_AGAIN,
-    "Error tokenizing data": FIELDS,
-    "Expected object or value": "`python -m json.tool FILE` names the place",
-}
+LINE_QUOTES = "put quotes around a text that begins with one and double those in it, or save it as .jsonl"
+JSON_LINE = "correct this line, or remove it; one list, or indented objects, are read of a .json"
+JSON_PLACE = "correct it there"
+LISTED, SEARCHED = 5, 100_000  # broken lines that an error names; lines that are searched for them
+LFS_POINTER, GZIP = b"version https://git-lfs", b"\x1f\x8b"  # beginnings of files
+NO_DATA = "corresponds to no data"  # words of `datasets`
 PYTHON_DOCS = "builtin:python-docs"
 COLUMNS_HINT = "column_map: {ours: theirs} names the columns of this data set"
 HUB_FILE = "hf://datasets/"  # prefix of repository@commit/path
@@ -102,17 +96,23 @@ def read_rows(
         progress: of a file at an https address, which is fetched now; hub data are fetched later, or by
             `prefetch_dataset`.
     """
-    return islice(_rows(dataset, streaming, progress), dataset.max_samples)
+    if is_hub_id(dataset.path):
+        return islice(_hub_rows(dataset, streaming), dataset.max_samples)
+    return islice(_of_split(dataset, _splits(dataset, progress)), dataset.max_samples)
 
 
-def count_rows(dataset: Dataset) -> int | None:
-    """Count the rows: local ones by reading, hub data by their metadata; None where these have no number.
+def count_rows(dataset: Dataset, builder: Any = None) -> int | None:
+    """Count the rows: those here by reading, hub data by their metadata; None where these have no number.
 
     Errors: DataError, HubUnreachable.
     """
     if not is_hub_id(dataset.path):
         return sum(1 for _ in read_rows(dataset))
-    return _announced(dataset, _builder(dataset))
+    try:
+        count = int((builder or _builder(dataset)).info.splits[dataset.split].num_examples)
+    except (KeyError, TypeError, ValueError):  # its card has no numbers
+        return None
+    return min(count, dataset.max_samples or count)
 
 
 def prefetch_dataset(dataset: Dataset, progress: Progress) -> int | None:
@@ -134,63 +134,77 @@ def prefetch_dataset(dataset: Dataset, progress: Progress) -> int | None:
             found.download_and_prepare()  # finds the files in the cache
     except Exception as error:
         raise _unreadable(dataset.path, error) from error
-    return _announced(dataset, found)
+    return count_rows(dataset, found)
 
 
 def _builder(dataset: Dataset) -> Any:
-    """Load what `datasets` knows of hub data before it reads them."""
+    """Load what `datasets` knows of hub data, or of a folder with a card, before it reads them."""
     from datasets import load_dataset_builder
 
-    named = dataset.data_files
-    files: Any = list(named) if isinstance(named, tuple) else named
     try:
         with without_progress_bars():
-            return load_dataset_builder(
-                dataset.path, dataset.name, data_files=files, revision=dataset.revision
-            )
+            return load_dataset_builder(**_options(dataset))
     except Exception as error:
         raise _unreadable(dataset.path, error) from error
 
 
-def _announced(dataset: Dataset, builder: Any) -> int | None:
-    split = (builder.info.splits or {}).get(dataset.split)
-    most = dataset.max_samples
-    return None if split is None else min(split.num_examples, most or split.num_examples)
+def _options(dataset: Dataset) -> dict[str, Any]:
+    """Options of `load_dataset` that say which data are meant."""
+    files = list(dataset.data_files) if isinstance(dataset.data_files, tuple) else dataset.data_files
+    return {"path": dataset.path, "name": dataset.name, "data_files": files, "revision": dataset.revision}
 
 
-def count_lines(dataset: Dataset) -> int | None:
-    """Count the lines of a local .jsonl, which is quick; None for anything else."""
-    path = Path(dataset.path).expanduser()
-    if path.suffix != ".jsonl" or not path.is_file():
-        return None
-    with path.open("rb") as file:
-        found = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
-    return min(found, dataset.max_samples or found)
+# ---- splits ------------------------------------------------------------------------------------------------
+
+Splits = dict[str, Callable[[], Iterator[Row]]]  # name -> reads its rows
 
 
-def _rows(dataset: Dataset, streaming: bool, progress: Progress) -> Iterator[Row]:
-    path = dataset.path
-    if path.startswith("builtin:"):
-        return _builtin(path)
+def _splits(dataset: Dataset, progress: Progress) -> Splits:
+    """Find the splits of data that are not on the hub; a file is `train`. Errors: DataError."""
+    path, local = dataset.path, Path(os.path.expanduser(dataset.path))
     if path.startswith("http://"):
         raise DataError(f"{path}: data are read from https addresses only")
-    if path.startswith("https://"):
-        return _file(fetch_https_file(path, progress), dataset, streaming, called=path)
-    local = Path(path).expanduser()
-    if local.is_file():
-        return _file(local, dataset, streaming)
-    if local.is_dir():
-        return _folder(local, dataset, streaming)
-    if any(c in path for c in "*?["):
-        matches = sorted(glob.glob(str(local), recursive=True))
-        if not matches:
-            raise DataError(f"{path}: no file matches", "a pattern begins at this folder; quote it")
-        return (row for match in matches for row in _file(Path(match), dataset, streaming))
-    if local.is_symlink():
-        raise DataError(f"{path}: a link to {os.readlink(local)}, which is not there", "check the link")
-    if looks_like_data_file(path):
+    remote = path.startswith("https://")
+    if not (remote or path.startswith("builtin:") or local.exists()):
+        if local.is_symlink():
+            raise DataError(f"{path}: a link to {os.readlink(local)}, which is not there", "check the link")
         raise DataError(f"{path}: no such file or folder", nearest_file(local))
-    return _loaded(path, dataset, streaming=streaming)
+    plain = local.is_dir() and not _is_saved(local)
+    for key, known in {"name": plain, "data_files": plain, "revision": remote}.items():
+        if getattr(dataset, key) is not None and not known:
+            raise DataError(f"{path}: `{key}` chooses nothing of it", f"leave datasets.0.{key} out")
+    if local.is_dir():
+        return _folder_splits(local, dataset)
+    if path.startswith("builtin:"):
+        return {"train": partial(_builtin, path)}
+    file = https_file(path, dataset.revision).fetch(progress) if remote else local
+    return {"train": partial(_file, file, path)}
+
+
+def _of_split(dataset: Dataset, splits: Splits) -> Iterator[Row]:
+    """Read the rows of `dataset.split`: a name, or parts of splits as `load_dataset` takes them."""
+    split = "+".join(splits) if dataset.split == "all" else dataset.split
+    if split in splits:
+        return splits[split]()
+    try:
+        from datasets import ReadInstruction
+
+        lengths = {name: sum(1 for _ in read()) for name, read in splits.items() if name in split}
+        parts = ReadInstruction.from_spec(split).to_absolute(lengths)
+    except (ValueError, AssertionError) as error:
+        said = f"{dataset.path}: no split `{dataset.split}`; there is {', '.join(sorted(splits))}"
+        hint = f"datasets.0.split={min(splits)}, or a part of it: {min(splits)}[:90%]"
+        raise DataError(said, hint) from error
+    return chain.from_iterable(islice(splits[p.splitname](), p.from_, p.to) for p in parts)
+
+
+def nearest_file(path: Path) -> str:
+    """Return the hint for a file that is not there: the nearest name beside it, if there is one."""
+    if any(c in path.name for c in "*?"):
+        return f"--data FOLDER datasets.0.data_files='{path.name}': a path is no pattern"
+    beside = [file.name for file in path.parent.iterdir() if file.exists()] if path.parent.is_dir() else []
+    near = get_close_matches(path.name, beside, n=1)
+    return f"did you mean {path.with_name(near[0])}?" if near else "check the path: it begins at this folder"
 
 
 def _builtin(path: str) -> Iterator[Row]:
@@ -228,24 +242,210 @@ def python_docs(length: int = 1000) -> Iterator[str]:
             yield piece
 
 
-def _file(path: Path, dataset: Dataset, streaming: bool, called: str = "") -> Iterator[Row]:
-    called, suffix = called or str(path), data_suffix(path)
-    if path.is_file() and not path.stat().st_size:
-        raise no_rows(called)
-    if suffix in OWN:
-        return OWN[suffix](path, called)
-    if suffix in DATA_SUFFIXES:
-        return _loaded(suffix.removeprefix("."), dataset, str(path), called, streaming)
-    known = ", ".join(DATA_SUFFIXES)
-    raise DataError(f"{called}: unknown kind of file (known: {known}, and each with .gz)")
+# ---- folders -----------------------------------------------------------------------------------------------
+
+# as `datasets` tells splits by the names of files and folders
+SHARD = re.compile(r"data/([\w.]+)-\d{5}-of-\d{5}")
+SPLIT_WORD = re.compile(
+    r"(?:^|[-._ 0-9/])(?:(?P<train>training|train)|(?P<validation>validation|valid|val|dev)"
+    r"|(?P<test>testing|test|evaluation|eval))(?=[-._ 0-9/]|$)",
+    re.IGNORECASE,
+)
+NO_DATA_FILES = {"config.json", "dataset_info.json", "dataset_infos.json"}
+
+
+def _is_saved(folder: Path) -> bool:
+    """True for a folder that `save_to_disk` wrote."""
+    return (folder / "state.json").exists() or (folder / "dataset_dict.json").exists()
+
+
+def _folder_splits(folder: Path, dataset: Dataset) -> Splits:
+    if not _is_saved(folder):
+        found = _folder_files(folder, dataset)
+        return {split: partial(_files, dataset, files) for split, files in found.items()}
+    with _reading_saved(folder):
+        if (folder / "dataset_dict.json").exists():
+            names = parse_json((folder / "dataset_dict.json").read_bytes())["splits"]
+            return {name: partial(_saved, folder / name) for name in names}
+        split = parse_json((folder / "state.json").read_bytes())["_split"] or "train"
+        return {split.partition("[")[0]: partial(_saved, folder)}
+
+
+def _saved(folder: Path) -> Iterator[Row]:
+    """Read a split that `save_to_disk` wrote, with the columns of its format."""
+    from pyarrow import ipc, memory_map
+
+    with _reading_saved(folder):
+        state = parse_json((folder / "state.json").read_bytes())
+        hidden = set(state["_format_columns"] or ())
+        for name in (each["filename"] for each in state["_data_files"]):
+            with memory_map(str(folder / name)) as file, ipc.open_stream(file) as found:
+                for row in _arrow(found.schema, found, str(folder)):
+                    yield Row({k: v for k, v in row.fields.items() if not hidden or k in hidden}, row.place)
+
+
+@contextmanager
+def _reading_saved(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # of JSON, Arrow and the system alike: the folder is damaged
+        hint = "copy the whole folder again, as save_to_disk wrote it"
+        raise DataError(f"{folder}: cannot be read as a saved data set: {error}", hint) from error
+
+
+def _folder_files(folder: Path, dataset: Dataset) -> dict[str, list[Path]]:
+    """Sort the data files of a folder into splits: as `data_files` or its card say, else by their names.
+
+    Files without a split in their name are those of `train` where no other is.
+    """
+    card, files = folder / "README.md", dataset.data_files
+    if files is not None:
+        named = [_named(folder, name) for name in ([files] if isinstance(files, str) else files)]
+        return {"train": list(dict.fromkeys(chain.from_iterable(named)))}
+    if dataset.name is not None or (card.is_file() and b"\nconfigs:" in card.read_bytes()):
+        found = _builder(dataset.model_copy(update={"path": str(folder)})).config.data_files
+        return {str(split): [Path(path) for path in paths] for split, paths in found.items()}
+    splits, others = dict[str, list[Path]](), list[Path]()
+    for file in _visible(folder):
+        if data_suffix(file) in DATA_SUFFIXES and file.name not in NO_DATA_FILES:
+            name = file.relative_to(folder).as_posix()
+            shard, word = SHARD.match(name), SPLIT_WORD.search(name)
+            split = shard[1] if shard else str(word.lastgroup) if word else ""
+            (splits.setdefault(split, []) if split else others).append(file)
+    if not splits and not others:
+        raise DataError(
+            f"{folder}: no data in this folder", f"it may hold files of {', '.join(DATA_SUFFIXES)}"
+        )
+    return {"train": others} | splits if others else splits
+
+
+def _visible(folder: Path) -> list[Path]:
+    """List the files below a folder by name, hidden ones left out."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
+    return [p for p in paths if not any(part.startswith((".", "__")) for part in p.relative_to(folder).parts)]
+
+
+def _named(folder: Path, name: str) -> list[Path]:
+    """Find a file of this name, or else those that match it as a pattern of * and ?."""
+    if (folder / name).is_file():
+        return [folder / name]
+    pattern = str(Path(name)).replace("[", "[[]")
+    found = [] if Path(name).is_absolute() else sorted(p for p in folder.glob(pattern) if p.is_file())
+    if not found:
+        raise DataError(f"{folder}: no file {name} in it", nearest_file(folder / name.replace("*", "")))
+    return found
+
+
+def _files(dataset: Dataset, files: list[Path]) -> Iterator[Row]:
+    """Read the files of one split. Errors: DataError where it is not plain which of them are meant."""
+    names = {file.name for file in files}
+    if dataset.data_files is None and len(kinds := sorted(map(data_suffix, files))) > 1:
+        hint = f"datasets.0.data_files='*{kinds[0]}' reads these alone"
+        if len(set(kinds)) > 1:
+            raise DataError(f"{dataset.path}: files of several formats: {', '.join(sorted(names))}", hint)
+        if twice := next((f for f in files if Path(f"{f}.gz") in files), None):
+            raise DataError(f"{dataset.path}: {twice.name} is there twice, as {twice.name}.gz too", hint)
+    return chain.from_iterable(_file(file, str(file)) for file in files)
+
+
+def unread_files(dataset: Dataset) -> list[str]:
+    """Warn of the files of a folder that are not read."""
+    folder = Path(os.path.expanduser(dataset.path))
+    if not folder.is_dir() or dataset.data_files or _is_saved(folder):
+        return []
+    asked = {part.partition("[")[0].strip() for part in dataset.split.split("+")}
+    found = _folder_files(folder, dataset).items()
+    read = {file.resolve() for split, files in found for file in files if asked & {split, "all"}}
+    known = NO_DATA_FILES | {"README.md"}
+    left = [file for file in _visible(folder) if file.resolve() not in read and file.name not in known]
+    more = f" and {len(left) - LISTED} more" if len(left) > LISTED else ""
+    names = ", ".join(map(str, left[:LISTED]))
+    return [f"not read, as the split is {dataset.split}: {names}{more}"] if left else []
+
+
+# ---- files -------------------------------------------------------------------------------------------------
+
+
+def _file(path: Path, called: str) -> Iterator[Row]:
+    suffix = data_suffix(path)
+    if suffix not in READERS:
+        known = ", ".join(DATA_SUFFIXES)
+        raise DataError(f"{called}: unknown kind of file (known: {known}, and each with .gz)")
+    return READERS[suffix](path, called)
 
 
 def _jsonl(path: Path, called: str) -> Iterator[Row]:
-    """Parse one JSON object a line; empty lines are skipped."""
-    for number, line in _lines(path, called):
-        if line.strip():
-            place = f"{called}:{number}"
-            yield Row(_object(line, place), place)
+    """Parse one JSON object a line; empty lines are skipped. An error names the next broken lines as well."""
+
+    def parsed(number: int, line: bytes) -> Row | DataError:
+        try:
+            return Row(_object(line, f"{called}:{number}", JSON_LINE), f"{called}:{number}")
+        except DataError as error:
+            return error
+
+    rows = ((number, parsed(number, line)) for number, line in _lines(path, called) if line.strip())
+    for _, row in rows:
+        if isinstance(row, DataError):
+            broken = (str(n) for n, other in islice(rows, SEARCHED) if isinstance(other, DataError))
+            also = ", ".join(islice(broken, LISTED - 1))
+            raise DataError(f"{row} (so too in line {also})" if also else str(row), row.hint)
+        yield row
+
+
+def _json(path: Path, called: str) -> Iterator[Row]:
+    """Parse a list of rows, or rows one behind the other, each over as many lines as it likes; a text in a
+    list is a row with the field `text`."""
+    text = "".join(_decoded(line, f"{called}:{number}") for number, line in _lines(path, called))
+    parse, at = json.JSONDecoder().raw_decode, _skip(text, 0)
+    close = "]" if text.startswith("[", at) else ""
+    at, number, counted, separator = _skip(text, at + len(close)), 1, 0, ""
+    while not (text.startswith(close, at) if close else at == len(text)):
+        try:
+            if not text.startswith(separator, at):
+                raise json.JSONDecodeError("Expecting ',' delimiter", text, at)
+            at = _skip(text, at + len(separator))
+            end = parse(text, at)[1]
+        except json.JSONDecodeError as error:
+            place, said = (
+                f"{called}:{error.lineno}",
+                f"{error.msg.removesuffix(' at')} at column {error.colno}",
+            )
+            raise DataError(f"{place}: not valid JSON: {said}", JSON_PLACE) from None
+        except (ValueError, RecursionError):  # too long a number, too deep: below it is measured and said
+            end = len(text)
+        number, counted = number + text.count("\n", counted, at), at
+        value, place = text[at:end], f"{called}:{number}"
+        if close and value.startswith('"'):
+            value = f'{{"text": {value}}}'
+        yield Row(_object(value.encode("utf-8", "surrogatepass"), place, JSON_PLACE), place)
+        at, separator = _skip(text, end), close and ","
+    if _skip(text, at + len(close)) < len(text):
+        raise DataError(f"{called}: not valid JSON: something is behind the list", JSON_PLACE)
+
+
+def _skip(text: str, at: int) -> int:
+    """Return the place of the first character from `at` on that is no white space of JSON."""
+    while at < len(text) and text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def _object(line: bytes, place: str, hint: str) -> dict[str, Any]:
+    try:
+        value = parse_json(_decoded(line, place).rstrip())
+    except ValueError as error:
+        raise DataError(f"{place}: not valid JSON: {error}", hint) from None
+    if not isinstance(value, dict):
+        kind = "a list" if isinstance(value, list) else json.dumps(value)[:20]
+        raise DataError(f"{place}: each row must be an object with named fields, not {kind}", hint)
+    return value
+
+
+def _decoded(line: bytes, place: str) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{place}: not UTF-8 text: {error.reason} at byte {error.start}", UTF8) from None
 
 
 def _texts(path: Path, called: str) -> Iterator[Row]:
@@ -270,6 +470,8 @@ def _table(path: Path, called: str, delimiter: str) -> Iterator[Row]:
     header, place = list[str](), f"{called}:1"
     try:
         for fields in reader:
+            if delimiter == "\t" and "\n" in "".join(fields):  # rather a text's own quote: rows become one
+                raise DataError(f"{place}: a quote is open at the end of the line", LINE_QUOTES)
             if not header:
                 header = fields
                 if twice := next((name for name in header if header.count(name) > 1), None):
@@ -283,124 +485,75 @@ def _table(path: Path, called: str, delimiter: str) -> Iterator[Row]:
         raise DataError(f"{place}: not a valid table: {error}", FIELDS) from None
 
 
+def _parquet(path: Path, called: str) -> Iterator[Row]:
+    from pyarrow.parquet import ParquetFile
+
+    with _opened(path, called) as file:
+        found = ParquetFile(file)
+        yield from _arrow(found.schema_arrow, found.iter_batches(1024), called)
+
+
+def _arrow(schema: Schema, batches: Iterable[RecordBatch], called: str) -> Iterator[Row]:
+    """Make rows of Arrow's as `datasets` does."""
+    from datasets import Features
+
+    features = Features.from_arrow_schema(schema)
+    for number, fields in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches)):
+        yield Row(_row_fields(features.decode_example(fields), features), f"{called} row {number}")
+
+
 def _lines(path: Path, called: str) -> Iterator[tuple[int, bytes]]:
-    """Number the lines of a file, which may be compressed by gzip; a byte order mark is left out."""
+    """Number the lines of a file; a byte order mark is left out."""
+    with _opened(path, called) as file:
+        for number, line in enumerate(file, start=1):
+            yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+
+
+@contextmanager
+def _opened(path: Path, called: str) -> Iterator[gzip.GzipFile | BufferedReader]:
+    """Open a file, which may be compressed by gzip. Errors, also while it is read: DataError."""
+    packed = path.suffix.lower() == ".gz"
     try:
-        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{called}: cannot be decompressed: {error}", COPY_AGAIN) from error
-    except OSError as error:
-        raise DataError(f"{called}: cannot be read: {error.strerror}") from error
+        with path.open("rb") as file:
+            beginning = file.peek(len(LFS_POINTER))
+            if beginning.startswith(LFS_POINTER):
+                raise DataError(
+                    f"{called}: a git-lfs pointer, and not the data", "`git lfs pull` fetches them"
+                )
+            if beginning.startswith(GZIP) and not packed:
+                raise DataError(f"{called}: compressed by gzip", f"call it {Path(called).name}.gz")
+            yield gzip.GzipFile(fileobj=file) if packed else file
+    except (OSError, EOFError, ValueError, zlib.error) as error:  # of gzip and Arrow too
+        hint = "" if getattr(error, "errno", None) else COPY_AGAIN
+        raise DataError(
+            f"{called}: cannot be read: {getattr(error, 'strerror', '') or error}", hint
+        ) from error
 
 
-# the others are read by `datasets`
-OWN: dict[str, Callable[[Path, str], Iterator[Row]]] = {
+READERS: dict[str, Callable[[Path, str], Iterator[Row]]] = {
     ".jsonl": _jsonl,
+    ".json": _json,
     ".csv": partial(_table, delimiter=","),
     ".tsv": partial(_table, delimiter="\t"),
+    ".parquet": _parquet,
     ".txt": _texts,
 }
 
 
-def fetch_https_file(url: str, progress: Progress = lambda done, total: None) -> Path:
-    """Fetch the file at an https address into the Hugging Face cache. It is fetched once: a resumed run
-    continues with the data it began with. Errors: DataError."""
-    from huggingface_hub.constants import HF_HOME
-
-    name = Path(urllib.parse.urlparse(url).path).name
-    target = Path(HF_HOME) / "cocktail" / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}-{name}"
-    if target.exists():
-        return target
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with open_url(url) as answer, part.open("wb") as file:
-            wanted = int(answer.headers["Content-Length"] or 0)
-            while block := answer.read(1 << 16):
-                file.write(block)
-                progress(file.tell(), wanted)
-            size = file.tell()
-        if wanted and size != wanted:
-            raise DataError(f"{url}: {size:,} bytes came, {wanted:,} were announced")
-        os.replace(part, target)
-    except DownloadError as error:
-        raise DataError(f"{url}: {error}") from error
-    finally:
-        part.unlink(missing_ok=True)
-    return target
+# ---- the hub -----------------------------------------------------------------------------------------------
 
 
-def _decoded(line: bytes, place: str) -> str:
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{place}: not UTF-8 text: {error.reason} at byte {error.start}", UTF8) from None
-
-
-def _object(line: bytes, place: str) -> dict[str, Any]:
-    try:
-        value = parse_json(_decoded(line, place).rstrip())
-    except ValueError as error:
-        raise DataError(f"{place}: not valid JSON: {error}", "correct this line, or remove it") from None
-    if not isinstance(value, dict):
-        raise DataError(f"{place}: each line must be an object with named fields, not {_kind(value)}")
-    return value
-
-
-def _folder(path: Path, dataset: Dataset, streaming: bool) -> Iterator[Row]:
-    """Read a folder of .jsonl, or else .csv, .tsv or .txt, one of `save_to_disk`, or any of `datasets`."""
-    if dataset.data_files is None:
-        for suffix, read in OWN.items():
-            if found := sorted([*path.glob(f"*{suffix}"), *path.glob(f"*{suffix}.gz")]):
-                return chain.from_iterable(read(file, str(file)) for file in found)
-    if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
-        return _saved(path, dataset)
-    return _loaded(str(path), dataset, streaming=streaming)
-
-
-def _saved(path: Path, dataset: Dataset) -> Iterator[Row]:
-    from datasets import DatasetDict, load_from_disk
-
-    try:
-        found = load_from_disk(str(path))
-    except Exception as error:  # pyarrow, json and OS errors alike: the folder is damaged
-        hint = "copy the whole folder again, as save_to_disk wrote it"
-        raise DataError(f"{path}: cannot be read as a saved data set: {error}", hint) from error
-    if isinstance(found, DatasetDict):
-        if dataset.split not in found:
-            raise DataError(f"{path}: no split `{dataset.split}`; there is {', '.join(sorted(found))}")
-        found = found[dataset.split]
-    for number, fields in enumerate(found):
-        yield Row(_row_fields(fields, found.features), f"{path} row {number}")
-
-
-def _loaded(
-    name: str, dataset: Dataset, data_files: str | None = None, called: str = "", streaming: bool = False
-) -> Iterator[Row]:
-    """Read hub ids, local folders, and files that are not .jsonl by `datasets.load_dataset`."""
+def _hub_rows(dataset: Dataset, streaming: bool) -> Iterator[Row]:
     from datasets import load_dataset
 
-    called = called or name
-    files: Any = data_files or dataset.data_files
-    files = list(files) if isinstance(files, tuple) else files
-    split = "train" if data_files else dataset.split
-    streaming = streaming and "[" not in split  # a slice needs the whole data set
+    streaming = streaming and not set(dataset.split) & set("[+")  # parts need the whole data set
     try:
         with without_progress_bars():
-            found = load_dataset(
-                name,
-                dataset.name,
-                data_files=files,
-                split=split,
-                revision=dataset.revision,
-                streaming=streaming,
-            )
+            found = load_dataset(**_options(dataset), split=dataset.split, streaming=streaming)
         for number, fields in enumerate(found):
-            yield Row(_row_fields(fields, found.features), f"{called} row {number}")
+            yield Row(_row_fields(fields, found.features), f"{dataset.path} row {number}")
     except Exception as error:
-        raise _unreadable(called, error) from error
+        raise _unreadable(dataset.path, error) from error
 
 
 def _row_fields(fields: dict[str, Any], features: dict[str, Any] | None) -> dict[str, Any]:
@@ -427,25 +580,15 @@ def _unreadable(called: str, error: Exception) -> DataError | HubUnreachable:
         return HubUnreachable(f"no file {called} here, and the hub did not answer: {error}")
     if "gated dataset" in str(error):
         return DataError(f"{called}: access is gated {licence_hint(f'datasets/{called}')}")
-    cause = f": {error.__cause__}" if error.__cause__ else ""
-    said = f"{error}{cause}"
-    if any(words in said for words in EMPTY):
+    if NO_DATA in str(error):
         return no_rows(called)
-    hint = f"it may hold files of {', '.join(DATA_SUFFIXES)}" if Path(called).is_dir() else ""
-    hint = hint or next((remedy for words, remedy in REMEDIES.items() if words in said), "")
-    return DataError(f"{called}: cannot be loaded: {said}", hint)
+    cause = f": {error.__cause__}" if error.__cause__ else ""
+    return DataError(f"{called}: cannot be loaded: {error}{cause}")
 
 
 def no_rows(called: str) -> DataError:
     """Make the error of a data set without rows."""
     return DataError(f"{called}: the data set is empty", "it needs rows; --data FILE names another one")
-
-
-def nearest_file(path: Path) -> str:
-    """Return the hint for a file that is not there: the nearest name beside it, if there is one."""
-    beside = [file.name for file in path.parent.iterdir() if file.exists()] if path.parent.is_dir() else []
-    near = get_close_matches(path.name, beside, n=1)
-    return f"did you mean {path.with_name(near[0])}?" if near else "check the path: it begins at this folder"
 
 
 @contextmanager
@@ -465,8 +608,3 @@ def without_progress_bars() -> Iterator[None]:
         datasets.logging.set_verbosity(level)
         for library in showing:
             library.enable_progress_bars()
-
-
-def _kind(value: object) -> str:
-    words = {str: "text", int: "a number", float: "a number", bool: "true or false", list: "a list"}
-    return "null" if value is None else words.get(type(value), type(value).__name__)

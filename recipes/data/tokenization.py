@@ -22,7 +22,7 @@ from recipes.errors import DataError
 
 from .conversations import ChatTemplate, ConversationReader, Span, common_length, messages_column
 from .samples import Sample
-from .sources import Row
+from .sources import Row, unread_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -258,7 +258,7 @@ def make_row_tokenizer(
     """
     reader: RowReader | None = objective.row_reader()
     row_type = objective.row_type or detect_row_type(dataset, first)
-    rows = RowTokenizer(tokenizer, data, dataset, row_type, reader)
+    rows = RowTokenizer(tokenizer, data, dataset, row_type, reader, warnings=unread_files(dataset))
     used = {dataset.column(name) for name in (reader.columns if reader else COLUMNS[row_type])}
     talks = row_type == "chat"
     if row_type == "chat":

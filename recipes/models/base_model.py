@@ -35,6 +35,7 @@ from recipes.downloads import (
     dataset_commit,
     fetch_model_files,
     from_pretrained_options,
+    https_file,
     licence_of,
 )
 from recipes.errors import ModelError
@@ -466,6 +467,10 @@ def pin_revisions(recipe: Recipe, base: Path) -> Recipe:
 
 
 def _pin_dataset(dataset: Dataset) -> Dataset:
+    if dataset.path.startswith("https://"):
+        file = https_file(dataset.path, dataset.revision)
+        file.fetch()
+        return dataset.model_copy(update={"revision": file.sha256})
     if not is_hub_id(dataset.path) or (commit := dataset_commit(dataset.path, dataset.revision)) is None:
         return dataset
     return dataset.model_copy(update={"revision": commit})

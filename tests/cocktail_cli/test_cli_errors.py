@@ -48,6 +48,8 @@ CASES = [
     Case(ImportError("libtorch_cpu.so: failed to map segment from shared object"), 8),
     Case(OSError(errno.ENOSPC, "No space left on device", "model.safetensors"), 8),
     Case(OSError(errno.EDQUOT, "Disk quota exceeded"), 8),
+    Case(OSError(errno.EFBIG, "File too large", "model.safetensors"), 8),
+    Case(RuntimeError("SafetensorError: I/O error: File too large (os error 27)"), 8),
     Case(OSError(errno.ENOSPC, "a model of 24 GB does not fit", "outputs"), 8),
     Case(RuntimeError("SafetensorError: I/O error: No space left on device (os error 28)"), 8),
     Case(PermissionError(errno.EACCES, "Permission denied", "/opt/out"), 4),

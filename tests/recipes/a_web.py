@@ -12,10 +12,11 @@ class Web:
         announced: int | None = None,
         url: str = "https://example.org/my.jsonl",
         kind: str = "text/plain",
+        etag: str | None = None,
     ) -> None:
         self.body, self.url, self.asked = io.BytesIO(body), url, 0
         length = len(body) if announced is None else announced
-        self.headers = {"Content-Length": str(length), "Content-Type": kind}
+        self.headers = {"Content-Length": str(length), "Content-Type": kind, "ETag": etag}
 
     def __call__(self, url: str, timeout: float) -> Web:
         self.asked += 1

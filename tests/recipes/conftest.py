@@ -15,7 +15,7 @@ from tiny_models import BUILTIN, CONFIGS
 
 from recipes.config import load_recipe
 from recipes.data import Corpus, build_corpus
-from recipes.downloads import fetch_text
+from recipes.downloads import fetch_text, https_file
 from recipes.models import open_tokenizer
 
 BARE = """\
@@ -85,6 +85,7 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         web = Web(*args, **more)
         monkeypatch.setattr("urllib.request.urlopen", web)
         fetch_text.cache_clear()
+        https_file.cache_clear()
         return web
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))

@@ -16,7 +16,7 @@ from transport.protocol import HubDelegate, UpdateRejected, WeightedPacket, samp
 from transport.scheduling import CommitSeconds, RoundFigures, Rounds, Sums, round_figures, row_of
 from transport.transfer import ChunkBuffer, ObjectStore
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CommitThread:

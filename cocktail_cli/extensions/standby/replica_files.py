@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,7 +94,5 @@ def local_files(dataset: Dataset) -> Iterator[tuple[str, Path]]:
     if path.is_dir():
         for name, file in below(path, ".").items():
             yield name.removeprefix("./"), file
-    elif "://" not in dataset.path:
-        for found in [path] if path.is_file() else map(Path, sorted(glob(dataset.path))):
-            if found.is_file():
-                yield found.name, found
+    elif path.is_file():
+        yield path.name, path

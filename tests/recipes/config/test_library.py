@@ -122,6 +122,9 @@ def twin_of(recipe: Recipe, folder: Path, *more: str) -> Recipe:
             file = folder / f"{number}.jsonl"
             file.write_text((json.dumps(ROWS[dataset.path]) + "\n") * 30)
             overrides.append(f"datasets.{number}.path={file}")
+            overrides += [
+                f"datasets.{number}.{key}=null" for key in ("split", "name", "revision", "data_files")
+            ]
     return load_recipe(recipe.name, [*overrides, *more], extend=recipe_type)
 
 

@@ -1,32 +1,17 @@
-"""Rows are read from files, folders, globs, the web, saved data sets and the hub."""
+"""Rows are read from files, folders, the web, saved data sets and the hub."""
 
 from __future__ import annotations
 
-import gzip
+import hashlib
 import json
 
 import pytest
 
-from recipes.config import load_recipe
+from recipes.config import Dataset, load_recipe
 from recipes.data import build_corpus, read_rows
 from recipes.data.sources import python_docs
 from recipes.errors import DataError
-
-
-def test_a_folder_and_a_glob_of_jsonl_are_read_in_the_order_of_their_names(
-    tmp_path, corpus_of, tokenizer
-) -> None:
-    corpus_of([{"text": "two"}], file="b.jsonl")
-    alone = corpus_of([{"text": "one"}], file="a.jsonl")
-    for path in (str(tmp_path), str(tmp_path / "*.jsonl")):
-        recipe = load_recipe(tmp_path / "bare.yaml", data=path)
-        corpus = build_corpus(recipe, tokenizer)
-
-        assert [tokenizer.decode(s.tokens) for s in corpus.samples] == [
-            "one<|endoftext|>",
-            "two<|endoftext|>",
-        ]
-    assert len(alone.samples) == 1
+from recipes.models import pin_revisions
 
 
 def test_a_file_on_the_web_is_fetched_once_and_its_lines_are_reported_by_its_address(web, tokenizer) -> None:
@@ -73,58 +58,24 @@ def test_what_the_web_gave_only_in_part_or_in_the_open_is_not_kept(web, tokenize
     assert served.asked == 1
 
 
-def test_compressed_jsonl_is_read_and_reported_like_any_other(tmp_path, corpus_of, tokenizer) -> None:
-    corpus_of([{"text": "x"}])
-    good, cut = tmp_path / "my.jsonl.gz", tmp_path / "cut.jsonl.gz"
-    good.write_bytes(gzip.compress(b'{"text": "one"}\n{"text": 2}\n'))
-    cut.write_bytes(good.read_bytes()[:-12])
-    recipe = tmp_path / "bare.yaml"
+def test_each_command_asks_for_a_file_on_the_web_and_a_resumed_run_has_that_of_before(web, tmp_path) -> None:
+    def read(body: bytes, etag: str | None = None, revision: str | None = None) -> tuple[str, int]:
+        served = web(b'{"text": "%s"}\n' % body, etag=etag)
+        (row,) = read_rows(Dataset(path="https://example.org/my.jsonl", revision=revision))
+        return row.text("text"), served.asked
 
-    one = build_corpus(load_recipe(recipe, ["datasets.0.max_samples=1"], data=str(good)), tokenizer)
-    with pytest.raises(DataError, match=r"my.jsonl.gz:2: field `text` must be text, not int"):
-        build_corpus(load_recipe(recipe, data=str(good)), tokenizer)
-    with pytest.raises(DataError, match=r"cut.jsonl.gz: cannot be decompressed: "):
-        build_corpus(load_recipe(recipe, data=str(cut)), tokenizer)
-    with pytest.raises(DataError, match=r"my.xlsx: unknown kind of file \(known: .jsonl, .json, .csv, .tsv"):
-        corpus_of("x", file="my.xlsx")
-
-    assert tokenizer.decode(one.samples[0].tokens) == "one<|endoftext|>"
-
-
-@pytest.mark.slow  # importing `datasets` takes two seconds
-def test_a_data_set_saved_to_disk_and_other_files_are_read(
-    tmp_path, corpus_of, tokenizer, monkeypatch
-) -> None:
-    import datasets
-
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    table = datasets.Dataset.from_dict({"text": ["one", "two"]})
-    datasets.DatasetDict({"train": table}).save_to_disk(tmp_path / "saved")
-    table.to_parquet(tmp_path / "my.parquet")
-    table.to_csv(tmp_path / "my.csv", index=False)
-    table.to_json(tmp_path / "my.json", lines=False)
-    table.to_csv(tmp_path / "my.tsv", index=False, sep="\t")
-    for name in ("my.csv", "my.tsv", "my.json"):
-        (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
-    corpus_of([{"text": "x"}])
-    for name in (
-        "saved",
-        "my.parquet",
-        *(f"my.{end}{gz}" for end in ("csv", "tsv", "json") for gz in ("", ".gz")),
-    ):
-        recipe = load_recipe(tmp_path / "bare.yaml", data=str(tmp_path / name))
-        corpus = build_corpus(recipe, tokenizer)
-
-        assert [tokenizer.decode(s.tokens) for s in corpus.samples] == [
-            "one<|endoftext|>",
-            "two<|endoftext|>",
-        ]
-
-    with pytest.raises(DataError, match="no split `test`; there is train"):
-        build_corpus(
-            load_recipe(tmp_path / "bare.yaml", ["datasets.0.split=test"], data=str(tmp_path / "saved")),
-            tokenizer,
-        )
+    assert read(b"one", '"1"') == ("one", 1)
+    begun = pin_revisions(load_recipe("smoke", data="https://example.org/my.jsonl"), tmp_path).datasets[0]
+    assert begun.revision == hashlib.sha256(b'{"text": "one"}\n').hexdigest()
+    assert read(b"not read: the tag is that of before", '"1"') == ("one", 1)
+    assert read(b"two", '"2"') == ("two", 1)
+    assert [read(body, 'W/"1"') for body in (b"three", b"four")] == [("three", 1), ("four", 1)]
+    assert [read(body) for body in (b"five", b"six")] == [("five", 1), ("six", 1)]
+    assert read(b"seven", '"7"', begun.revision) == ("one", 0)
+    for cached in (tmp_path / "cache" / "cocktail").iterdir():
+        cached.unlink()
+    with pytest.raises(DataError, match=r"my\.jsonl has changed: its sha256 is "):
+        read(b"eight", None, begun.revision)
 
 
 @pytest.mark.slow

@@ -23,9 +23,9 @@ from transport.protocol import messages
 
 CEILINGS = {
     "lines with code, heart": 29_659,
-    "lines with code, extensions": 15_824,
+    "lines with code, extensions": 15_825,
     "lines with code, scripts": 10_015,
-    "lines with code, tests": 45_423,
+    "lines with code, tests": 45_426,
     "modules": 329,
     "recipe keys": 111,
     "options": 196,

@@ -97,8 +97,9 @@ class PeerRow:
 
     def add(self, now: float, tokens: float, up: float, down: float) -> None:
         earlier = self.sums[-1][1:] if self.sums else ()
-        if any(new < old for new, old in zip((tokens, up, down), earlier, strict=False)):
-            self.sums.clear()  # it has joined again, or the hub was restarted: the sums begin at zero
+        again = any(new < old for new, old in zip((tokens, up, down), earlier, strict=False))
+        if again or (tokens and earlier and not earlier[0]):
+            self.sums.clear()  # it has joined again, the hub was restarted, or it trains from now on
         self.sums.append((now, tokens, up, down))
 
     def rates(self) -> tuple[float, ...] | None:

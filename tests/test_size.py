@@ -22,7 +22,7 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_308,
+    "lines with code, heart": 29_301,
     "lines with code, extensions": 15_730,
     "lines with code, scripts": 9988,
     "lines with code, tests": 44_867,

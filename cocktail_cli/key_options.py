@@ -46,6 +46,7 @@ def check_removed(arguments: Sequence[str], environment: Mapping[str, str]) -> N
 
 
 OPTIONS = {"datasets": "--data", "model.model_name_or_path": "--model"}  # keys that have an option as well
+SAME = {"use_peft": "lora"}  # options of TRL that mean to the letter what a key of ours does
 SWITCHED = {"true", "false", "auto", "null", "yes", "no", "on", "off"}  # values of a key that may be a switch
 
 
@@ -94,6 +95,7 @@ class KeyOptions:
         from recipes.config import is_switch, known_key
 
         key = name[2:].replace("-", "_")
+        key = SAME.get(key, key)
         of = recipe_type(() if known_key(key) or is_switch(key.removeprefix("no_")) else None)
         if known_key(key, of):
             if not equals:

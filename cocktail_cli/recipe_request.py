@@ -138,11 +138,13 @@ class RecipeRequest:
         found = choose_method(lambda keys: replace(self, chosen=dict(keys)).resolve(), machine)
         return replace(self, chosen=found.keys), found.lines
 
-    def typed(self) -> str:
-        """Format the arguments as one types them after a command, quoted for the shell."""
+    def typed(self, **options: Any) -> str:
+        """Format the arguments as one types them after a command, quoted for the shell, with further options
+        by their names in Python: those of None or False were not typed."""
         given = [*([self.recipe] if self.recipe else []), *self.overrides]
-        given += ["--model", self.model] if self.model is not None else []
-        given += ["--data", self.data] if self.data is not None else []
+        for name, value in {"model": self.model, "data": self.data, **options}.items():
+            if value is not None and value is not False:
+                given += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
         return shlex.join(given)
 
 

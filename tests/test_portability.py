@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,3 +122,26 @@ def imported_by(node: ast.Import | ast.ImportFrom) -> set[str]:
     if isinstance(node, ast.Import):
         return {alias.name for alias in node.names}
     return {node.module} if node.level == 0 and node.module else set()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a script for a shell")
+@pytest.mark.parametrize("there", [True, False])
+def test_scripts_install_by_uv_where_it_is_and_by_pip_where_it_is_not(tmp_path: Path, there: bool) -> None:
+    programs, venv = tmp_path / "programs", tmp_path / "venv" / "bin"
+    for folder in (programs, venv):
+        folder.mkdir(parents=True)
+    (programs / "cat").symlink_to(str(shutil.which("cat")))
+    told = f'echo "${{0##*/}} $*" >> {shlex.quote(str(tmp_path / "told"))}'
+    real = f'[ "$1" = -c ] && exec {shlex.quote(sys.executable)} "$@"'
+    for program, text in ((venv / "python", f"{real}\n{told}"), (programs / "uv", told)):
+        if there or program.name == "python":
+            program.write_text(f"#!{shutil.which('bash')}\n{text}\n")
+            program.chmod(0o755)
+
+    code = ". scripts/env && environment run && environment run"
+    outside = {"PATH": str(programs), "COCKTAIL_VENV": str(venv.parent)}
+    subprocess.run([str(shutil.which("bash")), "-c", code], env=outside, cwd=ROOT, check=True)
+
+    how = "uv pip install --python" if there else "python -m pip install"
+    [line] = (tmp_path / "told").read_text().splitlines()
+    assert line.startswith(how), "once, as the second time finds it there"

@@ -72,7 +72,7 @@ def preview(
     for one in seen:
         for line in lines(one, tokenizer, longest, count, color):
             say(line) if isinstance(line, str) else say_styled(line)
-    say(f"Next: cocktail launch {request.typed()}", err=True)
+    say(f"Next: cocktail launch {request.typed(trust_remote_code=trust_remote_code)}", err=True)
 
 
 def described(one: Preview, tokenizer: PreTrainedTokenizerBase, longest: int, count: int) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def validate(
     told, beside = findings(resolved, said, offline), {"recipe": checked.name, "hash": checked.recipe_hash}
     print_findings(told, as_json, quiet, "recipe_invalid", strict, **beside)
     if not as_json and not quiet:
-        again = request.typed()
+        again = request.typed(trust_remote_code=trust_remote_code)
         say(f"Next: cocktail plan {again}", f"      cocktail launch {again}", err=True)
 
 

@@ -63,7 +63,7 @@ def list_(
             say(row["name"])
         return
     say(*laid_out(rows, width_of_output()))
-    say("Next: cocktail plan NAME · cocktail launch NAME", err=True)
+    say("Next: to try it cocktail launch smoke · cocktail plan NAME · cocktail launch NAME", err=True)
     say("      with your own: cocktail launch --model MODEL --data FILE", err=True)
 
 

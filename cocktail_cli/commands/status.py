@@ -69,18 +69,18 @@ def status(
     With --watch a table on a terminal; elsewhere, and with -q or --json, a line for each change.
 
     With --json one object: run, state (waiting, running, paused, finished, stopped, failed), reason (of its
-    end), term (starts of the hub; far more after a standby took over),
-    step, max_steps, loss, eval_loss, losses and eval_losses (while it runs: pairs of step and loss, 128
-    at most), tokens, tokens_per_s, samples, grad_norm, eta_s, since_s, checkpoint (round of the newest
-    snapshot), parameters, local_steps, passing (whether peers pass packets on), recipe_hash, reach (of a run
-    of this machine), peers (the first by name, where they are thousands), each with name, gpu, state
-    (syncing, waiting, in line, training, behind, standby, lost, done), turn (place in line), share, tokens,
-    up_bytes, down_bytes, fetched_bytes (of these: before it was ready), rtt_ms, last_seen_s, joined_s,
-    rounds, left_out, compute_s, wait_s; peer_count (of all of them); bottleneck (of the last
-    rounds: line, waiting, bytes_per_s; null: not known yet); stages (of machines that lend memory:
-    rings, each its machines by stage with name and layers; waiting; null: there are none);
-    culprits (who has lengthened the last rounds), each with peer, cause, evidence, remedy, lengthened (by
-    what share), round, since; and others: peers that are not in the run (deciding, left, lost, removed).
+    end), term (starts of the hub; far more after a standby took over), step, max_steps, loss, eval_loss,
+    losses and eval_losses (while it runs: pairs of step and loss, 128 at most), tokens, tokens_per_s (of the
+    last rounds), samples, grad_norm, eta_s, since_s, checkpoint (round of the newest snapshot), parameters,
+    local_steps, passing (whether peers pass packets on), recipe_hash, reach (of a run of this machine), peers
+    (the first by name, where they are thousands), each with name, gpu, state (syncing, waiting, in line,
+    training, behind, standby, lost, done), turn (place in line), share, tokens, up_bytes, down_bytes,
+    fetched_bytes (of these: before it was ready), rtt_ms, last_seen_s, joined_s, rounds, left_out, compute_s,
+    wait_s; peer_count (of all of them); bottleneck (of the last rounds: line, waiting, bytes_per_s; null: not
+    known yet); stages (of machines that lend memory: rings, each its machines by stage with name and layers;
+    waiting; null: there are none); culprits (who has lengthened the last rounds), each with peer, cause,
+    evidence, remedy, lengthened (by what share), round, since; and others: peers that are not in the run
+    (deciding, left, lost, removed).
     """
     run = run or the_run_going_on().run
     if watch:
@@ -211,7 +211,7 @@ def remembered(record: RunRecord) -> dict[str, Any]:
         "state": record.state,
         "step": record.steps,
         "max_steps": record.planned or record.steps,
-        "loss": None,
+        "loss": told_last(Path(record.output_dir) / in_folder.METRICS, "loss"),
         "reason": record.reason,
         "eval_loss": record.eval_loss,
         "peers": [],
@@ -304,7 +304,9 @@ def described(record: RunRecord) -> dict[str, Any]:
     age = (datetime.now(UTC) - began.replace(tzinfo=began.tzinfo or UTC)).total_seconds()
     now = {
         "state": record.state_now(),
-        "step": max(record.steps, last_step(folder / in_folder.METRICS)),  # run.json is written at the end
+        "step": max(
+            record.steps, told_last(folder / in_folder.METRICS, "step") or 0
+        ),  # run.json is written at the end
         "model": model_of(folder / in_folder.RESOLVED),
         "age_s": round(max(0.0, age)),
     }
@@ -317,19 +319,20 @@ def cells(run: dict[str, Any]) -> list[str]:
     return [run["run"], run["state"], step, one_line(run["model"], 32), age, one_line(run["output_dir"])]
 
 
-def last_step(metrics: Path) -> int:
-    """Return the newest step that metrics.jsonl tells of; 0 where it tells of none."""
+def told_last(metrics: Path, key: str) -> Any:
+    """Return the newest value of this key that a step in metrics.jsonl has; None where none has one."""
     try:
         with metrics.open("rb") as file:
             file.seek(max(0, metrics.stat().st_size - TAIL))
             lines = file.read().splitlines()
     except OSError:  # no step was made, or the folder is being removed
-        return 0
+        return None
     for line in reversed(lines):
         if b'"kind": "step"' in line and line.endswith(b"}"):
             with suppress(ValueError, TypeError, LookupError):  # a damaged line
-                return int(json.loads(line[line.index(b"{") :])["step"])
-    return 0
+                if (value := json.loads(line[line.index(b"{") :])[key]) is not None:
+                    return value
+    return None
 
 
 def model_of(recipe: Path) -> str:

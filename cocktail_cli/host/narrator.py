@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from cocktail_cli.machine import INTERNET, network_of
-from cocktail_cli.ui import Named, counted
+from cocktail_cli.ui import Baseline, Named, counted
 from cocktail_cli.ui import events as ours
 from transport import Ledger
 from transport.protocol import events as theirs
-
-BYTES_FP16 = 2  # of one parameter
 
 
 class Narrator:
@@ -22,7 +20,7 @@ class Narrator:
     """
 
     def __init__(self, parameters: int, named: Named = lambda figures: {}) -> None:
-        self.parameters, self.named = parameters, named
+        self.baseline, self.named = Baseline(parameters), named
         self.local_steps = 0  # of the newest round; 0: there was none
         self.rate_at: Callable[[int], float] | None = None  # step -> learning rate, once the length is known
         self.tokens = 0
@@ -94,10 +92,10 @@ class Narrator:
         self.rounds += 1
         members, fetched, steps = list(event.members), event.fetched, event.local_steps
         exchanged = {peer: many - fetched.get(peer, 0) for peer, many in event.down.items()}
-        full = BYTES_FP16 * self.parameters * steps  # bytes of the baseline, one way
+        full = self.baseline.whole * steps
         up, down = ratios(full, event.up, members), ratios(full, exchanged, members)
         moved = sum(event.up.get(peer, 0) + exchanged.get(peer, 0) for peer in members)
-        both = 2 * len(members) * full
+        both = self.baseline.add(event.size, len(members) * steps)
         return ours.Step(
             step=event.step,
             steps=event.steps,

@@ -6,7 +6,7 @@ from . import events
 from .display import Display, Progress, open_view, poll_status
 from .events import Checkpoint, Event, Progressed, RunStarted, Warning, from_json, timestamp
 from .findings import found, print_findings
-from .metrics_lines import Line, Metrics, Named, held_out, read_written, step_numbers
+from .metrics_lines import FP16, Baseline, Line, Metrics, Named, held_out, read_written, step_numbers
 from .output import (
     GuardedStream,
     Style,

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from transport.ledger import RoundRow
 
 VERSION = 1
+FP16 = 2  # bytes of a parameter
+NOTHING = 10_000  # times smaller than the parameters in FP16: such a packet moves nothing
 
 Line = dict[str, Any]
 Named = Callable[[Sequence[float]], Mapping[str, Mapping[str, float]]]
@@ -98,6 +100,24 @@ class Metrics:
 
     def peer(self, name: str, did: str, **more: Any) -> Line:
         return line("peer", step=self.step, round=self.round, peer=name, did=did, **more)
+
+
+class Baseline:
+    """Counts what the trained parameters would take in FP16 in the place of a run's packets.
+
+    A packet counts up with its round, down with the next one, in which all fetch it; one that moves nothing,
+    such as those of the first rounds, does not count.
+    """
+
+    def __init__(self, parameters: int) -> None:
+        self.whole, self.down = FP16 * parameters, -1
+
+    def add(self, packet: int, times: int) -> int:
+        """Return the bytes for a round whose packet has so many; `times`: members x steps."""
+        up = times * self.whole * (packet * NOTHING > self.whole)
+        both = up + (up if self.down < 0 else self.down)  # of the rounds before a restart nothing is known
+        self.down = up
+        return both
 
 
 def line(kind: str, when: datetime | None = None, **fields: Any) -> Line:

@@ -9,8 +9,6 @@ from . import events
 from .metrics_lines import step_numbers
 from .output import put, put_own
 
-INSTALL = "uv tool install .    # in a copy of your folder of cocktail: no public address of it is known"
-
 
 def megabytes(count: float) -> str:
     """Format bytes in decimal units, as links are sold: `812 B`, `34.1 kB`, `2.1 GB`."""
@@ -86,9 +84,13 @@ def invitation(event: events.RunStarted, out: TextIO, err: TextIO) -> None:
     if event.guests:
         put(f"waiting   the first step waits for {counted(event.guests, 'peer')} from elsewhere", err)
     put("", err)
-    put("Invite others with these two lines. The first installs cocktail, the second joins:", err)
-    put("", err)
-    put(event.install or INSTALL, err)
+    if event.install:
+        put("Invite others with these two lines. The first installs cocktail, the second joins:", err)
+        put("", err)
+        put(event.install, err)
+    else:
+        put("Invite others with this line. Tell them where they get cocktail: no address is known here.", err)
+        put("", err)
     put("cocktail join ", err, end="")  # in a terminal the URL completes the line
     put_own(event.url, out)
     put("", err)

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from cocktail_cli.ui import events
+from cocktail_cli.ui import Baseline, events
 
 if TYPE_CHECKING:
     from recipes.training import Peer, StepDone
@@ -22,6 +22,7 @@ class StepMeter:
 
     def __init__(self, run: RunLink) -> None:
         self.run, self.before = run, run.traffic
+        self.baseline: Baseline | None = None  # with the first step
         self.at: float | None = None  # end of the previous step; None: the start of the first is unknown
         # (monotonic seconds, step of the run) at the end of the last steps
         self.pace = deque[tuple[float, int]](maxlen=PACE)
@@ -33,8 +34,9 @@ class StepMeter:
         self.before, self.at = (up, down), now
         self.pace.append((now, done.step))
         name, announced = self.run.name, self.run.round
-        # bytes of the parameters in FP16, each step
-        full = 2 * peer.trainer.layout.size * done.local_steps
+        self.baseline = self.baseline or Baseline(peer.trainer.layout.size)
+        full = self.baseline.whole * done.local_steps
+        both = self.baseline.add(done.sent_bytes, done.local_steps)
         return events.Step(
             step=done.step,
             steps=announced.steps if announced else 0,
@@ -47,7 +49,7 @@ class StepMeter:
             down_bytes={name: received},
             ratio_up={name: round(full / sent, 2)} if sent else {},
             ratio_down={name: round(full / received, 2)} if received else {},
-            ratio_fp16=round(2 * full / (sent + received), 2) if sent + received else 0.0,
+            ratio_fp16=round(both / (sent + received), 2) if sent + received else 0.0,
             packet_bytes=done.sent_bytes,
             fingerprint=f"{done.fingerprint:016x}",
             step_s=round(seconds / done.local_steps, 3),

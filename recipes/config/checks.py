@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -53,6 +54,7 @@ GONE_KEYS: dict[str, str] = {
     "block_size": "there is no such key: blocks have 256 coordinates (sample_kind: element has none)",
     "chat_template_path": "write data.chat_template: FILE.jinja, and model.eos_token: what ends its turns",
     "dataset_text_field": "write column_map: {text: NAME}, which names any column",
+    "method": "lora=true trains adapters; compression.preset names how updates are sent",
     "loss_watchdog_patience": "there is no such key: three rounds above loss_watchdog_threshold end the run",
 }
 
@@ -96,11 +98,11 @@ _FOREIGN_NAMES: dict[str, str] = {  # ours -> theirs
     "training.max_grad_norm": "clip_grad_norm gradient_clipping",
     "training.seed": "random_state random_seed",
     "training.use_liger_kernel": "use_liger liger_kernel use_kernels",
-    "compression.preset": "method",
     "compression.sample_kind": "random_method",
-    "compression.random_ratio": "RANDOMP_RATIO",
-    "compression.topk_ratio": "TOPK_RATIO",
-    "compression.quant_bits": "QUANT_BITS",
+    "compression.random_ratio": "RANDOMP_RATIO p",
+    "compression.topk_ratio": "TOPK_RATIO K k",
+    "compression.quant_bits": "QUANT_BITS bits q",
+    "compression.local_steps": "H inner_steps",
     "checkpoint.eval_steps": "eval_strategy evaluation_strategy evals_per_epoch",
     "checkpoint.save_steps": "save_strategy saves_per_epoch",
     "lora.lora_r": "lora_rank r",
@@ -321,14 +323,24 @@ def _explain(document: Document, detail: Any, extend: Extend) -> Problem:
     }
     message = messages.get(kind, detail["msg"])
     hint = ""
-    if isinstance(given, bool) and kind in {"string_type", "literal_error"}:
+    if isinstance(given, bool) and kind == "model_type":
+        hint = f"`{key[-1]}: {{}}` has its defaults"
+    elif isinstance(given, bool) and kind in {"string_type", "literal_error"}:
         hint = "YAML reads yes, no, on and off as true or false; put it in quotes"
     elif isinstance(given, str):
         tables = [VALUE_HINTS, *(one.value_hints for _, one in extension_sections(extend(None)))]
         hint = next(filter(None, (hints.get((".".join(map(str, key)), given)) for hints in tables)), "")
+        hint = hint or near_value(given, re.findall("'([^']+)'", str(context.get("expected", ""))))
     if kind not in {"value_error", "too_short", "string_too_short"} and not isinstance(given, dict | list):
         message += f", not {'null' if given is None else repr(given)}"
     return document.problem(key, message, hint)
+
+
+def near_value(given: str, known: Sequence[str]) -> str:
+    """Ask for the value that was probably meant: one that has the given word, or the nearest; "" for none."""
+    whole = [one for one in known if given in one.split("-")]
+    near = whole or difflib.get_close_matches(given, known, n=1)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def unknown_key(document: Document, key: Key, of: type[Recipe] = Recipe) -> Problem:

@@ -70,6 +70,8 @@ class Document:
     def problem(self, key: Key, message: str, hint: str = "") -> Problem:
         """Make a problem at `key`, with the line of the key or of the section around it."""
         name = ".".join(str(part) for part in key)
+        if (origin := self.origin(key) or "").startswith("preset "):
+            key, message = ("compression", "preset"), f"by {origin}, {message}"
         if any(given[: len(key)] == key for given in self.overridden):  # `lora` exists because of lora_r=8
             return Problem("override", None, name, message, hint)
         for depth in range(len(key), 0, -1):
@@ -207,7 +209,8 @@ def override(document: Document, texts: Sequence[str], extend: Extend = heart_al
     """Apply `key=value` arguments of the command line to `document`; returns those that do not apply.
 
     The key is a dotted path or a bare leaf name; lists take an index (`datasets.0.path=x`); the value is
-    YAML; `null` resets the key to its default. A key of the recipe that excludes a typed one is left out.
+    YAML; `null` resets the key to its default. An optional section may be `true`, as it is or with its
+    defaults, or `false`. A key of the recipe that excludes a typed one is left out.
     """
     problems: list[Problem] = []
     typed: dict[Key, Any] = {}
@@ -221,6 +224,8 @@ def override(document: Document, texts: Sequence[str], extend: Extend = heart_al
         try:
             value = parse_value(value_text)
             key = resolve(name.strip(), len(datasets) if isinstance(datasets, list) else 0, extend)
+            if isinstance(value, bool) and is_optional(key, extend(map(str, key))):
+                value = (_held(document.values, key) or {}) if value else None
             set_value(document.values, key, value)
         except ValueError as error:
             problems.append(Problem("override", None, name, str(error)))
@@ -328,9 +333,16 @@ def known_key(name: str, of: type[Recipe] = Recipe) -> bool:
     return name in key_names(of) or first in of.model_fields
 
 
+def is_optional(key: Key, of: type[Recipe] = Recipe) -> bool:
+    """True for the key of a section that a recipe need not have: `lora`."""
+    return len(key) == 1 and key[0] in sections(of) and of.model_fields[str(key[0])].default is None
+
+
 def is_switch(name: str, of: type[Recipe] = Recipe) -> bool:
-    """True for the bare or dotted name of a key that may be true or false."""
+    """True for the bare or dotted name of a key that may be true or false, or of an optional section."""
     full = bare_keys(of).get(name) or tuple(name.split("."))
+    if is_optional(full, of):
+        return True
     if len(full) != 2 or full[0] not in sections(of):
         return False
     field = sections(of)[str(full[0])].model_fields.get(str(full[1]))

@@ -323,5 +323,7 @@ def recipe_path(name_or_path: str | Path, extend: Extend = heart_alone) -> Path:
 
 
 def list_recipes(extend: Extend = heart_alone) -> list[Recipe]:
-    """Load every shipped recipe, by name."""
-    return [load_recipe(name, extend=extend) for name in sorted(shipped_recipes(extend))]
+    """Load every shipped recipe: that for a model of one's own, the smallest, then the others by name."""
+    first = (NEUTRAL, "smoke")
+    names = sorted(shipped_recipes(extend), key=lambda name: (name not in first, name))
+    return [load_recipe(name, extend=extend) for name in names]

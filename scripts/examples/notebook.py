@@ -66,7 +66,8 @@ for event in run:
         case events.PeerReady():
             print(f"{event.peer} trains from round {event.round} on")
         case events.Step(loss=float()):
-            print(f"step {event.step} of {event.steps}: loss {event.loss:.3f}, {event.peers} peers")
+            at = f"round {event.round}, step {event.step} of {event.steps}"
+            print(f"{at}: loss {event.loss:.3f}, peers: {event.peers}")
         case events.Eval():
             print(f"step {event.step}: held-out loss {event.loss:.3f}")
         case events.Warning():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.algorithm import compressor_of, cost_of
@@ -90,7 +90,6 @@ def links(folder: Path) -> str:
 
 # ---- loss --------------------------------------------------------------------------------------------------
 
-DILOCO = Setting(sample=1.0, keep=1.0, bits=16, staleness=0, local_steps=50, outer_rate=0.7, momentum=0.9)
 TIMED_AT = ("1000", "500", "100", "20")
 # the timed runs of cocktail with as many rounds in flight
 IN_FLIGHT = {1: ("cocktail",), 2: ("cocktail, staleness 2", "cocktail-thin")}
@@ -133,10 +132,7 @@ def rival_losses(folder: Path, found: Found) -> list[list[str]]:
         (name, one[0]["ratio"], one[0]["rate"], {r["seed"]: r["loss"] for r in one})
         for name, one in powersgd(folder).items()
     ]
-    for diloco in (
-        plan.Row("DiLoCo, every 50 steps, FP16", DILOCO),
-        plan.Row("the same with Muon (MuLoCo)", replace(DILOCO, optim="muon")),
-    ):
+    for diloco in plan.RIVALS:
         if losses := tables.losses_of(tables.at_best_rate(found, diloco)):
             rate = plan.best_rate(found, diloco)
             ways.append((diloco.name, max(ratios_of(found, diloco.setting)), rate, losses))
@@ -197,7 +193,7 @@ def timed_ways(folder: Path, found: Found) -> list[Timed]:
             add(f"cocktail{soap}, {max(ratios, default=0):.0f}x less", row.setting, by)
     for system in ("torch DDP FP16", "torch DDP FP32", "hivemind FP16"):
         add(f"{system}: all-reduce", plan.REFERENCE.setting, steps.get(system, {}))
-    add("DiLoCo FP16, H=50", DILOCO, steps.get("DiLoCo FP16, H=50", {}))
+    add("DiLoCo FP16, H=50", plan.DILOCO, steps.get("DiLoCo FP16, H=50", {}))
     for name, (first, *_) in powersgd(folder).items():
         ways.append(Timed(name, first["loss"], steps.get("torch DDP PowerSGD", {})))
     return ways
@@ -318,7 +314,8 @@ def newcomer(folder: Path) -> str:
             by_speed("", steps, speeds, lambda times: percent(1 / times)),
             "**What if one of four drops out?** (`scripts/rivals faults`; seconds lost, peers apart after)\n",
             table(["", *(FAULTS[fault] for fault in kinds)], ruined),
-            "**What does the model lose?** (`scripts/bench_quality`; 1,600 steps, four peers, small model)\n",
+            "**What does the model lose?** (`scripts/bench_quality --row TEXT`; 1,600 steps, four peers, "
+            "small model)\n",
             table(["", "less than FP16", *HELD_OUT], losses_in_short(folder, found)),
         ]
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from argparse import ArgumentTypeError
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from scripts.study.train import Outcome, Setting, Size
+from scripts import ROOT
+from scripts.study.train import COMPRESSION, TRAINING, Outcome, Setting, Size
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,9 @@ class Cell:
 
 Found = Mapping[Cell, Outcome]
 NAMES = {field.name for field in fields(Setting)}
+# of recipes; `momentum` is the aggregator's
+OF_RECIPES = COMPRESSION | {key: name for key, name in TRAINING.items() if key != "momentum"}
+VALUES = {"packets": "0", "true": "1", "false": "0"}  # of a recipe -> of a setting
 
 
 def changed(setting: Setting) -> dict[str, Any]:
@@ -36,13 +41,16 @@ def setting_text(setting: Setting) -> str:
 
 
 def setting_of(text: str) -> Setting:
-    """Parse `keep=0.05,bits=2`. Errors: ValueError."""
-    names, given = [f.name for f in fields(Setting)], dict[str, Any]()
+    """Parse `keep=0.05,bits=2`, or with the names of recipes. Errors: ArgumentTypeError."""
+    given = dict[str, Any]()
     for part in filter(None, text.split(",")):
-        name, _, value = part.partition("=")
-        if name not in names or not value:
-            raise ValueError(f"{part!r}: expected one of {', '.join(names)}, and a value")
-        given[name] = type(getattr(Setting, name))(value)
+        key, _, value = part.partition("=")
+        name = OF_RECIPES.get(key, key)
+        try:
+            given[name] = type(getattr(Setting, name))(VALUES.get(value, value))
+        except (ValueError, AttributeError, TypeError):
+            known = ", ".join([*(f.name for f in fields(Setting)), *OF_RECIPES])
+            raise ArgumentTypeError(f"{part!r}: expected one of {known}, and a value") from None
     return Setting(**given)
 
 
@@ -57,6 +65,12 @@ def read(path: Path, size: Size) -> dict[Cell, Outcome]:
             listed = {name: tuple(value) for name, value in one["outcome"].items() if isinstance(value, list)}
             found[cell] = Outcome(**one["outcome"] | listed)
     return found
+
+
+def shipped(size: Size) -> dict[Cell, Outcome]:
+    """Read the cells of this size that the tables of README and RESULTS.md are of."""
+    files = ROOT / "recipes" / "quality.jsonl", ROOT / "scripts" / "measured" / "quality.jsonl"
+    return {cell: outcome for path in files for cell, outcome in read(path, size).items()}
 
 
 def write(path: Path, size: Size, cell: Cell, outcome: Outcome) -> None:

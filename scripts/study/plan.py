@@ -6,6 +6,7 @@ of the first tables are then made again with the other seeds. Ablations take the
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,6 +68,11 @@ MASKING = (
 BEFORE_AMORTISED = Row(
     "p=.129 K=.2, 1 bit, `packets`, beta1 .5, fresh, H=8, error decay .8, each by its own noise",
     replace(THINNEST, beta1=0.5, own_noise=1),
+)
+DILOCO = Setting(sample=1.0, keep=1.0, bits=16, staleness=0, local_steps=50, outer_rate=0.7, momentum=0.9)
+RIVALS = (
+    Row("DiLoCo, every 50 steps, FP16", DILOCO),
+    Row("the same with Muon (MuLoCo)", replace(DILOCO, optim="muon")),
 )
 AMORTISED = Row("p=.129 K=.2, 1 bit, `packets`, fresh, H=8, error decay .8", THINNEST)
 
@@ -306,6 +312,17 @@ def chosen_rate(found: Found, setting: Setting) -> float | None:
     """Find the rate with the lowest loss on the half that settings are chosen on, with the first seed."""
     tried = {c.rate: o.halves[0] for c, o in found.items() if c.setting == setting and c.seed == SEEDS[0]}
     return min(tried, key=tried.__getitem__) if tried else None
+
+
+def row_named(text: str) -> Row:
+    """Find a row by its name, its preset, or a part that no other has. Errors: ArgumentTypeError."""
+    rows = [*(row for table in TABLES[:3] for row in table.rows), *RIVALS]
+    ways = ([row for row in rows if part in f"|{row.name}|"] for part in (f"|{text}|", f"(`{text}`)", text))
+    meant = next(filter(None, ways), rows)
+    if len(meant) == 1:
+        return meant[0]
+    names = "\n".join(row.name for row in meant)
+    raise ArgumentTypeError(f"which row is {text!r}? PowerSGD's: scripts/rivals powersgd\n{names}")
 
 
 def missing(found: Found, tables: tuple[Table, ...] = TABLES) -> list[Cell]:

@@ -4,7 +4,8 @@ learning rate tuned for each way.
     scripts/bench_quality --workers 2          # all cells that are not in the file yet, then the tables
     scripts/bench_quality --show               # the tables of what is in the file
     scripts/bench_quality --same-rate          # the tables at the rates of all-reduce, likewise
-    scripts/bench_quality --cell keep=0.05,bits=2 --rates 1e-3 2e-3 --seeds 1      # cells of one's own
+    scripts/bench_quality --row cocktail       # a row of README's table and all-reduce, each at its best rate
+    scripts/bench_quality --cell topk_ratio=0.05,bits=2 --rates 1e-3 2e-3      # cells of one's own
 
 On a GPU (not run yet: none was at hand) models, optimizers and the global model are on it, the aggregator is
 in the host's memory; the base is trained on it too, once a size. It needs a torch with CUDA, which PyPI's for
@@ -28,8 +29,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import fields
 from pathlib import Path
 
-from scripts.study.cells import Cell, cells, changed, read, setting_of, write
-from scripts.study.plan import COCKTAIL, REFERENCE, SAME_RATE, TABLES, missing
+from scripts.study.cells import Cell, cells, changed, read, setting_of, shipped, write
+from scripts.study.plan import COCKTAIL, REFERENCE, SAME_RATE, TABLES, best_rate, missing, row_named
 from scripts.study.tables import markdown, same_rate, spread
 from scripts.study.train import Outcome, Size, base, train
 from scripts.swarms.lab import parser
@@ -83,7 +84,8 @@ def options() -> argparse.ArgumentParser:
     asked.add_argument(
         "--same-rate", action="store_true", help="ways at the rates of all-reduce, --seeds each"
     )
-    asked.add_argument("--cell", type=setting_of, action="append", help="NAME=VALUE,... of train.Setting")
+    asked.add_argument("--row", type=row_named, help="a row of README's table, by its name or a part of it")
+    asked.add_argument("--cell", type=setting_of, action="append", help="NAME=VALUE,... as in a recipe")
     asked.add_argument("--rates", type=float, nargs="+", default=[2e-3])
     asked.add_argument("--seeds", type=int, nargs="+", default=[1])
     asked.add_argument("--folder", type=Path, default=home, help="for the pre-trained model")
@@ -100,6 +102,10 @@ def main() -> None:
     where = given.folder, given.results, given.workers
     if given.quick:
         run(size, cells([REFERENCE.setting, COCKTAIL], [2e-3], [1]), *where)
+    elif given.row:
+        known = shipped(size)
+        for row in (REFERENCE, given.row):
+            run(size, cells([row.setting], [best_rate(known, row)], given.seeds), *where)
     elif given.cell:
         run(size, cells(given.cell, given.rates, given.seeds), *where)
     elif given.same_rate:

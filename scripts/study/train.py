@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from pydoc_data import topics
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -80,6 +80,19 @@ class Size:
         return f"{self.base_name}-{self.rows}x{self.steps}"
 
 
+# key of a recipe -> name of a setting
+COMPRESSION = {
+    "random_ratio": "sample",
+    "topk_ratio": "keep",
+    "quant_bits": "bits",
+    "outer_learning_rate": "outer_rate",
+    "outer_momentum": "momentum",
+    "momentum_masking": "masked",
+    "uncompressed_steps": "uncompressed",
+} | {name: name for name in ("staleness", "local_steps", "error_decay")}
+TRAINING = {"adam_beta1": "beta1", "adam_beta2": "beta2", "optim": "optim", "momentum": "matrix_momentum"}
+
+
 @dataclass(frozen=True)
 class Setting:
     """One way to train. The defaults of what a recipe has too are those of preset `cocktail-paper`."""
@@ -109,23 +122,13 @@ class Setting:
 
     @property
     def compression(self) -> Compression:
-        return Compression(
-            random_ratio=self.sample,
-            topk_ratio=self.keep,
-            quant_bits=self.bits,  # type: ignore[arg-type]
-            staleness=self.staleness,
-            local_steps=self.local_steps,
-            outer_learning_rate=self.outer_rate or "packets",
-            outer_momentum=self.momentum,
-            error_decay=self.error_decay,
-            momentum_masking=bool(self.masked),
-            uncompressed_steps=self.uncompressed,
-        )
+        given: dict[str, Any] = {key: getattr(self, name) for key, name in COMPRESSION.items()}
+        rate = {"outer_learning_rate": self.outer_rate or "packets", "momentum_masking": bool(self.masked)}
+        return Compression(**given | rate)
 
     def training(self, rate: float, seed: int, steps: int) -> Training:
-        betas = {"adam_beta1": self.beta1, "adam_beta2": self.beta2}
-        optim = {"optim": self.optim, "momentum": self.matrix_momentum}
-        return Training(learning_rate=rate, seed=seed, max_steps=steps, **betas, **optim)
+        given: dict[str, Any] = {key: getattr(self, name) for key, name in TRAINING.items()}
+        return Training(learning_rate=rate, seed=seed, max_steps=steps, **given)
 
 
 @dataclass(frozen=True)

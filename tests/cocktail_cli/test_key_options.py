@@ -23,6 +23,9 @@ ROOT = get_command(app)
         ("--packing --seed 3", "packing=true seed=3"),
         ("--bf16 True --packing False", "bf16=true packing=false"),
         ("--no-packing", "packing=false"),
+        ("--lora --seed 3", "lora=true seed=3"),
+        ("--use-peft", "lora=true"),
+        ("--no-dpo", "dpo=false"),
         ("--max-samples 9", "max_samples=9"),
         ("--load_in_4bit --peers 2", "load_in_4bit=true --peers 2"),
     ],
@@ -61,7 +64,7 @@ def test_an_option_of_the_command_may_be_written_with_underscores() -> None:
         ("--otput-dir x", "no such option: --otput-dir", "did you mean --output-dir?"),
         ("--lr 1", "no such option: --lr", "cocktail calls this training.learning_rate"),
         ("--r 8", "no such option: --r", "cocktail calls this lora.lora_r"),
-        ("--use_peft", "no such option: --use_peft", "cocktail calls this lora"),
+        ("--bits 2", "no such option: --bits", "cocktail calls this compression.quant_bits"),
         ("--dataset_name x", "no such option: --dataset_name", "cocktail calls this --data"),
         ("--zzzzzz", "no such option: --zzzzzz", "the keys of a recipe: cocktail recipes schema"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import torch
 
 from recipes.config import Compression, Training
 from recipes.training import learning_rate
-from scripts.study.cells import Cell, read, setting_of, setting_text
+from scripts import ROOT
+from scripts.study.cells import Cell, read, setting_of, setting_text, shipped
 from scripts.study.eigenbasis import FixedEigenbasis
 from scripts.study.model import Models
 from scripts.study.plan import (
@@ -24,13 +26,16 @@ from scripts.study.plan import (
     TABLES,
     WIDE,
     best_rate,
+    losses,
     missing,
+    row_named,
 )
 from scripts.study.run import QUICK, run
 from scripts.study.tables import markdown, optimizers
 from scripts.study.train import (
     Outcome,
     Setting,
+    Size,
     Swarm,
     backward,
     base,
@@ -134,8 +139,29 @@ def test_a_setting_is_written_as_it_is_changed() -> None:
     text = "peers=8,keep=0.05,bits=2"
 
     assert setting_text(setting_of(text)) == text
-    with pytest.raises(ValueError, match="'kep=1': expected one of peers, sample, keep"):
+    with pytest.raises(ArgumentTypeError, match="'kep=1': expected one of peers, sample, keep"):
         setting_of("kep=1")
+
+
+def test_a_setting_may_have_the_names_of_a_recipe() -> None:
+    of_recipe = "random_ratio=0.113,quant_bits=2,outer_learning_rate=packets,own_noise=0"
+
+    assert setting_of(of_recipe) == row_named("cocktail").setting
+
+
+def test_each_row_of_the_readme_is_found_by_its_name_and_has_a_measured_rate() -> None:
+    table = (ROOT / "README.md").read_text().partition("What does the model lose?")[2].partition("<!--")[0]
+    names = [
+        line[2:].split(" | ")[0] for line in table.splitlines() if line.startswith("| p") or "LoCo" in line
+    ]
+    rows = [row_named(name) for name in names]
+
+    assert len(names) > 5
+    assert [row.name for row in rows] == names
+    assert all(losses(shipped(Size()), row.setting) for row in rows)
+    assert row_named("cocktail-thin").name in names
+    with pytest.raises(ArgumentTypeError, match="which row is"):
+        row_named("p=.04")
 
 
 def test_the_plan_finds_each_rows_best_rate_and_ends() -> None:

@@ -51,7 +51,7 @@ def run_status(rounds: Rounds, now: float) -> dict[str, Any]:
         "grad_norm": history.grad_norm,
         "samples": rounds.leases.counted,
         "tokens": history.tokens,
-        "tokens_per_s": round(history.tokens / elapsed, 1),
+        "tokens_per_s": round(rounds.rates(now)[1], 1),
         "checkpoint": history.snapshots[-1].round if history.snapshots else None,
         "eta_s": None if eta is None else round(eta),
     } | {key: of for one in rounds.extensions for key, of in one.status().items()}

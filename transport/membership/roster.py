@@ -178,7 +178,8 @@ class Roster:
         departure = Departure(session, traffic, "done" if self.quiet else how, reason)
         self._out.add(do.Forget(session.id, session.origin, session.recorded))
         self.gone.pop(session.name, None)
-        self.gone = dict([*self.gone.items(), (session.name, departure)][-KEPT:])
+        if session.recorded or departure.how != "left":  # who leaves before any work has only looked
+            self.gone = dict([*self.gone.items(), (session.name, departure)][-KEPT:])
         if not self.quiet:
             self._out.tell(events.PeerLeft(0.0, session.name, reason, returned, session.handoff, how))
 

@@ -116,7 +116,8 @@ class Rounds:
         self._deadline, self._balancer = StragglerDeadline(self._longest), LoadBalancer()
         self._opened_at: dict[int, float] = {}  # of the newest rounds
         self._started = now
-        self._pace = deque[tuple[float, int]](maxlen=PACE)  # (time, samples counted) at the last commits
+        # (time, samples and tokens counted) at the last commits
+        self._pace = deque[tuple[float, int, int]](maxlen=PACE)
         self._stop_at: float | None = None  # when a stop no longer waits for the exchange
         self._stop_reason, self._paused = "", False
         self._waiting_since = self._idle_since = self._ticked = self._hold_until = now
@@ -752,7 +753,7 @@ class Rounds:
         for name, why in sorted(done.impossible.items()):
             self._out.warn(f"reports what cannot be: {why}", name)
         steps, counted = self.settings.steps, self.leases.counted
-        self._pace.append((now, counted))
+        self._pace.append((now, counted, self.history.tokens))
         told = replace(
             event,
             step=self.step,
@@ -895,14 +896,20 @@ class Rounds:
         """Return the seconds since this hub started."""
         return max(1e-9, now - self._started)
 
-    def eta_s(self, now: float) -> float | None:
-        """Estimate the seconds to the end from the last commits; None before there are two of them."""
+    def rates(self, now: float) -> tuple[float, float]:
+        """Return the samples and tokens a second of the last commits; 0 before there are two of them."""
         if len(self._pace) < 2:
-            return None
-        (began, first), (ended, last) = self._pace[0], self._pace[-1]
+            return 0.0, 0.0
+        (began, samples, tokens), (ended, *last) = self._pace[0], self._pace[-1]
         mean = (ended - began) / (len(self._pace) - 1)
-        span = max(ended - began, now - mean - began)  # a round that takes longer than the mean counts
-        return (self.settings.samples - last) * span / max(1, last - first)
+        # a round that takes longer than the mean counts
+        span = max(ended - began, now - mean - began, 1e-9)
+        return max(1, last[0] - samples) / span, (last[1] - tokens) / span
+
+    def eta_s(self, now: float) -> float | None:
+        """Estimate the seconds to the end at the rate of the last commits; None: it is not known."""
+        rate, _ = self.rates(now)
+        return (self.settings.samples - self._pace[-1][1]) / rate if rate else None
 
     def _enter(self, phase: Phase) -> None:
         assert phase in PHASES[self.phase], f"{self.phase} -> {phase}"

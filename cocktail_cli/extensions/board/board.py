@@ -126,13 +126,14 @@ class Board:
     steps: int = 0
     tokens: int = 0
     samples: int = 0
-    tokens_per_s: float = 0.0  # over the whole run, as its hub says; 0: unknown
+    tokens_per_s: float = 0.0  # of late, as the hub says; 0: unknown
     losses: list[tuple[float, float]] = field(default_factory=list)  # (step, loss), by step
     evals: dict[int, float] = field(default_factory=dict)  # step -> held-out loss
     numbers: dict[str, Any] = field(default_factory=dict)  # of step_numbers, the newest of each
     ends: float = 0.0  # monotonic time by the hub's newest estimate; 0: unknown
     moved: float = 0.0  # bytes exchanged so far, both ways, all members; downloads of joiners excluded
-    full: float = 0.0  # bytes that FP16 would have taken
+    carried: float = 0.0  # of these in rounds whose packets moved something
+    full: float = 0.0  # bytes that FP16 would have taken in these
     over: bool = False  # nothing more will come: there are no keys to press
     state: str = "starting"
     progress: events.Progressed | None = None
@@ -198,6 +199,7 @@ class Board:
         members = event.ratio_up.keys() | event.ratio_down.keys()
         moved = sum(up.get(peer, 0) + down.get(peer, 0) - fetched.get(peer, 0) for peer in members)
         self.moved, self.full = self.moved + moved, self.full + event.ratio_fp16 * moved
+        self.carried += moved if event.ratio_fp16 else 0
         now = time.monotonic()
         for name in members:  # not those that are still joining, whose bytes are counted too
             row = self.peers.setdefault(name, PeerRow())
@@ -292,15 +294,14 @@ class Board:
         wait = wait or 0.0
         split = f" = compute {compute:.1f} + wait {wait:.1f} + sync {sync:.1f}" if compute else ""
         whole = max(step or 0.0, (compute or 0.0) + wait)  # a step may begin before its round
-        speed = sum(rates[0] for peer in self.peers.values() if (rates := peer.rates())) or self.tokens_per_s
-        ratio = self.full / (self.moved or 1.0)
-        saved = f"{megabytes(self.full - self.moved)} saved, {ratio:.0f}x below FP16"
+        ratio = self.full / (self.carried or 1.0)
+        saved = f"{megabytes(self.full - self.carried)} saved, {ratio:.0f}x below FP16"
         said = [
             f"loss [cyan]{self.losses[-1][1]:.3f}[/]" if self.losses else "",
             evals,
             "" if lr is None else f"lr {lr:.1e}",
             "" if grad is None else f"grad {grad:.2f}",
-            f"{short(speed)} tok/s" if speed else "",
+            f"{short(self.tokens_per_s)} tok/s" if self.tokens_per_s else "",
             f"{short(self.tokens)} tokens" if self.tokens else "",
             counted(self.samples, "sample") if self.samples else "",
             f"step {whole:.1f} s{split}" if step else "",

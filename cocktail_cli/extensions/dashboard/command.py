@@ -20,7 +20,8 @@ from cocktail_cli import options
 from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import LifeLine
-from cocktail_cli.machine import RunRecord, load_run, reread_run, the_run_going_on
+from cocktail_cli.installation import command_elsewhere
+from cocktail_cli.machine import load_run, reread_run, the_run_going_on
 from cocktail_cli.options import Json, Quiet, RunArgument, flag, value
 from cocktail_cli.ui import MARK, say, say_json, say_own, showable, text_chart
 from cocktail_cli.volunteer import read_url
@@ -28,6 +29,8 @@ from cocktail_cli.volunteer import read_url
 if TYPE_CHECKING:
     from .report_page import Document
     from .run_history import RunHistory
+
+    Look = Callable[[], Sequence[RunHistory]]
 
 FILE, COMPARISON = "report.html", "comparison.html"
 
@@ -160,7 +163,7 @@ def dashboard(
     runs: Annotated[
         list[str] | None,
         options.argument(
-            "[RUN_URL|RUN]...",
+            "RUN_URL|RUN",
             "Default: the run that goes on here. @FILE, -: the URL from a file or stdin.",
             run_names,
             show_default=False,
@@ -179,7 +182,8 @@ def dashboard(
     """Show a run as a page in the browser, until Ctrl-C. Works offline, also when the run is over.
 
     Prints the address. The key after its # makes the page show the join line too; without it the page is
-    read-only. From elsewhere: ssh -L 29480:127.0.0.1:29480 HOST, then open it at home.
+    read-only. Its /metrics are for Prometheus. From elsewhere: ssh -L 29480:127.0.0.1:29480 HOST, then open
+    it at home.
 
     Examples: cocktail dashboard
     cocktail dashboard amber-otter-42 --port 8000
@@ -212,9 +216,9 @@ def dashboard(
             asyncio.run(PageServer(page).serve(sock))
 
 
-def page_source(runs: list[str]) -> tuple[Callable[[], Document], Callable[[], str]]:
-    """Return functions for the page of a run, or of several compared, and for the join line of one."""
-    from .report_page import check_comparable, page_of
+def page_source(runs: list[str]) -> tuple[Look, Callable[[], str]]:
+    """Return functions that read a run, or several to be compared, and the lines by which one is joined."""
+    from .report_page import check_comparable
 
     if sum(run.startswith("cocktail:") or run == "-" for run in runs) > 1:
         hint = "the others as @FILE: what is typed can be read by every user of this machine"
@@ -224,7 +228,7 @@ def page_source(runs: list[str]) -> tuple[Callable[[], Document], Callable[[], s
     looks, (join_line, *others) = [look for look, _ in sources], [line for _, line in sources]
     if others:
         check_comparable([look().about.run for look in looks])
-    return lambda: page_of([look() for look in looks]), (lambda: "") if others else join_line
+    return lambda: [look() for look in looks], (lambda: "") if others else join_line
 
 
 def source_of(run: str | None) -> tuple[Callable[[], RunHistory], Callable[[], str]]:
@@ -245,13 +249,18 @@ def source_of(run: str | None) -> tuple[Callable[[], RunHistory], Callable[[], s
 
         remote = RemoteReader(run)
         remote.watch()
-        return remote.look, lambda: f"cocktail join {run}"
+        return remote.look, lambda: invitation(run)
     record = load_run(run)
     reader = RunFolderReader(record)
     reader.look()  # an unreadable run is found now
-    return reader.look, lambda: invitation(reread_run(record))
+
+    def invite() -> str:
+        now = reread_run(record)  # the host may have rotated its token
+        return invitation(now.url) if now.state == "running" else ""
+
+    return reader.look, invite
 
 
-def invitation(record: RunRecord) -> str:
-    """Return the current join line: the host may have rotated its token."""
-    return f"cocktail join {record.url}" if record.state == "running" else ""
+def invitation(url: str) -> str:
+    """Return the lines that install cocktail, where a public address of it is known, and join a run."""
+    return "\n".join(filter(None, (command_elsewhere(), f"cocktail join {url}")))

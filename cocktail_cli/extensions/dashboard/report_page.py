@@ -5,8 +5,8 @@ A pure function of a `RunHistory`: two documents of an unchanged run are equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import accumulate
 from math import isfinite
@@ -14,10 +14,10 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.foreign_text import paragraphs, readable
+from cocktail_cli.foreign_text import one_line, paragraphs, readable
 from cocktail_cli.ui import counted, duration_text, megabytes, short, time_left_text, timestamp
 
-from .run_history import Contribution, Presence, Round, RunHistory
+from .run_history import Contribution, Presence, Round, RunHistory, flattened
 
 PEERS = 200  # peers in a table by name
 CROSSES = 200  # crosses for one peer: rounds without it
@@ -39,6 +39,7 @@ STATES = {
 }
 
 Point = tuple[float, float]
+Bar = dict[str, Any]
 Kind = Literal["p", "ending", "code", "figures", "table", "sample", "bars", "chart"]  # see DRAW of page.js
 Block = tuple[Kind, Any]  # "p" is a sentence with `code`
 Document = dict[str, Any]
@@ -51,9 +52,6 @@ def page_of_one(c: RunHistory) -> Document:
         seen = {name: [(getattr(r, x), of(r)) for r in c.rounds] for name, of in curves.items()}
         points = {name: [(at, y) for at, y in values if y is not None] for name, values in seen.items()}
         return chart(title, points, x)
-
-    def ratio(r: Round) -> float | None:
-        return r.ratio(c.about.parameters)
 
     sub = f"cocktail · recipe {c.about.recipe}" if c.about.recipe else "cocktail"
     versions = ", ".join(f"{name} {found}" for name, found in c.about.versions.items())
@@ -69,7 +67,7 @@ def page_of_one(c: RunHistory) -> Document:
         "Learning rate": over("step", "Learning rate", {"learning rate": lambda r: r.lr}),
         "Gradient norm": over("step", "Gradient norm", {"before clipping": lambda r: r.grad_norm}),
         "Bytes": over("round", "Bytes of a peer", up_down),
-        "Below FP16": over("round", "Times fewer bytes than FP16", {"times fewer bytes": ratio}),
+        "Below FP16": over("round", "Times fewer bytes than FP16", {"times fewer bytes": lambda r: r.ratio}),
         "Waiting": over("round", "Share of a step spent waiting", {"share of a step": lambda r: r.idle}),
         **{
             title: [made for kind, given in blocks for made in drawn(kind, given)]
@@ -180,34 +178,55 @@ def utc(seconds: float) -> str:
 # ---- figures -----------------------------------------------------------------------------------------------
 
 
+# label on the page -> name in OpenMetrics, a counter's with `_total`; its words; its value of a run, if known
+FIGURES: dict[str, tuple[str, Callable[[float], str], Callable[[RunHistory], float | None]]] = {
+    "left": ("left_seconds", time_left_text, lambda c: time_left(c) if c.state == "running" else None),
+    "loss": ("loss", "{:.4f}".format, lambda c: last(loss for _, loss in c.losses)),
+    "held-out": ("held_out_loss", "{:.4f}".format, lambda c: last(one.loss for one in c.evaluations)),
+    "tokens/s": ("tokens_per_second", short, lambda c: c.recent_speed if c.speeds else None),
+    "tokens": ("tokens_total", short, lambda c: sum(r.tokens for r in c.rounds) or None),
+    "learning rate": ("learning_rate", "{:.2g}".format, lambda c: last(r.lr for r in c.rounds)),
+    "gradient norm": ("gradient_norm", "{:.2f}".format, lambda c: last(r.grad_norm for r in c.rounds)),
+    "peers now": ("peers", "{:,}".format, lambda c: len(c.present)),
+    "peers in all": ("peers_in_all", "{:,}".format, lambda c: len(participants(c))),
+    "sent by peers": ("sent_bytes_total", megabytes, lambda c: sum(r.up for r in c.rounds) or None),
+    "below FP16": ("below_fp16", "{:,.0f}x".format, lambda c: ratio_of(c)),
+    "idle": ("idle_ratio", "{:.1%}".format, lambda c: idle_of(c.rounds)),
+}
+
+
 def figures(c: RunHistory) -> dict[str, str]:
     """Format the key figures by name."""
-    best, left = c.best, time_left(c) if c.state == "running" else None
-    tokens, sent = sum(r.tokens for r in c.rounds), sum(r.up for r in c.rounds)
+    known = {label: (text, of(c)) for label, (_, text, of) in FIGURES.items()}
     return {
         "state": "no answer" if c.state == "unreachable" else c.state,
         "step": f"{c.step:,} / {c.steps:,}",
-        "loss": last("{:.4f}", [loss for _, loss in c.losses]),
-        "held-out": last("{:.4f}", [loss for _, loss in evaluations(c)]),
-        "best": f"{best.loss:.4f} at {best.step:,}" if best else UNSET,
-        "tokens/s": short(c.recent_speed) if c.speeds else UNSET,
-        "tokens": short(tokens) if tokens else UNSET,
-        "learning rate": last("{:.2g}", [r.lr for r in c.rounds]),
-        "gradient norm": last("{:.2f}", [r.grad_norm for r in c.rounds]),
-        "peers now": f"{len(c.present)}",
-        "peers in all": f"{len(participants(c)):,}",
-        "sent by peers": megabytes(sent) if sent else UNSET,
-        "below FP16": last("{:,.0f}x", [ratio_of(c)]),
-        "idle": last("{:.1%}", [idle_of(c.rounds)]),
+        **{label: UNSET if value is None else text(value) for label, (text, value) in known.items()},
+        "best": f"{c.best.loss:.4f} at {c.best.step:,}" if c.best else UNSET,
         **{name: figure for part in c.of_extensions for name, figure in part.figures.items()},
         "took": duration_text(duration(c)),
-        "left": UNSET if left is None else time_left_text(left),
     }
 
 
-def last(form: str, values: Sequence[float | None]) -> str:
-    """Format the last value that is known."""
-    return next((form.format(value) for value in reversed(values) if value is not None), UNSET)
+def metrics_of(runs: Sequence[RunHistory]) -> str:
+    """Write the figures of runs in the text format of OpenMetrics, those that are known."""
+    lines = list[str]()
+    found: dict[str, Callable[[RunHistory], float | None]] = {
+        "step": lambda c: c.step,
+        "steps": lambda c: c.steps,
+        "running": lambda c: c.state == "running",
+    }
+    for name, of in (found | {name: of for name, _, of in FIGURES.values()}).items():
+        family, kind = name.removesuffix("_total"), "counter" if name.endswith("_total") else "gauge"
+        lines.append(f"# TYPE cocktail_{family} {kind}")
+        named = ((json.dumps(one_line(c.about.run), ensure_ascii=False), of(c)) for c in runs)
+        lines += [f"cocktail_{name}{{run={run}}} {+value}" for run, value in named if value is not None]
+    return "\n".join([*lines, "# EOF\n"])
+
+
+def last(values: Iterable[float | None]) -> float | None:
+    """Return the last value that is known."""
+    return next((value for value in reversed([*values]) if value is not None), None)
 
 
 def time_left(c: RunHistory) -> float | None:
@@ -223,9 +242,8 @@ def duration(c: RunHistory) -> float:
 
 def ratio_of(c: RunHistory) -> float | None:
     """Compute the compression ratio against FP16 over all rounds whose bytes are known."""
-    known = [r for r in c.rounds if r.up + r.down]
-    full = sum(r.fp16(c.about.parameters) for r in known)
-    return full / sum(r.up + r.down for r in known) if full else None
+    known = [r for r in c.rounds if r.ratio]
+    return sum(r.fp16 for r in known) / sum(r.up + r.down for r in known) if known else None
 
 
 def idle_of(rounds: Sequence[Round] | Sequence[Contribution]) -> float | None:
@@ -241,13 +259,15 @@ def chart(
 ) -> list[Block]:
     """Describe the curves that have finite points: a column of x, then one for each of them.
 
-    The y axis begins at 0 with `zero`, but is logarithmic where values lie far apart.
+    The y axis begins at 0 with `zero`, but is logarithmic where values lie far apart. So is that of x where
+    the curves end far apart.
     """
     finite = {name: [one for one in points if isfinite(one[1])] for name, points in curves.items()}
     shown = {name: points for name, points in finite.items() if points}
     columns = [dict(downsample(points)) for points in shown.values()]
     xs = sorted({x for column in columns for x in column})
     ys = [y for column in columns for y in column.values()]
+    ends = [max(column) for column in columns]
     made = {
         "title": f"{title} by {x}"
         + " (neighbours averaged)" * any(len(one) > MOST for one in shown.values()),
@@ -256,6 +276,7 @@ def chart(
         "columns": [xs, *([column.get(x) for x in xs] for column in columns)],
         "zero": zero,
         "log": bool(ys) and min(ys) > 0 and max(ys) > WIDE * median(ys),
+        "logX": bool(xs) and xs[0] > 0 and max(ends) > WIDE * min(ends),
     }
     return [("chart", made)] if shown else []
 
@@ -286,35 +307,29 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
     return [("table", {"title": title, "head": head, "rows": rows})] if rows else []
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A time of a peer in the run, or a round without it."""
-
-    start: float  # seconds since the start
-    wide: float
-    title: str
-    look: Literal["", "pale", "cross"] = ""  # CSS class
-
-
 def timeline(c: RunHistory) -> list[Block]:
     """Describe when each peer was present, with the rounds that went on without it."""
     start, bars = c.started or 0.0, dict[str, list[Bar]]()
-    for stay in c.stays:
+    did = {one.peer for one in participants(c)}
+    stays = [
+        one for one in c.stays if one.peer in did or one.ready or not one.left
+    ]  # others have only looked
+    for stay in stays:
         bars.setdefault(stay.peer, []).extend(bars_of(stay, start, c.seen or 0.0))
-    stop = max((bar.start + bar.wide for row in bars.values() for bar in row), default=0.0) or 1.0
+    stop = max((bar["start"] + bar["wide"] for row in bars.values() for bar in row), default=0.0) or 1.0
     missed = [(peer, r) for r in c.rounds for peer in r.left_out if peer in bars]
     for peer, r in missed[-CROSSES:]:
-        bars[peer].append(Bar(r.at - start, 0.0, f"round {r.round} without it", "cross"))
+        bars[peer].append(bar_of(r.at - start, 0.0, f"round {r.round} without it", "cross"))
     made = {
         "title": "Peers over time; pale while they fetch the model, a cross where one was late or refused",
         "said": f"{len(bars)} peers came, {len(c.present)} are there",
-        "rows": {peer: [asdict(bar) for bar in row] for peer, row in [*bars.items()][:ROWS]},
+        "rows": dict([*bars.items()][:ROWS]),
         "left": max(0, len(bars) - ROWS),
         "stop": stop,
         "ticks": [time_left_text(stop * n / 4) for n in range(5)],
         "stays": [
             [one.peer, utc(one.joined), utc(one.left) if one.left else "", one.reason]
-            for one in c.stays[: -PEERS - 1 : -1]
+            for one in stays[: -PEERS - 1 : -1]
         ],
     }
     return [("bars", made)] if bars else []
@@ -325,9 +340,15 @@ def bars_of(stay: Presence, start: float, end: float) -> Iterator[Bar]:
     gone = f"left {utc(stay.left)}: {stay.reason}" if stay.left else "still there"
     joined, ready, left = (max(0.0, (at or end) - start) for at in (stay.joined, stay.ready, stay.left))
     if stay.ready is not None:
-        yield Bar(joined, ready - joined, f"fetched the model until {utc(stay.ready)}", "pale")
+        yield bar_of(joined, ready - joined, f"fetched the model until {utc(stay.ready)}", "pale")
         joined = ready
-    yield Bar(joined, max(0.0, left - joined), f"joined {utc(stay.joined)}, {gone}")
+    yield bar_of(joined, max(0.0, left - joined), f"joined {utc(stay.joined)}, {gone}")
+
+
+def bar_of(start: float, wide: float, title: str, look: str = "") -> Bar:
+    """Describe a time of a peer in the run, or a round without it, in seconds since the start. `look`: its
+    CSS class."""
+    return {"start": start, "wide": wide, "title": title, "look": look}
 
 
 def contributors(c: RunHistory) -> list[Block]:
@@ -339,7 +360,7 @@ def contributors(c: RunHistory) -> list[Block]:
         "samples": lambda one: f"{one.samples:,}",
         "rounds": lambda one: f"{one.rounds:,}",
         "left out": lambda one: f"{one.left_out:,}",
-        "idle": lambda one: last("{:.1%}", [idle_of([one])]),
+        "idle": lambda one: UNSET if (idle := idle_of([one])) is None else f"{idle:.1%}",
         "sent": lambda one: megabytes(one.up_bytes),
         "received": lambda one: megabytes(one.down_bytes),
     }
@@ -371,10 +392,11 @@ def page_of(runs: Sequence[RunHistory]) -> Document:
     """Describe one run, or two to RUNS beside each other."""
     if len(runs) == 1:
         return page_of_one(runs[0])
-    names = [c.about.run for c in runs]
+    names, different = [c.about.run for c in runs], differing_keys(runs)
+    labels = labels_of(names, different)
 
     def curves(of: Callable[[RunHistory], list[Point]]) -> dict[str, list[Point]]:
-        return dict(zip(names, map(of, runs), strict=True))
+        return dict(zip(labels, map(of, runs), strict=True))
 
     columns = [figures(c) for c in runs]
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
@@ -383,8 +405,9 @@ def page_of(runs: Sequence[RunHistory]) -> Document:
         "Held-out loss": chart("Held-out loss", curves(evaluations), zero=False),
         "Loss by bytes": chart("Loss", curves(losses_by_bytes), "bytes of all peers", zero=False),
         "Tokens a second": chart("Tokens a second", curves(lambda c: c.speeds)),
-        "Figures": table("How they ended, or are now", ["", *names], rows),
-        "Recipes": recipe_differences(runs),
+        "Figures": table("How they ended, or are now", ["", *labels], rows),
+        "Recipes": table("Keys that differ; all others are the same", ["key", *names], different)
+        or [("p", SAME if all(c.about.recipe_text for c in runs) else "Not every recipe is known here.")],
     }
     title = " and ".join(names)
     return document(title, f"{title}, compared", "cocktail · compared", sections)
@@ -396,21 +419,38 @@ def losses_by_bytes(c: RunHistory) -> list[Point]:
     return [(at, r.loss) for at, r in zip(exchanged, c.rounds, strict=True) if at and r.loss is not None]
 
 
-def recipe_differences(runs: Sequence[RunHistory]) -> list[Block]:
-    """Describe the recipe keys that differ, with their values; base and data by their hashes."""
+SAME = "The recipes, the base models and the data are the same."
+NAMING = "compression.preset"  # the key that says most of a run
+
+
+def differing_keys(runs: Sequence[RunHistory]) -> list[list[str]]:
+    """List the recipe keys that differ, each with its values; base and data by their hashes."""
     if not all(c.about.recipe_text for c in runs):
-        return [("p", "Not every recipe is known here.")]
+        return []
     of_runs = [keys_of(c) for c in runs]
     names = dict.fromkeys(name for keys in of_runs for name in keys)
-    rows = [[name, *(keys.get(name, UNSET) for keys in of_runs)] for name in names]
-    different = [row for row in rows if len(set(row[1:])) > 1]
-    head = ["key", *(c.about.run for c in runs)]
-    found = table("Keys that differ; all others are the same", head, different)
-    return found or [("p", "The recipes, the base models and the data are the same.")]
+    rows = [
+        [
+            name,
+            *(keys.get(name) or c.about.keys.get(name, UNSET) for keys, c in zip(of_runs, runs, strict=True)),
+        ]
+        for name in names
+    ]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def labels_of(names: Sequence[str], different: Sequence[Sequence[str]]) -> list[str]:
+    """Name runs by the key that tells most of them apart, if they differ in one: `diloco, calm-lynx-56`."""
+    rows = [row for row in different if "." in row[0] and not row[0].startswith("checkpoint")]
+    if not rows:
+        return [*names]
+    key, *values = max(rows, key=lambda row: (row[0] == NAMING, len(set(row[1:]))))
+    what = "" if key == NAMING else key.rpartition(".")[2] + "="
+    return [f"{what}{value}, {name}" for value, name in zip(values, names, strict=True)]
 
 
 def keys_of(c: RunHistory) -> dict[str, str]:
-    """Flatten a recipe to dotted keys."""
+    """Flatten the keys that a recipe sets to dotted ones."""
     import yaml
 
     keys = dict(flattened("", yaml.safe_load(c.about.recipe_text) or {}))
@@ -419,14 +459,3 @@ def keys_of(c: RunHistory) -> dict[str, str]:
         "sha256 of the data, and how much is trained": c.about.data_sha256,
     }
     return keys | {name: value[:16] for name, value in hashes.items() if value}
-
-
-def flattened(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from flattened(f"{path}.{name}" if path else str(name), inner)
-    elif isinstance(value, list) and any(isinstance(one, dict) for one in value):
-        for number, inner in enumerate(value):
-            yield from flattened(f"{path}.{number}", inner)
-    else:
-        yield path, str(value)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -18,13 +18,12 @@ from typing import Any
 from cocktail_cli.assembly import PageBlocks, ask_status, page_parts, recipe_type, url_to_dial
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import RunRecord, reread_run
-from cocktail_cli.ui import events
+from cocktail_cli.ui import FP16, events
 
-BYTES_FP16 = 2  # bytes of one parameter
 MEASURED = ("up_bytes", "down_bytes", "fetched_bytes", "compute_s", "wait_s")  # of a peer, by its events
 STAYS = 2000  # presences remembered; the oldest are dropped first
 WINDOW = 5  # rounds that a point of the curve of speed is averaged over
-LATELY = 20  # rounds of the figure of speed
+LATELY = 32  # rounds of the figure of speed, as a hub's
 QUIET = 30.0  # seconds without news, until a run's hub is looked for
 TIMEOUT = 5.0  # seconds to wait for a hub's answer
 EVERY = 2.0  # seconds between two questions to it
@@ -45,9 +44,9 @@ class Round:
     left_out: tuple[str, ...] = ()  # members whose packet was late, or refused
     up: int = 0  # bytes exchanged, all members to the hub; 0: not known
     down: int = 0  # excludes downloads before members were ready
+    fp16: float = 0.0  # bytes that FP16 would have taken; 0: unknown, or its packets moved nothing
     compute_s: float = 0.0  # seconds of their last steps
     wait_s: float = 0.0  # seconds their devices then waited for the exchange
-    local_steps: int = 1  # optimizer steps: FP16 would have been sent as often
     tokens: int = 0  # trained tokens that it counted
     lr: float | None = None  # learning rate; None: unknown
     grad_norm: float | None = None  # before clipping, median over the peers
@@ -58,15 +57,11 @@ class Round:
         whole = self.compute_s + self.wait_s
         return self.wait_s / whole if whole > 0 else None
 
-    def fp16(self, parameters: int) -> int:
-        """Bytes that all parameters take in FP16, both ways."""
-        return 2 * BYTES_FP16 * parameters * len(self.members) * self.local_steps
-
-    def ratio(self, parameters: int) -> float | None:
+    @property
+    def ratio(self) -> float | None:
         """Compression ratio: bytes in FP16 over bytes exchanged."""
         moved = self.up + self.down
-        full = self.fp16(parameters)
-        return full / moved if moved and full else None
+        return self.fp16 / moved if moved and self.fp16 else None
 
 
 @dataclass(frozen=True)
@@ -119,6 +114,7 @@ class About:
     recipe: str = ""  # the recipe's name
     recipe_hash: str = ""
     recipe_text: str = ""  # YAML, without paths of the host's machine
+    keys: Mapping[str, str] = field(default_factory=dict)  # defaults by dotted key, where the text is silent
     model: str = ""
     data: tuple[str, ...] = ()
     method: str = ""  # "Full fine-tune", "LoRA adapters"
@@ -232,7 +228,7 @@ class RunFolderReader:
         self.read_ledger()
         self.know(
             state=self.state(time.time()),
-            step=self.rounds[-1].step if self.rounds else 0,
+            step=max(self.record.steps, self.rounds[-1].step if self.rounds else 0),  # the last may end later
             rounds=tuple(self.rounds),
             contributions=ranked(self.by_peer),
         )
@@ -271,7 +267,8 @@ class RunFolderReader:
         self.know(evaluations=tuple(Evaluation(e.step, e.loss) for e in found))
         for row in rows:
             left_out = tuple(sorted(set(row.members) - set(row.accepted)))
-            seconds = max(0.0, row.committed - row.opened)
+            gap = row.opened - self.rounds[-1].at if self.rounds else 0.0  # below 0: they overlap
+            seconds = max(0.0, row.committed - row.opened + (gap if gap < QUIET else 0.0))
             told = Round(row.round, row.step, row.committed, seconds, row.loss, row.members, left_out)
             self.rounds.append(replace(told, tokens=row.tokens))
             self.saw(row.committed, since=row.opened)
@@ -347,13 +344,15 @@ class RunFolderReader:
             for peer, value in by_peer.items():
                 self.add(peer, **{name: value})
         up, down, fetched, compute, wait = sums.values()
+        sent = sum(up.get(peer, 0) for peer in had.members)
+        received = sum(down.get(peer, 0) - fetched.get(peer, 0) for peer in had.members)
         self.rounds[had.round] = replace(
             had,
-            up=sum(up.get(peer, 0) for peer in had.members),
-            down=sum(down.get(peer, 0) - fetched.get(peer, 0) for peer in had.members),
+            up=sent,
+            down=received,
+            fp16=event.get("ratio_fp16", 0.0) * (sent + received),
             compute_s=sum(compute.values()),
             wait_s=sum(wait.values()),
-            local_steps=event.get("local_steps", 1),
             lr=event.get("lr"),
             grad_norm=event.get("grad_norm"),
         )
@@ -456,9 +455,9 @@ class RemoteReader:
             left_out=tuple(one.peer for one in in_it if one.left_out),
             up=sum(one.up_bytes for one in in_it) // many,
             down=sum(one.down_bytes - one.fetched_bytes for one in in_it) // many,
+            fp16=2.0 * FP16 * known.about.parameters * len(in_it) * answer["local_steps"],
             compute_s=sum(one.compute_s for one in in_it) / many,
             wait_s=sum(one.wait_s for one in in_it) / many,
-            local_steps=answer["local_steps"],
             grad_norm=answer.get("grad_norm"),
             tokens=max(0, answer.get("tokens", 0) - before.get("tokens", 0)) // many,
         )
@@ -473,6 +472,18 @@ def about(record: RunRecord) -> About:
     return with_recipe(known, text.read_text(encoding="utf-8")) if text.exists() else known
 
 
+def flattened(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the dotted keys of a recipe's values, each with its value in words."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from flattened(f"{path}.{name}" if path else str(name), inner)
+    elif isinstance(value, list) and any(isinstance(one, dict) for one in value):
+        for number, inner in enumerate(value):
+            yield from flattened(f"{path}.{number}", inner)
+    else:
+        yield path, "-" if value is None else str(value)
+
+
 def with_recipe(known: About, text: str) -> About:
     """Add what a recipe's JSON text says; a recipe of another version of the program adds nothing."""
     import yaml
@@ -484,10 +495,15 @@ def with_recipe(known: About, text: str) -> About:
         recipe = recipe_from_json(text, recipe_type)
     except InputError:
         return known
+    text = yaml.safe_dump(published_recipe(recipe), sort_keys=False, allow_unicode=True)
+    values, given = (
+        dict(flattened("", recipe.model_dump(mode="json", exclude_defaults=one))) for one in (False, True)
+    )
     return replace(
         known,
         recipe=recipe.name,
-        recipe_text=yaml.safe_dump(published_recipe(recipe), sort_keys=False, allow_unicode=True),
+        recipe_text=text,
+        keys={key: value for key, value in values.items() if key not in given},
         model=public_name(recipe.model.model_name_or_path),
         data=tuple(public_name(dataset.path) for dataset in recipe.datasets),
         method=method_of(recipe),

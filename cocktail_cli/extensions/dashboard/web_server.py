@@ -1,6 +1,7 @@
 """The dashboard over HTTP: what is answered to whom, and the connections that ask.
 
 - The page is static, draws the document of `/run.json`, and is read-only: it answers GET and HEAD.
+- `/metrics` has the figures of the page for Prometheus, in OpenMetrics' text.
 - Anyone who reaches it sees the run; the join line needs the page's key, from this machine.
 - Other sites cannot read it: the Host must be an address or localhost (DNS rebinding), nothing is shared
   across origins, and it loads nothing from elsewhere.
@@ -25,7 +26,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,7 +37,8 @@ import h11
 
 from cocktail_cli.errors import Failure
 
-from .report_page import Document
+from .report_page import metrics_of, page_of
+from .run_history import RunHistory
 
 PORT = 29480
 AGAIN = 1.0  # seconds between two reads of the run
@@ -53,6 +55,10 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
+}
+DRAWN: dict[str, tuple[Callable[[Sequence[RunHistory]], str], str]] = {  # of the runs, anew; type of the text
+    "/run.json": (lambda runs: json.dumps(page_of(runs)), "application/json"),
+    "/metrics": (metrics_of, "application/openmetrics-text; version=1.0.0"),
 }
 PARTS = {
     "vendor/uPlot.iife.min.js": "text/javascript",
@@ -84,19 +90,20 @@ class Page:
     """The page of a run, or of several, whose document all clients share.
 
     Args:
-        look: reads the run, or the runs, anew.
+        look: reads the runs anew.
         key: the secret that a client shows to receive the join line.
         join_line: returns the line, or "" where nobody can join.
         again: seconds between two reads of the run.
     """
 
-    look: Callable[[], Document]
+    look: Callable[[], Sequence[RunHistory]]
     key: str
     join_line: Callable[[], str]
     again: float = AGAIN
 
     def __post_init__(self) -> None:
-        self._lock, self._at, self._drawn = threading.Lock(), 0.0, ""
+        self._lock, self._at, self._runs = threading.Lock(), 0.0, tuple[RunHistory, ...]()
+        self._drawn: dict[str, str] = {}  # texts of these runs, by their paths
         self._parts = {f"/{name}": Answer(200, read_part(name), kind) for name, kind in PARTS.items()}
         self._parts["/"] = Answer(200, read_part("page.html"), "text/html")
 
@@ -105,29 +112,31 @@ class Page:
         path = target.partition("?")[0]
         if not is_own_host(headers.get("host", "")):
             return Answer(421, "Ask for this page by its address, or by localhost.")
-        if path not in ("/run.json", "/join", *self._parts):
+        if path not in ("/join", *DRAWN, *self._parts):
             return Answer(404, "There is no such part of this page.")
         if method not in ("GET", "HEAD"):
             return Answer(405, "This page can only be read.", headers={"Allow": "GET, HEAD"})
-        if path == "/run.json":
-            return self._run(headers.get("if-none-match", ""))
+        if path in DRAWN:
+            return self._draw(path, headers.get("if-none-match", ""))
         return self._parts.get(path) or self._join(headers.get("authorization", ""), client)
 
-    def _run(self, known: str) -> Answer:
+    def _draw(self, path: str, known: str) -> Answer:
         from transport.protocol import TransportError
 
         try:
             with self._lock:
-                if not self._drawn or time.monotonic() - self._at >= self.again:
-                    self._drawn, self._at = json.dumps(self.look()), time.monotonic()
-                drawn = self._drawn
+                if not self._runs or time.monotonic() - self._at >= self.again:
+                    self._runs, self._at, self._drawn = tuple(self.look()), time.monotonic(), {}
+                if path not in self._drawn:
+                    self._drawn[path] = DRAWN[path][0](self._runs)
+                drawn = self._drawn[path]
         except (TransportError, OSError) as error:
             log.warning("the run cannot be read: %s", error)
             return Answer(503, "The run cannot be read at the moment.")
         tag = f'"{hashlib.sha256(drawn.encode()).hexdigest()[:32]}"'
         if known == tag:
             return Answer(304)
-        return Answer(200, drawn, "application/json", {"ETag": tag})
+        return Answer(200, drawn, DRAWN[path][1], {"ETag": tag})
 
     def _join(self, shown: str, client: str) -> Answer:
         given, address = shown.removeprefix("Bearer "), address_of(client)
@@ -259,10 +268,10 @@ def listen(bind: str, port: int | None) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     if port is None:
-        with suppress(OSError):
-            return with_small_buffers(socket.create_server((bind, PORT), family=family))
+        with suppress(Failure):
+            return listen(bind, PORT)
     try:
-        return with_small_buffers(socket.create_server((bind, port or 0), family=family))
+        sock = socket.create_server((bind, port or 0), family=family)
     except socket.gaierror as error:
         hints = ("--bind 127.0.0.1, or another address of this machine",)
         raise Failure(
@@ -273,9 +282,6 @@ def listen(bind: str, port: int | None) -> socket.socket:
         raise Failure(
             "port_in_use", f"cannot listen on {bind}:{port}: {error.strerror}", hints=hints
         ) from error
-
-
-def with_small_buffers(sock: socket.socket) -> socket.socket:
-    """Bound what the system holds of an answer, so that a slow client is seen to read."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)  # its connections inherit it
+    # its connections inherit it: where the system holds little, a slow client is seen to read
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
     return sock

@@ -16,7 +16,7 @@ from cocktail_cli.assembly import crossing, divided
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.machine import GIB, RUNTIME, Gpu, check_trust, gpu_of, pick_device, this_machine
 from cocktail_cli.recipe_request import RecipeRequest
-from cocktail_cli.ui import counted, megabytes, say
+from cocktail_cli.ui import counted, megabytes, say, time_left_text
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
@@ -31,6 +31,7 @@ IN_FLIGHT = "compression.staleness=2"
 THIN = ((SPARSE,), (IN_FLIGHT,), (LONGER,), (IN_FLIGHT, LONGER))
 CUT = 0.3  # share of the recipe's packet below which SPARSE ends at a lower loss (recipes/LOG.md, 2026-11-26)
 ALGORITHM = "recipes/ALGORITHM.md"
+MANY = 1000  # steps of a plan whose data do not say how many they are
 ENOUGH = 0.95  # share of the time that devices compute
 # Changes that save memory, those that hurt the result most last; the first sufficient one is proposed.
 SMALLER = (
@@ -63,9 +64,6 @@ class Asked:
 
         return Machine(self.gpu.bytes, self.gpu.name != "cpu", self.gpus, self.gpu.bf16)
 
-    def load(self, *more: str) -> Recipe:
-        return self.request.load(*more)
-
     def line_with(self, hub: LinkSpeed | None, recipe: Recipe, peers: int) -> LinkSpeed:
         """Return a peer's share of its own line and the hub's, with the help of reachable peers where the
         recipe says so, or where that is faster."""
@@ -90,6 +88,7 @@ class Plan:
     steps: int | None
     hint: str = ""
     stage_line: float = 0.0  # bytes that a machine of several sends to its neighbours in a step
+    base: int = 0  # bytes of the base model's weights
 
     @property
     def fits(self) -> bool:
@@ -98,6 +97,21 @@ class Plan:
     @property
     def hours(self) -> float | None:
         return self.step.seconds * self.steps / 3600 if self.steps else None
+
+    @property
+    def disk(self) -> dict[str, dict[str, int]]:
+        """Return the bytes of a run's files at its host, and at a peer that leaves, by what they are of."""
+        from cocktail_cli.host import LEAST_LOG
+
+        step, vector, saves = self.step, 4 * self.memory.parameters, self.recipe.checkpoint
+        packets = step.packet * step.fitting * (self.steps or MANY) / step.every
+        updates = min(self.peers * packets, max(LEAST_LOG, 2 * vector) + vector)
+        models = vector * (1 + (saves.save_total_limit if saves.save_steps else 0))
+        kept = 2 * vector + self.memory.part("optimizer")
+        return {
+            "host": {"packets": round(packets), "updates": round(updates), "snapshots and model": models},
+            "peer": {"base": self.base, "checkpoint": kept},
+        }
 
     @property
     def over_hub(self) -> float:
@@ -164,12 +178,12 @@ def plan(
     Examples: cocktail plan gptj-6b-lora --gpu rtx-4090 --peers 8 --lines 20/100
     cocktail plan my.yaml max_length=2048 --micro-batch-size 4 --price 1.10
 
-    Exit 4 where it does not fit. With --json one object: {"v": 1, "recipe", "hash", "gpu",
-    "precision", "peers", "micro_batch", "parameters", "memory": {"parts": [{"name", "bytes", "how"}],
-    "bytes", "fits", ...}, "traffic", "time", "line": {"computing" (share of the time), "over_hub"
-    (aggregates over the hub's line in a round), "bottleneck", "hub_alike": {"computing", "bottleneck"}
-    (with the hub on such a line)}, "stages": {"machines", "sent" (bytes to neighbours in a step)},
-    "bottleneck", "hint"}
+    Exit 4 where it does not fit. With --json one object: {"v": 1, "recipe", "hash", "gpu", "precision",
+    "peers", "micro_batch", "parameters", "memory": {"parts": [{"name", "bytes", "how"}], "bytes", "fits",
+    ...}, "traffic", "time", "line": {"computing" (share of the time), "over_hub" (aggregates over the hub's
+    line in a round), "bottleneck", "hub_alike": {"computing", "bottleneck"} (with the hub on such a line)},
+    "disk": {"host", "peer"} (bytes by what they are of), "stages": {"machines", "sent" (bytes to neighbours
+    in a step)}, "bottleneck", "hint"}
     """
     from recipes.planning import Machine
 
@@ -186,7 +200,24 @@ def plan(
     asked = Asked(
         request, wanted, gpus, peers, line, hub, micro_batch_size, step_time, price, listening, stages
     )
-    print_plan(make(asked), said, as_json, quiet)
+    here: dict[str, Any] = {}
+    if gpu is None:  # it is of peers of this machine
+        here = {
+            "peers": peers,
+            "device": device if device != "auto" else None,
+            "gpus": gpus if gpus > 1 else None,
+        }
+    beside = {"micro_batch_size": micro_batch_size, "trust_remote_code": trust_remote_code}
+    made = make(asked)
+    if as_json:
+        say(json.dumps(as_object(made)))
+    elif quiet:
+        say("fits" if made.fits else "does not fit")
+    else:
+        say(*said, *lines(made))
+        say(f"Next: cocktail launch {request.typed(**here, **beside)}", err=True)
+    if not made.fits:
+        raise typer.Exit(EXIT["preflight"])
 
 
 def lines_of(given: Sequence[str]) -> tuple[LinkSpeed, LinkSpeed | None, int]:
@@ -213,19 +244,6 @@ def lines_of(given: Sequence[str]) -> tuple[LinkSpeed, LinkSpeed | None, int]:
     return peer, hub, listening
 
 
-def print_plan(made: Plan, said: Sequence[str], as_json: bool, quiet: bool) -> None:
-    """Print the plan after what was chosen for it (`said`). Raises Exit (4) where it does not fit."""
-    if as_json:
-        say(json.dumps(as_object(made)))
-    elif quiet:
-        say("fits" if made.fits else "does not fit")
-    else:
-        say(*said, *lines(made))
-        say(f"Next: cocktail launch {made.asked.request.typed()}", err=True)
-    if not made.fits:
-        raise typer.Exit(EXIT["preflight"])
-
-
 def make(asked: Asked) -> Plan:
     """Compute the plan.
 
@@ -234,8 +252,9 @@ def make(asked: Asked) -> Plan:
     """
     from recipes.models import check_fit, config_folder, load_tokenizer
     from recipes.planning import compute_seconds, cost_of_step, packet_bytes, samples_per_peer, survey_data
+    from recipes.weight_files import meta_model
 
-    recipe = asked.load()
+    recipe = asked.request.load()
     folder = config_folder(recipe.model)
     tokenizer = load_tokenizer(recipe.model, folder)
     check_fit(recipe, folder, tokenizer)
@@ -257,7 +276,10 @@ def make(asked: Asked) -> Plan:
     samples = known.samples(recipe)
     most = recipe.training.max_steps
     steps = most if most > 0 else recipe.training.total_steps(samples) if samples else None
-    made = Plan(asked, recipe, peers, micro_batch, memory, step, alike, steps, stage_line=stage_line)
+    base = sum(one.nbytes for one in meta_model(folder, code=recipe.model.trust_remote_code).parameters())
+    made = Plan(
+        asked, recipe, peers, micro_batch, memory, step, alike, steps, stage_line=stage_line, base=base
+    )
     return replace(made, hint=quicker(made) if made.fits else smaller(made))
 
 
@@ -321,7 +343,7 @@ def smaller(plan: Plan) -> str:
     last = "model.load_in_4bit=true" if plan.recipe.lora else "lora.lora_r=16"
     for change in (*SMALLER, f"data.max_length={plan.recipe.data.max_length // 2}", last):
         try:
-            recipe = asked.load(change)
+            recipe = asked.request.load(change)
         except RecipeError:
             continue  # changes nothing in this recipe
         size, memory = fitted(asked, recipe)
@@ -349,7 +371,7 @@ def quicker(plan: Plan) -> str:
     busy = math.floor(plan.peers * step.compute / max(step.busy, 1e-9))
     most = min(busy, recipe.training.global_batch_size)
     if most > plan.peers:
-        return f"up to {most:,} such peers make it faster; now their lines wait"
+        return f"more such peers make it faster, up to {most:,}"
     return ""
 
 
@@ -363,7 +385,7 @@ def for_thin_lines(plan: Plan) -> str:
         if SPARSE in changes and plan.recipe.compression.preset != "cocktail":
             continue  # another method, or adapters
         try:
-            recipe = asked.load(*changes)
+            recipe = asked.request.load(*changes)
         except RecipeError:
             continue  # excluded by another key, or nothing that the recipe does not say
         line = asked.line_with(asked.hub, recipe, plan.peers)
@@ -422,7 +444,11 @@ def lines(plan: Plan) -> Iterator[str]:
         yield "time     not known: the data set does not say how many rows it has (training.max_steps does)"
     else:
         cost = f", ~{plan.cost:.2f} at {asked.price:g} a GPU hour" if plan.cost is not None else ""
-        yield f"time     {plan.steps:,} steps = {hours(plan.hours)}{cost}"
+        yield f"time     {plan.steps:,} steps = {time_left_text(3600 * plan.hours)}{cost}"
+    for name, (place, files) in zip(("disk", ""), plan.disk.items(), strict=True):
+        sizes = " + ".join(f"{what} {megabytes(size)}" for what, size in files.items())
+        over = "" if plan.steps or not name else f", in {MANY:,} steps"
+        yield f"{name:<9}{place} {megabytes(sum(files.values()))}: {sizes}{over}"
     if plan.hint:
         yield f"hint     {plan.hint}"
 
@@ -472,6 +498,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
             "bottleneck": step.slowest,
             "hub_alike": {"computing": plan.alike.computing, "bottleneck": plan.alike.slowest},
         },
+        "disk": plan.disk,
         "stages": {"machines": plan.asked.stages, "sent": plan.stage_line},
         "bottleneck": step.bottleneck,
         "hint": plan.hint,
@@ -484,9 +511,3 @@ def in_gib(count: float) -> str:
 
 def gib(count: float) -> str:
     return f"{in_gib(count)} GiB"
-
-
-def hours(count: float) -> str:
-    """Format hours: `2 h 16 min`."""
-    minutes = round(60 * count)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{max(minutes, 1)} min"

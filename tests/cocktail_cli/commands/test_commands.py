@@ -27,7 +27,7 @@ def recipe(folder: Path, text: str = "", data: str = "rows.jsonl") -> str:
 def test_recipes_can_be_listed_shown_and_copied(cocktail: Run, tmp_path: Path) -> None:
     assert "smoke" in cocktail("recipes", "list").out
     first = json.loads(cocktail("recipes", "list", "--json").out)["recipes"][0]["name"]
-    assert cocktail("recipes", "list", "-q").out.split()[0] == first
+    assert cocktail("recipes", "list", "-q").out.split()[:2] == [first, "smoke"] == ["finetune", "smoke"]
     assert cocktail("recipes", "show", "smoke").out.startswith("# smoke.yaml")
     assert "logging_steps: 1" in cocktail("recipes", "show", "smoke", "--resolved").out
     assert cocktail("recipes", "copy", "smoke", "own.yaml").exit == 0

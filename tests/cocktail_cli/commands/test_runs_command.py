@@ -58,3 +58,16 @@ def test_a_machine_without_runs_names_the_first_command(cocktail: Run) -> None:
 
     assert (said.exit, said.out) == (0, "")
     assert "cocktail launch smoke" in said.err
+
+
+def test_a_run_that_was_stopped_has_the_last_loss_that_it_had_and_who_stopped_it(
+    cocktail: Run, tmp_path: Path
+) -> None:
+    save_run(replace(record(tmp_path / "out"), state="paused", reason="paused by its host (SIGTERM)"))
+    lines = [{"kind": "step", "step": 6, "loss": 4.5}, {"kind": "step", "step": 7, "loss": None}]
+    text = "".join(json.dumps({"v": 1, **line}) + "\n" for line in lines)
+    (tmp_path / "out" / "metrics.jsonl").write_text(text)
+
+    said = json.loads(cocktail("status", str(tmp_path / "out"), "--json").out)
+
+    assert (said["loss"], said["reason"]) == (4.5, "paused by its host (SIGTERM)")

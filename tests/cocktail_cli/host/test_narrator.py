@@ -47,6 +47,15 @@ def test_a_ratio_is_sixteen_bits_a_parameter_over_the_bytes_of_the_socket() -> N
     assert step.ratio_fp16 == pytest.approx(2 * 2 * 2_000_000 / 11_000, abs=0.01)
 
 
+def test_fp16_counts_where_packets_move_something_up_at_once_and_down_a_round_later() -> None:
+    narrator, ratios = Narrator(1_000_000), []
+    for size in (80, 84, 15_000, 15_000):
+        (told,) = narrator.tell(committed(size=size))
+        ratios.append(told.ratio_fp16)
+
+    assert ratios == pytest.approx([0, 0, 2 * 2_000_000 / 11_000, 2 * 2 * 2_000_000 / 11_000], abs=0.01)
+
+
 def test_what_a_peer_fetched_before_it_was_ready_is_no_part_of_a_ratio() -> None:
     fetched = {"b": 3000, "joiner": 1_000_000}
     plain = step_of(committed())

@@ -50,6 +50,16 @@ def test_the_invitation_is_two_lines_to_install_and_to_join() -> None:
     assert "waiting   the first step waits for 1 peer from elsewhere" in lines
 
 
+def test_an_invitation_without_an_address_has_no_line_that_fails_elsewhere() -> None:
+    screen = io.StringIO()
+    PlainView(screen, screen).show(replace(STARTED, install=""))
+
+    lines = screen.getvalue().splitlines()
+    assert not any("install" in line for line in lines)
+    assert any("Tell them where they get cocktail" in line for line in lines)
+    assert f"cocktail join {URL}" in lines
+
+
 def test_quiet_prints_the_url_and_the_folder() -> None:
     out, err = io.StringIO(), io.StringIO()
     told(QuietView(out, err), err)

@@ -97,6 +97,7 @@ class ARun:
                 up_bytes=dict.fromkeys(members, 20_000),
                 down_bytes=dict.fromkeys(members, 30_000),
                 compute_s=dict.fromkeys(members, 3.0),
+                ratio_fp16=4 * PARAMETERS / 50_000,
                 wait_s=each,
                 lr=1e-3 * (r + 1) / self.steps,
                 grad_norm=0.5,

@@ -19,6 +19,7 @@ from test_remote_reader import answer
 from cocktail_cli.assembly import View, ViewParts, views_of
 from cocktail_cli.extensions.dashboard import PageOpened, PageProcess
 from cocktail_cli.extensions.dashboard.command import page_source, source_of
+from cocktail_cli.extensions.dashboard.report_page import page_of
 from cocktail_cli.host import run_folder
 from cocktail_cli.machine import save_run
 from cocktail_cli.ui import RunStarted, Warning, events, from_json, sentence
@@ -96,7 +97,7 @@ def test_dashboard_without_a_name_shows_the_only_running_run(tmp_path: Path) -> 
     with a_run(tmp_path / "out") as run:
         _, line = source_of(None)
 
-        assert line() == f"cocktail join {run.record.url}"
+        assert line().splitlines()[-1] == f"cocktail join {run.record.url}"
 
 
 def test_the_dashboards_join_line_is_the_newest_and_empty_after_the_run(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_the_dashboards_join_line_is_the_newest_and_empty_after_the_run(tmp_path
         _, line = source_of(run.record.run)
         new = run.record.with_token(RunKeys.new_token())
         save_run(new)
-        rotated = line()
+        *_, rotated = line().splitlines()
         run.finish(9.0)
 
         assert rotated == f"cocktail join {new.url}" != f"cocktail join {run.record.url}"
@@ -120,15 +121,17 @@ def test_the_process_of_a_page_never_imports_torch(tmp_path: Path) -> None:
         from cocktail_cli.extensions.dashboard.web_server import Page, PageServer
 
         look, line = page_source(sys.argv[1:])
-        page = look()
-        PageServer(Page(look, "key", line))
-        print(page["title"], {"torch", "transformers", "numpy"} & sys.modules.keys() or "light")
+        page = Page(look, "key", line)
+        PageServer(page)
+        for path in ("/run.json", "/metrics"):
+            assert "amber-otter-42" in page.answer("GET", path, {"host": "localhost"}, "127.0.0.1").text
+        print({"torch", "transformers", "numpy"} & sys.modules.keys() or "light")
     """
     with a_run(tmp_path / "out") as run:
         run.commit("ann")
         said = subprocess.run([sys.executable, "-c", code, str(run.folder)], capture_output=True, text=True)
 
-    assert said.stdout == "amber-otter-42 light\n", said.stderr
+    assert said.stdout == "light\n", said.stderr
 
 
 def test_dashboard_without_a_running_run_asks_which(cocktail: Run, tmp_path: Path) -> None:
@@ -147,18 +150,18 @@ def test_dashboard_of_a_run_url_reads_from_the_hub(tmp_path: Path, monkeypatch: 
     for given in (url, f"@{tmp_path / 'line'}"):
         look, line = source_of(given)
         assert "before this page was opened" in look().note
-        assert line() == f"cocktail join {url}"
+        assert line().splitlines()[-1] == f"cocktail join {url}"
 
 
 def test_dashboard_of_two_runs_compares_them_without_a_join_line(tmp_path: Path) -> None:
     with a_run(tmp_path / "one") as one, a_run(tmp_path / "two", name="rusty-heron-7") as two:
         look, line = page_source([one.record.run, str(two.folder)])
-        before = look()
+        before = page_of(look())
         two.commit("ann", loss=3.5)
 
         assert before["headline"] == "amber-otter-42 and rusty-heron-7, compared"
         assert [one["title"] for one in before["sections"]] == ["Figures", "Recipes"]
-        assert look()["sections"][0]["title"] == "Loss"
+        assert page_of(look())["sections"][0]["title"] == "Loss"
         assert line() == ""
 
 

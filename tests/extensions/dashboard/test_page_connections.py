@@ -13,7 +13,7 @@ from http.client import HTTPConnection
 import pytest
 from served_page import served_page
 
-from cocktail_cli.extensions.dashboard.report_page import Document, document
+from cocktail_cli.extensions.dashboard.run_history import About, RunHistory
 from cocktail_cli.extensions.dashboard.web_server import HEADERS, WATCHERS, Page
 
 PATIENCE = 0.3
@@ -22,12 +22,12 @@ WHOLE = b"GET /run.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 LARGE = 2 << 20  # bytes of a page: more than the system holds for a client that reads nothing
 
 
-def served(patience: float, look: Callable[[], Document]) -> AbstractContextManager[int]:
-    return served_page(Page(look, "key", lambda: ""), patience)
+def served(patience: float, look: Callable[[], RunHistory]) -> AbstractContextManager[int]:
+    return served_page(Page(lambda: [look()], "key", lambda: ""), patience)
 
 
-def small() -> Document:
-    return document("otter", "otter is running", "cocktail", {"Summary": [("p", "here")]})
+def small() -> RunHistory:
+    return RunHistory(About("otter"), "running")
 
 
 @pytest.fixture(scope="module")
@@ -147,8 +147,8 @@ def test_a_request_that_drips_in_ends_as_one_that_stands_still(hasty: int) -> No
     assert status(hasty) == 200
 
 
-def large_page() -> Document:
-    return document("otter", "otter", "", {"Summary": [("p", "x" * LARGE)]})
+def large_page() -> RunHistory:
+    return RunHistory(About("otter"), "running", note="x" * LARGE)
 
 
 def test_a_client_that_reads_nothing_is_left_and_a_slow_one_gets_everything() -> None:
@@ -170,7 +170,7 @@ def test_a_client_that_reads_nothing_is_left_and_a_slow_one_gets_everything() ->
     ("request_", "answers"),
     [
         (WHOLE.replace(b"GET", b"HEAD"), (200,)),
-        (b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", (404,)),
+        (b"GET /metric HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", (404,)),
         (b"GET /../../etc/passwd HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", (404,)),
         (b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * (1 << 20) + b"\r\n\r\n", (0, 400)),
         (b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"X: y\r\n" * 100_000 + b"\r\n", (0, 400)),

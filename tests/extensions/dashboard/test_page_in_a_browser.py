@@ -47,7 +47,7 @@ def shown(tmp_path: Path) -> Iterator[Shown]:
         for number in range(5):
             run.commit("ann", "bob", late=("bob",) if number == 3 else (), loss=5.0 - number / 2)
         reader = run.reader()
-        page = Page(lambda: page_of([reader.look()]), KEY, lambda: LINE, again=0.0)
+        page = Page(lambda: [reader.look()], KEY, lambda: LINE, again=0.0)
         port = stack.enter_context(served_page(page))
         yield Shown(run, f"http://127.0.0.1:{port}/", stack)
 

@@ -72,7 +72,7 @@ def test_rounds_between_two_answers_have_their_bytes(remote: RemoteReader) -> No
     assert (one.round, one.step, one.loss, one.members) == (5, 6, 3.5, ("ann", "bob"))
     assert (one.up, one.down, one.seconds) == (3000, 6000, 5.0)  # two rounds: half of it each
     assert one.idle == pytest.approx(0.25)
-    assert one.ratio(1_000_000) == pytest.approx(8_000_000 / 9000)
+    assert one.ratio == pytest.approx(8_000_000 / 9000)
 
 
 def test_an_answer_that_says_the_same_adds_nothing(remote: RemoteReader) -> None:

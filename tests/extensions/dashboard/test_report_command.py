@@ -218,6 +218,7 @@ def test_a_peer_that_was_in_no_round_is_no_contributor(run: ARun) -> None:
 
     assert "2 peers took part" in " ".join(words(told))
     assert not any(line.startswith("doctor") for line in as_text(told))
+    assert '"doctor"' not in json.dumps(page_of([told])["sections"])
 
 
 def test_the_report_omits_unknown_values(run: ARun) -> None:

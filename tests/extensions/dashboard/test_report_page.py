@@ -21,15 +21,23 @@ from cocktail_cli.extensions.dashboard.report_page import (
     Kind,
     chart,
     check_comparable,
+    differing_keys,
     document,
     downsample,
     losses_by_bytes,
     page_of,
-    recipe_differences,
 )
-from cocktail_cli.extensions.dashboard.run_history import About, Evaluation, Presence, Round, RunHistory
+from cocktail_cli.extensions.dashboard.run_history import (
+    About,
+    Evaluation,
+    Presence,
+    Round,
+    RunHistory,
+    with_recipe,
+)
 from cocktail_cli.extensions.dashboard.web_server import read_part
 from cocktail_cli.foreign_text import paragraphs
+from recipes.config import load_recipe
 
 finite = some.floats(min_value=1e-6, max_value=1e9)
 
@@ -139,10 +147,35 @@ def test_only_keys_that_differ_are_listed() -> None:
     first = history("one", 4.0)
     second = history("two", 4.0, "{training: {max_steps: 9, learning_rate: 0.2}, lora: {lora_r: 8}}")
 
-    ((_, made),) = recipe_differences([first, second])
-    assert made["rows"] == [["training.learning_rate", "0.1", "0.2"], ["lora.lora_r", "-", "8"]]
-    ((kind, said),) = recipe_differences([first, replace(first, about=replace(first.about, run="three"))])
+    rows = [["training.learning_rate", "0.1", "0.2"], ["lora.lora_r", "-", "8"]]
+    assert differing_keys([first, second]) == rows
+    ((kind, said),) = blocks(
+        page_of([first, replace(first, about=replace(first.about, run="three"))]), "Recipes"
+    )
     assert (kind, said) == ("p", "The recipes, the base models and the data are the same.")
+
+
+def test_runs_are_labelled_by_what_differs_and_a_default_is_named() -> None:
+    def run(name: str, *overrides: str) -> RunHistory:
+        told = load_recipe("smoke", overrides).to_json()
+        return replace(history(name, 4.0), about=with_recipe(About(name), told))
+
+    def legend(*runs: RunHistory) -> list[str]:
+        ((_, loss),) = blocks(page_of(runs), "Loss")
+        return loss["names"][1:]
+
+    paper = ("preset=cocktail-paper", "seed=3")
+    assert legend(run("one"), run("two", *paper)) == ["cocktail, one", "cocktail-paper, two"]
+    assert legend(run("one"), run("two", "seed=3")) == ["seed=42, one", "seed=3, two"]
+    assert legend(run("one"), run("two")) == ["one", "two"]
+
+
+def test_curves_that_end_far_apart_have_a_log_axis_of_x() -> None:
+    def log_x(first: float, second: float) -> bool:
+        ((_, made),) = chart("Loss", {"a": [(1, 4.0), (first, 3.0)], "b": [(2, 4.0), (second, 3.0)]})
+        return made["logX"]
+
+    assert (log_x(300, 30_000), log_x(300, 400)) == (True, False)
 
 
 def test_a_run_without_rounds_is_compared_too() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from a_run import BEGAN, PARAMETERS, ARun, a_run
 
-from cocktail_cli.extensions.dashboard.report_page import bars_of, page_of
+from cocktail_cli.extensions.dashboard.report_page import bars_of, page_of, ratio_of
 from cocktail_cli.extensions.dashboard.run_history import (
     About,
     Contribution,
@@ -49,19 +48,19 @@ def test_rounds_have_the_ledgers_loss_and_the_diarys_bytes(run: ARun) -> None:
     assert (one.loss, one.members, one.seconds) == (3.5, ("ann", "bob"), pytest.approx(9.0))
     assert (one.up, one.down) == (40_000, 60_000)
     assert one.idle == pytest.approx(0.25)
-    assert one.ratio(PARAMETERS) == pytest.approx(2 * 2 * 2 * PARAMETERS / 100_000)
+    assert one.ratio == pytest.approx(2 * 2 * 2 * PARAMETERS / 100_000)
 
 
-def test_fp16_would_have_gone_over_the_line_once_a_local_step(run: ARun) -> None:
-    step = events.Step(1, 20, 0, 4.0, 1, up_bytes={"ann": 500}, down_bytes={"ann": 500})
+def test_a_round_whose_packets_move_nothing_has_no_ratio(run: ARun) -> None:
+    step = events.Step(1, 20, 0, 4.0, 1, up_bytes={"ann": 500}, down_bytes={"ann": 500}, ratio_fp16=0.0)
     run.commit("ann", told=False)
-    line = json.loads(events.as_json(step)) | {"local_steps": 8}
-    with (run.folder / "events.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    run.tell(step, 9.0)
+    run.commit("ann")
 
-    (one,) = look(run).rounds
+    told = look(run)
 
-    assert one.ratio(PARAMETERS) == pytest.approx(8 * 4 * PARAMETERS / 1000)
+    assert told.rounds[0].ratio is None
+    assert ratio_of(told) == told.rounds[1].ratio
 
 
 def test_a_round_that_the_diary_lacks_is_there_without_its_bytes(run: ARun) -> None:
@@ -69,7 +68,7 @@ def test_a_round_that_the_diary_lacks_is_there_without_its_bytes(run: ARun) -> N
 
     (one,) = look(run).rounds
 
-    assert (one.loss, one.up, one.idle, one.ratio(PARAMETERS)) == (4.0, 0, None, None)
+    assert (one.loss, one.up, one.idle, one.ratio) == (4.0, 0, None, None)
 
 
 def test_the_best_evaluation_is_the_first_of_the_lowest_loss(run: ARun) -> None:
@@ -159,7 +158,7 @@ def test_a_peer_takes_part_once_it_is_ready(run: ARun) -> None:
     (stay,) = look(run).stays
 
     assert (stay.joined, stay.ready) == (BEGAN + 5, BEGAN + 12)
-    assert [(bar.start, bar.wide, bar.look) for bar in bars_of(stay, BEGAN, BEGAN + 30)] == [
+    assert [(bar["start"], bar["wide"], bar["look"]) for bar in bars_of(stay, BEGAN, BEGAN + 30)] == [
         (5.0, 7.0, "pale"),
         (12.0, 18.0, ""),
     ]

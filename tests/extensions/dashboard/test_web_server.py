@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,6 @@ import pytest
 from a_run import ARun, a_run
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.extensions.dashboard.report_page import Document, page_of
 from cocktail_cli.extensions.dashboard.run_history import RunFolderReader, RunHistory
 from cocktail_cli.extensions.dashboard.web_server import PARTS, PORT, Answer, Page, listen, read_part
 
@@ -29,8 +28,8 @@ def run(tmp_path: Path) -> Iterator[ARun]:
         yield run
 
 
-def pages(reader: RunFolderReader) -> Callable[[], Document]:
-    return lambda: page_of([reader.look()])
+def pages(reader: RunFolderReader) -> Callable[[], Sequence[RunHistory]]:
+    return lambda: [reader.look()]
 
 
 @dataclass
@@ -51,7 +50,7 @@ def open_page(run: ARun, address: str = HERE) -> Client:
 
 def test_who_looks_gets_the_run_and_not_the_line_to_join_it(run: ARun) -> None:
     page = open_page(run)
-    got = [page.get(path).text for path in ("/run.json", "/", *(f"/{name}" for name in PARTS))]
+    got = [page.get(path).text for path in ("/run.json", "/metrics", "/", *(f"/{name}" for name in PARTS))]
 
     assert "amber-otter-42 is running, step 1 of 20" in got[0]
     keys = run.record.keys
@@ -94,7 +93,7 @@ def test_an_address_is_no_strangers_name(run: ARun, host: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
-@pytest.mark.parametrize("path", ["/", "/run.json", "/join"])
+@pytest.mark.parametrize("path", ["/", "/run.json", "/metrics", "/join"])
 def test_nothing_can_be_changed_through_it(run: ARun, method: str, path: str) -> None:
     assert open_page(run).get(path, method).status == 405
 
@@ -124,6 +123,25 @@ def test_who_has_the_newest_look_is_sent_nothing(run: ARun) -> None:
     assert (later.status, "step 2 of 20" in later.text) == (200, True)
 
 
+def test_a_scraper_reads_the_figures_of_the_page(run: ARun) -> None:
+    got = open_page(run).get("/metrics")
+    lines = got.text.split("\n")
+    samples = [line for line in lines if line and not line.startswith("#")]
+
+    assert (got.status, got.kind) == (200, "application/openmetrics-text; version=1.0.0")
+    assert lines[-2:] == ["# EOF", ""]
+    assert all(re.fullmatch(r'cocktail_\w+\{run="amber-otter-42"\} [-+.\de]+', one) for one in samples)
+    for sample in ("step", "steps", "loss", "tokens_total", "sent_bytes_total", "below_fp16", "running"):
+        [line] = [line for line in samples if line.startswith(f"cocktail_{sample}{{")]
+        family = sample.removesuffix("_total")
+        kind = "counter" if sample != family else "gauge"
+        assert f"# TYPE cocktail_{family} {kind}" in lines[: lines.index(line)]
+    assert {
+        'cocktail_step{run="amber-otter-42"} 1',
+        'cocktail_sent_bytes_total{run="amber-otter-42"} 20000',
+    } <= {*samples}
+
+
 def test_however_many_watch_the_run_is_looked_at_once(run: ARun) -> None:
     class Counting(RunFolderReader):
         looks = 0
@@ -135,7 +153,7 @@ def test_however_many_watch_the_run_is_looked_at_once(run: ARun) -> None:
     source = Counting(run.record, lambda _: True)
     page = Client(Page(pages(source), KEY, lambda: LINE, again=60.0))
 
-    assert {page.get("/run.json").status for _ in range(20)} == {200}
+    assert {page.get(f"/{path}").status for path in 10 * ["run.json", "metrics"]} == {200}
     assert source.looks == 1
 
 

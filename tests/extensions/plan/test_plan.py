@@ -66,9 +66,29 @@ def test_a_plan_is_four_lines_for_people_and_a_word_for_scripts(cocktail: Run) -
         "line",
         "step",
         "time",
+        "disk",
         "hint",
     ]
     assert cocktail(*SMALL, "--quiet").out == "fits\n"
+
+
+def test_a_plan_repeats_what_was_typed_and_a_launch_takes(cocktail: Run) -> None:
+    typed = "smoke seed=3 --peers 2 --device cpu --micro-batch-size 4"
+    here = cocktail("plan", *typed.split(), "--lines", "20/100").err
+    elsewhere = cocktail("plan", "smoke", "--peers", "2", "--gpu", "t4", "--micro-batch-size", "4").err
+
+    assert f"Next: cocktail launch {typed}\n" in here
+    assert "Next: cocktail launch smoke --micro-batch-size 4\n" in elsewhere, "those peers are volunteers"
+
+
+def test_a_plan_says_what_host_and_peer_need_on_their_disks(cocktail: Run) -> None:
+    said = [json.loads(cocktail(*SMALL, f"max_steps={steps}", "--json").out) for steps in (100, 100_000)]
+    (few, many), vector = [one["disk"] for one in said], 4 * said[0]["parameters"]
+
+    assert many["host"]["packets"] == pytest.approx(1000 * few["host"]["packets"])
+    assert few["host"]["updates"] == pytest.approx(4 * few["host"]["packets"], rel=0.01)
+    assert many["host"]["updates"] == (64 << 20) + vector, "of the last rounds, and the error feedback itself"
+    assert few["peer"] == {"base": 4_051_968, "checkpoint": 4 * vector}
 
 
 def test_a_plan_that_does_not_fit_is_exit_4_with_a_change_that_fits(

@@ -47,6 +47,9 @@ def test_items_of_lists_are_named_by_index_and_one_past_the_end_is_added(write) 
         ("seed", "seed", "an override is written key=value"),
         ("seed={", "seed", "'{' is not a YAML value"),
         ("seed=*a", "seed", "YAML aliases (`*name`) have no place in a recipe"),
+        ("K=0.1", "K", "cocktail calls this compression.topk_ratio"),
+        ("H=4", "H", "cocktail calls this compression.local_steps"),
+        ("training=true", "training", "must be a section, a mapping of keys to values, not True"),
         ("max_length=yes", "data.max_length", "must be a whole number, not True"),
     ],
 )
@@ -54,6 +57,32 @@ def test_a_wrong_override_is_reported_as_one(write, override: str, key: str, mes
     [problem] = problems(write(SMALL), [override])
 
     assert (problem.file, problem.line, problem.key, problem.message) == ("override", None, key, message)
+
+
+def test_an_optional_section_may_be_switched_on_and_off(write) -> None:
+    path = write(SMALL)
+    assert load_recipe(path, ["lora=true"]) == load_recipe(path, ["lora={}"])
+    assert load_recipe(path, ["lora_r=3", "lora=true"]) == load_recipe(path, ["lora=true", "lora_r=3"])
+    path = write(SMALL + "lora: {lora_r: 3}\n")
+    assert load_recipe(path, ["lora=true"]) == load_recipe(path)
+    assert load_recipe(path, ["lora=false"]).lora is None
+
+
+def test_a_key_that_a_preset_has_set_is_blamed_on_who_named_the_preset(write) -> None:
+    by_hand = problems(write(SMALL), ["preset=diloco", "max_steps=40"])
+    in_file = problems(write(SMALL + "compression: {preset: diloco}\n"), ["max_steps=40"])
+
+    for [problem], file, line in ((by_hand, "override", None), (in_file, in_file[0].file, 7)):
+        assert (problem.file, problem.line) == (file, line)
+        assert problem.message.startswith("by preset diloco, 500: a run of 40 steps")
+        assert (problem.key, problem.hint) == ("compression.local_steps", "local_steps=4")
+
+
+@pytest.mark.parametrize(("given", "meant"), [("paper", "cocktail-paper"), ("difoco", "diloco")])
+def test_a_value_that_is_none_of_several_is_compared_with_them(write, given: str, meant: str) -> None:
+    [problem] = problems(write(SMALL), [f"preset={given}"])
+
+    assert problem.hint == f"did you mean {meant}?"
 
 
 def test_data_and_model_of_the_command_line_replace_those_of_the_recipe() -> None:

@@ -119,6 +119,23 @@ def test_the_states_of_peers_that_are_not_in_the_run_any_more() -> None:
     assert cat in swarm.peers
 
 
+def test_who_leaves_before_any_work_has_only_looked_and_has_no_row() -> None:
+    swarm = SimSwarm(settings=toy_settings(samples=400, global_batch=8))
+    ann, looker = swarm.join("ann"), swarm.join("doctor")
+    for _ in range(4):
+        swarm.up(looker)
+        swarm.down(looker)
+    assert states(swarm)["doctor"] == "syncing"
+    swarm.leave(looker)
+    for _ in range(20):
+        swarm.up(looker)
+        ann.dial()
+        swarm.chat(ann)
+
+    assert [*states(swarm)] == ["ann"]
+    assert "PeerLeft" in told(swarm), "the host is told all the same"
+
+
 def test_status_has_the_median_gradient_norm_and_the_samples_counted() -> None:
     swarm = SimSwarm(settings=toy_settings(samples=32, global_batch=8))
     for name, norm in (("ann", 0.5), ("bob", 0.7), ("cat", 9.0), ("dan", 0.0)):

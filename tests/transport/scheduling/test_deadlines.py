@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from random import Random
 
@@ -358,3 +359,22 @@ def test_a_hundred_long_histories_with_measured_deadlines() -> None:
         assert sorted(swarm.trained) == list(range(60)), f"seed {seed}"
         cut += any("goes on without" in said for said in warnings(swarm))
     assert cut > 10, "deadlines have been met in these histories"
+
+
+def test_the_speed_of_a_run_is_that_of_its_last_commits_and_not_of_its_wait() -> None:
+    swarm = SimSwarm(1)
+    swarm.pass_time(200.0)
+    for _ in range(2):
+        swarm.join()
+    commits: list[tuple[float, int]] = []  # when, and the tokens until then
+    while swarm.hub.rounds.phase is not Phase.ENDED:
+        swarm.step()
+        found = [event.tokens for event in swarm.events if isinstance(event, events.RoundCommitted)]
+        if len(found) > len(commits):
+            commits.append((swarm.now, sum(found)))
+        swarm.pass_time(0.5)
+
+    (began, first), (ended, last) = commits[0], commits[-1]
+    assert last > first > 0
+    told = json.loads(swarm.hub.status(ended))["tokens_per_s"]
+    assert told == pytest.approx((last - first) / (ended - began), abs=0.1)

@@ -88,9 +88,9 @@ function plotAll(again) {
 }
 
 function plot(box) {
-  const { names, columns, zero, log } = box.given;
+  const { names, columns, zero, log, logX } = box.given;
   const colour = (name) => getComputedStyle(box).getPropertyValue(`--${name}`);
-  const filter = log && { filter: (_, ticks) => ticks.map((y) => (Math.log10(y) % 1 ? null : y)) };
+  const powers = { filter: (_, ticks) => ticks.map((at) => (Math.log10(at) % 1 ? null : at)) };
   const font = "13px system-ui, sans-serif";
   const grid = { stroke: colour("rule"), width: 1 };
   const axis = { font, labelFont: font, labelSize: 20, stroke: colour("ink"), grid, ticks: { show: false } };
@@ -99,10 +99,10 @@ function plot(box) {
     width: box.clientWidth,
     height: 220,
     legend: { markers: { dash: (_, i) => BORDERS[i - 1] } },
-    scales: { x: { time: false }, y: log ? { distr: 3 } : { range } },
+    scales: { x: { time: false, distr: logX ? 3 : 1 }, y: log ? { distr: 3 } : { range } },
     axes: [
-      { ...axis, label: names[0], size: 26, values: (_, ticks) => ticks.map((x) => (x % 1 ? "" : text(x))) },
-      { ...axis, grid: { ...grid, ...filter }, size: 60, values: (_, ticks) => ticks.map(text) },
+      { ...axis, label: names[0], size: 26, ...(logX && powers), values: (_, ticks) => ticks.map((x) => (x % 1 ? "" : text(x))) },
+      { ...axis, grid: { ...grid, ...(log && powers) }, size: 60, values: (_, ticks) => ticks.map(text) },
     ],
     series: names.map((label, i) => (i ? {
       label, stroke: colour("abcd"[i - 1]), width: 2, dash: DASHES[i - 1], spanGaps: true,

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from .errors import ModelError
 
+LFS_POINTER = b"version https://git-lfs"  # the beginning of what a clone without git-lfs has instead
 MOST_LEVELS = 64  # of containers in containers; a tokenizer.json has about ten
 MOST_CONTAINERS = 1 << 21  # an empty one takes 64 bytes; a tokenizer of 256,000 tokens has 600,000
 MOST_VALUES = 1 << 22  # a number takes 32 bytes; such a tokenizer has 1,500,000
@@ -26,18 +29,29 @@ OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Parse JSON. Infinity and NaN pass, which configs of state-space models have.
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of data. Python drops all values but the last of a key. Errors: KeyError of one that
+    comes twice."""
+    if len(made := dict(pairs)) < len(pairs):
+        raise KeyError(Counter(name for name, _ in pairs).most_common(1)[0][0])
+    return made
+
+
+def parse_json(text: str | bytes, hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """Parse JSON. Infinity and NaN pass, which configs of state-space models have. `hook` makes the objects,
+    of data `unique_keys`.
 
     Errors: ValueError with what is wrong with it, one sentence.
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     check_json(data)
     try:
-        return json.loads(data.decode())
+        return json.loads(data.decode(), object_pairs_hook=hook)
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
         raise ValueError(f"{error.msg.removesuffix(' at')} at {line}column {error.colno}") from None
+    except KeyError as error:
+        raise ValueError(f"an object has the key `{error.args[0]}` twice") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"no UTF-8 at byte {error.start}") from None
     except ValueError:

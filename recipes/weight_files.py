@@ -41,7 +41,7 @@ from compress import brought, fingerprint
 from compress.coding import Bytes, FileSlice
 from recipes.downloads import CODE_FILES, from_pretrained_options
 from recipes.errors import ModelError
-from recipes.foreign_json import parse_json, read_object
+from recipes.foreign_json import LFS_POINTER, parse_json, read_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -81,6 +81,10 @@ class Layout:
         self.check(vector)
         bounds = zip(self.offsets, self.offsets[1:], self.shapes, strict=False)
         return [vector[start:end].view(shape) for start, end, shape in bounds]
+
+    def by_name(self, vector: Tensor) -> dict[str, Tensor]:
+        """(P,) -> the views by parameter."""
+        return dict(zip(self.names, self.views(vector), strict=True))
 
 
 def layout_of(model: nn.Module) -> Layout:
@@ -234,6 +238,8 @@ WEIGHTS_INDEX = "model.safetensors.index.json"
 ADAPTER_FILE = "adapter_model.safetensors"
 SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
 WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}  # dtypes that convert to float32 without rounding -> bytes
+EXPONENT = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}  # its bits: all are set in NaN and infinity
+FINITE_WINDOW = 1 << 24  # bytes looked through at a time
 QUANTIZED = ("I8", "F8_E4M3", "F8_E5M2")  # codes, meaningless without their scales
 TENSOR_DTYPES = {  # those that are stored, in safetensors' spelling
     torch.float32: "F32",
@@ -277,6 +283,15 @@ class StoredTensor:
     @property
     def spec(self) -> TensorSpec:
         return TensorSpec(self.dtype, self.shape, len(self.data))
+
+    def is_finite(self) -> bool:
+        """Tell whether all numbers are finite; True of other dtypes than WIDTHS."""
+        width = WIDTHS.get(self.dtype, 0)
+        for at in range(0, len(self.data) if width else 0, FINITE_WINDOW):
+            raw = np.frombuffer(bytes(self.data[at : at + FINITE_WINDOW]), f"<u{width}")
+            if (raw & EXPONENT[self.dtype]).max(initial=0) == EXPONENT[self.dtype]:
+                return False
+        return True
 
     def floats(self, start: int, stop: int) -> np.ndarray:
         """Elements start .. stop - 1 as float32: exact, since it holds every FP16 and BF16 number."""
@@ -454,7 +469,8 @@ def open_tensors(folder: Path, files: ExitStack) -> dict[str, StoredTensor]:
                 data = FileSlice(file, header.start + first, last - first)
                 tensors[key] = StoredTensor(entry["dtype"], tuple(entry["shape"]), data)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{folder}: its weights cannot be read: {error}") from error
+        said = f"{folder}: its weights cannot be read: {error}"
+        raise ModelError(said, "download or save them again") from error
     return tensors
 
 
@@ -531,10 +547,20 @@ def check_model_folder(folder: Path, name: str | None = None) -> None:
 
 def check_config(folder: Path, name: str) -> None:
     """Raise ModelError unless config.json is a JSON object; `name`: what the message calls the folder."""
+    check_no_pointers(folder)
     if not (folder / "config.json").is_file():
         hint = "(hint: a folder that save_pretrained wrote, of model and tokenizer, or a hub id)"
         raise ModelError(f"{name}: no config.json, so this is no model saved by save_pretrained {hint}")
     read_object(folder / "config.json", f"{name}/config.json")
+
+
+def check_no_pointers(folder: Path) -> None:
+    """Raise ModelError where a file is what a clone without git-lfs has in place of it."""
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(LFS_POINTER):
+            raise ModelError(
+                f"{path} is a git-lfs pointer, and not the file itself", "`git lfs pull` fetches it"
+            )
 
 
 def not_loadable(folder: Path, what: str, error: Exception) -> ModelError:
@@ -638,12 +664,15 @@ def open_stored_vector(folder: Path, code: bool = False) -> StoredVector | None:
         tied = tied_names(model)
         found = {name: tensors.get(stored_names.get(name, "")) for name in layout.names}
         twice = tied.keys() & stored_names.keys()  # it may not be a tied weight
-        known = len(stored_names) == len(tensors) and stored_names.keys() <= model.state_dict().keys()
+        strange = sorted(stored_names[name] for name in stored_names.keys() - model.state_dict().keys())
+        # of what transformers computes of others the names are not known here
+        known = len(stored_names) == len(tensors) or not any(found.values())
         for (name, part), shape in zip(found.items(), layout.shapes, strict=True):
             if part is not None and part.shape != shape:
                 raise ModelError(f"{folder}: {name} is {part.shape}, by its config.json {shape} {OF_ANOTHER}")
-            if part is None and known and tensors and not twice:
-                raise ModelError(f"{folder}: the weights lack {name} {OF_ANOTHER}")
+            if part is None and known and stored_names and not twice:
+                have = f", and have {strange[0]} instead" if strange else ""
+                raise ModelError(f"{folder}: the weights lack {name}{have} {OF_ANOTHER}")
         parts = tuple(part for part in found.values() if part and part.dtype in WIDTHS)
         if len(parts) < len(found) or twice:
             return None
@@ -652,6 +681,22 @@ def open_stored_vector(folder: Path, code: bool = False) -> StoredVector | None:
     buffers = {name: tensor for name, tensor in tensors.items() if name not in set(names)}
     texts = model_config_files(folder, code)
     return StoredVector(layout, names, parts, buffers, opened, config_files=texts, tied=tied)
+
+
+def check_finite(folder: Path, code: bool = False) -> None:
+    """Read all weights of a model folder. Errors: ModelError where one has NaN or infinity, also as
+    `open_stored_vector`."""
+    with ExitStack() as files:
+        stored = open_stored_vector(folder, code)
+        if stored is not None:
+            files.callback(stored.close)
+            parts = dict(zip(stored.names, stored.parts, strict=True))
+        else:  # a single number is a mask's
+            parts = {n: one for n, one in open_tensors(folder, files).items() if prod(one.shape) > 1}
+        for name, part in parts.items():
+            if not part.is_finite():
+                said = f"{folder}: {name} has a number that is NaN or infinite, so no training can use it"
+                raise ModelError(said, "download or convert the model again")
 
 
 def vector_of_model(model: PreTrainedModel, folder: Path, code: bool = False) -> StoredVector:
@@ -668,7 +713,8 @@ def model_config_files(folder: Path, code: bool = False) -> dict[str, str]:
     """Files that turn float32 weights into a model folder, name -> text: the configs in `folder`, and its
     code where that is trusted."""
     config = read_object(folder / "config.json")
-    config.pop("torch_dtype", None)  # the older spelling
+    for name in ("torch_dtype", "_name_or_path", "quantization_config"):  # the older spelling; not of numbers
+        config.pop(name, None)
     config["dtype"] = "float32"
     own = folder.glob(CODE_FILES) if code else ()
     texts = {file.name: file.read_text(encoding="utf-8") for file in own}
@@ -702,17 +748,12 @@ def meta_model(folder: Path, dtype: torch.dtype | None = None, code: bool = Fals
             model: PreTrainedModel = untyped.from_config(config, trust_remote_code=code, **chosen)
     except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
         if "Unrecognized configuration class" in str(error):
+            if {"vision_config", "audio_config"} & config.to_dict().keys():
+                said = f"{folder}: a {config.model_type} model is multimodal, which is not supported"
+                raise ModelError(f"{said} (hint: a model of text alone)") from error
             raise ModelError(f"{folder}: a {config.model_type} model cannot {CONTINUE}") from error
         raise not_loadable(folder, "causal language model", error) from error
-    if not _is_causal(model):
-        raise ModelError(f"{folder}: {type(model).__name__} is an encoder here, which cannot {CONTINUE}")
     return model
-
-
-def _is_causal(model: PreTrainedModel) -> bool:
-    """False for an encoder such as BERT that is loaded to continue text, though its tokens see later ones."""
-    causal = any(getattr(module, "is_causal", False) for module in model.modules())
-    return causal or getattr(model.config, "is_decoder", None) is not False
 
 
 def _stored_names(model: PreTrainedModel, stored: Sequence[str]) -> dict[str, str]:

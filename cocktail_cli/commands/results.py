@@ -43,8 +43,9 @@ def export(
         bool, flag("--merge-lora", "Merge the adapters into the base: the model then needs no peft.")
     ] = False,
     dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"], value("--dtype", "DTYPE", "float32, bfloat16 or float16.")
-    ] = "float32",
+        Literal["float32", "bfloat16", "float16"] | None,
+        value("--dtype", "DTYPE", "float32, bfloat16 or float16 (default: the base's; adapters: float32)."),
+    ] = None,
     push: Annotated[
         str | None,
         value("--push", "ORG/NAME", "Upload the model to this repository of the Hugging Face hub."),

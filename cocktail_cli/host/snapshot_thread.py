@@ -144,33 +144,40 @@ class CommittedModel:
     def write_model(
         self,
         folder: Path,
-        dtype: Dtype = "float32",
+        dtype: Dtype | None = None,
         progress: ProgressHook = lambda done, total: None,
         round: int | None = None,
     ) -> int:
-        """Write the global model before `round` (None: of all committed rounds); return that round."""
-        from recipes.models import convert_dtype
-        from recipes.weight_files import atomic_folder
+        """Write the global model before `round` (None: of all committed rounds); return that round. `dtype`:
+        None is that of the base; adapters stay float32."""
+        from recipes.errors import ModelError
+        from recipes.models import FLOAT32, convert_file_dtype, weight_dtypes
+        from recipes.weight_files import atomic_folder, weights_file_in
 
+        dtypes = FLOAT32 if self.recipe.lora and dtype is None else weight_dtypes(self.base, dtype)
         with self.fold(round, progress=progress) as fold, atomic_folder(folder) as part:
-            self.write_beside(part, fold)
             fold.write(part)
-            if dtype != "float32":
-                convert_dtype(part, dtype)
+            try:
+                convert_file_dtype(weights_file_in(part), dtypes)
+            except ModelError as error:
+                if dtype is not None:
+                    raise
+                self.tell(f"{error}: the model is written in float32")
+            self.write_beside(part, fold)
             self.wrote_model(part, fold.round)
         return fold.round
 
-    def write_merged(self, folder: Path, dtype: Dtype = "float32", round: int | None = None) -> int:
+    def write_merged(self, folder: Path, dtype: Dtype | None = None, round: int | None = None) -> int:
         """Write the same model with its adapters merged into the base weights."""
-        from recipes.models import AdapterVector, write_merged
+        from recipes.models import weight_dtypes, write_merged
         from recipes.weight_files import atomic_folder
 
         loaded, tokenizer = self.load(round), self.folder / in_folder.TOKENIZER
-        model = loaded.global_model
+        model, dtypes = loaded.global_model, weight_dtypes(self.base, dtype)
         with atomic_folder(folder) as part:
-            trained = AdapterVector(loaded.layout, model.vector)
-            write_merged(part, self.recipe, self.base, trained, tokenizer, dtype)
-            (part / CARD).write_text(self.card(model.round, merged=True), encoding="utf-8")
+            trained = loaded.layout.by_name(model.vector)
+            write_merged(part, self.recipe, self.base, trained, tokenizer, dtypes)
+            (part / CARD).write_text(self.card(part, model.round, merged=True), encoding="utf-8")
             self.wrote_model(part, model.round, merged=True)
         return model.round
 
@@ -186,21 +193,24 @@ class CommittedModel:
             one.wrote_run(self, rounds)
 
     def write_beside(self, folder: Path, fold: Fold) -> None:
-        """Write config, tokenizer and model card beside the weights."""
-        from recipes.models import configs_with_eos
+        """Write config, tokenizer and model card beside the weights; before these they are of float32."""
+        from recipes.models import configs_with_eos, weight_dtypes, with_dtype
         from recipes.weight_files import write_model_files
 
         tokenizer = self.folder / in_folder.TOKENIZER
         texts = configs_with_eos(fold.source.config_files, self.recipe.model, tokenizer)
-        write_model_files(folder, {**texts, CARD: self.card(fold.round)}, tokenizer)
+        texts = with_dtype(texts, weight_dtypes(folder))
+        write_model_files(folder, {**texts, CARD: self.card(folder, fold.round)}, tokenizer)
 
-    def card(self, rounds: int, merged: bool = False, more: Sequence[str] = ()) -> str:
-        """Render the model card: who trained it, on what, and `more` lines of an extension."""
+    def card(self, folder: Path, rounds: int, merged: bool = False, more: Sequence[str] = ()) -> str:
+        """Render the card of the model in `folder`: who trained it, on what, and `more` lines of an
+        extension."""
         from recipes.downloads import Licence
-        from recipes.models import RunSummary, cached_commit, render_card
+        from recipes.models import RunSummary, cached_commit, render_card, weight_dtypes
 
         samples, record = Counter[str](), read_run(self.folder)
         licence = Licence(**record.licence) if record else Licence()
+        _, confirmed, met = record.reach.rpartition(", from ") if record else ("", "", "")
         with Ledger(self.folder / in_folder.LEDGER, write=False) as ledger:
             for counted in ledger.counted():
                 samples[counted.peer] += count_samples(counted.ids)
@@ -214,6 +224,8 @@ class CommittedModel:
                 losses.get(rounds),
                 before,
                 merged,
+                str(weight_dtypes(folder)),
+                met if confirmed else "",
                 licence,
                 more,
             )

@@ -28,7 +28,7 @@ import numpy as np
 from recipes.config import DATA_SUFFIXES, Dataset, data_suffix, is_hub_id
 from recipes.downloads import Progress, fetch_dataset_files, https_file, is_hub_outage, licence_hint
 from recipes.errors import DataError, HubUnreachable
-from recipes.foreign_json import parse_json
+from recipes.foreign_json import LFS_POINTER, parse_json, unique_keys
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema
@@ -41,7 +41,7 @@ LINE_QUOTES = "put quotes around a text that begins with one and double those in
 JSON_LINE = "correct this line, or remove it; one list, or indented objects, are read of a .json"
 JSON_PLACE = "correct it there"
 LISTED, SEARCHED = 5, 100_000  # broken lines that an error names; lines that are searched for them
-LFS_POINTER, GZIP = b"version https://git-lfs", b"\x1f\x8b"  # beginnings of files
+GZIP = b"\x1f\x8b"  # the beginning of a file
 NO_DATA = "corresponds to no data"  # words of `datasets`
 PYTHON_DOCS = "builtin:python-docs"
 COLUMNS_HINT = "column_map: {ours: theirs} names the columns of this data set"
@@ -428,7 +428,7 @@ def _skip(text: str, at: int) -> int:
 
 def _object(line: bytes, place: str, hint: str) -> dict[str, Any]:
     try:
-        value = parse_json(_decoded(line, place).rstrip())
+        value = parse_json(_decoded(line, place).rstrip(), unique_keys)
     except ValueError as error:
         raise DataError(f"{place}: not valid JSON: {error}", hint) from None
     if not isinstance(value, dict):

@@ -7,7 +7,6 @@ from .base_model import (
     base_digests,
     base_manifest,
     cached_commit,
-    check_fit,
     config_folder,
     configs_with_eos,
     context_of,
@@ -33,12 +32,15 @@ from .causal_lm import (
     token_losses,
 )
 from .finished_model import (
-    AdapterVector,
+    FLOAT32,
     RunSummary,
     TextGenerator,
-    convert_dtype,
+    WeightDtypes,
+    convert_file_dtype,
     package_versions,
     render_card,
+    weight_dtypes,
+    with_dtype,
     write_merged,
 )
 from .trainable import (
@@ -48,10 +50,12 @@ from .trainable import (
     available_attention,
     base_parameter_name,
     build_on_meta,
+    check_fit,
     check_trainable,
     count_trainable,
     frozen_dtype,
     frozen_name,
+    layer_lists,
     load_trained,
     meta_trained_model,
     open_trained,

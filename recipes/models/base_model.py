@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from recipes.config import Dataset, Model, Recipe, is_hub_id, looks_like_path
+from recipes.data import END_OF_TURN
 from recipes.downloads import (
     CODE_FILES,
     COMPANIONS,
@@ -46,6 +47,7 @@ from recipes.weight_files import (
     atomic_folder,
     check_config,
     check_model_folder,
+    check_no_pointers,
     meta_model,
     not_loadable,
     quiet_transformers,
@@ -237,9 +239,8 @@ def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
 BUILTIN = Path(__file__).parent.parent / "builtin"
 BUILTIN_MODELS = {"builtin:tiny-gpt-neox": BUILTIN / "tiny-gpt-neox"}
 CONFIGS = ("config.json", "generation_config.json")
-# model types whose attention ignores position_ids that begin anew (transformers 5.23); any other is tried out
-# by `check_packing_isolation`
-UNISOLATED_MODEL_TYPES = frozenset({"bloom", "falcon", "mpt", "opt"})
+TEXT = ("text_config", "decoder", "llm_config")  # sections of a config of several parts
+MORE = ("max_seq_len", "max_seq_length", "max_sequence_length", "context_length", "max_target_positions")
 
 
 def prepare_base(recipe: Recipe, folder: Path, progress: Progress = lambda done, total: None) -> Base:
@@ -314,6 +315,8 @@ def _tokenizer_folder(source: str, code: bool) -> Path:
     local = Path(source).expanduser()
     if not local.is_dir() and looks_like_path(source):
         raise ModelError(f"no such tokenizer folder: {source}")
+    if local.is_dir():
+        check_no_pointers(local)
     return local if local.is_dir() else fetch_model_files(source, None, companion_patterns(code))
 
 
@@ -333,6 +336,8 @@ def open_tokenizer(
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **options)
     except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
         raise not_loadable(folder, "tokenizer", error) from error
+    if isinstance(own := tokenizer.chat_template, str):
+        tokenizer.chat_template = own.removeprefix("\ufeff")  # a byte order mark, of an editor
     for key, token in (("pad_token", pad_token), ("eos_token", eos_token)):
         if token is not None and token not in tokenizer.get_vocab():
             raise ModelError(f"model.{key} `{token}` is not a token of {folder}")
@@ -349,76 +354,64 @@ def open_tokenizer(
     return tokenizer
 
 
+def stops_of(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the ids of the tokens that end its texts, and the turns of its conversations."""
+    ends = (tokenizer.eos_token, tokenizer.init_kwargs.get(END_OF_TURN))
+    ids: Any = tokenizer.convert_tokens_to_ids([token for token in ends if token is not None])
+    return {*ids} - {None}
+
+
 def configs_with_eos(texts: Mapping[str, str], model: Model, tokenizer: Path) -> dict[str, str]:
-    """Give configs of a model, name -> text, the eos token of the tokenizer in a folder, where the recipe
-    chose it. As in TRL the generation config ends with its other eos tokens too. Errors: ModelError."""
-    if model.eos_token is None or "config.json" not in texts:
+    """Have configs of a model, name -> text, end with what the tokenizer in a folder ends texts and turns
+    with, besides their own eos tokens, as in TRL. An eos token that the recipe chose comes first, and is the
+    model's. Errors: ModelError."""
+    if "config.json" not in texts:
         return dict(texts)
-    eos = open_tokenizer(tokenizer, code=model.trust_remote_code).eos_token_id
+    found = open_tokenizer(tokenizer, code=model.trust_remote_code)
     config, generation = (parse_object(texts.get(name, "{}"), name) for name in CONFIGS)
     spoken = config.get("text_config", config)  # of a model with several parts, that of its text
-    others = generation.get("eos_token_id", spoken.get("eos_token_id"))
-    others = others if isinstance(others, list) else [others]
-    spoken["eos_token_id"] = eos
-    generation["eos_token_id"] = [eos, *(other for other in others if other not in (eos, None))]
-    changed = dict(zip(CONFIGS, (config, generation), strict=True))
+    known = generation.get("eos_token_id", spoken.get("eos_token_id"))
+    known = [one for one in (known if isinstance(known, list) else [known]) if one is not None]
+    ends = stops_of(found)
+    if model.eos_token is not None:
+        spoken["eos_token_id"] = found.eos_token_id
+        known = [found.eos_token_id, *known]
+    elif ends <= set(known):
+        return dict(texts)
+    if CONFIGS[1] not in texts:  # it takes the place of what the model's config says
+        generation = {key: spoken[key] for key in ("bos_token_id", "pad_token_id") if key in spoken}
+    generation["eos_token_id"] = [*dict.fromkeys([*known, *sorted(ends)])]
+    changed = {CONFIGS[0]: config} if model.eos_token is not None else {}
+    changed |= {CONFIGS[1]: generation}
     return {**texts, **{name: json.dumps(values, indent=2) + "\n" for name, values in changed.items()}}
-
-
-def check_fit(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check recipe, tokenizer and model against each other: vocabulary, context, packing, dtype of the
-    weights.
-
-    Reads the config only. Errors: ModelError with what was met and what was expected.
-    """
-    config = read_object(Path(folder) / "config.json")
-    if quantized := config.get("quantization_config"):
-        method = quantized.get("quant_method", "quantized") if isinstance(quantized, dict) else "quantized"
-        raise ModelError(
-            f"the model's weights are {method} codes, not numbers in float32, float16 or bfloat16 "
-            "(hint: the model that it was made from; model.load_in_4bit=true holds that in 4 bits)"
-        )
-    rows, context = config.get("vocab_size"), context_of(folder)
-    if rows is not None and len(tokenizer) > rows:
-        hint = "(hint: the tokenizer that was saved with this model)"
-        raise ModelError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model's embedding only {rows} {hint}"
-        )
-    if recipe.data.isolates_documents and config.get("model_type") in UNISOLATED_MODEL_TYPES:
-        raise ModelError(
-            f"models of type {config['model_type']} let packed documents attend to each other "
-            "(hint: data.packing_strategy=wrapped, if that is intended, or data.packing=false)"
-        )
-    if context is not None and recipe.data.max_length > context:
-        raise ModelError(
-            f"data.max_length is {recipe.data.max_length}, the model's context only {context} "
-            f"(hint: data.max_length={context})"
-        )
 
 
 def context_of(folder: Path) -> int | None:
     """Read the longest context of the model in `folder`, tokens; None: its config does not say."""
-    return _from_config(folder, ("max_position_embeddings", "n_positions", "n_ctx"))
+    return min(_from_config(folder, ("max_position_embeddings", "n_positions", "n_ctx", *MORE)), default=None)
 
 
 def width_of(folder: Path) -> int | None:
     """Read the hidden size of the model in `folder`; None: its config does not say."""
-    return _from_config(folder, ("hidden_size", "n_embd", "d_model"))
+    return next(iter(_from_config(folder, ("hidden_size", "n_embd", "d_model"))), None)
 
 
 def vocabulary_of(folder: Path) -> int | None:
     """Read the number of tokens that the model in `folder` knows; None: its config does not say."""
-    return _from_config(folder, ("vocab_size",))
+    return next(iter(_from_config(folder, ("vocab_size",))), None)
 
 
 def layers_of(folder: Path) -> int | None:
     """Read the number of layers of the model in `folder`; None: its config does not say."""
-    return _from_config(folder, ("num_hidden_layers", "n_layer", "n_layers", "num_layers"))
+    keys = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    return max(_from_config(folder, keys), default=None)
 
 
-def _from_config(folder: Path, keys: tuple[str, ...]) -> int | None:
+def _from_config(folder: Path, keys: tuple[str, ...]) -> list[int]:
+    """Read what a config says by any of these names; of a model with several parts, also that of its text."""
     config = read_object(Path(folder) / "config.json")
-    return next((config[key] for key in keys if isinstance(config.get(key), int) and config[key]), None)
+    parts = [config, *(config[name] for name in TEXT if isinstance(config.get(name), dict))]
+    return [part[key] for part in parts for key in keys if isinstance(part.get(key), int) and part[key] > 0]
 
 
 def _builtin(name: str) -> Path:

@@ -13,7 +13,7 @@ all that the class of the model computes after its decoder: the linear layer, it
 To compute it for a slice, the class's own forward is called with a decoder that returns the slice.
 
 A model that does not isolate the documents of a packed sample would leak attention between them, and only a
-slightly better loss would show it: `check_packing_isolation` tries it.
+slightly better loss would show it: `sight_of` tries it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,6 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from recipes.config import Model
 from recipes.downloads import from_pretrained_options
 from recipes.errors import MissingPackage, ModelError
+from recipes.foreign_json import read_object
 from recipes.hardware import half_precision
 from recipes.weight_files import (
     StoredVector,
@@ -76,12 +78,15 @@ def load_model(
     code: bool = False,  # run the folder's own code
 ) -> PreTrainedModel:
     """Load the causal LM in `folder`, in evaluation mode. Errors: ModelError."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     check_model_folder(Path(folder))
     with ExitStack() as files:
         open_tensors(Path(folder), files)  # refuses codes of quantized weights, which would pass for numbers
     chosen: dict[str, Any] = dict(from_pretrained_options(Path(folder), code))
+    if "quantization_config" in read_object(Path(folder) / "config.json"):
+        chosen["config"] = AutoConfig.from_pretrained(folder, **chosen)
+        del chosen["config"].quantization_config  # of an earlier form of weights that are numbers here
     if any(next(Path(folder).glob(pattern), None) for pattern in WEIGHTS):
         chosen["use_safetensors"] = True  # and no pickle that lies beside them
     if attn_implementation != "auto":
@@ -266,33 +271,44 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
             module.forward = before
 
 
-# ---- packed documents --------------------------------------------------------------------------------------
+# ---- which tokens see which --------------------------------------------------------------------------------
 
-TOLERANCE = 0.01  # of another document's influence beside an own token's: quantized weights round a little
+TOLERANCE = 0.01  # of another token's influence beside an own one's: quantized weights round a little
+DOCUMENTS = torch.arange(3).repeat(2)  # positions of two documents of three tokens
+TOKENS = [[1, 2, 3, 4, 5, 6], [7, 0, 2, 4, 5, 6], [1, 2, 3, 0, 5, 6], [1, 2, 3, 4, 5, 0]]
+
+
+@dataclass(frozen=True)
+class Sight:
+    """Which tokens a model's tokens see, as found by trying it."""
+
+    documents: bool  # those of another document in their sample
+    later: bool  # those that follow
+
+
+@torch.no_grad()
+def sight_of(model: nn.Module) -> Sight:
+    """Compare the logits of two documents with those where one token or document is another."""
+    causal, training = causal_model(model), model.training
+    there, rows = next(model.parameters()).device, len(TOKENS)
+    batch = {"input_ids": torch.tensor(TOKENS), "position_ids": DOCUMENTS.expand(rows, -1)}
+    if not {"position_ids", "kwargs"} & inspect.signature(causal.forward).parameters.keys():
+        batch.pop("position_ids")
+    model.eval()
+    try:
+        first, document, own, last = logits_of(model, {k: v.to(there) for k, v in batch.items()}).float()
+    finally:
+        model.train(training)
+    ends = [float((one - first)[-1].abs().max()) for one in (document, own, last)]
+    before = float((last - first)[:-1].abs().max())
+    return Sight(documents=ends[0] > TOLERANCE * ends[1], later=before > TOLERANCE * ends[2])
 
 
 def check_packing_isolation(model: nn.Module) -> None:
     """Raise ModelError where the last document of a sample depends on the one before."""
-    if not isolates_documents(model):
+    if sight_of(model).documents:
         name = type(model).__name__
         raise ModelError(
             f"{name} of this version of transformers lets packed documents attend to each other "
             "(hint: data.packing_strategy=wrapped, if that is intended, or data.packing=false)"
         )
-
-
-@torch.no_grad()
-def isolates_documents(model: nn.Module) -> bool:
-    """Compare the logits after two documents of three tokens: with another first document, and with another
-    first token in the last document."""
-    device, training = next(model.parameters()).device, model.training
-    tokens = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 0, 2, 4, 5, 6], [1, 2, 3, 0, 5, 6]])
-    positions = torch.arange(3).repeat(3, 2)
-    model.eval()
-    try:
-        batch = {"input_ids": tokens.to(device), "position_ids": positions.to(device)}
-        last = logits_of(model, batch)[:, -1].float()  # (3, V)
-    finally:
-        model.train(training)
-    other, own = (last[1:] - last[0]).abs().amax(dim=1).tolist()
-    return bool(other <= TOLERANCE * own)

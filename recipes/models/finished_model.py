@@ -1,6 +1,6 @@
 """Finish a run's model: merge adapters into their base, cast weights, write a card, and let it write text.
 
-    W' = W + s B A     in float32, one weight at a time, whatever the size; DoRA: see trainable.py
+    W' = W + s B A     by peft's own layer, in float32, one weight at a time, whatever the size
 
 The card has base, data, contributors, recipe and versions; no local paths, no keys, no tokens.
 """
@@ -12,6 +12,7 @@ import math
 import os
 import unicodedata
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -26,25 +27,26 @@ from torch import Tensor, nn
 
 from recipes.config import Recipe, is_repository_id, method_of, public_name, published_recipe
 from recipes.downloads import Licence
-from recipes.foreign_json import parse_object, read_object
+from recipes.errors import ModelError
+from recipes.foreign_json import parse_object
 from recipes.weight_files import (
+    STORED_DTYPES,
     TENSOR_DTYPES,
     WEIGHTS_FILE,
-    Layout,
+    WIDTHS,
     TensorSpec,
+    open_stored_vector,
     open_tensors,
     quiet_transformers,
     safetensors_writer,
-    weights_file_in,
     write_model_files,
 )
 
-from .base_model import configs_with_eos, fetch_model, open_tokenizer
+from .base_model import configs_with_eos, fetch_model, open_tokenizer, stops_of
 from .causal_lm import load_model, open_vector
 from .trainable import (
     DTYPES,
     adapter_base,
-    adapter_scale,
     is_adapter,
     meta_trained_model,
     split_adapters,
@@ -61,95 +63,121 @@ WINDOW = 1 << 22  # elements converted at a time
 
 
 @dataclass(frozen=True)
-class AdapterVector:
-    """A vector of trained adapter parameters and its layout."""
+class WeightDtypes:
+    """The dtypes that weights are written in."""
 
-    layout: Layout
-    values: Tensor  # (P,) float32
+    most: torch.dtype  # of all, those in `own` aside
+    own: Mapping[str, torch.dtype] = field(default_factory=dict)  # by name
 
-    def by_name(self) -> dict[str, Tensor]:
-        return dict(zip(self.layout.names, self.layout.views(self.values), strict=True))
+    def spec(self, name: str, shape: tuple[int, ...]) -> TensorSpec:
+        stored = self.own.get(name, self.most)
+        return TensorSpec(TENSOR_DTYPES[stored], shape, prod(shape) * stored.itemsize)
+
+    def bytes_of(self, name: str, values: Tensor) -> bytes:
+        """Convert values to the dtype of weight `name`. Errors: ModelError where that makes them infinite."""
+        stored = self.own.get(name, self.most)
+        made = values.to(stored)
+        if not made.isfinite().all():
+            said = f"{name} has numbers up to {values.abs().max():g}, {stored} ends at"
+            raise ModelError(f"{said} {torch.finfo(stored).max:g}", "--dtype bfloat16, or float32")
+        return made.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+    def __str__(self) -> str:
+        return str(self.most).removeprefix("torch.")
+
+
+FLOAT32 = WeightDtypes(torch.float32)
+
+
+def weight_dtypes(base: Path, dtype: Dtype | None = None) -> WeightDtypes:
+    """Choose `dtype` for every weight, or, without it, each weight's own in the files of its base; the dtype
+    of most numbers there for a weight that has another name in them. Errors: ModelError."""
+    if dtype is not None:
+        return WeightDtypes(DTYPES[dtype])
+    own, sizes = dict[str, torch.dtype](), Counter[torch.dtype]()
+    with ExitStack() as files:
+        for name, tensor in open_tensors(base, files).items():
+            if tensor.dtype in WIDTHS:
+                own[name] = STORED_DTYPES[tensor.dtype]
+                sizes[own[name]] += prod(tensor.shape)
+    return WeightDtypes(max(sizes, key=sizes.__getitem__, default=torch.float32), own)
 
 
 def write_merged(
     folder: Path,
     recipe: Recipe,
     base: Path,
-    trained: AdapterVector,
+    trained: Mapping[str, Tensor],  # parameters of the adapters, float32
     tokenizer: Path,
-    dtype: Dtype = "float32",
+    dtypes: WeightDtypes = FLOAT32,
 ) -> None:
-    """Write the base with its adapters merged: a model that needs no peft. Errors: ModelError, OSError."""
-    assert recipe.lora is not None
+    """Write the base with its adapters merged: a model that needs no peft. A tied weight of which one name
+    was trained becomes two. Errors: ModelError, OSError."""
     code = recipe.model.trust_remote_code
-    adapters, full = split_adapters(meta_trained_model(recipe, base), trained.by_name())
-    scale = adapter_scale(recipe.lora)
+    adapters, full = split_adapters(meta_trained_model(recipe, base), trained)
+    touched = adapters.keys() | full.keys()
     with closing(open_vector(base, code)) as stored:
+        untied = {name: first for name, first in stored.tied.items() if touched & {name, first}}
         shapes = dict(zip(stored.layout.names, stored.layout.shapes, strict=True))
-        untied = {name: tuple(tensor.shape) for name, tensor in full.items() if name not in shapes}
+        shapes |= {name: shapes[first] for name, first in untied.items()}
         file_names = dict(zip(stored.layout.names, stored.names, strict=True))
-        every = (shapes | untied).items()
-        specs = {file_names.get(name, name): tensor_spec(shape, dtype) for name, shape in every}
+        called = {name: file_names.get(name, name) for name in shapes}
+        specs = {called[name]: dtypes.spec(called[name], shape) for name, shape in shapes.items()}
         specs |= {name: tensor.spec for name, tensor in stored.buffers.items()}
-        texts = configs_with_eos(stored.config_files, recipe.model, tokenizer)
-        write_model_files(folder, _config_files(texts, dtype, bool(untied)), tokenizer)
+        texts = with_dtype(configs_with_eos(stored.config_files, recipe.model, tokenizer), dtypes)
+        if untied:
+            config = json.loads(texts["config.json"]) | {"tie_word_embeddings": False}
+            texts["config.json"] = json.dumps(config, indent=2) + "\n"
+        write_model_files(folder, texts, tokenizer)
         with safetensors_writer(folder / WEIGHTS_FILE, {"format": "pt"}, specs) as file:
-            for (name, shape), start in zip(shapes.items(), stored.layout.offsets, strict=False):
+            for name in shapes:
                 weight = full.get(name)
                 if weight is None:
-                    weight = torch.from_numpy(stored.read(start, start + prod(shape))).reshape(shape)
-                if (found := adapters.get(name)) is not None:
-                    weight = found.merged(weight, scale)
-                file.write(as_bytes(weight, dtype))
-            for name in untied:
-                file.write(as_bytes(full[name], dtype))
+                    part = stored.part(name)
+                    weight = torch.tensor(part.floats(0, prod(part.shape))).reshape(part.shape)
+                if name in adapters:
+                    weight = adapters[name].merged(weight)
+                file.write(dtypes.bytes_of(called[name], weight))
             for tensor in stored.buffers.values():
                 file.write(bytes(tensor.data[:]))
+    if (merged := open_stored_vector(folder, code)) is None:
+        said = f"{base}: {next(iter(untied), 'a weight')} has an adapter, and this class of model ties it"
+        raise ModelError(f"{said} to another: they cannot be merged", "leave out --merge-lora")
+    merged.close()
 
 
-def _config_files(texts: Mapping[str, str], dtype: Dtype, untied: bool) -> dict[str, str]:
-    """Set the dtype in the base's config; its output layer may no longer be tied to the embedding."""
-    config = parse_object(texts["config.json"], "config.json") | {"dtype": dtype}
-    config |= {"tie_word_embeddings": False} if untied else {}
+def with_dtype(texts: Mapping[str, str], dtypes: WeightDtypes) -> dict[str, str]:
+    """Set the dtype of the weights in a model's config, name -> text; an adapter has no such config."""
+    if "config.json" not in texts:
+        return dict(texts)
+    config = parse_object(texts["config.json"], "config.json") | {"dtype": str(dtypes)}
     return {**texts, "config.json": json.dumps(config, indent=2) + "\n"}
 
 
-def tensor_spec(shape: tuple[int, ...], dtype: Dtype) -> TensorSpec:
-    stored = DTYPES[dtype]
-    return TensorSpec(TENSOR_DTYPES[stored], shape, prod(shape) * stored.itemsize)
+def convert_file_dtype(path: Path, dtypes: WeightDtypes) -> None:
+    """Convert the float32 tensors of a safetensors file, window by window; others are copied.
 
-
-def convert_file_dtype(path: Path, dtype: Dtype) -> None:
-    """Convert the float32 tensors of a safetensors file to `dtype`, window by window; others are copied."""
+    Errors: ModelError where a number would become infinite; the file is as it was.
+    """
     part = path.with_name(path.name + ".part")
     with ExitStack() as files:
+        files.callback(part.unlink, missing_ok=True)
         tensors = open_tensors(path.parent, files)
         specs = {
-            name: tensor_spec(tensor.shape, dtype) if tensor.dtype == "F32" else tensor.spec
+            name: dtypes.spec(name, tensor.shape) if tensor.dtype == "F32" else tensor.spec
             for name, tensor in tensors.items()
         }
+        if all(specs[name] == tensor.spec for name, tensor in tensors.items()):
+            return
         with safetensors_writer(part, {"format": "pt"}, specs) as file:
-            for tensor in tensors.values():
+            for name, tensor in tensors.items():
                 for at in range(0, len(tensor.data), 4 * WINDOW):
                     window = bytes(tensor.data[at : at + 4 * WINDOW])
                     if tensor.dtype == "F32":
-                        window = as_bytes(torch.frombuffer(bytearray(window), dtype=torch.float32), dtype)
+                        values = torch.frombuffer(bytearray(window), dtype=torch.float32)
+                        window = dtypes.bytes_of(name, values)
                     file.write(window)
-    os.replace(part, path)
-
-
-def convert_dtype(folder: Path, dtype: Dtype) -> None:
-    """Convert the weights in a model's or an adapter's folder to `dtype`, and say so in its config."""
-    convert_file_dtype(weights_file_in(folder), dtype)
-    config = folder / "config.json"
-    if config.is_file():
-        values = read_object(config) | {"dtype": dtype}
-        config.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-
-
-def as_bytes(tensor: Tensor, dtype: Dtype) -> bytes:
-    flat = tensor.to(DTYPES[dtype]).contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
+        os.replace(part, path)
 
 
 # ---- text --------------------------------------------------------------------------------------------------
@@ -183,6 +211,13 @@ class TextGenerator:
         self.model: Any = load_adapted(folder, code) if is_adapter(folder) else load_model(folder, code=code)
 
     @property
+    def ends(self) -> list[int] | None:
+        """Tokens that end a text: the model's, and the tokenizer's, which the base of an adapter may lack."""
+        known = self.model.generation_config.eos_token_id
+        known = {*(known if isinstance(known, list) else [known])} - {None}
+        return sorted(known | stops_of(self.tokenizer)) or None
+
+    @property
     def chats(self) -> bool:
         """True where the tokenizer has a chat template."""
         return self.tokenizer.chat_template is not None
@@ -207,12 +242,8 @@ class TextGenerator:
             add_special_tokens=special_tokens,
         )
         options: dict[str, Any] = {"do_sample": True, "temperature": temperature} if temperature > 0 else {}
-        known = self.model.generation_config.eos_token_id
-        ends = {*(known if isinstance(known, list) else [known]), tokenizer.eos_token_id} - {None}
-        if ends:  # the base of an adapter need not know the eos token that the adapter was trained with
-            options["eos_token_id"] = sorted(ends)
-        pad = tokenizer.pad_token_id
-        tokens = self.model.generate(**inputs, max_new_tokens=max_new_tokens, pad_token_id=pad, **options)
+        options |= {"eos_token_id": self.ends, "pad_token_id": tokenizer.pad_token_id}
+        tokens = self.model.generate(**inputs, max_new_tokens=max_new_tokens, **options)
         return str(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 
     @torch.no_grad()
@@ -226,6 +257,7 @@ class TextGenerator:
             max_new_tokens=max_new_tokens,
             max_time=max_seconds,
             pad_token_id=self.tokenizer.pad_token_id,
+            eos_token_id=self.ends,
         )
         added: list[int] = made[0, prompt.shape[1] :].tolist()
         return added
@@ -259,6 +291,8 @@ class RunSummary:
     loss: float | None = None  # on held-out data
     before: float | None = None  # the same of the base
     merged: bool = False  # adapters are merged into the base
+    dtype: str = "float32"  # of most weights
+    met: str = ""  # where peers elsewhere joined from: the internet, this network; "": none is known
     licence: Licence = field(default_factory=Licence)  # of the base
     more: Sequence[str] = ()  # lines of an extension
 
@@ -297,7 +331,8 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
     peers = "one peer" if len(made.samples) == 1 else f"{len(made.samples)} peers"
     before = "" if made.before is None else f"{made.before:.4f} -> "
     loss = "" if made.loss is None else f" Loss on held-out data: {before}{made.loss:.4f}."
-    by = f"by {peers} over the internet with [CocktailSGD]({PAPER})"
+    over = f" over {made.met}" if made.met else ""
+    by = f"by {peers}{over} with [CocktailSGD]({PAPER})"
     lines = [
         f"---\n{about.to_yaml()}\n---\n",
         f"# {base} fine-tuned on {', '.join(data)}\n",
@@ -305,6 +340,7 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
         f"{steps:,} steps, {made.rounds:,} rounds.{loss}\n",
         "## Training\n",
         *(f"- {line}" for line in training_lines(recipe, done)),
+        f"- weights in {made.dtype}",
         "\n## Data\n",
         *(f"- `{name}`" for name in data),
         "\n## Contributors\n\n| peer | samples |\n|---|---|",

@@ -41,6 +41,8 @@ from recipes.foreign_json import read_object
 from recipes.hardware import HalfPrecision, half_precision
 from recipes.weight_files import (
     ADAPTER_FILE,
+    CONTINUE,
+    WIDTHS,
     Layout,
     StoredTensor,
     StoredVector,
@@ -52,8 +54,8 @@ from recipes.weight_files import (
     stored_from_tensor,
 )
 
-from .base_model import cached_commit
-from .causal_lm import load_model, open_vector
+from .base_model import cached_commit, context_of
+from .causal_lm import check_packing_isolation, load_model, open_vector, sight_of
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -156,48 +158,40 @@ def _check_names(key: str, names: Sequence[str], known: Iterable[tuple[str, obje
         raise ModelError(f"{key}: the model has no {kind} {', '.join(missing)}{meant}")
 
 
-def adapter_scale(lora: Lora) -> float:
-    return lora.lora_alpha / lora.lora_r
-
-
 @dataclass
 class Adapter:
-    """The trained factors of one weight's adapter, float32."""
+    """peft's layer around one weight of the base, on the meta device, and its trained values."""
 
-    transposed: bool  # the weight is (in, out), or (experts, in, out)
-    factors: dict[str, Tensor] = field(default_factory=dict)  # A: (r, in), B: (out, r), of DoRA m: (out,)
+    layer: Any
+    values: dict[str, Tensor] = field(default_factory=dict)  # by name in the layer, float32
 
-    def merged(self, weight: Tensor, scale: float) -> Tensor:
-        """Compute W + s B A, or what DoRA makes of it, for a weight (out, in) or (experts, out, in)."""
-        A, B, m = (self.factors.get(name) for name in "ABm")
-        assert A is not None
-        assert B is not None
-        if weight.dim() == 3:  # A: (experts r, in), B: (out, r experts)
-            experts = weight.shape[0]
-            A, B = A.reshape(experts, -1, A.shape[-1]), B.reshape(len(B), -1, experts).permute(2, 0, 1)
-        found = (weight.mT if self.transposed else weight) + scale * (B @ A)
-        if m is not None:
-            found *= (m.reshape(-1) / torch.linalg.norm(found, dim=1))[:, None]
-        return found.mT if self.transposed else found
+    def merged(self, weight: Tensor) -> Tensor:
+        """Compute, with peft, the weight that alone does what `weight` does with its adapter."""
+        base, name = self.layer.get_base_layer(), getattr(self.layer, "parameter_name", "weight")
+        base.load_state_dict({name: weight}, strict=False, assign=True)
+        unknown = self.layer.load_state_dict(self.values, strict=False, assign=True).unexpected_keys
+        assert not unknown, unknown
+        self.layer.merge()
+        found: Tensor = getattr(base, name).detach()
+        self.layer.to("meta")
+        return found
 
 
 def split_adapters(model: Any, values: Mapping[str, Tensor]) -> tuple[dict[str, Adapter], dict[str, Tensor]]:
     """Map weights of the base to their adapters, and weights trained in full to their values.
 
     Args:
-        model: with adapters, on any device.
+        model: with adapters, on the meta device.
         values: trained parameter of `model` -> its values.
     """
     modules, adapters, full = dict(model.named_modules()), dict[str, Adapter](), dict[str, Tensor]()
     for name, part in values.items():
         module, lora, rest = name.partition(".lora_")
-        if not lora:
+        if lora:
+            layer = modules[module]
+            adapters.setdefault(adapted_weight(layer, module), Adapter(layer)).values[f"lora_{rest}"] = part
+        else:
             full[base_parameter_name(name)] = part
-            continue
-        of = adapters.setdefault(
-            adapted_weight(modules[module], module), Adapter(is_transposed(modules[module]))
-        )
-        of.factors["m" if rest.startswith("magnitude") else rest.removeprefix("embedding_")[0]] = part
     return adapters, full
 
 
@@ -208,14 +202,6 @@ def adapted_weight(layer: Any, name: str) -> str:
     while outer.endswith(".base_layer"):
         outer = outer.removesuffix(".base_layer")
     return f"{outer}.{getattr(layer, 'parameter_name', 'weight')}"
-
-
-def is_transposed(layer: Any) -> bool:
-    """True where the weight that peft's layer adapts is (in, out) instead of (out, in)."""
-    base = layer.get_base_layer()
-    if hasattr(layer, "parameter_name"):  # of experts
-        return bool(getattr(base, "is_transposed", False))
-    return type(base).__name__ in ("Conv1D", "Embedding")
 
 
 def row_norms(weight: np.ndarray) -> np.ndarray:
@@ -329,6 +315,84 @@ def check_trainable(recipe: Recipe, base: Path) -> None:
     prepare_for_training(model, recipe)
 
 
+def check_fit(recipe: Recipe, folder: Path) -> None:
+    """Check that a model's weights are numbers, that its tokens see none that follow, nor another document
+    where documents are packed, and that it can read samples of this length.
+
+    Reads the config, and the headers of weights that are there. Errors: ModelError with what was met and what
+    was expected.
+    """
+    context = context_of(folder)
+    if quantized := read_object(Path(folder) / "config.json").get("quantization_config"):
+        with ExitStack() as files:
+            kinds = {tensor.dtype for tensor in open_tensors(folder, files).values()}
+        if not kinds or kinds - WIDTHS.keys():
+            method = quantized.get("quant_method") if isinstance(quantized, dict) else "quantized"
+            raise ModelError(
+                f"the model's weights are {method} codes, not numbers in float32, float16 or bfloat16 "
+                "(hint: the model that it was made from; model.load_in_4bit=true holds that in 4 bits)"
+            )
+    if (tried := sketch(folder, recipe.model.trust_remote_code)) is not None:
+        if sight_of(tried).later:
+            said = f"{folder}: in {type(tried).__name__} tokens see later ones, so it cannot {CONTINUE}"
+            raise ModelError(said)
+        if recipe.data.isolates_documents and not recipe.model.attn_implementation.startswith("fl"):
+            check_packing_isolation(tried)
+    if context is not None and recipe.data.max_length > context:
+        raise ModelError(
+            f"data.max_length is {recipe.data.max_length}, the model's context only {context} "
+            f"(hint: data.max_length={context})"
+        )
+
+
+def sketch(folder: Path, code: bool = False) -> Any | None:
+    """Build the model of a config with two narrow layers, eight tokens and random weights, to try what it
+    does; None where its class allows none of that. Errors: ModelError where it is no causal language model.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    chosen = {"trust_remote_code": code, "dtype": torch.float32, "experts_implementation": "eager"}
+    meta_model(folder, code=code)  # says what is wrong with it
+    try:
+        with parameters_on_meta(), torch.random.fork_rng(devices=[]):
+            config = AutoConfig.from_pretrained(folder, **from_pretrained_options(folder, code))
+            text = config.get_text_config(decoder=True)
+            known, width = text.to_dict(), text.hidden_size
+            head = known.get("head_dim") or width // getattr(text, "num_attention_heads", width)
+            sizes = {name: 8 for name in ("head_dim", "rotary_dim") if known.get(name)}
+            sizes |= {name: 64 for name in ("intermediate_size", "moe_intermediate_size") if known.get(name)}
+            sizes |= {"hidden_size": width // max(head // 8, 1), "num_hidden_layers": 2, "vocab_size": 8}
+            cut = {name: getattr(text, name)[:2] for name in layer_lists(text)}
+            for name, value in {**cut, **sizes, "pad_token_id": None}.items():
+                setattr(text, name, value)
+            untyped: Any = AutoModelForCausalLM
+            model = untyped.from_config(config, **chosen)
+            torch.manual_seed(0)
+            used = {*model.parameters()}
+            if text is not config:
+                used = {*model.get_decoder().parameters(), *model.get_output_embeddings().parameters()}
+            for module in model.modules():
+                for name, empty in module.named_parameters(recurse=False):
+                    drawn = torch.zeros(1).expand(empty.shape)  # no memory, for parts that see no text
+                    if empty in used:
+                        drawn = torch.randn(empty.shape) * empty.shape[-1] ** -0.5 + (empty.dim() < 2)
+                    module._parameters[name] = nn.Parameter(drawn, requires_grad=False)
+        sight_of(model)
+    except Exception:  # any kind: the class knows no such sizes, or computes nothing of this kind on a CPU
+        return None
+    return model
+
+
+def layer_lists(config: Any) -> list[str]:
+    """Name what a config lists layer by layer."""
+    count = config.num_hidden_layers
+    return [
+        name
+        for name, value in vars(config).items()
+        if isinstance(value, list | tuple) and len(value) == count
+    ]
+
+
 def available_attention(wanted: str, device: str | torch.device) -> str:
     """Attention to use: `wanted`, or `auto`, which computes the same, where flash attention is missing."""
     from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
@@ -404,11 +468,12 @@ def _draw_adapter(recipe: Recipe, base: Path) -> StoredVector:
 
 def _magnitudes(base: StoredVector, layer: Any, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Compute what DoRA's magnitudes are at first: the norms of the rows of the base's weight."""
-    weight = adapted_weight(layer, name.partition(".lora_magnitude_vector")[0])
-    where = base.layout.names.index(weight)
-    start, size = base.layout.offsets[where], base.layout.shapes[where]
-    values = base.read(start, start + prod(size)).reshape(size)
-    return row_norms(values.T if is_transposed(layer) else values).reshape(shape)
+    from transformers.pytorch_utils import Conv1D
+
+    part = base.part(adapted_weight(layer, name.partition(".lora_magnitude_vector")[0]))
+    values = part.floats(0, prod(part.shape)).reshape(part.shape)
+    transposed = isinstance(layer.get_base_layer(), nn.Embedding | Conv1D)  # (in, out)
+    return row_norms(values.T if transposed else values).reshape(shape)
 
 
 def _open_adapter(recipe: Recipe, base: Path, folder: Path) -> StoredVector:

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from torch.utils.weak import WeakIdKeyDictionary
 
-from recipes.models import causal_model, loss_sum
+from recipes.models import causal_model, layer_lists, loss_sum
 
 PLACES = {"layer_idx", "layer_id", "layer_index"}  # attributes that are a layer's place and nothing else
 
@@ -51,7 +51,7 @@ class RepeatedLayers:
     def cut(self, count: int) -> Iterator[None]:
         """Let the decoder have its first `count` layers only."""
         config: Any = self.decoder.config
-        lists = {name: getattr(config, name) for name in lists_of(config)}
+        lists = {name: getattr(config, name) for name in layer_lists(config)}
         try:
             self._set(self.layers[:count], {name: values[:count] for name, values in lists.items()})
             yield
@@ -77,7 +77,7 @@ def repeated_layers(causal: Any) -> RepeatedLayers | None:
     if len(lists) != 1:
         return None
     [(name, layers)] = lists
-    listed = [getattr(config, name) for name in lists_of(config)]
+    listed = [getattr(config, name) for name in layer_lists(config)]
     kinds = [(kind_of(layer), *(values[i] for values in listed)) for i, layer in enumerate(layers)]
     few, period = repetition(kinds)
     return RepeatedLayers(decoder, name, layers, few, period) if 2 * few + period < len(layers) else None
@@ -93,16 +93,6 @@ def repetition(kinds: Sequence[object]) -> tuple[int, int]:
         least = max((unlike[-1] + 1 if unlike else 0) + period, 2)
         found.append((least + (len(kinds) - least) % period, period))
     return min(found, key=lambda each: 2 * each[0] + each[1], default=(len(kinds), 1))
-
-
-def lists_of(config: Any) -> list[str]:
-    """Names of what a config lists layer by layer."""
-    count = config.num_hidden_layers
-    return [
-        name
-        for name, value in vars(config).items()
-        if isinstance(value, list | tuple) and len(value) == count
-    ]
 
 
 def kind_of(layer: nn.Module) -> tuple[object, ...]:

@@ -81,6 +81,8 @@ def choose_method(load: Load, machine: Machine | None) -> MethodChoice:
     chosen.set({"swarm.requires": None, **length_keys(survey, context_of(folder), running)})
     drawn = meta_model(folder, code=asked.recipe.model.trust_remote_code)
     size = sum(parameter.numel() for parameter in drawn.parameters())
+    if not drawn.supports_gradient_checkpointing:
+        chosen.set({"training.activation_checkpointing": False})
     fit = method_of(chosen, load, folder, size, machine)
     rate = RATES[fit.method] / (2 if fit.method != "full" and size >= LARGE_FROM else 1)
     rate = asked.recipe.objective.adapters_rate or rate

@@ -22,8 +22,9 @@ from recipes.models import (
     context_of,
     load_tokenizer,
     meta_trained_model,
+    vocabulary_of,
 )
-from recipes.weight_files import check_model_folder, layout_of, meta_model, open_stored_vector
+from recipes.weight_files import check_finite, check_model_folder, layout_of, meta_model
 
 from .memory_plan import count_text
 
@@ -40,19 +41,19 @@ HIGH_RATES = {"adapters": 1e-3, "a whole model": 2e-4}  # for adaptive optimizer
 
 def examine(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
     """Check the model, then the data. `offline`: do not ask the hub; what its cache lacks is not checked."""
-    tokenizer, context = None, None
+    tokenizer, context, vocabulary = None, None, None
     yield from unusual_settings(recipe)
     try:
         folder = config_folder(recipe.model)
+        check_fit(recipe, folder)
         yield model_of(recipe, folder)
         tokenizer = load_tokenizer(recipe.model, folder)
-        context = context_of(folder)
-        check_fit(recipe, folder, tokenizer)
+        context, vocabulary = context_of(folder), vocabulary_of(folder)
     except (InputError, HubUnreachable) as error:
         yield failed("model", error, offline)
     for dataset in (*recipe.datasets, *recipe.eval_datasets):
         try:
-            yield from data_of(recipe, dataset, tokenizer, offline, context)
+            yield from data_of(recipe, dataset, tokenizer, offline, context, vocabulary)
         except (InputError, HubUnreachable) as error:
             yield failed("data", error, offline)
 
@@ -65,22 +66,25 @@ def unusual_settings(recipe: Recipe) -> Iterator[Finding]:
         usual = f"above {HIGH_RATES[what]:g} many runs diverge"
         said = f"training.learning_rate {rate:g} is high for {what}: {usual}"
         yield Finding("warn", "recipe", said, f"learning_rate={HIGH_RATES[what] / 10:g} is a usual one")
+    steps = recipe.training.max_steps
+    if steps > 0 and (warmup := recipe.training.warmup(steps)) >= steps:
+        said = f"training.warmup_steps is {warmup}, of {steps} steps in all: the rate is never reached"
+        yield Finding("warn", "recipe", said, "warmup_steps=0.03 is a share of the steps")
 
 
 def failed(about: str, error: Exception, offline: bool = False) -> Finding:
     """Turn an error into a finding; a warning where the hub was not asked."""
     if offline and isinstance(error, HubUnreachable):
         return Finding("warn", about, f"not checked: {error}", "without --offline the hub is asked")
-    return Finding("fail", about, str(error), getattr(error, "hint", ""), error=error)
+    hint = getattr(error, "hint", "") or "; ".join(getattr(error, "hints", ()))
+    return Finding("fail", about, str(error), hint, error=error)
 
 
 def model_of(recipe: Recipe, folder: Path) -> Finding:
     """Check that transformers supports the model, and count its parameters. Errors: ModelError."""
     if Path(recipe.model.model_name_or_path).expanduser().is_dir():
         check_model_folder(folder)
-        stored = open_stored_vector(folder, recipe.model.trust_remote_code)
-        if stored is not None:
-            stored.close()
+        check_finite(folder, recipe.model.trust_remote_code)
     check_trainable(recipe, folder)
     drawn = meta_model(folder, code=recipe.model.trust_remote_code)
     trained = layout_of(meta_trained_model(recipe, folder)).size
@@ -109,9 +113,10 @@ def data_of(
     tokenizer: PreTrainedTokenizerBase | None,
     offline: bool,
     context: int | None = None,
+    vocabulary: int | None = None,
 ) -> Iterator[Finding]:
     """Check that a data set exists, detect its type, and tokenize its first rows. `context`: tokens that
-    the model can read, None where it is unknown.
+    the model can read; `vocabulary`: those it knows; None where it is unknown.
 
     Errors: DataError, HubUnreachable.
     """
@@ -124,7 +129,8 @@ def data_of(
         kind = recipe.objective.row_type or detect_row_type(dataset, first)
         yield Finding("ok", "data", f"{dataset.path}: {kind}; its rows are not read, for want of a tokenizer")
         return
-    encoder = make_row_tokenizer(tokenizer, recipe.data, dataset, first, recipe.objective)
+    options = recipe.data, dataset, first, recipe.objective, vocabulary
+    encoder = make_row_tokenizer(tokenizer, *options)
     tally = Tally()
     limit = HUB_ROWS if hub else LOCAL_ROWS
     longest = None if recipe.data.packing else recipe.data.max_length

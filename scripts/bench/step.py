@@ -62,7 +62,7 @@ def measured(recipe: Recipe, device: str, micro_batch: int | None, steps: int, p
     with tempfile.TemporaryDirectory(prefix="cocktail-", ignore_cleanup_errors=True) as place:
         base = prepare_base(recipe, Path(place) / "base").folder
         tokenizer = load_tokenizer(recipe.model, base)
-        check_fit(recipe, base, tokenizer)
+        check_fit(recipe, base)
         every = recipe.compression.step_rungs[0]
         lease = first(recipe, tokenizer, math.ceil(samples_per_peer(recipe, peers)) * every)
         model, batch = load_trained(recipe, base, device), micro_batch_of(recipe, micro_batch) or 1

@@ -213,7 +213,7 @@ MODELS = {  # what is wrong with a model's folder: cause, remedy
     "no JSON": ("config.json is not valid JSON", "copy it again"),
     "unknown type": ("cannot load this config.json: The checkpoint", "model type `lama`"),
     "wrong type": ("cannot load this config.json: Validation error", "'hidden_size' expected int, got str"),
-    "encoder": ("BertLMHeadModel is an encoder here", "a decoder, such as GPT-2"),
+    "encoder": ("in BertLMHeadModel tokens see later ones", "a decoder, such as GPT-2"),
     "encoder and decoder": ("a t5 model cannot learn to continue text", "a decoder, such as GPT-2"),
     "no tokenizer": ("no tokenizer in this folder", "model.tokenizer_name_or_path"),
     "no weights": ("no weights", "save_pretrained writes them"),
@@ -221,6 +221,13 @@ MODELS = {  # what is wrong with a model's folder: cause, remedy
     "cut": ("model.safetensors has 100000 bytes", "download or copy it again"),
     "empty": ("is not a safetensors file", "download or copy it again"),
     "another size": ("embed_in.weight is (", "config.json and weights of one model"),
+    "pointer": ("model.safetensors is a git-lfs pointer", "`git lfs pull` fetches it"),
+    "pointer for a tokenizer": ("tokenizer.json is a git-lfs pointer", "`git lfs pull` fetches it"),
+    "images": ("a mistral3 model is multimodal, which is not supported", "a model of text alone"),
+    "prefix": ("the weights lack gpt_neox.embed_in.weight, and have module.embed_", "of one model"),
+    "NaN": ("gpt_neox.final_layer_norm.bias has a number that is NaN", "convert the model again"),
+    "infinity": ("gpt_neox.final_layer_norm.bias has a number that is NaN or inf", "convert the model again"),
+    "a shard is gone": ("model-2.safetensors", "download or save them again"),
     "a weight is gone": ("the weights lack gpt_neox.", "config.json and weights of one model"),
 }
 
@@ -247,7 +254,8 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spoil(folder: Path, wrong: str) -> Path:
     """Break the model's folder in the way that `wrong` says."""
     weights, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
-    kinds = {"encoder": "bert", "encoder and decoder": "t5", "unknown type": "lama"}
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    kinds = {"images": "mistral3", "encoder": "bert", "encoder and decoder": "t5", "unknown type": "lama"}
     if wrong == "a file":
         return weights
     if wrong in kinds:
@@ -265,8 +273,22 @@ def spoil(folder: Path, wrong: str) -> Path:
         weights.rename(folder / ("model.gguf" if wrong == "GGUF" else "weights.pt"))
     elif wrong in ("cut", "empty"):
         weights.write_bytes(weights.read_bytes()[: 100_000 if wrong == "cut" else 0])
-    elif wrong == "a weight is gone":
+    elif wrong.startswith("pointer"):
+        (weights if wrong == "pointer" else folder / "tokenizer.json").write_text(pointer)
+    elif wrong in ("a weight is gone", "prefix", "NaN", "infinity", "a shard is gone"):
         tensors = load_file(weights)
-        tensors.pop(next(name for name in tensors if "dense" in name))
+        if wrong == "a weight is gone":
+            tensors.pop(next(name for name in tensors if "dense" in name))
+        elif wrong == "prefix":
+            tensors = {f"module.{name.removeprefix('gpt_neox.')}": one for name, one in tensors.items()}
+        elif wrong in ("NaN", "infinity"):
+            tensors["gpt_neox.final_layer_norm.bias"][-1] = float("nan" if wrong == "NaN" else "-inf")
         save_file(tensors, weights, metadata={"format": "pt"})
+        if wrong == "a shard is gone":
+            places = dict.fromkeys(tensors, "model-1.safetensors") | {
+                next(iter(tensors)): "model-2.safetensors"
+            }
+            weights.rename(folder / "model-1.safetensors")
+            index = {"metadata": {}, "weight_map": places}
+            (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder

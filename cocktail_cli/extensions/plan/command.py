@@ -257,7 +257,7 @@ def make(asked: Asked) -> Plan:
     recipe = asked.request.load()
     folder = config_folder(recipe.model)
     tokenizer = load_tokenizer(recipe.model, folder)
-    check_fit(recipe, folder, tokenizer)
+    check_fit(recipe, folder)
     peers = asked.peers or recipe.swarm.min_peers
     micro_batch, memory = fitted(asked, recipe)
     known = survey_data(recipe, tokenizer)

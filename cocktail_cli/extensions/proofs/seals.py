@@ -116,7 +116,7 @@ def seal_model(model: CommittedModel, folder: Path, rounds: int, merged: bool) -
         weights = weights_file_in(folder)
         sha256 = sha256_of(weights)
         lines = verification_lines(statement, f"- `{weights.name}`: sha256 `{sha256}`", signer_of(secret))
-        (folder / CARD).write_text(model.card(rounds, merged, [*lines]), encoding="utf-8")
+        (folder / CARD).write_text(model.card(folder, rounds, merged, [*lines]), encoding="utf-8")
         write_seal(folder, statement, secret, {weights.name: sha256})
 
 

@@ -304,6 +304,25 @@ def test_a_hub_that_does_not_answer_is_no_training() -> None:
     assert "waiting" in row(board, "vm")
 
 
+@pytest.mark.parametrize(
+    ("doing", "keys"),
+    [
+        ("leaving (Ctrl-C), within 22 s", "Ctrl-C: at once"),
+        ("pausing (Ctrl-C): finishing the exchange in flight", "Ctrl-C: end the run with its model"),
+        ("ending (Ctrl-C): finishing the exchange in flight", "Ctrl-C: at once"),
+        ("writing the model", "Ctrl-C: at once"),
+    ],
+)
+def test_how_it_ends_is_said_until_it_has_and_the_keys_say_what_they_do_then(doing: str, keys: str) -> None:
+    board = board_of(JOINED, events.Step(3, 100, 3, 2.0, 1), events.Progressed(doing))
+    board.take(events.Step(4, 100, 4, 2.0, 1))
+    board.miss()
+
+    lines = drawn(board, 120)
+    assert lines[1].startswith(doing)
+    assert lines[-1] == keys
+
+
 def test_this_machine_is_not_lost_to_a_hub_that_was_started_again() -> None:
     board = board_of(JOINED)
     board.look(status(peer("vm", "lost"), peer("b", "lost")))

@@ -148,7 +148,7 @@ def test_a_shipped_recipe_trains_a_step_on_a_tiny_twin_of_its_model(name: str, t
         AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path)).save_pretrained(tmp_path)
     base = prepare_base(recipe, tmp_path / "base")
     tokenizer = load_tokenizer(recipe.model, base.folder)
-    check_fit(recipe, base.folder, tokenizer)
+    check_fit(recipe, base.folder)
 
     corpus = build_corpus(recipe, tokenizer)
     lease = [corpus.sample(position) for position in range(4)]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing, nullcontext
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from tiny_models import BUILTIN, VOCABULARY
+from tiny_models import BUILTIN, CLASSES, VOCABULARY, tiny_config
 
 from recipes.config import load_recipe
 from recipes.errors import HubUnreachable, ModelError
@@ -16,12 +18,17 @@ from recipes.models import (
     base_manifest,
     check_fit,
     configs_with_eos,
+    context_of,
+    layers_of,
     load_model,
     load_tokenizer,
     open_tokenizer,
     open_vector,
     prepare_base,
+    vocabulary_of,
+    width_of,
 )
+from recipes.models.trainable import sketch
 
 GPTQ = {"quant_method": "gptq", "bits": 4}
 
@@ -175,17 +182,24 @@ def test_exported_configs_keep_their_other_eos_tokens(tmp_path) -> None:
     assert changed(config={"text_config": {"eos_token_id": 0}})[0] == {"text_config": one}
 
 
-def test_weights_that_are_codes_are_refused_by_their_kind(folders, tmp_path) -> None:
+def test_weights_that_are_codes_are_refused_by_their_kind_and_numbers_are_not(folders, tmp_path) -> None:
+    """Transformers leaves the word of a GGUF, or of codes that were unpacked, in the config of numbers."""
     folder, recipe = tmp_path / "codes", load_recipe("smoke", ["max_length=32"])
     shutil.copytree(folders["llama"], folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": GPTQ}))
-    with pytest.raises(ModelError, match=r"are gptq codes, not numbers .*model.load_in_4bit=true"):
-        check_fit(recipe, folder, load_tokenizer(recipe.model, BUILTIN))
-
-    (folder / "config.json").write_text(json.dumps(config))
     # the file is replaced
     tensors = {n: t.clone() for n, t in load_file(folder / "model.safetensors").items()}
+    check_fit(recipe, folder)
+    assert torch.equal(load_model(folder).lm_head.weight, tensors["lm_head.weight"])
+    with closing(open_vector(folder)) as vector:
+        assert "quantization_config" not in json.loads(vector.config_files["config.json"])
+
+    codes = tensors | {"model.layers.0.mlp.up_proj.qweight": torch.zeros(4, 4, dtype=torch.int32)}
+    save_file(codes, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"are gptq codes, not numbers .*model.load_in_4bit=true"):
+        check_fit(recipe, folder)
+    (folder / "config.json").write_text(json.dumps(config))
     for kind, called in ((torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")):
         save_file({n: t.to(kind) for n, t in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
         for opened in (load_model, open_vector):
@@ -193,12 +207,30 @@ def test_weights_that_are_codes_are_refused_by_their_kind(folders, tmp_path) -> 
                 opened(folder)
 
 
-def test_ids_outside_the_embedding_and_samples_over_the_context_are_refused(folders, tmp_path) -> None:
-    tokenizer = open_tokenizer(folders["gpt2"])
+def test_samples_over_the_context_are_refused_whatever_the_config_calls_it(folders, tmp_path) -> None:
+    """A tokenizer may have more tokens than the embedding: rows that have one are refused, not the model."""
+    text = {"max_position_embeddings": 48, "vocab_size": 9, "num_hidden_layers": 3, "hidden_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
+    tiny_config("mpt", max_seq_len=40).save_pretrained(tmp_path / "mpt")
 
-    check_fit(load_recipe("smoke", ["max_length=64"]), folders["gpt2"], tokenizer)
+    check_fit(load_recipe("smoke", ["max_length=64"]), folders["gpt2"])
     with pytest.raises(ModelError, match="max_length is 65, the model's context only 64"):
-        check_fit(load_recipe("smoke", ["max_length=65"]), folders["gpt2"], tokenizer)
-    tokenizer.add_tokens(["<new>"])
-    with pytest.raises(ModelError, match="has 321 tokens, the model's embedding only 320"):
-        check_fit(load_recipe("smoke", ["max_length=64"]), folders["gpt2"], tokenizer)
+        check_fit(load_recipe("smoke", ["max_length=65"]), folders["gpt2"])
+    assert (context_of(tmp_path), context_of(tmp_path / "mpt")) == (48, 40)
+    assert (vocabulary_of(tmp_path), layers_of(tmp_path), width_of(tmp_path)) == (9, 3, 8)
+
+
+@pytest.mark.parametrize("kind", [*CLASSES, "gpt_neox_japanese", "xlnet", "bert"])
+def test_whether_tokens_see_later_ones_is_tried_out_and_not_read(tmp_path, kind: str) -> None:
+    """Of GPT-NeoX-Japanese the flags say that it is an encoder; of XLNet they say nothing."""
+    if kind in CLASSES:
+        CLASSES[kind]().save_pretrained(tmp_path)
+    else:
+        transformers.AutoConfig.for_model(kind, vocab_size=320).save_pretrained(tmp_path)
+    recipe = load_recipe("smoke", ["max_length=32", "packing=false"])
+
+    with (
+        nullcontext() if kind not in ("xlnet", "bert") else pytest.raises(ModelError, match="see later ones")
+    ):
+        check_fit(recipe, tmp_path)
+    assert sketch(tmp_path) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp
 from pathlib import Path
 
@@ -67,11 +68,14 @@ def test_the_metadata_of_a_card_are_those_that_the_hub_reads() -> None:
 
 
 def test_a_card_describes_its_run_and_not_the_recipe_that_it_began_from() -> None:
-    text = render_card(RECIPE, RunSummary("amber-otter-42", 13, None, {"a": 700, "b": 68}))
+    made = RunSummary("amber-otter-42", 13, None, {"a": 700, "b": 68}, dtype="bfloat16")
+    text = render_card(RECIPE, made)
 
     assert "# llama fine-tuned on letters.jsonl, me/otters\n" in text
-    told = "LoRA adapters of `llama` on `letters.jsonl`, `me/otters`, by 2 peers over the internet with "
-    assert told in text
+    told = "LoRA adapters of `llama` on `letters.jsonl`, `me/otters`, by 2 peers with "
+    assert told in text  # who were all on one machine
+    assert "by 2 peers over the internet with " in render_card(RECIPE, replace(made, met="the internet"))
+    assert "- weights in bfloat16\n" in text
     assert "run amber-otter-42, 12 steps, 13 rounds." in text
     assert "- LoRA: rank 4, alpha 32, dropout 0.05\n" in text
     assert "- 768 samples of at most 1,024 tokens, 64 a step\n" in text

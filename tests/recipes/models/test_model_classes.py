@@ -19,7 +19,7 @@ from recipes.algorithm import compressor_of
 from recipes.config import Recipe
 from recipes.data import Sample
 from recipes.errors import ModelError
-from recipes.models import AdapterVector, check_trainable, load_trained, open_trained, write_merged
+from recipes.models import check_trainable, load_trained, open_trained, write_merged
 from recipes.snapshots import Fold
 from recipes.training import build_peer
 from recipes.weight_files import write_model_files
@@ -106,7 +106,7 @@ def test_a_class_trains_adapters_and_merged_they_are_a_model_of_transformers(
 
     vector, wanted = stepped(recipe, base, tmp_path / "adapter")
     with closing(open_trained(recipe, base)) as start:
-        adapters = AdapterVector(start.layout, vector)
+        adapters = start.layout.by_name(vector)
     (tmp_path / "merged").mkdir()
     write_merged(tmp_path / "merged", recipe, base, adapters, BUILTIN)
 

@@ -250,16 +250,10 @@ def explain(error: BaseException) -> Failure:
     if is_fault(error):
         return Failure(code, f"the hub is at fault: {said}", hints=hints or (FAULT_HINT,))
     if not hints and "(hint: " not in said:
-        hints = schema_hint(problems) or (remedy_of(error, code),)
+        remedy = REMEDIES.get(family_of(error)) or REMEDIES[code]
+        hints = schema_hint(problems) or (NAME_HINT if getattr(error, "layer", "") == "dns" else remedy,)
     meaning = SAID.get(family_of(error), SAID.get(code, ""))
     return Failure(code, meaning + (said or code.replace("_", " ")), problems, hints)
-
-
-def remedy_of(error: BaseException, code: str) -> str:
-    """Return what to do about an error that gives no hint of its own."""
-    if getattr(error, "layer", "") == "dns":
-        return NAME_HINT
-    return REMEDIES.get(family_of(error)) or REMEDIES[code]
 
 
 def schema_hint(problems: tuple[Problem, ...]) -> tuple[str, ...]:

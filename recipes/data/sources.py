@@ -165,9 +165,9 @@ def _splits(dataset: Dataset, progress: Progress) -> Splits:
     if path.startswith("http://"):
         raise DataError(f"{path}: data are read from https addresses only")
     remote = path.startswith("https://")
+    if local.is_symlink() and not local.exists():
+        raise DataError(f"{path}: a link to {os.readlink(local)}, which is not there", "check the link")
     if not (remote or path.startswith("builtin:") or local.exists()):
-        if local.is_symlink():
-            raise DataError(f"{path}: a link to {os.readlink(local)}, which is not there", "check the link")
         raise DataError(f"{path}: no such file or folder", nearest_file(local))
     plain = local.is_dir() and not _is_saved(local)
     for key, known in {"name": plain, "data_files": plain, "revision": remote}.items():
@@ -246,11 +246,8 @@ def python_docs(length: int = 1000) -> Iterator[str]:
 
 # as `datasets` tells splits by the names of files and folders
 SHARD = re.compile(r"data/([\w.]+)-\d{5}-of-\d{5}")
-SPLIT_WORD = re.compile(
-    r"(?:^|[-._ 0-9/])(?:(?P<train>training|train)|(?P<validation>validation|valid|val|dev)"
-    r"|(?P<test>testing|test|evaluation|eval))(?=[-._ 0-9/]|$)",
-    re.IGNORECASE,
-)
+WORDS = "(?P<train>train(ing)?)|(?P<validation>valid(ation)?|val|dev)|(?P<test>test(ing)?|eval(uation)?)"
+SPLIT_WORD = re.compile(rf"(?:^|[-._ 0-9/])(?:{WORDS})(?=[-._ 0-9/]|$)", re.IGNORECASE)
 NO_DATA_FILES = {"config.json", "dataset_info.json", "dataset_infos.json"}
 
 
@@ -358,9 +355,8 @@ def unread_files(dataset: Dataset) -> list[str]:
     read = {file.resolve() for split, files in found for file in files if asked & {split, "all"}}
     known = NO_DATA_FILES | {"README.md"}
     left = [file for file in _visible(folder) if file.resolve() not in read and file.name not in known]
-    more = f" and {len(left) - LISTED} more" if len(left) > LISTED else ""
-    names = ", ".join(map(str, left[:LISTED]))
-    return [f"not read, as the split is {dataset.split}: {names}{more}"] if left else []
+    names = ", ".join(map(str, left[:LISTED])) + (f" and {len(left) - LISTED} more" if left[LISTED:] else "")
+    return [f"not read, as the split is {dataset.split}: {names}"] if left else []
 
 
 # ---- files -------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ CEILINGS = {
     "recipe keys": 111,
     "options": 196,
     "messages": 30,
-    "words of documents": 69_665,
+    "words of documents": 69_652,
     "functions without a docstring, %": 22,
 }
 

@@ -113,7 +113,7 @@ with leave_in_time(lambda: (begun, begun + 0.1), words, lambda: 75):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("goodbye", "said"), [("said", "bye\nthanks\n"), ("stuck", "")])
+@pytest.mark.parametrize(("goodbye", "said"), [("said", "bye\nthanks\n"), ("stuck", "thanks\n")])
 def test_a_process_that_does_not_look_is_gone_in_time(root: Path, goodbye: str, said: str) -> None:
     command = [sys.executable, "-c", IN_TIME, goodbye]
     ended = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, timeout=600)

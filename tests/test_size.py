@@ -22,10 +22,10 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_535,
+    "lines with code, heart": 29_530,
     "lines with code, extensions": 15_826,
     "lines with code, scripts": 10_015,
-    "lines with code, tests": 45_310,
+    "lines with code, tests": 45_300,
     "modules": 329,
     "recipe keys": 111,
     "options": 196,

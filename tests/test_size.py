@@ -22,10 +22,10 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_652,
+    "lines with code, heart": 29_647,
     "lines with code, extensions": 15_825,
     "lines with code, scripts": 10_015,
-    "lines with code, tests": 45_426,
+    "lines with code, tests": 45_416,
     "modules": 329,
     "recipe keys": 111,
     "options": 196,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import stat
 import sys
 import threading
@@ -16,7 +15,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from in_this_process import Run
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.ui import Event
@@ -27,7 +25,6 @@ from cocktail_cli.volunteer.checkpoint_store import CheckpointKey
 from cocktail_cli.volunteer.run_link import RunLink
 from recipes.config import Recipe
 from recipes.training import Peer, build_peer, peer_checkpoint
-from transport import RunKeys
 from transport.protocol import Leaving, LinkLost, RunOver
 
 KEY = CheckpointKey("amber-otter-42", "ann", "recipe-hash", "base-digest")
@@ -266,13 +263,3 @@ def test_a_name_in_any_script_has_a_file_of_its_own_with_a_plain_name(name: str)
     assert path.name.isascii()
     assert path != checkpoint_store.path_of("amber-otter-42", name + "-2")
     assert ("@" in path.name) == (name not in ("ann", "con.x")), "as before where it is plain"
-
-
-def test_a_hub_that_is_down_is_told_before_the_libraries_load(cocktail: Run) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = RunKeys.generate().url("127.0.0.1", server.getsockname()[1], KEY.run)
-    said = cocktail("join", "-y", str(url))
-
-    assert said.exit == 5
-    assert "loading the libraries" not in said.err
-    assert "`join --wait 12h` waits" in said.err

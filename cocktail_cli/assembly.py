@@ -387,6 +387,10 @@ class Extension:
         """Write into a new run's recipe what follows from the model in the folder `base`."""
         return recipe
 
+    def chosen(self, keys: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return keys of its section for a user's own model and data, beside those that were chosen."""
+        return {}
+
     def prepare(self, work: Any) -> Any:
         """Compute what takes seconds when a hub is opened, of the run of a `cocktail_cli.host.RunDelegate`,
         whose `prepared` has it by extension. One that takes over has no time then."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import mmap
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -51,6 +52,15 @@ class Problem:
         return f"{self.file}:{self.line}" if self.file and self.line else self.file
 
 
+# the key and token of a run URL, however the rest of it was typed
+SECRETS = re.compile(r"(cocktail:/+)(?:[^\s'\"/@]+(?=@)|[\w.-]{20,})")
+
+
+def shown_line(text: str) -> str:
+    """Make a text one line that is safe to show: no secret of a run URL is in it."""
+    return SECRETS.sub(r"\1***", one_line(text))
+
+
 class Failure(Exception):
     """Ends a command. `code` is a key of EXIT, the message one sentence, each hint a thing to do. Others may
     have a part in the words: they are safe to show.
@@ -61,9 +71,9 @@ class Failure(Exception):
     ) -> None:
         assert code in EXIT, code
         self.code = code
-        self.message = one_line(message)
-        self.problems = tuple(Problem(**readable(asdict(problem))) for problem in problems)
-        self.hints = tuple(map(one_line, hints))
+        self.message = shown_line(message)
+        self.problems = tuple(Problem(**readable(asdict(problem), shown_line)) for problem in problems)
+        self.hints = tuple(map(shown_line, hints))
         super().__init__(self.message)
 
     @classmethod
@@ -172,7 +182,7 @@ FULL_MEMORY = (
     "could not create a primitive",  # oneDNN, which says no more
 )
 ROOM = 64 << 20  # bytes: with less available, any failure is for want of memory
-OTHER_PLACE = "choose another place: -o DIR; for cocktail's own files COCKTAIL_HOME"
+OTHER_PLACE = "choose another place: -o DIR, for cocktail's own files COCKTAIL_HOME=DIR cocktail ..."
 PATH_HINTS = {  # errno of a path that the user chose -> remedy
     errno.EACCES: f"{OTHER_PLACE}; or change its rights",
     errno.EPERM: f"{OTHER_PLACE}; or change its rights",
@@ -191,7 +201,7 @@ PORT_HINT = "--port 0 takes any free port; another --port or --bind may be free 
 URL_HINT = "copy the whole line between its quotes, or ask the run's host for it again"
 PIPE_HINT = "write the output to a file, or launch with --detach"
 NAME_HINT = "check this machine's connection, and the host's name in the URL"
-HUB_HINT = "the run may be over, or its port closed to you: ask its host for `cocktail status`"
+HUB_HINT = "the run may be paused (`join --wait 12h` waits) or over, or its port closed to you: ask its host"
 
 # What to do about an error of a room that says nothing of its own, by class or code.
 REMEDIES = {

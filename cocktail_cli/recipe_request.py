@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cocktail_cli.machine import RUNTIME, memory_of, pick_device
 
-from .assembly import recipe_type
+from .assembly import everyone, recipe_type
 from .errors import Failure
 
 if TYPE_CHECKING:
@@ -136,7 +136,8 @@ class RecipeRequest:
         from recipes.planning import choose_method
 
         found = choose_method(lambda keys: replace(self, chosen=dict(keys)).resolve(), machine)
-        return replace(self, chosen=found.keys), found.lines
+        more = {name: value for one in everyone() for name, value in one.chosen(found.keys).items()}
+        return replace(self, chosen={**found.keys, **more}), found.lines
 
     def typed(self, **options: Any) -> str:
         """Format the arguments as one types them after a command, quoted for the shell, with further options

@@ -6,14 +6,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
 from .errors import Interrupted
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-LEAVE_WITHIN = 22.0  # seconds from the first signal to the goodbye, whatever this process does
+LEAVE_WITHIN = 22.0  # seconds from the first signal to the end, whatever this process does
+GOODBYE_WITHIN = 5.0  # seconds from Ctrl-C to the goodbye: a person waits, and the others for its work
 PAUSE_WITHIN = 600.0  # the same for a pause: nobody takes the machine away, so the checkpoint is completed
 ENDS_WITHIN = 8.0  # seconds from Ctrl-C to the end, where nothing is in flight
 SAME_S = 0.5  # `timeout` and systemd signal a process and its group, systemd with SIGTERM and SIGHUP
@@ -117,17 +118,20 @@ def leave_on_signal(
 
 @contextmanager
 def leave_in_time(
-    by: Callable[[], float], goodbye: Callable[[], None], status: Callable[[], int]
+    by: Callable[[], Sequence[float]], words: Sequence[Callable[[], None]], status: Callable[[], int]
 ) -> Iterator[None]:
-    """End this process at monotonic time `by`, after a `goodbye`: a long batch does not poll for requests."""
+    """Say the first of `words` at the first of these monotonic times, and so on, and end this process after
+    the last: a long batch does not poll for requests."""
     over = threading.Event()
 
     def watch() -> None:
-        while time.monotonic() < by():
-            if over.wait(0.2):
-                return
-        threading.Timer(2.0, lambda: os._exit(status())).start()  # the goodbye itself may hang
-        goodbye()
+        for which, word in enumerate(words):
+            while time.monotonic() < by()[which]:
+                if over.wait(0.2):
+                    return
+            saying = threading.Thread(target=word, daemon=True)  # it may hang
+            saying.start()
+        saying.join(2.0)
         os._exit(status())
 
     threading.Thread(target=watch, name="leave in time", daemon=True).start()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -27,18 +29,29 @@ OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Parse JSON. Infinity and NaN pass, which configs of state-space models have.
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of data. Python drops all values but the last of a key. Errors: KeyError of one that
+    comes twice."""
+    if len(made := dict(pairs)) < len(pairs):
+        raise KeyError(Counter(name for name, _ in pairs).most_common(1)[0][0])
+    return made
+
+
+def parse_json(text: str | bytes, hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """Parse JSON. Infinity and NaN pass, which configs of state-space models have. `hook` makes the objects,
+    of data `unique_keys`.
 
     Errors: ValueError with what is wrong with it, one sentence.
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     check_json(data)
     try:
-        return json.loads(data.decode())
+        return json.loads(data.decode(), object_pairs_hook=hook)
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
         raise ValueError(f"{error.msg.removesuffix(' at')} at {line}column {error.colno}") from None
+    except KeyError as error:
+        raise ValueError(f"an object has the key `{error.args[0]}` twice") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"no UTF-8 at byte {error.start}") from None
     except ValueError:

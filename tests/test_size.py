@@ -22,15 +22,15 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_476,
-    "lines with code, extensions": 15_801,
+    "lines with code, heart": 29_659,
+    "lines with code, extensions": 15_825,
     "lines with code, scripts": 10_015,
-    "lines with code, tests": 45_161,
+    "lines with code, tests": 45_426,
     "modules": 329,
     "recipe keys": 111,
     "options": 196,
     "messages": 30,
-    "words of documents": 69_652,
+    "words of documents": 69_654,
     "functions without a docstring, %": 22,
 }
 

@@ -52,7 +52,7 @@ def preview(
     [{"documents", "parts": [{"text", "tokens", "trained"}]}]}]}
     """
     from recipes.data import preview_data
-    from recipes.models import check_fit, config_folder, load_tokenizer
+    from recipes.models import check_fit, config_folder, load_tokenizer, vocabulary_of
 
     request = RecipeRequest.of(recipe, overrides, data, model)
     check_trust(request.load(), trust_remote_code)
@@ -61,7 +61,7 @@ def preview(
     folder = config_folder(resolved.model)
     tokenizer = load_tokenizer(resolved.model, folder)
     check_fit(resolved, folder)
-    seen = preview_data(resolved, tokenizer)
+    seen = preview_data(resolved, tokenizer, vocabulary=vocabulary_of(folder))
     longest = resolved.data.max_length
     if as_json:
         rows = [described(one, tokenizer, longest, count) for one in seen]

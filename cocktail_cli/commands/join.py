@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Annotated
 
@@ -77,6 +77,9 @@ def join(
     """
     if not yes and not sys.stdin.isatty():
         raise Failure("usage", "there is no terminal to ask on", hints=("-y joins without being asked",))
+    from transport import ask_status
+    from transport.protocol import LinkLost, ProtocolError, RefusedByHub
+
     log_to(None, verbose)
     display = Display(as_json, quiet, verbose, not no_color, progress, life_line)
     with open_view(display) as view, ExitStack() as stack:
@@ -97,7 +100,7 @@ def join(
                 listen=listen,
                 advertise=advertise,
                 vram_limit=vram_limit,
-                max_disk=max_disk,
+                max_disk=max_disk and max_disk - volunteer.free_bytes(0),  # beside what is there already
                 trust_remote_code=trust_remote_code,
             )
             terms = [term for one in joining for term in one.terms()]
@@ -108,6 +111,9 @@ def join(
                 question = stack.enter_context(volunteer.JoinQuestion(url, offer))
                 if not question.ask(wait):
                     return
+            elif not life_line and not wait:  # before the libraries are loaded, for as long
+                with suppress(RefusedByHub, LinkLost, ProtocolError):  # joining says it better
+                    ask_status(url, volunteer.CONNECT_TIMEOUT)
             view.show(Progressed("loading the libraries"))
             machine.isolate_model_code(trust_remote_code)
             limits = replace(limits, devices=pick_devices(device, given))

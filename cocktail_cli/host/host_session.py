@@ -318,7 +318,7 @@ class HostSession:
     def prepare(self) -> RunDelegate:
         """Bring base model and corpus to this disk, and write the resolved recipe beside them."""
         from recipes.data import read_rows, typed_prompt
-        from recipes.models import check_fit, load_tokenizer, open_tokenizer, prepare_base
+        from recipes.models import check_fit, load_tokenizer, open_tokenizer, prepare_base, vocabulary_of
         from recipes.weight_files import check_finite
         from transport import Ledger
 
@@ -348,7 +348,7 @@ class HostSession:
         check_fit(self.recipe, base.folder)
         if self.resumed is None:
             check_finite(base.folder, model.trust_remote_code)
-        corpus = self._build_corpus(data, tokenizer)
+        corpus = self._build_corpus(data, tokenizer, vocabulary_of(base.folder))
         if self.resumed is None:
             tokenizer.save_pretrained(stored)
             trained = (corpus.sample(position) for position in range(len(corpus)))
@@ -400,7 +400,9 @@ class HostSession:
         (self.folder / in_folder.RESOLVED).write_text(text, encoding="utf-8")
         (self.folder / in_folder.RECIPE).write_text(in_folder.as_yaml(text), encoding="utf-8")
 
-    def _build_corpus(self, recipe: Resolved, tokenizer: PreTrainedTokenizerBase) -> Corpus | StreamedCorpus:
+    def _build_corpus(
+        self, recipe: Resolved, tokenizer: PreTrainedTokenizerBase, vocabulary: int | None
+    ) -> Corpus | StreamedCorpus:
         from recipes.config import is_hub_id
         from recipes.data import build_corpus, count_rows, prefetch_dataset
 
@@ -419,7 +421,7 @@ class HostSession:
                     counts[dataset.path] = prefetch_dataset(dataset, self.meter(f"fetching {dataset.path}"))
                 else:
                     counts[dataset.path] = count_rows(dataset)
-        return build_corpus(recipe, tokenizer, self.folder / in_folder.STREAM, tokenized)
+        return build_corpus(recipe, tokenizer, self.folder / in_folder.STREAM, tokenized, vocabulary)
 
     def _lead_here(self, hub: Hub, stack: ExitStack) -> None:
         """Be reachable at all places that the run URL names, until the block ends."""

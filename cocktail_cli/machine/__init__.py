@@ -26,7 +26,7 @@ from .devices import (
     users_of,
     weaknesses,
 )
-from .local_files import locked_folder, network_file_system, own_keys, registered_as, remove_unlocked
+from .local_files import lock_of, locked_folder, network_file_system, own_keys, registered_as, remove_unlocked
 from .network_address import (
     BIND,
     EVERYWHERE,
@@ -42,7 +42,7 @@ from .network_address import (
     parse_listen,
     reach_of,
 )
-from .own_process import check_trust, hide_token, isolate_model_code, return_freed_memory
+from .own_process import check_trust, hide_token, in_child, isolate_model_code, return_freed_memory
 from .run_registry import (
     FILE,
     FORMAT,

@@ -20,6 +20,8 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cocktail_cli.errors import Failure
@@ -59,6 +61,32 @@ def delay_interrupts(wanted: bool) -> None:
 
 def masked(url: str) -> str:
     return f"{SCHEME}***@{url.rpartition('@')[2]}" if "@" in url else f"{SCHEME}***"
+
+
+def in_child(work: Callable[[], object], patience: float) -> None:
+    """Do `work`, of one thread, in a child process that outlives this one; wait for it for up to `patience`
+    seconds. Raises OSError where it has failed by then. Windows forks no process: it is done here."""
+    if not hasattr(os, "fork"):
+        work()
+        return
+    if (child := os.fork()) == 0:
+        import torch
+
+        try:
+            os.setsid()
+            for stream in range(3):  # a reader of this process's output is not to wait for the child
+                os.dup2(os.open(os.devnull, os.O_RDWR), stream)
+            torch.set_num_threads(1)  # those of the parent are not here
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    end, ended = time.monotonic() + patience, (0, 0)
+    while not ended[0] and time.monotonic() < end:
+        time.sleep(0.02)
+        ended = os.waitpid(child, os.WNOHANG)
+    if ended[1]:
+        raise OSError("the process that wrote it has failed, perhaps as the disk is full")
 
 
 def return_freed_memory() -> bool:

@@ -144,7 +144,7 @@ def is_intact(path: Path, size: int, sha256: str, go_on: Callable[[], object] = 
 
 
 def free_bytes(most: int | None = None) -> int:
-    """Return the bytes of disk that may be filled. `most`: limit for all fetched models together."""
+    """Return the bytes of disk that may be filled. `most`: that the cache may grow to."""
     place = cache()
     place.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(place).free - SPARE
@@ -158,21 +158,16 @@ def folder_bytes(place: Path) -> int:
 
 def check_free(needed: int, most: int | None = None, what: str = "the model") -> None:
     """Raise Failure (out_of_disk) where `needed` bytes do not fit."""
-    free = free_bytes(most)
-    if most is not None and free_bytes() >= needed > free:
-        raise Failure(
-            "out_of_disk",
-            f"--max-disk {megabytes(most)}: {what} needs {megabytes(needed)} at {cache()}, where "
-            f"{megabytes(folder_bytes(cache()))} are taken",
-            hints=(f"allow more, or remove what no run needs any more from {cache()}",),
-        )
-    if needed > max(0, free):
-        raise Failure(
-            "out_of_disk",
-            f"the disk is too full: {what} needs {megabytes(needed)} at {cache()}; "
-            f"{megabytes(free + SPARE)} are free, of which {megabytes(SPARE)} must stay free",
-            hints=("make room there, or say where there is some: COCKTAIL_HOME=DIR",),
-        )
+    free, wants = free_bytes(most), f"{what} needs {megabytes(needed)} at {cache()}"
+    if needed <= max(0, free):
+        return
+    room = f"{megabytes(free + SPARE)} are free, of which {megabytes(SPARE)} must stay free"
+    said = f"the disk is too full: {wants}; {room}"
+    hint = "make room there, or say where there is some: COCKTAIL_HOME=DIR"
+    if most is not None and free_bytes() >= needed:
+        said = f"--max-disk leaves {megabytes(max(0, free))}: {wants}"
+        hint = f"allow more, or remove what no run needs any more from {cache()}"
+    raise Failure("out_of_disk", said, hints=(hint,))
 
 
 class DiskAllowance:

@@ -2,9 +2,9 @@
 
     COCKTAIL_HOME/kept/<run>/<peer>.safetensors                         16 bytes a parameter with Adam
 
-A checkpoint is written after the goodbye, and deleted once the peer is back or hears that the run is over.
-Those of runs never heard of again are deleted after OLD_S. Any of them may be deleted at any time: the peer
-then comes back without its residual.
+A checkpoint is written after the goodbye, by a child that may outlive this process, and deleted once the peer
+is back or hears that the run is over. Those of runs never heard of again are deleted after OLD_S. Any of them
+may be deleted at any time: the peer then comes back without its residual.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import re
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cocktail_cli.errors import hubs_fault
-from cocktail_cli.machine import home
+from cocktail_cli.machine import home, in_child, lock_of
 
 from .base_weights import PLAIN, SPARE, digest_of
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from transport.protocol import messages
 
 LONGEST = 64  # characters of a peer's name that a hub may give
+WRITTEN_S = 60.0  # seconds to wait for one that is still being written
 OLD_S = 30 * 24 * 3600.0  # seconds after which no run is expected to go on
 
 Warn = Callable[[str], None]
@@ -91,8 +94,13 @@ def file_name(name: str) -> str:
 def find(key: CheckpointKey, warn: Warn) -> StoredCheckpoint | None:
     """Find and verify this peer's checkpoint; None where there is none that it can use."""
     from recipes.training import read
+    from transport.ledger import lock_exclusively
+    from transport.protocol import LedgerBusy
 
     path = key.path
+    if (lock := lock_of(path)).exists():  # the child of an earlier session writes it
+        with suppress(LedgerBusy), closing(lock_exclusively(lock, WRITTEN_S)):
+            lock.unlink()
     if not path.is_file():
         return None
     try:
@@ -107,12 +115,19 @@ def find(key: CheckpointKey, warn: Warn) -> StoredCheckpoint | None:
     return StoredCheckpoint(path, found.round, found.fingerprint)
 
 
-def store(peer: Peer, key: CheckpointKey, warn: Warn, most: int | None = None) -> int:
-    """Store the checkpoint of a peer that has left, if it has state of its own; return the bytes written.
+def store(peer: Peer, key: CheckpointKey, warn: Warn, most: int | None = None, patience: float = inf) -> int:
+    """Store the checkpoint of a peer that has left, if it has state of its own; return its bytes.
 
-    Where that fails, a warning says why. `most`: bytes that it may take.
+    Where that fails, a warning says why. `most`: bytes that it may take. `patience`: seconds to wait for the
+    child that writes it.
     """
     from recipes.training import is_full, peer_checkpoint
+    from transport.ledger import lock_exclusively
+
+    def locked(write: Callable[[], None]) -> None:
+        with closing(lock_exclusively(lock_of(path))):
+            write()
+            lock_of(path).unlink()
 
     delete_old()
     if not peer_checkpoint.anything_of(peer):
@@ -125,13 +140,13 @@ def store(peer: Peer, key: CheckpointKey, warn: Warn, most: int | None = None) -
             raise ValueError(f"it takes {size / 1e9:.1f} GB, {room / 1e9:.1f} GB are free on {path.parent}")
         if most is not None and size > most:
             raise ValueError(f"it takes {size / 1e9:.1f} GB, --max-disk allows {most / 1e9:.1f} GB")
-        peer_checkpoint.keep(peer, path, asdict(key))
+        peer_checkpoint.keep(peer, path, asdict(key), lambda w: in_child(partial(locked, w), patience))
     except (OSError, ValueError, RuntimeError, MemoryError) as problem:
         if isinstance(problem, RuntimeError) and not is_full(problem):
             raise
         warn(f"this peer's residual is not kept: {problem}")
         return 0
-    return path.stat().st_size
+    return path.stat().st_size if path.is_file() else size
 
 
 def delete_run(run: str) -> None:

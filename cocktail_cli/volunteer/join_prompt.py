@@ -23,6 +23,7 @@ from cocktail_cli.machine import GIB, RUNTIME, Glance, check_trust, own_keys
 from cocktail_cli.ui import counted, duration_text, megabytes, say, short
 
 from . import checkpoint_store
+from .base_weights import check_free
 from .download_plan import DownloadPlan
 from .limits import CONNECT_TIMEOUT, Resources, VolunteerLimits, check_requirements
 
@@ -105,6 +106,7 @@ class JoinQuestion:
         plan = DownloadPlan(preview.welcome, limits.max_disk)
         check_trust(plan.recipe, limits.trust_remote_code, "rejected")
         check_requirements(plan.recipe, replace(self.offer.resources, fetched=plan.bytes_here))
+        check_free(plan.bytes, limits.max_disk)
         width = shutil.get_terminal_size().columns
         for line in question_lines(preview, plan, self.offer):
             for part in wrap_line(line, width):

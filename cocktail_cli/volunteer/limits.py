@@ -31,7 +31,7 @@ class VolunteerLimits:
     listen: str | None = None  # "host:port" where other peers reach this machine
     advertise: str | None = None  # the same, as the others dial it
     vram_limit: int | None = None  # bytes of each GPU
-    max_disk: int | None = None  # bytes of fetched models and of checkpoints
+    max_disk: int | None = None  # bytes that the cache may grow to, checkpoints and what waits included
     trust_remote_code: bool = False
     machines: int = 1  # that are one peer, this one the first; 0: it is not known yet how many
 

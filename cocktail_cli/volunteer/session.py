@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     from .run_link import RunLink
 
+KEPT_S = 2.0  # seconds that a person waits for the checkpoint, which is written further without him
+LAST_WORDS_S = 3.0  # seconds for the last line
 STATUS_TIMEOUT = 5.0  # seconds for the hub to answer how all peers are
 GOODBYE_TIMEOUT = 1.0  # seconds for its last answer
 
@@ -52,10 +54,11 @@ class VolunteerSession:
     ) -> None:
         self.url, self.limits, self.view, self.joining = url, limits, view, joining
         self.steps, self.since = 0, time.monotonic()
-        self.leave_reason, self.leave_by = "", inf  # deadline on the monotonic clock
+        self.leave_reason, self.leave_by = "", (inf, inf, inf)  # asked, the goodbye, the end: monotonic
         self.run: RunLink | None = None  # from the user's yes on
         self.peer: Peer | None = None  # once it is built
         self.storing = False  # its checkpoint is being written
+        self.said = False  # its last line is written
         self.server: PeerServer | None = None  # where other peers reach it
 
     @property
@@ -118,8 +121,9 @@ class VolunteerSession:
             request = stack.enter_context(signals.leave_on_signal(leave, link.abandon))
             if life_line is not None:
                 stack.enter_context(life_line.leaving(leave, lambda: self.storing))
-            goodbye = partial(link.leave, "asked to leave", 1.0)
-            stack.enter_context(signals.leave_in_time(lambda: self.leave_by, goodbye, lambda: self.status))
+            goodbye = lambda: link.leave(self.leave_reason, 1.0)  # noqa: E731 - its reason is not known yet
+            words = self._say_leaving, goodbye, partial(self._end_late, link)
+            stack.enter_context(signals.leave_in_time(lambda: self.leave_by, words, lambda: self.status))
             self._say_goodbye_after(link, partial(self._joined, link, patience, welcomed), request)
 
     def _say_goodbye_after(
@@ -142,17 +146,37 @@ class VolunteerSession:
             code = explain(error).code  # the others read why: "out of memory"
             link.leave("an error" if code == "unexpected" else code.replace("_", " "))
             raise
+        self._end(link)
+
+    def _end(self, link: PeerLink) -> None:
+        """Write the last line."""
         for one in self.run.extensions if self.run is not None else ():
             if said := one.farewell():
                 self.view.show(events.Progressed(said))
+        self.said = True
         self.view.show(self._left(link))
+
+    def _say_leaving(self) -> None:
+        if not self.said:
+            within = self.leave_by[-1] - self.leave_by[0]
+            self.view.show(events.Progressed(f"leaving ({self.leave_reason}), within {within:.0f} s"))
+
+    def _end_late(self, link: PeerLink) -> None:
+        """Write the last line from beside work that cannot be interrupted."""
+        if not self.said:
+            what = "writing what it keeps" if self.storing else "what this machine was at"
+            self.warn(f"{what} took too long: others do this step again, its residual and optimizer are lost")
+            self._end(link)
 
     def leave(self, link: PeerLink, why: str) -> None:
         """Ask the training under way to end."""
         self.leave_reason = why
         pauses = self._pauses(why)
-        self.leave_by = time.monotonic() + (signals.PAUSE_WITHIN if pauses else signals.LEAVE_WITHIN)
-        if pauses and self.run is not None:
+        within = signals.PAUSE_WITHIN if pauses else signals.LEAVE_WITHIN
+        goodbye = min(within, signals.GOODBYE_WITHIN) if why == "Ctrl-C" else within
+        link.leave_requested.share, now = goodbye / within, time.monotonic()
+        self.leave_by = now, now + goodbye, now + within
+        if self.run is not None:
             self.run.why = why  # for the other peers to read
         link.leave_requested.set()
 
@@ -308,11 +332,15 @@ class VolunteerSession:
             most = self.limits.max_disk
             room = None if most is None else most - folder_bytes(cache())
             key = checkpoint_store.CheckpointKey.of(welcome)
-            size = checkpoint_store.store(self.peer, key, self.warn, room)
+            by = self.leave_by[-1] - time.monotonic() - LAST_WORDS_S
+            wait = min(by, KEPT_S) if self.leave_reason == "Ctrl-C" else by
+            size = checkpoint_store.store(self.peer, key, self.warn, room, wait)
             self.storing = False
             if size:
-                said = f"kept {megabytes(size)} for its return"
-                self.view.show(events.Progressed(said, size, unit="bytes"))
+                did = "kept" if key.path.is_file() else "a process of its own writes"
+                self.view.show(
+                    events.Progressed(f"{did} {megabytes(size)} for its return", size, unit="bytes")
+                )
 
     def _left(self, link: PeerLink) -> events.Left:
         run = self.run

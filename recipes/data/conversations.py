@@ -15,13 +15,14 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from recipes.config import Dataset
 from recipes.errors import DataError
-from recipes.foreign_json import parse_json
+from recipes.foreign_json import parse_json, unique_keys
 
 from .sources import Row
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
 MESSAGE_KEYS = ("role", "content", "tool_calls", "reasoning_content", "name", "tool_call_id")
+TWICE = "remove one of them, or name it in column_map={KEY: -}"
 SAYING = ("content", "tool_calls")  # keys of which an assistant's message needs one
 NAMED = ("prompt", "completion", "chosen", "rejected")  # fields of messages that an error names
 DROPPED = "-"  # in column_map: what is not to be read, on purpose
@@ -75,11 +77,6 @@ class ConversationReader:
     def prompt_and_completion(self, row: Row) -> Conversation:
         """Read a row whose prompt and completion are messages."""
         names = self.dataset.column("prompt"), self.dataset.column("completion")
-        for name in names:
-            if not isinstance(row.value(name), list):
-                raise DataError(
-                    f"{row.place}: `{name}` must be a list of messages, as the first row's prompt"
-                )
         prompt, completion = (self.messages(row, name) for name in names)
         return self.joined(row, prompt + completion, len(prompt))
 
@@ -93,9 +90,10 @@ class ConversationReader:
 
     def messages(self, row: Row, name: str) -> list[dict[str, Any]]:
         """Read the messages in field `name` of a row."""
-        listed = row.fields.get(name)
+        listed = row.value(name)
         if not isinstance(listed, list) or not listed:
-            raise DataError(f"{row.place}: `{name}` must be a list of messages with at least one")
+            text = ", not JSON text" if isinstance(listed, str) else ""
+            raise DataError(f"{row.place}: `{name}` must be a list of messages with at least one{text}")
         where = f"{row.place}: {name} " if name in NAMED else f"{row.place}: "
         return [self._message(each, f"{where}message {number}") for number, each in enumerate(listed)]
 
@@ -110,7 +108,9 @@ class ConversationReader:
         message: dict[str, Any] = {}
         for key, value in given.items():
             if value is not None and key not in self.dropped:
-                message[names.get(key) or key] = value
+                if (ours := names.get(key) or key) in message:
+                    raise DataError(f"{place}: two keys hold its `{ours}`, one is `{key}`", TWICE)
+                message[ours] = value
         role = message["role"] = self._role(row.text(role_key), place)
         if not message.get("tool_calls", True):
             del message["tool_calls"]  # an empty list
@@ -153,7 +153,7 @@ class ConversationReader:
         tools = row.fields.get(name)
         if isinstance(tools, str) and tools.strip():
             try:
-                tools = parse_json(tools)
+                tools = parse_json(tools, unique_keys)
             except ValueError as error:
                 raise DataError(f"{row.place}: `{name}` is not valid JSON: {error}") from None
         if not tools:
@@ -202,7 +202,7 @@ def check_tool_calls(calls: Any, place: str) -> None:
             raise DataError(f"{place}: tool call {number} must be an object such as {shape}")
         if isinstance(arguments := function.get("arguments"), str):
             try:
-                parse_json(arguments)
+                parse_json(arguments, unique_keys)
             except ValueError as error:
                 where = f"{place}: tool call {number}"
                 raise DataError(f"{where}: the arguments are not valid JSON: {error}") from None
@@ -239,8 +239,11 @@ GENERATION_MARK = re.compile(r"{%-?\s*generation\s*-?%}")
 REASONING = ("reasoning_content", "reasoning", "thinking")  # transformers gives a template all three
 LABELS = ("name", "tool_call_id")  # they tell which call a result belongs to; many templates go by the order
 DAY = "chat_template_date"  # in tokenizer_config.json: the day that templates which write the date were given
+END_OF_TURN = "end_of_turn"  # in tokenizer_config.json, where it is not the eos token
 PROBE = " qz7"  # is appended to a value, to see whether the text changes
 PRINTED_PART = re.compile(r"qz7['\"]}")  # a part as Python or JSON prints it: the template knows no parts
+MARK = "\ue000"  # a character of private use, in place of an answer
+BRIEF: list[dict[str, Any]] = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
 TEMPLATE_HINT = "(hint: data.chat_template=FILE)"
 Span = tuple[int, int]  # first character, and the one after the last
 
@@ -267,6 +270,8 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, marked: bool) -> None:
+        from jinja2 import nodes
+
         self.tokenizer = tokenizer
         own = tokenizer.chat_template
         self.source: dict[str, str] = own if isinstance(own, dict) else {"default": str(own)}
@@ -276,11 +281,16 @@ class ChatTemplate:
         if marked and (variant := training_template(tokenizer)) is not None:
             self.source = {"default": variant}
         self.special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-        trees = [parsed(source) for source in self.source.values()]
-        self.texts = frozenset(text for tree in trees for text in texts_in(tree))
-        self.names = self.texts | {name for tree in trees for name in names_in(tree)}
+        found = [node for source in self.source.values() for node in parsed(source).find_all(nodes.Node)]
+        # texts of its code, the keys and roles that it asks for among them; then its variables and attributes
+        self.texts = frozenset(
+            n.value for n in found if isinstance(n, nodes.Const) and isinstance(n.value, str)
+        )
+        self.names = {*self.texts, *(node.name for node in found if isinstance(node, nodes.Name))}
+        self.names |= {node.attr for node in found if isinstance(node, nodes.Getattr)}
         self.warnings: dict[str, None] = {}  # in order, each once
         self.tried: set[tuple[object, ...]] = set()  # shapes of messages that are rendered whole
+        self.beside: dict[tuple[bool, str], str] = {}  # by tools and arguments
         if "strftime_now" in self.names:
             day = tokenizer.init_kwargs.setdefault(DAY, date.today().isoformat())
             self.source = {
@@ -295,14 +305,17 @@ class ChatTemplate:
 
     def render_prompt(self, conversation: Conversation) -> str:
         """Render the messages of the prompt, and what begins the assistant's answer. Errors: DataError."""
-        return self._render(conversation, conversation.messages[: conversation.prompt], opens_answer=True)
+        messages = conversation.messages[: conversation.prompt]
+        opened = self._render(conversation, messages, opens_answer=True)
+        asks = opened != self._render(conversation, messages)
+        return opened if asks else self._before(conversation, conversation.prompt)
 
     def render_with_spans(self, conversation: Conversation) -> tuple[str, list[Span]]:
         """Render all messages; returns the text and the spans of what the assistant wrote. Errors: DataError.
 
         A template with `{% generation %}` marks gives them; TRL has such variants of many. With any other
         the conversation is rendered up to each answer and past it; that needs a template which only appends,
-        and this is checked.
+        and this is checked. An answer begins where it differs from others in its place.
         """
         if GENERATION_MARK.search(self._source_for(conversation)):
             text, spans = self._run(conversation, conversation.messages, marks=True)
@@ -310,37 +323,57 @@ class ChatTemplate:
         text = self.render(conversation)
         return text, list(self._appended(conversation, text))
 
-    def trains_end_of_turn(self) -> bool:
-        """False where the end token of a turn is no part of what the assistant wrote, which would then never
-        learn to stop. Templates that need other conversations than ours are believed."""
-        turns = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
-        try:
-            text, spans = self.render_with_spans(Conversation(turns, ""))
-        except DataError:
-            return True
-        said = "".join(text[start:end] for start, end in spans).rstrip()
-        ends = (*self.tokenizer.get_added_vocab(), self.special.get("eos_token") or said)
-        return said.endswith(ends)
+    def end_of_turn(self) -> str:
+        """Return the token that ends what the assistant wrote; empty where none is trained, so that a model
+        never learns to stop."""
+        ends, said = {*self.tokenizer.get_added_vocab(), self.special.get("eos_token", "")}, ""
+        for talk in (BRIEF, BRIEF[:2]):  # templates may rewrite an answer once another question follows
+            with suppress(DataError):
+                text, spans = self.render_with_spans(Conversation(talk, ""))
+                said = said or "".join(text[start:end] for start, end in spans).rstrip()
+        return max((end for end in ends if said.endswith(end)), key=len, default="")
 
     def _appended(self, conversation: Conversation, text: str) -> Iterator[Span]:
         messages, eos = conversation.messages, self.special.get("eos_token") or "\0"
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            earlier = self._render(conversation, messages[:number]) if number else ""
-            opened = self._render(conversation, messages[:number], opens_answer=True) if number else ""
             after = self._render(conversation, messages[: number + 1])
             if not text.startswith(after):
                 after = after.removesuffix(eos)  # some templates end the last message, and it alone, with it
-            # a prompt may open the answer with more than the finished answer has, such as empty thoughts
-            start = common_length(opened, after)
-            if start < len(earlier.removesuffix(eos)) or not text.startswith(after):
+            first = self._before(conversation, number)
+            least = len(first.removesuffix(self._beside(conversation)))
+            start = common_length(first, after)
+            earlier = self._render(conversation, messages[:number]) if number else first[:least]
+            if start < len(earlier.removesuffix(eos).rstrip(" ")) or not text.startswith(after):
                 raise DataError(
                     f"{conversation.place}: the tokenizer's chat template rewrites earlier messages, so the "
                     "assistant's words cannot be told apart "
                     "(hint: data.chat_template=chatml, or data.assistant_only_loss=false)"
                 )
-            yield start, len(after)
+            yield min(start, least), len(after)
+
+    def _before(self, conversation: Conversation, number: int) -> str:
+        """Render what comes before the words of an answer: it is rendered with a mark in place of all that it
+        says. Templates that put a system prompt first, or a name, do so here too."""
+        answer = {k: v for k, v in conversation.messages[number].items() if k not in (*SAYING, *REASONING)}
+        said = [*conversation.messages[:number], answer | {"content": MARK}]
+        text, shown, _ = self._render(conversation, said).rpartition(MARK)
+        if not shown:
+            raise DataError(f"{conversation.place}: the chat template shows no text of message {number}")
+        return text.rstrip(" ")
+
+    def _beside(self, conversation: Conversation) -> str:
+        """Return what the template puts between its question for an answer and the words: empty thoughts."""
+        kind = bool(conversation.tools), repr(conversation.arguments)
+        if kind not in self.beside:
+            asked, self.beside[kind] = replace(conversation, messages=BRIEF), ""
+            with suppress(DataError):
+                plain, opened = (self._render(asked, BRIEF[:1], opens) for opens in (False, True))
+                before = self._before(asked, 1)
+                if opened != plain and before.startswith(opened):
+                    self.beside[kind] = before.removeprefix(opened)
+        return self.beside[kind]
 
     def _source_for(self, conversation: Conversation) -> str:
         """The template; of several, `tool_use` for a conversation with tools, as transformers chooses."""
@@ -524,21 +557,6 @@ def parsed(source: str) -> Any:
     except (TemplateError, RecursionError) as error:
         what = str(error) if isinstance(error, TemplateError) else "nested too deeply"
         raise DataError(f"the chat template is not valid Jinja: {what}") from error
-
-
-def names_in(tree: Any) -> Iterator[str]:
-    """Yield the variables and attributes of a template's code."""
-    from jinja2 import nodes
-
-    yield from (node.name for node in tree.find_all(nodes.Name))
-    yield from (node.attr for node in tree.find_all(nodes.Getattr))
-
-
-def texts_in(tree: Any) -> Iterator[str]:
-    """Yield the texts of a template's code: the keys and roles that it asks for are among them."""
-    from jinja2 import nodes
-
-    yield from (node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
 
 
 def training_template(tokenizer: PreTrainedTokenizerBase) -> str | None:

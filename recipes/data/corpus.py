@@ -324,8 +324,8 @@ class StreamedCorpus(SampleSource):
             for n, each in enumerate(tokenizers)
         ]
         self.lock = RLock()  # leases are sent by one thread of the hub and counted by another
-        self.found = tuple(f"{t.dataset.path}: streamed, {t.row_type}{t.unused_columns}" for t in tokenizers)
         first = [part.chunk(0) for part in self.parts]
+        self.found = tuple(f"{t.dataset.path}: streamed, {t.row_type}{t.unused_columns}" for t in tokenizers)
         dropped = sum((chunk.dropped for chunk in first), NOTHING_DROPPED)
         warnings = [index.warning] if index.warning else []
         warnings += [warning for tokenizer in tokenizers for warning in tokenizer.warnings]
@@ -415,6 +415,7 @@ def build_corpus(
     tokenizer: PreTrainedTokenizerBase,
     index: Path | None = None,
     progress: Callable[[str, int], None] = lambda path, rows: None,
+    vocabulary: int | None = None,
 ) -> Corpus | StreamedCorpus:
     """Read, tokenize, split and pack the recipe's data: all of them, or their beginning where they are
     streamed. The tokenizer gets the chat template that was used.
@@ -422,12 +423,13 @@ def build_corpus(
     Args:
         index: file with the chunk index of a stream, for resuming without reading all again.
         progress: called with each data set's path and its number of tokenized rows.
+        vocabulary: tokens that the model knows; a row with another one is an error.
 
     Errors: DataError where a row is broken or nothing is left to train on, HubUnreachable.
     """
     if recipe.data.streaming:
-        return _stream(recipe, tokenizer, index)
-    reader = _Reader(recipe, tokenizer, progress)
+        return _stream(_Reader(recipe, tokenizer, vocabulary), index)
+    reader = _Reader(recipe, tokenizer, vocabulary, progress)
     documents = [reader.read(dataset) for dataset in recipe.datasets]
     for dataset, part in zip(recipe.datasets, documents, strict=True):
         reader.warnings += few_rows(dataset.path, len(part))
@@ -463,13 +465,12 @@ def few_rows(path: str, rows: int) -> list[str]:
     return [f"{path}: only {rows} rows: the model will learn them by heart"] if rows < FEW else []
 
 
-def _stream(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, index: Path | None) -> StreamedCorpus:
+def _stream(reader: _Reader, index: Path | None) -> StreamedCorpus:
     """Open a stream; the first `val_set_size` rows of each data set are held out."""
-    data, skip = recipe.data, int(recipe.data.val_set_size)
-    opened = [_open(dataset, recipe, tokenizer, streaming=True) for dataset in recipe.datasets]
+    recipe, data, skip = reader.recipe, reader.recipe.data, int(reader.recipe.data.val_set_size)
+    opened = [reader.open(dataset, streaming=True) for dataset in recipe.datasets]
     tokenizers = [each for each, _ in opened]
     held = [each.tokenize(list(islice(source, skip))) for each, source in opened]
-    reader = _Reader(recipe, tokenizer)
     held += [reader.read(dataset) for dataset in recipe.eval_datasets]
     held_out = _held_out(recipe, [make_samples(part, data) for part in held])
     mixture = _mixture(recipe) or Mixture((1.0,), recipe.training.seed)
@@ -510,12 +511,13 @@ class _Reader:
 
     recipe: Recipe
     tokenizer: PreTrainedTokenizerBase
+    vocabulary: int | None = None
     progress: Callable[[str, int], None] = lambda path, rows: None
     found: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def read(self, dataset: Dataset) -> list[TokenizedDocument]:
-        tokenizer, source = _open(dataset, self.recipe, self.tokenizer)
+        tokenizer, source = self.open(dataset)
         batches = iter(lambda: list(islice(source, BATCH)), [])
         documents: list[TokenizedDocument] = []
         for batch in tokenize_batches(tokenizer, batches, self.recipe.data.dataset_num_proc or 1):
@@ -528,17 +530,14 @@ class _Reader:
         self.warnings += tokenizer.warnings
         return documents
 
-
-def _open(
-    dataset: Dataset, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, streaming: bool = False
-) -> tuple[RowTokenizer, Iterator[Row]]:
-    """Detect the type of the rows by the first; returns their tokenizer, and all of them."""
-    source = read_rows(dataset, streaming)
-    first = next(source, None)
-    if first is None:
-        raise no_rows(dataset.path)
-    rows = make_row_tokenizer(tokenizer, recipe.data, dataset, first, recipe.objective)
-    return rows, chain([first], source)
+    def open(self, dataset: Dataset, streaming: bool = False) -> tuple[RowTokenizer, Iterator[Row]]:
+        """Detect the type of the rows by the first; returns their tokenizer, and all of them."""
+        source, recipe = read_rows(dataset, streaming), self.recipe
+        first = next(source, None)
+        if first is None:
+            raise no_rows(dataset.path)
+        options = recipe.data, dataset, first, recipe.objective, self.vocabulary
+        return make_row_tokenizer(self.tokenizer, *options), chain([first], source)
 
 
 def _split(parts: Parts, size: float, seed: int) -> tuple[Parts, Parts]:
@@ -571,16 +570,18 @@ class Preview:
     sequences: tuple[str, ...] = ("",)  # names of a sample's sequences
 
 
-def preview_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, count: int = BATCH) -> list[Preview]:
+def preview_data(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, count: int = BATCH, vocabulary: int | None = None
+) -> list[Preview]:
     """Turn the first `count` rows of each data set into samples; no more of hub data is fetched.
 
     Errors: as `build_corpus`.
     """
-    found = []
+    found, reader = [], _Reader(recipe, tokenizer, vocabulary)
     for dataset in recipe.datasets:
-        rows, source = _open(dataset, recipe, tokenizer, streaming=True)
+        rows, source = reader.open(dataset, streaming=True)
         packed = make_samples(rows.tokenize(list(islice(source, count))), recipe.data)
         warnings = (*rows.warnings, *packed.dropped.warnings(recipe.data.max_length))
-        seen = rows.row_type, packed, warnings, rows.unused, recipe.objective.sequences
+        seen = rows.row_type, packed, warnings, tuple(rows.unused), recipe.objective.sequences
         found.append(Preview(dataset.path, *seen))
     return found

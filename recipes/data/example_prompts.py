@@ -47,9 +47,9 @@ class TypedPrompt:
 def typed_prompt(tokenizer: PreTrainedTokenizerBase, samples: Iterable[Sample]) -> TypedPrompt | None:
     """Find a prompt of one line of at most LINE characters: a user's message where the samples are
     conversations, else the beginning of a text. None where there is no text at all."""
-    marks, first = _user_marks(tokenizer), None
+    first = None
     for sample in islice(samples, LOOKED_AT):
-        one = _typed(tokenizer, prompt_of(sample).tokens, marks)
+        one = asked_in(tokenizer, prompt_of(sample))
         if one.text and len(one.text) <= LINE and one.text.isprintable():
             return one
         first = first or (one if one.text else None)
@@ -60,34 +60,27 @@ def typed_prompt(tokenizer: PreTrainedTokenizerBase, samples: Iterable[Sample]) 
     return TypedPrompt("".join(filter(str.isprintable, shortened)), first.chat)
 
 
-def _typed(
-    tokenizer: PreTrainedTokenizerBase, tokens: list[int], marks: tuple[str, str] | None
-) -> TypedPrompt:
-    """Decode the user's message in a prompt, or all of it where there is none."""
-    message = _message(str(tokenizer.decode(tokens)), *marks) if marks else None
-    if message is not None:
+def asked_in(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> TypedPrompt:
+    """Decode the last message of a user in a prompt, or all of it where there is none."""
+    before, after = _user_marks(tokenizer)
+    _, opened, rest = str(tokenizer.decode(prompt.tokens)).rpartition(before or MARKS[0])
+    message, closed, _ = rest.partition(after or MARKS[0])
+    if opened and closed:
         return TypedPrompt(message.strip(), True)
-    return TypedPrompt(str(tokenizer.decode(tokens, skip_special_tokens=True)).strip(), False)
+    return TypedPrompt(str(tokenizer.decode(prompt.tokens, skip_special_tokens=True)).strip(), False)
 
 
-def _user_marks(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str] | None:
+def _user_marks(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     """Find what the chat template puts before a user's message, and the first line of what it puts after it.
-    None: there is no template, or it takes no such messages."""
+    Both are empty where there is no template, or it takes no such messages."""
     roles = ("user", "assistant", "user")
     talk = [{"role": role, "content": mark} for role, mark in zip(roles, MARKS, strict=True)]
     try:
         rendered = str(tokenizer.apply_chat_template(talk, tokenize=False))
     except Exception:  # any kind: a template is a program of somebody else
-        return None
+        return "", ""
     before, _, rest = rendered.partition(MARKS[0])
     after, _, rest = rest.partition(MARKS[1])
     shared = common_length(before[::-1], rest.partition(MARKS[2])[0][::-1])
     after = after.strip().partition("\n")[0]
-    return (before[len(before) - shared :], after) if shared and after else None
-
-
-def _message(text: str, before: str, after: str) -> str | None:
-    """Find the last message of a user in a rendered conversation."""
-    _, opened, rest = text.rpartition(before)
-    message, closed, _ = rest.partition(after)
-    return message if opened and closed else None
+    return before[len(before) - shared :], after

@@ -28,7 +28,7 @@ import numpy as np
 from recipes.config import DATA_SUFFIXES, Dataset, data_suffix, is_hub_id
 from recipes.downloads import Progress, fetch_dataset_files, https_file, is_hub_outage, licence_hint
 from recipes.errors import DataError, HubUnreachable
-from recipes.foreign_json import LFS_POINTER, parse_json
+from recipes.foreign_json import LFS_POINTER, parse_json, unique_keys
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema
@@ -432,7 +432,7 @@ def _skip(text: str, at: int) -> int:
 
 def _object(line: bytes, place: str, hint: str) -> dict[str, Any]:
     try:
-        value = parse_json(_decoded(line, place).rstrip())
+        value = parse_json(_decoded(line, place).rstrip(), unique_keys)
     except ValueError as error:
         raise DataError(f"{place}: not valid JSON: {error}", hint) from None
     if not isinstance(value, dict):

@@ -8,7 +8,7 @@ Documents become samples of at most `max_length` tokens: truncated, wrapped, or 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass, field
 from multiprocessing import get_context
@@ -20,26 +20,27 @@ import numpy as np
 from recipes.config import Data, Dataset, ObjectiveSection
 from recipes.errors import DataError
 
-from .conversations import ChatTemplate, ConversationReader, Span, common_length, messages_column
+from .conversations import END_OF_TURN, ChatTemplate, ConversationReader, Span, common_length, messages_column
 from .samples import Sample
-from .sources import Row, unread_files
+from .sources import UTF8, Row, unread_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+TWICE = "comes twice in a row: leave out of the data what tokenizer or template add, and mask what is padding"
 TEMPLATES = Path(__file__).parent.parent / "templates"
-COLUMNS = {  # of each type of row; those of chat and text may have other names without column_map
-    "text": ("text",),
+COLUMNS = {  # of each type of row, in the order in which types are detected
+    "chat": ("messages",),  # or conversations
+    "alpaca": ("instruction", "output", "input"),
     "prompt_completion": ("prompt", "completion"),
-    "alpaca": ("instruction", "input", "output"),
-    "chat": ("messages",),
-    "tokenized": ("input_ids", "labels", "completion_mask", "assistant_masks", "attention_mask"),
+    "tokenized": ("input_ids", "attention_mask"),  # and masks of what is trained
+    "text": ("text",),
 }
-
+OPTIONAL = {"input", "attention_mask"}
 SYNONYMS: dict[str, tuple[str, ...]] = {  # usual names of columns elsewhere, for hints
     "text": ("content", "txt", "body", "document", "article"),
-    "prompt": ("question", "input", "query"),
-    "completion": ("answer", "response", "output", "target", "reply"),
+    "prompt": ("question", "input", "query", "q"),
+    "completion": ("answer", "response", "output", "target", "reply", "a"),
     "instruction": (),
     "output": ("response", "answer"),
     "messages": ("dialog", "dialogue", "chat", "conversation"),
@@ -68,19 +69,20 @@ class TokenizedDocument:
     @property
     def teaches(self) -> bool:
         """True where each sequence has a trained token; the first of a sequence never is."""
-        return all(bool(part[1:].any()) for part in self._parts(self.trained))
+        return all(bool(part[1:].any()) for part in self.parts(self.trained))
 
     def cut(self, length: int) -> TokenizedDocument:
         """Truncate each sequence to `length` tokens."""
         if self.longest <= length:
             return self
         tokens, trained = (
-            [part[:length] for part in self._parts(array)] for array in (self.tokens, self.trained)
+            [part[:length] for part in self.parts(array)] for array in (self.tokens, self.trained)
         )
         sequences = tuple(len(part) for part in tokens) if self.sequences else ()
         return TokenizedDocument(np.concatenate(tokens), np.concatenate(trained), sequences)
 
-    def _parts(self, array: np.ndarray) -> list[np.ndarray]:
+    def parts(self, array: np.ndarray) -> list[np.ndarray]:
+        """Split an array with a value for each token into those of its sequences."""
         return np.split(array, np.cumsum(self.sequences[:-1], dtype=np.int64))
 
 
@@ -98,19 +100,32 @@ class RowReader(Protocol):
 
 @dataclass
 class RowTokenizer:
-    """Tokenizes the rows of one data set; collects warnings for the user. `make_row_tokenizer` makes one."""
+    """Tokenizes the rows of one data set; collects what to tell the user. `make_row_tokenizer` makes one."""
 
     tokenizer: PreTrainedTokenizerBase
     data: Data
     dataset: Dataset
     row_type: str  # a key of COLUMNS, or that of the objective
     reader: RowReader | None = None  # of the objective
+    vocabulary: int | None = None  # tokens in the model's embedding
     template: ChatTemplate | None = None  # for rows that are conversations
-    unused: tuple[str, ...] = ()  # columns of the first row that are not read
-    warnings: list[str] = field(default_factory=list)
+    used: frozenset[str] = frozenset()  # columns that are read, those of messages aside
+    special: frozenset[int] = frozenset()  # tokens of which no text has two in a row
+    # in order, each once
+    unused: dict[str, None] = field(default_factory=dict)  # columns that are not read
+    warnings: dict[str, None] = field(default_factory=dict)
 
     def tokenize(self, rows: Sequence[Row]) -> list[TokenizedDocument]:
         """Tokenize rows. Errors: DataError naming the place of the first row that does not fit."""
+        for row in rows:
+            read = self.used | ({messages_column(self.dataset, row)} if self.row_type == "chat" else set())
+            self.unused |= {n: None for n, value in row.fields.items() if value is not None and n not in read}
+        documents = self._documents(rows)
+        for row, document in zip(rows, documents, strict=True):
+            self._check(row, document)
+        return documents
+
+    def _documents(self, rows: Sequence[Row]) -> list[TokenizedDocument]:
         if self.reader is not None:
             return self.reader.tokenize(self, rows)
         if self.template is not None:
@@ -123,6 +138,17 @@ class RowTokenizer:
             return self._pairs([self._alpaca(row) for row in rows])
         prompt, completion = self.dataset.column("prompt"), self.dataset.column("completion")
         return self._pairs([(row.text(prompt), row.text(completion)) for row in rows])
+
+    def _check(self, row: Row, document: TokenizedDocument) -> None:
+        """Warn of special tokens that are repeated. Errors: DataError for a token that the model lacks."""
+        named, highest = self.tokenizer.convert_ids_to_tokens, int(document.tokens.max(initial=0))
+        if self.vocabulary is not None and highest >= self.vocabulary:
+            said = f"{row.place}: token {highest}, `{named(highest)}`, is beyond the model's embedding"
+            raise DataError(f"{said} of {self.vocabulary} tokens", "remove it from this row")
+        for part in document.parts(document.tokens):
+            twice = self.special.intersection(part[1:][part[1:] == part[:-1]].tolist())
+            if twice and not any(TWICE in warning for warning in self.warnings):
+                self.warnings[f"{row.place}: `{named(min(twice))}` {TWICE}"] = None
 
     @property
     def unused_columns(self) -> str:
@@ -158,7 +184,7 @@ class RowTokenizer:
 
     def _alpaca(self, row: Row) -> tuple[str, str]:
         instruction, name = row.text(self.dataset.column("instruction")), self.dataset.column("input")
-        context = row.text(name) if row.fields.get(name) else ""
+        context = "" if row.fields.get(name) is None else row.text(name)
         prompt = ALPACA.format(
             paired=", paired with an input that provides further context" if context else "",
             instruction=instruction,
@@ -167,29 +193,37 @@ class RowTokenizer:
         return prompt, row.text(self.dataset.column("output"))
 
     def _tokenized(self, row: Row) -> TokenizedDocument:
-        """Take tokens unchanged; masked: -100 in `labels`, 0 in completion_mask or assistant_masks."""
-        tokens = row.numbers(self.dataset.column("input_ids"))
+        """Take tokens unchanged, padding (0 in attention_mask) aside; masked: -100 in `labels`, 0 in
+        completion_mask or assistant_masks."""
+        tokens, found = row.numbers(self.dataset.column("input_ids")), dict[str, np.ndarray]()
+        for ours in ("attention_mask", *self.masks):
+            if row.fields.get(name := self.dataset.column(ours)) is None:
+                continue
+            found[ours] = row.numbers(name)
+            if len(found[ours]) != len(tokens):
+                raise DataError(f"{row.place}: {len(tokens)} input_ids and {len(found[ours])} `{name}`")
+            if ours != "labels" and not np.isin(found[ours], (0, 1)).all():
+                raise DataError(f"{row.place}: `{name}` must be 0 or 1 for each token")
+        at = np.flatnonzero(found.pop("attention_mask", np.ones(len(tokens))))
+        real = slice(at[0], at[-1] + 1) if len(at) else slice(0)
+        tokens = tokens[real]
+        if len(tokens) > len(at):
+            raise DataError(f"{row.place}: attention_mask must be 0 before or behind all tokens, not between")
         if not len(tokens) or tokens.min() < 0 or tokens.max() >= len(self.tokenizer):
             met = f"{tokens.min()} to {tokens.max()}" if len(tokens) else "none"
             said = f"{row.place}: token ids must be 0 to {len(self.tokenizer) - 1}, there are {met}"
             raise DataError(said, "tokenize with the model's own tokenizer, or give text")
         trained = np.ones(len(tokens), dtype=bool)
-        for ours in self._masks():
-            name = self.dataset.column(ours)
-            if row.fields.get(name) is None:
-                continue
-            values = row.numbers(name)
-            if len(values) != len(tokens):
-                raise DataError(f"{row.place}: {len(tokens)} input_ids and {len(values)} `{name}`")
-            trained &= values == tokens if ours == "labels" else values == 1
-            if ours == "labels" and (trained != (values != -100)).any():
-                raise DataError(
-                    f"{row.place}: `{name}` must be -100 or the token itself: cocktail shifts them"
-                )
+        for ours, values in found.items():
+            trained &= values[real] == (tokens if ours == "labels" else 1)
+            if ours == "labels" and (trained != (values[real] != -100)).any():
+                said = f"{row.place}: `{ours}` must be -100 or the token itself: cocktail shifts them"
+                raise DataError(said)
         return TokenizedDocument(tokens, trained)
 
-    def _masks(self) -> list[str]:
-        """Mask columns that the recipe uses."""
+    @property
+    def masks(self) -> list[str]:
+        """Columns, beside the tokens, that the recipe lets say what is trained."""
         asked = {
             "completion_mask": self.data.completion_only_loss,
             "assistant_masks": self.data.assistant_only_loss,
@@ -207,19 +241,15 @@ class RowTokenizer:
             template.render_with_spans(each) if self.masks_assistant else (template.render(each), [])
             for each in conversations
         ]
-        self.warnings += [warning for warning in template.warnings if warning not in self.warnings]
+        self.warnings |= template.warnings
         encoded = self.encoded([text for text, _ in found], return_offsets_mapping=True)
-        documents = []
-        for row, (_, spans), ids, offsets in zip(
-            rows, found, encoded["input_ids"], encoded["offset_mapping"], strict=True
-        ):
-            document = _all_trained(ids)
-            if self.masks_assistant:
-                document.trained[:] = _inside(spans, np.asarray(offsets, dtype=np.int64).reshape(-1, 2))
-                if not document.trained.any():
-                    hint = "(hint: data.assistant_only_loss=false trains all messages)"
-                    raise DataError(f"{row.place}: no message of an assistant to train on {hint}")
-            documents.append(document)
+        documents = [_all_trained(ids) for ids in encoded["input_ids"]]
+        marked = zip(rows, found, documents, encoded["offset_mapping"], strict=True)
+        for row, (_, spans), document, offsets in marked if self.masks_assistant else ():
+            document.trained[:] = _inside(spans, np.asarray(offsets, dtype=np.int64).reshape(-1, 2))
+            if not document.trained.any():
+                hint = "(hint: data.assistant_only_loss=false trains all messages)"
+                raise DataError(f"{row.place}: no message of an assistant to train on {hint}")
         if paired and self.data.completion_only_loss is not False:
             prompts = self.encoded([template.render_prompt(each) for each in conversations])["input_ids"]
             for prompt, document in zip(prompts, documents, strict=True):
@@ -250,30 +280,33 @@ def make_row_tokenizer(
     dataset: Dataset,
     first: Row,
     objective: ObjectiveSection = ObjectiveSection(),  # noqa: B008
+    vocabulary: int | None = None,
 ) -> RowTokenizer:
     """Make the tokenizer of a data set whose first row is `first`. Errors: DataError.
 
-    Where rows are conversations, `tokenizer` gets the chat
-    template that is used: the exported model has it.
+    Where rows are conversations, `tokenizer` gets the chat template that is used, and remembers what ends a
+    turn: the exported model has both.
     """
     reader: RowReader | None = objective.row_reader()
     row_type = objective.row_type or detect_row_type(dataset, first)
-    rows = RowTokenizer(tokenizer, data, dataset, row_type, reader, warnings=unread_files(dataset))
-    used = {dataset.column(name) for name in (reader.columns if reader else COLUMNS[row_type])}
-    talks = row_type == "chat"
-    if row_type == "chat":
-        used.add(messages_column(dataset, first))
-    elif reader is not None:
-        talks = reader.talks(dataset, first)
-    elif row_type == "prompt_completion":
-        talks = isinstance(first.fields.get(dataset.column("prompt")), list)
+    rows = RowTokenizer(tokenizer, data, dataset, row_type, reader, vocabulary)
+    rows.warnings |= dict.fromkeys(unread_files(dataset))
+    columns = [*(reader.columns if reader else COLUMNS[row_type])]
+    columns += rows.masks if row_type == "tokenized" else []
+    talks = isinstance(first.fields.get(dataset.column("prompt")), list) and row_type == "prompt_completion"
+    talks = reader.talks(dataset, first) if reader is not None else row_type == "chat" or talks
+    rows.special = frozenset(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
     if talks:
-        used |= {dataset.column("tools"), dataset.column("chat_template_kwargs")}
-        rows.warnings += choose_template(tokenizer, data.chat_template)
+        columns += ["tools", "chat_template_kwargs"]
+        said = choose_template(tokenizer, data.chat_template)
         rows.template = ChatTemplate(tokenizer, marked=rows.masks_assistant)
-        if rows.masks_assistant and not rows.template.trains_end_of_turn():
-            rows.warnings.append("the chat template marks no end of the assistant's turn as trained")
-    rows.unused = tuple(n for n, value in first.fields.items() if n not in used and value is not None)
+        end = rows.template.end_of_turn()
+        if end and end != tokenizer.eos_token:
+            tokenizer.init_kwargs[END_OF_TURN] = end
+        if not end and rows.masks_assistant:
+            said.append("the chat template marks no end of the assistant's turn as trained")
+        rows.warnings |= dict.fromkeys(said)
+    rows.used = frozenset(map(dataset.column, columns))
     return rows
 
 
@@ -290,7 +323,10 @@ def choose_template(tokenizer: PreTrainedTokenizerBase, wanted: str) -> list[str
         near = difflib.get_close_matches(wanted, shipped, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"shipped: {', '.join(sorted(shipped))}"
         raise DataError(f"data.chat_template `{wanted}`: no such template and no such file ({hint})")
-    tokenizer.chat_template = path.read_text(encoding="utf-8")
+    try:
+        tokenizer.chat_template = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}", UTF8) from None
     return []
 
 
@@ -303,8 +339,9 @@ def tokenize_batches(
         yield from map(tokenizer.tokenize, batches)
         return
     with ProcessPoolExecutor(processes, get_context("spawn"), _set_tokenizer, (tokenizer,)) as pool:
-        for documents, warnings in pool.map(_tokenize, batches):
-            tokenizer.warnings += [warning for warning in warnings if warning not in tokenizer.warnings]
+        for documents, unused, warnings in pool.map(_tokenize, batches):
+            tokenizer.unused |= unused
+            tokenizer.warnings |= warnings
             yield documents
 
 
@@ -312,11 +349,11 @@ _own: list[RowTokenizer] = []  # of a worker process: sent once, since a tokeniz
 
 
 def _set_tokenizer(tokenizer: RowTokenizer) -> None:
-    _own.append(tokenizer)
+    _own[:] = [tokenizer]
 
 
-def _tokenize(rows: Sequence[Row]) -> tuple[list[TokenizedDocument], list[str]]:
-    return _own[0].tokenize(rows), _own[0].warnings
+def _tokenize(rows: Sequence[Row]) -> tuple[list[TokenizedDocument], dict[str, None], dict[str, None]]:
+    return _own[0].tokenize(rows), _own[0].unused, _own[0].warnings
 
 
 def detect_row_type(dataset: Dataset, first: Row) -> str:
@@ -325,33 +362,31 @@ def detect_row_type(dataset: Dataset, first: Row) -> str:
         return dataset.type
     renamed = {theirs: ours for ours, theirs in dataset.column_map.items()}
     columns = {renamed.get(name, name) for name in first.fields}
-    if columns & {"messages", "conversations"}:
-        return "chat"
-    if {"instruction", "output"} <= columns:
-        return "alpaca"
-    if {"prompt", "completion"} <= columns:
-        return "prompt_completion"
-    if "input_ids" in columns:
-        return "tokenized"
-    if "text" in columns:
-        return "text"
+    columns |= {"messages"} if "conversations" in columns else set()
+    for row_type, names in COLUMNS.items():
+        if {*names} - OPTIONAL <= columns:
+            return row_type
     raise DataError(
         f"{first.place}: columns {', '.join(sorted(first.fields)) or '(none)'} are no known kind of data: "
         "expected text, prompt and completion, instruction and output, messages, or input_ids "
-        f"(hint: {_columns_hint(list(first.fields))})",
+        f"(hint: {_columns_hint(first.fields)})",
         columns=columns,
     )
 
 
-def _columns_hint(columns: list[str]) -> str:
-    """Suggest the column_map that makes these columns a known kind of data."""
+def _columns_hint(fields: Mapping[str, Any]) -> str:
+    """Suggest the column_map that makes the columns of a row a known kind of data."""
+    columns, texts = list(fields), [name for name, value in fields.items() if isinstance(value, str)]
     if len(columns) == 1 and (mark := next((mark for mark in ";|\t" if mark in columns[0]), "")):
         return f"its separator is {mark!r}: save it with commas, or with tabs as .tsv"
-    for wanted in (("instruction", "output"), ("prompt", "completion"), ("messages",), ("text",)):
-        found = {ours: theirs for ours in wanted if (theirs := _alike(ours, columns)) is not None}
-        if len(found) == len(wanted):
-            return " ".join(f"datasets.0.column_map.{ours}={theirs}" for ours, theirs in found.items())
-    return "datasets.0.column_map.text=COLUMN, with the column that holds the text"
+    maps = [
+        {ours: _alike(ours, columns) for ours in wanted}
+        for wanted in (("instruction", "output"), ("prompt", "completion"), ("messages",), ("text",))
+    ]
+    maps += [dict(zip(("prompt", "completion"), texts, strict=True))] if len(texts) == 2 else []
+    maps += [{"text": "COLUMN, with the column that holds the text"}]
+    chosen = next(each for each in maps if None not in each.values())
+    return " ".join(f"datasets.0.column_map.{ours}={theirs}" for ours, theirs in chosen.items())
 
 
 def _alike(ours: str, columns: list[str]) -> str | None:
@@ -422,7 +457,7 @@ class PackedDocuments:
 
 def make_samples(documents: Sequence[TokenizedDocument], data: Data) -> PackedDocuments:
     """Truncate or pack documents as the recipe says; samples without a trained token are left out."""
-    max_length, documents = data.max_length, [d for d in documents if len(d.tokens)]
+    max_length, rows, documents = data.max_length, len(documents), [d for d in documents if len(d.tokens)]
     lengths = [len(d.tokens) for d in documents]
     truncated = sum(d.longest > max_length for d in documents) if data.truncates else 0
     if not data.packing:
@@ -437,7 +472,8 @@ def make_samples(documents: Sequence[TokenizedDocument], data: Data) -> PackedDo
     kept = [sample for sample in made if sample.count]
     tokens = sum(lengths) - sum(len(sample.tokens) for sample in kept)
     longest = max((d.longest for d in documents), default=0)
-    return PackedDocuments(kept, Dropped(len(documents), truncated, longest, tokens, len(made) - len(kept)))
+    left_out = len(made) - len(kept) + rows - len(documents)  # rows without a token are samples that are not
+    return PackedDocuments(kept, Dropped(len(documents), truncated, longest, tokens, left_out))
 
 
 def _wrap(documents: Sequence[TokenizedDocument], length: int) -> list[Sample]:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from recipes.config import Dataset, Model, Recipe, is_hub_id, looks_like_path
+from recipes.data import END_OF_TURN
 from recipes.downloads import (
     CODE_FILES,
     COMPANIONS,
@@ -335,6 +336,8 @@ def open_tokenizer(
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **options)
     except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
         raise not_loadable(folder, "tokenizer", error) from error
+    if isinstance(own := tokenizer.chat_template, str):
+        tokenizer.chat_template = own.removeprefix("\ufeff")  # a byte order mark, of an editor
     for key, token in (("pad_token", pad_token), ("eos_token", eos_token)):
         if token is not None and token not in tokenizer.get_vocab():
             raise ModelError(f"model.{key} `{token}` is not a token of {folder}")
@@ -351,19 +354,35 @@ def open_tokenizer(
     return tokenizer
 
 
+def stops_of(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the ids of the tokens that end its texts, and the turns of its conversations."""
+    ends = (tokenizer.eos_token, tokenizer.init_kwargs.get(END_OF_TURN))
+    ids: Any = tokenizer.convert_tokens_to_ids([token for token in ends if token is not None])
+    return {*ids} - {None}
+
+
 def configs_with_eos(texts: Mapping[str, str], model: Model, tokenizer: Path) -> dict[str, str]:
-    """Give configs of a model, name -> text, the eos token of the tokenizer in a folder, where the recipe
-    chose it. As in TRL the generation config ends with its other eos tokens too. Errors: ModelError."""
-    if model.eos_token is None or "config.json" not in texts:
+    """Have configs of a model, name -> text, end with what the tokenizer in a folder ends texts and turns
+    with, besides their own eos tokens, as in TRL. An eos token that the recipe chose comes first, and is the
+    model's. Errors: ModelError."""
+    if "config.json" not in texts:
         return dict(texts)
-    eos = open_tokenizer(tokenizer, code=model.trust_remote_code).eos_token_id
+    found = open_tokenizer(tokenizer, code=model.trust_remote_code)
     config, generation = (parse_object(texts.get(name, "{}"), name) for name in CONFIGS)
     spoken = config.get("text_config", config)  # of a model with several parts, that of its text
-    others = generation.get("eos_token_id", spoken.get("eos_token_id"))
-    others = others if isinstance(others, list) else [others]
-    spoken["eos_token_id"] = eos
-    generation["eos_token_id"] = [eos, *(other for other in others if other not in (eos, None))]
-    changed = dict(zip(CONFIGS, (config, generation), strict=True))
+    known = generation.get("eos_token_id", spoken.get("eos_token_id"))
+    known = [one for one in (known if isinstance(known, list) else [known]) if one is not None]
+    ends = stops_of(found)
+    if model.eos_token is not None:
+        spoken["eos_token_id"] = found.eos_token_id
+        known = [found.eos_token_id, *known]
+    elif ends <= set(known):
+        return dict(texts)
+    if CONFIGS[1] not in texts:  # it takes the place of what the model's config says
+        generation = {key: spoken[key] for key in ("bos_token_id", "pad_token_id") if key in spoken}
+    generation["eos_token_id"] = [*dict.fromkeys([*known, *sorted(ends)])]
+    changed = {CONFIGS[0]: config} if model.eos_token is not None else {}
+    changed |= {CONFIGS[1]: generation}
     return {**texts, **{name: json.dumps(values, indent=2) + "\n" for name, values in changed.items()}}
 
 

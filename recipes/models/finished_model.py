@@ -42,7 +42,7 @@ from recipes.weight_files import (
     write_model_files,
 )
 
-from .base_model import configs_with_eos, fetch_model, open_tokenizer
+from .base_model import configs_with_eos, fetch_model, open_tokenizer, stops_of
 from .causal_lm import load_model, open_vector
 from .trainable import (
     DTYPES,
@@ -211,6 +211,13 @@ class TextGenerator:
         self.model: Any = load_adapted(folder, code) if is_adapter(folder) else load_model(folder, code=code)
 
     @property
+    def ends(self) -> list[int] | None:
+        """Tokens that end a text: the model's, and the tokenizer's, which the base of an adapter may lack."""
+        known = self.model.generation_config.eos_token_id
+        known = {*(known if isinstance(known, list) else [known])} - {None}
+        return sorted(known | stops_of(self.tokenizer)) or None
+
+    @property
     def chats(self) -> bool:
         """True where the tokenizer has a chat template."""
         return self.tokenizer.chat_template is not None
@@ -235,12 +242,8 @@ class TextGenerator:
             add_special_tokens=special_tokens,
         )
         options: dict[str, Any] = {"do_sample": True, "temperature": temperature} if temperature > 0 else {}
-        known = self.model.generation_config.eos_token_id
-        ends = {*(known if isinstance(known, list) else [known]), tokenizer.eos_token_id} - {None}
-        if ends:  # the base of an adapter need not know the eos token that the adapter was trained with
-            options["eos_token_id"] = sorted(ends)
-        pad = tokenizer.pad_token_id
-        tokens = self.model.generate(**inputs, max_new_tokens=max_new_tokens, pad_token_id=pad, **options)
+        options |= {"eos_token_id": self.ends, "pad_token_id": tokenizer.pad_token_id}
+        tokens = self.model.generate(**inputs, max_new_tokens=max_new_tokens, **options)
         return str(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 
     @torch.no_grad()
@@ -254,6 +257,7 @@ class TextGenerator:
             max_new_tokens=max_new_tokens,
             max_time=max_seconds,
             pad_token_id=self.tokenizer.pad_token_id,
+            eos_token_id=self.ends,
         )
         added: list[int] = made[0, prompt.shape[1] :].tolist()
         return added

@@ -22,6 +22,7 @@ from recipes.models import (
     context_of,
     load_tokenizer,
     meta_trained_model,
+    vocabulary_of,
 )
 from recipes.weight_files import check_finite, check_model_folder, layout_of, meta_model
 
@@ -40,19 +41,19 @@ HIGH_RATES = {"adapters": 1e-3, "a whole model": 2e-4}  # for adaptive optimizer
 
 def examine(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
     """Check the model, then the data. `offline`: do not ask the hub; what its cache lacks is not checked."""
-    tokenizer, context = None, None
+    tokenizer, context, vocabulary = None, None, None
     yield from unusual_settings(recipe)
     try:
         folder = config_folder(recipe.model)
         check_fit(recipe, folder)
         yield model_of(recipe, folder)
         tokenizer = load_tokenizer(recipe.model, folder)
-        context = context_of(folder)
+        context, vocabulary = context_of(folder), vocabulary_of(folder)
     except (InputError, HubUnreachable) as error:
         yield failed("model", error, offline)
     for dataset in (*recipe.datasets, *recipe.eval_datasets):
         try:
-            yield from data_of(recipe, dataset, tokenizer, offline, context)
+            yield from data_of(recipe, dataset, tokenizer, offline, context, vocabulary)
         except (InputError, HubUnreachable) as error:
             yield failed("data", error, offline)
 
@@ -112,9 +113,10 @@ def data_of(
     tokenizer: PreTrainedTokenizerBase | None,
     offline: bool,
     context: int | None = None,
+    vocabulary: int | None = None,
 ) -> Iterator[Finding]:
     """Check that a data set exists, detect its type, and tokenize its first rows. `context`: tokens that
-    the model can read, None where it is unknown.
+    the model can read; `vocabulary`: those it knows; None where it is unknown.
 
     Errors: DataError, HubUnreachable.
     """
@@ -127,7 +129,8 @@ def data_of(
         kind = recipe.objective.row_type or detect_row_type(dataset, first)
         yield Finding("ok", "data", f"{dataset.path}: {kind}; its rows are not read, for want of a tokenizer")
         return
-    encoder = make_row_tokenizer(tokenizer, recipe.data, dataset, first, recipe.objective)
+    options = recipe.data, dataset, first, recipe.objective, vocabulary
+    encoder = make_row_tokenizer(tokenizer, *options)
     tally = Tally()
     limit = HUB_ROWS if hub else LOCAL_ROWS
     longest = None if recipe.data.packing else recipe.data.max_length

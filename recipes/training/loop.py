@@ -20,6 +20,7 @@ done by others), and hands the largest part of its residual to the aggregators.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -136,6 +137,7 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
     with ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(staleness + 2, thread_name_prefix="exchange"))
         stack.enter_context(abandoned_on_fault(link))
+        stack.enter_context(stopped_within(peer, link.leaving))
         exchanges = Exchanges(link, peer, threads)
         # asked to leave between two exchanges: one more delivers the step just made, if a round is open
         while (peer.undelivered or not link.leaving.is_set()) and (round := link.next_round()) is not None:
@@ -158,7 +160,8 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
                         limits = SampleLimits.of(peer.recipe, peer.vocabulary)
                         held_out = StoredSamples(stack.enter_context(link.fetched("eval")), limits)
                     part = partial(evaluate_part, link, peer, round, held_out)
-                    yield (yield from shrink_to_fit(peer, part))
+                    with suppress(Interrupted):  # what is in flight is finished
+                        yield (yield from shrink_to_fit(peer, part))
             finally:
                 peer.evaluated.set()
             wanted = round.samples and not link.leaving.is_set()
@@ -180,6 +183,26 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
                 yield from exchanges.join_down_to(0 if leaves else max(staleness, 1) - 1)
                 yield from leave_room(peer)
         yield from exchanges.join_down_to(0)
+
+
+@contextmanager
+def stopped_within(peer: Peer, leaving: threading.Event) -> Iterator[None]:
+    """Raise Interrupted before a forward pass once this peer was asked to leave, and on a CPU, where a
+    micro-batch may take minutes, within a forward or backward pass."""
+    trainer, within = peer.trainer, peer.trainer.kind == "cpu"
+
+    def look(*_: object) -> None:
+        if leaving.is_set():
+            raise Interrupted("asked to leave")
+
+    with ExitStack() as hooks:
+        if isinstance(trainer, SingleDeviceTrainer) and not peer.recipe.training.torch_compile:
+            for module in trainer.model.modules() if within else [trainer.model]:
+                hooks.callback(module.register_forward_pre_hook(look).remove)
+            for parameter in trainer.model.parameters():
+                if within and parameter.requires_grad:
+                    hooks.callback(parameter.register_hook(look).remove)  # type: ignore[no-untyped-call]
+        yield
 
 
 @dataclass
@@ -432,7 +455,8 @@ def hand_over(link: Link, peer: Peer) -> HandedOver | None:
     """
     settle(peer)
     worker, room = peer.worker, link.room
-    if peer.undelivered or peer.unfinished or not room or (part := worker.handoff(room)) is None:
+    part = None if peer.undelivered or peer.unfinished or not room else worker.handoff(room)
+    if part is None or not link.room:  # the goodbye was said meanwhile
         return None
     before, taken = worker.residual_norm(), None
     try:
@@ -554,7 +578,10 @@ def compute(
             for group in groups_of(peer, half):
                 if link.leaving.is_set():
                     return None
-                found += peer.trainer.backward(group, terms, round)
+                try:
+                    found += peer.trainer.backward(group, terms, round)
+                except Interrupted:
+                    return None
             if half is not halves[-1]:
                 peer.trainer.partly(found.terms / max(terms, 1))
         norm = peer.trainer.clip(peer.recipe.training.max_grad_norm)

@@ -7,7 +7,7 @@ header: a damaged file is known before anything of it is used.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from recipes.hardware import host_memory
 from recipes.weight_files import CHECK, GRADIENT_CHUNK, SUMS, damaged_part, sum_of, write_with_sums
 
 from .loop import settle
@@ -27,6 +28,7 @@ from .types import Peer
 
 FORMAT = "1"
 GLOBAL_MODEL = "common"  # name of x' in the file, beside those of the trainer
+Runs = Callable[[Callable[[], None]], object]  # runs a function, perhaps in another process
 TABLE = 256  # elements that an optimizer of 8 bits keeps beside each parameter
 
 
@@ -49,8 +51,12 @@ def anything_of(peer: Peer) -> bool:
     return peer.trainer.stepped or peer.worker.residual_norm() != 0
 
 
-def keep(peer: Peer, path: Path, about: Mapping[str, str]) -> None:
+def keep(peer: Peer, path: Path, about: Mapping[str, str], by: Runs | None = None) -> None:
     """Save a peer whose loop has ended, whole or not at all.
+
+    Args:
+        by: has it written from the host's memory, by another process for instance. Where that memory has no
+            room for it, it is written at once.
 
     Raises:
         ValueError: its model is not finite: no peer should go on from it.
@@ -65,7 +71,11 @@ def keep(peer: Peer, path: Path, about: Mapping[str, str]) -> None:
         "round": str(global_model.round),
         "fingerprint": f"{global_model.fingerprint:016x}",
     }
-    write_with_sums(path, tensors, {**about, **stay})
+    if by is None or size_of(peer) > host_memory().free:
+        write_with_sums(path, tensors, {**about, **stay})
+    else:
+        here = {name: tensor.cpu() for name, tensor in tensors.items()}
+        by(partial(write_with_sums, path, here, {**about, **stay}))
 
 
 def read(path: Path) -> CheckpointHeader:

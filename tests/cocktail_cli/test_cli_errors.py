@@ -176,3 +176,17 @@ def test_a_run_whose_pipe_was_closed_is_recorded_with_that_reason_and_not_as_a_b
 
     assert (failure.code, failure.message) == ("terminated", "its output was closed by what read it")
     assert "--detach" in failure.hints[0]
+
+
+TOKEN = "k" * 43 + "." + "t" * 32
+
+
+@pytest.mark.parametrize("said", ["cocktail://{}@h:1/run-1", "'cocktail:/{}@h'", "cocktail://{}h:1/run-1"])
+def test_no_error_shows_the_secrets_of_a_run_url_however_it_was_typed(said: str) -> None:
+    typed = said.format(TOKEN)
+    failure = Failure("usage", f"what is {typed}?", (Problem("none", file=typed),), (f"not {typed}",))
+
+    shown = "\n".join([*failure.lines(), failure.as_json(), str(failure)])
+    assert "tttt" not in shown
+    assert shown.count("cocktail:/") == 7
+    assert Failure("usage", "which?", hints=("cocktail join cocktail://...",)).hints[0].endswith("//...")

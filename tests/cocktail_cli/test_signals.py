@@ -105,13 +105,15 @@ IN_TIME = """
 import sys, threading, time
 from cocktail_cli.signals import leave_in_time
 goodbye = threading.Event().wait if sys.argv[1] == "stuck" else lambda: print("bye", flush=True)
-with leave_in_time(lambda: 0.0, goodbye, lambda: 75):
+begun = time.monotonic()
+words = goodbye, lambda: print("thanks", flush=True)
+with leave_in_time(lambda: (begun, begun + 0.1), words, lambda: 75):
     time.sleep(60)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("goodbye", "said"), [("said", "bye\n"), ("stuck", "")])
+@pytest.mark.parametrize(("goodbye", "said"), [("said", "bye\nthanks\n"), ("stuck", "")])
 def test_a_process_that_does_not_look_is_gone_in_time(root: Path, goodbye: str, said: str) -> None:
     command = [sys.executable, "-c", IN_TIME, goodbye]
     ended = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, timeout=600)

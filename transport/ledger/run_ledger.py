@@ -670,9 +670,10 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-def lock_exclusively(path: Path) -> sqlite3.Connection:
-    """Take a lock that ends with the process, on every system Python runs on: SQLite's own."""
-    lock = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=0)
+def lock_exclusively(path: Path, patience: float = 0.0) -> sqlite3.Connection:
+    """Take a lock that ends with the process, on every system Python runs on: SQLite's own. Another process
+    that has it is waited for up to `patience` seconds."""
+    lock = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=patience)
     try:
         lock.execute("BEGIN EXCLUSIVE")
     except sqlite3.OperationalError as error:

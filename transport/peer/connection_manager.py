@@ -113,6 +113,7 @@ class ConnectionManager:
         self._crossed: dict[int, Bytes] = {}  # of a flow's connection, when it was last looked at
         self._attach_sent_at: dict[int, float] = {}  # when a bulk flow sent Attach
         self._outbox: deque[messages.Message] = deque()
+        self.away_s, self._turned = 0.0, time.time()  # longest time between two turns, by the wall clock
         self._thread = threading.Thread(target=self._run, name="cocktail-link", daemon=True)
 
     # ---- called by the threads that use the link -----------------------------------------------------------
@@ -163,6 +164,8 @@ class ConnectionManager:
             self._wire.close()
 
     def _turn(self) -> None:
+        before, self._turned = self._turned, time.time()
+        self.away_s = max(self.away_s, self._turned - before)
         with self.changed:
             self._maintain(time.monotonic())
             self._send_all()

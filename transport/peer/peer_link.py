@@ -54,6 +54,7 @@ HANDOFF_S = 21.0  # until a residual handoff must be at the hub
 HANDOFF_TARGET_S = 5.0  # duration a handoff is sized for; longer only if the uplink has become slower
 RENEWED = "the hub gave this peer a new session; work not delivered before is void"
 RENEWAL_S = 10.0  # from a lease that the hub refuses, on one connection, to the new session, on another
+AWAY_S = 20.0  # seconds without a turn of the link: this machine slept, or its process was stopped
 LOST_S = 2.0  # without a connection, before the user is told
 POLL_S = 0.05  # how often a waiting call looks at `leave_requested`
 
@@ -62,6 +63,11 @@ class StopRequest(threading.Event):
     """An event with the time it was first set; a signal handler may set it."""
 
     at = inf  # monotonic seconds
+    share = 1.0  # of the seconds that calls have after it
+
+    def left(self, most: float) -> float:
+        """Return the seconds left of the `most` that a call has after it."""
+        return self.at + self.share * most - time.monotonic()
 
     def set(self) -> None:
         self.at = min(self.at, time.monotonic())
@@ -518,7 +524,7 @@ class PeerLink:
     @property
     def room(self) -> int:
         """Bytes of a handoff that this peer, asked to leave, has still time to upload; 0: not known."""
-        left = self.leave_requested.at + HANDOFF_S - time.monotonic()
+        left = 0.0 if self._connections.closing else self.leave_requested.left(HANDOFF_S)
         return int(min(self._uplink, self._cap) * max(0.0, min(HANDOFF_TARGET_S, left)))
 
     def hand_over(self, round: int, packet: bytes) -> bool | None:
@@ -617,7 +623,7 @@ class PeerLink:
                     return
                 self._notify_of_link(now)
                 if self.leave_requested.is_set() and (
-                    now - self.leave_requested.at >= leave_s or not self._connections.connected
+                    self.leave_requested.left(leave_s) <= 0 or not self._connections.connected
                 ):
                     raise Leaving(f"asked to leave while waiting for {what}")
                 # all else notifies `changed`; a signal handler that sets the flag must not take locks
@@ -625,6 +631,9 @@ class PeerLink:
 
     def _notify_of_link(self, now: float) -> None:
         """Notify once that the connection has been lost for a while, and once that it is restored."""
+        if (away := self._connections.away_s) > AWAY_S:
+            self._connections.away_s = 0.0
+            self._notify(f"this machine was away for {away:.0f} s")
         state, where, how_long = self._state, self.way, f"for up to {self._patience:.0f} s"
         if state.welcome is None or state.link not in (SessionState.OFFLINE, SessionState.GREETING):
             if self._lost_told:
@@ -653,7 +662,7 @@ class PeerLink:
         if connections.broken is not None:
             raise connections.broken
         if connections.closing:
-            raise LinkLost("the link is closed")
+            raise (Leaving if self.leave_requested.is_set() else LinkLost)("the link is closed")
         if state.refused is not None:
             raise RefusedByHub(state.refused.code, state.refused.reason)
         if state.over is not None and not connections.connected:

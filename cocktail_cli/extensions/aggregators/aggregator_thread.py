@@ -203,7 +203,7 @@ class AggregatorThread:
         To be called after the last exchange, before `close`. Returns whether the hub has the error feedback.
         """
         self.orders.resign(Resigns(last=True))
-        until = min(time.monotonic() + timeout, self.link.leave_requested.at + HANDOFF_S)
+        until = time.monotonic() + min(timeout, self.link.leave_requested.left(HANDOFF_S))
         while self._thread.is_alive() and self._aggregates and time.monotonic() < until:
             self._thread.join(POLL_S)
         self._end(timeout)

@@ -222,7 +222,7 @@ class ShardedPeer(PeerExtension):
 
     def _too_late(self, round: int) -> bool:
         """Return True once the round is over or this peer must leave: nothing is sent directly any more."""
-        late = time.monotonic() - self._link.leave_requested.at > LEAVE_S
+        late = self._link.leave_requested.left(LEAVE_S) < 0
         return late or self._link.newest_round >= round
 
     def fetch(self, round: int) -> bytes | None:

@@ -36,6 +36,10 @@ OF_LATE = 20  # answers of the hub over which rates are averaged, a minute or le
 GONE = ("left", "lost", "removed")
 WAITING, UNANSWERED = "waiting for peers", "waiting for the hub to answer"  # states of a run
 AWAY = ("deciding", *GONE)  # states of people who are not in the run
+# how that begins which this machine says as it ends -> what Ctrl-C does then
+ENDING = {"pausing": "end the run with its model"} | dict.fromkeys(
+    ("ending", "leaving", "writing"), "at once"
+)
 STALE = 5.0  # seconds after which progress without news is dropped
 POINTS = 4096  # of the loss curve in memory; neighbours are averaged beyond
 COLUMNS = ("PEER", "GPU", "STATE", "TOK/S", "UP/S", "DOWN/S", "RTT", "SHARE", "LAST")
@@ -93,8 +97,9 @@ class PeerRow:
 
     def add(self, now: float, tokens: float, up: float, down: float) -> None:
         earlier = self.sums[-1][1:] if self.sums else ()
-        if any(new < old for new, old in zip((tokens, up, down), earlier, strict=False)):
-            self.sums.clear()  # it has joined again, or the hub was restarted: the sums begin at zero
+        again = any(new < old for new, old in zip((tokens, up, down), earlier, strict=False))
+        if again or (tokens and earlier and not earlier[0]):
+            self.sums.clear()  # it has joined again, the hub was restarted, or it trains from now on
         self.sums.append((now, tokens, up, down))
 
     def rates(self) -> tuple[float, ...] | None:
@@ -135,6 +140,7 @@ class Board:
     carried: float = 0.0  # of these in rounds whose packets moved something
     full: float = 0.0  # bytes that FP16 would have taken in these
     over: bool = False  # nothing more will come: there are no keys to press
+    doing: str = ""  # what this machine does beside rounds, as it said last
     state: str = "starting"
     progress: events.Progressed | None = None
     progressed: float = 0.0  # time of the last Progressed
@@ -148,7 +154,7 @@ class Board:
         match event:
             case events.RunStarted():
                 self.run, self.recipe, self.steps, self.me = event.run, event.recipe, event.steps, ""
-                self.state = WAITING
+                self.state, self.doing = WAITING, ""
             case events.Joined():
                 self.run, self.recipe, self.me, self.state = event.run, event.recipe, event.peer, "joined"
             case events.PeerDeciding():
@@ -169,6 +175,7 @@ class Board:
                 measured = event.total > 0 or event.rate > 0
                 self.progress, self.progressed = (event if measured else None), time.monotonic()
                 self.state = self.state if measured and self.losses else event.state
+                self.doing = self.doing if measured else event.state
             case events.RunFinished() | events.RunPaused():
                 self.state = event.reason
                 self.end_rows()
@@ -186,7 +193,8 @@ class Board:
             row.state = row.state if row.state in AWAY else "done"
 
     def count(self, event: events.Step) -> None:
-        self.step, self.steps, self.state = event.step, event.steps, "training"
+        self.doing = self.doing if self.doing.startswith((*ENDING,)) else ""
+        self.step, self.steps, self.state = event.step, event.steps, self.doing or "training"
         self.numbers |= {key: value for key, value in step_numbers(event).items() if value is not None}
         if not self.me:  # a peer's steps count its own tokens only; the hub reports the sum
             self.tokens, self.samples = event.tokens or self.tokens, event.samples or self.samples
@@ -239,7 +247,7 @@ class Board:
     def miss(self) -> None:
         """Note that the hub did not answer; the last figures stay, with their age."""
         if not self.over:
-            self.state, self.ends = UNANSWERED, 0.0
+            self.state, self.ends = self.doing or UNANSWERED, 0.0
         if (me := self.peers.get(self.me)) is not None:
             me.state = "waiting"
 
@@ -338,8 +346,10 @@ class Board:
             yield f"and {more} more"
 
     def keys(self) -> str:
+        if ends := [does for word, does in ENDING.items() if self.doing.startswith(word)]:
+            return f"Ctrl-C: {ends[0]}"
         if self.me:
-            return "Ctrl-C: leave after this step · twice: leave now"
+            return "Ctrl-C: leave after the exchange in flight · twice: leave now"
         if self.watched:
             return "Ctrl-C: look no more; the run goes on"
         return "Ctrl-C: pause · twice: end the run with its model"

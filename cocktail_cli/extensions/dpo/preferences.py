@@ -151,11 +151,11 @@ class PreferencePairs:
                     [of.template.render_prompt(chosen) for chosen, _ in pairs],
                 )
             )
-            of.warnings += [warning for warning in of.template.warnings if warning not in of.warnings]
+            of.warnings |= of.template.warnings
         equal = next((row for row, a, b in zip(rows, chosen, rejected, strict=True) if a == b), None)
         said = "chosen and rejected are the same: such pairs teach nothing"
         if equal is not None and not any(said in warning for warning in of.warnings):
-            of.warnings.append(f"{equal.place}: {said}")
+            of.warnings[f"{equal.place}: {said}"] = None
         return [joined(*sequences) for sequences in zip(prompts, chosen, rejected, strict=True)]
 
 

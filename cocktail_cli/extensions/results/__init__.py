@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cocktail_cli.assembly import Extension, ModelOnDisk, PagePart
@@ -20,6 +21,10 @@ class Results(Extension):
         keys: Any = recipe.extensions[NAME]
         if keys.push_to_hub:
             keys.repository.open()
+
+    def chosen(self, keys: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Have base and model answer two of the rows that are held out."""
+        return {f"{NAME}.sample_prompts": 2} if "data.val_set_size" in keys else {}
 
     def model_here(self, work: Any, model: ModelOnDisk) -> None:
         """Upload the run's own model; write samples of each, unless the host wants to end."""

@@ -10,6 +10,7 @@ from cocktail_cli.assembly import PageBlocks, PagePart
 from cocktail_cli.ui import events
 
 SAMPLES = 400  # that a page remembers; the oldest are dropped first
+LINE = 60  # characters of each text in a line
 GOES_ON = "The model goes on from texts that it was not trained on; it takes the likeliest token each time."
 
 
@@ -22,12 +23,14 @@ class Sample(events.OfExtension):
     prompt: str
     text: str  # the model's own words
     reference: str = ""  # how the held-out text goes on
+    asked: str = ""  # the user's last message in the prompt, or else all of it
 
-    texts = ("prompt", "text", "reference")
+    texts = ("prompt", "text", "reference", "asked")
     news = True
 
     def sentence(self) -> str:
-        return f"sample step={self.step} {self.prompt!r} -> {self.text!r}"
+        asked, text = (" ".join(one.split())[:LINE] for one in (self.asked or self.prompt, self.text))
+        return f"sample step={self.step} {asked!r} -> {text!r}"
 
     def measured(self) -> dict[str, Any]:
         return asdict(self)

@@ -44,12 +44,17 @@ def push(repository: Repository, recipe: Recipe, model: ModelOnDisk) -> None:
 def write_samples(many: int, work: Any, model: ModelOnDisk) -> None:
     """Show how a model of the run `work` continues so many held-out texts, until it is to stop; nothing
     depends on it."""
-    from recipes.data import NEW
+    from recipes.data import NEW, asked_in
+    from recipes.hardware import host_memory
     from recipes.models import TextGenerator
 
     folder, code = work.model.folder, work.recipe.model.trust_remote_code
     if model.folder == folder:
         model.tell(Progressed("writing samples"))
+    weights = sum(path.stat().st_size for path in work.model.base.glob("*.safetensors"))
+    if weights > host_memory().free:
+        model.tell(Warning("no samples: this machine's memory has no room for the model"))
+        return
     try:
         writer = TextGenerator(model.folder, code, tokenizer=folder / run_folder.TOKENIZER)
         text = partial(writer.tokenizer.decode, skip_special_tokens=True)
@@ -57,7 +62,8 @@ def write_samples(many: int, work: Any, model: ModelOnDisk) -> None:
             if model.stop():
                 return
             parts = (prompt.tokens, writer.complete(prompt.tokens, NEW, SECONDS), prompt.rest)
-            model.tell(events.Sample(model.step, model.round, *(str(text(part)) for part in parts)))
+            said = (*(str(text(part)) for part in parts), asked_in(writer.tokenizer, prompt).text)
+            model.tell(events.Sample(model.step, model.round, *said))
     except Exception as error:
         log.warning("samples of round %d", model.round, exc_info=True)
         model.tell(Warning(f"no samples: {explain(error).message}"))

@@ -27,6 +27,7 @@ from cocktail_cli.volunteer import (
 )
 from cocktail_cli.volunteer.base_weights import (
     DiskAllowance,
+    check_free,
     check_headers,
     damaged,
     fetch_files,
@@ -352,6 +353,14 @@ def test_objects_on_the_disk_take_of_the_room_that_the_model_leaves_and_give_it_
     assert room.free == 300
 
     assert folder.exists()
+
+
+def test_a_run_that_needs_nothing_more_is_within_any_limit() -> None:
+    fetched(FakeHub({"model.safetensors": bytes(600)}))
+    check_free(0, most=100)
+
+    with pytest.raises(Failure, match="--max-disk leaves 0 B: the model needs 1 B"):
+        check_free(1, most=100)
 
 
 def test_an_object_of_a_run_is_stored_without_a_name() -> None:

@@ -5,14 +5,18 @@ useless.
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import stat
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from in_this_process import Run
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.ui import Event
@@ -22,7 +26,8 @@ from cocktail_cli.volunteer.bootstrap import Prepared
 from cocktail_cli.volunteer.checkpoint_store import CheckpointKey
 from cocktail_cli.volunteer.run_link import RunLink
 from recipes.config import Recipe
-from recipes.training import Peer, build_peer
+from recipes.training import Peer, build_peer, peer_checkpoint
+from transport import RunKeys
 from transport.protocol import Leaving, LinkLost, RunOver
 
 KEY = CheckpointKey("amber-otter-42", "ann", "recipe-hash", "base-digest")
@@ -98,6 +103,51 @@ def test_a_full_disk_is_a_warning_and_nothing_is_written(
     assert checkpoint_store.store(peer(), KEY, told.append) == 0
     assert "residual is not kept: it takes" in told[0]
     assert not list(checkpoint_store.folder().rglob("*.*"))
+
+
+needs_children = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no process")
+
+
+@needs_children
+def test_a_checkpoint_is_written_on_without_this_process_and_whoever_comes_back_waits_for_it(
+    told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, back, (begun, begins), (go, goes) = peer(), peer(moved=False), os.pipe(), os.pipe()
+    write, wait = os.fsync, checkpoint_store.lock_of
+
+    def held(file: int) -> None:
+        os.write(begins, b".")
+        os.read(go, 1)
+        write(file)
+
+    def waiting(path: Path) -> Path:
+        os.write(goes, b"..")
+        return wait(path)
+
+    monkeypatch.setattr(os, "fsync", held)
+    size = checkpoint_store.store(left, KEY, told.append, patience=0.0)
+    os.read(begun, 1)
+    assert (size, KEY.path.exists()) == (peer_checkpoint.size_of(left), False)
+
+    monkeypatch.setattr(checkpoint_store, "lock_of", waiting)
+    kept = checkpoint_store.find(KEY, told.append)
+    assert kept is not None
+    kept.restore(back)
+    assert torch.equal(back.worker.x, left.worker.x)
+    assert told == []
+    assert not list(checkpoint_store.folder().rglob("*.*"))
+
+
+@needs_children
+def test_a_checkpoint_that_its_child_could_not_write_is_a_warning(
+    told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: os.kill(os.getpid(), signal.SIGKILL))
+
+    assert checkpoint_store.store(peer(), KEY, told.append) == 0
+    assert told == [
+        "this peer's residual is not kept: the process that wrote it has failed, perhaps as the disk is full"
+    ]
 
 
 def test_a_peer_without_state_of_its_own_stores_nothing(told: list[str]) -> None:
@@ -216,3 +266,13 @@ def test_a_name_in_any_script_has_a_file_of_its_own_with_a_plain_name(name: str)
     assert path.name.isascii()
     assert path != checkpoint_store.path_of("amber-otter-42", name + "-2")
     assert ("@" in path.name) == (name not in ("ann", "con.x")), "as before where it is plain"
+
+
+def test_a_hub_that_is_down_is_told_before_the_libraries_load(cocktail: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = RunKeys.generate().url("127.0.0.1", server.getsockname()[1], KEY.run)
+    said = cocktail("join", "-y", str(url))
+
+    assert said.exit == 5
+    assert "loading the libraries" not in said.err
+    assert "`join --wait 12h` waits" in said.err

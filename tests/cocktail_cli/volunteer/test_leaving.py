@@ -138,6 +138,7 @@ class Stay:
         if self.phase.left:
             until(lambda: self.hub.left("ann"), 5.0)
             assert self.hub.left("ann")[0].startswith("left"), name
+            assert self.peer.told[-1]["event"] == "left", "nobody is gone without a last line"
 
 
 def test_a_peer_leaves_in_every_phase_and_on_any_signal(

@@ -163,15 +163,18 @@ def test_what_peers_do_a_second_is_measured_between_two_looks_at_the_hub(
     clock = [100.0]
     monkeypatch.setattr("cocktail_cli.extensions.board.board.time.monotonic", lambda: clock[0])
     board = Board(me="attic")
-    board.look(status(*(peer(name, tokens=0, up_bytes=0, down_bytes=0) for name in ("attic", "dana"))))
+    board.look(status(*(peer(name, tokens=1000, up_bytes=0, down_bytes=0) for name in ("attic", "dana"))))
     clock[0] += 10.0
     moved = {"gpu": "RTX 3090", "rtt_ms": 31.0, "last_seen_s": 1.0, "up_bytes": 340_000, "down_bytes": 10}
-    board.look(status(peer("attic", tokens=14_000, **moved), peer("dana", tokens=22_000, **moved)))
+    board.look(status(peer("attic", tokens=15_000, **moved), peer("dana", tokens=23_000, **moved)))
 
     header, attic, dana = drawn(Group(*board.table(100, 10)), 100)
     assert header.split() == ["PEER", "GPU", "STATE", "TOK/S", "UP/S", "DOWN/S", "RTT", "SHARE", "LAST"]
     assert " ".join(attic.split()) == "attic < RTX 3090 training 1.4k 34.0k 1 31 ms 50% 1 s"
     assert dana.split()[:4] == ["dana", "RTX", "3090", "training"]
+    board.look(status(peer("eve", tokens=0, **moved)) | {"tokens_per_s": 3400.0})
+    board.look(status(peer("eve", tokens=9000, **moved)))
+    assert board.peers["eve"].rates() is None, "what it did before it trained is no speed"
     board.look(status() | {"tokens_per_s": 3400.0})
     assert "3.4k tok/s" in figures(board), "the run's speed is the hub's figure, on each view"
     clock[0] += 3.0
@@ -302,6 +305,25 @@ def test_a_hub_that_does_not_answer_is_no_training() -> None:
     assert "ETA" not in drawn(board, 120)[0]
     assert drawn(board, 120)[1].startswith("waiting for the hub to answer")
     assert "waiting" in row(board, "vm")
+
+
+@pytest.mark.parametrize(
+    ("doing", "keys"),
+    [
+        ("leaving (Ctrl-C), within 22 s", "Ctrl-C: at once"),
+        ("pausing (Ctrl-C): finishing the exchange in flight", "Ctrl-C: end the run with its model"),
+        ("ending (Ctrl-C): finishing the exchange in flight", "Ctrl-C: at once"),
+        ("writing the model", "Ctrl-C: at once"),
+    ],
+)
+def test_how_it_ends_is_said_until_it_has_and_the_keys_say_what_they_do_then(doing: str, keys: str) -> None:
+    board = board_of(JOINED, events.Step(3, 100, 3, 2.0, 1), events.Progressed(doing))
+    board.take(events.Step(4, 100, 4, 2.0, 1))
+    board.miss()
+
+    lines = drawn(board, 120)
+    assert lines[1].startswith(doing)
+    assert lines[-1] == keys
 
 
 def test_this_machine_is_not_lost_to_a_hub_that_was_started_again() -> None:

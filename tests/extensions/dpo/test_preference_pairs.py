@@ -83,7 +83,7 @@ def test_equal_answers_are_warned_of_once(tokenizer: Any) -> None:
 
     read.tokenize(rows)
 
-    assert read.warnings == ["my.jsonl:1: chosen and rejected are the same: such pairs teach nothing"]
+    assert [*read.warnings] == ["my.jsonl:1: chosen and rejected are the same: such pairs teach nothing"]
 
 
 def test_pairs_without_a_section_dpo_name_what_is_missing(tmp_path: Path, tokenizer: Any) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from cocktail_cli.extensions.results import Results
 from cocktail_cli.extensions.results.sample_writer import prompts_of
+from cocktail_cli.recipe_request import RecipeRequest
 from recipes.data import LONGEST, NEW, SHOWN, Prompt, Sample, prompt_of
 
 
@@ -31,3 +34,15 @@ def test_prompts_come_from_the_whole_held_out_part() -> None:
 
     assert [len(one.tokens) for one in prompts_of(held, 2)] == [1, 6]
     assert len(prompts_of(held, 16)) == 10
+
+
+@pytest.mark.parametrize("typed", [(), ("sample_prompts=0",)])
+def test_of_own_data_that_are_held_out_base_and_model_answer_two_unless_another_number_is_typed(
+    typed: tuple[str, ...],
+) -> None:
+    held = {"data.val_set_size": 6}
+    keys = held | Results().chosen(held)
+    recipe = RecipeRequest("", typed, "rows.jsonl", "./model", keys).load()
+
+    assert recipe.extensions["results"].sample_prompts == (0 if typed else 2)
+    assert not Results().chosen({})

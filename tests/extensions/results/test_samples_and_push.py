@@ -122,7 +122,9 @@ def test_a_final_push_that_fails_is_a_warning_with_the_command_that_repeats_it(
 def test_a_sample_is_a_line_for_people_and_one_of_the_metrics() -> None:
     sample = Sample(3, 2, "The import", "s\nare", " statement")
 
-    assert sentence(sample) == "sample step=3 'The import' -> 's\\nare'"
+    assert sentence(sample) == "sample step=3 'The import' -> 's are'"
+    long = replace(sample, prompt="system\nBe kind.\nuser\nWhen?", text="At " * 40, asked="When? " * 40)
+    assert sentence(long) == f"sample step=3 {('When? ' * 10)!r} -> {('At ' * 20)!r}"
     [line] = Metrics().lines(sample)
     assert (line["kind"], line["step"], line["text"]) == ("sample", 3, "s\nare")
 

@@ -6,6 +6,7 @@ TRL is the reference: `SFTTrainer` prepares the same rows with the same tokenize
 from __future__ import annotations
 
 import json
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,13 +14,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
 
-from recipes.config import Data, Dataset
-from recipes.data import make_row_tokenizer
+from recipes.config import Data, Dataset, load_recipe
+from recipes.data import RowTokenizer, make_row_tokenizer
 from recipes.data.conversations import ChatTemplate, Conversation, ConversationReader
 from recipes.data.sources import Row
 from recipes.errors import DataError
-from recipes.models import open_tokenizer
+from recipes.models import BUILTIN_MODELS, TextGenerator, configs_with_eos, open_tokenizer
 
 SPECIAL = [
     "<|im_start|>",
@@ -210,10 +213,7 @@ TALK = (
             {"messages": [ASK, {**ANSWER, "tool_call": [CALL]}]},
             "the chat template leaves out `tool_call` of role assistant: did you mean `tool_calls`?",
         ),
-        (
-            {"messages": [{"role": "narrator", "content": "x"}, ASK, ANSWER]},
-            "leaves out messages of role `narrator`",
-        ),
+        ({"messages": [{"role": "narrator", "content": "x"}, ASK, ANSWER]}, "leaves out messages of role"),
         ({"messages": [ASK, {**ANSWER, "weight": 0}]}, "leaves out `weight` of role assistant (hint"),
         ({"messages": [{"role": "function", "content": "5"}, ANSWER]}, "unknown role `function`"),
         ({"messages": [ASK]}, "my.jsonl:1: no message of an assistant to train on"),
@@ -316,10 +316,10 @@ def test_a_template_that_never_trains_the_end_of_a_turn_is_a_warning(speaking: A
         (endless, ["the chat template marks no end of the assistant's turn as trained"]),
     ):
         made = make_row_tokenizer(speaking(source), Data(), Dataset(path="my.jsonl"), rows[0])
-        assert made.warnings == warnings
+        assert [*made.warnings] == warnings
     plain = speaking("{% for m in messages %}{{ m.content + eos_token }}{% endfor %}")
     plain.eos_token = "!"  # a token of the vocabulary, not one that was added
-    assert make_row_tokenizer(plain, Data(), Dataset(path="my.jsonl"), rows[0]).warnings == []
+    assert make_row_tokenizer(plain, Data(), Dataset(path="my.jsonl"), rows[0]).warnings == {}
 
 
 @pytest.mark.parametrize(
@@ -343,10 +343,101 @@ def test_a_run_that_is_resumed_on_another_day_finds_the_date_it_began_with(
     assert today == text
 
 
-def test_unused_columns_are_named(speaking: Any) -> None:
-    row = Row({**CHATS[1], "id": 7, "score": None, "system": "Be kind."}, "my.jsonl:1")
+DEFAULT = "{% if messages[0].role != 'system' %}<|im_start|>system\nBe a bot.<|im_end|>\n{% endif %}"
+HEADERS = {  # what begins a message, and how an answer is asked for
+    "asked": ("<|im_start|>{{ m.role }}\n", "<|im_start|>assistant\n"),
+    "never asked": ("<|im_start|>{{ m.role }}\n", ""),
+    "asked with thoughts": ("<|im_start|>{{ m.role }}\n", "<|im_start|>assistant\n<think>\n\n</think>\n\n"),
+    "by name": ("<|im_start|>{{ m.role }} {{ m.name }}\n", "<|im_start|>assistant bot\n"),
+    "of words": ("### {{ m.role }}:\n", "### assistant:\n"),
+    "none": ("{% if m.role != 'assistant' %}[{{ m.role }}]\n{% endif %}", ""),
+}
+THOUGHTS = "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+CALLS = "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}</call>{% endfor %}"
+words = some.text("ab é.<>\n", min_size=1).map(lambda text: f"x{text}x")
+answers = some.fixed_dictionaries(
+    {"role": some.just("assistant"), "content": words, "name": some.just("bot")},
+    optional={"reasoning_content": words, "tool_calls": some.just([CALL])},
+)
+others = some.fixed_dictionaries({"role": some.sampled_from(["system", "user", "tool"]), "content": words})
 
-    made = make_row_tokenizer(speaking(CHATML), Data(), Dataset(path="my.jsonl"), row)
 
-    assert made.unused == ("id", "system")
-    assert made.unused_columns == " (not used: id, system)"
+@cache
+def reader(header: str, default: str, strips: str, end: str) -> tuple[Any, RowTokenizer]:
+    """A tokenizer with a template made of parts, and that of its rows."""
+    tokenizer: Any = open_tokenizer(BUILTIN_MODELS["builtin:tiny-gpt-neox"])
+    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL, "bos_token": "<s>"})
+    begins, asks = HEADERS[header]
+    words = f"{THOUGHTS}{{{{ m.content{strips} }}}}{CALLS}{end}"
+    asks = f"{{% if add_generation_prompt %}}{asks}{{% endif %}}"
+    tokenizer.chat_template = f"<s>{default}{{% for m in messages %}}{begins}{words}{{% endfor %}}{asks}"
+    data, first = Data(), Row({"messages": [ASK, ANSWER]}, "my.jsonl:1")
+    return tokenizer, make_row_tokenizer(tokenizer, data, Dataset(path="my.jsonl"), first)
+
+
+@settings(max_examples=60)
+@given(
+    some.sampled_from([*HEADERS]),
+    some.sampled_from(["", DEFAULT]),
+    some.sampled_from(["", " | trim"]),
+    some.sampled_from(["<|im_end|>", "<|end|>\n", "{{ eos_token }}"]),
+    some.lists(others | answers, min_size=1, max_size=5).filter(lambda m: any("name" in one for one in m)),
+)
+def test_of_a_conversation_are_trained_the_assistants_words_and_their_end_whatever_comes_first(
+    header: str, default: str, strips: str, end: str, messages: list[dict[str, Any]]
+) -> None:
+    """Also of a greeting that begins it, of two answers in a row, of thoughts and of calls."""
+    tokenizer, rows = reader(header, default, strips, end)
+    said = ""
+    for message in messages:
+        if message["role"] == "assistant":
+            thought = message.get("reasoning_content", "")
+            said += f"<think>{thought}</think>" * bool(thought) + message["content"]
+            said += "<call>add</call>" * ("tool_calls" in message) + end
+
+    [document] = rows.tokenize([Row({"messages": messages}, "my.jsonl:1")])
+
+    found = tokenizer.decode(document.tokens[document.trained])
+    assert found == said.replace("{{ eos_token }}", tokenizer.eos_token)
+
+
+def test_a_completion_begins_behind_its_header_also_where_the_template_never_asks_for_it(
+    speaking: Any,
+) -> None:
+    for source in (CHATML, CHATML.partition("{% if")[0]):
+        tokenizer = speaking(source)
+        [(tokens, trained)] = ours([{"prompt": [ASK], "completion": [ANSWER]}], tokenizer)
+        said = [token for token, is_trained in zip(tokens, trained, strict=True) if is_trained]
+        assert tokenizer.decode(said) == ANSWER["content"] + "<|im_end|>\n"
+
+
+def test_what_ends_a_turn_is_remembered_for_the_model_that_is_exported(
+    speaking: Any, tmp_path: Path, folders: dict[str, Path]
+) -> None:
+    tokenizer = speaking(CHATML)
+    tokenizer.save_pretrained(tmp_path / "before")
+    ours(CHATS, tokenizer)
+    tokenizer.save_pretrained(tmp_path / "after")
+    texts = {"config.json": '{"eos_token_id": 0, "pad_token_id": 3}'}
+    model = load_recipe("smoke").model
+
+    kept, ends = (configs_with_eos(texts, model, tmp_path / name) for name in ("before", "after"))
+
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert kept == texts
+    assert json.loads(ends["generation_config.json"]) == {"pad_token_id": 3, "eos_token_id": [0, end]}
+    assert ends["config.json"] == texts["config.json"]
+    assert end in (TextGenerator(folders["gpt2"], tokenizer=tmp_path / "after").ends or [])
+
+
+def test_a_template_in_a_file_begins_behind_its_byte_order_mark(speaking: Any, tmp_path: Path) -> None:
+    for encoding in ("utf-8-sig", "utf-16"):
+        (tmp_path / encoding).write_text(CHATML, encoding=encoding)
+    plain = ours(CHATS, speaking(CHATML))
+
+    assert ours(CHATS, speaking("x"), chat_template=str(tmp_path / "utf-8-sig")) == plain
+    with pytest.raises(DataError, match="utf-16: not UTF-8 text"):
+        ours(CHATS, speaking("x"), chat_template=str(tmp_path / "utf-16"))
+    tokenizer = speaking("\ufeff" + CHATML)
+    tokenizer.save_pretrained(tmp_path)
+    assert open_tokenizer(tmp_path).chat_template == CHATML

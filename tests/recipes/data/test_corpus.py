@@ -140,12 +140,76 @@ def test_tokens_are_taken_as_they_are_and_trained_where_labels_or_masks_say(corp
     assert corpus_of(rows[2:], "completion_only_loss=false").samples[0].count == 3
 
 
+PADDING = {"right": ([5, 6, 7, 0, 0], [1, 1, 1, 0, 0]), "left": ([0, 0, 5, 6, 7], [0, 0, 1, 1, 1])}
+
+
+@pytest.mark.parametrize("side", PADDING)
+def test_padding_of_rows_is_neither_trained_nor_read(corpus_of, side: str) -> None:
+    ids, mask = PADDING[side]
+    row = {"input_ids": ids, "attention_mask": mask}
+
+    for labels in ({}, {"labels": ids}, {"labels": [-100 if t in (0, 5) else t for t in ids]}):
+        [sample] = corpus_of([row | labels]).samples
+        assert sample.tokens.tolist() == [5, 6, 7]
+        assert sample.trained.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "unused"),
+    [
+        ({"messages": CHAT}, {"messages": CHAT, "system": "Be kind.", "id": 7, "score": None}, "system, id"),
+        ({"conversations": CHAT}, {"messages": CHAT, "conversations": CHAT}, "conversations"),
+        ({"text": "a"}, {"text": "a", "completion": "b"}, "completion"),
+        ({"instruction": "a", "output": "b"}, {"instruction": "a", "output": "b", "history": []}, "history"),
+        ({"input_ids": [5, 6]}, {"input_ids": [5, 6], "position_ids": [0, 1]}, "position_ids"),
+    ],
+)
+def test_columns_of_any_row_are_used_or_named(
+    corpus_of, monkeypatch, first: dict[str, Any], later: dict[str, Any], unused: str
+) -> None:
+    for processes in (1, 2):
+        monkeypatch.setattr("recipes.data.tokenization.ProcessPoolExecutor", threads)
+        corpus = corpus_of([first, first, later], f"dataset_num_proc={processes}", "max_length=256")
+        assert corpus.found[0].endswith(f" (not used: {unused})")
+
+
+def test_special_tokens_that_come_twice_are_a_warning(corpus_of, tokenizer) -> None:
+    end = tokenizer.eos_token
+    hello = {"role": "assistant", "content": f"Hello{end}"}
+
+    for row in ({"text": f"a{end}{end}"}, {"messages": [CHAT[0], hello]}, {"input_ids": [5, 6, 0, 0]}):
+        [warning] = [one for one in corpus_of([row, row]).warnings if "twice" in one]
+        assert f"my.jsonl:1: `{end}` comes twice in a row" in warning
+    assert not any(
+        "twice" in one for one in corpus_of([{"text": f"a{end}"}, {"messages": CHAT}][:1]).warnings
+    )
+
+
+@pytest.mark.parametrize(
+    "row", [{"text": "a</new>"}, {"prompt": "</new>", "completion": "a"}, {"messages": CHAT}]
+)
+def test_a_row_with_a_token_beyond_the_embedding_is_reported_and_no_other(
+    tmp_path, corpus_of, tokenizer, row: dict[str, Any]
+) -> None:
+    corpus_of([row, row])
+    path, known = tmp_path / "my.jsonl", len(tokenizer)
+    tokenizer.add_tokens(["</new>"])
+    tokenizer.chat_template = MARKLESS + "</new>"
+    recipe = load_recipe(tmp_path / "bare.yaml", data=str(path))
+
+    with pytest.raises(DataError, match=r"my.jsonl:1: token 320, `</new>`, is beyond the model's embedding"):
+        build_corpus(recipe, tokenizer, vocabulary=known)
+    assert len(build_corpus(recipe, tokenizer, vocabulary=known + 1).samples) == 2
+    path.write_text('{"text": "a"}\n')
+    assert len(build_corpus(recipe, tokenizer, vocabulary=known).samples) == 1
+
+
+def threads(count: int, context: object, begin: Any, sent: Any) -> ThreadPoolExecutor:
+    """Stand in for processes: what those are sent is sent, and threads start in no time."""
+    return ThreadPoolExecutor(count, "process", begin, pickle.loads(pickle.dumps(sent)))
+
+
 def test_several_processes_come_to_what_one_comes_to(corpus_of, monkeypatch) -> None:
-    """Threads take the part of the processes here: what those are sent is sent, and they start in no time."""
-
-    def threads(count: int, context: object, begin: Any, sent: Any) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(count, "process", begin, pickle.loads(pickle.dumps(sent)))
-
     monkeypatch.setattr("recipes.data.tokenization.ProcessPoolExecutor", threads)
     monkeypatch.setattr("recipes.data.corpus.BATCH", 2)
     rows = [{"messages": [CHAT[0], {"role": "assistant", "content": str(i)}]} for i in range(5)]
@@ -159,14 +223,6 @@ MARKLESS = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-
-
-def test_a_template_without_generation_marks_is_measured_by_what_it_appends(corpus_of, tokenizer) -> None:
-    tokenizer.chat_template = MARKLESS
-
-    [sample] = corpus_of([{"messages": CHAT * 2}], "max_length=256").samples
-
-    assert read(tokenizer, sample)[1] == "Yes</s>\nYes</s>\n"
 
 
 def test_a_template_that_rewrites_earlier_messages_is_refused_rather_than_masked_wrongly(
@@ -246,14 +302,29 @@ def test_wrapped_packing_loses_no_token_and_fills_every_block_but_the_last(corpu
         ('{"input_ids": ["a"]}\n', "my.jsonl:1: `input_ids` must be a list of whole numbers"),
         ('{"input_ids": [[1], [2, 3]]}\n', "my.jsonl:1: `input_ids` must be a list of whole numbers"),
         ('{"input_ids": [1, 2], "labels": [1]}\n', "my.jsonl:1: 2 input_ids and 1 `labels`"),
-        (
-            '{"input_ids": [1, 2], "labels": [2, -100]}\n',
-            "my.jsonl:1: `labels` must be -100 or the token itself",
-        ),
+        ('{"input_ids": [1, 2], "labels": [2, -100]}\n', "my.jsonl:1: `labels` must be -100 or the token"),
+        ('{"input_ids": [1, 2], "completion_mask": [0, 5]}\n', "my.jsonl:1: `completion_mask` must be 0"),
+        ('{"input_ids": [1, 2], "attention_mask": [1]}\n', "my.jsonl:1: 2 input_ids and 1 `attention_mask`"),
+        ('{"input_ids": [1, 2], "attention_mask": [0, 0]}\n', "must be 0 to 319, there are none"),
+        ('{"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]}\n', "attention_mask must be 0 before"),
+        ('{"messages": "[]"}\n', "`messages` must be a list of messages with at least one, not JSON text"),
         ('{"messages": []}\n', "my.jsonl:1: `messages` must be a list of messages with at least one"),
         ('{"messages": [3]}\n', "my.jsonl:1: message 0 must be an object with role and content"),
         ('{"messages": [{"role": "user"}]}\n', "my.jsonl:1: message 0: no field `content`; there is role"),
         ('{"x": 1, "y": 2}\n', "my.jsonl:1: columns x, y are no known kind of data"),
+        ('{"q": "a", "a": "b"}\n', "column_map.prompt=q datasets.0.column_map.completion=a)"),
+        ('{"Frage": "a", "Antwort": "b"}\n', "prompt=Frage datasets.0.column_map.completion=Antwort)"),
+        ('{"text": "a"}\n{"text": "a", "text": "b"}\n', "my.jsonl:2: not valid JSON: an object has the key"),
+        (
+            '{"messages": [{"role": "user", "role": "tool"}]}\n',
+            "my.jsonl:1: not valid JSON: an object has the key `role`",
+        ),
+        ('{"messages": [{"from": "human", "value": "a", "content": "b"}]}\n', "message 0: two keys hold"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}], "tools": "[{\\"a\\": 1, \\"a\\": 2}]"}\n',
+            "my.jsonl:1: `tools` is not valid JSON: an object has the key `a` twice",
+        ),
+        ('{"instruction": "a", "input": 0, "output": "b"}\n', "my.jsonl:1: field `input` must be text"),
     ],
 )
 def test_a_broken_line_is_reported_with_file_and_line(corpus_of, text: str | bytes, message: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -386,6 +386,38 @@ def test_asked_to_leave_it_finishes_the_exchange_in_flight_and_says_goodbye() ->
     assert [delivery.delivers for delivery in hub.deliveries] == [[], [0]]
     assert hub.said[-1] == ("leave", "left on request")
     assert peer.undelivered == []
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "evaluation"])
+def test_a_request_to_leave_is_seen_within_a_micro_batch(where: str) -> None:
+    """What is in flight is finished all the same, and what was computed by then is dropped."""
+    evaluates = where == "evaluation"
+    hub = FakeHub(recipe(), [OneRound(t, t, eval_parts=evaluates * (t == 2)) for t in range(9)])
+    peer = peer_for(hub)
+    model, name, done = peer.trainer.model, "evaluate" if evaluates else "backward", list[bool]()
+    compute = getattr(peer.trainer, name)
+
+    def ask(*_: object) -> None:
+        if model.micro_batches == 2 * SAMPLES + (where == "backward") and model.training != evaluates:
+            hub.leaving.set()
+
+    def watched(*given: Any) -> Any:
+        found = compute(*given)
+        done.append(hub.leaving.is_set())
+        return found
+
+    setattr(peer.trainer, name, watched)
+    if where == "backward":
+        next(model.parameters()).register_hook(ask)
+    else:
+        model.register_forward_pre_hook(ask)
+    events = list(finetune(hub, peer, now=0))
+
+    assert hub.leaving.is_set()
+    assert not any(done), "what was under way did not end"
+    assert isinstance(events[-1], Left)
+    assert peer.undelivered == []
+    assert [delivery.delivers for delivery in hub.deliveries] == [[], [0], [1]]
 
 
 LOSSY: dict[str, object] = {"random_ratio": 0.5, "topk_ratio": 0.2}

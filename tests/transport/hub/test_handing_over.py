@@ -15,7 +15,7 @@ from waiting import until
 
 from transport import Bandwidth, PeerLink
 from transport.peer import LinkLimits
-from transport.protocol import RefusedByHub, RunOver, Warned, events, messages
+from transport.protocol import Leaving, RefusedByHub, RunOver, Warned, events, messages
 
 START = toy_fingerprint([])
 
@@ -188,3 +188,41 @@ def test_leaving_ends_in_time_whatever_the_uplink(tmp_path: Path, monkeypatch: p
         swarm.hub.stop(now=True)
         swarm.wait(10.0)
     assert work.inherited == []
+
+
+def test_a_hurried_leaver_has_a_share_of_the_time_and_a_link_that_said_goodbye_has_none(
+    tmp_path: Path,
+) -> None:
+    with HubSwarm(toy_settings(max_update=1 << 23), ToyWork(), tmp_path) as swarm:
+        link = swarm.link("ann", LinkLimits(patience=10.0, flows=1, bandwidth=Bandwidth(up=20_000.0)))
+        link.connect(10.0)
+        link.ready(0, START)
+        assert isinstance(link.next_round(), messages.Round)
+        link.exchange(0, json.dumps([7] * 3000).encode(), messages.Report(0, START, []))
+        link.leave_requested.set()
+        usual = link.room
+        link.leave_requested.share = 0.1
+        assert 0 < link.room < usual / 2
+
+        link.leave("Ctrl-C", 0.3)
+        assert link.room == 0
+        with pytest.raises(Leaving):
+            link.hand_over(1, b"too late")
+        swarm.hub.stop(now=True)
+        swarm.wait(10.0)
+
+
+def test_a_machine_that_slept_is_told_so_once(tmp_path: Path) -> None:
+    with HubSwarm(toy_settings(), ToyWork(), tmp_path) as swarm:
+        told: list[str] = []
+        link = swarm.link("ann")
+        link._notify = told.append
+        link.connect(10.0)
+        link._connections._turned -= 61.0
+        link.wait("a turn", lambda: bool(told), 10.0)
+        link.wait("another", lambda: len(told) > 1, 0.2)
+        link.leave("enough", 0.3)
+        swarm.hub.stop(now=True)
+        swarm.wait(10.0)
+
+    assert told == ["this machine was away for 61 s"]

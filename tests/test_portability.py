@@ -35,7 +35,13 @@ UNIX_MODULES = {"fcntl", "pwd", "grp", "resource", "termios", "tty", "pty", "cur
 UNIX_ARGUMENTS = {"pass_fds", "preexec_fn"}  # of subprocess
 UNIX_PATHS = ("/proc", "/sys/", "/dev/", "/tmp", "/etc/", "/var/", "/usr/")
 # What runs behind a guard elsewhere: where, and what guards it.
-GUARDED = {"cocktail_cli/extensions/multi_gpu/gpu_processes.py pass_fds": "--gpus is refused on Windows"}
+NO_FORK = "`in_child` forks where it can"
+GUARDED = {
+    "cocktail_cli/extensions/multi_gpu/gpu_processes.py pass_fds": "--gpus is refused on Windows",
+    "cocktail_cli/machine/own_process.py os.fork": NO_FORK,
+    "cocktail_cli/machine/own_process.py os.setsid": NO_FORK,
+    "cocktail_cli/machine/own_process.py os.WNOHANG": NO_FORK,
+}
 FORKS = {"fork", "forkserver"}  # as a word: multiprocessing's ways to start a process
 
 

@@ -25,7 +25,7 @@ CEILINGS = {
     "lines with code, heart": 29_647,
     "lines with code, extensions": 15_825,
     "lines with code, scripts": 10_015,
-    "lines with code, tests": 45_416,
+    "lines with code, tests": 45_422,
     "modules": 329,
     "recipe keys": 111,
     "options": 196,

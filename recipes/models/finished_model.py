@@ -126,7 +126,7 @@ def write_merged(
         specs |= {name: tensor.spec for name, tensor in stored.buffers.items()}
         texts = with_dtype(configs_with_eos(stored.config_files, recipe.model, tokenizer), dtypes)
         if untied:
-            config = json.loads(texts["config.json"]) | {"tie_word_embeddings": False}
+            config = parse_object(texts["config.json"], "config.json") | {"tie_word_embeddings": False}
             texts["config.json"] = json.dumps(config, indent=2) + "\n"
         write_model_files(folder, texts, tokenizer)
         with safetensors_writer(folder / WEIGHTS_FILE, {"format": "pt"}, specs) as file:

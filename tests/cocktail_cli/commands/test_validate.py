@@ -65,7 +65,7 @@ def test_each_row_of_the_wrong_format_is_an_error_with_its_line(cocktail: Run, t
     assert said.exit == 3
     assert "fail  data      rows.jsonl:2: no field `text`; there is test" in said.out
     assert "rows.jsonl:3: field `text` must be text, not int" in said.out
-    assert "4 rows, detected text, 2 bad" in said.out
+    assert "4 rows, detected text (not used: test), 2 bad" in said.out
 
 
 def test_what_a_conversation_would_lose_is_an_error_with_its_line(cocktail: Run, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ all that the class of the model computes after its decoder: the linear layer, it
 To compute it for a slice, the class's own forward is called with a decoder that returns the slice.
 
 A model that does not isolate the documents of a packed sample would leak attention between them, and only a
-slightly better loss would show it: `sight_of` tries it.
+slightly better loss would show it: `visible_in` tries it.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ TOKENS = [[1, 2, 3, 4, 5, 6], [7, 0, 2, 4, 5, 6], [1, 2, 3, 0, 5, 6], [1, 2, 3, 
 
 
 @dataclass(frozen=True)
-class Sight:
+class Visible:
     """Which tokens a model's tokens see, as found by trying it."""
 
     documents: bool  # those of another document in their sample
@@ -287,7 +287,7 @@ class Sight:
 
 
 @torch.no_grad()
-def sight_of(model: nn.Module) -> Sight:
+def visible_in(model: nn.Module) -> Visible:
     """Compare the logits of two documents with those where one token or document is another."""
     causal, training = causal_model(model), model.training
     there, rows = next(model.parameters()).device, len(TOKENS)
@@ -301,12 +301,12 @@ def sight_of(model: nn.Module) -> Sight:
         model.train(training)
     ends = [float((one - first)[-1].abs().max()) for one in (document, own, last)]
     before = float((last - first)[:-1].abs().max())
-    return Sight(documents=ends[0] > TOLERANCE * ends[1], later=before > TOLERANCE * ends[2])
+    return Visible(documents=ends[0] > TOLERANCE * ends[1], later=before > TOLERANCE * ends[2])
 
 
 def check_packing_isolation(model: nn.Module) -> None:
     """Raise ModelError where the last document of a sample depends on the one before."""
-    if sight_of(model).documents:
+    if visible_in(model).documents:
         name = type(model).__name__
         raise ModelError(
             f"{name} of this version of transformers lets packed documents attend to each other "

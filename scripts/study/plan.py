@@ -256,6 +256,13 @@ SAME_RATE = (
         of_swarms((1, 4, 8)),
     ),
     SameRate(
+        "16 samples a step, a million parameters, 400 steps",
+        MILLION,
+        Setting(peers=0, rows=16),
+        (1e-3, 2e-3, 4e-3),
+        of_swarms((16,), rows=16),
+    ),
+    SameRate(
         "adapters of rank 8, 400 steps",
         SHORT,
         Setting(peers=0, lora=8),

@@ -24,13 +24,13 @@ from transport.protocol import messages
 CEILINGS = {
     "lines with code, heart": 29_647,
     "lines with code, extensions": 15_825,
-    "lines with code, scripts": 10_015,
+    "lines with code, scripts": 10_026,
     "lines with code, tests": 45_422,
     "modules": 329,
     "recipe keys": 111,
     "options": 196,
     "messages": 30,
-    "words of documents": 69_654,
+    "words of documents": 69_895,
     "functions without a docstring, %": 22,
 }
 

@@ -220,7 +220,11 @@ def reported(swarm: Swarm, records: Sequence[Record]) -> Check:
     for r in (r for r in records if r.fault.target not in (HUB, RELAY, JOINER) and not r.problem):
         peer, until = r.fault.target, r.ended + TOLD_WITHIN
         until += swarm.without_hub(r.began, until)
-        said = any(r.began <= t.at <= until and is_about(t.event, peer) for t in swarm.told)
+        starts = (t.at for t in swarm.told if t.event["event"] == "run_started" and t.at <= r.began)
+        since = max(starts, default=r.began)  # a hub warns of a peer once, and says later how often
+        warned = (t for t in swarm.told if t.event["event"] == "warning" and since <= t.at)
+        said = any(t.at <= until and is_about(t.event, peer) for t in warned)
+        said = said or any(r.began <= t.at <= until and is_about(t.event, peer) for t in swarm.told)
         said = said or is_away(swarm, peer, r.began)  # the fault before is told
         steps = [s for s in swarm.steps() if r.began + 1 < s.at < r.ended]
         missed = sum(not any(name.startswith(peer) for name in s.event["accepted"]) for s in steps)

@@ -15,7 +15,7 @@ from recipes.data import Sample, collate, pack_samples, unpack_samples
 from recipes.data.tokenization import TokenizedDocument, make_samples
 from recipes.errors import ModelError
 from recipes.models import check_fit, check_packing_isolation, loss_sum
-from recipes.models.causal_lm import logits_of, sight_of
+from recipes.models.causal_lm import logits_of, visible_in
 from recipes.training import build_peer
 
 KEPT_APART = [
@@ -62,7 +62,7 @@ def test_packed_documents_have_the_logits_and_the_loss_of_documents_alone(kind: 
         torch.testing.assert_close(row[: len(sample.tokens)], torch.cat(parts), atol=2e-4, rtol=2e-4)
     assert float(loss) == pytest.approx(sum(float(part) for part, _ in losses), rel=1e-4)
     assert count == sum(number for _, number in losses) == 41 - 7
-    assert not sight_of(model).documents
+    assert not visible_in(model).documents
 
 
 @pytest.mark.parametrize("kind", ["bloom", "falcon", "mpt", "opt"])

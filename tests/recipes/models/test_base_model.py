@@ -28,7 +28,7 @@ from recipes.models import (
     vocabulary_of,
     width_of,
 )
-from recipes.models.trainable import sketch
+from recipes.models.trainable import narrow_model
 
 GPTQ = {"quant_method": "gptq", "bits": 4}
 
@@ -233,4 +233,4 @@ def test_whether_tokens_see_later_ones_is_tried_out_and_not_read(tmp_path, kind:
         nullcontext() if kind not in ("xlnet", "bert") else pytest.raises(ModelError, match="see later ones")
     ):
         check_fit(recipe, tmp_path)
-    assert sketch(tmp_path) is not None
+    assert narrow_model(tmp_path) is not None

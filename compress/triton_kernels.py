@@ -287,12 +287,13 @@ def coded(positions: torch.Tensor, m: int) -> CodedPositions:
     k, device, kind = len(positions), positions.device, coding.byte_kind(len(positions), m)
     if kind is None:
         return CodedPositions(kind, m, (positions,))
-    if kind != GAPS:
-        mask = torch.zeros(-(-m // 8) * 8 if kind == MASK else 0, dtype=torch.uint8, device=device)
-        bits = torch.arange(8, dtype=torch.uint8, device=device)
-        if kind == MASK:
-            mask.index_fill_(0, positions, 1)
-        packed = (mask.view(-1, 8) << bits).sum(1, dtype=torch.uint8)
+    if kind == ALL:
+        return CodedPositions(kind, m, (positions.new_zeros(1), positions.new_empty(0, dtype=torch.uint8)))
+    if kind == MASK:
+        mask = torch.zeros(-(-m // 8) * 8, dtype=torch.uint8, device=device).index_fill_(0, positions, 1)
+        packed = (mask.view(-1, 8) << torch.arange(8, dtype=torch.uint8, device=device)).sum(
+            1, dtype=torch.uint8
+        )
         return CodedPositions(kind, m, (positions.new_full((1,), len(packed)), packed))
     blocks = triton.cdiv(k, WIDE)
     counts = torch.empty(blocks, dtype=torch.int64, device=device)

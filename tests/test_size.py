@@ -22,9 +22,9 @@ from recipes.config import Dataset
 from transport.protocol import messages
 
 CEILINGS = {
-    "lines with code, heart": 29_647,
+    "lines with code, heart": 29_648,
     "lines with code, extensions": 15_825,
-    "lines with code, scripts": 10_026,
+    "lines with code, scripts": 10_027,
     "lines with code, tests": 45_422,
     "modules": 329,
     "recipe keys": 111,

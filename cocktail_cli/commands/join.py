@@ -77,7 +77,6 @@ def join(
     """
     if not yes and not sys.stdin.isatty():
         raise Failure("usage", "there is no terminal to ask on", hints=("-y joins without being asked",))
-
     log_to(None, verbose)
     display = Display(as_json, quiet, verbose, not no_color, progress, life_line)
     with open_view(display) as view, ExitStack() as stack:

@@ -222,9 +222,10 @@ def reported(swarm: Swarm, records: Sequence[Record]) -> Check:
         until += swarm.without_hub(r.began, until)
         starts = (t.at for t in swarm.told if t.event["event"] == "run_started" and t.at <= r.began)
         since = max(starts, default=r.began)  # a hub warns of a peer once, and says later how often
-        warned = (t for t in swarm.told if t.event["event"] == "warning" and since <= t.at)
-        said = any(t.at <= until and is_about(t.event, peer) for t in warned)
-        said = said or any(r.began <= t.at <= until and is_about(t.event, peer) for t in swarm.told)
+        said = any(
+            (since if t.event["event"] == "warning" else r.began) <= t.at <= until and is_about(t.event, peer)
+            for t in swarm.told
+        )
         said = said or is_away(swarm, peer, r.began)  # the fault before is told
         steps = [s for s in swarm.steps() if r.began + 1 < s.at < r.ended]
         missed = sum(not any(name.startswith(peer) for name in s.event["accepted"]) for s in steps)

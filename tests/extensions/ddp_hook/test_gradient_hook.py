@@ -146,7 +146,7 @@ def rank_of(rank: int, world: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank returns of each story."""
+    """Fork the ranks; return what each has returned of each story."""
     folder, fork = tmp_path_factory.mktemp("ranks"), multiprocessing.get_context("fork")
     started = [
         fork.Process(target=rank_of, args=(rank, request.param, folder)) for rank in range(request.param)

@@ -1,4 +1,4 @@
-"""What users' files and folders hold: the rows of a plain reader, or an error that names file and line."""
+"""Users' files and folders give the rows of a plain reader, or an error that names file and line."""
 
 from __future__ import annotations
 

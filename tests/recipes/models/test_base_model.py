@@ -222,7 +222,7 @@ def test_samples_over_the_context_are_refused_whatever_the_config_calls_it(folde
 
 @pytest.mark.parametrize("kind", [*CLASSES, "gpt_neox_japanese", "xlnet", "bert"])
 def test_whether_tokens_see_later_ones_is_tried_out_and_not_read(tmp_path, kind: str) -> None:
-    """Of GPT-NeoX-Japanese the flags say that it is an encoder; of XLNet they say nothing."""
+    """Flags call GPT-NeoX-Japanese an encoder, and say nothing of XLNet."""
     if kind in CLASSES:
         CLASSES[kind]().save_pretrained(tmp_path)
     else:

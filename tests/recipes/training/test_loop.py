@@ -390,7 +390,7 @@ def test_asked_to_leave_it_finishes_the_exchange_in_flight_and_says_goodbye() ->
 
 @pytest.mark.parametrize("where", ["forward", "backward", "evaluation"])
 def test_a_request_to_leave_is_seen_within_a_micro_batch(where: str) -> None:
-    """What is in flight is finished all the same, and what was computed by then is dropped."""
+    """An exchange in flight is finished all the same; gradients computed by then are dropped."""
     evaluates = where == "evaluation"
     hub = FakeHub(recipe(), [OneRound(t, t, eval_parts=evaluates * (t == 2)) for t in range(9)])
     peer = peer_for(hub)

@@ -23,15 +23,14 @@ from typer.main import get_command
 import cocktail_cli
 from cocktail_cli.assembly import CHECK, RESULTS, RUN, SHOWING, TOOLS, reader_of
 from cocktail_cli.assembly import commands as extensions_commands
-from cocktail_cli.commands import check, join, launch, logs, peers, recipes, results, status
+from cocktail_cli.commands import check, join, launch, peers, recipes, results, status
 from cocktail_cli.host import log_to
 from cocktail_cli.machine import hide_token
 from cocktail_cli.ui import guarded_output, say, say_text
 
-from . import user_config
 from .errors import EXIT, Failure, Interrupted, explain
 from .help_pages import CommandTable
-from .key_options import check_removed, rewritten
+from .key_options import CONFIGURED, check_removed, defaults, rewritten
 from .options import with_extensions
 from .signals import Interruption
 
@@ -46,7 +45,7 @@ app.command("join", rich_help_panel=RUN)(with_extensions(join.join))
 app.command("resume", rich_help_panel=RUN)(with_extensions(launch.resume))
 app.command("runs", rich_help_panel=RUN)(status.runs)
 app.command("status", rich_help_panel=RUN)(status.status)
-app.command("logs", rich_help_panel=RUN)(logs.logs)
+app.command("logs", rich_help_panel=RUN)(status.logs)
 app.command("stop", rich_help_panel=RUN)(status.stop)
 app.command("peers", rich_help_panel=RUN)(peers.peers)
 app.command("kick", rich_help_panel=RUN)(peers.kick)
@@ -152,8 +151,8 @@ def command_line(arguments: list[str]) -> list[str]:
 
 def settings(arguments: list[str]) -> dict[str, dict[str, Any]]:
     """Read this machine's config.toml, where the command uses it and is not only asked for its help."""
-    wanted = arguments[:1] and arguments[0] in user_config.COMMANDS and not {"-h", "--help"} & set(arguments)
-    return user_config.defaults() if wanted else {}
+    wanted = arguments[:1] and arguments[0] in CONFIGURED and not {"-h", "--help"} & set(arguments)
+    return defaults() if wanted else {}
 
 
 def fail_usage(error: typer.TyperException, as_json: bool) -> NoReturn:

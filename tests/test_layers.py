@@ -38,7 +38,7 @@ SHELLS = {
     "hub": "commit_thread malloc_tuning reader_thread server",
     "peer": "admin_client catch_up_downloads connection_manager peer_link run_visit",
     "protocol": "keys",
-    "wire": "connection_guard rate_limit tcp_route zeromq_sockets",
+    "wire": "connection_guard rate_limit zeromq_sockets",
 }
 
 # Files of tests that import modules past the front of a package that is not their own. The list only shrinks.
@@ -56,15 +56,15 @@ TESTS_PAST_A_FRONT = {
     "transport.peer.connection_manager transport.peer.peer_state transport.protocol.message_codec "
     "transport.wire.zeromq_sockets",
     "recipes/data/test_packing.py": "recipes.models.causal_lm",
-    "recipes/planning/test_step_cost.py": "transport.scheduling.step_ladder",
+    "recipes/planning/test_step_cost.py": "transport.scheduling.leases",
     "recipes/test_foreign_json.py": "recipes.config.document recipes.data.conversations "
     "recipes.models.trainable",
     "transport/attacks.py": "transport.wire.zeromq_sockets",
     "transport/hub/test_object_access.py": "transport.peer.size_bounds transport.transfer.object_store",
     "transport/protocol/test_foreign_values.py": "transport.peer.hub_status",
     "transport/protocol/test_limits.py": "transport.hub.upload_policy transport.membership.admission "
-    "transport.transfer.connection_registry transport.wire.connection_guard transport.wire.rate_limit",
-    "extensions/reach/test_relay_server.py": "transport.wire.tcp_route transport.wire.zeromq_sockets",
+    "transport.transfer.upload_inbox transport.wire.connection_guard transport.wire.rate_limit",
+    "extensions/reach/test_relay_server.py": "transport.wire.zeromq_sockets",
     "transport/transfer/test_chunks.py": "recipes.models.base_model",
 }
 RICH = ["board.py", "live_view.py"]  # modules that import rich at their top

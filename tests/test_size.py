@@ -16,8 +16,8 @@ import pytest
 from house import ROOMS, ROOT, code_lines, files, is_extension
 
 from cocktail_cli.assembly import recipe_type
-from cocktail_cli.completion import leaves
 from cocktail_cli.main import command_table
+from cocktail_cli.options import leaves
 from recipes.config import Dataset
 from transport.protocol import messages
 

@@ -11,10 +11,10 @@ import typer
 
 from cocktail_cli import options
 from cocktail_cli.assembly import NONE_GIVEN, Given, for_peers, places_of
-from cocktail_cli.completion import unfinished_runs
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import LaunchSettings, LocalSettings, hosted_before, launch_run
 from cocktail_cli.machine import BIND, PORT, ListenAddress, isolate_model_code, load_run
+from cocktail_cli.options import unfinished_runs
 from cocktail_cli.ui import Display, open_view
 
 

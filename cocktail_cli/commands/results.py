@@ -12,11 +12,20 @@ from typing import Annotated, Literal
 import typer
 
 from cocktail_cli.assembly import files_of
-from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import check_trust, load_run, read_run
-from cocktail_cli.options import Json, ProgressOption, Quiet, RunArgument, TrustCode, argument, flag, value
+from cocktail_cli.options import (
+    Json,
+    ProgressOption,
+    Quiet,
+    RunArgument,
+    TrustCode,
+    argument,
+    flag,
+    run_names,
+    value,
+)
 from cocktail_cli.ui import (
     Display,
     ProgressMeter,

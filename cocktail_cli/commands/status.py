@@ -1,5 +1,6 @@
 """`cocktail status`: one screen about a run, from its hub; `cocktail stop`: end it, or pause it; `cocktail
-runs`: the runs that were launched on this machine, finished ones too.
+runs`: the runs that were launched on this machine, finished ones too; `cocktail logs`: what a run of this
+machine says, also one that is detached or over.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,20 +21,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cocktail_cli.assembly import Screen, ask_status, everyone, open_screen, url_to_dial
-from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.foreign_text import one_line, readable
 from cocktail_cli.host import run_folder as in_folder
-from cocktail_cli.machine import RunRecord, known_runs, load_run, the_run_going_on
-from cocktail_cli.options import Json, NoColor, Quiet, RunArgument, argument, flag
+from cocktail_cli.machine import RunRecord, known_runs, load_run, reread_run, the_run_going_on
+from cocktail_cli.options import (
+    Json,
+    NoColor,
+    Quiet,
+    RunArgument,
+    argument,
+    flag,
+    local_peers,
+    run_names,
+    value,
+)
 from cocktail_cli.ui import (
     Display,
+    Progressed,
     duration_text,
+    events,
+    from_json,
     generate_command,
     megabytes,
     say,
     say_json,
+    sentence,
     short,
+    step_line,
     table,
     timestamp,
 )
@@ -383,3 +399,84 @@ def stop(
         say(f"Or make a model of it: cocktail export {record.run} -o DIR", err=True)
     else:
         say(f"{record.run} was over already ({record.state}); see {record.output_dir}")
+
+
+LOOK_EVERY = 0.5  # seconds between two looks of --follow
+# files of words, or of events, and what formats a line of each; None leaves it out
+Sources = list[tuple[in_folder.GrowingFile, Callable[[str], str | None]]]
+PEERS = "peers"  # folder of the local peers' files
+
+
+def logs(
+    run: RunArgument,
+    peer: Annotated[
+        str | None,
+        argument(
+            "PEER", "A local peer, such as local-1 (default: the hub).", local_peers, show_default=False
+        ),
+    ] = None,
+    follow: Annotated[bool, flag("--follow -f", "Print new lines until the run is over.")] = False,
+    count: Annotated[int, value("--lines -n", "N", "Print the last N lines first.", min=0)] = 50,
+    as_json: Json = False,
+) -> None:
+    """Print what a run says: its last lines, and with -f the new ones.
+
+    Examples: cocktail logs amber-otter-42 -f
+    cocktail logs amber-otter-42 local-1 -n 200
+
+    With --json each line is an event, as of `launch --json`.
+    """
+    record = load_run(run)
+    logs_of = sources(record, peer, as_json)
+    shown = [*new_lines(logs_of)]
+    for line in shown[max(0, len(shown) - count) :]:
+        say(line)
+    with suppress(KeyboardInterrupt):
+        while follow:
+            over = reread_run(record).state_now() != "running"
+            for line in new_lines(logs_of):
+                say(line)
+            if over:  # asked before the files were read, so nothing is missed
+                return
+            time.sleep(LOOK_EVERY)
+
+
+def new_lines(logs_of: Sources) -> Iterator[str]:
+    for file, words in logs_of:
+        yield from (said for said in map(words, file.new_lines()) if said is not None)
+
+
+def sources(record: RunRecord, peer: str | None, as_json: bool) -> Sources:
+    """Return the files of the hub or of a local peer. Raises Failure (usage) for a peer that has none."""
+    folder, growing = Path(record.output_dir), in_folder.GrowingFile
+    if peer is None:
+        events_log, words_log = folder / in_folder.EVENTS, folder / in_folder.LOG
+        return [(growing(events_log), str) if as_json else (growing(words_log), log_words)]
+    names = sorted(path.stem for path in (folder / PEERS).glob("*.jsonl"))
+    if peer not in names:
+        near = get_close_matches(peer, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"local peers: {', '.join(names) or 'none'}"
+        raise Failure("usage", f"{record.run} has no log of a peer {peer}", hints=(hint,))
+    told, said = growing(folder / PEERS / f"{peer}.jsonl"), growing(folder / PEERS / f"{peer}.log")
+    return [(told, str)] if as_json else [(told, event_words), (said, str)]
+
+
+def log_words(line: str) -> str:
+    """Leave out the name of the logger that has what the terminal shows."""
+    return line.replace(f" INFO {in_folder.TOLD}:", "", 1)
+
+
+def event_words(line: str) -> str | None:
+    """Format a line of NDJSON as launch prints it: time and sentence. None for events without words."""
+    from recipes.foreign_json import parse_json
+
+    try:
+        told: Any = parse_json(line)
+        if "error" in told:
+            return f"error: {told['error']['message']}"
+        event = from_json(told)
+        said = event.state if isinstance(event, Progressed) else sentence(event)
+        said = step_line(event, 0) if isinstance(event, events.Step) else said
+        return f"{told['t']} {said}" if said else None
+    except (ValueError, TypeError, LookupError, AttributeError) as error:  # cut by a kill, or damaged
+        return f"a line that is no event: {error}"

@@ -4,12 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import run_folder
-from .begun_files import COPY_AGAIN, altered_base_files, begun_files, check_begun_files, hashes_of, sha256_of
-from .command_process import read_events, start_command
 from .host_session import HostSession, LaunchSettings, launch_run
-from .local_peers import LifeLine, LocalPeers, LocalSettings
+from .local_peers import LifeLine, LocalPeers, LocalSettings, read_events, start_command
 from .resume_run import check_format, checked_recipe, hosted_before
-from .run_folder import as_yaml, log_to
+from .run_folder import (
+    COPY_AGAIN,
+    altered_base_files,
+    as_yaml,
+    begun_files,
+    check_begun_files,
+    hashes_of,
+    log_to,
+    sha256_of,
+)
 
 if TYPE_CHECKING:
     from .durable_aggregator import LEAST_LOG, DurableAggregator, rejections

@@ -36,9 +36,15 @@ from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import ProgressMeter, View, events, poll_status, timestamp
 
 from . import run_folder as in_folder
-from .begun_files import check_begun_files, hashes_of
-from .detached import DetachedView, start_detached
-from .local_peers import LEAVE_WITHIN, PARENT_ENDED, LifeLine, LocalPeers, LocalSettings
+from .local_peers import (
+    LEAVE_WITHIN,
+    PARENT_ENDED,
+    DetachedView,
+    LifeLine,
+    LocalPeers,
+    LocalSettings,
+    start_detached,
+)
 from .resume_run import (
     arguments_of,
     check_corpus,
@@ -48,6 +54,7 @@ from .resume_run import (
     same_base,
     url_at,
 )
+from .run_folder import check_begun_files, hashes_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -1,8 +1,12 @@
-"""The peers that `launch` starts on its own machine: each a `cocktail join` in a process of its own.
+"""Commands in processes of their own: the peers that `launch` starts on its own machine, and `--detach`.
 
-The run URL goes to them on stdin, never in argv, where every user of the machine could read it. stdin then
-stays open as a life line: it ends when the launching process does, however that dies, and the peer leaves.
-The run's folder has what a peer says: peers/<name>.jsonl (events) and peers/<name>.log (stderr).
+Each local peer is a `cocktail join`. The run URL goes to them on stdin, never in argv, where every user of
+the machine could read it. stdin then stays open as a life line: it ends when the launching process does,
+however that dies, and the peer leaves. The run's folder has what a peer says: peers/<name>.jsonl (events) and
+peers/<name>.log (stderr).
+
+`--detach` runs a launch's command line again in the background. That process tells its events through a pipe
+until the run has started or failed to. Then nothing reads them any more; all it says is in the run's folder.
 """
 
 from __future__ import annotations
@@ -18,13 +22,48 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cocktail_cli.assembly import Given, devices_each, words_of
 from cocktail_cli.errors import EXIT, TRACEBACK_HINT, Failure
-from cocktail_cli.machine import ListenAddress, rate_text, split_devices
+from cocktail_cli.machine import ListenAddress, split_devices
+from cocktail_cli.options import rate_text
+from cocktail_cli.ui import Event, RunStarted, View, from_json
 from recipes.hardware import usable_cores
 
-from .command_process import start_command
+from .run_folder import LOG
+
+
+def start_command(arguments: list[str], flags: int = 0, **options: Any) -> subprocess.Popen[str]:
+    """Start a `cocktail` command out of this terminal's process group, so that Ctrl-C does not reach it.
+
+    Args:
+        flags: creation flags for Windows.
+        options: of Popen.
+    """
+    # Windows' flag for a process group of its own; elsewhere start_new_session makes one.
+    flags |= getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+    # Where this process does not import from the working folder, no random.py there may shadow a module.
+    safe = [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
+    command = [sys.executable, *safe, "-m", "cocktail_cli", *arguments]
+    return subprocess.Popen(command, text=True, start_new_session=True, creationflags=flags, **options)
+
+
+def read_events(process: subprocess.Popen[str]) -> Iterator[Event]:
+    """Yield the events that a command with --json prints, until its output ends.
+
+    Raises:
+        Failure: the command's own.
+    """
+    assert process.stdout is not None
+    for line in process.stdout:
+        if not line.startswith('{"v": '):
+            continue  # a library, or code of the model, has printed something
+        told = json.loads(line)
+        if "error" in told:
+            raise Failure.of_json(told["error"])
+        yield from_json(told)
+
 
 LEAVE_WITHIN = 20.0  # seconds that a peer has to leave before it is killed
 PASSING = ("lost", "rank_lost", "unreachable", "interrupted", "terminated")  # failures that need not repeat
@@ -248,3 +287,58 @@ class LifeLine:
         while time.monotonic() < until or self.busy():
             time.sleep(0.1)
         os._exit(EXIT["lost"])
+
+
+# On Windows an invisible console of its own, which the run's peers share and which closes with none.
+NO_WINDOW: int = getattr(subprocess, "CREATE_NO_WINDOW", 0)
+
+
+def start_detached(arguments: list[str], folder: Path, view: View) -> None:
+    """Launch with these arguments in another process; return once its run has started.
+
+    Args:
+        folder: of the run, claimed.
+
+    Raises:
+        Failure: as the launch itself would.
+    """
+    with (folder / LOG).open("a", encoding="utf-8") as log:  # beside events: tracebacks of a crash
+        command = detached_command(arguments, folder)
+        process = start_command(
+            command, NO_WINDOW, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
+        )
+    try:
+        for event in read_events(process):
+            if isinstance(event, RunStarted):
+                view.close()  # later events are not shown here
+                view.show(event)
+                return
+            view.show(event)
+    except KeyboardInterrupt:  # nothing was begun
+        process.terminate()
+        raise
+    hint = f"what it said: {folder / LOG}"
+    raise Failure("unexpected", f"the run's process ended with exit {process.wait()}", hints=(hint,))
+
+
+def detached_command(arguments: list[str], folder: Path) -> list[str]:
+    """Return the other process's arguments: the same words and folder, with events as JSON."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    first, *options = [one for one in arguments[:end] if one not in ("--fresh", "--detach")]
+    named = ["-o", str(folder)] if "--fresh" in arguments[:end] else []  # the folder that was found for it
+    return [first, "--json", "--detached", *options, *named, *arguments[end:]]
+
+
+class DetachedView:
+    """The view of the background process, whose output is read until the run has started."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+
+    def show(self, event: Event) -> None:
+        self.view.show(event)
+        if isinstance(event, RunStarted):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def close(self) -> None:
+        self.view.close()

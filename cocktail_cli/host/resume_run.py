@@ -18,8 +18,8 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.machine import FORMAT, RunRecord, check_record
 
 from . import run_folder as in_folder
-from .begun_files import altered_base_files, check_begun_files
 from .local_peers import LocalSettings
+from .run_folder import altered_base_files, check_begun_files
 
 if TYPE_CHECKING:
     from recipes.config import Recipe

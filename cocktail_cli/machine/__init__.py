@@ -61,4 +61,3 @@ from .run_registry import (
     the_run_going_on,
     write_private,
 )
-from .units import parse_rate, parse_size, rate_text

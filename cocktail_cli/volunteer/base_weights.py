@@ -1,4 +1,4 @@
-"""A run's weights on a peer's disk: fetched by hash into the cache, and verified before every use.
+"""A run's weights on a peer's disk: what is to be fetched, by hash into the cache, and verified before use.
 
 The cache has one folder for each set of base files; downloads under way are in its `.fetching`. The folder of
 a snapshot is deleted once the model is loaded. Peers of one machine share complete files, and each downloads
@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cocktail_cli.assembly import recipe_type
 from cocktail_cli.errors import Failure, hubs_fault, is_fault, writing_to
 from cocktail_cli.machine import cache, locked_folder, remove_unlocked
 from cocktail_cli.ui import megabytes
@@ -351,3 +352,41 @@ def fetched_snapshot(
             yield folder
         finally:
             shutil.rmtree(folder)
+
+
+class DownloadPlan:
+    """The way to the global model with the fewest bytes.
+
+    Args:
+        max_disk: bytes that fetched models may take; None: no limit.
+        kept: round of this machine's checkpoint in the run; None: there is none.
+    """
+
+    def __init__(self, welcome: messages.Welcome, max_disk: int | None, kept: int | None = None) -> None:
+        from recipes.config import recipe_from_json
+        from transport import CatchUp
+        from transport.peer import LocalCopy
+
+        self.recipe = recipe_from_json(welcome.recipe, recipe_type)
+        check_files(welcome.base, self.recipe.model.trust_remote_code)
+        self.files, self.folder = welcome.base, base_folder(welcome.base)
+        self.frozen = self.recipe.lora is not None  # the base is then needed whatever way the model comes
+        missing = bytes_to_fetch([file for file in self.files if is_weights(file)], self.folder)
+        # A checkpoint is loaded into a model made from the base: without base weights it is no way by itself.
+        own = LocalCopy(kept) if kept is not None and (self.frozen or not missing) else None
+        self.machine = CatchUp(welcome, missing, own, free_bytes(max_disk), self.frozen)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes to fetch before this peer can train, as far as known."""
+        return bytes_to_fetch(snapshot_files(self.files), self.folder) + self.machine.plan.bytes
+
+    @property
+    def bytes_here(self) -> int:
+        """Bytes of the base model that are on the disk already."""
+        return sum(file.size for file in self.files) - bytes_to_fetch(self.files, self.folder)
+
+    @property
+    def way(self) -> str:
+        """The source of the global model, in a word for people."""
+        return str(self.machine.plan.way.value)

@@ -22,6 +22,7 @@ from cocktail_cli.machine import weaknesses
 from cocktail_cli.ui import Event, Progressed, ProgressMeter, Warning, counted, megabytes
 
 from .base_weights import (
+    DownloadPlan,
     check_headers,
     fetch_base,
     fetch_files,
@@ -32,7 +33,6 @@ from .base_weights import (
     snapshot_files,
     spool_within,
 )
-from .download_plan import DownloadPlan
 
 if TYPE_CHECKING:
     from cocktail_cli.assembly import PeerBuilder, PeerExtension

@@ -23,8 +23,7 @@ from cocktail_cli.machine import GIB, RUNTIME, Glance, check_trust, own_keys
 from cocktail_cli.ui import counted, duration_text, megabytes, say, short
 
 from . import checkpoint_store
-from .base_weights import check_free
-from .download_plan import DownloadPlan
+from .base_weights import DownloadPlan, check_free
 from .limits import CONNECT_TIMEOUT, Resources, VolunteerLimits, check_requirements
 
 if TYPE_CHECKING:

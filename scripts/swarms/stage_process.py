@@ -3,13 +3,7 @@
 The parent writes commands to its stdin, a line of JSON each, and it answers with lines of JSON (`say`):
 
     connect   before, after: name, key and address       the lines are made
-    step      number, lease: samples of micro-batches    "stepped": its gradient is in a file; "gone"
-    void      the step is given up                       "void"
-    apply     number, weights of replicas' gradients     "applied": a step of AdamW on their weighted sum
-    save      file                                       "saved": parameters and optimizer, as a snapshot
-    load      file                                       "loaded"
-    packet                                               "packet": it encodes its update as a peer does, and
-                                                         says what it holds
+    step      number, lease: samples of micro-batches    "stepped": what its part of the gradient took
 """
 
 from __future__ import annotations
@@ -18,9 +12,7 @@ import ctypes
 import gc
 import json
 import os
-import queue
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,10 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.initialization import no_init_weights
 
 from cocktail_cli.extensions.stages.compute import (
     ActivationDecoder,
@@ -44,8 +33,6 @@ from cocktail_cli.extensions.stages.compute import (
     partition_layers,
 )
 from cocktail_cli.extensions.stages.lines import Neighbour, StageLink, StageMessage
-from compress import Cocktail, PacketError
-from recipes.algorithm import GlobalModel, Worker
 from recipes.data import Sample
 from recipes.weight_files import FlatParameters
 from scripts.swarms.processes import say
@@ -55,6 +42,7 @@ from transport.wire import RouterWire
 LOOK_S = 0.05  # between two looks at what the parent says
 FORWARD, BACK = 1 / 3, 2 / 3  # of a micro-batch's compute; the head is left out
 VOCABULARY = 512
+LIMIT = 1 << 28  # bytes of a message
 
 
 def config_of(asked: dict[str, Any]) -> LlamaConfig:
@@ -81,28 +69,17 @@ class Stage:
     """The stage, its lines and what it has been told.
 
     Args:
-        asked: replica, number, stages, layers, width, length; bits, gradient_bits, places; host, gone_s,
-            limit, folder; token_s: seconds of compute a token, slept, 0: as long as it takes; tells: each
-            piece of work; weighs: what it holds is to be counted.
+        asked: number, stages, layers, width, length; bits, gradient_bits, places; host, gone_s; token_s:
+            seconds of compute a token, slept.
     """
 
     def __init__(self, asked: dict[str, Any]) -> None:
-        self.asked, self.folder = asked, Path(asked["folder"])
-        self.number = asked["number"]
-        compressor = Cocktail(0.1, 0.2, 4)
-        if asked["weighs"]:  # its libraries and compiled loops are there before
-            compressor.encode(torch.ones(1 << 24))
-        self.empty = resident()
-        with no_init_weights():
-            model = LlamaForCausalLM(config_of(asked)).eval()
+        self.asked, self.number = asked, asked["number"]
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config_of(asked)).eval()
         layers = partition_layers(parameter_costs(model), [1.0] * asked["stages"])[self.number]
         stage = StageModel(model, layers, first=self.number == 0)
         self.flat = FlatParameters(stage.model)
-        with safe_open(self.folder / "model.safetensors", "pt") as file, torch.no_grad():
-            for name, parameter in stage.model.named_parameters():
-                parameter.copy_(file.get_tensor(name))
-        self.optimizer = torch.optim.AdamW(self.flat.masters, lr=1e-3, fused=True)
-        self.peer = Worker(self.flat.vector, GlobalModel(self.flat.vector.clone(), compressor, seed=1))
         width, places = asked["width"], (asked["places"], asked["length"])
         ends = [ActivationMemory(*places, width) for _ in range(2)]
         line = Line(
@@ -113,18 +90,12 @@ class Stage:
         self.worker = StageWorker(stage, line)
         keys = CurveKeys.generate()
         wire = RouterWire(asked["host"], 0, keys, 1, allowed=lambda key: self.link.knows(key))
-        self.link = StageLink(wire, keys, limit=asked["limit"], gone_s=asked["gone_s"])
-        self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        for text in sys.stdin:
-            self.commands.put(json.loads(text))
-        self.commands.put({"do": "end"})
+        self.link = StageLink(wire, keys, limit=LIMIT, gone_s=asked["gone_s"])
 
     def run(self) -> None:
         say("ready", key=self.link.key, port=self.link.port)
-        while (command := self.commands.get())["do"] != "end":
+        for text in sys.stdin:
+            command = json.loads(text)
             getattr(self, command.pop("do"))(**command)
         self.link.close()
 
@@ -133,19 +104,16 @@ class Stage:
     def connect(self, before: dict[str, str], after: dict[str, str]) -> None:
         self.link.connect(Neighbour(**before), Neighbour(**after), f"{self.asked['host']}:{self.link.port}")
 
-    def void(self) -> None:
-        say("void")
-
     def step(self, number: int, lease: Sequence[Sequence[int]], in_flight: int) -> None:
-        """Compute this stage's part of a gradient, until it is done or the parent says something."""
+        """Compute this stage's part of a gradient."""
         self.flat.grad.zero_()
-        worker, began, busy, sent = self.worker, time.monotonic(), 0.0, self.link.bytes_up
+        worker, busy, sent = self.worker, 0.0, self.link.bytes_up
         if self.number == 0:
             parts = [[sample_of(one, self.asked["length"]) for one in part] for part in lease]
             worker.begin(number, parts, sum(one.count for part in parts for one in part), in_flight)
         tokens = len(lease[0]) * self.asked["length"]
         first = 0.0
-        while not (worker.step == number and worker.finished) and self.commands.empty():
+        while not (worker.step == number and worker.finished):
             if self._receive(0.0):
                 continue
             start = time.monotonic()
@@ -158,15 +126,8 @@ class Stage:
             busy += time.monotonic() - start
             for message in made:
                 self.link.send(StageMessage(**vars(message)))
-            if self.asked["tells"]:
-                say("worked", step=number)
-        if not (worker.step == number and worker.finished):
-            return
-        ended, measured = time.monotonic(), worker.measured
-        torch.save(self.flat.grad, self.gradient_file(number, self.asked["replica"]))
-        more = {"loss": measured.loss_sum, "terms": measured.terms} if self.number == 0 else {}
-        more |= {"sent": self.link.bytes_up - sent, "resent": self.link.resent}
-        say("stepped", step=number, began=began, first=first, ended=ended, busy=busy, **more)
+        ended = time.monotonic()
+        say("stepped", first=first, ended=ended, busy=busy, sent=self.link.bytes_up - sent)
 
     def _sleep(self, made: Sequence[StageMessage], start: float, tokens: int) -> None:
         """Sleep until this piece of work has taken as long as on the machine that it stands for."""
@@ -180,57 +141,10 @@ class Stage:
     def _receive(self, timeout: float) -> bool:
         """Take what the lines have; returns whether there was anything."""
         came = self.link.receive(timeout)
-        if came is None:
-            return False
-        if not isinstance(came.what, StageMessage):
-            say(type(came.what).__name__.lower(), neighbour=came.neighbour.name)
-            return True
-        try:
+        if came is not None and isinstance(came.what, StageMessage):
             for answer in self.worker.receive(StageMessage(**vars(came.what))):
-                if answer.kind == "mismatch":
-                    say("mismatch", micro_batch=answer.micro_batch)
                 self.link.send(StageMessage(**vars(answer)))
-        except PacketError as error:  # of a step that is void, or not begun
-            say("refused", why=str(error))
-        return True
-
-    def gradient_file(self, step: int, replica: int) -> Path:
-        return self.folder / f"gradient-{step}-{replica}-{self.number}.pt"
-
-    def apply(self, number: int, weights: dict[str, float]) -> None:
-        self.flat.grad.zero_()
-        for replica, weight in sorted(weights.items()):
-            self.flat.grad.add_(torch.load(self.gradient_file(number, int(replica))), alpha=weight)
-        self.optimizer.step()
-        say("applied", step=number)
-
-    def save(self, file: str) -> None:
-        names = self.flat.layout.names
-        views = self.flat.layout.views(self.flat.vector)
-        parameters = {name: view.clone() for name, view in zip(names, views, strict=True)}
-        torch.save({"parameters": parameters, "optimizer": self.optimizer.state_dict()}, file)
-        say("saved")
-
-    def load(self, file: str) -> None:
-        held = torch.load(file)
-        with torch.no_grad():
-            for name, view in zip(
-                self.flat.layout.names, self.flat.layout.views(self.flat.vector), strict=True
-            ):
-                view.copy_(held["parameters"][name])
-        self.optimizer.load_state_dict(held["optimizer"])
-        say("loaded")
-
-    def packet(self) -> None:
-        """Encode the update, as at the end of a round, and say what this process holds."""
-        made = self.peer.start()
-        state = self.optimizer.state.values()
-        moments = sum(value.nbytes for held in state for value in held.values() if isinstance(value, Tensor))
-        tensors = {"weights": self.flat.vector.nbytes, "gradient": self.flat.grad.nbytes}
-        tensors |= {"optimizer": moments, "global": self.peer.global_model.vector.nbytes}
-        for end in (self.worker.line.encoder, self.worker.line.decoder):
-            tensors["memory"] = tensors.get("memory", 0) + end.memory._values.nbytes
-        say("packet", bytes=len(made.packet), tensors=tensors, resident=resident(), empty=self.empty)
+        return came is not None
 
 
 def main() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from processor_time import half_a_second, timed
 
-from cocktail_cli.completion import local_peers, overrides, recipe_names, run_names, unfinished_runs
 from cocktail_cli.machine import RunRecord, save_run
 from cocktail_cli.main import command_table
+from cocktail_cli.options import local_peers, overrides, recipe_names, run_names, unfinished_runs
 
 
 def commands(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:

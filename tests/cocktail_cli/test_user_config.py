@@ -10,7 +10,7 @@ import pytest
 import typer
 from in_this_process import Run
 
-from cocktail_cli import user_config
+from cocktail_cli import key_options
 from cocktail_cli.main import app
 
 URL = "cocktail://a@127.0.0.1:1/b"
@@ -25,7 +25,7 @@ def write(text: str) -> Path:
 def understood(command: str, *typed: str) -> dict[str, Any]:
     """The parameters that the command would be called with."""
     root: Any = typer.main.get_command(app)
-    with root.make_context("cocktail", [command, *typed], default_map=user_config.defaults()) as context:
+    with root.make_context("cocktail", [command, *typed], default_map=key_options.defaults()) as context:
         found: Any = root.commands[command].make_context(command, list(typed), parent=context)
         return dict(found.params)
 
@@ -41,7 +41,7 @@ def test_what_is_typed_wins_then_the_file_then_the_default() -> None:
 
 
 def test_without_a_file_nothing_is_set() -> None:
-    assert user_config.defaults() == {}
+    assert key_options.defaults() == {}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from transport.actions import Outbox
 from transport.membership import Admission, KeyEvent, Roster, Session, Standing, same
 from transport.protocol import TOKEN_BYTES, messages, short_key, to_bytes
 from transport.scheduling import Rounds
-from transport.wire import key_of
 
 from .handshake import Handshake
 from .run_status import fitting, session_word
@@ -110,6 +109,7 @@ class AdminCommands:
         self._admission.move(key, KeyEvent.APPROVED, names[0])
         for conn, asking in asked.items():
             del self._admission.asking[conn]
+            assert asking.hello is not None, "it asks"
             self._handshake.hello(conn, asking.hello, now, approved=True)
         return done("approved", key, names)
 
@@ -130,7 +130,7 @@ class AdminCommands:
 
     @property
     def _waiting(self) -> set[Named]:
-        return {(asking.name, key_of(conn)) for conn, asking in self._admission.asking.items()}
+        return {(asking.name, asking.key) for asking in self._admission.asking.values()}
 
     def _with_standing(self, standing: Standing) -> set[Named]:
         return {(k.name, k.key) for k in self._admission.known.values() if k.standing == standing.value}
@@ -161,10 +161,10 @@ class AdminCommands:
         """Yield the place of each row of a connection, and what makes it."""
         for session in self._members:
             yield (0, session.name), partial(self._row_of, session, now)
-        for conn, asking in self._admission.asking.items():
-            told = asking.name, key_of(conn), "wants in", asking.hello.hardware, now - asking.since
-            yield (1, f"{key_of(conn)} {conn[-8:].hex()}"), partial(row, *told)
-        for one in self._admission.visitors:
+        for conn, one in self._admission.asking.items():
+            told = one.name, one.key, "wants in", one.hardware, now - one.since
+            yield (1, f"{one.key} {conn[-8:].hex()}"), partial(row, *told)
+        for one in self._admission.deciding:
             told = one.name, one.key, "deciding", one.hardware, now - one.since
             yield (2, f"{one.key} {one.since}"), partial(row, *told)
 

@@ -101,7 +101,7 @@ class Handshake:
         session = self._members.begin(conn, m, now)
         session.role = role
         session.proven = bool(session.key) and session.key == self.settings.own_key
-        self._admission.visitors.joined(session.key)
+        self._admission.joined(session.key)
         self._admission.move(session.key, KeyEvent.ADMITTED, session.name)
         self._introduce(session, m, now)
         self._welcome(session, resumed=False)

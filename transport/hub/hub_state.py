@@ -182,7 +182,7 @@ class HubState:
     def status(self, now: float, recipe: bool = False) -> str:
         """Return the JSON text of `cocktail status --json`; `recipe` adds what a joiner wants to know."""
         status = run_status(self.rounds, now)
-        status |= people_status(self.members, self.admission.visitors, self.rounds.extensions, now)
+        status |= people_status(self.members, self.admission.deciding, self.rounds.extensions, now)
         status["term"] = self.handshake.term
         return json.dumps(status | (joiners_status(self.rounds) if recipe else {}))
 
@@ -197,7 +197,7 @@ class HubState:
         if not (same(m.token, self.admission.token) or self.admission.standing(key) is Standing.MEMBER):
             self.out.send(conn, wrong_token())
         elif self.rounds.phase is not Phase.ENDED and self.admission.in_turn(conn, now):
-            self.admission.visitors.come(conn, m, now)
+            self.admission.decide(conn, m, now)
 
     def _extension(self, session: Session, m: messages.Extension, now: float) -> None:
         named = [one for one in self.rounds.extensions if one.name == m.name]

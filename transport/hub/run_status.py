@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from transport.membership import Roster, Session, Visitors
-from transport.protocol import Traffic
+from transport.membership import Roster, Session, Traffic, Visitor
 from transport.scheduling import HubExtension, Rounds
 
 WORDS = {
@@ -71,7 +70,7 @@ def joiners_status(rounds: Rounds) -> dict[str, Any]:
 
 
 def people_status(
-    members: Roster, visitors: Visitors, extensions: Sequence[HubExtension], now: float
+    members: Roster, visitors: Iterable[Visitor], extensions: Sequence[HubExtension], now: float
 ) -> dict[str, Any]:
     """Return the peers in the run, and the others: those that are deciding, have left, or were lost."""
     here = members.by_name()

@@ -1,12 +1,14 @@
 """Peers of a run: admission, sessions, liveness."""
 
-from .admission import KEY_TRANSITIONS, STRIKES, Admission, KeyEvent, Standing
+from .admission import KEY_TRANSITIONS, STRIKES, Admission, KeyEvent, Standing, Visitor
 from .roster import AWAKE_S, FULL, NEWCOMERS, Roster
 from .sessions import (
     SESSION_TRANSITIONS,
     Session,
     SessionEvent,
     State,
+    Traffic,
+    TrafficDelta,
     differences,
     refusal,
     same,
@@ -14,4 +16,3 @@ from .sessions import (
     wrong_token,
     wrong_version,
 )
-from .visitors import Visitors

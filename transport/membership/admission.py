@@ -1,10 +1,15 @@
-"""Admission of keys: the standing of each one, and connections that wait for the host's approval.
+"""Admission of keys: the standing of each one, and connections that have no session.
 
 A key that the host has approved, or of which an update is in the run, stays a member: it comes back without
 being asked again, whatever became of the token. These, and bans, are in the ledger. Keys are free, so one
 that has only shown the token is a member for as long as it has a session, and costs the ledger nothing.
-Waiting connections are in memory alone, at most MOST of them. They get no session, so no file, no lease, no
-packet.
+
+    asking      waits for the host's approval
+    deciding    its user looks at the run and decides whether to join; the host sees it, so nobody counts as
+                joined before they have agreed
+
+Both are in memory alone, at most MOST of each; a further one that decides is answered all the same, and is
+not shown. They get no session, so no file, no lease, no packet.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
+from math import inf
 
 from transport import actions as do
 from transport.actions import Outbox
@@ -20,10 +26,9 @@ from transport.protocol import RunSettings, clean_name, events, messages, short_
 from transport.wire import TokenBuckets, key_of, origin_of
 
 from .sessions import wrong_token
-from .visitors import Visitors
 
-MOST = 16  # connections that wait at once
-PATIENCE_S = 3600.0  # that one of them waits
+MOST = 16  # connections that ask at once, and that decide
+PATIENCE_S = 3600.0  # that one of them may stay
 # 256 peers of one network may come back at once, then 4 a second. Keys that the run does not know have a
 # limit in all, so that many addresses greet no more than a large swarm does.
 HELLOS, HELLOS_S = 256.0, 4.0  # of one origin
@@ -80,17 +85,21 @@ DURABLE = (KeyEvent.APPROVED, KeyEvent.BANNED)
 
 
 @dataclass
-class Asking:
-    """A connection that waits for the host's approval."""
+class Visitor:
+    """A connection without a session: its user decides, or with a Hello the host does."""
 
-    hello: messages.Hello
+    name: str
+    hardware: str
+    key: str
     since: float
     seen: float
     pinged: float
+    hello: messages.Hello | None = None
 
-    @property
-    def name(self) -> str:
-        return clean_name(self.hello.name)
+    @classmethod
+    def of(cls, conn: bytes, m: messages.Hello | messages.Deciding, now: float) -> Visitor:
+        hello = m if isinstance(m, messages.Hello) else None
+        return cls(clean_name(m.name), m.hardware, key_of(conn), now, now, now, hello)
 
 
 class Admission:
@@ -99,8 +108,8 @@ class Admission:
     def __init__(self, settings: RunSettings, out: Outbox, token: str, known: Iterable[KnownPeer]) -> None:
         self.settings, self._out, self.token = settings, out, token
         self.known = {k.key: k for k in known}  # members and the banned
-        self.asking: dict[bytes, Asking] = {}  # by connection
-        self.visitors = Visitors(settings, out)
+        self.asking: dict[bytes, Visitor] = {}  # by connection
+        self._deciding: dict[bytes, Visitor] = {}
         self.recorded = set(self.known)  # those in the ledger
         self._hellos, self._strangers = TokenBuckets(HELLOS_S, HELLOS), TokenBuckets(STRANGERS_S, STRANGERS)
         if settings.own_key and settings.own_key not in self.known:
@@ -182,28 +191,42 @@ class Admission:
             return False
         return self._hellos.take(origin_of(conn), now)
 
-    # ---- waiting connections -------------------------------------------------------------------------------
+    # ---- connections without a session ---------------------------------------------------------------------
+
+    @property
+    def deciding(self) -> list[Visitor]:
+        """Return those whose users decide, by name."""
+        return sorted(self._deciding.values(), key=lambda one: one.name)
+
+    def decide(self, conn: bytes, m: messages.Deciding, now: float) -> None:
+        """Note a connection whose user decides, and tell the host."""
+        if conn not in self._deciding and len(self._deciding) < MOST:
+            self._deciding[conn] = one = Visitor.of(conn, m, now)
+            self._out.tell(events.PeerDeciding(0.0, one.name, one.hardware))
+
+    def joined(self, key: str) -> None:
+        """Forget those that decide with the key of a peer that begins a session."""
+        self._deciding = {conn: one for conn, one in self._deciding.items() if one.key != key}
 
     def ask(self, conn: bytes, m: messages.Hello, now: float) -> None:
         """Let a connection that has the token wait for approval; the host is told, once a key."""
-        key = key_of(conn)
         if conn not in self.asking and len(self.asking) >= MOST:
             self._out.refuse(conn, "full", f"{MOST} others wait for the host's approval: try again later")
             return
-        if self.move(key, KeyEvent.ASKS):
-            self._out.tell(events.PeerAsks(0.0, clean_name(m.name), m.hardware, short_key(key)))
-        self.asking[conn] = Asking(m, now, now, now)
-        name = self.asking[conn].name
-        self._out.send(
-            conn, messages.Wait(f"waiting for the host's approval, as {name}, key {short_key(key)}")
-        )
+        one = Visitor.of(conn, m, now)
+        if self.move(one.key, KeyEvent.ASKS):
+            self._out.tell(events.PeerAsks(0.0, one.name, one.hardware, short_key(one.key)))
+        self._deciding.pop(conn, None)
+        self.asking[conn] = one
+        said = f"waiting for the host's approval, as {one.name}, key {short_key(one.key)}"
+        self._out.send(conn, messages.Wait(said))
 
     def heard(self, conn: bytes, message: messages.Message, now: float) -> bool:
-        """Take a message of a waiting connection or a visitor: only Leave means something. False: it is
-        neither."""
-        if conn not in self.asking:
-            return self.visitors.heard(conn, message, now)
-        self.asking[conn].seen = now
+        """Take a message of a connection without a session: only Leave means something. False: it is none."""
+        one = self.asking.get(conn) or self._deciding.get(conn)
+        if one is None:
+            return False
+        one.seen = now
         if isinstance(message, messages.Leave):
             self._out.send(conn, messages.Over("left", False))
             self.gone(conn)
@@ -211,7 +234,7 @@ class Admission:
 
     def pays_for_itself(self, conn: bytes) -> bool:
         """Tell whether a connection may stay though it has no session."""
-        return conn in self.asking or conn in self.visitors
+        return conn in self.asking or conn in self._deciding
 
     def rotate(self, token: str) -> None:
         """Require this token from newcomers; those that wait came with the old one."""
@@ -219,12 +242,12 @@ class Admission:
         self.dismiss(self.asking, wrong_token())
 
     def gone(self, conn: bytes) -> None:
-        """Drop a waiting connection, or a visitor."""
-        self.visitors.gone(conn)
-        key = key_of(conn)
+        """Drop a connection that asks or decides: it hung up, or has declined."""
+        if (one := self._deciding.pop(conn, None)) is not None:
+            self._out.tell(events.PeerDeclined(0.0, one.name))
         if conn in self.asking:
-            if self.waiting(key) == [conn]:
-                self.move(key, KeyEvent.GONE)
+            if self.waiting(key_of(conn)) == [conn]:
+                self.move(key_of(conn), KeyEvent.GONE)
             del self.asking[conn]
 
     def dismiss(self, conns: Iterable[bytes], refused: messages.Refused) -> None:
@@ -234,25 +257,23 @@ class Admission:
             self.gone(conn)
 
     def tick(self, now: float, asleep: float) -> None:
-        """Ping waiting connections and drop silent ones. The hub was suspended for `asleep` seconds."""
-        self.visitors.tick(now, asleep)
-        for conn, asking in list(self.asking.items()):
-            asking.since += asleep
-            asking.seen += asleep
-            if now >= asking.since + PATIENCE_S:
-                self.dismiss(
-                    [conn],
-                    messages.Refused("approval", "the run's host has not approved this peer within an hour"),
-                )
-            elif now >= asking.seen + self.settings.peer_timeout:
+        """Ping those without a session and drop silent ones. The hub was suspended for `asleep` seconds."""
+        for conn, one in [*self._deciding.items(), *self.asking.items()]:
+            one.since += asleep
+            one.seen += asleep
+            if one.hello is not None and now >= one.since + PATIENCE_S:
+                said = "the run's host has not approved this peer within an hour"
+                self.dismiss([conn], messages.Refused("approval", said))
+            elif now >= self._until(one):
                 self.gone(conn)
-            elif now >= asking.pinged + self.settings.ping_s:
-                asking.pinged = now
+            elif now >= one.pinged + self.settings.ping_s:
+                one.pinged = now
                 self._out.send(conn, messages.Ping(now))
 
     def deadline(self) -> float:
         """Return when `tick` has something to do. inf: never."""
-        s = self.settings
-        times = [min(a.since + PATIENCE_S, a.seen + s.peer_timeout) for a in self.asking.values()]
-        times += [a.pinged + s.ping_s for a in self.asking.values()]
-        return min([*times, self.visitors.deadline()])
+        here = [*self._deciding.values(), *self.asking.values()]
+        return min((min(self._until(v), v.pinged + self.settings.ping_s) for v in here), default=inf)
+
+    def _until(self, one: Visitor) -> float:
+        return min(one.since + PATIENCE_S, one.seen + self.settings.peer_timeout)

@@ -24,13 +24,30 @@ from .errors import (
     UrlError,
 )
 from .events import PAUSED, Event, RoundCommitted, RunEnded, Warned
-from .foreign_values import read_json, read_msgpack
-from .hub_delegate import HubDelegate, WeightedPacket
 from .keys import CurveKeys, RunKeys, as_z85, short_key
-from .message_codec import OtherVersion, decode_to_hub, decode_to_peer, encode, versions
-from .object_names import HANDOFF, PACKET, TRIAL, UPDATE, Cost, ObjectKind, pattern_of, round_of
-from .peer_names import clean_name, hash_of_names, unique_name
-from .run_settings import RunSettings
+from .message_codec import (
+    OtherVersion,
+    decode_to_hub,
+    decode_to_peer,
+    encode,
+    read_json,
+    read_msgpack,
+    versions,
+)
+from .names import (
+    HANDOFF,
+    PACKET,
+    TRIAL,
+    UPDATE,
+    Cost,
+    ObjectKind,
+    clean_name,
+    hash_of_names,
+    pattern_of,
+    round_of,
+    unique_name,
+)
+from .run_settings import HubDelegate, RunSettings, WeightedPacket
 from .run_url import (
     RUN_NAME,
     TOKEN_BYTES,
@@ -53,4 +70,3 @@ from .sample_ranges import (
     sample_ids,
     unpack_ranges,
 )
-from .traffic import Traffic, TrafficDelta

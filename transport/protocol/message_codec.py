@@ -1,8 +1,13 @@
-"""Encodes messages to msgpack and back; bytes that are no message of this protocol raise ProtocolError."""
+"""Encodes messages to msgpack and back; bytes that are no message of this protocol raise ProtocolError.
+
+Reads JSON and msgpack of the other side outside of messages: bounded in depth, and typed. Their size is that
+of the message or object that brought them, which its reader has bounded before.
+"""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -13,8 +18,9 @@ _TO_HUB: msgspec.msgpack.Decoder[ToHub] = msgspec.msgpack.Decoder(ToHub)
 _TO_PEER: msgspec.msgpack.Decoder[ToPeer] = msgspec.msgpack.Decoder(ToPeer)
 HANDSHAKES = ("Hello", "Resume", "AskStatus", "Deciding", "AskStop", "AskOwner")  # carry their version
 M = TypeVar("M")
-# msgspec reports 20,000 nested values by a RecursionError of Python
-NO_MESSAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+T = TypeVar("T")
+# msgspec reports some thousand nested values by a RecursionError of Python
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class OtherVersion(ProtocolError):
@@ -37,7 +43,7 @@ def decode_to_hub(data: bytes | memoryview) -> ToHub:
     """Decode a message for the hub. Raises ProtocolError; OtherVersion for a handshake in another version."""
     try:
         return checked(_TO_HUB.decode(data))
-    except NO_MESSAGE as error:
+    except UNREADABLE as error:
         protocol = protocol_of(data)
         if protocol is not None and protocol not in VERSIONS:
             raise OtherVersion(protocol) from None
@@ -48,7 +54,7 @@ def decode_to_peer(data: bytes | memoryview) -> ToPeer:
     """Decode a message for a peer. Raises ProtocolError."""
     try:
         return checked(_TO_PEER.decode(data))
-    except NO_MESSAGE as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"{len(data)} bytes that are no message: {error}") from None
 
 
@@ -56,7 +62,7 @@ def protocol_of(data: bytes | memoryview) -> int | None:
     """Return the version of a handshake message of any version; None for other bytes."""
     try:
         raw = msgspec.msgpack.decode(data)
-    except NO_MESSAGE:
+    except UNREADABLE:
         return None
     if not isinstance(raw, dict) or raw.get("type") not in HANDSHAKES:
         return None
@@ -69,3 +75,48 @@ def checked(message: M) -> M:
     if isinstance(message, Ready | Report) and not 0 <= message.fingerprint <= MAX_FINGERPRINT:
         raise ProtocolError(f"{type(message).__name__} with fingerprint {message.fingerprint}, not 64 bits")
     return message
+
+
+MOST_LEVELS = 64  # of containers in containers; ours have at most 6
+
+
+def read_json(text: str | bytes, kind: type[T], what: str) -> T:
+    """Decode JSON of this type; NaN, infinities and numbers without a value are refused.
+
+    Args:
+        what: what the text is, as in "the hub's status".
+
+    Raises ProtocolError: it is none, or nested deeper than MOST_LEVELS.
+    """
+    return _read(msgspec.json.decode, text, kind, what)
+
+
+def read_msgpack(data: bytes | memoryview, kind: type[T], what: str) -> T:
+    """Decode msgpack of this type. Raises ProtocolError as `read_json`."""
+    return _read(msgspec.msgpack.decode, data, kind, what)
+
+
+def _read(decode: Callable[..., T], data: str | bytes | memoryview, kind: type[T], what: str) -> T:
+    try:
+        return shallow(decode(data, type=kind), what)
+    except UNREADABLE as error:
+        raise ProtocolError(f"{what} cannot be read: {error}") from None
+
+
+def shallow(value: T, what: str) -> T:
+    """Return a decoded value. Raises ProtocolError where it is nested deeper than MOST_LEVELS."""
+    level: list[Any] = [value]
+    for _ in range(MOST_LEVELS + 1):
+        level = [one for outer in level for one in inside(outer)]
+        if not level:
+            return value
+    raise ProtocolError(f"{what} cannot be read: it is nested deeper than {MOST_LEVELS} levels")
+
+
+def inside(value: Any) -> Iterator[Any]:
+    """Yield the containers in a container; nothing for another value."""
+    if isinstance(value, msgspec.Struct):
+        found: Iterable[Any] = (getattr(value, name) for name in value.__struct_fields__)
+    else:
+        found = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return (one for one in found if isinstance(one, dict | list | msgspec.Struct))

@@ -123,7 +123,7 @@ class Report(Message, frozen=True, omit_defaults=True):
     # rounds in flight at this peer, whose aggregates its global model lacks; 0 unless staleness is above 1
     behind: Annotated[int, Meta(ge=0, le=MOST_IN_FLIGHT)] = 0
     # Local steps whose compute an exchange of its sparsest packets takes on its own line, where the run
-    # chooses them (step_ladder.py); 0: not known
+    # chooses them (leases.py); 0: not known
     needs: Annotated[float, Meta(ge=0, le=1e30)] = 0.0
     extra: Extra = {}
 
@@ -327,7 +327,7 @@ class Attached(Message, frozen=True):
 
 
 class Put(Message, frozen=True):
-    """The peer wants to upload an object (object_names.py). Answered by Have or PutDone."""
+    """The peer wants to upload an object (names.py). Answered by Have or PutDone."""
 
     name: ObjectName
     size: Annotated[int, Meta(ge=1, le=2**40)]

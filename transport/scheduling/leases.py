@@ -1,16 +1,59 @@
-"""Leases of samples. Every sample is in exactly one place: the pool, one lease, or counted.
+"""The work of a round: leases of samples, shares of the batch, and local steps. Every sample is in exactly
+one place: the pool, one lease, or counted.
 
     pool --grant--> held --claim--> claimed --count--> counted
       ^---revoke-----'  <--refuse---'
 
 A *lease* holds the samples of one session in one round. An arrived update *claims* the leases that it
 reports as delivered. Claimed leases wait for the commit even if their session ends: the work is here.
+
+**Shares** of a global batch: samples for each peer that it computes in the same time.
+
+    cost    of a sample: its compute, where samples differ in length; else 1
+    speed   cost of a lease / seconds its gradient took; the median of the last WINDOW
+    share   cost of the batch x speed / all speeds, in whole samples
+
+Equal samples are shared by number: rounded down, and each of the remaining ones to the peer that would then
+finish first. Unequal samples go one by one, the costliest first, to the peer that lacks most of its share, as
+ByteScale (Ge et al., 2025) balances sequences.
+
+- Peers report their seconds. A peer that reports too few gets more samples and a larger weight in the mean,
+  so no speed counts for more than MOST times the median.
+- With fewer samples than peers, each peer has its turn; otherwise those without would never be measured.
+- A newcomer's speed is unknown, so its first leases are one sample each, among the cheapest.
+- A peer slower than SLOW of the median takes part every n-th round, with a lease that lasts n rounds. In
+  between it is no member, no round waits for it, and it keeps its residual. In n rounds it computes what
+  a peer at SLOW computes in one, and at least one sample.
+- Part of a lease's time is fixed. Shares that follow samples / seconds still converge to equal times: a new
+  share is the old one x time of all / own time.
+
+**Local steps** of a round (H), adapted to what the lines carry.
+
+    need of a peer    local steps whose compute an exchange of its sparsest packets takes on its own line
+                      (bandwidth_budget.py); the same whatever H is
+    need of a round   the smallest that is enough for all peers but OUTLIERS of the work
+    need of a block   the median of its BLOCK rounds
+
+After each block H moves by one rung at most: up if the need is above H, down if the need is within SPARE of
+the rung below. So
+
+- on a steady line H comes to rest, also where needs vary by less than 1 / SPARE: what makes it rise from a
+  rung and what makes it fall back to that rung are further apart than that;
+- H follows from rung and need, and is monotone in both. Blocks end at the same rounds in every run. So lines
+  that carry more never lead to a larger H;
+- a round takes at most twice as long as the one before it, which the straggler deadline allows for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from heapq import heapify, heapreplace
+from itertools import accumulate, pairwise
+from math import ceil
+from statistics import median, median_high, median_low
 
 from transport.protocol import SamplePool, SampleRanges, count_samples, minus
 
@@ -122,3 +165,152 @@ class Leases:
         """Count samples in the pool, in leases, and counted ones; they always sum to the total."""
         leased = sum(count_samples(lease.ids) for mine in self._leases.values() for lease in mine.values())
         return self.free, leased, self.counted
+
+
+WINDOW = 3  # leases: one odd time does not move a share
+MOST = 8.0  # x the median
+SLOW = 0.2  # of the median
+
+
+@dataclass(frozen=True)
+class Portion:
+    """One member's share."""
+
+    samples: tuple[int, ...]  # places in the batch, ascending
+    spans: int = 1  # rounds that its lease lasts
+
+
+class LoadBalancer:
+    """Shares of the global batch, from each session's measured speed in cost a second."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, deque[float]] = {}
+
+    def note(self, session: str, cost: float, seconds: float) -> None:
+        """Measure a session: it computed the gradient of samples of this cost in `seconds`."""
+        if cost > 0 and seconds > 0:
+            self._times.setdefault(session, deque(maxlen=WINDOW)).append(cost / seconds)
+
+    def forget(self, session: str) -> None:
+        self._times.pop(session, None)
+
+    def portions(
+        self, costs: Sequence[float], sessions: Sequence[str], round: int, longest: int
+    ) -> list[Portion]:
+        """Divide the samples of a batch among `sessions`, in their order.
+
+        Args:
+            costs: of each sample.
+            longest: maximum rounds that a lease lasts.
+        """
+        known = {s: median(self._times[s]) for s in sessions if s in self._times}
+        if len(costs) < len(sessions):
+            counts = split(len(costs), [1.0] * len(sessions), round)
+            return [Portion(places) for places in in_turn(range(len(costs)), counts)]
+        middle = median_high(known.values()) if known else 1.0
+        speeds = {s: min(speed, MOST * middle) for s, speed in known.items()}
+        spans = {s: span(speeds, s, middle, len(costs), longest) if s in speeds else 1 for s in sessions}
+        takers = [s for s in sessions if s in known] or list(sessions)
+        new = [s for s in sessions if s not in takers][: max(0, len(costs) - 1)]
+        cheapest = sorted(range(len(costs)), key=costs.__getitem__)[: len(new)]
+        rest = [place for place in range(len(costs)) if place not in set(cheapest)]
+        capacities = [speeds.get(s, 1.0) * spans[s] for s in takers]
+        shares = divide([costs[place] for place in rest], capacities, round)
+        given = {s: tuple(rest[i] for i in share) for s, share in zip(takers, shares, strict=True)}
+        given |= {s: (place,) for s, place in zip(new, cheapest, strict=True)}
+        return [Portion(given.get(s, ()), spans[s] if given.get(s) else 1) for s in sessions]
+
+
+def span(speeds: Mapping[str, float], session: str, middle: float, batch: int, longest: int) -> int:
+    """Return how many rounds this peer's lease lasts."""
+    part = speeds[session] / middle
+    if part >= SLOW or longest < 2 or not batch:
+        return 1
+    share = batch * speeds[session] / sum(speeds.values())
+    return min(longest, ceil(max(SLOW / part, 1 / share)))
+
+
+def divide(costs: Sequence[float], speeds: Sequence[float], round: int) -> list[tuple[int, ...]]:
+    """Divide samples into parts whose costs are in proportion to the speeds; returns the places of each."""
+    if not costs or min(costs) == max(costs):
+        return in_turn(range(len(costs)), split(len(costs), speeds, round))
+    a_second = sum(costs) / sum(speeds)
+    lacking = [(-a_second * speed, (i - round) % len(speeds), i) for i, speed in enumerate(speeds)]
+    heapify(lacking)
+    parts = [list[int]() for _ in speeds]
+    for place in sorted(range(len(costs)), key=costs.__getitem__, reverse=True):
+        share, turn, i = lacking[0]
+        parts[i].append(place)
+        heapreplace(lacking, (share + costs[place], turn, i))
+    return [tuple(sorted(part)) for part in parts]
+
+
+def in_turn(places: Sequence[int], counts: Sequence[int]) -> list[tuple[int, ...]]:
+    """Give each part so many places, one part after the other."""
+    ends = [0, *accumulate(counts)]
+    return [tuple(places[start:stop]) for start, stop in pairwise(ends)]
+
+
+def split(batch: int, speeds: Sequence[float], round: int) -> list[int]:
+    """Divide a number of samples into whole parts in proportion to the speeds; ties rotate with the round."""
+    total, count = sum(map(Fraction, speeds)), len(speeds)
+    parts = [int(batch * Fraction(speed) / total) for speed in speeds]
+    done = [
+        ((n + 1) / speed, (i - round) % count, i)
+        for i, (n, speed) in enumerate(zip(parts, speeds, strict=True))
+    ]
+    heapify(done)
+    for _ in range(batch - sum(parts)):
+        _, turn, i = done[0]
+        parts[i] += 1
+        heapreplace(done, ((parts[i] + 1) / speeds[i], turn, i))
+    return parts
+
+
+BLOCK = 5  # rounds: most of the arrivals that a straggler deadline remembers are then of the newest H
+SPARE = 0.8  # of the lower rung
+OUTLIERS = 0.25  # of the tokens of a round
+
+
+@dataclass(frozen=True)
+class StepLadder:
+    """H of a run's next round; immutable, each committed round gives the next one."""
+
+    rungs: tuple[int, ...]  # ascending; a single one is never left
+    steps: int  # H: one of the rungs
+    needs: tuple[float, ...] = ()  # of the rounds of this block, as far as known
+
+    @property
+    def climbs(self) -> bool:
+        """Tell whether H may change."""
+        return len(self.rungs) > 1
+
+    def committed(self, round: int, need: float) -> StepLadder:
+        """Note the need of a round; 0: not known. The last round of a block may change H."""
+        needs = (*self.needs, need) if need > 0 else self.needs
+        if (round + 1) % BLOCK:
+            return replace(self, needs=needs)
+        known = 2 * len(needs) > BLOCK
+        return StepLadder(self.rungs, self._after(median_low(needs)) if known else self.steps)
+
+    def _after(self, need: float) -> int:
+        at = self.rungs.index(self.steps)
+        lower = self.rungs[max(0, at - 1)]
+        if need > self.steps:
+            return self.rungs[min(at + 1, len(self.rungs) - 1)]
+        return lower if need <= SPARE * lower else self.steps
+
+
+def need_of_round(peers: Iterable[tuple[float, int]]) -> float:
+    """Return the need of a round from (need, tokens) of its peers; 0: not known.
+
+    Peers whose own need is not known have no say.
+    """
+    known = sorted((need, tokens) for need, tokens in peers if need > 0 and tokens > 0)
+    above = sum(tokens for _, tokens in known)
+    allowed = OUTLIERS * above
+    for need, tokens in known:
+        above -= tokens
+        if above <= allowed:
+            return need
+    return 0.0

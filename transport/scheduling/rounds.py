@@ -37,14 +37,10 @@ from transport.protocol import (
 )
 
 from .disputes import Disputes
-from .evaluation import Evaluation, Evaluations
-from .exchange import Exchange, fitting
-from .figures import possible_report, why_impossible
+from .exchange import Exchange, RoundHistory, fitting
+from .figures import Evaluation, Evaluations, possible_report, why_impossible
 from .hub_extension import HubExtension
-from .leases import Leases
-from .load_balancer import LoadBalancer
-from .round_history import RoundHistory
-from .step_ladder import StepLadder
+from .leases import Leases, LoadBalancer, StepLadder
 from .straggler_deadline import StragglerDeadline
 
 SHOWN = 8  # rounds, or names, in a warning

@@ -1,7 +1,6 @@
 """Sockets that carry frames, and the limits on each connection."""
 
 from .connection_guard import origin
-from .fair_queue import FairQueue
 from .frames import (
     GUARD_S,
     HANDSHAKE_DOWN,
@@ -20,6 +19,14 @@ from .frames import (
     origin_of,
     wire_size,
 )
-from .rate_limit import Bandwidth, RateLimits, TokenBucket, TokenBuckets
-from .tcp_route import TcpRoute, routes_to
-from .zeromq_sockets import OF_PEERS, DealerWire, RouterWire, is_reachable, raise_file_limit, try_route
+from .rate_limit import Bandwidth, FairQueue, RateLimits, TokenBucket, TokenBuckets
+from .zeromq_sockets import (
+    OF_PEERS,
+    DealerWire,
+    RouterWire,
+    TcpRoute,
+    is_reachable,
+    raise_file_limit,
+    routes_to,
+    try_route,
+)

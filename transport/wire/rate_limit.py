@@ -1,15 +1,21 @@
-"""Token buckets: the bandwidth a peer may use, and how often a hub accepts a costly request.
+"""Token buckets, and a queue in which origins have turns: the bandwidth a peer may use, and how often a hub
+accepts a costly request.
 
 A bucket fills at its rate, up to some seconds of it, and may go into debt. While a peer's bucket is in debt,
 bulk waits: one bucket limits the chunks sent, the other the chunks requested. Control messages never wait,
 but are counted. The clock is an argument.
+
+The queue serves origins in turn, and at each origin those who have something waiting. Whoever puts in most
+waits longest: one of many who share an address delays them, and nobody elsewhere.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 INFINITE = float("inf")
 SLACK_S = 0.05  # lets a thread that wakes late catch up; more would be a burst
@@ -102,3 +108,51 @@ class RateLimits:
     def __init__(self, bandwidth: Bandwidth) -> None:
         self.lent = bandwidth  # what the buckets let through
         self.up, self.down = TokenBucket(bandwidth.up), TokenBucket(bandwidth.down)
+
+
+T = TypeVar("T")
+
+
+class FairQueue(Generic[T]):
+    """Items by who pays for them, and those by their origin."""
+
+    def __init__(self) -> None:
+        self._origins: OrderedDict[str, OrderedDict[str, deque[T]]] = OrderedDict()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, origin: str, payer: str, item: T) -> None:
+        """Append an item to those of its payer."""
+        self._origins.setdefault(origin, OrderedDict()).setdefault(payer, deque()).append(item)
+        self._count += 1
+
+    def waiting(self, origin: str, payer: str) -> int:
+        """Count the items of a payer."""
+        payers = self._origins.get(origin)
+        return len(payers[payer]) if payers is not None and payer in payers else 0
+
+    def take(self) -> T:
+        """Pop the next item. Raises IndexError where there is none."""
+        if not self._origins:
+            raise IndexError("nothing waits")
+        origin, payers = next(iter(self._origins.items()))
+        payer, items = next(iter(payers.items()))
+        item = items.popleft()
+        self._count -= 1
+        del payers[payer]
+        if items:
+            payers[payer] = items  # behind the others of its origin
+        if payers:
+            self._origins.move_to_end(origin)
+        else:
+            del self._origins[origin]
+        return item
+
+    def drop(self, origin: str, payer: str) -> None:
+        """Forget the items of a payer."""
+        payers = self._origins.get(origin, OrderedDict())
+        self._count -= len(payers.pop(payer, ()))
+        if origin in self._origins and not payers:
+            del self._origins[origin]

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cocktail_cli import options
-from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import LifeLine
 from cocktail_cli.installation import command_elsewhere
 from cocktail_cli.machine import load_run, reread_run, the_run_going_on
-from cocktail_cli.options import Json, Quiet, RunArgument, flag, value
+from cocktail_cli.options import Json, Quiet, RunArgument, flag, run_names, value
 from cocktail_cli.ui import MARK, say, say_json, say_own, showable, text_chart
 from cocktail_cli.volunteer import read_url
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from cocktail_cli.completion import run_names
 from cocktail_cli.machine import load_run
-from cocktail_cli.options import Json, ProgressOption, Quiet, TrustCode, argument, value
+from cocktail_cli.options import Json, ProgressOption, Quiet, TrustCode, argument, run_names, value
 from cocktail_cli.ui import Display, ProgressMeter, counted, open_view, say, say_json
 
 SHOWN = 6  # names of files that are not covered

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cocktail_cli import options
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine import BIND, ListenAddress, free_address, joined, parse_rate
+from cocktail_cli.machine import BIND, ListenAddress, free_address, joined
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import counted, found, say, say_json
 
@@ -26,7 +26,7 @@ LOOK_S = 2.0  # seconds between two looks at what has changed
 NETWORK = options.NETWORK
 PORT = options.port("TCP port that hubs and peers dial; 0: any.", rich_help_panel=NETWORK)
 LIMIT = "Limit what a run may send and receive: 100mbit."
-RATE = options.parsed("--max-rate", "RATE", parse_rate, LIMIT, rich_help_panel=NETWORK)
+RATE = options.parsed("--max-rate", "RATE", options.parse_rate, LIMIT, rich_help_panel=NETWORK)
 RUNS = "Runs at the same time; each machine of a ring that nobody can dial is one more."
 CONNECTIONS = "Connections of a run's peers; each has up to 5."
 CERTIFICATE = "Certificate (PEM, with its chain): also serve WebSockets over TLS, at the same port."

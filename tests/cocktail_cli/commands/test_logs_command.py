@@ -10,7 +10,7 @@ import pytest
 from in_this_process import Run
 from test_run_registry import record
 
-from cocktail_cli.commands import logs
+from cocktail_cli.commands import status
 from cocktail_cli.machine import RunRecord, save_run
 from cocktail_cli.ui import Progressed, Warning, events
 
@@ -70,6 +70,6 @@ def test_follow_prints_what_is_written_until_the_run_is_over(
         return next(states)
 
     monkeypatch.setattr(RunRecord, "state_now", state)
-    monkeypatch.setattr(logs, "EVERY", 0.0)
+    monkeypatch.setattr(status, "LOOK_EVERY", 0.0)
 
     assert cocktail("logs", run.run, "-f", "-n", "0").out.splitlines() == ["cut off", "next", "last"]

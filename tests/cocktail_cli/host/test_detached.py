@@ -16,7 +16,7 @@ from test_run_registry import record
 from waiting import until
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.host import detached
+from cocktail_cli.host import local_peers
 from cocktail_cli.host.run_folder import unused_folder
 from cocktail_cli.machine import load_run, save_run
 from cocktail_cli.ui import Event, Progressed, RunStarted, Warning, events, from_json
@@ -71,7 +71,7 @@ def test_every_event_can_be_told_to_another_process_of_ours() -> None:
 def test_the_other_process_is_listened_to_until_its_run_has_started(says: Any, tmp_path: Path) -> None:
     says(*map(events.as_json, (Progressed("starting"), Warning("late"), STARTED, Progressed("training"))))
     view = Told()
-    detached.start_detached(["launch", "smoke", "--detach"], tmp_path, view)
+    local_peers.start_detached(["launch", "smoke", "--detach"], tmp_path, view)
 
     assert view.events == [Progressed("starting"), Warning("late"), STARTED]
     assert view.closed
@@ -81,7 +81,7 @@ def test_its_failure_is_that_of_the_command(says: Any, tmp_path: Path) -> None:
     failed = Failure("port_in_use", "cannot listen on 127.0.0.1:1: taken", hints=("another --port",))
     says(events.as_json(Progressed("starting")), failed.as_json(), status=4)
     with pytest.raises(Failure, match="taken") as caught:
-        detached.start_detached(["launch", "smoke", "--detach"], tmp_path, Told())
+        local_peers.start_detached(["launch", "smoke", "--detach"], tmp_path, Told())
 
     assert (caught.value.exit, caught.value.hints) == (4, ("another --port",))
 
@@ -89,7 +89,7 @@ def test_its_failure_is_that_of_the_command(says: Any, tmp_path: Path) -> None:
 def test_one_that_crashes_has_said_why_in_the_log(says: Any, tmp_path: Path) -> None:
     says(events.as_json(Progressed("starting")), status=9)
     with pytest.raises(Failure, match="ended with exit 9") as caught:
-        detached.start_detached(["launch", "smoke", "--detach"], tmp_path, Told())
+        local_peers.start_detached(["launch", "smoke", "--detach"], tmp_path, Told())
 
     assert str(tmp_path / "cocktail.log") in caught.value.hints[0]
     assert "crash" in (tmp_path / "cocktail.log").read_text()
@@ -98,7 +98,7 @@ def test_one_that_crashes_has_said_why_in_the_log(says: Any, tmp_path: Path) -> 
 def test_the_other_process_is_given_the_same_words_in_the_folder_that_was_found() -> None:
     words = ["launch", "smoke", "--fresh", "--detach", "-o", "out", "--", "name=--detach"]
 
-    assert detached.detached_command(words, Path("/runs/out-2")) == [
+    assert local_peers.detached_command(words, Path("/runs/out-2")) == [
         *("launch", "--json", "--detached", "smoke", "-o", "out", "-o", "/runs/out-2", "--", "name=--detach")
     ]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cocktail_cli import user_config
+from cocktail_cli import key_options
 from cocktail_cli.errors import TRACEBACK_HINT, Failure
 from cocktail_cli.host import LocalPeers, LocalSettings
 from cocktail_cli.host.local_peers import Child, EndedPeer, failure_of, last_line
@@ -111,12 +111,12 @@ def test_a_local_peer_has_no_volunteers_hours(tmp_path: Path, monkeypatch: pytes
     settings = tmp_path / "config.toml"
     settings.write_text('hours = "22:00-07:00"\n')
     monkeypatch.setenv("COCKTAIL_CONFIG", str(settings))
-    assert user_config.defaults()
+    assert key_options.defaults()
 
     monkeypatch.setenv(
         "COCKTAIL_CONFIG", LocalPeers(tmp_path, LocalSettings()).environment(1)["COCKTAIL_CONFIG"]
     )
-    assert user_config.defaults() == {"launch": {}, "join": {}}
+    assert key_options.defaults() == {"launch": {}, "join": {}}
 
 
 @pytest.mark.parametrize("trusts", [False, True])
@@ -136,7 +136,7 @@ def test_this_machine_has_a_name_that_can_be_shown() -> None:
 
 LIFE_LINE = """
 import sys, time
-from cocktail_cli import user_config
+from cocktail_cli import key_options
 from cocktail_cli.host.local_peers import LifeLine
 busy = sys.argv[1] == "keeping"
 with LifeLine(grace=0.1).leaving(lambda why: print(why, flush=True), lambda: busy):

@@ -9,7 +9,7 @@ import typer
 from in_this_process import Run
 
 from cocktail_cli.host import LocalPeers, LocalSettings
-from cocktail_cli.machine import parse_rate, rate_text
+from cocktail_cli.options import parse_rate, rate_text
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ from cocktail_cli.extensions.availability import (
     parse_time,
 )
 from cocktail_cli.extensions.availability import AvailabilityState as State
-from cocktail_cli.machine import GpuReading, NvidiaGpus, limit_memory, nvidia_gpus, parse_size
+from cocktail_cli.machine import GpuReading, NvidiaGpus, limit_memory, nvidia_gpus
+from cocktail_cli.options import parse_size
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import Event, Progressed
 from cocktail_cli.volunteer import VolunteerLimits, VolunteerSession, free_bytes, take_turns

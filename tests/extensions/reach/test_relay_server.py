@@ -29,8 +29,7 @@ from transport.peer import LinkLimits, PeerIdentity
 from transport.protocol import CurveKeys, Unreachable
 from transport.protocol import events as hub_events
 from transport.wire import Connected, DealerWire, Disconnected, Received
-from transport.wire.tcp_route import DIAL_S
-from transport.wire.zeromq_sockets import HEAD_START_S
+from transport.wire.zeromq_sockets import DIAL_S, HEAD_START_S
 
 USUAL = RelayLimits()
 UNKNOWN_TICKET = relay_socks.reply(4, "nobody waits with this ticket")

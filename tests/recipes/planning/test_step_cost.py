@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from recipes.config import Recipe, recipe_from_json
 from recipes.planning import LinkSpeed, StepCost, cost_of_step
-from transport.scheduling.step_ladder import BLOCK, StepLadder
+from transport.scheduling.leases import BLOCK, StepLadder
 
 PACKET = 10**6
 

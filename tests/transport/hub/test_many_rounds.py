@@ -92,7 +92,7 @@ def test_the_memory_of_a_hub_does_not_grow_with_rounds(
     # The hub's memory is full soon, and grows no more.
     monkeypatch.setattr("transport.transfer.object_store.KEPT", 4)
     monkeypatch.setattr("transport.transfer.object_store.CACHED_CHUNKS", 4)
-    monkeypatch.setattr("transport.scheduling.round_history.KEPT", 4)
+    monkeypatch.setattr("transport.scheduling.exchange.KEPT", 4)
     held = []
     with swarm_that_forgets(tmp_path) as peers:
         tracemalloc.start()

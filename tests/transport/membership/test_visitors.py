@@ -8,7 +8,7 @@ from typing import Any
 from sim_swarm import STOP, TOKEN, SimSwarm
 from toy_swarm import toy_settings
 
-from transport.membership.visitors import MOST
+from transport.membership.admission import MOST
 from transport.protocol import events, messages
 
 ASKS = messages.Deciding(messages.PROTOCOL, TOKEN, "toy-run", "ann", "RTX 3090")

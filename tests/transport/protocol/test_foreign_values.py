@@ -23,7 +23,7 @@ from transport.protocol import (
     read_json,
     read_msgpack,
 )
-from transport.protocol.foreign_values import MOST_LEVELS
+from transport.protocol.message_codec import MOST_LEVELS
 
 DEEP = 200_000
 TEXTS = {

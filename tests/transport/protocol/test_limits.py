@@ -18,7 +18,7 @@ from transport.ledger import KnownPeer, OpenSession, Recovered
 from transport.membership.admission import HELLOS, HELLOS_S
 from transport.protocol import RunSettings, messages
 from transport.transfer import CHUNK, MAX_CONNECTIONS, ConnectionRegistry
-from transport.transfer.connection_registry import HANDSHAKE_COST, KIB, MESSAGES, READING
+from transport.transfer.upload_inbox import HANDSHAKE_COST, KIB, MESSAGES, READING
 from transport.wire import MAX_BUFFERED, TokenBuckets, connection_guard, key_of, origin, origin_of
 from transport.wire.connection_guard import LITTLE, ConnectionGuard, TcpCounters
 from transport.wire.rate_limit import MAX_NAMES

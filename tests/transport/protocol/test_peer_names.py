@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.protocol import clean_name, unique_name
-from transport.protocol.peer_names import MARKS, MOST
+from transport.protocol.names import MARKS, MOST
 
 KEPT = ["attic-3090", "ömer-3090", "Ömer_2.b", "東京-4090", "नमस्ते", "мария", "שלום", "x1"]
 CLEANED = {

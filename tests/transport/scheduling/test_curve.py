@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from transport.ledger import EvaluationRow, Ledger, Recovered, RoundRow
 from transport.scheduling import RoundHistory
-from transport.scheduling.round_history import POINTS, Curve
+from transport.scheduling.exchange import POINTS, Curve
 
 
 @given(some.integers(1, 3000))

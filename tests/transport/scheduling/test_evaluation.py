@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from transport.ledger import EvaluationRow, Ledger
 from transport.protocol import messages
-from transport.scheduling.evaluation import PATIENCE, Evaluation, Evaluations, agree
-from transport.scheduling.figures import mean_columns
+from transport.scheduling.figures import PATIENCE, Evaluation, Evaluations, agree, mean_columns
 
 
 def begun(keys: dict[str, str], reference: float | None = 2.0, *, final: bool = False) -> Evaluations:

@@ -11,7 +11,7 @@ from toy_swarm import toy_settings
 
 from transport.protocol import RoundCommitted, messages
 from transport.scheduling import LoadBalancer, Phase
-from transport.scheduling.load_balancer import MOST, WINDOW, divide, split
+from transport.scheduling.leases import MOST, WINDOW, divide, split
 
 speeds = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=9)
 LEARNT = 4  # rounds: of the first nobody knows how fast who is

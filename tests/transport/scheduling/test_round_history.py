@@ -10,7 +10,7 @@ from transport import actions as do
 from transport.membership import Session, State
 from transport.protocol import encode, hash_of_names, messages
 from transport.scheduling import Exchange
-from transport.scheduling.round_history import Commit
+from transport.scheduling.exchange import Commit
 
 
 def told(members: int) -> tuple[messages.Round, messages.Committed]:

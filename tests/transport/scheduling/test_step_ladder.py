@@ -9,7 +9,7 @@ from sim_swarm import SimSwarm
 from toy_swarm import toy_settings
 
 from transport.protocol import RoundCommitted, events
-from transport.scheduling.step_ladder import BLOCK, SPARE, StepLadder, need_of_round
+from transport.scheduling.leases import BLOCK, SPARE, StepLadder, need_of_round
 
 RUNGS = (1, 2, 4, 8)
 needs = st.floats(0.01, 50)

@@ -14,7 +14,7 @@ import pytest
 
 from transport.protocol import NoRoom, ProtocolError
 from transport.transfer import FreeDisk, Spool
-from transport.transfer.spool import SPARE
+from transport.transfer.chunks import SPARE
 
 DATA = bytes(range(256)) * 10
 CHUNK = 1000  # bytes
@@ -100,7 +100,7 @@ FILLED = """
 import sys, time
 from pathlib import Path
 from transport.transfer import Spool
-from transport.transfer.spool import FreeDisk
+from transport.transfer.chunks import FreeDisk
 folder = Path(sys.argv[1])
 stored = Spool(folder / "spool", FreeDisk(folder)).open("eval", 1 << 20, b"", 1 << 20)
 stored.add(0, bytes(1 << 20))

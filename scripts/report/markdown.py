@@ -48,5 +48,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def dates(rows: Sequence[Row]) -> str:
-    """List the days on which these rows were measured."""
-    return ", ".join(sorted({row["date"] for row in rows if "date" in row})) or "never"
+    """Return the first and the last day on which these rows were measured."""
+    days = sorted({row["date"] for row in rows if "date" in row})
+    return " to ".join(dict.fromkeys([*days[:1], *days[-1:]])) or "never"

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from scripts.swarms.lab import parser
 
 PAGE = ROOT / "scripts" / "RESULTS.md"
 README = ROOT / "README.md"
+MOST = 3  # commands that a section shows
 BEGIN, END = "<!-- by scripts/results -->", "<!-- to here -->"
 MAKERS: dict[str, Callable[[Path], str]] = {
     "links": tables.links,
@@ -47,18 +48,19 @@ def machine() -> str:
     return f"{os.cpu_count()} cores ({cpu}), {gigabytes:.0f} GB, {system}"
 
 
-def page(folder: Path) -> str:
+def page(folder: Path, measured_on: str) -> str:
     """Write the whole page."""
     head = f"""# Results: side by side with what one would take instead
 
-Written by `scripts/results` on {time.strftime("%Y-%m-%d")} from `scripts/measured/`.
-Machine: {machine()}.
-Each section begins with the command that measures it again, and has the dates of its measurements.
+Written by `scripts/results` from `scripts/measured/`. Each section begins with its command.
+Measured on {measured_on}.
 """
     parts = [head]
     for name, make in MAKERS.items():
-        again = "".join(f"    {command}\n" for command in commands(name))
-        parts += [f"## {SECTIONS[name][0]}\n", again, make(folder)]
+        again = commands(name)
+        if len(again) > MOST:
+            again = [f"scripts/results --commands --only {name}   # lists {len(again)} commands"]
+        parts += [f"## {SECTIONS[name][0]}\n", "".join(f"    {one}\n" for one in again), make(folder)]
     return "\n".join(part for part in parts if part)
 
 
@@ -75,7 +77,8 @@ def main() -> None:
         return
     for command in wanted if args.measure else []:
         subprocess.run(shlex.split(command), cwd=ROOT, check=True)
-    args.page.write_text(page(FOLDER))
+    before = re.search(r"^Measured on (.*)\.$", PAGE.read_text(), re.MULTILINE)
+    args.page.write_text(page(FOLDER, before[1] if before and not args.measure else machine()))
     readme = README.read_text()
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)

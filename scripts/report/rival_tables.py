@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from scripts.study.train import Setting, Size
 
 QUALITY = ROOT / "recipes" / "quality.jsonl"
 LOCAL = (50, 500)  # steps between DiLoCo's exchanges, a row each
+BUSY = 0.95  # share of the cores from which on a figure may be the machine's
 BySpeed = Mapping[str, Mapping[str, float]]  # system -> speed -> a figure
 
 
@@ -60,13 +60,8 @@ def links(folder: Path) -> str:
         return NOTHING
     ideal = work.GPTJ_TOKENS / work.GPTJ_S
     speeds = [speed for speed in SPEEDS if any(speed in by for by in steps.values())]
-    shares = {name: {"": 0.0} for name in steps}  # an empty row without an unthrottled speed
-    for name, by in steps.items():
-        if first := by.get("unthrottled"):
-            shares[name] = {speed: first / times for speed, times in by.items()}
-    sent, busy = ({name: dict[str, float]() for name in SYSTEMS} for _ in range(2))
+    sent = {name: dict[str, float]() for name in SYSTEMS}
     for row in rows:
-        busy[row["system"]][row["speed"]] = row["busy"]
         if row["sent"]:
             sent[row["system"]][row["speed"]] = row["sent"] / (2 * row["parameters"])
     at = ("20", "100", "500", "1000")
@@ -80,11 +75,9 @@ def links(folder: Path) -> str:
         line=100 * work.MBIT,
         rtt=work.RTT,
         ideal=ideal,
-        tokens=by_speed("tokens/s at Mbit/s", steps, speeds, lambda times: f"{ideal / times:,.0f}"),
         computing=by_speed("computing at Mbit/s", steps, speeds, lambda times: percent(1 / times)),
-        shares=by_speed("share at Mbit/s", shares, speeds, percent),
         sent=by_speed("sent", sent, speeds, lambda share: f"{share:.4f}"),
-        busy=by_speed("busy", busy, speeds, lambda share: f"{share:.0%}"),
+        busy="; ".join(f"{row['system']} at {row['speed']}" for row in rows if row["busy"] >= BUSY),
     )
 
 
@@ -98,8 +91,8 @@ HELD_OUT = (f"held-out loss over all-reduce, at the same rate, {SAME:g}", "each 
 ENOUGH = 0.9  # of a cell's bytes that went over a timed line: then its step takes no longer there
 
 
-BY_HALF = """: packets of p=.38 K=.047, 1 bit (`cocktail-wide`). Rates are chosen on one half of the held-out
-text, with the first seed; losses are those of the other half, so they compare within this table only.
+BY_HALF = """: packets of p=.38 K=.047, 1 bit (`cocktail-wide`). One half of the held-out text chooses
+the rate; losses are of the other half, so they compare within this table only.
 
 """
 MILLION = "The same with a million parameters, 400 steps.\n\n"
@@ -187,10 +180,9 @@ def timed_ways(folder: Path, found: Found) -> list[Timed]:
             ways.append(Timed(name, best.loss, by, tuple(best.curve)))
 
     for row in (*plan.METHODS, *plan.THIN_LINES):
-        if row.setting.peers and row.setting.staleness:
+        if row.setting.peers and row.setting.staleness and not row.setting.own_noise:  # as it is now
             by, ratios = affordable(folder, row.setting), ratios_of(found, row.setting)
-            soap = " with SOAP" if row.setting.optim == "soap" else ""
-            add(f"cocktail{soap}, {max(ratios, default=0):.0f}x less", row.setting, by)
+            add(f"cocktail, {max(ratios, default=0):.0f}x less", row.setting, by)
     for system in ("torch DDP FP16", "torch DDP FP32", "hivemind FP16"):
         add(f"{system}: all-reduce", plan.REFERENCE.setting, steps.get(system, {}))
     add("DiLoCo FP16, H=50", plan.DILOCO, steps.get("DiLoCo FP16, H=50", {}))
@@ -255,10 +247,18 @@ def faults(folder: Path) -> str:
         return NOTHING
     order, systems = list(FAULTS), list(SYSTEMS)
     body = [
-        [FAULTS[r["fault"]], r["system"], stalled(r), peers_apart(r), lost(r), noted(r)]
+        [FAULTS[r["fault"]], r["system"], stalled(r), peers_apart(r), lost(r), back(r), f"{r['usual']:.1f}"]
         for r in sorted(rows, key=lambda r: (order.index(r["fault"]), systems.index(r["system"])))
     ]
-    head = ["fault of one peer of four", "system", "seconds lost", "peers apart", "samples lost", ""]
+    head = [
+        "fault of one peer of four",
+        "system",
+        "seconds lost",
+        "peers apart",
+        "samples lost",
+        "back after, s",
+        "ordinary step, s",
+    ]
     return section("faults", dates=dates(rows), table=table(head, body))
 
 
@@ -280,20 +280,12 @@ def lost(row: Row) -> str:
     return "not told" if stuck or row["lost"] is None else str(row["lost"])
 
 
-def noted(row: Row) -> str:
-    words = [f"an ordinary step takes {row['usual']:.1f} s"]
-    if row["fault"] == "late":
-        joined = row.get("joined")
-        words.append("it is never let in" if joined is None else f"it is in a step after {joined:.1f} s")
-    if row.get("back") is not None:
-        words.append(f"it is in a round again {row['back']:.1f} s after the end")
-    words += [f"`{in_words(error)}`" for error in row["errors"][:1]]
-    return "; ".join(words).replace("|", "\\|")
-
-
-def in_words(error: str) -> str:
-    """Cut an error to its first sentence, without the place in the source."""
-    return re.sub(r"^\[[^]]*\] ?", "", error.rpartition("RuntimeError: ")[2]).split(". ")[0]
+def back(row: Row) -> str:
+    """Say how long after the fault, or after its start, the peer was in a round."""
+    if row["fault"] == "late" and row.get("joined") is None:
+        return "never"
+    seconds = row.get("joined") if row["fault"] == "late" else row.get("back")
+    return "" if seconds is None else f"{seconds:.1f}"
 
 
 # ---- the README's ------------------------------------------------------------------------------------------

@@ -114,13 +114,6 @@ def changed_from(like: Setting, rows: dict[str, dict[str, Any]]) -> tuple[Row, .
     return tuple(Row(name, replace(like, **keys), like) for name, keys in rows.items())
 
 
-GAP = {
-    "as it is": {},
-    "staleness 0": {"staleness": 0},
-    "beta1 0": {"beta1": 0.0},
-    "beta1 .5 at each peer": {"outer_rate": 4.0},
-    "error decay .9": {"error_decay": 0.9},
-}
 EQUAL = {  # at about what a parameter takes in 2 bits with p=.113 K=.2: 0.13 bit a step
     "all three": {},
     "sampling alone": {"sample": 0.0084, "keep": 1.0, "bits": 16},
@@ -143,7 +136,6 @@ TABLES = (
     Table("four peers on 20 Mbit/s, two rounds in flight", THIN_LINES, SEEDS),
     Table("four peers, momentum masking", MASKING),
     Table("eight peers", with_peers(METHODS, 8), SEEDS),
-    Table("the gap", tuple(replace(row, like=None) for row in changed_from(OWN_NOISE, GAP))),
     Table("one technique at a time", changed_from(OWN_NOISE, EQUAL), SEEDS),
     Table("without", changed_from(OWN_NOISE, WITHOUT), SEEDS),
     Table(

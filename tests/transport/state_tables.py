@@ -34,13 +34,15 @@ def tables() -> str:
 
 
 def transitions(title: str, where: str, state: str, next_states: Mapping[Any, Mapping[Any, Any]]) -> str:
-    """Render a transition table, one arrow a row."""
+    """Render a transition table, a row for each state."""
     rows = [
-        (before.name, event.value, after.name)
+        (
+            before.name,
+            "; ".join(f"{event.value}: {after.name}" for event, after in arrows.items()) or "nothing",
+        )
         for before, arrows in next_states.items()
-        for event, after in arrows.items()
     ]
-    return table(title, where, (state, "what happens", "next"), rows)
+    return table(title, where, (state, "what happens: next"), rows)
 
 
 def table(title: str, where: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -182,11 +182,11 @@ class Stage:
         came = self.link.receive(timeout)
         if came is None:
             return False
-        if not isinstance(came.what, StageMessage):
-            say(type(came.what).__name__.lower(), neighbour=came.neighbour.name)
+        if not isinstance(came, StageMessage):
+            say("gone" if "silent" in came.why else "renewed", why=came.why)
             return True
         try:
-            for answer in self.worker.receive(StageMessage(**vars(came.what))):
+            for answer in self.worker.receive(StageMessage(**vars(came))):
                 if answer.kind == "mismatch":
                     say("mismatch", micro_batch=answer.micro_batch)
                 self.link.send(StageMessage(**vars(answer)))

@@ -82,7 +82,7 @@ class RingHead:
             self._asked += 1
             number, future = self._asked, Future[RingRequest]()
             self._waiting[number] = future
-        self.lines.send(RingRequest(number, do, fields, tuple(each[1:])).message())
+        self.lines.send(RingRequest(do, fields, tuple(each[1:]), number=number).message())
         try:
             own = self.machine.answer(do, fields, each[0])
             found = future.result(patience)

@@ -113,5 +113,5 @@ class StageServer:
     def _tell(self, error: Exception, stage: int = 0) -> None:
         """Tell the head what was met without being asked, and of which stage; 0: of this one."""
         told = error_values(error, is_full(error)) | {"stage": stage or self.machine.number}
-        request = RingRequest(UNASKED, FAILED, told, ())
+        request = RingRequest(FAILED, told, (), number=UNASKED)
         self.lines.send(request.message())

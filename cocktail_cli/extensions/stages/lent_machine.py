@@ -17,14 +17,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from cocktail_cli.assembly import (
-    Server,
-    TakingPart,
-    leads,
-    line_extensions,
-    machine_routes,
-    recipe_type,
-)
+from cocktail_cli.assembly import Server, TakingPart, leads, line_extensions, machine_routes, recipe_type
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.host import versions
 from cocktail_cli.machine import RUNTIME, local_host, memory_of, own_keys, parse_listen, registered_as
